@@ -1,0 +1,263 @@
+"""Settings, read once from a TOML file, KV_CANARY_* variables and flags (later wins), and refused loudly."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta
+
+from canary_obs.errors import ConfigurationError
+from canary_obs.records import Mode, PerturbMode
+
+PREFIX = "KV_CANARY_"
+FILE_VARIABLE = PREFIX + "CONFIG"
+DEFAULT_PORT = 9464
+IN_PROCESS = "inproc"
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
+
+
+def default_endpoint() -> str:
+    """A per-user Unix socket: $XDG_RUNTIME_DIR/canary_obs/service.sock, else under /tmp."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "canary_obs" if runtime else Path(f"/tmp/canary_obs-{os.getuid()}")
+    return f"ipc://{folder}/service.sock"
+
+
+class PatrolBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """Either a fraction of the bandwidth measured at attach, or bytes per second; both 0 = off."""
+
+    fraction: float = 0.0
+    bytes_per_second: float = 0.0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is anything to spend."""
+        return self.fraction > 0 or self.bytes_per_second > 0
+
+
+class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the engine side. Safe for production as they stand."""
+
+    mode: Mode = Mode.LOG
+    real_data: Literal["none", "partial", "all"] = "all"  # bytes a fingerprint covers
+    prefix_data: bool = False  # re-hash the whole prefix of every request at every tail: exact, slow, for CI
+    reuse_data: bool = True  # check a slot's bytes before the forward overwrites it
+    sweep_interval: Count = 0  # forward steps between sweeps; 0 = off
+    idle_sweep: bool = True
+    idle_sweep_seconds: Seconds = 10.0  # an idle engine sweeps this long after the last sweep
+    unlocked_only: bool = False  # interval and idle sweeps leave out slots that running requests use
+    sweep_budget_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # per engine step
+    patrol_budget: str = "1%"  # "1%", "0.01", "15GB/s", "off"
+    backend: Literal["auto", "torch", "triton"] = "auto"
+    endpoint: str = msgspec.field(default_factory=default_endpoint)  # where the service listens
+    engine: Label = "unknown"  # label; adapters set it when left alone
+    instance: Label = "default"
+    rank: Count = 0
+    reveal_tokens: bool = False
+    lane_rows: Annotated[int, Meta(ge=2, le=4096)] = 32  # violation rows kept per (group, phase, reason)
+    pipeline_rows: Annotated[int, Meta(ge=2, le=1024)] = 16
+    snapshot_seconds: Seconds = 0.25
+    coverage_target: Fraction = 0.99  # protected bytes / pool bytes below this is `degraded`
+    sweep_max_age_seconds: Seconds = 3600.0
+    patrol_max_cycle_seconds: Seconds = 3600.0
+    perturb: str = ""  # "real_kv_used=0.05,req_to_token=0.01": probability per step
+    perturb_enabled: bool = False  # the second key: perturb is refused without it
+    perturb_seed: int = 0
+    perturb_warmup: Count = 20  # steps before the first injection
+    perturb_group: str = "full"
+
+
+class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the service side."""
+
+    endpoint: str = msgspec.field(default_factory=default_endpoint)
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
+    token: str = ""  # bearer token; empty = open, loopback only
+    log_file: str = ""  # violation log (JSON lines); empty = standard error
+    violations_kept: Positive = 10_000
+    snapshot_stale_seconds: Seconds = 5.0
+    sweep_timeout_seconds: Seconds = 120.0
+
+
+Settings = TypeVar("Settings", CanaryConfig, ServiceConfig)
+SECRETS = frozenset({"token"})
+_KNOWN = frozenset(CanaryConfig.__struct_fields__) | frozenset(ServiceConfig.__struct_fields__) | {"config"}
+
+
+def load(
+    kind: type[Settings],
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings of one side. Raises ConfigurationError for an unknown name or a value out of its rule."""
+    environ = os.environ if environ is None else environ
+    raw: dict[str, tuple[str, Any]] = {}
+    if path := environ.get(FILE_VARIABLE):
+        raw |= {name: (f"{path}: {name}", value) for name, value in _read_file(path).items()}
+    for variable, text in environ.items():
+        if variable.startswith(PREFIX):
+            name = variable.removeprefix(PREFIX).lower()
+            if name not in _KNOWN or variable != variable.upper():
+                raise _unknown(variable, name)
+            raw[name] = (variable, text)
+    raw |= {name: (f"--{name.replace('_', '-')}", value) for name, value in (overrides or {}).items()}
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    values = {
+        name: _convert(label, fields[name], value) for name, (label, value) in raw.items() if name in fields
+    }
+    settings = kind(**values)
+    labels = {name: label for name, (label, _) in raw.items()}
+    if isinstance(settings, CanaryConfig):
+        _check_canary(settings, labels)
+    else:
+        _check_service(settings, labels)
+    return settings
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            content = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(
+            FILE_VARIABLE, path, f"cannot be read: {error}", "Name a readable TOML file."
+        ) from None
+    for name in content:
+        if name not in _KNOWN:
+            raise _unknown(f"{path}: {name}", name)
+    return content
+
+
+def _unknown(label: str, name: str) -> ConfigurationError:
+    close = difflib.get_close_matches(name, _KNOWN, n=1)
+    hint = f"Did you mean {PREFIX}{close[0].upper()}? " if close else ""
+    allowed = ", ".join(sorted(_KNOWN))
+    return ConfigurationError(label, name, "no setting has this name", f"{hint}Settings are: {allowed}.")
+
+
+def _convert(label: str, kind: Any, value: Any) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        remedy = f"Use {_allowed(kind)}."
+        raise ConfigurationError(label, value, str(error).replace(" - at `$`", ""), remedy) from None
+
+
+def _allowed(kind: Any) -> str:
+    if kind is Mode:
+        return " or ".join(mode.value for mode in Mode)
+    if kind is bool:
+        return "true or false"
+    if literals := [value for value in get_args(kind) if isinstance(value, str)]:
+        return " or ".join(literals)
+    return "a value that keeps the rule, or leave it out for the default"
+
+
+def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
+    parse_patrol_budget(settings.patrol_budget, labels.get("patrol_budget", "patrol_budget"))
+    label = labels.get("perturb", "perturb")
+    modes = parse_perturb(settings.perturb, label)
+    if modes and not settings.perturb_enabled:
+        raise ConfigurationError(
+            label,
+            settings.perturb,
+            "planting corruption needs a second key",
+            f"Set {PREFIX}PERTURB_ENABLED=true too, or remove {label}.",
+        )
+    if modes and settings.mode is Mode.NONE:
+        raise ConfigurationError(
+            label, settings.perturb, "mode none would not see it", "Use mode log or raise."
+        )
+
+
+def _check_service(settings: ServiceConfig, labels: Mapping[str, str]) -> None:
+    if settings.token == "" and not is_loopback(settings.host):
+        raise ConfigurationError(
+            labels.get("host", "host"),
+            settings.host,
+            "without a token the service binds to loopback only",
+            f"Set {PREFIX}TOKEN, or bind to 127.0.0.1.",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+_UNITS = {"B/s": 1.0, "kB/s": 1e3, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
+
+
+def parse_patrol_budget(text: str, label: str = "patrol_budget") -> PatrolBudget:
+    """`1%` or `0.01` of the measured bandwidth, `15GB/s`, or `off`."""
+    stripped = text.strip()
+    rule, remedy = "not a budget", "Use a share like 1% or 0.01, a rate like 15GB/s, or off."
+    if stripped in ("off", "0"):
+        return PatrolBudget()
+    for unit, factor in sorted(_UNITS.items(), key=lambda item: -len(item[0])):
+        if stripped.endswith(unit):
+            return PatrolBudget(
+                bytes_per_second=_positive(stripped.removesuffix(unit), label, text, rule, remedy) * factor
+            )
+    share = _positive(stripped.removesuffix("%"), label, text, rule, remedy) / (
+        100 if stripped.endswith("%") else 1
+    )
+    if share > 1:
+        raise ConfigurationError(label, text, "more than all of the bandwidth", remedy)
+    return PatrolBudget(fraction=share)
+
+
+def _positive(number: str, label: str, *refusal: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        raise ConfigurationError(label, *refusal) from None
+    if not 0 <= value < float("inf"):
+        raise ConfigurationError(label, *refusal)
+    return value
+
+
+def parse_perturb(text: str, label: str = "perturb") -> dict[PerturbMode, float]:
+    """`MODE=PROBABILITY` pairs, comma-separated; the probability is per forward step, 0 < p <= 1."""
+    modes: dict[PerturbMode, float] = {}
+    names = ", ".join(mode.value for mode in PerturbMode)
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, _, number = item.partition("=")
+        try:
+            mode, probability = PerturbMode(name), float(number)
+        except ValueError:
+            mode, probability = None, -1.0
+        if mode is None or not 0 < probability <= 1:
+            raise ConfigurationError(
+                label, item, "not MODE=PROBABILITY with 0 < probability <= 1", f"Modes are: {names}."
+            )
+        modes[mode] = probability
+    return modes
+
+
+def masked(settings: CanaryConfig | ServiceConfig) -> dict[str, str]:
+    """Every setting as text, secrets as ***: for the start-up print and the Hello."""
+    shown = msgspec.structs.asdict(settings)
+    return {
+        name: "***" if name in SECRETS and value else str(value.value if isinstance(value, Mode) else value)
+        for name, value in shown.items()
+    }

@@ -1,0 +1,77 @@
+"""The contract between the canary and an engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from canary_obs.views import CachedSlots, GroupView, StepView
+
+
+class Observer(Protocol):
+    """What an adapter calls. Every method returns at once; in mode `log` none of them raises."""
+
+    def before_forward(self, step: StepView) -> None:
+        """Just before the model forward, on the stream that runs it."""
+
+    def after_forward(self, step: StepView) -> None:
+        """Just after the model forward, same stream."""
+
+    def forward_failed(self, step: StepView) -> None:
+        """The model forward raised; what it should have written is unknown."""
+
+    def fault(self, part: str, error: Exception) -> None:
+        """The adapter itself failed (part names where); counted, turns the state to `blind`."""
+
+    def after_step(self) -> None:
+        """After each engine step, outside any captured graph."""
+
+    def idle(self) -> bool:
+        """Called by the engine's idle loop; True = there is more to do, call again soon."""
+
+    def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
+        """The engine copied KV bytes between slots (int64 [n] each)."""
+
+    def received(self, group: str, slots: Tensor) -> None:
+        """Bytes arrived from elsewhere without records (int64 [n]); counted unverified."""
+
+    def invalidated(self, group: str, slots: Tensor) -> None:
+        """The engine no longer vouches for these slots (int64 [n]); their records are emptied."""
+
+
+class PrefixCacheView(Protocol):
+    """The engine's prefix cache, walked by sweeps. Results are CPU tensors: the cache is a host structure."""
+
+    def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
+        """Every slot the cache holds now; marks the moment that `still_cached` refers to."""
+
+    def still_cached(self, group: str, slots: Tensor) -> Tensor:
+        """bool [n]: held without interruption since the last `cached` call for this group."""
+
+
+class EngineAdapter(Protocol):
+    """One per engine. Finds the KV tensors, wires the observer in, and takes it out again exactly."""
+
+    name: str
+    version: str
+
+    @property
+    def groups(self) -> Sequence[GroupView]:
+        """The engine's KV groups, in slot order."""
+
+    @property
+    def prefix_cache(self) -> PrefixCacheView:
+        """The engine's prefix cache."""
+
+    def slots_in_use(self, group: str) -> Tensor:
+        """int64 [n]: slots that hold live content now (running requests and prefix cache), on the CPU."""
+
+    def attach(self, observer: Observer) -> None:
+        """Start calling the observer. Raises UnsupportedEngine before touching anything."""
+
+    def detach(self) -> None:
+        """Restore the engine exactly; idempotent."""

@@ -1,0 +1,60 @@
+"""The errors canary_obs raises; each carries its fields and names the remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from canary_obs.records import Violation
+
+
+class CanaryError(Exception):
+    """Base of every error raised by canary_obs."""
+
+
+class ConfigurationError(CanaryError):
+    """A setting was refused: names the setting, its value, the rule and the remedy."""
+
+    def __init__(self, setting: str, value: object, rule: str, remedy: str) -> None:
+        self.setting, self.value, self.rule, self.remedy = setting, value, rule, remedy
+        super().__init__(f"{setting}={value!r}: {rule}. {remedy}")
+
+    def __reduce__(self) -> tuple[type[ConfigurationError], tuple[str, object, str, str]]:
+        return type(self), (self.setting, self.value, self.rule, self.remedy)
+
+
+class UnsupportedEngine(CanaryError):
+    """The engine, its version or one of its settings cannot be protected; nothing was attached."""
+
+
+class WireError(CanaryError):
+    """A message could not be decoded: wrong version, wrong schema, or not ours."""
+
+
+class KVCacheViolation(CanaryError):
+    """Raised on the engine thread in mode `raise`; carries every violation known at that moment."""
+
+    def __init__(self, violations: tuple[Violation, ...]) -> None:
+        self.violations = violations
+        first = violations[0]
+        where = ", ".join(
+            f"{name}={value}"
+            for name, value in (
+                ("reason", first.reason.value),
+                ("phase", first.phase.value),
+                ("group", first.group),
+                ("part", first.part.value if first.part else None),
+                ("slot", first.slot),
+                ("position", first.position),
+                ("request", first.request),
+                ("step", first.step),
+                ("expected", first.expected),
+                ("actual", first.actual),
+            )
+            if value is not None
+        )
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        super().__init__(
+            f"KV cache violation: {where}{more}. The slot does not hold what was recorded for it; "
+            "stop using this KV cache and look for what else wrote or freed the slot"
+        )

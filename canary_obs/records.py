@@ -1,0 +1,305 @@
+"""What leaves an engine and what comes back: plain Python structures, shared by both sides of the wire."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Mode(StrEnum):
+    """What the canary does: nothing, observe, or stop at the first violation."""
+
+    NONE = "none"
+    LOG = "log"
+    RAISE = "raise"
+
+
+class Phase(StrEnum):
+    """When a check ran."""
+
+    HEAD = "head"
+    TAIL = "tail"
+    SWEEP = "sweep"
+    PATROL = "patrol"
+
+
+class Reason(StrEnum):
+    """Which check failed."""
+
+    CHAIN = "chain"
+    POSITION = "position"
+    TOKEN = "token"
+    KV_DATA = "kv_data"
+    WRITE_TOKEN = "write_token"
+    WRITE_POSITION = "write_position"
+    UNWRITTEN = "unwritten"
+    LOST_WRITE = "lost_write"
+
+
+class Part(StrEnum):
+    """K or V bytes."""
+
+    K = "k"
+    V = "v"
+
+
+class Cause(StrEnum):
+    """Why a slot was not checked."""
+
+    ADOPTED = "adopted"
+    PENDING = "pending"
+    NO_FINGERPRINT = "no_fingerprint"
+    EVICTED = "evicted"
+
+
+class State(StrEnum):
+    """The verdict, best first: OK, OFF, DEGRADED, BLIND, VIOLATED (`worst` picks the last)."""
+
+    OK = "ok"
+    OFF = "off"
+    DEGRADED = "degraded"
+    BLIND = "blind"
+    VIOLATED = "violated"
+
+
+_SEVERITY = {state: severity for severity, state in enumerate(State)}
+
+
+def worst(states: list[State]) -> State:
+    """The most severe of some states; OFF for none."""
+    return max(states, key=_SEVERITY.__getitem__) if states else State.OFF
+
+
+class Trigger(StrEnum):
+    """What started a sweep."""
+
+    INTERVAL = "interval"
+    IDLE = "idle"
+    DEMAND = "demand"
+
+
+class SweepStatus(StrEnum):
+    """PASSED only when every slot was checked, skipped with a cause, or evicted meanwhile."""
+
+    RUNNING = "running"
+    PASSED = "passed"
+    VIOLATED = "violated"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class PerturbMode(StrEnum):
+    """Planted corruption on purpose."""
+
+    REQ_TO_TOKEN = "req_to_token"
+    REAL_KV_USED = "real_kv_used"
+    REAL_KV_UNUSED_CACHE = "real_kv_unused_cache"
+    REAL_KV_POST_FORWARD = "real_kv_post_forward"
+
+
+class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Identity(_Struct, frozen=True, kw_only=True):
+    """Which rank speaks. A restart keeps (engine, instance, rank) and changes started_ns."""
+
+    engine: str
+    instance: str
+    rank: int
+    started_ns: int  # time.time_ns() at attach
+    pid: int
+    device: str
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Stable across restarts."""
+        return self.engine, self.instance, self.rank
+
+
+class GroupInfo(_Struct, frozen=True, kw_only=True):
+    """One group as found at attach."""
+
+    name: str
+    layers: int
+    parts: tuple[Part, ...]
+    slots: int
+    slot_bytes: int  # KV bytes of one slot over all layers and parts
+    protected_slot_bytes: int  # of those, the bytes a fingerprint covers
+
+
+class GroupCounters(_Struct, frozen=True, kw_only=True):
+    """Monotonic counters of one group since attach, in slots unless named otherwise."""
+
+    runs: dict[Phase, int]  # finished check launches
+    verified: dict[Phase, int]  # slots whose record was checked
+    hashed: dict[Phase, int]  # slots whose bytes were compared
+    unverified: dict[Cause, int]
+    written: int
+    completed: int
+    violations: dict[Phase, dict[Reason, int]]
+
+
+class SweepProgress(_Struct, frozen=True, kw_only=True):
+    """One rank's sweep. Counts are slots; seconds are wall time since its start."""
+
+    id: str
+    trigger: Trigger
+    status: SweepStatus
+    groups: tuple[str, ...]
+    data: bool
+    total: int
+    checked: int
+    skipped: dict[Cause, int]
+    violations: int
+    started_ns: int
+    seconds: float
+    step: int
+    error: str | None = None
+
+
+class PatrolProgress(_Struct, frozen=True, kw_only=True):
+    """The byte patrol of one rank."""
+
+    progress: float  # 0 to 1 of the current cycle
+    cycles: int
+    cycle_seconds: float | None  # last complete cycle; None before the first
+    oldest_check_seconds: float
+    budget_bytes_per_second: float
+
+
+class PipelineStatus(_Struct, frozen=True, kw_only=True):
+    """The device-to-host pipeline of one rank."""
+
+    lag_steps: int
+    lag_seconds: float
+    skipped: int
+
+
+class PerturbCount(_Struct, frozen=True, kw_only=True):
+    """The injection ledger of one perturbation mode."""
+
+    injected: int = 0
+    detected: int = 0
+    masked: int = 0
+    missed: int = 0
+    open: int = 0
+
+
+class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
+    """Everything a rank knows about itself at one moment."""
+
+    identity: Identity
+    sequence: int
+    time_ns: int
+    mode: Mode
+    backend: str
+    step: int
+    state: State
+    state_reasons: tuple[str, ...]
+    groups: dict[str, GroupCounters]
+    sweep_passes: dict[Trigger, int]
+    last_sweep_ns: int | None  # end of the last PASSED sweep, time.time_ns()
+    sweep: SweepProgress | None  # running, else the last
+    patrol: PatrolProgress | None  # None = patrol off
+    pipeline: PipelineStatus
+    overhead_seconds: dict[str, float]  # by hook: head, tail, sweep, patrol, pump
+    step_seconds: float  # engine time between step starts, summed
+    observer_faults: dict[str, int]  # exceptions caught, by part of the observer
+    violation_events_dropped: int
+    messages_dropped: int
+    perturbations: dict[PerturbMode, PerturbCount]
+    paused: bool
+
+
+class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):
+    """First message of a rank, repeated on request: what is attached, to what, how."""
+
+    identity: Identity
+    mode: Mode
+    backend: str
+    engine_version: str
+    groups: tuple[GroupInfo, ...]
+    record_bytes: int
+    settings: dict[str, str]  # secrets masked
+    versions: dict[str, str]
+
+
+class Violation(_Struct, frozen=True, kw_only=True):
+    """One failed check. `expected` and `actual` are hex words; None when redacted."""
+
+    phase: Phase
+    reason: Reason
+    group: str
+    part: Part | None
+    step: int
+    event: int  # ordinal in its (group, phase, reason) lane, from 1
+    slot: int
+    position: int | None
+    request: str | None
+    expected: str | None
+    actual: str | None
+    lag_steps: int
+    time_ns: int  # when the host saw it
+    sweep_id: str | None = None
+
+
+class Violations(_Struct, frozen=True, kw_only=True, tag="violations"):
+    """Violation rows fetched together."""
+
+    identity: Identity
+    rows: tuple[Violation, ...]
+
+
+class SweepReport(_Struct, frozen=True, kw_only=True, tag="sweep_report"):
+    """Sent when a sweep starts, advances, or ends."""
+
+    identity: Identity
+    progress: SweepProgress
+
+
+class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
+    """The rank detached on purpose."""
+
+    identity: Identity
+    final: Snapshot
+
+
+EngineMessage = Hello | Snapshot | Violations | SweepReport | Goodbye
+
+
+class StartSweep(_Struct, frozen=True, kw_only=True, tag="start_sweep"):
+    """Begin a sweep; answered with SweepReports that carry the id."""
+
+    id: str
+    groups: tuple[str, ...] = ()  # empty = all
+    data: bool = True  # compare bytes too, not only links
+    unlocked_only: bool = False
+
+
+class CancelSweep(_Struct, frozen=True, kw_only=True, tag="cancel_sweep"):
+    """Stop a sweep; answered with a SweepReport whose status is CANCELLED."""
+
+    id: str
+
+
+class Pause(_Struct, frozen=True, kw_only=True, tag="pause"):
+    """Stop sweeps and patrol until Resume; head and tail go on."""
+
+
+class Resume(_Struct, frozen=True, kw_only=True, tag="resume"):
+    """Undo Pause."""
+
+
+class Acknowledge(_Struct, frozen=True, kw_only=True, tag="acknowledge"):
+    """An operator has seen the violations up to now; the state may become OK again."""
+
+
+class Ping(_Struct, frozen=True, kw_only=True, tag="ping"):
+    """The service is alive; sent at least once a second. `want_hello` asks for a Hello."""
+
+    want_hello: bool = False
+
+
+Command = StartSweep | CancelSweep | Pause | Resume | Acknowledge | Ping

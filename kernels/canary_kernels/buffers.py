@@ -1,0 +1,114 @@
+"""What the operations read and write: buffers of a group, one forward as rows, and where KV bytes lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from canary_kernels.layout import COUNTER_WORDS, NUM_LANES, RECORD_WORDS, ROW_WORDS, Part
+
+DEFAULT_LANE_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBuffers:
+    """Device memory of one group. Allocated once at attach; operations never allocate state."""
+
+    records: Tensor  # int64 [num_slots, RECORD_WORDS]; zeros = EMPTY
+    counters: Tensor  # int64 [COUNTER_WORDS]; monotonic
+    violations: Tensor  # int64 [NUM_LANES, lane_rows, ROW_WORDS]
+    clock: Tensor  # int64 [1]; the forward step stamped into violation rows, shared by all groups
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that have a record."""
+        return self.records.shape[0]
+
+
+def allocate_buffers(num_slots: int, clock: Tensor, lane_rows: int = DEFAULT_LANE_ROWS) -> GroupBuffers:
+    """Zeroed buffers on the clock's device: RECORD_BYTES per slot, counters, and the violation log."""
+    device = clock.device
+    return GroupBuffers(
+        records=torch.zeros((num_slots, RECORD_WORDS), dtype=torch.int64, device=device),
+        counters=torch.zeros(COUNTER_WORDS, dtype=torch.int64, device=device),
+        violations=torch.zeros((NUM_LANES, lane_rows, ROW_WORDS), dtype=torch.int64, device=device),
+        clock=clock,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBatch:
+    """One forward as one group sees it. Lengths are read on the device; integer tensors may be int32 or int64."""
+
+    slot_table: Tensor  # [num_rows, width]; page numbers when page_size > 1, else slots
+    page_size: int
+    rows: Tensor  # [num_requests]; row of slot_table; -1 = padding, ignored
+    starts: Tensor  # [num_requests]; first position to verify (0, or the window's first)
+    prefix_lens: Tensor  # [num_requests]; tokens in the cache before this forward
+    extend_lens: Tensor  # [num_requests]; tokens this forward adds
+    token_starts: Tensor  # [num_requests + 1]; exclusive prefix sum of extend_lens
+    digests: (
+        Tensor | None
+    )  # int64 [num_requests]; chain over the engine's own prefix tokens, None = no oracle
+    input_ids: Tensor  # [num_tokens]; may be longer than token_starts[-1]: the rest is padding
+    positions: Tensor  # [num_tokens]; positions the model is given
+    out_slots: Tensor  # [num_tokens]; where the forward writes; -1 = skip
+    expected_ids: Tensor | None = None  # [num_tokens]; write oracle; -1 = unknown, None = no oracle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSource:
+    """Where one layer's K or V bytes of a slot lie, and which words of the whole model they are.
+
+    Byte b of head h of slot s: base + s // page_size * page_stride + s % page_size * slot_stride
+    + h * head_stride + b // element_bytes * element_stride + b % element_bytes (all in bytes).
+    """
+
+    tensor: Tensor  # any dtype; its data_ptr() is the base
+    part: Part  # K or V
+    layer: int  # global layer index
+    head_start: int  # global index of the first head held here
+    num_heads: int
+    head_bytes: int
+    page_size: int
+    page_stride: int
+    slot_stride: int
+    head_stride: int
+    element_bytes: int  # equals head_bytes when a head's bytes are contiguous
+    element_stride: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot in this source."""
+        return self.num_heads * self.head_bytes
+
+
+def source_from_tensor(tensor: Tensor, part: Part, layer: int, head_start: int = 0) -> KVSource:
+    """The common layouts: [slots, heads, dim] or [pages, page_size, heads, dim], any strides, dim contiguous."""
+    if tensor.dim() == 3:
+        tensor = tensor.unsqueeze(1)
+    if tensor.dim() != 4 or tensor.stride(3) != 1:
+        raise ValueError(
+            f"KV tensor of layer {layer} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; "
+            "expected [slots, heads, dim] or [pages, page_size, heads, dim] with a contiguous last axis; "
+            "describe other layouts with KVSource directly"
+        )
+    size = tensor.element_size()
+    page_stride, slot_stride, head_stride, _ = (stride * size for stride in tensor.stride())
+    head_bytes = tensor.shape[3] * size
+    return KVSource(
+        tensor=tensor,
+        part=part,
+        layer=layer,
+        head_start=head_start,
+        num_heads=tensor.shape[2],
+        head_bytes=head_bytes,
+        page_size=tensor.shape[1],
+        page_stride=page_stride,
+        slot_stride=slot_stride,
+        head_stride=head_stride,
+        element_bytes=head_bytes,
+        element_stride=head_bytes,
+    )

@@ -1,0 +1,115 @@
+"""The bytes, described once: record, violation row, counters. Nothing here imports torch or Triton."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """When a check ran."""
+
+    HEAD = 0
+    TAIL = 1
+    SWEEP = 2
+    PATROL = 3
+
+
+class Reason(IntEnum):
+    """Which check failed; one per violation row."""
+
+    CHAIN = 0
+    POSITION = 1
+    TOKEN = 2
+    KV_DATA = 3
+    WRITE_TOKEN = 4
+    WRITE_POSITION = 5
+    UNWRITTEN = 6
+    LOST_WRITE = 7
+
+
+class Part(IntEnum):
+    """What the failed check read; IDENTITY is the record itself, K and V are KV bytes."""
+
+    IDENTITY = 0
+    K = 1
+    V = 2
+
+
+class RecordState(IntEnum):
+    """The life of a record: EMPTY, PENDING between head and tail, COMPLETE; ADOPTED = no history known."""
+
+    EMPTY = 0
+    PENDING = 1
+    COMPLETE = 2
+    ADOPTED = 3
+
+
+class Unverified(IntEnum):
+    """Why a slot that came up for a check could not be checked."""
+
+    ADOPTED = 0
+    PENDING = 1
+    NO_FINGERPRINT = 2
+
+
+class RealData(IntEnum):
+    """How many 32-bit words of each layer and part a fingerprint covers."""
+
+    NONE = 0
+    PARTIAL = 1
+    ALL = 2
+
+
+# Record: int64 [num_slots, RECORD_WORDS], 32 bytes, one memory sector.
+# IDENTITY holds the token in its low 32 bits; (position << STATE_BITS | state) in its high 32 bits.
+# A record of all zero bytes is EMPTY.
+RECORD_WORDS = 4
+RECORD_BYTES = 8 * RECORD_WORDS
+IDENTITY, CHAIN, FINGERPRINT_K, FINGERPRINT_V = range(RECORD_WORDS)
+STATE_BITS = 2
+STATE_MASK = (1 << STATE_BITS) - 1
+MAX_POSITION = (1 << (31 - STATE_BITS)) - 1
+PARTIAL_WORDS = 4
+
+# Lane: one (phase, reason) of a group. Lane counters are the violation counters.
+NUM_PHASES, NUM_REASONS, NUM_UNVERIFIED = len(Phase), len(Reason), len(Unverified)
+NUM_LANES = NUM_PHASES * NUM_REASONS
+
+# Violation log: int64 [NUM_LANES, lane_rows, ROW_WORDS]. Event n (from 0) of a lane lies in row 0 when
+# n == 0 (the first is kept for ever), else in row 1 + (n - 1) % (lane_rows - 1) (the latest are kept).
+# ROW_EVENT stores n + 1, so a row of zeros was never written.
+ROW_WORDS = 8
+(ROW_EVENT, ROW_STEP, ROW_SLOT, ROW_POSITION, ROW_REQUEST, ROW_PART, ROW_EXPECTED, ROW_ACTUAL) = range(
+    ROW_WORDS
+)
+NO_REQUEST = -1
+
+# Counters: int64 [COUNTER_WORDS] per group, monotonic.
+COUNT_VIOLATIONS = 0  # + lane(phase, reason)
+COUNT_RUNS = COUNT_VIOLATIONS + NUM_LANES  # + phase: launches that finished a check of this phase
+COUNT_VERIFIED = COUNT_RUNS + NUM_PHASES  # + phase: slots whose record was checked
+COUNT_HASHED = COUNT_VERIFIED + NUM_PHASES  # + phase: slots whose bytes were compared with their record
+COUNT_UNVERIFIED = COUNT_HASHED + NUM_PHASES  # + phase * NUM_UNVERIFIED + Unverified: slots met, not checked
+COUNT_WRITTEN = COUNT_UNVERIFIED + NUM_PHASES * NUM_UNVERIFIED  # identities written
+COUNT_COMPLETED = COUNT_WRITTEN + 1  # fingerprints stored, records made COMPLETE
+COUNT_WRITE_RUNS = COUNT_COMPLETED + 1
+COUNT_COMPLETE_RUNS = COUNT_WRITE_RUNS + 1
+COUNTER_WORDS = 64
+
+CHAIN_ANCHOR = 0x243F6A8885A308D3
+
+
+def lane(phase: Phase, reason: Reason) -> int:
+    """Index of a lane in the counters and in the violation log."""
+    return int(phase) * NUM_REASONS + int(reason)
+
+
+def signed(value: int) -> int:
+    """An unsigned 64-bit value as the int64 that tensors store."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def unsigned(value: int) -> int:
+    """An int64 as the unsigned 64-bit value the mathematics is written in."""
+    return value & ((1 << 64) - 1)
