@@ -1,0 +1,1 @@
+"""A small real LLM engine: the harness that the canary is demonstrated and tested on."""

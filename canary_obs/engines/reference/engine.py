@@ -1,0 +1,134 @@
+"""The engine: requests in, one forward per step, tokens out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from canary_obs.engines.reference.checkpoint import load_checkpoint
+from canary_obs.engines.reference.model import Llama, random_weights
+from canary_obs.engines.reference.pool import KVPool
+from canary_obs.engines.reference.request import Request, Sampling, Status
+from canary_obs.engines.reference.runner import Runner
+from canary_obs.engines.reference.scheduler import Plan, Scheduler, Statistics
+from canary_obs.engines.reference.settings import EngineConfig
+from canary_obs.engines.reference.tokenizer import EOS
+
+ENGINE_VERSION = "1.0"
+
+
+class Engine:
+    """A real, small LLM engine on one device. Not thread-safe: one thread adds, aborts and steps."""
+
+    version = ENGINE_VERSION
+
+    def __init__(self, config: EngineConfig) -> None:
+        config.check()
+        self.config = config
+        device = torch.device(config.device)
+        if config.checkpoint is None:
+            shape, weights = config.shape, random_weights(config.shape, config.seed, config.dtype)
+        else:
+            shape, weights = load_checkpoint(config.checkpoint, config.dtype)
+        pool = KVPool(
+            shape,
+            num_slots=config.num_slots,
+            max_running=config.max_running,
+            max_context=config.max_context,
+            dtype=config.dtype,
+            device=device,
+        )
+        self.runner = Runner(Llama(shape, weights, config.max_context, device), pool)
+        self.statistics = Statistics()
+        self.scheduler = Scheduler(config, self.statistics)
+        self._requests: dict[str, Request] = {}  # waiting and running
+        self._serial = 0
+
+    def add_request(
+        self, prompt: NDArray[np.int32], sampling: Sampling, request_id: str | None = None
+    ) -> Request:
+        """Queue a prompt (token ids [n]). Raises ValueError for one that can never run."""
+        config = self.config
+        total = len(prompt) + sampling.max_tokens
+        if len(prompt) < 1 or sampling.max_tokens < 1 or total > config.max_context:
+            raise ValueError(
+                f"prompt of {len(prompt)} tokens with max_tokens={sampling.max_tokens}: both must be at least 1 "
+                f"and together at most max_context={config.max_context}; shorten one or enlarge max_context"
+            )
+        name = request_id if request_id is not None else f"r{self._serial:06d}"
+        if name in self._requests:
+            raise ValueError(f"request id {name!r} is in use; ids are unique among unfinished requests")
+        generator = None
+        if sampling.temperature > 0:
+            generator = torch.Generator().manual_seed(sampling.seed)
+        tokens = np.zeros(config.max_context, dtype=np.int32)
+        tokens[: len(prompt)] = prompt
+        request = Request(
+            id=name,
+            serial=self._serial,
+            prompt_length=len(prompt),
+            sampling=sampling,
+            tokens=tokens,
+            slots=np.zeros(config.max_context + config.page_size, dtype=np.int64),
+            length=len(prompt),
+            generator=generator,
+        )
+        self._serial += 1
+        self._requests[name] = request
+        self.scheduler.waiting.append(request)
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a waiting or running request now. False = not here (any more)."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        if request.status is Status.RUNNING:
+            self.scheduler.release(request, Status.ABORTED)
+        else:
+            self.scheduler.waiting.remove(request)
+            request.status = Status.ABORTED
+        self.statistics.aborts += 1
+        return True
+
+    def step(self) -> tuple[Request, ...]:
+        """One forward over what can run now; returns the requests that finished."""
+        plan = self.scheduler.schedule()
+        if not plan.requests:
+            return ()
+        batch = self.runner.prepare(plan)
+        logits = self.runner.forward(batch)
+        return self._commit(plan, self.runner.sample(batch, logits))
+
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self._requests)
+
+    def idle(self) -> bool:
+        """Called in a loop while there is no work; True = call again soon."""
+        return False
+
+    @property
+    def unfinished(self) -> tuple[Request, ...]:
+        """Waiting and running requests, oldest first."""
+        return tuple(self._requests.values())
+
+    def _commit(self, plan: Plan, tokens: list[int | None]) -> tuple[Request, ...]:
+        statistics = self.statistics
+        finished = []
+        for request, extend, token in zip(plan.requests, plan.extends, tokens, strict=True):
+            request.computed += extend
+            if token is None:
+                continue
+            request.append(token)
+            statistics.tokens_generated += 1
+            stopped = token == EOS and request.sampling.stop_at_eos
+            if stopped or len(request.output) >= request.sampling.max_tokens:
+                self.scheduler.release(request, Status.FINISHED)
+                del self._requests[request.id]
+                finished.append(request)
+        statistics.steps += 1
+        statistics.tokens += sum(plan.extends)
+        statistics.requests_finished += len(finished)
+        return tuple(finished)

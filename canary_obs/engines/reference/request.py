@@ -1,0 +1,73 @@
+"""One generation request and its place in the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from canary_obs.engines.reference.radix_cache import Node
+
+
+class Status(StrEnum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen and when to stop."""
+
+    max_tokens: int = 16
+    temperature: float = 0.0  # 0 = greedy
+    seed: int = 0
+    stop_at_eos: bool = True
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """Tokens and slots of a request. The arrays are capacity; `length`, `computed`, `allocated` say how much is valid."""
+
+    id: str
+    serial: int  # unique in this engine
+    prompt_length: int
+    sampling: Sampling
+    tokens: NDArray[np.int32]  # [max_context]; prompt, then output
+    slots: NDArray[np.int64]  # [max_context in whole pages]; by position
+    length: int
+    generator: torch.Generator | None  # None = greedy
+    status: Status = Status.WAITING
+    row: int = -1  # of the slot table; -1 = not running
+    computed: int = 0  # positions whose KV is in the pool
+    allocated: int = 0  # positions that have a slot
+    shared: int = 0  # leading positions whose slots belong to the prefix cache
+    node: Node | None = field(default=None, repr=False)  # locked end of the shared prefix
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose KV must still be computed."""
+        return self.length - self.computed
+
+    @property
+    def output(self) -> NDArray[np.int32]:
+        """The tokens generated so far."""
+        return self.tokens[self.prompt_length : self.length]
+
+    @property
+    def done(self) -> bool:
+        """Whether generation has ended, one way or another."""
+        return self.status in (Status.FINISHED, Status.ABORTED)
+
+    def append(self, token: int) -> None:
+        """One more generated token."""
+        self.tokens[self.length] = token
+        self.length += 1
