@@ -1,0 +1,129 @@
+"""Moves device memory to the host without ever waiting for the device."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A point in a device's work."""
+
+    def record(self) -> None:
+        """Mark the point on the current stream."""
+
+    def query(self) -> bool:
+        """Whether the device has passed the point. Never waits."""
+
+
+class PassedEvent:
+    """The CPU's event: its copies are done when the call returns."""
+
+    def record(self) -> None:
+        """Nothing to mark."""
+
+    def query(self) -> bool:
+        """Always passed."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One host copy. Everything launched before its push is in it."""
+
+    sequence: int  # ordinal of the push, from 0
+    step: int  # forward step at the push
+    pushed: float  # time.monotonic() at the push
+    values: Tensor  # int64 [n] on the host
+
+
+@dataclass(slots=True, kw_only=True)
+class _Row:
+    staging: Tensor  # on the device: a stable copy while the side stream reads it
+    pinned: Tensor  # on the host
+    event: Event
+
+
+class DelayedDeviceHost:
+    """A ring of in-flight copies of one int64 tensor; `push` starts one, `poll` takes those that arrived."""
+
+    def __init__(self, source: Tensor, rows: int, event_factory: Callable[[], Event] | None = None) -> None:
+        on_cuda = source.is_cuda
+        if event_factory is None:
+            event_factory = torch.cuda.Event if on_cuda else PassedEvent
+        self._source = source
+        self._stream = torch.cuda.Stream(source.device) if on_cuda else None
+        self._free = deque(
+            _Row(
+                staging=torch.empty_like(source),
+                pinned=torch.empty(source.shape, dtype=source.dtype, pin_memory=on_cuda),
+                event=event_factory(),
+            )
+            for _ in range(rows)
+        )
+        self._in_flight: deque[tuple[_Row, int, int, float]] = deque()
+        self._arrived_step: int | None = None
+        self.pushed = 0
+        self.skipped = 0
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence of the next successful push."""
+        return self.pushed
+
+    def push(self, step: int, now: float) -> bool:
+        """Start a copy of the source as of now in stream order; False = ring full, counted in `skipped`."""
+        if not self._free:
+            self.skipped += 1
+            return False
+        row = self._free.popleft()
+        if self._stream is None:
+            row.pinned.copy_(self._source)
+            row.event.record()
+        else:
+            row.staging.copy_(self._source, non_blocking=True)
+            self._stream.wait_stream(torch.cuda.current_stream(self._source.device))
+            with torch.cuda.stream(self._stream):
+                row.pinned.copy_(row.staging, non_blocking=True)
+                row.event.record()
+        self._in_flight.append((row, self.pushed, step, now))
+        self.pushed += 1
+        return True
+
+    def poll(self) -> list[Sample]:
+        """Copies that have arrived, oldest first. Never waits."""
+        samples = []
+        while self._in_flight and self._in_flight[0][0].event.query():
+            row, sequence, step, pushed = self._in_flight.popleft()
+            samples.append(Sample(sequence=sequence, step=step, pushed=pushed, values=row.pinned.clone()))
+            self._arrived_step = step
+            self._free.append(row)
+        return samples
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are under way."""
+        return bool(self._in_flight)
+
+    def lag(self, step: int, now: float) -> tuple[int, float]:
+        """Steps and seconds the newest host copy trails the engine; 0 when nothing is under way."""
+        if not self._in_flight:
+            return 0, 0.0
+        oldest = self._in_flight[0]
+        arrived = self._arrived_step if self._arrived_step is not None else oldest[2] - 1
+        return max(step - arrived, 0), now - oldest[3]
+
+    def flush(self, timeout: float) -> list[Sample]:
+        """At shutdown: poll until everything arrived or `timeout` seconds passed."""
+        deadline = time.monotonic() + timeout
+        samples = self.poll()
+        while self._in_flight and time.monotonic() < deadline:
+            time.sleep(0.0005)
+            samples += self.poll()
+        return samples

@@ -1,0 +1,290 @@
+"""The canary of one rank: one engine step, from the forward to the service."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_obs.config import CanaryConfig, parse_patrol_budget
+from canary_obs.engines.adapter import EngineAdapter
+from canary_obs.errors import KVCacheViolation
+from canary_obs.pipeline.mailbox import EngineLink
+from canary_obs.records import (
+    Acknowledge,
+    CancelSweep,
+    Command,
+    Mode,
+    Pause,
+    Ping,
+    Resume,
+    Snapshot,
+    StartSweep,
+    State,
+    Trigger,
+    Violation,
+)
+from canary_obs.runtime.forward import ForwardChecks
+from canary_obs.runtime.health import Health
+from canary_obs.runtime.patrol import Patrol
+from canary_obs.runtime.perturb.injector import Injector
+from canary_obs.runtime.pump import Pump
+from canary_obs.runtime.reporter import Reporter
+from canary_obs.runtime.state import DeviceState
+from canary_obs.runtime.status import snapshot_of, vitals_of
+from canary_obs.runtime.sweep import Sweeper
+from canary_obs.views import StepView
+
+log = logging.getLogger("canary_obs")
+HOOKS = ("head", "tail", "sweep", "patrol", "pump")
+
+
+class CanaryRuntime:
+    """Observes one engine. In mode `log` no hook raises; in mode `raise` the first violation does."""
+
+    def __init__(
+        self, adapter: EngineAdapter, config: CanaryConfig, device: torch.device, link: EngineLink | None
+    ) -> None:
+        self.config, self._adapter = config, adapter
+        self.state = DeviceState(adapter.groups, device, config)
+        self.health = Health(len(self.state.groups), config)
+        self._checks = ForwardChecks(self.state, self.health, config)
+        self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)
+        self.sweeper = Sweeper(self.state, adapter.prefix_cache, self.health, config, self.reporter.sweep)
+        self.patrol = Patrol(self.state, self.health, parse_patrol_budget(config.patrol_budget))
+        self.pump = Pump(self.state, self.health, self.sweeper, config)
+        self.injector = Injector(self.state, adapter.prefix_cache, config) if config.perturb else None
+        self.step = 0
+        self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
+        self.step_seconds = 0.0
+        self.armed = self._forwarding = self._head_done = self.paused = False
+        self._nested = 0
+        self.ready_at = 0.0
+        self._last_step_end: float | None = None
+        self._raising: list[Violation] = []
+
+    # Life ---------------------------------------------------------------------------------------
+
+    def mark_ready(self) -> None:
+        """Warm-up and graph capture are over: protect from here on; live slots are adopted, unverified."""
+        for group in self.state.groups:
+            group.buffers.records.zero_()
+        self._adopt_live_slots()
+        self.ready_at = time.monotonic()
+        self.armed = True
+        self.reporter.hello()
+
+    def detach(self) -> Snapshot:
+        """Restore the engine, drain the pipeline, say goodbye; returns the final snapshot."""
+        self._adapter.detach()
+        self._deliver(self.pump.drain(self.step, 5.0))
+        final = self.reporter.snapshot(lambda sequence: snapshot_of(self, sequence))
+        self.armed = False
+        self.reporter.goodbye(final)
+        return final
+
+    def check_everything(self, timeout: float = 60.0) -> None:
+        """With the engine at rest: one patrol cycle and one full sweep, all results in, ledger closed."""
+        deadline = time.monotonic() + timeout
+        self.patrol.whole_cycle()
+        self._deliver(self.pump.drain(self.step, timeout))
+        self.sweeper.begin_automatic(Trigger.IDLE, self.step)
+        while self.sweeper.running and time.monotonic() < deadline:
+            self.sweeper.advance(1.0, self.pump.next_sequence)
+            self._deliver(self.pump.drain(self.step, timeout))
+        if self.injector is not None:
+            self.injector.finish()
+
+    # What adapters call -------------------------------------------------------------------------
+
+    def before_forward(self, view: StepView) -> None:
+        """Write the identities of the new tokens; verify every link of every request's prefix."""
+        if not self.armed:
+            return
+        if self._forwarding:
+            self._nested += 1
+            return
+        started = time.perf_counter()
+        self.step += 1
+        self._forwarding = True
+        self._head_done = self._guard("head", self._head, view)
+        if not self._head_done:
+            self._abandon(view)
+        self.overhead["head"] += time.perf_counter() - started
+
+    def after_forward(self, view: StepView) -> None:
+        """Fingerprint the new slots; verify every link again, the new tokens' included."""
+        if not self._leave_forward() or not self._head_done:
+            return
+        started = time.perf_counter()
+        if not self._guard("tail", self._tail, view):
+            self._abandon(view)
+        self.overhead["tail"] += time.perf_counter() - started
+
+    def forward_failed(self, view: StepView) -> None:
+        """What this forward should have written is unknown: adopt it, unverified."""
+        if self._leave_forward():
+            self._abandon(view)
+
+    def after_step(self) -> None:
+        """Advance sweep and patrol, move counters to the host, obey commands, report."""
+        if not self.armed:
+            return
+        now = time.monotonic()
+        if self._last_step_end is not None:
+            self.step_seconds += now - self._last_step_end
+        self._last_step_end = now
+        interval = self.config.sweep_interval
+        if interval and not self.paused and self.step % interval == 0:
+            self._guard("sweep", self.sweeper.begin_automatic, Trigger.INTERVAL, self.step)
+        self._background(self.config.sweep_budget_ms / 1e3)
+
+    def idle(self) -> bool:
+        """The engine has nothing to do: commands, sweeps and patrol go on. True = call again soon."""
+        if not self.armed:
+            return False
+        self._last_step_end = None
+        if self.config.idle_sweep and not self.paused and self._idle_sweep_due():
+            self._guard("sweep", self.sweeper.begin_automatic, Trigger.IDLE, self.step)
+        self._background(10 * self.config.sweep_budget_ms / 1e3)
+        return self.sweeper.running or self.pump.busy
+
+    def fault(self, part: str, error: Exception) -> None:
+        """The adapter failed to show a forward: what it wrote is unknown, so live slots are adopted."""
+        self._count_fault(part, error)
+        if self.armed:
+            self._or_disarm(self._adopt_live_slots)
+
+    def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
+        """The engine copied slots: their records follow."""
+        if self.armed and not self._guard("announce", self.state.by_name[group].copy, source, destination):
+            self._or_disarm(self._adopt_live_slots)
+
+    def received(self, group: str, slots: Tensor) -> None:
+        """Bytes arrived without records: adopted, unverified."""
+        if self.armed and not self._guard("announce", self.state.by_name[group].adopt, slots):
+            self._or_disarm(self._adopt_live_slots)
+
+    def invalidated(self, group: str, slots: Tensor) -> None:
+        """The engine no longer vouches for these slots."""
+        if self.armed and not self._guard("announce", self.state.by_name[group].forget, slots):
+            self._or_disarm(self._adopt_live_slots)
+
+    # One forward --------------------------------------------------------------------------------
+
+    def _head(self, view: StepView) -> None:
+        self.pump.log.remember(self.step, view.request_ids)
+        if self.injector is not None:
+            self.injector.before_forward(view, self.step)
+        self._checks.head(view, self.step)
+
+    def _tail(self, view: StepView) -> None:
+        self._checks.tail()
+        if self.injector is not None:
+            self.injector.after_forward(view, self.step)
+
+    def _leave_forward(self) -> bool:
+        if not self._forwarding:
+            return False
+        if self._nested:
+            self._nested -= 1
+            return False
+        self._forwarding = False
+        return True
+
+    def _abandon(self, view: StepView) -> None:
+        self._or_disarm(lambda: self._checks.abandon(view))
+
+    # When the observer itself fails -------------------------------------------------------------
+
+    def _guard(self, part: str, call: Callable[..., Any], *arguments: Any) -> bool:
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._count_fault(part, error)
+            if self.config.mode is Mode.RAISE:
+                raise
+            return False
+        return True
+
+    def _count_fault(self, part: str, error: Exception) -> None:
+        if self.health.faults[part] == 0:
+            log.error("canary_obs: %s failed; serving goes on, the state is blind", part, exc_info=error)
+        self.health.faults[part] += 1
+
+    def _adopt_live_slots(self) -> None:
+        for group in self.state.groups:
+            group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
+
+    def _or_disarm(self, recover: Callable[[], None]) -> None:
+        try:
+            recover()
+        except Exception as error:  # noqa: BLE001 - records can't be trusted any more: better blind than wrong
+            self.armed = False
+            self.health.disarmed = f"records could not be adopted after a fault ({type(error).__name__})"
+            self._count_fault("adopt", error)
+
+    # Between forwards ---------------------------------------------------------------------------
+
+    def _background(self, budget_seconds: float) -> None:
+        started = time.perf_counter()
+        self._guard("mailbox", self._obey)
+        if not self.paused:
+            if not self._guard("sweep", self.sweeper.advance, budget_seconds, self.pump.next_sequence):
+                self.sweeper.abort("the sweep itself failed; see the engine's log")
+            swept = time.perf_counter()
+            self.overhead["sweep"] += swept - started
+            self._guard("patrol", self.patrol.advance, time.monotonic())
+            started = time.perf_counter()
+            self.overhead["patrol"] += started - swept
+        self._guard("pump", self._turn_pump)
+        self.overhead["pump"] += time.perf_counter() - started
+        if self._raising:
+            found, self._raising = tuple(self._raising), []
+            raise KVCacheViolation(found)
+
+    def _turn_pump(self) -> None:
+        self._deliver(self.pump.turn(self.step))
+        if self.reporter.due(time.monotonic()):
+            self.reporter.snapshot(lambda sequence: snapshot_of(self, sequence))
+
+    def _deliver(self, found: list[Violation]) -> None:
+        if self.injector is not None:
+            self.injector.observe(found, settled=not self.pump.busy)
+        if self.config.mode is Mode.RAISE:
+            self._raising += found
+        self.reporter.violations(found)
+
+    def _obey(self) -> None:
+        for command in self.reporter.receive():
+            self._execute(command)
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case StartSweep():
+                self.sweeper.demand(command, self.step)
+            case CancelSweep():
+                self.sweeper.cancel(command.id)
+            case Pause():
+                self.paused = True
+            case Resume():
+                self.paused = False
+            case Acknowledge():
+                self.health.acknowledge(vitals_of(self))
+            case Ping():
+                if command.want_hello:
+                    self.reporter.hello()
+
+    def _idle_sweep_due(self) -> bool:
+        since = self.sweeper.last_completed or self.ready_at
+        return not self.sweeper.running and time.monotonic() - since > self.config.idle_sweep_seconds
+
+    # What is known ------------------------------------------------------------------------------
+
+    def verdict(self) -> tuple[State, tuple[str, ...]]:
+        """This rank's state and every reason against OK."""
+        return self.health.verdict(vitals_of(self))

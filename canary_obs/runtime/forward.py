@@ -1,0 +1,70 @@
+"""What happens around one model forward: identities, links and bytes of every group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_kernels.buffers import RowBatch
+from canary_kernels.fingerprint import compare_slots, complete_slots
+from canary_kernels.verify import verify_rows
+from canary_kernels.write import write_identities
+from canary_obs.config import CanaryConfig
+from canary_obs.runtime.health import Health
+from canary_obs.runtime.state import DeviceState, Group
+from canary_obs.views import StepView
+
+
+class ForwardChecks:
+    """Head and tail of one forward. Launches only; nothing here waits for the device."""
+
+    def __init__(self, state: DeviceState, health: Health, config: CanaryConfig) -> None:
+        self._state, self._health = state, health
+        self._reuse, self._prefix = config.reuse_data, config.prefix_data
+        self._batches: list[tuple[Group, RowBatch]] = []
+
+    def head(self, view: StepView, step: int) -> None:
+        """Bytes about to be overwritten, identities of the new tokens, links of every prefix."""
+        state = self._state
+        state.clock.fill_(step)
+        self._batches = [(group, group.batch(view)) for group in state.groups]
+        for group, batch in self._batches:
+            if self._reuse:
+                compare_slots(state.backend, group.buffers, group.plan, batch.out_slots, layout.Phase.HEAD)
+            write_identities(state.backend, group.buffers, batch)
+            verify_rows(state.backend, group.buffers, batch, layout.Phase.HEAD)
+            self._health.launch(group.index, layout.Phase.HEAD)
+
+    def tail(self) -> None:
+        """Fingerprints of the new slots, links of every prefix and the new tokens; prefix bytes on wish."""
+        state = self._state
+        for group, batch in self._batches:
+            complete_slots(state.backend, group.buffers, group.plan, batch.out_slots)
+            verify_rows(state.backend, group.buffers, batch, layout.Phase.TAIL)
+            self._health.launch(group.index, layout.Phase.TAIL)
+            if self._prefix:
+                slots = prefix_slots(batch)
+                compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.TAIL)
+        self._batches = []
+
+    def abandon(self, view: StepView) -> None:
+        """The slots this forward should have written hold nobody knows what: adopt them."""
+        self._batches = []
+        for group in self._state.groups:
+            group.adopt(view.groups[group.name].out_slots)
+
+
+def prefix_slots(batch: RowBatch) -> Tensor:
+    """int64 [n]: every prefix slot of a batch, shared ones once; waits for the device (CI setting only)."""
+    used = []
+    for row, start, stop in zip(
+        batch.rows.tolist(), batch.starts.tolist(), batch.prefix_lens.tolist(), strict=True
+    ):
+        if row >= 0 and stop > start:
+            positions = torch.arange(start, stop, device=batch.slot_table.device)
+            pages = batch.slot_table[row, positions // batch.page_size].to(torch.int64)
+            used.append(pages * batch.page_size + positions % batch.page_size)
+    if not used:
+        return torch.empty(0, dtype=torch.int64, device=batch.slot_table.device)
+    return torch.unique(torch.cat(used))

@@ -1,0 +1,132 @@
+"""Whether the canary itself can be believed: its faults, its kernels' run counters, and the verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_obs.config import CanaryConfig
+from canary_obs.records import State, worst
+
+PEER_SILENT_SECONDS = 5.0
+PIPELINE_STALE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What the verdict weighs, gathered by the runtime. Ages in seconds; None = does not apply."""
+
+    armed: bool
+    paused: bool
+    violations: int
+    events_dropped: int
+    messages_dropped: int
+    peer_age: float | None
+    pipeline_lag_seconds: float
+    coverage: float
+    sweep_coverage: float | None
+    sweep_age: float | None
+    patrol_age: float | None
+
+
+class Health:
+    """Counts the observer's faults and compares kernel runs launched with kernel runs that happened."""
+
+    def __init__(self, num_groups: int, config: CanaryConfig) -> None:
+        self._config = config
+        self.faults: Counter[str] = Counter()
+        self.disarmed: str | None = None
+        self.launched = [[0] * layout.NUM_PHASES for _ in range(num_groups)]
+        self._expected: dict[int, list[list[int]]] = {}
+        self.stalled: set[str] = set()
+        self._acknowledged_faults = 0
+        self._acknowledged_violations = 0
+        self._acknowledged_drops = 0
+        self._acknowledged_messages = 0
+
+    def launch(self, group: int, phase: layout.Phase) -> None:
+        """A check of this phase was launched and must show up in COUNT_RUNS."""
+        self.launched[group][phase] += 1
+
+    def expect(self, sequence: int) -> None:
+        """The copy with this sequence must carry every run launched so far."""
+        self._expected[sequence] = [list(phases) for phases in self.launched]
+
+    def observe(self, sequence: int, counters: Tensor) -> None:
+        """Compare a copy with what was launched before it; a difference is a stalled kernel."""
+        expected = self._expected.pop(sequence, None)
+        if expected is None:
+            return
+        rows = counters.view(-1, layout.COUNTER_WORDS)
+        runs = rows[:, layout.COUNT_RUNS : layout.COUNT_RUNS + layout.NUM_PHASES].tolist()
+        for group, (wanted, seen) in enumerate(zip(expected, runs, strict=True)):
+            for phase in layout.Phase:
+                if missing := wanted[phase] - seen[phase]:
+                    self.stalled.add(
+                        f"{phase.name.lower()} kernel of group {group}: {seen[phase]} runs of {wanted[phase]}"
+                    )
+                    self._rebase(group, phase, missing)
+
+    def _rebase(self, group: int, phase: layout.Phase, missing: int) -> None:
+        # One lost run is one finding; without this every later copy would repeat it.
+        for counts in (self.launched, *self._expected.values()):
+            counts[group][phase] -= missing
+
+    def acknowledge(self, vitals: Vitals) -> None:
+        """An operator has seen everything up to now."""
+        self._acknowledged_violations = vitals.violations
+        self._acknowledged_drops = vitals.events_dropped
+        self._acknowledged_messages = vitals.messages_dropped
+        self._acknowledged_faults = self.faults.total()
+        self.stalled.clear()
+
+    def verdict(self, vitals: Vitals) -> tuple[State, tuple[str, ...]]:
+        """The rank's state with every reason that keeps it from OK."""
+        found: list[tuple[State, str]] = []
+        if vitals.violations > self._acknowledged_violations:
+            count = vitals.violations - self._acknowledged_violations
+            found.append((State.VIOLATED, f"{count} violations not acknowledged"))
+        found += self._blindness(vitals)
+        found += self._debts(vitals)
+        if not found and not vitals.armed:
+            found.append(
+                (State.OFF, "not ready: mark_ready() was not called yet, or the canary is detached")
+            )
+        state = worst([state for state, _ in found]) if found else State.OK
+        return state, tuple(reason for _, reason in found)
+
+    def _blindness(self, vitals: Vitals) -> list[tuple[State, str]]:
+        reasons = [f"stalled: {name}" for name in sorted(self.stalled)]
+        if self.disarmed:
+            reasons.append(f"checks are off: {self.disarmed}")
+        if self.faults.total() > self._acknowledged_faults:
+            parts = ", ".join(f"{part} {count}" for part, count in sorted(self.faults.items()))
+            reasons.append(f"the observer failed: {parts}")
+        if vitals.pipeline_lag_seconds > PIPELINE_STALE_SECONDS:
+            reasons.append(f"counters are {vitals.pipeline_lag_seconds:.1f} s old")
+        return [(State.BLIND, reason) for reason in reasons]
+
+    def _debts(self, vitals: Vitals) -> list[tuple[State, str]]:
+        config, reasons = self._config, []
+        if vitals.events_dropped > self._acknowledged_drops:
+            reasons.append(f"{vitals.events_dropped - self._acknowledged_drops} violation rows dropped")
+        if vitals.messages_dropped > self._acknowledged_messages:
+            reasons.append(f"{vitals.messages_dropped - self._acknowledged_messages} messages dropped")
+        if vitals.peer_age is not None and vitals.peer_age > PEER_SILENT_SECONDS:
+            reasons.append(f"no word from the service for {vitals.peer_age:.0f} s")
+        if vitals.coverage < config.coverage_target:
+            reasons.append(
+                f"{vitals.coverage:.1%} of KV bytes protected, target {config.coverage_target:.1%}"
+            )
+        if vitals.sweep_coverage is not None and vitals.sweep_coverage < config.coverage_target:
+            reasons.append(f"the last sweep could check {vitals.sweep_coverage:.1%} of its slots")
+        if vitals.sweep_age is not None and vitals.sweep_age > config.sweep_max_age_seconds:
+            reasons.append(f"last completed sweep {vitals.sweep_age:.0f} s ago")
+        if vitals.patrol_age is not None and vitals.patrol_age > config.patrol_max_cycle_seconds:
+            reasons.append(f"oldest byte check {vitals.patrol_age:.0f} s ago")
+        if vitals.paused:
+            reasons.append("sweeps and patrol are paused")
+        return [(State.DEGRADED, reason) for reason in reasons]

@@ -1,0 +1,44 @@
+"""Reaches single bytes of a slot's KV through its source description."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from canary_kernels.buffers import KVSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteAddress:
+    """One byte of one slot."""
+
+    storage: Tensor  # uint8 view of the whole storage
+    offset: int
+
+    def read(self) -> int:
+        """The byte as it is; waits for the device."""
+        return int(self.storage[self.offset])
+
+    def flip(self, mask: int) -> None:
+        """Invert the bits of `mask` in place."""
+        self.storage[self.offset : self.offset + 1].bitwise_xor_(mask)
+
+
+def locate_byte(source: KVSource, slot: int, byte: int) -> ByteAddress:
+    """Byte `byte` of a slot in one source, counted head-major from 0 to slot_bytes - 1."""
+    if not 0 <= byte < source.slot_bytes:
+        raise IndexError(f"byte {byte} of a slot of {source.slot_bytes} bytes; count from 0, head-major")
+    head, inner = divmod(byte, source.head_bytes)
+    tensor = source.tensor
+    offset = (
+        tensor.storage_offset() * tensor.element_size()
+        + slot // source.page_size * source.page_stride
+        + slot % source.page_size * source.slot_stride
+        + head * source.head_stride
+        + inner // source.element_bytes * source.element_stride
+        + inner % source.element_bytes
+    )
+    storage = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    return ByteAddress(storage=storage, offset=offset)

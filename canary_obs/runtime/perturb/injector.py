@@ -1,0 +1,202 @@
+"""Plants corruption on purpose, in the engine's own tensors, and heals it once it has been seen."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_obs.config import CanaryConfig, parse_perturb
+from canary_obs.engines.adapter import PrefixCacheView
+from canary_obs.errors import ConfigurationError
+from canary_obs.records import PerturbMode, Violation
+from canary_obs.runtime.perturb.bytes import ByteAddress, locate_byte
+from canary_obs.runtime.perturb.ledger import Injection, Ledger, Outcome
+from canary_obs.runtime.state import DeviceState, Group
+from canary_obs.views import StepView
+
+_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flip:
+    """How to undo a flipped byte, and how to tell that it is still ours."""
+
+    address: ByteAddress
+    mask: int
+    corrupted: int
+    record: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Detour:
+    """A slot-table entry that points elsewhere for one forward."""
+
+    table: Tensor
+    row: int
+    column: int
+    entry: int
+    right: int  # the slot the entry should lead to
+    injection: Injection
+
+
+class Injector:
+    """The four perturbation modes over one group. Reads device memory: never part of a production step."""
+
+    def __init__(self, state: DeviceState, prefix_cache: PrefixCacheView, config: CanaryConfig) -> None:
+        self._probabilities = parse_perturb(config.perturb)
+        self._random = random.Random(config.perturb_seed)
+        self._cache, self._warmup = prefix_cache, config.perturb_warmup
+        if config.perturb_group not in state.by_name:
+            raise ConfigurationError(
+                "perturb_group", config.perturb_group, "the engine has no such group",
+                f"Groups are: {', '.join(state.by_name)}.",
+            )  # fmt: skip
+        self._group: Group = state.by_name[config.perturb_group]
+        self._flips: dict[int, _Flip] = {}
+        self._detours: list[_Detour] = []  # in the table now
+        self._ended_detours: list[tuple[_Detour, bool]] = []  # taken back; whether both slots held the same
+        self.ledger = Ledger(tuple(self._probabilities))
+
+    def before_forward(self, view: StepView, step: int) -> None:
+        """Plant what a forward is about to use."""
+        self._try(PerturbMode.REQ_TO_TOKEN, step, lambda: self._detour(view, step))
+        self._try(PerturbMode.REAL_KV_USED, step, lambda: self._flip_used(view, step))
+
+    def after_forward(self, view: StepView, step: int) -> None:
+        """Take table detours back; plant what follows the forward."""
+        for detour in self._detours:
+            detour.table[detour.row, detour.column] = detour.entry
+            wrong, right = self._record(detour.injection.slot), self._record(detour.right)
+            same = wrong[: layout.FINGERPRINT_K] == right[: layout.FINGERPRINT_K]
+            self._ended_detours.append((detour, same))
+        self._detours.clear()
+        self._try(PerturbMode.REAL_KV_POST_FORWARD, step, lambda: self._flip_written(view, step))
+        self._try(PerturbMode.REAL_KV_UNUSED_CACHE, step, lambda: self._flip_unused(step))
+
+    def observe(self, violations: list[Violation], *, settled: bool) -> None:
+        """Match violations against the ledger; heal detected flips; `settled` = no row is under way."""
+        for injection in self.ledger.match(violations):
+            self._heal(injection)
+        if not settled:
+            return
+        for detour, same in self._ended_detours:
+            if detour.injection.outcome is Outcome.OPEN:
+                outcome = Outcome.MASKED if same else Outcome.MISSED
+                self.ledger.close(detour.injection, outcome, "the other slot holds the same token and prefix")
+        self._ended_detours.clear()
+        for injection in self.ledger.open:
+            self._expire(injection)
+
+    def finish(self) -> None:
+        """After a last check of every record: what is still open was missed."""
+        for injection in self.ledger.open:
+            self.ledger.close(injection, Outcome.MISSED)
+
+    def _try(self, mode: PerturbMode, step: int, plant: Callable[[], None]) -> None:
+        probability = self._probabilities.get(mode, 0.0)
+        if probability and step > self._warmup and self._random.random() < probability:
+            plant()
+
+    def _record(self, slot: int) -> tuple[int, ...]:
+        return tuple(self._group.buffers.records[slot].tolist())
+
+    def _complete(self, slot: int) -> bool:
+        state = (self._record(slot)[layout.IDENTITY] >> 32) & layout.STATE_MASK
+        return state == layout.RecordState.COMPLETE
+
+    def _prefixes(self, view: StepView) -> list[tuple[int, int, int]]:
+        rows, lengths = view.rows.tolist(), view.prefix_lens.tolist()
+        window = self._group.view.window or layout.MAX_POSITION
+        return [
+            (row, max(0, length - window + 1), length)
+            for row, length in zip(rows, lengths, strict=True)
+            if row >= 0 and length > 0
+        ]
+
+    def _slot_at(self, table: Tensor, row: int, position: int) -> int:
+        page = self._group.view.page_size
+        return int(table[row, position // page]) * page + position % page
+
+    def _detour(self, view: StepView, step: int) -> None:
+        prefixes = self._prefixes(view)
+        if not prefixes:
+            return
+        row, first, length = self._random.choice(prefixes)
+        position = self._random.randrange(first, length)
+        table, page = view.groups[self._group.name].slot_table, self._group.view.page_size
+        column, right = position // page, self._slot_at(table, row, position)
+        entry = int(table[row, column])
+        wrong_entry = self._random.randrange(self._group.view.num_slots // page)
+        wrong = wrong_entry * page + position % page
+        if wrong == right or self.ledger.holds(self._group.name, wrong):
+            return
+        table[row, column] = wrong_entry
+        injection = self._injection(PerturbMode.REQ_TO_TOKEN, wrong, step)
+        self.ledger.plant(injection)
+        self._detours.append(
+            _Detour(table=table, row=row, column=column, entry=entry, right=right, injection=injection)
+        )
+
+    def _flip_used(self, view: StepView, step: int) -> None:
+        prefixes = self._prefixes(view)
+        if not prefixes:
+            return
+        row, first, length = self._random.choice(prefixes)
+        table = view.groups[self._group.name].slot_table
+
+        def choose() -> int:
+            return self._slot_at(table, row, self._random.randrange(first, length))
+
+        self._flip(PerturbMode.REAL_KV_USED, step, choose)
+
+    def _flip_written(self, view: StepView, step: int) -> None:
+        written = [slot for slot in view.groups[self._group.name].out_slots.tolist() if slot >= 0]
+        if written:
+            self._flip(PerturbMode.REAL_KV_POST_FORWARD, step, lambda: self._random.choice(written))
+
+    def _flip_unused(self, step: int) -> None:
+        slots = self._cache.cached(self._group.name, unlocked_only=True).slots
+        if slots.numel():
+            pick = self._random.randrange
+            self._flip(PerturbMode.REAL_KV_UNUSED_CACHE, step, lambda: int(slots[pick(slots.numel())]))
+
+    def _flip(self, mode: PerturbMode, step: int, choose: Callable[[], int]) -> None:
+        for _ in range(_ATTEMPTS):
+            slot = choose()
+            if self._complete(slot) and not self.ledger.holds(self._group.name, slot):
+                break
+        else:
+            return
+        source = self._random.choice(list(self._group.view.sources))
+        address = locate_byte(source, slot, self._random.randrange(source.slot_bytes))
+        mask = 1 << self._random.randrange(8)
+        address.flip(mask)
+        injection = self._injection(mode, slot, step)
+        self._flips[id(injection)] = _Flip(
+            address=address, mask=mask, corrupted=address.read(), record=self._record(slot)
+        )
+        self.ledger.plant(injection)
+
+    def _injection(self, mode: PerturbMode, slot: int, step: int) -> Injection:
+        return Injection(mode=mode, group=self._group.name, slot=slot, step=step, time_ns=time.time_ns())
+
+    def _heal(self, injection: Injection) -> None:
+        flip = self._flips.pop(id(injection), None)
+        # A slot rewritten since then holds good bytes; flipping again would corrupt them.
+        if flip and self._record(injection.slot) == flip.record and flip.address.read() == flip.corrupted:
+            flip.address.flip(flip.mask)
+
+    def _expire(self, injection: Injection) -> None:
+        flip = self._flips.get(id(injection))
+        if flip is None or self._record(injection.slot) == flip.record:
+            return
+        del self._flips[id(injection)]
+        if injection.mode is PerturbMode.REAL_KV_USED:
+            self.ledger.close(injection, Outcome.MISSED, "read by a forward, then rewritten before any check")
+        else:
+            self.ledger.close(injection, Outcome.MASKED, "the slot was freed and rewritten unread")

@@ -1,0 +1,147 @@
+"""What became of every planted fault."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from canary_obs.records import PerturbCount, PerturbMode, Reason, Violation
+
+_BYTES = frozenset({Reason.KV_DATA})
+_LINKS = frozenset({Reason.CHAIN, Reason.POSITION, Reason.UNWRITTEN, Reason.TOKEN})
+
+
+class Outcome(StrEnum):
+    """How an injection ended; OPEN = not yet."""
+
+    OPEN = "open"
+    DETECTED = "detected"
+    MASKED = "masked"
+    MISSED = "missed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Injection:
+    """One planted fault. Latencies run from the injection to the violation, and to the host seeing it."""
+
+    mode: PerturbMode
+    group: str
+    slot: int  # the slot whose check must fail
+    step: int
+    time_ns: int
+    outcome: Outcome = Outcome.OPEN
+    why: str = ""
+    latency_steps: int | None = None
+    latency_ms: float | None = None
+    reason: Reason | None = None
+
+    def explains(self, violation: Violation) -> bool:
+        """Whether this violation is the detection of this injection."""
+        reasons = _LINKS if self.mode is PerturbMode.REQ_TO_TOKEN else _BYTES
+        return (
+            violation.reason in reasons
+            and violation.group == self.group
+            and violation.slot == self.slot
+            and violation.step >= self.step
+        )
+
+
+@dataclass(slots=True)
+class _Tally:
+    injected: int = 0
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    steps: list[int] = field(default_factory=list)
+    milliseconds: list[float] = field(default_factory=list)
+    masked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    missed: list[Injection] = field(default_factory=list)
+
+
+class Ledger:
+    """Every injection from planting to its end. Closed injections leave only their numbers behind."""
+
+    def __init__(self, modes: tuple[PerturbMode, ...]) -> None:
+        self._tallies = {mode: _Tally() for mode in modes}
+        self._open: list[Injection] = []
+
+    @property
+    def open(self) -> tuple[Injection, ...]:
+        """Injections without an outcome."""
+        return tuple(self._open)
+
+    def holds(self, group: str, slot: int) -> bool:
+        """Whether an open injection sits in this slot."""
+        return any(item.slot == slot and item.group == group for item in self._open)
+
+    def plant(self, injection: Injection) -> None:
+        """Enter a new injection."""
+        self._tallies[injection.mode].injected += 1
+        self._open.append(injection)
+
+    def match(self, violations: list[Violation]) -> list[Injection]:
+        """Close the open injections that these violations explain; returns them."""
+        detected = []
+        for injection in self.open:
+            violation = next((item for item in violations if injection.explains(item)), None)
+            if violation is not None:
+                injection.latency_steps = violation.step - injection.step
+                injection.latency_ms = (violation.time_ns - injection.time_ns) / 1e6
+                injection.reason = violation.reason
+                self.close(injection, Outcome.DETECTED)
+                detected.append(injection)
+        return detected
+
+    def close(self, injection: Injection, outcome: Outcome, why: str = "") -> None:
+        """End an injection."""
+        injection.outcome, injection.why = outcome, why
+        self._open.remove(injection)
+        tally = self._tallies[injection.mode]
+        tally.outcomes[outcome] += 1
+        if outcome is Outcome.DETECTED:
+            assert injection.latency_steps is not None
+            assert injection.latency_ms is not None
+            tally.steps.append(injection.latency_steps)
+            tally.milliseconds.append(injection.latency_ms)
+        elif outcome is Outcome.MASKED:
+            tally.masked[why] += 1
+        else:
+            tally.missed.append(injection)
+
+    def counts(self) -> dict[PerturbMode, PerturbCount]:
+        """Numbers for the snapshot."""
+        return {
+            mode: PerturbCount(
+                injected=tally.injected,
+                detected=tally.outcomes[Outcome.DETECTED],
+                masked=tally.outcomes[Outcome.MASKED],
+                missed=tally.outcomes[Outcome.MISSED],
+                open=sum(item.mode is mode for item in self._open),
+            )
+            for mode, tally in self._tallies.items()
+        }
+
+    def summary(self) -> dict[str, object]:
+        """The whole ledger for the demo's JSON."""
+        return {
+            mode.value: {
+                "injected": tally.injected,
+                **{
+                    outcome.value: tally.outcomes[outcome]
+                    for outcome in Outcome
+                    if outcome is not Outcome.OPEN
+                },
+                "open": sum(item.mode is mode for item in self._open),
+                "masked_because": dict(tally.masked),
+                "missed_slots": [item.slot for item in tally.missed[:20]],
+                "latency_steps": _spread(tally.steps),
+                "latency_ms": _spread(tally.milliseconds),
+            }
+            for mode, tally in self._tallies.items()
+        }
+
+
+def _spread(values: list[int] | list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"median": round(statistics.median(values), 3), "max": round(max(values), 3)}

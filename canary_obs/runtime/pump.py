@@ -1,0 +1,79 @@
+"""Brings counters and violation rows to the host and hands each to those who wait for it."""
+
+from __future__ import annotations
+
+import time
+
+from canary_kernels import layout
+from canary_obs.config import CanaryConfig
+from canary_obs.pipeline.delayed_device_host import DelayedDeviceHost, Sample
+from canary_obs.records import PipelineStatus, Violation
+from canary_obs.runtime.health import Health
+from canary_obs.runtime.state import DeviceState
+from canary_obs.runtime.sweep import Sweeper
+from canary_obs.runtime.violation_log import ViolationLog
+
+
+class Pump:
+    """Two delayed pipelines: counters every step, counters with the log when a violation counter moved."""
+
+    def __init__(self, state: DeviceState, health: Health, sweeper: Sweeper, config: CanaryConfig) -> None:
+        self._health, self._sweeper = health, sweeper
+        self._counters = DelayedDeviceHost(state.counters, config.pipeline_rows)
+        self._rows = DelayedDeviceHost(state.flat, 2)
+        self.log = ViolationLog(state, reveal_tokens=config.reveal_tokens)
+        self.sample: Sample | None = None
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence of the next counter copy."""
+        return self._counters.next_sequence
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way to the host."""
+        return self._counters.busy or self._rows.busy
+
+    @property
+    def violations(self) -> int:
+        """Violations counted up to the newest host copy."""
+        if self.sample is None:
+            return 0
+        return int(self.sample.values.view(-1, layout.COUNTER_WORDS)[:, : layout.NUM_LANES].sum())
+
+    def status(self, step: int, now: float) -> PipelineStatus:
+        """Lag and skips for the snapshot."""
+        steps, seconds = self._counters.lag(step, now)
+        return PipelineStatus(lag_steps=steps, lag_seconds=seconds, skipped=self._counters.skipped)
+
+    def turn(self, step: int) -> list[Violation]:
+        """Start one copy, take what has arrived; returns violations that became readable. Never waits."""
+        now, sequence = time.monotonic(), self._counters.next_sequence
+        if self._counters.push(step, now):
+            self._health.expect(sequence)
+        self._take(self._counters.poll(), step)
+        if self.sample is not None and not self._rows.busy and self.log.moved(self.sample.values):
+            self._rows.push(step, now)
+        return self._read(self._rows.poll(), step)
+
+    def drain(self, step: int, timeout: float) -> list[Violation]:
+        """At rest or at shutdown: wait up to `timeout` seconds for all that is known on the device."""
+        found = self.turn(step)
+        self._take(self._counters.flush(timeout), step)
+        found += self._read(self._rows.flush(timeout), step)
+        if self.sample is not None and self.log.moved(self.sample.values):
+            self._rows.push(step, time.monotonic())
+            found += self._read(self._rows.flush(timeout), step)
+        return found
+
+    def _take(self, samples: list[Sample], step: int) -> None:
+        for sample in samples:
+            self.sample = sample
+            self._health.observe(sample.sequence, sample.values)
+            self._sweeper.observe(sample.sequence, sample.values, step)
+
+    def _read(self, copies: list[Sample], step: int) -> list[Violation]:
+        found: list[Violation] = []
+        for copy in copies:
+            found += self.log.read(copy.values, step, self._sweeper.current_id)
+        return found

@@ -1,0 +1,62 @@
+"""What a rank says about itself: the vitals its verdict weighs, and the snapshot it sends."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from canary_obs.records import Snapshot
+from canary_obs.runtime.health import Vitals
+from canary_obs.runtime.reporter import group_counters
+
+if TYPE_CHECKING:
+    from canary_obs.runtime.canary import CanaryRuntime
+
+
+def vitals_of(canary: CanaryRuntime) -> Vitals:
+    """Everything the verdict weighs, as of now."""
+    now, sweeper, config = time.monotonic(), canary.sweeper, canary.config
+    last = sweeper.last
+    sweeps_expected = config.sweep_interval or config.idle_sweep
+    return Vitals(
+        armed=canary.armed,
+        paused=canary.paused,
+        violations=canary.pump.violations,
+        events_dropped=canary.pump.log.dropped + canary.reporter.dropped_rows,
+        messages_dropped=canary.reporter.dropped_messages,
+        peer_age=canary.reporter.peer_age(now),
+        pipeline_lag_seconds=canary.pump.status(canary.step, now).lag_seconds,
+        coverage=canary.state.coverage,
+        sweep_coverage=last.checked / last.total if last and last.total else None,
+        sweep_age=now - (sweeper.last_completed or canary.ready_at) if sweeps_expected else None,
+        patrol_age=canary.patrol.oldest_check_seconds if canary.patrol.enabled else None,
+    )
+
+
+def snapshot_of(canary: CanaryRuntime, sequence: int) -> Snapshot:
+    """Everything the service is told, as of now."""
+    vitals = vitals_of(canary)
+    state, reasons = canary.health.verdict(vitals)
+    return Snapshot(
+        identity=canary.reporter.identity,
+        sequence=sequence,
+        time_ns=time.time_ns(),
+        mode=canary.config.mode,
+        backend=canary.state.backend.value,
+        step=canary.step,
+        state=state,
+        state_reasons=reasons,
+        groups=group_counters(canary.state, canary.pump.sample),
+        sweep_passes=dict(canary.sweeper.passes),
+        last_sweep_ns=canary.sweeper.last_completed_ns,
+        sweep=canary.sweeper.progress,
+        patrol=canary.patrol.progress,
+        pipeline=canary.pump.status(canary.step, time.monotonic()),
+        overhead_seconds=dict(canary.overhead),
+        step_seconds=canary.step_seconds,
+        observer_faults=dict(canary.health.faults),
+        violation_events_dropped=vitals.events_dropped,
+        messages_dropped=vitals.messages_dropped,
+        perturbations=canary.injector.ledger.counts() if canary.injector else {},
+        paused=canary.paused,
+    )
