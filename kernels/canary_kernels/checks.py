@@ -1,0 +1,94 @@
+"""Argument checks of the front doors. They read shapes, types and devices only, never device memory."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import torch
+
+from canary_kernels.layout import RECORD_WORDS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from canary_kernels.buffers import GroupBuffers, RowBatch
+
+_INTEGERS = frozenset({torch.int32, torch.int64})
+_MIN_LANE_ROWS = 2
+
+
+class Backend(Enum):
+    """Which implementation runs: the PyTorch reference (CPU) or the Triton kernels."""
+
+    TORCH = "torch"
+    TRITON = "triton"
+
+
+class KernelArgumentError(ValueError):
+    """An argument breaks an operation's contract. The message gives the value, the rule and the remedy."""
+
+
+def check_buffers(backend: Backend, buffers: GroupBuffers) -> None:
+    """Raise KernelArgumentError unless these buffers suit this backend."""
+    records = buffers.records
+    if records.dim() != 2 or records.shape[1] != RECORD_WORDS or records.dtype is not torch.int64:
+        raise KernelArgumentError(
+            f"records have shape {tuple(records.shape)} and type {records.dtype}; the rule is int64 "
+            f"[num_slots, {RECORD_WORDS}]; allocate them with allocate_buffers"
+        )
+    if buffers.violations.shape[1] < _MIN_LANE_ROWS:
+        raise KernelArgumentError(
+            f"the violation log has {buffers.violations.shape[1]} rows per lane; the rule is at least "
+            f"{_MIN_LANE_ROWS} (the first and the latest); pass a larger lane_rows to allocate_buffers"
+        )
+    if backend is Backend.TORCH and records.device.type != "cpu":
+        raise KernelArgumentError(
+            f"backend is torch and the records are on {records.device}; the reference runs on the CPU; "
+            "use Backend.TRITON"
+        )
+
+
+def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
+    """Raise KernelArgumentError unless the batch is consistent in itself and lies where the buffers lie."""
+    table = batch.slot_table
+    if table.dim() != 2 or table.stride(1) != 1:
+        raise KernelArgumentError(
+            f"slot_table has shape {tuple(table.shape)} and strides {table.stride()}; the rule is "
+            "[num_rows, width] with a contiguous last axis; pass table.contiguous()"
+        )
+    if batch.page_size < 1:
+        raise KernelArgumentError(
+            f"page_size is {batch.page_size}; the rule is >= 1; pass the pool's page size"
+        )
+    requests, tokens = batch.rows.shape[0], batch.input_ids.shape[0]
+    device = buffers.records.device
+    _check_column("slot_table", table, table.shape[0], device)
+    _check_column("rows", batch.rows, requests, device)
+    _check_column("starts", batch.starts, requests, device)
+    _check_column("prefix_lens", batch.prefix_lens, requests, device)
+    _check_column("extend_lens", batch.extend_lens, requests, device)
+    _check_column("token_starts", batch.token_starts, requests + 1, device)
+    _check_column("input_ids", batch.input_ids, tokens, device)
+    _check_column("positions", batch.positions, tokens, device)
+    _check_column("out_slots", batch.out_slots, tokens, device)
+    if batch.digests is not None:
+        _check_column("digests", batch.digests, requests, device)
+    if batch.expected_ids is not None:
+        _check_column("expected_ids", batch.expected_ids, tokens, device)
+
+
+def check_slots(buffers: GroupBuffers, **columns: Tensor) -> None:
+    """Raise KernelArgumentError unless the named columns are integer vectors of one length beside the records."""
+    length = next(iter(columns.values())).shape[0]
+    for name, column in columns.items():
+        _check_column(name, column, length, buffers.records.device)
+
+
+def _check_column(name: str, column: Tensor, length: int, device: torch.device) -> None:
+    if column.dtype in _INTEGERS and column.shape[0] == length and column.device == device:
+        return
+    raise KernelArgumentError(
+        f"{name} is {column.dtype} {list(column.shape)} on {column.device}; the rule is int32 or int64, "
+        f"length {length}, on {device}; build all columns of one forward together"
+    )

@@ -1,0 +1,47 @@
+"""Front door of verify: are the records of these slots those of this prefix?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from canary_kernels.checks import Backend, check_batch, check_buffers, check_slots
+from canary_kernels.verify import reference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from canary_kernels.buffers import GroupBuffers, RowBatch
+    from canary_kernels.layout import Phase
+
+
+def verify_rows(backend: Backend, buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
+    """Check the records of every request's prefix (HEAD), or of prefix and new tokens (TAIL).
+
+    Walks the slot table itself. Requests whose row is outside the table are padding. Counts verified and
+    unverified slots; logs UNWRITTEN, POSITION, CHAIN and, at HEAD with digests, TOKEN.
+    """
+    check_buffers(backend, buffers)
+    check_batch(buffers, batch)
+    if backend is Backend.TORCH:
+        reference.verify_rows(buffers, batch, phase)
+        return
+    from canary_kernels.verify import kernel
+
+    kernel.verify_rows(buffers, batch, phase)
+
+
+def verify_list(
+    backend: Backend, buffers: GroupBuffers, slots: Tensor, positions: Tensor, previous: Tensor, phase: Phase
+) -> None:
+    """Check the records of listed slots (int32 or int64 [n] each; slot < 0 = skip, previous < 0 = none).
+
+    Without a previous slot, position 0 is checked against the anchor, any other by its position only.
+    """
+    check_buffers(backend, buffers)
+    check_slots(buffers, slots=slots, positions=positions, previous=previous)
+    if backend is Backend.TORCH:
+        reference.verify_list(buffers, slots, positions, previous, phase)
+        return
+    from canary_kernels.verify import kernel
+
+    kernel.verify_list(buffers, slots, positions, previous, phase)

@@ -1,0 +1,27 @@
+"""Front door of write: the records of the tokens that this forward adds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from canary_kernels.checks import Backend, check_batch, check_buffers
+from canary_kernels.write import reference
+
+if TYPE_CHECKING:
+    from canary_kernels.buffers import GroupBuffers, RowBatch
+
+
+def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -> None:
+    """Write PENDING records (token, position, chain) of the new tokens; run it before the HEAD verify.
+
+    Logs WRITE_POSITION and, with expected_ids, WRITE_TOKEN. A record that replaces a COMPLETE one of another
+    token or position keeps the old fingerprints, by which `complete_slots` sees a lost write.
+    """
+    check_buffers(backend, buffers)
+    check_batch(buffers, batch)
+    if backend is Backend.TORCH:
+        reference.write_identities(buffers, batch)
+        return
+    from canary_kernels.write import kernel
+
+    kernel.write_identities(buffers, batch)
