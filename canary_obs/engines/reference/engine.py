@@ -53,8 +53,8 @@ class Engine:
         total = len(prompt) + sampling.max_tokens
         if len(prompt) < 1 or sampling.max_tokens < 1 or total > config.max_context:
             raise ValueError(
-                f"prompt of {len(prompt)} tokens with max_tokens={sampling.max_tokens}: both must be at least 1 "
-                f"and together at most max_context={config.max_context}; shorten one or enlarge max_context"
+                f"prompt of {len(prompt)} tokens with max_tokens={sampling.max_tokens}: each at least 1 "
+                f"and together at most max_context={config.max_context}; shorten one or enlarge it"
             )
         name = request_id if request_id is not None else f"r{self._serial:06d}"
         if name in self._requests:

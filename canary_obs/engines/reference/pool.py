@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -95,13 +96,12 @@ class KVPool:
         )  # [layers, K and V, slots, kv_heads, head_dim]
         self.req_to_token = torch.zeros((max_running, max_context), dtype=torch.int32, device=device)
 
-    def keys(self, layer: int) -> Tensor:
-        """[slots, kv_heads, head_dim] of a layer."""
-        return self.kv[layer, 0]
-
-    def values(self, layer: int) -> Tensor:
-        """[slots, kv_heads, head_dim] of a layer."""
-        return self.kv[layer, 1]
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [n, kv_heads, head_dim] of slots int64 [n]."""
+        # Rows of a matrix: the embedding kernel copies them several times faster than general indexing.
+        shape = (slots.numel(), *self.kv.shape[3:])
+        key, value = self.kv[layer].flatten(2)
+        return functional.embedding(slots, key).view(shape), functional.embedding(slots, value).view(shape)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [n, kv_heads, head_dim] in slots int64 [n]."""

@@ -58,8 +58,8 @@ class RadixCache:
         """Give whole pages to the tree; returns how many leading tokens it held already and did not take."""
         if tokens.size % self.page_size or tokens.size != slots.size:
             raise ValueError(
-                f"{tokens.size} tokens with {slots.size} slots: the tree holds whole pages of {self.page_size}; "
-                "cut both to a multiple of the page size"
+                f"{tokens.size} tokens with {slots.size} slots: the tree holds whole pages; "
+                f"cut both to a multiple of page_size={self.page_size}"
             )
         self.clock += 1
         node, found, _ = self._descend(tokens)

@@ -35,7 +35,7 @@ class Sampling:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """Tokens and slots of a request. The arrays are capacity; `length`, `computed`, `allocated` say how much is valid."""
+    """A request's tokens and slots. Arrays are capacity; length, computed and allocated say what is valid."""
 
     id: str
     serial: int  # unique in this engine

@@ -94,29 +94,32 @@ class Runner:
         return batch
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run the model, store the new KV, and return logits float32 [num_requests, vocab] of the last tokens."""
+        """Run the model and store the new KV; logits float32 [num_requests, vocab] of the last tokens."""
         padded, chunks = self._padded(batch), self._chunks(batch)
         shape = self.model.shape
         groups = shape.heads // shape.kv_heads
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             self.pool.write(layer, batch.out_slots, key, value)
-            keys, values = self.pool.keys(layer), self.pool.values(layer)
             mixed = torch.empty_like(query, memory_format=torch.contiguous_format)
             if padded is not None:
                 # Query heads that share a KV head stand in as query positions: no repeated keys.
+                keys, values = self.pool.read(layer, padded.slots)
                 wide = (-1, padded.width, shape.kv_heads, shape.head_dim)
-                held = keys[padded.slots].view(wide), values[padded.slots].view(wide)
                 asked = query[padded.tokens].view(-1, shape.kv_heads, groups, shape.head_dim)
                 answer = functional.scaled_dot_product_attention(
-                    asked, held[0].transpose(1, 2), held[1].transpose(1, 2), attn_mask=padded.mask
+                    asked,
+                    keys.view(wide).transpose(1, 2),
+                    values.view(wide).transpose(1, 2),
+                    attn_mask=padded.mask,
                 )
                 mixed[padded.tokens] = answer.reshape(-1, shape.heads, shape.head_dim)
             for chunk in chunks:
+                keys, values = self.pool.read(layer, chunk.slots)
                 answer = functional.scaled_dot_product_attention(
                     query[chunk.start : chunk.stop].transpose(0, 1)[None],
-                    keys[chunk.slots].transpose(0, 1).repeat_interleave(groups, dim=0)[None],
-                    values[chunk.slots].transpose(0, 1).repeat_interleave(groups, dim=0)[None],
+                    keys.transpose(0, 1).repeat_interleave(groups, dim=0)[None],
+                    values.transpose(0, 1).repeat_interleave(groups, dim=0)[None],
                     attn_mask=chunk.mask,
                 )
                 mixed[chunk.start : chunk.stop] = answer[0].transpose(0, 1)

@@ -1,0 +1,50 @@
+"""Digests of the engine's own token lists, kept by row and advanced by the tokens that are new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from canary_kernels.hashing import mix64
+from canary_kernels.layout import CHAIN_ANCHOR, signed
+from canary_obs.engines.reference.request import Request
+
+_ANCHOR = signed(CHAIN_ANCHOR)
+
+
+class PrefixDigests:
+    """The chain over each running request's tokens up to what it has computed. Memory: three words per row."""
+
+    def __init__(self, max_running: int) -> None:
+        self._owner = np.full(max_running, -1, dtype=np.int64)  # serial of the request a digest belongs to
+        self._count = np.zeros(max_running, dtype=np.int64)  # tokens in the digest
+        self._digest = np.zeros(max_running, dtype=np.int64)
+
+    def advance(self, requests: Sequence[Request]) -> Tensor:
+        """int64 [n] on the CPU: chain over the first `computed` tokens of each request, in order."""
+        rows = np.array([request.row for request in requests], dtype=np.int64)
+        serials = np.array([request.serial for request in requests], dtype=np.int64)
+        ends = np.array([request.computed for request in requests], dtype=np.int64)
+        starts = self._count[rows]
+        # Another request took the row, or this one was preempted and starts over.
+        fresh = (self._owner[rows] != serials) | (starts > ends)
+        starts[fresh] = 0
+        digests = self._digest[rows]
+        digests[fresh] = _ANCHOR
+        lengths = ends - starts
+        bounds = np.zeros(len(requests) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=bounds[1:])
+        if bounds[-1]:
+            tokens = np.concatenate(
+                [r.tokens[a:b] for r, a, b in zip(requests, starts.tolist(), ends.tolist(), strict=True)]
+            )
+            positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, lengths)
+            mixed = mix64(torch.from_numpy(tokens), torch.from_numpy(positions)).numpy()
+            sums = np.zeros(bounds[-1] + 1, dtype=np.int64)
+            np.cumsum(mixed, out=sums[1:])
+            digests += sums[bounds[1:]] - sums[bounds[:-1]]
+        self._owner[rows], self._count[rows], self._digest[rows] = serials, ends, digests
+        return torch.from_numpy(digests)
