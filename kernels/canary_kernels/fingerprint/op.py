@@ -1,0 +1,65 @@
+"""Front door of fingerprint: do the bytes of a slot still hash to what its record says?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from canary_kernels.checks import Backend, KernelArgumentError, check_buffers, check_slots
+from canary_kernels.fingerprint import reference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from canary_kernels.buffers import GroupBuffers
+    from canary_kernels.fingerprint.plan import FingerprintPlan
+    from canary_kernels.layout import Phase
+
+
+def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
+    """After the forward: fingerprint PENDING records among slots (integers [n]; -1 = skip), make them COMPLETE.
+
+    Logs LOST_WRITE where a replaced record's fingerprints still hold. Records in other states are left alone.
+    """
+    _check(backend, buffers, plan, slots)
+    if backend is Backend.TORCH:
+        reference.complete_slots(buffers, plan, slots)
+        return
+    from canary_kernels.fingerprint import kernel
+
+    kernel.complete_slots(buffers, plan, slots)
+
+
+def compare_slots(
+    backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase
+) -> None:
+    """Compare COMPLETE records among slots (integers [n]; -1 = skip) with the bytes; logs KV_DATA.
+
+    Without coverage, counts NO_FINGERPRINT. PATROL also counts runs, ADOPTED and PENDING, which verify
+    counts in the other phases.
+    """
+    _check(backend, buffers, plan, slots)
+    if backend is Backend.TORCH:
+        reference.compare_slots(buffers, plan, slots, phase)
+        return
+    from canary_kernels.fingerprint import kernel
+
+    kernel.compare_slots(buffers, plan, slots, phase)
+
+
+def hash_slots(backend: Backend, plan: FingerprintPlan, slots: Tensor) -> Tensor:
+    """int64 [n, 2]: fingerprints of K and V of slots (integers [n]; -1 = skip, hashes to 0) as the bytes are now."""
+    if backend is Backend.TORCH:
+        return reference.hash_slots(plan, slots)
+    from canary_kernels.fingerprint import kernel
+
+    return kernel.hash_slots(plan, slots)
+
+
+def _check(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
+    check_buffers(backend, buffers)
+    check_slots(buffers, slots=slots)
+    if plan.num_slots is not None and plan.num_slots < buffers.num_slots:
+        raise KernelArgumentError(
+            f"the buffers have {buffers.num_slots} slots and a KV source has room for {plan.num_slots}; the "
+            "rule is memory for every slot that has a record; correct num_slots or the source's strides"
+        )

@@ -1,0 +1,185 @@
+"""What a fingerprint covers: sources sorted into bundles of one geometry, with their keys and addresses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from canary_kernels.buffers import KVSource
+from canary_kernels.checks import KernelArgumentError
+from canary_kernels.fingerprint.views import BundleView, view_bundle
+from canary_kernels.hashing import layer_keys, word_keys
+from canary_kernels.layout import PARTIAL_WORDS, Part, RealData
+
+SCRATCH_SLOTS = 1 << 16
+_WORD_BYTES = 4
+_VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Where the bytes of a slot lie from a source's base, and which words of a layer they are. In bytes."""
+
+    page_size: int  # 1 when slots follow one another at page_stride
+    page_stride: int
+    slot_stride: int  # 0 when page_size is 1
+    head_bytes: int  # all of the slot's bytes when its heads follow one another
+    head_stride: int
+    element_bytes: int
+    element_stride: int
+    first_word: int
+    num_bytes: int  # covered, from the slot's first byte
+
+    @property
+    def num_words(self) -> int:
+        """Words covered; the last may be padded with zeros."""
+        return -(-self.num_bytes // _WORD_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """Sources of one geometry, K before V."""
+
+    geometry: Geometry
+    sources: tuple[KVSource, ...]
+    num_k: int
+    alignment: int  # bytes that divide every address of a word run, at most 16
+    table: Tensor  # int64 [2, num_sources], on the device; base addresses, layer keys
+    word_keys: Tensor  # int64 [num_words], on the device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FingerprintPlan:
+    """Built once at attach; holds what `complete_slots` and `compare_slots` need of a group's KV memory."""
+
+    coverage: RealData
+    device: torch.device
+    bundles: tuple[Bundle, ...]  # empty = every fingerprint is 0
+    views: tuple[BundleView, ...]  # one per bundle on the CPU, else empty
+    num_slots: int | None  # slots that lie inside every source's memory; None without sources
+    bytes_per_slot: int  # bytes covered
+    scratch: Tensor | None  # int64 [SCRATCH_SLOTS, 2]; sums between the launches of several bundles
+
+
+def plan_fingerprint(
+    sources: Sequence[KVSource], coverage: RealData, device: torch.device | str
+) -> FingerprintPlan:
+    """Sort sources into bundles and place keys and addresses on the device.
+
+    Raises KernelArgumentError for a source whose fingerprints could not be added to those of other shards,
+    that overlaps another, or that is described wrongly.
+    """
+    device = torch.device(device)
+    sources = tuple(sources) if coverage is not RealData.NONE else ()
+    _check_sources(sources, device)
+    by_geometry: dict[Geometry, list[KVSource]] = {}
+    for source in sources:
+        geometry = _geometry_of(source, coverage)
+        if geometry.num_bytes:
+            by_geometry.setdefault(geometry, []).append(source)
+    bundles = tuple(_bundle(geometry, found, device) for geometry, found in by_geometry.items())
+    several = len(bundles) > 1
+    return FingerprintPlan(
+        coverage=coverage,
+        device=device,
+        bundles=bundles,
+        views=tuple(view_bundle(b.geometry, b.sources) for b in bundles) if device.type == "cpu" else (),
+        num_slots=min((_capacity(source) for source in sources), default=None),
+        bytes_per_slot=sum(b.geometry.num_bytes * len(b.sources) for b in bundles),
+        scratch=torch.zeros((SCRATCH_SLOTS, 2), dtype=torch.int64, device=device) if several else None,
+    )
+
+
+def _geometry_of(source: KVSource, coverage: RealData) -> Geometry:
+    first_word = source.head_start * source.head_bytes // _WORD_BYTES
+    num_bytes = source.slot_bytes
+    if coverage is RealData.PARTIAL:
+        num_bytes = min(num_bytes, max(0, PARTIAL_WORDS - first_word) * _WORD_BYTES)
+    element_bytes, element_stride = source.element_bytes, source.element_stride
+    head_bytes, head_stride = source.head_bytes, source.head_stride
+    if element_bytes == element_stride or element_bytes == head_bytes:
+        element_bytes = element_stride = head_bytes
+        if head_stride == head_bytes or source.num_heads == 1:
+            head_bytes = head_stride = element_bytes = element_stride = source.slot_bytes
+    page_size, page_stride, slot_stride = source.page_size, source.page_stride, source.slot_stride
+    if page_stride == page_size * slot_stride:
+        page_size, page_stride, slot_stride = 1, slot_stride, 0
+    elif page_size == 1:
+        slot_stride = 0
+    return Geometry(
+        page_size=page_size,
+        page_stride=page_stride,
+        slot_stride=slot_stride,
+        head_bytes=head_bytes,
+        head_stride=head_stride,
+        element_bytes=element_bytes,
+        element_stride=element_stride,
+        first_word=first_word,
+        num_bytes=num_bytes,
+    )
+
+
+def _bundle(geometry: Geometry, sources: list[KVSource], device: torch.device) -> Bundle:
+    ordered = tuple(sorted(sources, key=lambda source: (source.part, source.layer)))
+    addresses = [source.tensor.data_ptr() for source in ordered]
+    strides = geometry.page_stride, geometry.slot_stride, geometry.head_stride, geometry.element_stride
+    runs = geometry.head_bytes, geometry.element_bytes
+    keys = torch.cat([layer_keys(source.layer, 1) for source in ordered])
+    return Bundle(
+        geometry=geometry,
+        sources=ordered,
+        num_k=sum(source.part is Part.K for source in ordered),
+        alignment=math.gcd(_VECTOR_BYTES, *strides, *runs, *addresses),
+        table=torch.stack([torch.tensor(addresses), keys]).to(device),
+        word_keys=word_keys(geometry.first_word, geometry.num_words).to(device),
+    )
+
+
+def _capacity(source: KVSource) -> int:
+    """Slots whose bytes lie inside the source's memory."""
+    storage = source.tensor.untyped_storage()
+    room = storage.nbytes() - (source.tensor.data_ptr() - storage.data_ptr())
+    elements = source.head_bytes // source.element_bytes
+    extent = (source.num_heads - 1) * source.head_stride + (elements - 1) * source.element_stride
+    extent += (source.page_size - 1) * source.slot_stride + source.element_bytes
+    return max(0, (room - extent) // source.page_stride + 1) * source.page_size
+
+
+def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
+    seen: set[tuple[Part, int, int]] = set()
+    for source in sources:
+        where = f"the {source.part.name} source of layer {source.layer}"
+        if source.part is Part.IDENTITY or source.layer < 0 or source.head_start < 0:
+            raise KernelArgumentError(
+                f"{where} has part {source.part.name}, layer {source.layer}, head_start {source.head_start}; "
+                "the rule is part K or V, global indices >= 0; describe the source's place in the whole model"
+            )
+        sizes = source.num_heads, source.head_bytes, source.element_bytes, source.page_size, source.page_stride
+        strides = source.slot_stride, source.head_stride, source.element_stride
+        if min(sizes) < 1 or min(strides) < 0 or source.head_bytes % source.element_bytes:
+            raise KernelArgumentError(
+                f"{where} has sizes {sizes} and strides {strides}; the rule is sizes >= 1, strides >= 0, "
+                "element_bytes dividing head_bytes; describe another layout by several sources"
+            )
+        if source.head_start and source.head_bytes % _WORD_BYTES:
+            raise KernelArgumentError(
+                f"{where} starts at head {source.head_start} with heads of {source.head_bytes} bytes; the rule "
+                f"is a multiple of {_WORD_BYTES}, or else words straddle shards and fingerprints of shards do "
+                "not add up; use coverage NONE for this group"
+            )
+        if source.tensor.device != device:
+            raise KernelArgumentError(
+                f"{where} is on {source.tensor.device}; the rule is the plan's device, {device}; "
+                "make one plan per device"
+            )
+        heads = {(source.part, source.layer, source.head_start + head) for head in range(source.num_heads)}
+        if heads & seen:
+            raise KernelArgumentError(
+                f"{where} repeats heads {sorted(head for _, _, head in heads & seen)}; the rule is that each "
+                "head of a layer and part is described once; drop one of the sources or set head_start"
+            )
+        seen |= heads

@@ -1,0 +1,84 @@
+"""KV memory on the CPU as strided views: all layers of a regular pool are one gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from canary_kernels.hashing import layer_keys, word_keys
+from canary_kernels.layout import Part
+
+if TYPE_CHECKING:
+    from canary_kernels.buffers import KVSource
+    from canary_kernels.fingerprint.plan import Geometry
+
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleView:
+    """The sources of one geometry as gatherable views."""
+
+    stacks: tuple[Tensor, ...]  # each [sources, pages, (page_size,) heads, elements, run]; bytes or words
+    num_sources: int
+    page_size: int
+    num_bytes: int  # covered, per source and slot
+    source_keys: Tensor  # int64 [num_sources, 2]; the layer key in its part's column, K and V
+    word_keys: Tensor  # int64 [num_words]
+
+
+def view_bundle(geometry: Geometry, sources: Sequence[KVSource]) -> BundleView:
+    """Views of sources that share a geometry; evenly spaced ones of one storage share a view."""
+    spaced = sorted(sources, key=lambda source: source.tensor.data_ptr())
+    stacks: list[list[KVSource]] = []
+    for source in spaced:
+        if stacks and _extends(stacks[-1], source):
+            stacks[-1].append(source)
+        else:
+            stacks.append([source])
+    keys = torch.zeros((len(spaced), 2), dtype=torch.int64)
+    for index, source in enumerate(spaced):
+        keys[index, source.part - Part.K] = layer_keys(source.layer, 1)[0]
+    return BundleView(
+        stacks=tuple(_stack(geometry, stack) for stack in stacks),
+        num_sources=len(spaced),
+        page_size=geometry.page_size,
+        num_bytes=geometry.num_bytes,
+        source_keys=keys,
+        word_keys=word_keys(geometry.first_word, geometry.num_words),
+    )
+
+
+def _extends(stack: list[KVSource], source: KVSource) -> bool:
+    if stack[-1].tensor.untyped_storage().data_ptr() != source.tensor.untyped_storage().data_ptr():
+        return False
+    step = source.tensor.data_ptr() - stack[-1].tensor.data_ptr()
+    return len(stack) == 1 or step == stack[1].tensor.data_ptr() - stack[0].tensor.data_ptr()
+
+
+def _stack(geometry: Geometry, sources: list[KVSource]) -> Tensor:
+    first = sources[0].tensor
+    storage = first.untyped_storage()
+    offset = first.data_ptr() - storage.data_ptr()
+    step = sources[1].tensor.data_ptr() - first.data_ptr() if len(sources) > 1 else 0
+    # A partial cover needs only the first heads, elements, bytes.
+    covered = geometry.num_bytes
+    heads = -(-covered // geometry.head_bytes)
+    elements = -(-min(covered, geometry.head_bytes) // geometry.element_bytes)
+    run = min(covered, geometry.element_bytes)
+    strides = [step, geometry.page_stride, geometry.slot_stride, geometry.head_stride, geometry.element_stride]
+    unit = _WORD_BYTES if all(n % _WORD_BYTES == 0 for n in (*strides, offset, run)) else 1
+    page_extent = (geometry.page_size - 1) * geometry.slot_stride + run
+    page_extent += (heads - 1) * geometry.head_stride + (elements - 1) * geometry.element_stride
+    room = storage.nbytes() - offset - step * (len(sources) - 1)
+    pages = (room - page_extent) // geometry.page_stride + 1
+    sizes = [len(sources), pages, geometry.page_size, heads, elements, run // unit]
+    strides = [stride // unit for stride in strides] + [1]
+    if geometry.page_size == 1:
+        del sizes[2], strides[2]
+    base = torch.empty(0, dtype=torch.int32 if unit == _WORD_BYTES else torch.uint8)
+    return base.set_(storage, offset // unit, sizes, strides)
