@@ -52,7 +52,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: Mode = Mode.LOG
     real_data: Literal["none", "partial", "all"] = "all"  # bytes a fingerprint covers
-    prefix_data: bool = False  # re-hash the whole prefix of every request at every tail: exact, slow, for CI
+    prefix_data: bool | None = None  # re-hash every prefix at every tail: exact, slow; None = in mode raise
     reuse_data: bool = True  # check a slot's bytes before the forward overwrites it
     sweep_interval: Count = 0  # forward steps between sweeps; 0 = off
     idle_sweep: bool = True
@@ -77,6 +77,11 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     perturb_seed: int = 0
     perturb_warmup: Count = 20  # steps before the first injection
     perturb_group: str = "full"
+
+    @property
+    def checks_prefix_data(self) -> bool:
+        """Whether the bytes of whole prefixes are compared at every tail."""
+        return self.mode is Mode.RAISE if self.prefix_data is None else self.prefix_data
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):

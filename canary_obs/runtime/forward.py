@@ -21,7 +21,7 @@ class ForwardChecks:
 
     def __init__(self, state: DeviceState, health: Health, config: CanaryConfig) -> None:
         self._state, self._health = state, health
-        self._reuse, self._prefix = config.reuse_data, config.prefix_data
+        self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
         self._batches: list[tuple[Group, RowBatch]] = []
 
     def head(self, view: StepView, step: int) -> None:

@@ -1,0 +1,54 @@
+# Two commands: `make run` (the demo, engine and service) and `make test`. Both set everything up.
+# On a machine without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves some GB of CUDA libraries.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PORT ?= 9464
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: run test test-slow test-gpu lint format setup clean
+
+run: setup
+	$(BIN)/canary-obs demo --serve --port $(PORT)
+
+test: setup lint
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile tests
+
+test-slow: setup
+	$(BIN)/python -m pytest -m "slow and not gpu" tests
+
+test-gpu:
+	$(PYTHON) -m pytest -m "not slow" tests/kernels tests/gpu
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(VENV)/.installed
+
+# torch alone first: a plain "torch" pulled in by another package would ignore the constraint file.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: run make PYTHON=python3.11 ..."; exit 2; }
+	test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || $(MAKE) --no-print-directory venv-package
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Debian and Ubuntu ship python3 without ensurepip.
+.PHONY: venv-package
+venv-package:
+	@echo "python3-venv is missing: installing it"
+	rm -rf $(VENV)
+	SUDO=$$([ $$(id -u) = 0 ] || echo sudo); $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq python3-venv
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,110 @@
+"""The command `canary-obs`. Refusals are one line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from canary_obs.config import CanaryConfig, ServiceConfig, load, masked
+from canary_obs.errors import ConfigurationError, KVCacheViolation, UnsupportedEngine
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+bench = typer.Typer(no_args_is_help=True, help="Measure what the canary costs.")
+app.add_typer(bench, name="bench")
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights, traffic and perturbation.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Shape = Annotated[str, typer.Option(help="Engine preset: demo or tiny.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="Directory with config.json and *.safetensors.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except KVCacheViolation as violation:
+        sys.stderr.write(f"KVCacheViolation: {violation}\n")
+        sys.exit(1)
+    except (ConfigurationError, UnsupportedEngine) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+
+
+@app.command()
+def demo(
+    duration: Annotated[float | None, typer.Option(min=0.1, help="Seconds; default: until Ctrl-C.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many engine steps.")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+    mode: Annotated[str | None, typer.Option(help="none, log or raise.")] = None,
+    perturb: Annotated[str | None, typer.Option(help="MODE=PROBABILITY[,...]: plant faults.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Start the service beside the engine.")] = False,
+    port: Annotated[int | None, typer.Option(help="Port of that service.")] = None,
+    arrivals: Annotated[float | None, typer.Option(min=0, help="Requests per step; 0 = idle engine.")] = None,
+    shape: Shape = "demo",
+    device: Device = "auto",
+    checkpoint: Checkpoint = None,
+) -> None:
+    """Run a small real LLM engine under traffic with the canary inside it."""
+    from canary_obs.cli.demo import DemoPlan, run_demo
+
+    overrides: dict[str, Any] = {"perturb_seed": seed, "sweep_interval": 200}
+    if mode is not None:
+        overrides["mode"] = mode
+    if perturb is not None:
+        overrides |= {"perturb": perturb, "perturb_enabled": True}
+    plan = DemoPlan(
+        duration=duration, steps=steps, seed=seed, json=json, serve=serve, port=port, arrivals=arrivals,
+        shape=shape, device=device, checkpoint=checkpoint, overrides=overrides,
+    )  # fmt: skip
+    sys.exit(run_demo(plan))
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str | None, typer.Option(help="Address to bind; wider than loopback needs a token.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to bind; 0 = any.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Where engines report: ipc://PATH.")] = None,
+) -> None:
+    """Run the service: /metrics, status page, sweeps on demand."""
+    from canary_obs.serve import serve as run
+
+    given = {"host": host, "port": port, "endpoint": endpoint}
+    run(load(ServiceConfig, overrides={name: value for name, value in given.items() if value is not None}))
+
+
+@app.command()
+def settings() -> None:
+    """Print every setting as it stands (secrets masked)."""
+    from rich.console import Console
+    from rich.table import Table
+
+    for kind in (CanaryConfig, ServiceConfig):
+        table = Table("variable", "value", title=kind.__name__)
+        for name, value in masked(load(kind)).items():
+            table.add_row(f"KV_CANARY_{name.upper()}", value)
+        Console().print(table)
+
+
+@bench.command("demo")
+def bench_demo(
+    blocks: Annotated[int, typer.Option(min=2, help="Pairs of blocks.")] = 20,
+    block_steps: Annotated[int, typer.Option(min=5, help="Engine steps per block.")] = 50,
+    seed: Seed = 1,
+    json: Json = False,
+    shape: Shape = "demo",
+    device: Device = "auto",
+) -> None:
+    """Overhead of mode log at default settings against mode none: the same load, interleaved in pairs."""
+    from canary_obs.cli.bench_demo import PairedPlan, run_paired
+
+    plan = PairedPlan(
+        blocks=blocks, block_steps=block_steps, seed=seed, json=json, shape=shape, device=device
+    )
+    sys.exit(run_paired(plan))

@@ -1,0 +1,115 @@
+"""`canary-obs bench demo`: paired step times of mode log and mode none."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from canary_obs.attach import install_canary
+from canary_obs.cli.demo import build_engine, build_traffic
+from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.traffic import Traffic
+from canary_obs.runtime.canary import CanaryRuntime
+
+_WARMUP_STEPS = 100
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedPlan:
+    """What the command line asked for."""
+
+    blocks: int
+    block_steps: int
+    seed: int
+    json: bool
+    shape: str
+    device: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Side:
+    engine: Engine
+    traffic: Traffic
+    canary: CanaryRuntime | None
+
+    def run(self, steps: int) -> float:
+        """Seconds spent in `steps` engine steps; both sides see the same load."""
+        spent, target = 0.0, self.engine.statistics.steps + steps
+        while self.engine.statistics.steps < target:
+            self.traffic.advance(self.engine)
+            if self.engine.has_work():
+                started = time.perf_counter()
+                self.engine.step()
+                spent += time.perf_counter() - started
+        return spent
+
+
+def run_paired(plan: PairedPlan) -> int:
+    """Measures, prints a table (or JSON); returns the exit code."""
+    none, log = _side(plan, protected=False), _side(plan, protected=True)
+    none.run(_WARMUP_STEPS)
+    log.run(_WARMUP_STEPS)
+    before = dict(log.canary.overhead) if log.canary else {}
+    order, pairs = random.Random(plan.seed), []
+    for _ in range(plan.blocks):
+        first = order.random() < 0.5
+        early = (none if first else log).run(plan.block_steps)
+        late = (log if first else none).run(plan.block_steps)
+        pairs.append((early, late) if first else (late, early))
+    result = _result(plan, pairs)
+    if log.canary is not None:
+        steps = plan.blocks * plan.block_steps
+        result["overhead_ms"] = {
+            hook: round(1e3 * (spent - before[hook]) / steps, 4)
+            for hook, spent in log.canary.overhead.items()
+        }
+        result["violations"] = log.canary.pump.violations
+        log.canary.detach()
+    _print(plan, result)
+    return 0
+
+
+def _side(plan: PairedPlan, *, protected: bool) -> _Side:
+    engine = build_engine(plan.shape, plan.device, plan.seed)
+    canary = install_canary(engine, CanaryConfig(endpoint=IN_PROCESS)) if protected else None
+    if canary is not None:
+        canary.mark_ready()
+    return _Side(engine=engine, traffic=build_traffic(engine, plan.seed), canary=canary)
+
+
+def _result(plan: PairedPlan, pairs: list[tuple[float, float]]) -> dict[str, object]:
+    def ratio(sample: list[tuple[float, float]]) -> float:
+        return sum(log for _, log in sample) / sum(none for none, _ in sample) - 1
+
+    draw = random.Random(plan.seed)
+    spread = sorted(ratio(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
+    steps = plan.block_steps
+    return {
+        "shape": plan.shape,
+        "pairs": len(pairs),
+        "block_steps": steps,
+        "step_ms_none": round(1e3 * statistics.median(none for none, _ in pairs) / steps, 3),
+        "step_ms_log": round(1e3 * statistics.median(log for _, log in pairs) / steps, 3),
+        "overhead": round(ratio(pairs), 4),
+        "overhead_median_pair": round(statistics.median(log / none for none, log in pairs) - 1, 4),
+        "overhead_95": [round(spread[int(share * _RESAMPLES)], 4) for share in (0.025, 0.975)],
+    }
+
+
+def _print(plan: PairedPlan, result: dict[str, object]) -> None:
+    if plan.json:
+        sys.stdout.write(json.dumps(result) + "\n")
+        return
+    table = Table("figure", "value", title="mode log (defaults) against mode none, interleaved pairs")
+    for name, value in result.items():
+        table.add_row(name, str(value))
+    Console().print(table)

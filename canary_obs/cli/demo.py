@@ -1,0 +1,223 @@
+"""`canary-obs demo`: the reference engine under traffic, the canary inside, the service beside."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from canary_obs.attach import install_canary, memory_report
+from canary_obs.cli.beside import ServiceProcess
+from canary_obs.config import IN_PROCESS, CanaryConfig, load, masked
+from canary_obs.engines.reference import settings as presets
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
+from canary_obs.errors import ConfigurationError
+from canary_obs.records import Snapshot
+from canary_obs.runtime.canary import CanaryRuntime
+
+_IDLE_SECONDS = 0.005
+_RSS_FROM_STEP = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """What the command line asked for."""
+
+    duration: float | None
+    steps: int | None
+    seed: int
+    json: bool
+    serve: bool
+    port: int | None
+    arrivals: float | None
+    shape: str
+    device: str
+    checkpoint: Path | None
+    overrides: dict[str, Any]
+
+
+def run_demo(plan: DemoPlan) -> int:
+    """Runs until the plan is fulfilled or Ctrl-C; prints a summary; returns the exit code."""
+    overrides = dict(plan.overrides)
+    if not plan.serve:
+        overrides["endpoint"] = IN_PROCESS
+    config = load(CanaryConfig, overrides=overrides)
+    engine = build_engine(plan.shape, plan.device, plan.seed, plan.checkpoint)
+    traffic = build_traffic(engine, plan.seed, plan.arrivals)
+    service = ServiceProcess.start(config.endpoint, plan.port) if plan.serve else None
+    try:
+        canary = install_canary(engine, config)
+        if canary is not None:
+            _say(plan, memory_report(canary))
+            canary.mark_ready()
+        if service is not None:
+            _say(plan, service.invitation())
+        run = _drive(plan, engine, traffic)
+        summary = _summary(run, engine, canary)
+    finally:
+        if service is not None:
+            service.stop()
+    _print_summary(plan, summary, config)
+    return 0
+
+
+def build_engine(shape: str, device: str, seed: int, checkpoint: Path | None = None) -> Engine:
+    """An engine from a preset. Raises ConfigurationError for an unknown preset or device."""
+    makers = {"demo": presets.demo, "tiny": presets.tiny}
+    if shape not in makers:
+        raise ConfigurationError("--shape", shape, "no such preset", f"Use {' or '.join(makers)}.")
+    return Engine(makers[shape](seed=seed, device=choose_device(device), checkpoint=checkpoint))
+
+
+def build_traffic(engine: Engine, seed: int, arrivals: float | None = None) -> Traffic:
+    """The default load for an engine's context length."""
+    load_config = scaled_traffic(engine.config.max_context)
+    if arrivals is not None:
+        load_config = type(load_config)(
+            **{name: getattr(load_config, name) for name in load_config.__slots__} | {"arrivals": arrivals}
+        )
+    return Traffic(load_config, seed)
+
+
+def choose_device(name: str) -> str:
+    """`auto` is CUDA where there is one. Raises ConfigurationError for a device that is not here."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigurationError("--device", name, "not a device", "Use auto, cpu, cuda or cuda:N.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ConfigurationError(
+            "--device", name, f"this machine has {found} CUDA devices", "Use auto or cpu."
+        )
+    return name
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    started: float
+    seconds: float = 0.0
+    busy_seconds: float = 0.0
+    rss_early: int | None = None
+    interrupted: bool = False
+
+
+def _drive(plan: DemoPlan, engine: Engine, traffic: Traffic) -> _Run:
+    run = _Run(started=time.monotonic())
+    try:
+        while not _done(plan, run, engine):
+            traffic.advance(engine)
+            if engine.has_work():
+                started = time.perf_counter()
+                engine.step()
+                run.busy_seconds += time.perf_counter() - started
+            elif not engine.idle():
+                time.sleep(_IDLE_SECONDS)
+            if run.rss_early is None and engine.statistics.steps >= _RSS_FROM_STEP:
+                run.rss_early = resident_bytes()
+    except KeyboardInterrupt:
+        run.interrupted = True
+    run.seconds = time.monotonic() - run.started
+    return run
+
+
+def _done(plan: DemoPlan, run: _Run, engine: Engine) -> bool:
+    if plan.steps is not None and engine.statistics.steps >= plan.steps:
+        return True
+    return plan.duration is not None and time.monotonic() - run.started >= plan.duration
+
+
+def _summary(run: _Run, engine: Engine, canary: CanaryRuntime | None) -> dict[str, Any]:
+    statistics = engine.statistics
+    names = (
+        "steps",
+        "requests_finished",
+        "tokens",
+        "prefix_hit_tokens",
+        "evictions",
+        "preemptions",
+        "aborts",
+    )
+    summary: dict[str, Any] = {name: getattr(statistics, name) for name in names}
+    summary |= {
+        "seconds": round(run.seconds, 3),
+        "step_ms": round(1e3 * run.busy_seconds / max(statistics.steps, 1), 3),
+        "device": engine.config.device,
+        "rss_growth_bytes": None if run.rss_early is None else resident_bytes() - run.rss_early,
+    }
+    if canary is None:
+        return summary | {"state": "off", "violations": 0, "slots_verified": 0, "bytes_verified": 0,
+                          "sweep_passes": 0, "overhead_ratio": 0.0}  # fmt: skip
+    overhead = sum(canary.overhead.values())
+    canary.check_everything()
+    state, reasons = canary.verdict()
+    final = canary.detach()
+    return (
+        summary
+        | _checks(final, canary)
+        | {
+            "state": state.value,
+            "state_reasons": list(reasons),
+            "overhead_ratio": round(overhead / max(run.busy_seconds, 1e-9), 4),
+            "overhead_ms": {
+                name: round(1e3 * spent / max(final.step, 1), 4) for name, spent in canary.overhead.items()
+            },
+            "ledger": canary.ledger,
+        }
+    )
+
+
+def _checks(final: Snapshot, canary: CanaryRuntime) -> dict[str, Any]:
+    verified = hashed = 0
+    reasons: dict[str, int] = {}
+    for group in canary.state.groups:
+        counters = final.groups[group.name]
+        verified += sum(counters.verified.values())
+        hashed += sum(counters.hashed.values()) * group.plan.bytes_per_slot
+        for by_reason in counters.violations.values():
+            for reason, count in by_reason.items():
+                reasons[reason.value] = reasons.get(reason.value, 0) + count
+    return {
+        "slots_verified": verified,
+        "bytes_verified": hashed,
+        "slots_unverified": sum(sum(group.unverified.values()) for group in final.groups.values()),
+        "sweep_passes": sum(final.sweep_passes.values()),
+        "patrol_cycles": final.patrol.cycles if final.patrol else 0,
+        "violations": sum(reasons.values()),
+        "violations_by_reason": {reason: count for reason, count in reasons.items() if count},
+        "record_bytes": canary.state.record_bytes,
+        "backend": final.backend,
+        "observer_faults": final.observer_faults,
+    }
+
+
+def _print_summary(plan: DemoPlan, summary: dict[str, Any], config: CanaryConfig) -> None:
+    if plan.json:
+        sys.stdout.write(json.dumps(summary) + "\n")
+        return
+    for name, value in summary.items():
+        sys.stdout.write(f"{name:>20}  {value}\n")
+    sys.stdout.write(f"{'settings':>20}  {masked(config)}\n")
+
+
+def _say(plan: DemoPlan, text: str) -> None:
+    stream = sys.stderr if plan.json else sys.stdout
+    stream.write(text + "\n")
+    stream.flush()
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where /proc does not tell."""
+    try:
+        fields = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[1]) * 4096

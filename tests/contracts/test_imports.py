@@ -1,0 +1,40 @@
+"""What each door may load, seen in a fresh interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SERVICE_STRANGERS = {"torch", "triton", "canary_kernels", "numpy"}
+ENGINE_STRANGERS = {"prometheus_client", "opentelemetry", "fastapi", "pydantic", "starlette"}
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "strangers"),
+    [
+        ("import canary_obs.serve", SERVICE_STRANGERS),
+        ("import canary_obs.attach", ENGINE_STRANGERS),
+        ("import canary_obs.engines.reference.engine", ENGINE_STRANGERS),
+        ("import canary_obs", SERVICE_STRANGERS | ENGINE_STRANGERS | {"zmq", "msgspec"}),
+        ("import canary_obs.cli", SERVICE_STRANGERS | ENGINE_STRANGERS),
+    ],
+)
+def test_a_door_loads_no_stranger(statement: str, strangers: set[str]) -> None:
+    assert loaded_after(statement) & strangers == set()
+
+
+def test_names_on_offer_resolve() -> None:
+    import canary_obs
+
+    for name in canary_obs.__all__:
+        assert getattr(canary_obs, name) is not None
+    with pytest.raises(AttributeError, match="it offers"):
+        canary_obs.no_such_name  # noqa: B018

@@ -1,0 +1,115 @@
+"""Settings are read once, and refused with value, rule and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from canary_obs.config import (
+    CanaryConfig,
+    PatrolBudget,
+    ServiceConfig,
+    load,
+    masked,
+    parse_patrol_budget,
+    parse_perturb,
+)
+from canary_obs.errors import ConfigurationError
+from canary_obs.records import Mode, PerturbMode
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    config = load(CanaryConfig, environ={})
+    assert (config.mode, config.real_data, config.patrol_budget) == (Mode.LOG, "all", "1%")
+    assert config.idle_sweep
+    assert not config.reveal_tokens
+    assert not config.checks_prefix_data
+    assert load(CanaryConfig, environ={"KV_CANARY_MODE": "raise"}).checks_prefix_data
+    service = load(ServiceConfig, environ={})
+    assert (service.host, service.port) == ("127.0.0.1", 9464)
+
+
+def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
+    file = tmp_path / "canary.toml"
+    file.write_text('mode = "raise"\nsweep_interval = 5\nrank = 7\n')
+    environ = {"KV_CANARY_CONFIG": str(file), "KV_CANARY_SWEEP_INTERVAL": "6", "KV_CANARY_RANK": "8"}
+    config = load(CanaryConfig, environ=environ, overrides={"rank": 9})
+    assert (config.mode, config.sweep_interval, config.rank) == (Mode.RAISE, 6, 9)
+
+
+def test_each_side_ignores_the_settings_of_the_other() -> None:
+    environ = {"KV_CANARY_PORT": "1234", "KV_CANARY_MODE": "none", "PATH": "/bin"}
+    assert load(CanaryConfig, environ=environ).mode is Mode.NONE
+    assert load(ServiceConfig, environ=environ).port == 1234
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("KV_CANARY_MODE", "loud", "none or log or raise"),
+        ("KV_CANARY_MDOE", "log", "Did you mean KV_CANARY_MODE?"),
+        ("KV_CANARY_mode", "log", "no setting has this name"),
+        ("KV_CANARY_RANK", "-1", ">= 0"),
+        ("KV_CANARY_RANK", "one", "int"),
+        ("KV_CANARY_REAL_DATA", "some", "none or partial or all"),
+        ("KV_CANARY_IDLE_SWEEP", "perhaps", "true or false"),
+        ("KV_CANARY_LANE_ROWS", "1", ">= 2"),
+        ("KV_CANARY_PATROL_BUDGET", "150%", "more than all"),
+        ("KV_CANARY_PATROL_BUDGET", "fast", "a rate like 15GB/s"),
+        ("KV_CANARY_PATROL_BUDGET", "-1GB/s", "not a budget"),
+        ("KV_CANARY_PERTURB", "real_kv_used=2", "0 < probability <= 1"),
+        ("KV_CANARY_PERTURB", "magic=0.5", "req_to_token"),
+        ("KV_CANARY_PERTURB", "real_kv_used=0.5", "KV_CANARY_PERTURB_ENABLED"),
+        ("KV_CANARY_INSTANCE", "a b", "regex"),
+        ("KV_CANARY_CONFIG", "/no/such/file.toml", "readable TOML"),
+    ],
+)
+def test_a_refusal_names_setting_value_and_remedy(variable: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(CanaryConfig, environ={variable: value})
+    assert variable in str(caught.value)
+    assert value in str(caught.value) or variable == "KV_CANARY_MDOE" or variable == "KV_CANARY_mode"
+    assert told in str(caught.value)
+
+
+def test_a_wide_bind_without_a_token_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="loopback only"):
+        load(ServiceConfig, environ={"KV_CANARY_HOST": "0.0.0.0"})
+    assert load(ServiceConfig, environ={"KV_CANARY_HOST": "0.0.0.0", "KV_CANARY_TOKEN": "s3cret"}).token
+    assert load(ServiceConfig, environ={"KV_CANARY_HOST": "::1"}).host == "::1"
+
+
+def test_secrets_are_masked() -> None:
+    shown = masked(load(ServiceConfig, environ={"KV_CANARY_TOKEN": "s3cret"}))
+    assert shown["token"] == "***"
+    assert "s3cret" not in str(shown)
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("1%", PatrolBudget(fraction=0.01)),
+        ("0.5", PatrolBudget(fraction=0.5)),
+        ("15GB/s", PatrolBudget(bytes_per_second=15e9)),
+        ("2 MB/s", PatrolBudget(bytes_per_second=2e6)),
+        ("off", PatrolBudget()),
+        ("0", PatrolBudget()),
+    ],
+)
+def test_patrol_budgets(text: str, budget: PatrolBudget) -> None:
+    assert parse_patrol_budget(text) == budget
+
+
+def test_perturb_modes() -> None:
+    assert parse_perturb("real_kv_used=0.05, req_to_token=1") == {
+        PerturbMode.REAL_KV_USED: 0.05,
+        PerturbMode.REQ_TO_TOKEN: 1.0,
+    }
+    assert parse_perturb("") == {}
+
+
+def test_an_error_survives_pickling_between_processes() -> None:
+    error = ConfigurationError("a", 1, "rule", "remedy")
+    rebuilt = error.__reduce__()[0](*error.__reduce__()[1])
+    assert str(rebuilt) == str(error)
