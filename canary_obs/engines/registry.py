@@ -1,4 +1,4 @@
-"""Which adapter protects which engine. Engines are recognised by name, so that none is imported for another."""
+"""Which adapter protects which engine. Known by name, so that none is imported for another."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class ReferenceAdapter:
             more = idle()
             return observer.idle() or more
 
-        # On the instances and past any checker of assignments: deleting them restores the engine exactly.
+        # In the instance dictionaries: deleting the entries restores the engine exactly.
         vars(runner)["forward"] = observed_forward
         vars(engine).update(step=observed_step, idle=observed_idle)
 

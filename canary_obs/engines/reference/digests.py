@@ -16,7 +16,7 @@ _ANCHOR = signed(CHAIN_ANCHOR)
 
 
 class PrefixDigests:
-    """The chain over each running request's tokens up to what it has computed. Memory: three words per row."""
+    """The chain over what each running request has computed. Memory: three words per row."""
 
     def __init__(self, max_running: int) -> None:
         self._owner = np.full(max_running, -1, dtype=np.int64)  # serial of the request a digest belongs to

@@ -22,26 +22,28 @@ Span = tuple[int, int]  # lowest and highest value, both possible
 class TrafficConfig:
     """Time is counted in engine steps, so a seed gives the same load on every machine."""
 
-    arrivals: float = 0.35  # new conversations and next turns per step, on average
+    arrivals: float = 0.32  # new conversations and next turns per step, on average
     abort_rate: float = 0.02  # probability per step that some unfinished request is aborted
-    max_unfinished: int = 24  # arrivals beyond this are turned away
+    max_unfinished: int = 20  # arrivals beyond this are turned away
     system_prompts: int = 6
     system_tokens: Span = (64, 160)
     user_tokens: Span = (16, 96)
-    reply_tokens: Span = (8, 64)
+    reply_tokens: Span = (8, 112)
     next_turn: float = 0.7  # probability that a finished conversation goes on
     pause_steps: Span = (1, 60)  # between an answer and the next turn
     sampled: float = 0.5  # share of conversations with temperature 1; the others are greedy
 
 
-def scaled_traffic(max_context: int) -> TrafficConfig:
-    """The default load with prompts and replies in proportion to a context length."""
+def scaled_traffic(max_context: int, max_running: int = 16) -> TrafficConfig:
+    """A load that keeps an engine full: lengths in proportion to its context, arrivals to its rows."""
     plain, factor = TrafficConfig(), max_context / 512
 
     def scale(span: Span) -> Span:
         return max(1, round(span[0] * factor)), max(2, round(span[1] * factor))
 
     return TrafficConfig(
+        arrivals=plain.arrivals * max_running / 16 / factor,
+        max_unfinished=max(2, plain.max_unfinished * max_running // 16),
         system_tokens=scale(plain.system_tokens),
         user_tokens=scale(plain.user_tokens),
         reply_tokens=scale(plain.reply_tokens),
