@@ -1,0 +1,50 @@
+"""Counters of a rank across restarts of its engine: earlier lives are added to this one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from canary_obs.records import GroupCounters, PerturbCount, PipelineStatus, Snapshot
+
+COUNTER_FIELDS = (
+    "step",
+    "groups",
+    "sweep_passes",
+    "overhead_seconds",
+    "step_seconds",
+    "observer_faults",
+    "violation_events_dropped",
+    "messages_dropped",
+    "perturbations",
+    "pipeline",
+)
+
+
+def carried_over(snapshot: Snapshot, base: Snapshot | None) -> Snapshot:
+    """The snapshot with the totals of the life before it added to every counter; gauges stay its own."""
+    if base is None:
+        return snapshot
+    summed = {name: _plus(getattr(snapshot, name), getattr(base, name)) for name in COUNTER_FIELDS}
+    return msgspec.structs.replace(snapshot, **summed)
+
+
+def _plus(mine: Any, base: Any) -> Any:
+    if isinstance(mine, dict):
+        both = mine.keys() & base.keys()
+        return base | mine | {key: _plus(mine[key], base[key]) for key in both}
+    if isinstance(mine, PipelineStatus):
+        return msgspec.structs.replace(mine, skipped=mine.skipped + base.skipped)
+    if isinstance(mine, PerturbCount):
+        # An injection left open by a dead engine went with its memory; only this life's are open.
+        return msgspec.structs.replace(_sum_fields(mine, base), open=mine.open)
+    if isinstance(mine, GroupCounters):
+        return _sum_fields(mine, base)
+    return mine + base
+
+
+def _sum_fields(mine: Any, base: Any) -> Any:
+    return type(mine)(
+        **{name: _plus(getattr(mine, name), getattr(base, name)) for name in mine.__struct_fields__}
+    )

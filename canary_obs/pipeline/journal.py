@@ -1,0 +1,74 @@
+"""The violations of late, over all ranks, numbered as they arrive."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from canary_obs.records import Identity, Phase, Reason, Violation, Violations
+
+
+class ViolationEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A violation with the rank that saw it. `number` counts up from 1 for the service's life."""
+
+    number: int
+    identity: Identity
+    violation: Violation
+
+
+class ViolationFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which violations; None = any. `after` and `before` are event numbers, both exclusive."""
+
+    reason: Reason | None = None
+    phase: Phase | None = None
+    group: str | None = None
+    engine: str | None = None
+    instance: str | None = None
+    rank: int | None = None
+    after: int | None = None
+    before: int | None = None
+
+    def admits(self, event: ViolationEvent) -> bool:
+        """Whether an event is asked for."""
+        row, identity = event.violation, event.identity
+        wanted = (
+            (self.reason, row.reason),
+            (self.phase, row.phase),
+            (self.group, row.group),
+            (self.engine, identity.engine),
+            (self.instance, identity.instance),
+            (self.rank, identity.rank),
+        )
+        return (
+            all(want is None or want == have for want, have in wanted)
+            and (self.after is None or event.number > self.after)
+            and (self.before is None or event.number < self.before)
+        )
+
+
+class ViolationJournal:
+    """Bounded; the oldest make room. Not thread-safe: the hub holds its lock around every call."""
+
+    def __init__(self, capacity: int) -> None:
+        self._events: deque[ViolationEvent] = deque(maxlen=capacity)
+        self.total = 0
+
+    @property
+    def evicted(self) -> int:
+        """Events that made room for newer ones."""
+        return self.total - len(self._events)
+
+    def add(self, message: Violations) -> tuple[ViolationEvent, ...]:
+        """Number and keep the rows of one message."""
+        events = tuple(
+            ViolationEvent(number=number, identity=message.identity, violation=row)
+            for number, row in enumerate(message.rows, start=self.total + 1)
+        )
+        self._events.extend(events)
+        self.total += len(events)
+        return events
+
+    def newest_first(self) -> list[ViolationEvent]:
+        """Every event kept."""
+        return list(reversed(self._events))

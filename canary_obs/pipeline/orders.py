@@ -1,0 +1,27 @@
+"""What an operator may ask of the engines, and why it may be refused."""
+
+from __future__ import annotations
+
+import msgspec
+
+from canary_obs.errors import CanaryError
+
+
+class NoEngine(CanaryError):
+    """No engine can take the command; the text says why."""
+
+
+class UnknownGroup(CanaryError):
+    """A sweep asked for groups that no attached rank has."""
+
+    def __init__(self, unknown: list[str], known: list[str]) -> None:
+        self.unknown, self.known = unknown, known
+        super().__init__(f"no rank has the groups {', '.join(unknown)}; there are: {', '.join(known)}")
+
+
+class StartSweepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator asks for."""
+
+    groups: tuple[str, ...] = ()  # empty = all
+    data: bool = True
+    unlocked_only: bool = False
