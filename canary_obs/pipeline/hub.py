@@ -25,7 +25,6 @@ from canary_obs.records import (
     EngineMessage,
     Goodbye,
     Hello,
-    Identity,
     Pause,
     Ping,
     Resume,
