@@ -1,0 +1,285 @@
+"""Fingerprint in Triton: one program per slot; word keys stay in registers while it walks the layers.
+
+sum over l of layer_key(l) * sum over i of word_key(i) * w[l, i] is summed over l first: one reduction per slot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from canary_kernels import layout
+from canary_kernels.fingerprint.plan import SCRATCH_SLOTS
+from canary_kernels.jit import (
+    ADOPTED,
+    COMPLETE,
+    COUNT_UNVERIFIED,
+    FINGERPRINT_K,
+    FINGERPRINT_V,
+    NUM_REASONS,
+    NUM_UNVERIFIED,
+    PENDING,
+    RECORD_WORDS,
+    position_of,
+    report,
+    state_of,
+)
+from canary_kernels.layout import NO_REQUEST, Phase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from canary_kernels.buffers import GroupBuffers
+    from canary_kernels.fingerprint.plan import Bundle, FingerprintPlan
+
+HASH, COMPLETING, COMPARING = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+TAIL = tl.constexpr(int(Phase.TAIL))
+PATROL = tl.constexpr(int(Phase.PATROL))
+DATA_REASON = tl.constexpr(int(layout.Reason.KV_DATA))
+LOST_REASON = tl.constexpr(int(layout.Reason.LOST_WRITE))
+PART_K = tl.constexpr(int(layout.Part.K))
+PART_V = tl.constexpr(int(layout.Part.V))
+UNVERIFIED_ADOPTED = tl.constexpr(int(layout.Unverified.ADOPTED))
+UNVERIFIED_PENDING = tl.constexpr(int(layout.Unverified.PENDING))
+UNVERIFIED_NO_FINGERPRINT = tl.constexpr(int(layout.Unverified.NO_FINGERPRINT))
+COUNT_RUNS = tl.constexpr(layout.COUNT_RUNS)
+COUNT_HASHED = tl.constexpr(layout.COUNT_HASHED)
+COUNT_COMPLETED = tl.constexpr(layout.COUNT_COMPLETED)
+COUNT_COMPLETE_RUNS = tl.constexpr(layout.COUNT_COMPLETE_RUNS)
+NOBODY = tl.constexpr(NO_REQUEST)
+
+_MAX_BLOCK = 1024
+_MIN_BLOCK = 128
+_MAX_PROGRAMS = 1 << 16
+
+
+@triton.jit
+def _byte_offset(index, GEOMETRY: tl.constexpr):
+    """int64: where the index-th byte of a slot lies from the slot's first byte."""
+    head_bytes: tl.constexpr = GEOMETRY[0]
+    head_stride: tl.constexpr = GEOMETRY[1]
+    element_bytes: tl.constexpr = GEOMETRY[2]
+    element_stride: tl.constexpr = GEOMETRY[3]
+    num_bytes: tl.constexpr = GEOMETRY[4]
+    if num_bytes <= head_bytes and element_bytes == head_bytes:
+        offset = index
+    else:
+        within = index % head_bytes
+        offset = index // head_bytes * head_stride
+        offset += within // element_bytes * element_stride + within % element_bytes
+    return offset.to(tl.int64)
+
+
+@triton.jit
+def _load_words(base, words, mask, GEOMETRY: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """int64: little-endian uint32 words of a slot whose first byte lies at address base; 0 where masked."""
+    num_bytes: tl.constexpr = GEOMETRY[4]
+    if ALIGNMENT >= 4:
+        address = tl.multiple_of(base, ALIGNMENT).to(tl.pointer_type(tl.uint8))
+        pointers = (address + _byte_offset(words * 4, GEOMETRY)).to(tl.pointer_type(tl.uint32))
+        value = tl.load(pointers, mask=mask, other=0).to(tl.int64)
+    else:
+        pointers = base.to(tl.pointer_type(tl.uint8))
+        value = tl.zeros(words.shape, tl.int64)
+        for byte in tl.static_range(4):
+            index = words * 4 + byte
+            loaded = tl.load(pointers + _byte_offset(index, GEOMETRY), mask=index < num_bytes, other=0)
+            value += loaded.to(tl.int64) << (8 * byte)
+    return value
+
+
+@triton.jit
+def _hash_slot(
+    table, word_keys, slot, NUM_K: tl.constexpr, NUM_SOURCES: tl.constexpr,
+    GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """int64 pair: sums over the words of a bundle's K sources and V sources."""
+    num_words: tl.constexpr = (GEOMETRY[4] + 3) // 4
+    start = slot // PAGES[0] * PAGES[1] + slot % PAGES[0] * PAGES[2]
+    hash_k = slot * 0
+    hash_v = slot * 0
+    for first in range(0, num_words, BLOCK):
+        words = first + tl.arange(0, BLOCK)
+        mask = words < num_words
+        keys = tl.load(word_keys + words, mask=mask, other=0)
+        total = tl.zeros([BLOCK], tl.int64)
+        for source in range(0, NUM_K):
+            base = tl.load(table + source) + start
+            layer_key = tl.load(table + NUM_SOURCES + source)
+            total += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key
+        hash_k += tl.sum(total * keys)
+        total = tl.zeros([BLOCK], tl.int64)
+        for source in range(NUM_K, NUM_SOURCES):
+            base = tl.load(table + source) + start
+            layer_key = tl.load(table + NUM_SOURCES + source)
+            total += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key
+        hash_v += tl.sum(total * keys)
+    return hash_k, hash_v
+
+
+@triton.jit
+def _finish(
+    records, buffers, slot, identity, hash_k, hash_v, HAS_DATA: tl.constexpr, OP: tl.constexpr, PHASE: tl.constexpr
+):
+    """Store or compare the fingerprints of one slot whose record is in the state the operation works on."""
+    record = records + slot * RECORD_WORDS
+    stored_k = tl.load(record + FINGERPRINT_K)
+    stored_v = tl.load(record + FINGERPRINT_V)
+    position = position_of(identity)
+    if OP == COMPLETING:
+        if HAS_DATA:
+            lost = ((stored_k != 0) | (stored_v != 0)) & (stored_k == hash_k) & (stored_v == hash_v)
+            if lost:
+                lane = TAIL * NUM_REASONS + LOST_REASON
+                report(buffers, lost, lane, slot, position, NOBODY, PART_K, stored_k, hash_k)
+        tl.store(record + FINGERPRINT_K, hash_k)
+        tl.store(record + FINGERPRINT_V, hash_v)
+        tl.store(record, identity + ((COMPLETE - PENDING) << 32))
+        tl.atomic_add(buffers[0] + COUNT_COMPLETED, 1)
+    else:
+        lane = PHASE * NUM_REASONS + DATA_REASON
+        wrong = stored_k != hash_k
+        if wrong:
+            report(buffers, wrong, lane, slot, position, NOBODY, PART_K, stored_k, hash_k)
+        wrong = stored_v != hash_v
+        if wrong:
+            report(buffers, wrong, lane, slot, position, NOBODY, PART_V, stored_v, hash_v)
+        tl.atomic_add(buffers[0] + COUNT_HASHED + PHASE, 1)
+
+
+@triton.jit
+def _count_skipped(counters, state, HAS_DATA: tl.constexpr, PHASE: tl.constexpr):
+    """Count a slot that a comparison met and could not check."""
+    causes = counters + COUNT_UNVERIFIED + PHASE * NUM_UNVERIFIED
+    if PHASE == PATROL:
+        if state == ADOPTED:
+            tl.atomic_add(causes + UNVERIFIED_ADOPTED, 1)
+        if state == PENDING:
+            tl.atomic_add(causes + UNVERIFIED_PENDING, 1)
+    if not HAS_DATA:
+        if state == COMPLETE:
+            tl.atomic_add(causes + UNVERIFIED_NO_FINGERPRINT, 1)
+
+
+@triton.jit(
+    do_not_specialize=["num_slots", "lane_rows", "num_listed"], do_not_specialize_on_alignment=["slots", "hashes"]
+)
+def fingerprint_kernel(
+    records, counters, violations, clock, num_slots, lane_rows,
+    slots, num_listed, table, word_keys, hashes,
+    OP: tl.constexpr, PHASE: tl.constexpr, HAS_DATA: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    COUNTED: tl.constexpr, NUM_K: tl.constexpr, NUM_SOURCES: tl.constexpr, GEOMETRY: tl.constexpr, PAGES: tl.constexpr,
+    ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Programs take slots in turn. FIRST and LAST frame the bundles; sums between them wait in `hashes`."""
+    program = tl.program_id(0).to(tl.int64)
+    buffers = (counters, violations, clock, lane_rows)
+    if COUNTED:
+        if program == 0:
+            if OP == COMPLETING:
+                tl.atomic_add(counters + COUNT_COMPLETE_RUNS, 1)
+            elif PHASE == PATROL:
+                tl.atomic_add(counters + COUNT_RUNS + PATROL, 1)
+    for index in range(program, num_listed, tl.num_programs(0)):
+        slot = tl.load(slots + index).to(tl.int64)
+        if (slot >= 0) & (slot < num_slots):
+            identity = slot * 0
+            wanted = slot >= 0
+            if OP != HASH:
+                identity = tl.load(records + slot * RECORD_WORDS)
+                state = state_of(identity)
+                wanted = state == (PENDING if OP == COMPLETING else COMPLETE)
+                if OP == COMPARING and FIRST:
+                    _count_skipped(counters, state, HAS_DATA, PHASE)
+            if OP == COMPARING and not HAS_DATA:
+                wanted = slot < 0
+            if wanted:
+                hash_k = slot * 0
+                hash_v = slot * 0
+                if NUM_SOURCES > 0:
+                    hash_k, hash_v = _hash_slot(
+                        table, word_keys, slot, NUM_K, NUM_SOURCES, GEOMETRY, PAGES, ALIGNMENT, BLOCK
+                    )
+                if not FIRST:
+                    hash_k += tl.load(hashes + index * 2)
+                    hash_v += tl.load(hashes + index * 2 + 1)
+                if OP == HASH or not LAST:
+                    tl.store(hashes + index * 2, hash_k)
+                    tl.store(hashes + index * 2 + 1, hash_v)
+                else:
+                    _finish(records, buffers, slot, identity, hash_k, hash_v, HAS_DATA, OP, PHASE)
+
+
+def complete_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
+    """Launch the completion; see `op.complete_slots`."""
+    _launch_chunks(buffers, plan, slots, COMPLETING.value, Phase.TAIL)
+
+
+def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase) -> None:
+    """Launch the comparison; see `op.compare_slots`."""
+    _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
+
+
+def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
+    """Launch the hash alone; see `op.hash_slots`."""
+    hashes = torch.zeros((slots.shape[0], 2), dtype=torch.int64, device=slots.device)
+    if slots.shape[0] and plan.num_slots is not None:
+        unused = (hashes, hashes, hashes, hashes, plan.num_slots, 0)
+        _launch(unused, plan, slots, hashes, op=HASH.value, phase=Phase.TAIL, counted=False)
+    return hashes
+
+
+def _launch_chunks(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, op: int, phase: Phase) -> None:
+    log = buffers.violations
+    pointers = (buffers.records, buffers.counters, log, buffers.clock, buffers.num_slots, log.shape[1])
+    if plan.scratch is None:
+        _launch(pointers, plan, slots, slots, op=op, phase=phase, counted=True)
+        return
+    starts = range(0, max(1, slots.shape[0]), SCRATCH_SLOTS)
+    for start in starts:
+        chunk = slots[start : start + SCRATCH_SLOTS]
+        _launch(pointers, plan, chunk, plan.scratch, op=op, phase=phase, counted=start == starts[-1])
+
+
+def _launch(
+    pointers: tuple[Tensor | int, ...], plan: FingerprintPlan, slots: Tensor, hashes: Tensor,
+    *, op: int, phase: Phase, counted: bool,
+) -> None:  # fmt: skip
+    """One launch per bundle; none covers any bytes when the plan has no bundle."""
+    listed = slots.shape[0]
+    grid = (max(1, min(listed, _MAX_PROGRAMS)),)
+    bundles: tuple[Bundle | None, ...] = plan.bundles or (None,)
+    for number, bundle in enumerate(bundles):
+        last = number == len(bundles) - 1
+        fingerprint_kernel[grid](
+            *pointers, slots, listed,
+            bundle.table if bundle else slots, bundle.word_keys if bundle else slots, hashes,
+            OP=op, PHASE=int(phase), HAS_DATA=plan.coverage is not layout.RealData.NONE,
+            FIRST=number == 0, LAST=last, COUNTED=counted and last,
+            **_shape_of(bundle),
+        )  # fmt: skip
+
+
+def _shape_of(bundle: Bundle | None) -> dict[str, object]:
+    """The compile-time part of a launch."""
+    if bundle is None:
+        return {
+            "NUM_K": 0, "NUM_SOURCES": 0, "GEOMETRY": (0, 0, 0, 0, 0), "PAGES": (1, 0, 0),
+            "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK, "num_warps": 1,
+        }  # fmt: skip
+    where = bundle.geometry
+    block = min(_MAX_BLOCK, max(_MIN_BLOCK, triton.next_power_of_2(where.num_words)))
+    return {
+        "NUM_K": bundle.num_k,
+        "NUM_SOURCES": len(bundle.sources),
+        "GEOMETRY": (
+            where.head_bytes, where.head_stride, where.element_bytes, where.element_stride, where.num_bytes
+        ),
+        "PAGES": (where.page_size, where.page_stride, where.slot_stride),
+        "ALIGNMENT": bundle.alignment,
+        "BLOCK": block,
+        "num_warps": max(1, min(4, block // 128)),
+    }  # fmt: skip

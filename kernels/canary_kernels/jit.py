@@ -1,0 +1,113 @@
+"""Triton functions that the kernels share: mixing, record fields, slot lookup, the violation log."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from canary_kernels import hashing, layout
+
+TOKEN_FACTOR = tl.constexpr(hashing.TOKEN_FACTOR)
+POSITION_FACTOR = tl.constexpr(hashing.POSITION_FACTOR)
+MIX_OFFSET = tl.constexpr(hashing.MIX_OFFSET)
+FINALIZE_FIRST = tl.constexpr(hashing.FINALIZE_FIRST)
+FINALIZE_SECOND = tl.constexpr(hashing.FINALIZE_SECOND)
+ANCHOR = tl.constexpr(layout.CHAIN_ANCHOR)
+
+RECORD_WORDS = tl.constexpr(layout.RECORD_WORDS)
+CHAIN = tl.constexpr(layout.CHAIN)
+FINGERPRINT_K = tl.constexpr(layout.FINGERPRINT_K)
+FINGERPRINT_V = tl.constexpr(layout.FINGERPRINT_V)
+STATE_BITS = tl.constexpr(layout.STATE_BITS)
+STATE_MASK = tl.constexpr(layout.STATE_MASK)
+EMPTY = tl.constexpr(int(layout.RecordState.EMPTY))
+PENDING = tl.constexpr(int(layout.RecordState.PENDING))
+COMPLETE = tl.constexpr(int(layout.RecordState.COMPLETE))
+ADOPTED = tl.constexpr(int(layout.RecordState.ADOPTED))
+
+NUM_REASONS = tl.constexpr(layout.NUM_REASONS)
+NUM_UNVERIFIED = tl.constexpr(layout.NUM_UNVERIFIED)
+COUNT_VIOLATIONS = tl.constexpr(layout.COUNT_VIOLATIONS)
+COUNT_UNVERIFIED = tl.constexpr(layout.COUNT_UNVERIFIED)
+ROW_WORDS = tl.constexpr(layout.ROW_WORDS)
+ROW_EVENT = tl.constexpr(layout.ROW_EVENT)
+ROW_STEP = tl.constexpr(layout.ROW_STEP)
+ROW_SLOT = tl.constexpr(layout.ROW_SLOT)
+ROW_POSITION = tl.constexpr(layout.ROW_POSITION)
+ROW_REQUEST = tl.constexpr(layout.ROW_REQUEST)
+ROW_PART = tl.constexpr(layout.ROW_PART)
+ROW_EXPECTED = tl.constexpr(layout.ROW_EXPECTED)
+ROW_ACTUAL = tl.constexpr(layout.ROW_ACTUAL)
+
+
+@triton.jit
+def mix64(token, position):
+    """uint64: what each token at its position adds to a chain; int64 in."""
+    mixed = token.to(tl.uint64) * TOKEN_FACTOR + position.to(tl.uint64) * POSITION_FACTOR + MIX_OFFSET
+    mixed = (mixed ^ (mixed >> 30)) * FINALIZE_FIRST
+    mixed = (mixed ^ (mixed >> 27)) * FINALIZE_SECOND
+    return mixed ^ (mixed >> 31)
+
+
+@triton.jit
+def continued(identity, chain, position):
+    """uint64: the chain after a record (int64 identity and chain) that stands at position."""
+    return chain.to(tl.uint64) + mix64((identity << 32) >> 32, position)
+
+
+@triton.jit
+def state_of(identity):
+    """int64: the record's state."""
+    return (identity >> 32) & STATE_MASK
+
+
+@triton.jit
+def position_of(identity):
+    """int64: the record's position."""
+    return identity >> (32 + STATE_BITS)
+
+
+@triton.jit
+def slot_at(table, table_stride, row, position, PAGE_SIZE: tl.constexpr, mask):
+    """int64: slots of positions of a row; -1 where masked, negative or too large where the table says so."""
+    cells = table + row * table_stride
+    if PAGE_SIZE == 1:
+        slot = tl.load(cells + position, mask=mask, other=-1).to(tl.int64)
+    else:
+        page = tl.load(cells + position // PAGE_SIZE, mask=mask, other=-1).to(tl.int64)
+        slot = page * PAGE_SIZE + position % PAGE_SIZE
+    return slot
+
+
+@triton.jit
+def count(counters, index, amount):
+    """Add to a counter; nothing when the amount is 0."""
+    tl.atomic_add(counters + index, amount.to(tl.int64), mask=amount > 0)
+
+
+@triton.jit
+def report(
+    buffers, mask, lane, slot, position, request, part, expected, actual
+):
+    """Count and log violations where mask holds; buffers = (counters, violations, clock, lane_rows).
+
+    A log row is written at most once per step, by whichever program claims it first.
+    """
+    counters, violations, clock, lane_rows = buffers
+    one = tl.where(mask, 1, 0).to(tl.int64)
+    lane = one * 0 + lane
+    event = tl.atomic_add(counters + COUNT_VIOLATIONS + lane, one, mask=mask)
+    place = tl.where(event == 0, 0, 1 + (event - 1) % (lane_rows - 1))
+    row = violations + (lane * lane_rows + place) * ROW_WORDS
+    step = tl.load(clock)
+    # Two events that map to one row would tear it: the exchange lets exactly one of a step write.
+    claimed = tl.atomic_xchg(row + ROW_STEP, one * 0 + step, mask=mask)
+    # Step 0 is no claim: it is what an unused row holds.
+    mine = mask & (claimed != tl.where(step == 0, -1, step))
+    tl.store(row + ROW_EVENT, event + 1, mask=mine)
+    tl.store(row + ROW_SLOT, slot, mask=mine)
+    tl.store(row + ROW_POSITION, position, mask=mine)
+    tl.store(row + ROW_REQUEST, request, mask=mine)
+    tl.store(row + ROW_PART, part, mask=mine)
+    tl.store(row + ROW_EXPECTED, expected, mask=mine)
+    tl.store(row + ROW_ACTUAL, actual, mask=mine)
