@@ -1,1 +1,1 @@
-"""Record mathematics of canary_obs as PyTorch references and Triton kernels. Knows no engine and no runtime."""
+"""Record mathematics of canary_obs: PyTorch references and Triton kernels. Knows no engine and no runtime."""

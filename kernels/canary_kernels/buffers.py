@@ -40,7 +40,7 @@ def allocate_buffers(num_slots: int, clock: Tensor, lane_rows: int = DEFAULT_LAN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBatch:
-    """One forward as one group sees it. Lengths are read on the device; integer tensors may be int32 or int64."""
+    """One forward as one group sees it. Lengths are read on the device; integers may be int32 or int64."""
 
     slot_table: Tensor  # [num_rows, width]; page numbers when page_size > 1, else slots
     page_size: int
@@ -86,7 +86,7 @@ class KVSource:
 
 
 def source_from_tensor(tensor: Tensor, part: Part, layer: int, head_start: int = 0) -> KVSource:
-    """The common layouts: [slots, heads, dim] or [pages, page_size, heads, dim], any strides, dim contiguous."""
+    """Common layouts: [slots, heads, dim] or [pages, page_size, heads, dim], any strides, dim contiguous."""
     if tensor.dim() == 3:
         tensor = tensor.unsqueeze(1)
     if tensor.dim() != 4 or tensor.stride(3) != 1:

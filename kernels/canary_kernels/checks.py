@@ -79,7 +79,7 @@ def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
 
 
 def check_slots(buffers: GroupBuffers, **columns: Tensor) -> None:
-    """Raise KernelArgumentError unless the named columns are integer vectors of one length beside the records."""
+    """Raise KernelArgumentError unless the columns are integer vectors of one length beside the records."""
     length = next(iter(columns.values())).shape[0]
     for name, column in columns.items():
         _check_column(name, column, length, buffers.records.device)

@@ -1,4 +1,4 @@
-"""The record mathematics: 64-bit mixing of tokens, chains over prefixes, keys of KV words. All modulo 2^64."""
+"""The record mathematics: 64-bit mixing of tokens, chains over prefixes, keys of KV words; modulo 2^64."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def mix64(tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 def chain_of(tokens: Tensor) -> Tensor:
-    """int64 [n + 1]: chain[p] is the digest of tokens[:p]; chain[0] is the anchor. CPU tensor, any integer type."""
+    """int64 [n + 1]: chain[p] is the digest of tokens[:p], chain[0] the anchor. CPU tensor of integers."""
     chain = torch.empty(tokens.shape[0] + 1, dtype=torch.int64)
     chain[0] = signed(CHAIN_ANCHOR)
     chain[1:] = mix64(tokens, torch.arange(tokens.shape[0]))

@@ -86,9 +86,7 @@ def count(counters, index, amount):
 
 
 @triton.jit
-def report(
-    buffers, mask, lane, slot, position, request, part, expected, actual
-):
+def report(buffers, mask, lane, slot, position, request, part, expected, actual):
     """Count and log violations where mask holds; buffers = (counters, violations, clock, lane_rows).
 
     A log row is written at most once per step, by whichever program claims it first.

@@ -9,7 +9,6 @@ import torch
 from canary_kernels.layout import (
     COUNT_VIOLATIONS,
     ROW_EVENT,
-    ROW_SLOT,
     ROW_STEP,
     Part,
     Phase,
@@ -22,13 +21,11 @@ if TYPE_CHECKING:
 
     from canary_kernels.buffers import GroupBuffers
 
-Column = "Tensor | int"
-
 
 def report(buffers: GroupBuffers, phase: Phase, reason: Reason, rows: Tensor) -> None:
     """Count and log rows (int64 [n, 6]: slot, position, request, part, expected, actual).
 
-    A log row is written at most once per step, by the first event that maps to it; row 0 holds event 0 for ever.
+    A log row is written at most once per step, by the first event that maps to it; row 0 holds event 0.
     """
     if rows.shape[0] == 0:
         return
@@ -47,7 +44,7 @@ def report(buffers: GroupBuffers, phase: Phase, reason: Reason, rows: Tensor) ->
     log[places[free]] = torch.cat([stamps, rows], 1)[free]
 
 
-def rows_of(mask: Tensor, request: Column, part: Part, *columns: Tensor) -> Tensor:
+def rows_of(mask: Tensor, request: Tensor | int, part: Part, *columns: Tensor) -> Tensor:
     """int64 [n, 6]: log rows where mask holds, from columns slot, position, expected, actual."""
     slot, position, expected, actual = (column.expand_as(mask)[mask] for column in columns)
     requests = request[mask] if isinstance(request, torch.Tensor) else torch.full_like(slot, request)

@@ -1,6 +1,7 @@
 """Fingerprint in Triton: one program per slot; word keys stay in registers while it walks the layers.
 
-sum over l of layer_key(l) * sum over i of word_key(i) * w[l, i] is summed over l first: one reduction per slot.
+The sum over layers l of layer_key(l) * sum over words i of word_key(i) * w[l, i] is taken over l first:
+one reduction per slot.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ def _load_words(base, words, mask, GEOMETRY: tl.constexpr, ALIGNMENT: tl.constex
     """int64: little-endian uint32 words of a slot whose first byte lies at address base; 0 where masked."""
     num_bytes: tl.constexpr = GEOMETRY[4]
     if ALIGNMENT >= 4:
-        address = tl.multiple_of(base, ALIGNMENT).to(tl.pointer_type(tl.uint8))
-        pointers = (address + _byte_offset(words * 4, GEOMETRY)).to(tl.pointer_type(tl.uint32))
+        pointers = (base + _byte_offset(words * 4, GEOMETRY)).to(tl.pointer_type(tl.uint32))
+        # The compiler cannot know the alignment of an address it loads; with it, lanes read whole vectors.
+        pointers = tl.max_contiguous(tl.multiple_of(pointers, ALIGNMENT), ALIGNMENT // 4)
         value = tl.load(pointers, mask=mask, other=0).to(tl.int64)
     else:
         pointers = base.to(tl.pointer_type(tl.uint8))
@@ -106,7 +108,7 @@ def _hash_slot(
         mask = words < num_words
         keys = tl.load(word_keys + words, mask=mask, other=0)
         total = tl.zeros([BLOCK], tl.int64)
-        for source in range(0, NUM_K):
+        for source in range(NUM_K):
             base = tl.load(table + source) + start
             layer_key = tl.load(table + NUM_SOURCES + source)
             total += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key
@@ -122,7 +124,15 @@ def _hash_slot(
 
 @triton.jit
 def _finish(
-    records, buffers, slot, identity, hash_k, hash_v, HAS_DATA: tl.constexpr, OP: tl.constexpr, PHASE: tl.constexpr
+    records,
+    buffers,
+    slot,
+    identity,
+    hash_k,
+    hash_v,
+    HAS_DATA: tl.constexpr,
+    OP: tl.constexpr,
+    PHASE: tl.constexpr,
 ):
     """Store or compare the fingerprints of one slot whose record is in the state the operation works on."""
     record = records + slot * RECORD_WORDS
@@ -159,30 +169,29 @@ def _count_skipped(counters, state, HAS_DATA: tl.constexpr, PHASE: tl.constexpr)
             tl.atomic_add(causes + UNVERIFIED_ADOPTED, 1)
         if state == PENDING:
             tl.atomic_add(causes + UNVERIFIED_PENDING, 1)
-    if not HAS_DATA:
-        if state == COMPLETE:
-            tl.atomic_add(causes + UNVERIFIED_NO_FINGERPRINT, 1)
+    if not HAS_DATA and state == COMPLETE:
+        tl.atomic_add(causes + UNVERIFIED_NO_FINGERPRINT, 1)
 
 
 @triton.jit(
-    do_not_specialize=["num_slots", "lane_rows", "num_listed"], do_not_specialize_on_alignment=["slots", "hashes"]
+    do_not_specialize=["num_slots", "lane_rows", "num_listed"],
+    do_not_specialize_on_alignment=["slots", "hashes"],
 )
 def fingerprint_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     slots, num_listed, table, word_keys, hashes,
     OP: tl.constexpr, PHASE: tl.constexpr, HAS_DATA: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    COUNTED: tl.constexpr, NUM_K: tl.constexpr, NUM_SOURCES: tl.constexpr, GEOMETRY: tl.constexpr, PAGES: tl.constexpr,
-    ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+    COUNTED: tl.constexpr, NUM_K: tl.constexpr, NUM_SOURCES: tl.constexpr,
+    GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Programs take slots in turn. FIRST and LAST frame the bundles; sums between them wait in `hashes`."""
     program = tl.program_id(0).to(tl.int64)
     buffers = (counters, violations, clock, lane_rows)
-    if COUNTED:
-        if program == 0:
-            if OP == COMPLETING:
-                tl.atomic_add(counters + COUNT_COMPLETE_RUNS, 1)
-            elif PHASE == PATROL:
-                tl.atomic_add(counters + COUNT_RUNS + PATROL, 1)
+    if COUNTED and program == 0:
+        if OP == COMPLETING:
+            tl.atomic_add(counters + COUNT_COMPLETE_RUNS, 1)
+        elif PHASE == PATROL:
+            tl.atomic_add(counters + COUNT_RUNS + PATROL, 1)
     for index in range(program, num_listed, tl.num_programs(0)):
         slot = tl.load(slots + index).to(tl.int64)
         if (slot >= 0) & (slot < num_slots):
@@ -232,7 +241,9 @@ def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
     return hashes
 
 
-def _launch_chunks(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, op: int, phase: Phase) -> None:
+def _launch_chunks(
+    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, op: int, phase: Phase
+) -> None:
     log = buffers.violations
     pointers = (buffers.records, buffers.counters, log, buffers.clock, buffers.num_slots, log.shape[1])
     if plan.scratch is None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
-    """After the forward: fingerprint PENDING records among slots (integers [n]; -1 = skip), make them COMPLETE.
+    """Fingerprint the PENDING records among slots (integers [n]; -1 = skip) and make them COMPLETE.
 
     Logs LOST_WRITE where a replaced record's fingerprints still hold. Records in other states are left alone.
     """
@@ -24,7 +24,7 @@ def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPla
     if backend is Backend.TORCH:
         reference.complete_slots(buffers, plan, slots)
         return
-    from canary_kernels.fingerprint import kernel
+    import canary_kernels.fingerprint.kernel as kernel
 
     kernel.complete_slots(buffers, plan, slots)
 
@@ -41,18 +41,19 @@ def compare_slots(
     if backend is Backend.TORCH:
         reference.compare_slots(buffers, plan, slots, phase)
         return
-    from canary_kernels.fingerprint import kernel
+    import canary_kernels.fingerprint.kernel as kernel
 
     kernel.compare_slots(buffers, plan, slots, phase)
 
 
 def hash_slots(backend: Backend, plan: FingerprintPlan, slots: Tensor) -> Tensor:
-    """int64 [n, 2]: fingerprints of K and V of slots (integers [n]; -1 = skip, hashes to 0) as the bytes are now."""
+    """int64 [n, 2]: fingerprints of K and V as the bytes are now. slots: integers [n]; -1 hashes to 0."""
     if backend is Backend.TORCH:
         return reference.hash_slots(plan, slots)
-    from canary_kernels.fingerprint import kernel
+    import canary_kernels.fingerprint.kernel as kernel
 
-    return kernel.hash_slots(plan, slots)
+    hashes: Tensor = kernel.hash_slots(plan, slots)
+    return hashes
 
 
 def _check(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:

@@ -101,7 +101,7 @@ def _geometry_of(source: KVSource, coverage: RealData) -> Geometry:
         num_bytes = min(num_bytes, max(0, PARTIAL_WORDS - first_word) * _WORD_BYTES)
     element_bytes, element_stride = source.element_bytes, source.element_stride
     head_bytes, head_stride = source.head_bytes, source.head_stride
-    if element_bytes == element_stride or element_bytes == head_bytes:
+    if element_bytes in (element_stride, head_bytes):
         element_bytes = element_stride = head_bytes
         if head_stride == head_bytes or source.num_heads == 1:
             head_bytes = head_stride = element_bytes = element_stride = source.slot_bytes
@@ -158,7 +158,13 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
                 f"{where} has part {source.part.name}, layer {source.layer}, head_start {source.head_start}; "
                 "the rule is part K or V, global indices >= 0; describe the source's place in the whole model"
             )
-        sizes = source.num_heads, source.head_bytes, source.element_bytes, source.page_size, source.page_stride
+        sizes = (
+            source.num_heads,
+            source.head_bytes,
+            source.element_bytes,
+            source.page_size,
+            source.page_stride,
+        )
         strides = source.slot_stride, source.head_stride, source.element_stride
         if min(sizes) < 1 or min(strides) < 0 or source.head_bytes % source.element_bytes:
             raise KernelArgumentError(
@@ -167,9 +173,9 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
             )
         if source.head_start and source.head_bytes % _WORD_BYTES:
             raise KernelArgumentError(
-                f"{where} starts at head {source.head_start} with heads of {source.head_bytes} bytes; the rule "
-                f"is a multiple of {_WORD_BYTES}, or else words straddle shards and fingerprints of shards do "
-                "not add up; use coverage NONE for this group"
+                f"{where} starts at head {source.head_start} with heads of {source.head_bytes} bytes; the "
+                f"rule is a multiple of {_WORD_BYTES}, or else words straddle shards and fingerprints of "
+                "shards do not add up; use coverage NONE for this group"
             )
         if source.tensor.device != device:
             raise KernelArgumentError(

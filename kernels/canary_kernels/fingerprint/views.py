@@ -70,7 +70,13 @@ def _stack(geometry: Geometry, sources: list[KVSource]) -> Tensor:
     heads = -(-covered // geometry.head_bytes)
     elements = -(-min(covered, geometry.head_bytes) // geometry.element_bytes)
     run = min(covered, geometry.element_bytes)
-    strides = [step, geometry.page_stride, geometry.slot_stride, geometry.head_stride, geometry.element_stride]
+    strides = [
+        step,
+        geometry.page_stride,
+        geometry.slot_stride,
+        geometry.head_stride,
+        geometry.element_stride,
+    ]
     unit = _WORD_BYTES if all(n % _WORD_BYTES == 0 for n in (*strides, offset, run)) else 1
     page_extent = (geometry.page_size - 1) * geometry.slot_stride + run
     page_extent += (heads - 1) * geometry.head_stride + (elements - 1) * geometry.element_stride

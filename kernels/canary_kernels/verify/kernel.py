@@ -171,9 +171,7 @@ def list_kernel(
     position = tl.load(positions + index, mask=listed, other=0).to(tl.int64)
     previous = tl.load(previous_slots + index, mask=listed, other=-1).to(tl.int64)
     mask = listed & (slot >= 0)
-    verified = _check_block(
-        records, num_slots, buffers, slot, position, previous, NO_REQUEST, mask, PHASE
-    )
+    verified = _check_block(records, num_slots, buffers, slot, position, previous, NO_REQUEST, mask, PHASE)
     count(counters, COUNT_VERIFIED + PHASE, verified)
 
 

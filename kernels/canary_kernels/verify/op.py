@@ -25,7 +25,7 @@ def verify_rows(backend: Backend, buffers: GroupBuffers, batch: RowBatch, phase:
     if backend is Backend.TORCH:
         reference.verify_rows(buffers, batch, phase)
         return
-    from canary_kernels.verify import kernel
+    import canary_kernels.verify.kernel as kernel
 
     kernel.verify_rows(buffers, batch, phase)
 
@@ -42,6 +42,6 @@ def verify_list(
     if backend is Backend.TORCH:
         reference.verify_list(buffers, slots, positions, previous, phase)
         return
-    from canary_kernels.verify import kernel
+    import canary_kernels.verify.kernel as kernel
 
     kernel.verify_list(buffers, slots, positions, previous, phase)

@@ -1,4 +1,4 @@
-"""Verify in PyTorch: what the records of a prefix must look like, checked in one pass when nothing is wrong."""
+"""Verify in PyTorch: one pass says that all is well; only if not, every record is classified."""
 
 from __future__ import annotations
 
@@ -216,7 +216,9 @@ def _check(buffers: GroupBuffers, phase: Phase, checks: _Checks) -> None:
     linked = _state(checks.previous_identity) == RecordState.COMPLETE
     expected = _continued(checks.previous_identity, checks.previous_chain, positions - 1)
     expected = expected.where(positions > 0, _ANCHOR)
-    unlinked = complete & ~misplaced & (checks.chain != expected) & (linked & (positions > 0) | checks.anchored)
+    unlinked = (
+        complete & ~misplaced & (checks.chain != expected) & (linked & (positions > 0) | checks.anchored)
+    )
     for reason, mask, wanted, found in (
         (Reason.UNWRITTEN, unwritten, torch.tensor(int(RecordState.COMPLETE)), state.where(known, -1)),
         (Reason.POSITION, misplaced, positions, _position(checks.identity)),

@@ -1,4 +1,4 @@
-"""Write in Triton: a chunk's chain starts at the sum over the chunks before it, which its program sums itself."""
+"""Write in Triton: each chunk's program sums over the chunks before it to find where its chain starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from canary_kernels.jit import (
     PENDING,
     RECORD_WORDS,
     STATE_BITS,
-    STATE_MASK,
     continued,
     count,
     mix64,
@@ -123,7 +122,7 @@ def write_kernel(
             before = tl.zeros([BLOCK], tl.uint64)
             written = 0
             last_chunk = split + (chunks - 1 - split) // splits * splits
-            for chunk in range(0, last_chunk + 1):
+            for chunk in range(last_chunk + 1):
                 index = chunk * BLOCK + offset
                 mask = index < extend
                 token = tl.load(input_ids + first_token + index, mask=mask, other=0)

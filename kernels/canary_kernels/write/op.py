@@ -22,6 +22,6 @@ def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -
     if backend is Backend.TORCH:
         reference.write_identities(buffers, batch)
         return
-    from canary_kernels.write import kernel
+    import canary_kernels.write.kernel as kernel
 
     kernel.write_identities(buffers, batch)

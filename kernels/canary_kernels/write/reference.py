@@ -74,7 +74,9 @@ def _check_inputs(buffers: GroupBuffers, batch: RowBatch, new: _NewTokens) -> No
     if not torch.equal(given, new.positions):
         wrong = given != new.positions
         columns = new.slots, new.positions, new.positions, given
-        report(buffers, Phase.HEAD, Reason.WRITE_POSITION, rows_of(wrong, new.requests, Part.IDENTITY, *columns))
+        report(
+            buffers, Phase.HEAD, Reason.WRITE_POSITION, rows_of(wrong, new.requests, Part.IDENTITY, *columns)
+        )
     if batch.expected_ids is None:
         return
     wanted = batch.expected_ids.index_select(0, new.tokens).long()
