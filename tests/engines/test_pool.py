@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from canary_obs.engines.reference.pool import KVPool, PageAllocator, PoolError
-from canary_obs.engines.reference.settings import TINY_SHAPE
+from canary_obs.engines.reference.settings import TINY_SHAPE, tiny
 
 
 def test_pages_are_handed_out_once() -> None:
@@ -54,14 +54,7 @@ def test_broken_page_size() -> None:
 
 
 def test_pool_returns_what_was_written() -> None:
-    pool = KVPool(
-        TINY_SHAPE,
-        num_slots=16,
-        max_running=2,
-        max_context=8,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    pool = KVPool(TINY_SHAPE, tiny())
     key, value = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
     slots = torch.tensor([11, 0, 5])
     pool.write(1, slots, key, value)

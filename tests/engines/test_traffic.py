@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_every_prompt_fits(config: EngineConfig) -> None:
 
 
 def test_conversations_go_on() -> None:
-    config = tiny()
+    config = tiny(num_slots=1024)
     engine = Engine(config)
     traffic = Traffic(replace(scaled_traffic(config.max_context), next_turn=1.0, arrivals=0.5), 1)
     histories: set[bytes] = set()
@@ -107,4 +108,9 @@ def test_demo_preset_exercises_everything() -> None:
 
 def test_corpus_is_small_and_stated() -> None:
     assert 50_000 < len(corpus()) < 200_000
-    assert "  " not in corpus()
+    folder = files("canary_obs.engines.reference") / "corpus"
+    shipped = [item.name for item in folder.iterdir()]
+    stated = (folder / "README.txt").read_text()
+    assert sorted(shipped) == ["README.txt", "jargon.txt"]
+    assert "jargon.txt" in stated
+    assert "public domain" in stated

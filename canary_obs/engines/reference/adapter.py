@@ -123,7 +123,9 @@ class ReferenceAdapter:
         if self._observer is None:
             return
         self._observer = None
-        del vars(self._engine.runner)["forward"], vars(self._engine)["step"], vars(self._engine)["idle"]
+        vars(self._engine.runner).pop("forward", None)
+        for name in ("step", "idle"):
+            vars(self._engine).pop(name, None)
 
     def _view(self, batch: ForwardBatch, observer: Observer) -> StepView | None:
         """The forward as views of the engine's tensors; None when that failed, which is reported."""

@@ -26,20 +26,12 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         config.check()
         self.config = config
-        device = torch.device(config.device)
         if config.checkpoint is None:
             shape, weights = config.shape, random_weights(config.shape, config.seed, config.dtype)
         else:
             shape, weights = load_checkpoint(config.checkpoint, config.dtype)
-        pool = KVPool(
-            shape,
-            num_slots=config.num_slots,
-            max_running=config.max_running,
-            max_context=config.max_context,
-            dtype=config.dtype,
-            device=device,
-        )
-        self.runner = Runner(Llama(shape, weights, config.max_context, device), pool)
+        model = Llama(shape, weights, config.max_context, torch.device(config.device))
+        self.runner = Runner(model, KVPool(shape, config))
         self.statistics = Statistics()
         self.scheduler = Scheduler(config, self.statistics)
         self._requests: dict[str, Request] = {}  # waiting and running

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engines.reference.model import ModelShape
+from canary_obs.engines.reference.settings import EngineConfig
 
 
 class PoolError(RuntimeError):
@@ -80,21 +81,12 @@ class PageAllocator:
 class KVPool:
     """Keys and values of every slot, and which slot holds which position of which row."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        *,
-        num_slots: int,
-        max_running: int,
-        max_context: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        size = (shape.layers, 2, num_slots, shape.kv_heads, shape.head_dim)
-        self.kv = torch.zeros(
-            size, dtype=dtype, device=device
-        )  # [layers, K and V, slots, kv_heads, head_dim]
-        self.req_to_token = torch.zeros((max_running, max_context), dtype=torch.int32, device=device)
+    def __init__(self, shape: ModelShape, config: EngineConfig) -> None:
+        device = torch.device(config.device)
+        size = (shape.layers, 2, config.num_slots, shape.kv_heads, shape.head_dim)
+        self.kv = torch.zeros(size, dtype=config.dtype, device=device)  # axis 1: K, V
+        rows = (config.max_running, config.max_context)
+        self.req_to_token = torch.zeros(rows, dtype=torch.int32, device=device)  # row x position -> slot
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [n, kv_heads, head_dim] of slots int64 [n]."""
