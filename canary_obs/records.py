@@ -211,6 +211,7 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     messages_dropped: int
     perturbations: dict[PerturbMode, PerturbCount]
     paused: bool
+    kernels_stalled: dict[str, tuple[Phase, ...]] | None = None  # by group; None = not told
 
 
 class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):

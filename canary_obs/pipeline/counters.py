@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from canary_obs.records import GroupCounters, PerturbCount, PipelineStatus, Snapshot
+from canary_obs.records import GroupCounters, PatrolProgress, PerturbCount, PipelineStatus, Snapshot
 
 COUNTER_FIELDS = (
     "step",
@@ -19,6 +19,7 @@ COUNTER_FIELDS = (
     "messages_dropped",
     "perturbations",
     "pipeline",
+    "patrol",
 )
 
 
@@ -36,6 +37,10 @@ def _plus(mine: Any, base: Any) -> Any:
         return base | mine | {key: _plus(mine[key], base[key]) for key in both}
     if isinstance(mine, PipelineStatus):
         return msgspec.structs.replace(mine, skipped=mine.skipped + base.skipped)
+    if mine is None or base is None:
+        return mine
+    if isinstance(mine, PatrolProgress):
+        return msgspec.structs.replace(mine, cycles=mine.cycles + base.cycles)
     if isinstance(mine, PerturbCount):
         # An injection left open by a dead engine went with its memory; only this life's are open.
         return msgspec.structs.replace(_sum_fields(mine, base), open=mine.open)

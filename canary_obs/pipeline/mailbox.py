@@ -161,9 +161,9 @@ class ZmqLink:
         with self._lock:
             for _ in range(0 if self._closed else COMMANDS_PER_CALL):
                 # Asking is four times cheaper than the exception of an empty read, and nearly all are empty.
-                if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                    break
                 try:
+                    if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                        break
                     commands.append(wire.decode_command(self._socket.recv(zmq.NOBLOCK)))
                 except WireError:
                     continue

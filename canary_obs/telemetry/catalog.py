@@ -1,0 +1,126 @@
+"""Every metric, once: name, kind, labels, help, and where its value is read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from canary_obs.pipeline.ranks import RankView
+from canary_obs.telemetry import readings
+from canary_obs.telemetry.readings import Reading, ServiceView
+
+PREFIX = "kv_canary_"
+RANK_LABELS = ("engine", "instance", "rank")
+
+
+class Kind(StrEnum):
+    """What a value may do: only rise, or anything."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One family. Counters are named here as exposed, with `_total`; `unit` is the base unit or empty."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMetric(Metric):
+    """A family with series for every rank; `labels` come after RANK_LABELS."""
+
+    read: Callable[[RankView], Iterable[Reading]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceMetric(Metric):
+    """A family about the service itself."""
+
+    read: Callable[[ServiceView], Iterable[Reading]]
+
+
+def _rank(
+    kind: Kind, name: str, unit: str, labels: str, text: str, read: Callable[[RankView], Iterable[Reading]]
+) -> RankMetric:
+    names = tuple(labels.split())
+    return RankMetric(name=PREFIX + name, kind=kind, unit=unit, labels=names, help=text, read=read)
+
+
+def _service(
+    kind: Kind, name: str, unit: str, labels: str, text: str, read: Callable[[ServiceView], Iterable[Reading]]
+) -> ServiceMetric:
+    names = tuple(labels.split())
+    return ServiceMetric(name=PREFIX + name, kind=kind, unit=unit, labels=names, help=text, read=read)
+
+
+_C, _G = Kind.COUNTER, Kind.GAUGE
+
+# fmt: off
+# ruff: noqa: E501 - one row per metric reads better than five lines each
+RANK_METRICS: tuple[RankMetric, ...] = (
+    _rank(_G, "state", "", "state", "1 for the rank's state, 0 for the others.", readings.state),
+    _rank(_G, "rank_info", "", "mode backend engine_version device", "What the rank runs; always 1.", readings.rank_info),
+    _rank(_G, "snapshot_age_seconds", "seconds", "", "Age of the rank's latest snapshot.", readings.snapshot_age),
+    _rank(_G, "paused", "", "", "1 while sweeps and patrol are paused.", readings.paused),
+    _rank(_C, "restarts_total", "", "", "Engine restarts the service has seen.", readings.restarts),
+    _rank(_C, "steps_total", "", "", "Forward steps observed.", readings.steps),
+    _rank(_C, "step_seconds_total", "seconds", "", "Engine time between step starts.", readings.step_seconds),
+    _rank(_C, "overhead_seconds_total", "seconds", "phase", "Host time spent by the canary on the engine thread.", readings.overhead),
+    _rank(_C, "kernel_runs_total", "", "group phase", "Check launches that finished.", readings.kernel_runs),
+    _rank(_G, "kernel_healthy", "", "group phase", "1 when every launched check was seen to finish.", readings.kernel_healthy),
+    _rank(_C, "slots_verified_total", "", "group phase", "Slots whose record was checked.", readings.verified),
+    _rank(_C, "slots_hashed_total", "", "group phase", "Slots whose KV bytes were compared with their fingerprint.", readings.hashed),
+    _rank(_C, "bytes_verified_total", "", "group phase", "KV bytes compared with their fingerprint.", readings.bytes_verified),
+    _rank(_C, "slots_unverified_total", "", "group cause", "Slots that came up for a check and could not be checked.", readings.unverified),
+    _rank(_C, "slots_written_total", "", "group", "Slots given a new identity.", readings.written),
+    _rank(_C, "slots_completed_total", "", "group", "Slots given a fingerprint.", readings.completed),
+    _rank(_C, "violations_total", "", "group phase reason", "Failed checks.", readings.violations),
+    _rank(_C, "violation_events_dropped_total", "", "", "Violation rows lost before the service; their counts are not.", readings.events_dropped),
+    _rank(_C, "sweep_passes_total", "", "trigger", "Complete sweeps.", readings.sweep_passes),
+    _rank(_G, "sweep_in_progress", "", "", "1 while a sweep runs.", readings.sweep_running),
+    _rank(_G, "sweep_progress_ratio", "ratio", "", "Share of its slots that the current or last sweep has dealt with.", readings.sweep_progress),
+    _rank(_G, "sweep_duration_seconds", "seconds", "", "Duration of the current or last sweep.", readings.sweep_duration),
+    _rank(_G, "sweep_last_completed_timestamp_seconds", "seconds", "", "When the last complete sweep ended.", readings.last_sweep),
+    _rank(_G, "patrol_progress_ratio", "ratio", "", "Share of the current patrol cycle done.", readings.patrol_progress),
+    _rank(_C, "patrol_cycles_total", "", "", "Complete patrol cycles.", readings.patrol_cycles),
+    _rank(_G, "patrol_cycle_seconds", "seconds", "", "Duration of the last complete patrol cycle.", readings.patrol_cycle),
+    _rank(_G, "patrol_oldest_check_seconds", "seconds", "", "Age of the oldest byte check.", readings.patrol_oldest),
+    _rank(_G, "patrol_budget_bytes_per_second", "", "", "Bytes the patrol may read per second.", readings.patrol_budget),
+    _rank(_G, "pool_bytes", "bytes", "group", "KV bytes in the pool.", readings.pool_bytes),
+    _rank(_G, "protected_bytes", "bytes", "group", "Of those, the bytes a fingerprint covers.", readings.protected_bytes),
+    _rank(_G, "record_bytes", "bytes", "", "Device memory of the records.", readings.record_bytes),
+    _rank(_G, "pipeline_lag_steps", "", "", "Steps between the device's counters and the host's copy.", readings.lag_steps),
+    _rank(_G, "pipeline_lag_seconds", "seconds", "", "Age of the host's copy of the counters.", readings.lag_seconds),
+    _rank(_C, "pipeline_skipped_total", "", "", "Steps whose counters were not copied because the ring was full.", readings.skipped),
+    _rank(_C, "perturbations_total", "", "mode outcome", "Faults planted on purpose, and how they ended.", readings.perturbations),
+    _rank(_G, "perturbations_open", "", "mode", "Planted faults that have not ended.", readings.perturbations_open),
+    _rank(_C, "observer_faults_total", "", "part", "Exceptions caught in the canary itself.", readings.observer_faults),
+    _rank(_C, "messages_dropped_total", "", "", "Messages the rank could not hand to the service.", readings.messages_dropped),
+)
+
+SERVICE_METRICS: tuple[ServiceMetric, ...] = (
+    _service(_G, "build_info", "", "version", "The service's release; always 1.", readings.build_info),
+    _service(_G, "service_state", "", "state", "1 for the verdict over all ranks, 0 for the others.", readings.service_state),
+    _service(_G, "ranks", "", "state", "Ranks known, by state.", readings.ranks_by_state),
+    _service(_C, "hub_messages_total", "", "kind", "Messages received from engines.", readings.hub_messages),
+    _service(_C, "hub_messages_refused_total", "", "", "Messages of superseded engine processes.", readings.hub_refused),
+    _service(_C, "hub_frames_undecodable_total", "", "", "Frames that were not ours or of another version.", readings.hub_undecodable),
+    _service(_C, "hub_violations_evicted_total", "", "", "Violation rows that made room for newer ones.", readings.hub_evicted),
+    _service(_C, "service_faults_total", "", "part", "Exceptions caught in the service.", readings.service_faults),
+    _service(_C, "log_events_dropped_total", "", "", "Violation log lines that could not be written.", readings.log_dropped),
+    _service(_G, "scrape_duration_seconds", "seconds", "", "Time the previous collection took.", readings.scrape_duration),
+    _service(_C, "scrape_errors_total", "", "", "Families that could not be collected.", readings.scrape_errors),
+)
+# fmt: on
+
+
+def all_metrics() -> tuple[Metric, ...]:
+    """Every family, in order of exposition."""
+    return (*RANK_METRICS, *SERVICE_METRICS)

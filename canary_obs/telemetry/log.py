@@ -1,0 +1,127 @@
+"""One structured event per violation, as a line of JSON; a full disk is counted and never raises."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import Full, Queue
+from typing import TextIO
+
+import structlog
+
+from canary_obs.errors import ConfigurationError
+from canary_obs.pipeline.journal import ViolationEvent
+
+log = logging.getLogger("canary_obs")
+
+QUEUED_EVENTS = 10_000
+Open = Callable[[], TextIO]
+
+
+class ViolationLog:
+    """A hub subscriber. Lines are written by a thread of its own: a slow disk delays nobody."""
+
+    def __init__(self, open_file: Open, *, capacity: int = QUEUED_EVENTS) -> None:
+        self._open = open_file
+        self._queue: Queue[ViolationEvent | None] = Queue(capacity)
+        self._counted = threading.Lock()
+        self._file: TextIO | None = None
+        self.written = self.dropped = 0
+        self._render = structlog.processors.JSONRenderer(sort_keys=False)
+        self._thread = threading.Thread(target=self._run, name="canary-violation-log", daemon=True)
+        self._thread.start()
+
+    def __call__(self, events: tuple[ViolationEvent, ...]) -> None:
+        """Queue events; those that find no room are counted."""
+        for event in events:
+            try:
+                self._queue.put_nowait(event)
+            except Full:
+                self._drop()
+
+    def close(self) -> None:
+        """Write what is queued, then stop; idempotent."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (event := self._queue.get()) is not None:
+            try:
+                self._write(event)
+                self.written += 1
+            except (OSError, ValueError) as error:
+                if self.dropped == 0:
+                    log.error("canary_obs: the violation log cannot be written: %s", error)
+                self._drop()
+                self._reset()
+        self._reset()
+
+    def _write(self, event: ViolationEvent) -> None:
+        # Opened again after a failure: a rotated file or a disk with room again heals by itself.
+        if self._file is None:
+            self._file = self._open()
+        self._file.write(str(self._render(None, "error", violation_fields(event))) + "\n")
+        self._file.flush()
+
+    def _reset(self) -> None:
+        file, self._file = self._file, None
+        if file is None or file is sys.stderr:
+            return
+        try:
+            file.close()
+        except (OSError, ValueError):
+            log.debug("canary_obs: the violation log could not be closed", exc_info=True)
+
+    def _drop(self) -> None:
+        with self._counted:
+            self.dropped += 1
+
+
+def open_log(path: str) -> ViolationLog:
+    """The log of a `log_file` setting; empty = standard error. Raises ConfigurationError."""
+    if path == "":
+        return ViolationLog(lambda: sys.stderr)
+
+    def append() -> TextIO:
+        return Path(path).open("a", encoding="utf-8")
+
+    try:
+        append().close()
+    except OSError as error:
+        rule = f"cannot be written: {error.strerror}"
+        remedy = "Name a file in a folder that the service may write, or leave it empty for standard error."
+        raise ConfigurationError("log_file", path, rule, remedy) from None
+    return ViolationLog(append)
+
+
+def violation_fields(event: ViolationEvent) -> dict[str, object]:
+    """The event as flat fields. Expected and actual are None where the engine redacted them."""
+    identity, row = event.identity, event.violation
+    return {
+        "event": "kv_cache_violation",
+        "timestamp": datetime.fromtimestamp(row.time_ns / 1e9, UTC).isoformat(),
+        "level": "error",
+        "number": event.number,
+        "engine": identity.engine,
+        "instance": identity.instance,
+        "rank": identity.rank,
+        "device": identity.device,
+        "phase": row.phase.value,
+        "reason": row.reason.value,
+        "group": row.group,
+        "part": row.part.value if row.part else None,
+        "step": row.step,
+        "ordinal": row.event,
+        "slot": row.slot,
+        "position": row.position,
+        "request": row.request,
+        "expected": row.expected,
+        "actual": row.actual,
+        "lag_steps": row.lag_steps,
+        "sweep_id": row.sweep_id,
+    }
