@@ -73,8 +73,7 @@ def _check_block(records, num_slots, buffers, slot, position, previous, request,
     expected = continued(previous_identity, previous_chain, position - 1)
     expected = tl.where(position == 0, tl.full(expected.shape, ANCHOR, tl.uint64), expected)
     linked = (position > 0) & (state_of(previous_identity) == COMPLETE)
-    anchored = (position == 0) & (previous < 0)
-    unlinked = complete & ~misplaced & (linked | anchored) & (chain.to(tl.uint64) != expected)
+    unlinked = complete & ~misplaced & (linked | (position == 0)) & (chain.to(tl.uint64) != expected)
 
     if tl.max((mask & ~complete).to(tl.int32)) > 0:
         causes = buffers[0] + COUNT_UNVERIFIED + PHASE * NUM_UNVERIFIED

@@ -35,7 +35,7 @@ def verify_list(
 ) -> None:
     """Check the records of listed slots (int32 or int64 [n] each; slot < 0 = skip, previous < 0 = none).
 
-    Without a previous slot, position 0 is checked against the anchor, any other by its position only.
+    Position 0 is checked against the anchor; without a previous slot, any other by its position only.
     """
     check_buffers(backend, buffers)
     check_slots(buffers, slots=slots, positions=positions, previous=previous)

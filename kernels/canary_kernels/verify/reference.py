@@ -59,7 +59,6 @@ class _Checks:
     chain: Tensor  # int64 [n]
     previous_identity: Tensor  # int64 [n]; 0 = nothing to link to
     previous_chain: Tensor  # int64 [n]
-    anchored: Tensor  # bool [n]; position 0 at the start of its chain
 
 
 def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
@@ -98,7 +97,6 @@ def verify_list(
         chain=chain,
         previous_identity=previous_identity,
         previous_chain=previous_chain,
-        anchored=(positions == 0) & (previous < 0),
     )
     _check(buffers, phase, checks)
     buffers.counters[COUNT_RUNS + phase] += 1
@@ -176,7 +174,6 @@ def _link_rows(
         chain=chain,
         previous_identity=previous_identity,
         previous_chain=previous_chain,
-        anchored=positions == 0,
     )
 
 
@@ -213,12 +210,10 @@ def _check(buffers: GroupBuffers, phase: Phase, checks: _Checks) -> None:
     buffers.counters[COUNT_VERIFIED + phase] += complete.sum()
 
     misplaced = complete & (_position(checks.identity) != positions)
-    linked = _state(checks.previous_identity) == RecordState.COMPLETE
+    linked = (_state(checks.previous_identity) == RecordState.COMPLETE) & (positions > 0)
     expected = _continued(checks.previous_identity, checks.previous_chain, positions - 1)
     expected = expected.where(positions > 0, _ANCHOR)
-    unlinked = (
-        complete & ~misplaced & (checks.chain != expected) & (linked & (positions > 0) | checks.anchored)
-    )
+    unlinked = complete & ~misplaced & (linked | (positions == 0)) & (checks.chain != expected)
     for reason, mask, wanted, found in (
         (Reason.UNWRITTEN, unwritten, torch.tensor(int(RecordState.COMPLETE)), state.where(known, -1)),
         (Reason.POSITION, misplaced, positions, _position(checks.identity)),

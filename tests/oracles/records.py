@@ -1,0 +1,216 @@
+"""The records by hand: plain loops over plain integers, written from DESIGN sections 2 and 3 and nothing else."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+MASK = (1 << 64) - 1
+ANCHOR = 0x243F6A8885A308D3
+EMPTY, PENDING, COMPLETE, ADOPTED = range(4)
+HEAD, TAIL, SWEEP, PATROL = range(4)
+CHAIN, POSITION, TOKEN, KV_DATA, WRITE_TOKEN, WRITE_POSITION, UNWRITTEN, LOST_WRITE = range(8)
+NO_REQUEST = -1
+
+
+def finalize(x):
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def mix64(token, position):
+    mixed = token * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019
+    return finalize(mixed & MASK)
+
+
+def word_key(i):
+    return finalize(((i + 1) * 0x9E3779B97F4A7C15) & MASK) | 1
+
+
+def layer_key(layer):
+    return finalize(((layer + 1) * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & MASK) | 1
+
+
+def fingerprint(layers, first_word=0, max_words=None):
+    """Fingerprint of {layer: bytes of one slot}; words at or past max_words are left out."""
+    total = 0
+    for layer, data in layers.items():
+        padded = bytes(data) + bytes(-len(data) % 4)
+        for i in range(len(padded) // 4):
+            word = first_word + i
+            if max_words is None or word < max_words:
+                value = int.from_bytes(padded[4 * i : 4 * i + 4], "little")
+                total += layer_key(layer) * word_key(word) * value
+    return total & MASK
+
+
+def signed(value):
+    value &= MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+@dataclass
+class Record:
+    token: int = 0
+    position: int = 0
+    state: int = EMPTY
+    chain: int = 0  # unsigned
+    fingerprints: tuple[int, int] = (0, 0)  # unsigned
+
+    @classmethod
+    def unpack(cls, words):
+        identity = words[0]
+        token = identity & 0xFFFFFFFF
+        return cls(
+            token=token - (1 << 32) if token >> 31 else token,
+            position=identity >> 34,
+            state=(identity >> 32) & 3,
+            chain=words[1] & MASK,
+            fingerprints=(words[2] & MASK, words[3] & MASK),
+        )
+
+    def pack(self):
+        identity = (self.token & 0xFFFFFFFF) | ((self.position << 2 | self.state) << 32)
+        return [signed(word) for word in (identity, self.chain, *self.fingerprints)]
+
+
+@dataclass
+class Group:
+    """One group's records, counters by name, and violation rows by (phase, reason)."""
+
+    records: list[Record]
+    counts: Counter = field(default_factory=Counter)
+    rows: dict = field(default_factory=lambda: defaultdict(list))
+
+    def report(self, phase, reason, slot, position, request, part, expected, actual):
+        self.counts["violations", phase, reason] += 1
+        self.rows[phase, reason].append((slot, position, request, part, signed(expected), signed(actual)))
+
+    def record(self, slot):
+        return self.records[slot] if 0 <= slot < len(self.records) else None
+
+    def write(self, batch):
+        for r in batch.live():
+            prefix = batch.prefix_lens[r]
+            chain = self.chain_start(batch, r, prefix)
+            for j in range(batch.extend_lens[r]):
+                t, position = batch.token_starts[r] + j, prefix + j
+                token, slot = batch.input_ids[t], batch.out_slots[t]
+                self.check_inputs(batch, r, t, position)
+                old = self.record(slot)
+                if old is not None:
+                    same = (old.token, old.position) == (token, position)
+                    witness = old.fingerprints if old.state == COMPLETE and not same else (0, 0)
+                    self.records[slot] = Record(token, position, PENDING, chain, witness)
+                    self.counts["written"] += 1
+                chain = (chain + mix64(token, position)) & MASK
+        self.counts["write_runs"] += 1
+
+    def chain_start(self, batch, r, prefix):
+        if prefix == 0:
+            return ANCHOR
+        if batch.digests is not None:
+            return batch.digests[r] & MASK
+        before = self.record(batch.slot(r, prefix - 1))
+        if before is None:
+            return ANCHOR
+        return (before.chain + mix64(before.token, prefix - 1)) & MASK
+
+    def check_inputs(self, batch, r, t, position):
+        slot, token = batch.out_slots[t], batch.input_ids[t]
+        if batch.positions[t] != position:
+            self.report(HEAD, WRITE_POSITION, slot, position, r, 0, position, batch.positions[t])
+        if batch.expected_ids is not None and batch.expected_ids[t] not in (-1, token):
+            self.report(HEAD, WRITE_TOKEN, slot, position, r, 0, batch.expected_ids[t], token)
+
+    def verify_rows(self, batch, phase):
+        for r in batch.live():
+            prefix, start = batch.prefix_lens[r], batch.starts[r]
+            for position in range(start, prefix + (batch.extend_lens[r] if phase != HEAD else 0)):
+                previous = batch.slot(r, position - 1) if position > start else -1
+                self.verify(batch.slot(r, position), position, previous, r, phase)
+            if phase == HEAD and batch.digests is not None and prefix > 0:
+                slot = batch.slot(r, prefix - 1)
+                last = self.record(slot)
+                if last is not None and (last.state, last.position) == (COMPLETE, prefix - 1):
+                    found = (last.chain + mix64(last.token, prefix - 1)) & MASK
+                    if found != batch.digests[r] & MASK:
+                        self.report(phase, TOKEN, slot, prefix - 1, r, 0, batch.digests[r], found)
+        self.counts["runs", phase] += 1
+
+    def verify_list(self, slots, positions, previous, phase):
+        for slot, position, before in zip(slots, positions, previous, strict=True):
+            if slot >= 0:
+                self.verify(slot, position, before, NO_REQUEST, phase)
+        self.counts["runs", phase] += 1
+
+    def verify(self, slot, position, previous, request, phase):
+        record, before = self.record(slot), self.record(previous)
+        state = -1 if record is None else record.state
+        if state in (-1, EMPTY) or (state == PENDING and phase != HEAD):
+            self.report(phase, UNWRITTEN, slot, position, request, 0, COMPLETE, state)
+        elif state in (PENDING, ADOPTED):
+            self.counts["unverified", phase, "pending" if state == PENDING else "adopted"] += 1
+        else:
+            self.counts["verified", phase] += 1
+            expected = record.chain
+            if position == 0:
+                expected = ANCHOR
+            elif before is not None and before.state == COMPLETE:
+                expected = (before.chain + mix64(before.token, position - 1)) & MASK
+            if record.position != position:
+                self.report(phase, POSITION, slot, position, request, 0, position, record.position)
+            elif record.chain != expected:
+                self.report(phase, CHAIN, slot, position, request, 0, expected, record.chain)
+
+    def complete(self, slots, hashes, covered):
+        for slot, new in zip(slots, hashes, strict=True):
+            record = self.record(slot)
+            if record is not None and record.state == PENDING:
+                if covered and any(record.fingerprints) and record.fingerprints == tuple(new):
+                    position, witness = record.position, record.fingerprints[0]
+                    self.report(TAIL, LOST_WRITE, slot, position, NO_REQUEST, 1, witness, new[0])
+                record.state, record.fingerprints = COMPLETE, tuple(new)
+                self.counts["completed"] += 1
+        self.counts["complete_runs"] += 1
+
+    def compare(self, slots, hashes, covered, phase):
+        for slot, now in zip(slots, hashes, strict=True):
+            record = self.record(slot)
+            state = EMPTY if record is None else record.state
+            if state == COMPLETE and covered:
+                self.counts["hashed", phase] += 1
+                for part, (stored, found) in enumerate(zip(record.fingerprints, now, strict=True), 1):
+                    if stored != found:
+                        place = slot, record.position, NO_REQUEST, part
+                        self.report(phase, KV_DATA, *place, stored, found)
+            elif state == COMPLETE:
+                self.counts["unverified", phase, "no_fingerprint"] += 1
+            elif state != EMPTY and phase == PATROL:
+                self.counts["unverified", phase, "pending" if state == PENDING else "adopted"] += 1
+        if phase == PATROL:
+            self.counts["runs", phase] += 1
+
+
+@dataclass
+class Batch:
+    """A RowBatch as lists."""
+
+    slot_table: list
+    page_size: int
+    rows: list
+    starts: list
+    prefix_lens: list
+    extend_lens: list
+    token_starts: list
+    digests: list | None
+    input_ids: list
+    positions: list
+    out_slots: list
+    expected_ids: list | None
+
+    def live(self):
+        return [r for r, row in enumerate(self.rows) if 0 <= row < len(self.slot_table)]
+
+    def slot(self, r, position):
+        page = self.slot_table[self.rows[r]][position // self.page_size]
+        return page * self.page_size + position % self.page_size
