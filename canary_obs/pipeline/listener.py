@@ -30,6 +30,11 @@ class LocalListener:
         self._thread = threading.Thread(target=self._run, name="canary-local-listener", daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether messages are still carried."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Take what is queued, then stop; idempotent."""
         self._stop.set()
@@ -87,6 +92,11 @@ class ZmqListener:
             raise refusal(address, f"cannot be bound: {error}", remedy) from None
         self._thread = threading.Thread(target=self._run, name="canary-zmq-listener", daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether messages are still carried."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Stop, release the socket and remove its file; idempotent."""

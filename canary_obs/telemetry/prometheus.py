@@ -60,7 +60,9 @@ class HubCollector(Collector):
         self, metric: Metric, labels: tuple[str, ...], read: Callable[[], Series]
     ) -> Iterator[Family]:
         try:
-            yield _family(metric, labels, list(read()))
+            # A family without series is left out whole: absent is absent.
+            if series := list(read()):
+                yield _family(metric, labels, series)
         except Exception:  # a family that fails must not take the others with it
             if self._errors == 0:
                 log.exception("canary_obs: %s cannot be collected", metric.name)

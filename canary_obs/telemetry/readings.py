@@ -14,7 +14,7 @@ Reading = tuple[tuple[str, ...], float]
 
 # Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
 OBSERVER_PARTS = ("head", "tail", "sweep", "patrol", "pump", "mailbox", "announce", "adopt", "step_view")
-SERVICE_PARTS = ("zmq_listener", "local_listener", "web")
+SERVICE_PARTS = ("zmq_listener", "local_listener")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,147 @@
+"""The door of the service process: listener, hub, log and web application together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from canary_obs.config import PREFIX, ServiceConfig, load, masked
+from canary_obs.errors import CanaryError, ConfigurationError
+from canary_obs.pipeline.hub import Hub
+from canary_obs.pipeline.listener import LocalListener, ZmqListener
+from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.service.app import create_app
+from canary_obs.service.auth import check_exposure
+from canary_obs.telemetry.log import open_log
+
+START_SECONDS = 30.0
+SHUTDOWN_SECONDS = 5
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then tell who waits."""
+        await super().startup(sockets)
+        self.ready.set()
+
+
+class ServiceThread:
+    """The whole service in threads of this process. Opening raises ConfigurationError and leaves nothing."""
+
+    def __init__(self, config: ServiceConfig | None = None, *, link: LocalLink | None = None) -> None:
+        """With `link` the engine is in this process; without, engines reach `config.endpoint`."""
+        self.config = ServiceConfig() if config is None else config
+        check_exposure(self.config)
+        self.hub = Hub(self.config)
+        self._socket = bind_port(self.config)
+        try:
+            self._log = open_log(self.config.log_file)
+            self.hub.subscribe(self._log)
+            self._listener = self._listen(link)
+        except BaseException:
+            self._socket.close()
+            raise
+        self.port: int = self._socket.getsockname()[1]
+        app = create_app(
+            self.hub,
+            self.config,
+            log_dropped=lambda: self._log.dropped,
+            listening=lambda: self._listener.alive,
+        )
+        options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
+        self._server = _Server(
+            uvicorn.Config(app, **options, timeout_graceful_shutdown=SHUTDOWN_SECONDS, server_header=False)
+        )
+        self._thread = threading.Thread(target=self._run, name="canary-web", daemon=True)
+        self._thread.start()
+        if not self._server.ready.wait(START_SECONDS) or not self.alive:
+            self.close()
+            raise CanaryError("the web server did not start; its log has the reason")
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the web server runs."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Finish requests, take what engines have sent, write the log, release everything; idempotent."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._listener.close()
+        self._log.close()
+        self._socket.close()
+
+    def _listen(self, link: LocalLink | None) -> LocalListener | ZmqListener:
+        try:
+            return (
+                ZmqListener(self.config.endpoint, self.hub) if link is None else LocalListener(link, self.hub)
+            )
+        except BaseException:
+            self._log.close()
+            raise
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._server.ready.set()
+
+
+def serve(config: ServiceConfig | None = None) -> None:
+    """Run until SIGTERM or SIGINT. Raises ConfigurationError before anything is left running."""
+    config = load(ServiceConfig) if config is None else config
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    # Before the threads start, so that an early signal is a clean end too.
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        service = ServiceThread(config)
+        try:
+            settings = " ".join(f"{name}={value}" for name, value in masked(config).items())
+            print(f"canary_obs service at {service.url}, settings: {settings}", file=sys.stderr, flush=True)
+            while not stop.wait(1.0):
+                if not service.alive:
+                    raise CanaryError("the web server ended by itself; its log has the reason")
+        finally:
+            service.close()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def bind_port(config: ServiceConfig) -> socket.socket:
+    """A listening socket on the configured host and port. Raises ConfigurationError."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=128)
+    except OSError as error:
+        address = f"{config.host}:{config.port}"
+        rule = f"{address} cannot be bound: {os.strerror(error.errno) if error.errno else error}"
+        if error.errno in (errno.EADDRNOTAVAIL, None) or isinstance(error, socket.gaierror):
+            remedy = f"Set {PREFIX}HOST to an address of this machine."
+            raise ConfigurationError("host", config.host, rule, remedy) from None
+        remedy = f"Stop what listens there, or set {PREFIX}PORT to another port (0 = any free one)."
+        raise ConfigurationError("port", config.port, rule, remedy) from None

@@ -1,0 +1,52 @@
+"""What the routes share: the hub, the metrics registry, and the keys of requests already served."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastapi import Request
+from prometheus_client import CollectorRegistry
+
+from canary_obs.config import ServiceConfig
+from canary_obs.pipeline.hub import Hub
+from canary_obs.pipeline.orders import StartSweepRequest
+from canary_obs.pipeline.sweeps import SweepRecord
+from canary_obs.service.problems import Problem
+
+KEYS_KEPT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """One per app."""
+
+    hub: Hub
+    config: ServiceConfig
+    registry: CollectorRegistry
+    listening: Callable[[], bool]
+    served: OrderedDict[str, tuple[StartSweepRequest, str]] = field(default_factory=OrderedDict)
+
+    def start_sweep(self, wanted: StartSweepRequest, key: str | None) -> SweepRecord:
+        """Start a sweep, or find the one that the same Idempotency-Key has started."""
+        if key is not None and key in self.served:
+            before, sweep_id = self.served[key]
+            if before != wanted:
+                detail = "this Idempotency-Key was used with another body; use a new key"
+                raise Problem(422, "idempotency-key-reused", detail)
+            if (record := self.hub.sweep(sweep_id)) is not None:
+                return record
+        record = self.hub.start_sweep(wanted)
+        if key is not None:
+            self.served[key] = (wanted, record.id)
+            if len(self.served) > KEYS_KEPT:
+                self.served.popitem(last=False)
+        return record
+
+
+def desk_of(request: Request) -> Desk:
+    """The desk of the app that serves a request."""
+    desk = request.app.state.desk
+    assert isinstance(desk, Desk)
+    return desk

@@ -1,0 +1,99 @@
+"""Errors as RFC 9457 problem documents: every one has type, title, status, detail and instance."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from canary_obs.pipeline.orders import NoEngine, UnknownGroup
+from canary_obs.pipeline.sweeps import SweepInProgress
+
+log = logging.getLogger("canary_obs")
+
+MEDIA_TYPE = "application/problem+json"
+_KINDS = "urn:canary-obs:problem:"
+
+
+class Problem(Exception):
+    """An error a route answers with. `kind` is the last part of its type; `extra` are further members."""
+
+    def __init__(self, status: int, kind: str, detail: str, **extra: Any) -> None:
+        super().__init__(detail)
+        self.status, self.kind, self.detail, self.extra = status, kind, detail, extra
+
+
+def problem(
+    status: int,
+    detail: str,
+    instance: str,
+    *,
+    kind: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    **extra: Any,
+) -> JSONResponse:
+    """The document. Without `kind` its type is about:blank: the status says it all."""
+    title = kind.replace("-", " ").capitalize() if kind else HTTPStatus(status).phrase
+    content = {
+        "type": _KINDS + kind if kind else "about:blank",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "instance": instance,
+        **extra,
+    }
+    return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
+
+
+def answer_with_problems(app: FastAPI) -> None:
+    """Every error of the app leaves as a problem document."""
+    app.exception_handler(Problem)(_on_problem)
+    app.exception_handler(HTTPException)(_on_http)
+    app.exception_handler(RequestValidationError)(_on_invalid)
+    app.exception_handler(SweepInProgress)(_on_sweep_running)
+    app.exception_handler(NoEngine)(_on_no_engine)
+    app.exception_handler(UnknownGroup)(_on_unknown_group)
+    app.exception_handler(Exception)(_on_bug)
+
+
+def _on_problem(request: Request, error: Problem) -> JSONResponse:
+    return problem(error.status, error.detail, request.url.path, kind=error.kind, **error.extra)
+
+
+def _on_http(request: Request, error: HTTPException) -> JSONResponse:
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    return problem(error.status_code, detail, request.url.path, headers=error.headers)
+
+
+def _on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    # Without the input itself: what a client sent by mistake may be a prompt.
+    errors = [
+        {"location": ".".join(map(str, item["loc"])), "message": item["msg"]} for item in error.errors()
+    ]
+    detail = "; ".join(f"{item['location']}: {item['message']}" for item in errors)
+    return problem(422, detail, request.url.path, kind="invalid-request", errors=errors)
+
+
+def _on_sweep_running(request: Request, error: SweepInProgress) -> JSONResponse:
+    running = error.running_id
+    return problem(409, str(error), request.url.path, kind="sweep-in-progress", running_id=running)
+
+
+def _on_no_engine(request: Request, error: NoEngine) -> JSONResponse:
+    return problem(503, str(error), request.url.path, kind="no-engine")
+
+
+def _on_unknown_group(request: Request, error: UnknownGroup) -> JSONResponse:
+    return problem(422, str(error), request.url.path, kind="unknown-group", known=error.known)
+
+
+def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    log.error("canary_obs: %s %s failed", request.method, request.url.path, exc_info=error)
+    detail = f"the service failed with {type(error).__name__}; its log has the details"
+    return problem(500, detail, request.url.path)

@@ -1,0 +1,73 @@
+"""/: the status page. One HTML document, rendered here, refreshed by the browser; no script, no assets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from canary_obs import __version__
+from canary_obs.pipeline.hub import label
+from canary_obs.pipeline.journal import ViolationEvent
+from canary_obs.pipeline.ranks import RankView
+from canary_obs.service.desk import desk_of
+
+router = APIRouter(tags=["page"])
+
+VIOLATIONS_SHOWN = 20
+_PAGE = Template(files("canary_obs.service").joinpath("web/status.html").read_text("utf-8"))
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
+
+
+@router.get("/", response_class=HTMLResponse)
+def page(request: Request) -> HTMLResponse:
+    """State, ranks and the latest violations."""
+    hub = desk_of(request).hub
+    state, reasons = hub.verdict()
+    content = _PAGE.substitute(
+        version=escape(__version__),
+        state=state.value,
+        reasons="".join(f"<li>{escape(reason)}</li>" for reason in reasons),
+        ranks="\n".join(_rank_row(rank) for rank in hub.ranks()),
+        violations="\n".join(_violation_row(event) for event in hub.violations()[:VIOLATIONS_SHOWN]),
+    )
+    return HTMLResponse(content, headers={"Content-Security-Policy": _POLICY})
+
+
+def _rank_row(rank: RankView) -> str:
+    totals = rank.totals
+    state = f'<span class="state {rank.state.value}">{rank.state.value}</span>'
+    name = escape(label(rank.identity.key))
+    if totals is None:
+        return f"<tr><td>{name}</td><td>{state}</td><td colspan=7></td></tr>"
+    groups = totals.groups.values()
+    numbers = (
+        totals.step,
+        sum(sum(group.verified.values()) for group in groups),
+        sum(sum(reasons.values()) for group in groups for reasons in group.violations.values()),
+        sum(totals.sweep_passes.values()),
+    )
+    sweep = totals.sweep
+    return (
+        f"<tr><td>{name}</td><td>{state}</td>"
+        f"{_cells([totals.mode.value])}{_cells(numbers, number=True)}"
+        f"{_cells([f'{sweep.status.value}, {sweep.checked} of {sweep.total}' if sweep else 'none yet'])}"
+        f"{_cells(['never' if rank.snapshot_age is None else f'{rank.snapshot_age:.1f} s'])}</tr>"
+    )
+
+
+def _violation_row(event: ViolationEvent) -> str:
+    row = event.violation
+    time = datetime.fromtimestamp(row.time_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+    shown = (event.number, time, label(event.identity.key), row.reason.value, row.phase.value, row.group)
+    return f"<tr>{_cells((*shown, row.slot, row.position, row.step, row.request))}</tr>"
+
+
+def _cells(values: Iterable[object], *, number: bool = False) -> str:
+    kind = ' class="number"' if number else ""
+    return "".join(f"<td{kind}>{escape('' if value is None else str(value))}</td>" for value in values)

@@ -1,0 +1,33 @@
+"""/healthz, /readyz and /metrics: what machines ask."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from canary_obs.service.desk import desk_of
+from canary_obs.service.problems import Problem
+from canary_obs.service.schemas import Health, documented, reply
+from canary_obs.telemetry.prometheus import exposition
+
+router = APIRouter(tags=["probes"])
+
+
+@router.get("/healthz", responses=documented(Health, 200))
+def healthz() -> Response:
+    """The process answers. Open even when a token is set."""
+    return reply(Health(status="ok"))
+
+
+@router.get("/readyz", responses=documented(Health, 200, 503))
+def readyz(request: Request) -> Response:
+    """Engines can reach the service. Open even when a token is set; whether one does is not asked here."""
+    if not desk_of(request).listening():
+        raise Problem(503, "not-listening", "the listener for engines has ended; restart the service")
+    return reply(Health(status="ok"))
+
+
+@router.get("/metrics", responses={200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}}})
+def metrics(request: Request) -> Response:
+    """Every metric, as Prometheus text or OpenMetrics by the Accept header."""
+    page, media_type = exposition(desk_of(request).registry, request.headers.get("accept", ""))
+    return Response(page, headers={"content-type": media_type})

@@ -1,0 +1,66 @@
+"""/canary/sweep and /canary/sweeps: full passes on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
+
+from canary_obs.pipeline.orders import StartSweepRequest
+from canary_obs.pipeline.sweeps import SweepRecord
+from canary_obs.records import SweepStatus
+from canary_obs.service.desk import desk_of
+from canary_obs.service.problems import Problem
+from canary_obs.service.schemas import SweepBody, SweepList, SweepQuery, SweepsQuery, documented, reply
+
+router = APIRouter(prefix="/canary", tags=["sweeps"])
+
+SweepId = Annotated[str, Path(min_length=1, max_length=128)]
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=128)]
+
+
+@router.post("/sweep", status_code=202, responses=documented(SweepRecord, 200, 202, 409, 422, 503))
+async def start_sweep(
+    request: Request,
+    query: Annotated[SweepQuery, Query()],
+    body: Annotated[SweepBody | None, Body()] = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Sweep now. 202 with the id at once; with wait=true 200 with the result, or 202 when it takes too long."""
+    desk, asked = desk_of(request), body or SweepBody()
+    wanted = StartSweepRequest(groups=tuple(asked.groups), data=asked.data, unlocked_only=asked.unlocked_only)
+    record = desk.start_sweep(wanted, idempotency_key)
+    if query.wait == "true":
+        ended = asyncio.wrap_future(desk.hub.sweep_future(record.id))
+        try:
+            record = await asyncio.wait_for(ended, desk.config.sweep_timeout_seconds)
+        except TimeoutError:
+            record = desk.hub.sweep(record.id) or record
+    status = 200 if query.wait == "true" and record.status is not SweepStatus.RUNNING else 202
+    return reply(record, status, {"Location": f"/canary/sweeps/{record.id}"})
+
+
+@router.get("/sweeps", responses=documented(SweepList, 200, 422))
+async def list_sweeps(request: Request, query: Annotated[SweepsQuery, Query()]) -> Response:
+    """Sweeps of late, newest first: on demand, by interval, and while idle."""
+    return reply(SweepList(sweeps=tuple(desk_of(request).hub.sweeps()[: query.limit])))
+
+
+@router.get("/sweeps/{sweep_id}", responses=documented(SweepRecord, 200, 404, 422))
+async def show_sweep(request: Request, sweep_id: SweepId) -> Response:
+    """One sweep with the progress of every rank."""
+    return reply(_found(desk_of(request).hub.sweep(sweep_id), sweep_id))
+
+
+@router.delete("/sweeps/{sweep_id}", status_code=202, responses=documented(SweepRecord, 200, 202, 404, 422))
+async def cancel_sweep(request: Request, sweep_id: SweepId) -> Response:
+    """Ask the ranks to stop it: 202. A sweep that has ended stays as it is: 200."""
+    record = _found(desk_of(request).hub.cancel(sweep_id), sweep_id)
+    return reply(record, 202 if record.status is SweepStatus.RUNNING else 200)
+
+
+def _found(record: SweepRecord | None, sweep_id: str) -> SweepRecord:
+    if record is None:
+        raise Problem(404, "no-such-sweep", f"no sweep {sweep_id!r} is kept; GET /canary/sweeps lists them")
+    return record

@@ -1,0 +1,133 @@
+"""What requests may carry and what answers contain; answers are the hub's own structures as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from canary_obs.pipeline.journal import ViolationEvent
+from canary_obs.pipeline.ranks import RankView
+from canary_obs.pipeline.sweeps import SweepRecord
+from canary_obs.records import Phase, Reason, State
+from canary_obs.service.problems import MEDIA_TYPE
+
+Name = Annotated[str, Field(min_length=1, max_length=128)]
+_REF = "#/components/schemas/{name}"
+
+
+class SweepBody(BaseModel):
+    """What to sweep. Strict: a number is not a boolean, and an unknown member is an error."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    groups: Annotated[list[Name], Field(max_length=64, description="Groups to sweep; empty = all.")] = []
+    data: Annotated[bool, Field(description="Compare KV bytes too, not only links.")] = True
+    unlocked_only: Annotated[bool, Field(description="Leave out slots that running requests use.")] = False
+
+
+class SweepQuery(BaseModel):
+    """How to answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    wait: Annotated[
+        Literal["true", "false"], Field(description="Answer with the result instead of at once.")
+    ] = "false"
+
+
+class SweepsQuery(BaseModel):
+    """Which sweeps."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    limit: Annotated[int, Field(ge=1, le=256)] = 50
+
+
+class ViolationsQuery(BaseModel):
+    """Which violations; every filter narrows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reason: Reason | None = None
+    phase: Phase | None = None
+    group: Name | None = None
+    engine: Name | None = None
+    instance: Name | None = None
+    rank: Annotated[int | None, Field(ge=0)] = None
+    after: Annotated[int | None, Field(ge=0, description="Only events with a higher number.")] = None
+    before: Annotated[int | None, Field(ge=0, description="Only events with a lower number.")] = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict and every rank."""
+
+    version: str
+    state: State
+    reasons: tuple[str, ...]
+    ranks: tuple[RankView, ...]
+
+
+class SweepList(msgspec.Struct, frozen=True, kw_only=True):
+    """Sweeps, newest first."""
+
+    sweeps: tuple[SweepRecord, ...]
+
+
+class ViolationPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Violations, newest first. `next` is the `before` of the following page; None = this is the last."""
+
+    violations: tuple[ViolationEvent, ...]
+    matching: int  # of those kept, over all pages
+    evicted: int  # made room for newer ones since the service started
+    next: int | None
+
+
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """How many ranks a command was sent to."""
+
+    ranks: int
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """A probe's answer."""
+
+    status: Literal["ok"]
+
+
+class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """RFC 9457; further members depend on the type."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+
+
+_ANSWERS = (StatusReport, SweepRecord, SweepList, ViolationPage, Reached, Health, ProblemDocument)
+
+
+def reply(answer: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer as JSON."""
+    return Response(msgspec.json.encode(answer), status, headers, "application/json")
+
+
+def documented(answer: type[msgspec.Struct], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI `responses`: the answer for statuses below 400, a problem document for the others."""
+    return {status: _document(status, answer if status < 400 else ProblemDocument) for status in statuses}
+
+
+def _document(status: int, answer: type[msgspec.Struct]) -> dict[str, Any]:
+    media = MEDIA_TYPE if status >= 400 else "application/json"
+    schema = {"$ref": _REF.format(name=answer.__name__)}
+    return {"description": (answer.__doc__ or "").strip(), "content": {media: {"schema": schema}}}
+
+
+def components() -> dict[str, Any]:
+    """JSON Schema of every answer, for the OpenAPI document."""
+    _, schemas = msgspec.json.schema_components(_ANSWERS, ref_template=_REF)
+    return schemas
