@@ -46,7 +46,7 @@ class KVCacheViolation(CanaryError):
                 ("part", first.part.value if first.part else None),
                 ("slot", first.slot),
                 ("position", first.position),
-                ("request", first.request),
+                ("request", first.request or "none (no running request holds the slot)"),
                 ("step", first.step),
                 ("expected", first.expected),
                 ("actual", first.actual),

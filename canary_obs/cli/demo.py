@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,9 @@ def build_engine(shape: str, device: str, seed: int, checkpoint: Path | None = N
 
 
 def build_traffic(engine: Engine, seed: int, arrivals: float | None = None) -> Traffic:
-    """The default load for an engine's context length."""
-    load_config = scaled_traffic(engine.config.max_context)
-    if arrivals is not None:
-        load_config = type(load_config)(
-            **{name: getattr(load_config, name) for name in load_config.__slots__} | {"arrivals": arrivals}
-        )
-    return Traffic(load_config, seed)
+    """The default load of an engine, at another arrival rate on wish."""
+    usual = scaled_traffic(engine.config.max_context, engine.config.max_running)
+    return Traffic(usual if arrivals is None else replace(usual, arrivals=arrivals), seed)
 
 
 def choose_device(name: str) -> str:
@@ -170,7 +166,7 @@ def _summary(run: _Run, engine: Engine, canary: CanaryRuntime | None) -> dict[st
             "overhead_ms": {
                 name: round(1e3 * spent / max(final.step, 1), 4) for name, spent in canary.overhead.items()
             },
-            "ledger": canary.ledger,
+            "ledger": canary.injector.ledger.summary() if canary.injector else None,
         }
     )
 

@@ -70,6 +70,9 @@ class EngineAdapter(Protocol):
     def slots_in_use(self, group: str) -> Tensor:
         """int64 [n]: slots that hold live content now (running requests and prefix cache), on the CPU."""
 
+    def holders(self, group: str, slot: int) -> tuple[str, ...]:
+        """Requests that use the slot now; may wait for the device: asked for evidence only."""
+
     def attach(self, observer: Observer) -> None:
         """Start calling the observer. Raises UnsupportedEngine before touching anything."""
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -73,7 +74,7 @@ class CanaryRuntime:
         """Warm-up and graph capture are over: protect from here on; live slots are adopted, unverified."""
         for group in self.state.groups:
             group.buffers.records.zero_()
-        self._adopt_live_slots()
+            group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
         self.ready_at = time.monotonic()
         self.armed = True
         self.reporter.hello()
@@ -154,25 +155,25 @@ class CanaryRuntime:
         return self.sweeper.running or self.pump.busy
 
     def fault(self, part: str, error: Exception) -> None:
-        """The adapter failed to show a forward: what it wrote is unknown, so live slots are adopted."""
+        """The adapter failed to show a forward: it may have written any slot, so all are adopted."""
         self._count_fault(part, error)
         if self.armed:
-            self._or_disarm(self._adopt_live_slots)
+            self._or_disarm(self._adopt_all)
 
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
         """The engine copied slots: their records follow."""
         if self.armed and not self._guard("announce", self.state.by_name[group].copy, source, destination):
-            self._or_disarm(self._adopt_live_slots)
+            self._or_disarm(self._adopt_all)
 
     def received(self, group: str, slots: Tensor) -> None:
         """Bytes arrived without records: adopted, unverified."""
         if self.armed and not self._guard("announce", self.state.by_name[group].adopt, slots):
-            self._or_disarm(self._adopt_live_slots)
+            self._or_disarm(self._adopt_all)
 
     def invalidated(self, group: str, slots: Tensor) -> None:
         """The engine no longer vouches for these slots."""
         if self.armed and not self._guard("announce", self.state.by_name[group].forget, slots):
-            self._or_disarm(self._adopt_live_slots)
+            self._or_disarm(self._adopt_all)
 
     # One forward --------------------------------------------------------------------------------
 
@@ -216,9 +217,9 @@ class CanaryRuntime:
             log.error("canary_obs: %s failed; serving goes on, the state is blind", part, exc_info=error)
         self.health.faults[part] += 1
 
-    def _adopt_live_slots(self) -> None:
+    def _adopt_all(self) -> None:
         for group in self.state.groups:
-            group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
+            group.adopt(group.slot_range)
 
     def _or_disarm(self, recover: Callable[[], None]) -> None:
         try:
@@ -256,8 +257,14 @@ class CanaryRuntime:
         if self.injector is not None:
             self.injector.observe(found, settled=not self.pump.busy)
         if self.config.mode is Mode.RAISE:
-            self._raising += found
+            self._raising += [self._with_holders(violation) for violation in found]
         self.reporter.violations(found)
+
+    def _with_holders(self, violation: Violation) -> Violation:
+        if violation.request is not None:
+            return violation
+        holders = self._adapter.holders(violation.group, violation.slot)
+        return msgspec.structs.replace(violation, request=",".join(holders) or None)
 
     def _obey(self) -> None:
         for command in self.reporter.receive():

@@ -27,7 +27,7 @@ class ForwardChecks:
     def head(self, view: StepView, step: int) -> None:
         """Bytes about to be overwritten, identities of the new tokens, links of every prefix."""
         state = self._state
-        state.clock.fill_(step)
+        state.tick(step)
         self._batches = [(group, group.batch(view)) for group in state.groups]
         for group, batch in self._batches:
             if self._reuse:

@@ -92,9 +92,7 @@ class Health:
         found += self._blindness(vitals)
         found += self._debts(vitals)
         if not found and not vitals.armed:
-            found.append(
-                (State.OFF, "not ready: mark_ready() was not called yet, or the canary is detached")
-            )
+            found.append((State.OFF, "not ready: mark_ready() was not called yet, or the canary is detached"))
         state = worst([state for state, _ in found]) if found else State.OK
         return state, tuple(reason for _, reason in found)
 

@@ -64,6 +64,7 @@ class Patrol:
 
     def _check(self, group: Group, start: int, stop: int) -> None:
         slots = group.slot_range[start:stop]
+        self._state.tick()
         compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.PATROL)
         self._health.launch(group.index, layout.Phase.PATROL)
         now = time.monotonic()

@@ -75,5 +75,5 @@ class Pump:
     def _read(self, copies: list[Sample], step: int) -> list[Violation]:
         found: list[Violation] = []
         for copy in copies:
-            found += self.log.read(copy.values, step, self._sweeper.current_id)
+            found += self.log.read(copy.values, step, self._sweeper.latest_id)
         return found

@@ -97,6 +97,7 @@ class DeviceState:
         self.counter_words = counter_words
         self.log_shape = log_shape
         self.clock = torch.zeros(1, dtype=torch.int64, device=device)
+        self._step = self._turn = 0
         self.backend = choose_backend(config.backend, device)
         counters = self.counters.view(count, layout.COUNTER_WORDS)
         log = self.flat[counter_words:].view(log_shape)
@@ -119,6 +120,12 @@ class DeviceState:
             for index, view in enumerate(views)
         )
         self.by_name = {group.name: group for group in self.groups}
+
+    def tick(self, step: int | None = None) -> None:
+        """Move the clock to a forward step, or by one turn within it, ahead of the launches that stamp it."""
+        self._step = self._step if step is None else step
+        self._turn = (self._turn + 1) % (1 << layout.TURN_BITS)
+        self.clock.fill_(self._step << layout.TURN_BITS | self._turn)
 
     @property
     def coverage(self) -> float:

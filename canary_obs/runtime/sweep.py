@@ -77,9 +77,9 @@ class Sweeper:
         return self._pass is not None
 
     @property
-    def current_id(self) -> str | None:
-        """The running sweep's id."""
-        return self._pass.command.id if self._pass else None
+    def latest_id(self) -> str | None:
+        """The id of the running sweep, else of the last: rows may arrive with the copy that ends it."""
+        return self.progress.id if self.progress else None
 
     @property
     def progress(self) -> SweepProgress | None:
@@ -183,6 +183,7 @@ class Sweeper:
         slots = torch.where(held, slots, -1).to(device, non_blocking=True)
         positions = cached.positions[start:stop].to(device, non_blocking=True)
         previous = cached.previous[start:stop].to(device, non_blocking=True)
+        self._state.tick()
         verify_list(self._state.backend, group.buffers, slots, positions, previous, layout.Phase.SWEEP)
         self._health.launch(group.index, layout.Phase.SWEEP)
         if current.command.data:

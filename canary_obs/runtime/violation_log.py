@@ -67,21 +67,22 @@ class ViolationLog:
         phase = PHASES[number // layout.NUM_REASONS]
         reason = REASONS[number % layout.NUM_REASONS]
         hidden = reason in _PRIVATE and not self._reveal
-        requests = self._requests.get(row[layout.ROW_STEP], ())
+        row_step = row[layout.ROW_STEP] >> layout.TURN_BITS
+        requests = self._requests.get(row_step, ())
         ordinal = row[layout.ROW_REQUEST]
         return Violation(
             phase=phase,
             reason=reason,
             group=group,
             part=_PARTS.get(row[layout.ROW_PART]),
-            step=row[layout.ROW_STEP],
+            step=row_step,
             event=row[layout.ROW_EVENT],
             slot=row[layout.ROW_SLOT],
             position=row[layout.ROW_POSITION] if row[layout.ROW_POSITION] >= 0 else None,
             request=requests[ordinal] if 0 <= ordinal < len(requests) else None,
             expected=None if hidden else f"{layout.unsigned(row[layout.ROW_EXPECTED]):#x}",
             actual=None if hidden else f"{layout.unsigned(row[layout.ROW_ACTUAL]):#x}",
-            lag_steps=step - row[layout.ROW_STEP],
+            lag_steps=step - row_step,
             time_ns=now,
             sweep_id=sweep_id if phase is Phase.SWEEP else None,
         )

@@ -19,7 +19,7 @@ class GroupBuffers:
     records: Tensor  # int64 [num_slots, RECORD_WORDS]; zeros = EMPTY
     counters: Tensor  # int64 [COUNTER_WORDS]; monotonic
     violations: Tensor  # int64 [NUM_LANES, lane_rows, ROW_WORDS]
-    clock: Tensor  # int64 [1]; the forward step stamped into violation rows, shared by all groups
+    clock: Tensor  # int64 [1]; step << TURN_BITS | turn, stamped into violation rows; shared by all groups
 
     @property
     def num_slots(self) -> int:

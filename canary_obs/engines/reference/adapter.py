@@ -77,6 +77,12 @@ class ReferenceAdapter:
         _check_group(group)
         return torch.from_numpy(self._engine.scheduler.live_slots())
 
+    def holders(self, group: str, slot: int) -> tuple[str, ...]:
+        """Running requests with the slot among the positions they have computed."""
+        _check_group(group)
+        running = self._engine.scheduler.running
+        return tuple(request.id for request in running if slot in request.slots[: request.computed])
+
     def attach(self, observer: Observer) -> None:
         """Wrap the seams `runner.forward`, `engine.step` and `engine.idle` on the instances."""
         engine, runner = self._engine, self._engine.runner

@@ -1,0 +1,155 @@
+"""When the observer itself breaks: the engine's outputs are identical, and the state leaves `ok`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from canary_obs.attach import install_canary
+from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.engines.reference import settings
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
+from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.records import Mode, StartSweep, State
+from canary_obs.runtime import forward, patrol, pump, sweep
+from canary_obs.runtime.canary import CanaryRuntime
+
+STEPS, PLANTED_AT = 160, 60
+
+
+class PlantedError(Exception):
+    """The fault."""
+
+
+def broken(*_: object, **__: object) -> None:
+    raise PlantedError
+
+
+def answers(plant: Callable[[CanaryRuntime], None] | None, **changes: object) -> tuple[list, CanaryRuntime]:
+    """What the engine answers with a fault planted in the middle of the run."""
+    engine = Engine(settings.tiny(seed=8))
+    link = LocalLink(capacity=1 << 20)
+    config = CanaryConfig(
+        endpoint=IN_PROCESS, sweep_interval=15, patrol_budget="50%", snapshot_seconds=1e-6, **changes
+    )  # type: ignore[arg-type]
+    canary = install_canary(engine, config, link=link)
+    assert canary is not None
+    canary.mark_ready()
+    traffic = Traffic(scaled_traffic(engine.config.max_context, engine.config.max_running), 8)
+    found = []
+    for step in range(STEPS):
+        if step == PLANTED_AT and plant is not None:
+            plant(canary)
+        if step == PLANTED_AT + 2:
+            link.deliver(StartSweep(id="demanded"))
+        traffic.advance(engine)
+        if engine.has_work():
+            found += [(r.id, tuple(int(token) for token in r.output)) for r in engine.step()]
+        else:
+            engine.idle()
+    return found, canary
+
+
+@pytest.fixture(scope="module")
+def untouched() -> list:
+    found, canary = answers(None)
+    assert canary.verdict() == (State.OK, ())
+    canary.detach()
+    assert len(found) > 10
+    return found
+
+
+def break_module(
+    module: object, name: str
+) -> Callable[[pytest.MonkeyPatch], Callable[[CanaryRuntime], None]]:
+    return lambda patch: lambda canary: patch.setattr(module, name, broken)
+
+
+def break_part(path: str) -> Callable[[pytest.MonkeyPatch], Callable[[CanaryRuntime], None]]:
+    def prepare(patch: pytest.MonkeyPatch) -> Callable[[CanaryRuntime], None]:
+        def plant(canary: CanaryRuntime) -> None:
+            *owners, name = path.split(".")
+            owner: object = canary
+            for part in owners:
+                owner = getattr(owner, part)
+            patch.setattr(owner, name, broken)
+
+        return plant
+
+    return prepare
+
+
+PARTS = {
+    "head: reuse check": break_module(forward, "compare_slots"),
+    "head: write": break_module(forward, "write_identities"),
+    "head and tail: verify": break_module(forward, "verify_rows"),
+    "tail: fingerprint": break_module(forward, "complete_slots"),
+    "sweep: links": break_module(sweep, "verify_list"),
+    "sweep: bytes": break_module(sweep, "compare_slots"),
+    "sweep: walker": break_part("_adapter.prefix_cache.cached"),
+    "sweep: eviction check": break_part("_adapter.prefix_cache.still_cached"),
+    "patrol": break_module(patrol, "compare_slots"),
+    "pipeline: push": break_part("pump._counters.push"),
+    "pipeline: poll": break_part("pump._counters.poll"),
+    "violation log": break_part("pump.log.moved"),
+    "pump": break_module(pump, "time"),
+    "mailbox: receive": break_part("reporter._link.receive"),
+    "mailbox: send": break_part("reporter._link.send"),
+    "adapter: digests": break_part("_adapter._digests.advance"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_planted_exception_changes_no_output_and_is_seen(part: str, untouched: list, monkeypatch) -> None:
+    found, canary = answers(PARTS[part](monkeypatch))
+    state, reasons = canary.verdict()
+    monkeypatch.undo()
+    assert found == untouched
+    assert state is State.BLIND, reasons
+    assert canary.health.faults.total() > 0
+    assert canary.pump.violations == 0
+    canary.detach()
+
+
+def test_a_fault_whose_recovery_fails_too_turns_the_checks_off(untouched: list, monkeypatch) -> None:
+    def plant(canary: CanaryRuntime) -> None:
+        monkeypatch.setattr(forward, "write_identities", broken)
+        monkeypatch.setattr(canary._checks, "abandon", broken)
+
+    found, canary = answers(plant)
+    state, reasons = canary.verdict()
+    monkeypatch.undo()
+    assert found == untouched
+    assert state is State.BLIND
+    assert any("checks are off" in reason for reason in reasons)
+    assert not canary.armed
+    canary.detach()
+
+
+def test_in_mode_raise_the_observers_own_fault_is_loud(monkeypatch) -> None:
+    with pytest.raises(PlantedError):
+        answers(PARTS["head: write"](monkeypatch), mode=Mode.RAISE)
+
+
+def test_a_full_hub_is_counted_and_degrades(untouched: list) -> None:
+    def plant(canary: CanaryRuntime) -> None:
+        canary.reporter._link._capacity = 0
+
+    found, canary = answers(plant)
+    state, reasons = canary.verdict()
+    assert found == untouched
+    assert state is State.DEGRADED
+    assert any("messages dropped" in reason for reason in reasons)
+    assert canary.reporter.dropped_messages > 0
+    canary.detach()
+
+
+def test_a_silent_service_degrades(make_rig, monkeypatch) -> None:
+    link = LocalLink()
+    rig = make_rig(link=link)
+    rig.run(5)
+    assert rig.canary.verdict()[0] is State.OK
+    monkeypatch.setattr(link, "peer_age_seconds", lambda now: 6.0)
+    assert rig.canary.verdict() == (State.DEGRADED, ("no word from the service for 6 s",))
