@@ -112,7 +112,7 @@ def serve(config: ServiceConfig | None = None) -> None:
     config = load(ServiceConfig) if config is None else config
     stop = threading.Event()
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
     # Before the threads start, so that an early signal is a clean end too.

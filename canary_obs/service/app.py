@@ -37,7 +37,7 @@ def create_app(
     log_dropped: Callable[[], int] = lambda: 0,
     listening: Callable[[], bool] = lambda: True,
 ) -> FastAPI:
-    """The application. Raises ConfigurationError when it would be bound wider than loopback without a token."""
+    """The application. Raises ConfigurationError for a bind wider than loopback without a token."""
     config = hub.config if config is None else config
     check_exposure(config)
     # FastAPI's own documentation pages load scripts from elsewhere.

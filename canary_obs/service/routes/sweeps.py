@@ -27,7 +27,7 @@ async def start_sweep(
     body: Annotated[SweepBody | None, Body()] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Sweep now. 202 with the id at once; with wait=true 200 with the result, or 202 when it takes too long."""
+    """Sweep now: 202 and its id; with wait=true 200 and its result, or 202 when it takes too long."""
     desk, asked = desk_of(request), body or SweepBody()
     wanted = StartSweepRequest(groups=tuple(asked.groups), data=asked.data, unlocked_only=asked.unlocked_only)
     record = desk.start_sweep(wanted, idempotency_key)
