@@ -85,9 +85,9 @@ def settings() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    for kind in (CanaryConfig, ServiceConfig):
-        table = Table("variable", "value", title=kind.__name__)
-        for name, value in masked(load(kind)).items():
+    for loaded in (load(CanaryConfig), load(ServiceConfig)):
+        table = Table("variable", "value", title=type(loaded).__name__)
+        for name, value in masked(loaded).items():
             table.add_row(f"KV_CANARY_{name.upper()}", value)
         Console().print(table)
 

@@ -58,7 +58,9 @@ class DelayedDeviceHost:
         if event_factory is None:
             event_factory = torch.cuda.Event if on_cuda else PassedEvent
         self._source = source
-        self._stream = torch.cuda.Stream(source.device) if on_cuda else None
+        self._stream: torch.cuda.Stream | None = None
+        if on_cuda:
+            self._stream = torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
         self._free = deque(
             _Row(
                 staging=torch.empty_like(source),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from canary_obs.config import CanaryConfig, parse_patrol_budget
-from canary_obs.engines.adapter import EngineAdapter
 from canary_obs.errors import KVCacheViolation
 from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import (
@@ -39,6 +38,9 @@ from canary_obs.runtime.state import DeviceState
 from canary_obs.runtime.status import snapshot_of, vitals_of
 from canary_obs.runtime.sweep import Sweeper
 from canary_obs.views import StepView
+
+if TYPE_CHECKING:
+    from canary_obs.engines.adapter import EngineAdapter
 
 log = logging.getLogger("canary_obs")
 HOOKS = ("head", "tail", "sweep", "patrol", "pump")

@@ -67,4 +67,4 @@ def prefix_slots(batch: RowBatch) -> Tensor:
             used.append(pages * batch.page_size + positions % batch.page_size)
     if not used:
         return torch.empty(0, dtype=torch.int64, device=batch.slot_table.device)
-    return torch.unique(torch.cat(used))
+    return torch.cat(used).unique()  # type: ignore[no-any-return, no-untyped-call]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,11 +14,13 @@ from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots
 from canary_kernels.verify import verify_list
 from canary_obs.config import CanaryConfig
-from canary_obs.engines.adapter import PrefixCacheView
 from canary_obs.records import Cause, StartSweep, SweepProgress, SweepStatus, Trigger
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.state import DeviceState, Group
 from canary_obs.views import CachedSlots
+
+if TYPE_CHECKING:
+    from canary_obs.engines.adapter import PrefixCacheView
 
 _CPU_CHUNK, _DEVICE_CHUNK = 256, 16384
 _CAUSES = {

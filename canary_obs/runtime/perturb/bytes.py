@@ -33,7 +33,7 @@ def locate_byte(source: KVSource, slot: int, byte: int) -> ByteAddress:
     head, inner = divmod(byte, source.head_bytes)
     tensor = source.tensor
     offset = (
-        tensor.storage_offset() * tensor.element_size()
+        int(tensor.storage_offset()) * tensor.element_size()
         + slot // source.page_size * source.page_stride
         + slot % source.page_size * source.slot_stride
         + head * source.head_stride

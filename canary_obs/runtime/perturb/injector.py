@@ -6,18 +6,21 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from canary_kernels import layout
 from canary_obs.config import CanaryConfig, parse_perturb
-from canary_obs.engines.adapter import PrefixCacheView
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import PerturbMode, Violation
 from canary_obs.runtime.perturb.bytes import ByteAddress, locate_byte
 from canary_obs.runtime.perturb.ledger import Injection, Ledger, Outcome
 from canary_obs.runtime.state import DeviceState, Group
 from canary_obs.views import StepView
+
+if TYPE_CHECKING:
+    from canary_obs.engines.adapter import PrefixCacheView
 
 _ATTEMPTS = 8
 
