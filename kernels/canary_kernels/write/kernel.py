@@ -115,8 +115,8 @@ def write_kernel(
                 start = tl.where(prefix > 0, start, tl.full(start.shape, ANCHOR, tl.uint64))
             else:
                 inside = (last >= 0) & (last < capacity)
-                slot = slot_at(table, table_stride, row, last, PAGE_SIZE, inside)
-                start = _chain_start(records, num_slots, slot, last)
+                last_slot = slot_at(table, table_stride, row, last, PAGE_SIZE, inside)
+                start = _chain_start(records, num_slots, last_slot, last)
             first_token = tl.load(token_starts + request).to(tl.int64)
             offset = tl.arange(0, BLOCK).to(tl.int64)
             before = tl.zeros([BLOCK], tl.uint64)

@@ -1,0 +1,138 @@
+"""KV pools in the layouts engines use, with a way to read a slot's bytes that knows nothing of addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from canary_kernels.buffers import KVSource, source_from_tensor
+from canary_kernels.layout import Part
+
+SLOTS = 32
+PAGE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Sources and, by (part, layer), tensors [slots, heads, bytes] that view the same memory."""
+
+    sources: list[KVSource]
+    bytes: dict[tuple[Part, int], Tensor]  # uint8 views
+
+
+def _noise(shape: tuple[int, ...], device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8).to(device)
+
+
+def _pool(tensors: dict[tuple[Part, int], Tensor], dtype: torch.dtype) -> Pool:
+    """From uint8 tensors [pages, page, heads, bytes] or [slots, heads, bytes]."""
+    sources = [source_from_tensor(t.view(dtype), part, layer) for (part, layer), t in tensors.items()]
+    flat = {key: t if t.dim() == 3 else t.flatten(0, 1) for key, t in tensors.items() if t.dim() == 3}
+    paged = {key: _PagedBytes(t) for key, t in tensors.items() if t.dim() == 4}
+    return Pool(sources=sources, bytes={**flat, **paged})
+
+
+class _PagedBytes:
+    """Indexing [pages, page, heads, bytes] by slot, in place."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __getitem__(self, slot: int) -> Tensor:
+        page = self.tensor.shape[1]
+        return self.tensor[slot // page, slot % page]
+
+
+def separate(device: str) -> Pool:
+    """One tensor per layer and part, [slots, heads, dim] of bfloat16."""
+    return _pool(
+        {(part, layer): _noise((SLOTS, 2, 24), device) for layer in range(3) for part in (Part.K, Part.V)},
+        torch.bfloat16,
+    )
+
+
+def together(device: str) -> Pool:
+    """One tensor for all layers, [layers, 2, slots, heads, dim] of float32."""
+    memory = _noise((3, 2, SLOTS, 2, 16), device)
+    return _pool(
+        {(part, layer): memory[layer, part - 1] for layer in range(3) for part in (Part.K, Part.V)},
+        torch.float32,
+    )
+
+
+def interleaved(device: str) -> Pool:
+    """K and V side by side, [slots, 2, heads, dim] per layer; layers 5 and 6 of a pipeline stage."""
+    memory = [_noise((SLOTS, 2, 2, 16), device) for _ in range(2)]
+    return _pool(
+        {(part, 5 + i): memory[i][:, part - 1] for i in range(2) for part in (Part.K, Part.V)}, torch.bfloat16
+    )
+
+
+def heads_first(device: str) -> Pool:
+    """Pages of [heads, page, dim] (HND)."""
+    memory = _noise((2, 2, SLOTS // PAGE, 3, PAGE, 16), device).transpose(3, 4)
+    return _pool(
+        {(part, layer): memory[layer, part - 1] for layer in range(2) for part in (Part.K, Part.V)},
+        torch.float16,
+    )
+
+
+def padded_pages(device: str) -> Pool:
+    """Pages with a gap after each, of one byte per element (fp8)."""
+    memory = _noise((2, SLOTS // PAGE, PAGE * 24 + 8), device)[:, :, : PAGE * 24].unflatten(2, (PAGE, 3, 8))
+    return _pool({(part, 0): memory[part - 1] for part in (Part.K, Part.V)}, torch.uint8)
+
+
+def latent(device: str) -> Pool:
+    """Rows of 584 bytes, K only (a compressed pool with its scales)."""
+    return _pool({(Part.K, layer): _noise((SLOTS, 1, 584), device) for layer in range(2)}, torch.uint8)
+
+
+def odd_bytes(device: str) -> Pool:
+    """Rows of 6 and of 7 bytes, at odd addresses."""
+    short = _noise((1 + SLOTS * 6,), device)[1:].view(SLOTS, 1, 6)
+    return _pool({(Part.K, 0): short, (Part.V, 0): _noise((SLOTS, 1, 7), device)}, torch.uint8)
+
+
+def odd_heads(device: str) -> Pool:
+    """Heads of 6 bytes: words straddle heads."""
+    memory = _noise((SLOTS, 5, 3, 6), device)[:, :3]
+    return _pool({(Part.K, layer): memory[:, layer] for layer in range(3)}, torch.uint8)
+
+
+def wide_rows(device: str) -> Pool:
+    """More words per row than a kernel's block."""
+    return _pool({(part, 0): _noise((SLOTS, 9, 512), device) for part in (Part.K, Part.V)}, torch.bfloat16)
+
+
+def unequal(device: str) -> Pool:
+    """K and V of different widths: two geometries."""
+    tensors = {(Part.K, layer): _noise((SLOTS, 2, 24), device) for layer in range(2)}
+    tensors |= {(Part.V, layer): _noise((SLOTS, 2, 16), device) for layer in range(2)}
+    return _pool(tensors, torch.bfloat16)
+
+
+def split_elements(device: str) -> Pool:
+    """Runs of a head's elements spread over the page, [pages, heads, dim / x, page, x]."""
+    memory = _noise((2, SLOTS // PAGE, 2, 3, PAGE, 16), device)
+    sources, views = [], {}
+    for layer in range(2):
+        sources.append(
+            KVSource(
+                tensor=memory[layer], part=Part.K, layer=layer, head_start=0, num_heads=2, head_bytes=48,
+                page_size=PAGE, page_stride=2 * 3 * PAGE * 16, slot_stride=16, head_stride=3 * PAGE * 16,
+                element_bytes=16, element_stride=PAGE * 16,
+            )
+        )  # fmt: skip
+        views[Part.K, layer] = _PagedBytes(memory[layer].permute(0, 3, 1, 2, 4))
+    return Pool(sources=sources, bytes=views)
+
+
+LAYOUTS: list[Callable[[str], Pool]] = [
+    separate, together, interleaved, heads_first, padded_pages, latent, odd_bytes, odd_heads, wide_rows,
+    unequal, split_elements,
+]  # fmt: skip

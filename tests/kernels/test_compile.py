@@ -1,0 +1,63 @@
+"""Every kernel compiles ahead of time for the GPUs it is meant for, also where there is none."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_SCRIPT = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from canary_kernels.fingerprint import kernel as fingerprint
+from canary_kernels.verify import kernel as verify
+from canary_kernels.write import kernel as write
+
+INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
+FULL = {
+    "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True, "NUM_K": 32, "NUM_SOURCES": 64,
+    "GEOMETRY": (2048,) * 5, "PAGES": (1, 2048, 0), "ALIGNMENT": 16, "BLOCK": 512,
+}
+ODD = {
+    "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False, "NUM_K": 2, "NUM_SOURCES": 3,
+    "GEOMETRY": (6, 10, 2, 4, 18), "PAGES": (16, 1000, 12), "ALIGNMENT": 2, "BLOCK": 128,
+}
+JOBS = [
+    (verify.rows_kernel, {"PHASE": 0, "PAGE_SIZE": 16, "HAS_DIGESTS": True, "BLOCK": verify.BLOCK}),
+    (verify.rows_kernel, {"PHASE": 1, "PAGE_SIZE": 1, "HAS_DIGESTS": False, "BLOCK": verify.BLOCK}),
+    (verify.list_kernel, {"PHASE": 2, "BLOCK": verify.BLOCK}),
+    (write.write_kernel, {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 1024}),
+    (write.write_kernel, {"PAGE_SIZE": 1, "HAS_DIGESTS": True, "HAS_EXPECTED": False, "BLOCK": 64}),
+    (fingerprint.fingerprint_kernel, {"OP": 0, "PHASE": 1, **FULL}),
+    (fingerprint.fingerprint_kernel, {"OP": 1, "PHASE": 1, **FULL}),
+    (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **ODD}),
+]
+backend, arch, warp, binary = sys.argv[1:]
+target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, int(warp))
+for function, constants in JOBS:
+    signature = {
+        p.name: "constexpr" if p.name in constants else "i32" if p.name in INTEGERS else "*i64"
+        for p in function.params
+    }
+    compiled = triton.compile(ASTSource(function, signature, constants), target=target)
+    assert compiled.asm[binary], function
+    if function is fingerprint.fingerprint_kernel and constants["BLOCK"] == 512 and backend == "cuda":
+        assert "ld.global.v4.b32" in compiled.asm["ptx"], "bytes are not read in whole vectors"
+print(len(JOBS))
+"""
+
+
+@pytest.mark.parametrize("target", [("cuda", "90", "32", "cubin"), ("hip", "gfx942", "64", "hsaco")])
+def test_kernels_compile_ahead_of_time(target):
+    # A fresh process: this one may have been told to interpret.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _SCRIPT, *target],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "8"), done.stderr

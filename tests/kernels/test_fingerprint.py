@@ -1,0 +1,248 @@
+"""Fingerprints of every layout against the oracle; what they must see, add up to, and give back."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canary_kernels.buffers import allocate_buffers, source_from_tensor
+from canary_kernels.checks import Backend
+from canary_kernels.fingerprint import compare_slots, complete_slots, hash_slots, locate, plan_fingerprint
+from canary_kernels.layout import PARTIAL_WORDS, Part, Phase, RealData, unsigned
+from tests.kernels import pools
+from tests.kernels.scenes import STEP, assert_same, device_of
+from tests.oracles import records as oracle
+
+COVERED = [RealData.PARTIAL, RealData.ALL]
+PARTS = Part.K, Part.V
+
+
+def expected_hash(pool, slot, coverage=RealData.ALL):
+    """Fingerprints of one slot by the oracle, unsigned."""
+    words = PARTIAL_WORDS if coverage is RealData.PARTIAL else None
+    hashes = []
+    for part in PARTS:
+        layers = {
+            layer: bytes(view[slot].flatten().tolist())
+            for (held, layer), view in pool.bytes.items()
+            if held is part
+        }
+        hashes.append(oracle.fingerprint(layers, max_words=words))
+    return tuple(hashes)
+
+
+def hashes_of(backend, plan, slots):
+    listed = torch.tensor(slots, dtype=torch.int64, device=device_of(backend))
+    return [tuple(map(unsigned, pair)) for pair in hash_slots(backend, plan, listed).tolist()]
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("coverage", COVERED)
+@pytest.mark.parametrize("layout", pools.LAYOUTS)
+def test_hash_equals_the_oracle(layout, coverage, backend):
+    pool = layout(device_of(backend))
+    plan = plan_fingerprint(pool.sources, coverage, device_of(backend))
+    slots = [0, 5, pools.SLOTS - 1, 17, 5]
+    assert hashes_of(backend, plan, slots) == [expected_hash(pool, slot, coverage) for slot in slots]
+    assert plan.num_slots == pools.SLOTS
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_hash_skips_negative_slots_and_empty_lists(backend):
+    pool = pools.separate(device_of(backend))
+    plan = plan_fingerprint(pool.sources, RealData.ALL, device_of(backend))
+    assert hashes_of(backend, plan, [-1, 3]) == [(0, 0), expected_hash(pool, 3)]
+    assert hashes_of(backend, plan, []) == []
+    nothing = plan_fingerprint(pool.sources, RealData.NONE, device_of(backend))
+    assert hashes_of(backend, nothing, [3]) == [(0, 0)]
+
+
+@pytest.mark.parametrize("layout", pools.LAYOUTS)
+def test_bytes_covered(layout):
+    pool = layout("cpu")
+    every = sum(source.slot_bytes for source in pool.sources)
+    some = sum(min(source.slot_bytes, 4 * PARTIAL_WORDS) for source in pool.sources)
+    assert plan_fingerprint(pool.sources, RealData.ALL, "cpu").bytes_per_slot == every
+    assert plan_fingerprint(pool.sources, RealData.PARTIAL, "cpu").bytes_per_slot == some
+    assert plan_fingerprint(pool.sources, RealData.NONE, "cpu").bytes_per_slot == 0
+
+
+def test_regular_pools_are_one_gather():
+    for layout, stacks in ((pools.together, 1), (pools.separate, 6), (pools.interleaved, 2)):
+        (view,) = plan_fingerprint(layout("cpu").sources, RealData.ALL, "cpu").views
+        assert len(view.stacks) == stacks
+
+
+@pytest.mark.parametrize("layout", pools.LAYOUTS)
+def test_every_single_bit_flip_is_seen_and_located(layout):
+    pool, rng = layout("cpu"), random.Random(1)
+    plan = plan_fingerprint(pool.sources, RealData.ALL, "cpu")
+    for part, layer in pool.bytes:
+        slot = rng.randrange(pools.SLOTS)
+        (stored,) = hashes_of(Backend.TORCH, plan, [slot])
+        view = pool.bytes[part, layer][slot]
+        byte, bit = rng.randrange(view.numel()), rng.randrange(8)
+        place = torch.unravel_index(torch.tensor(byte), view.shape)
+        view[place] ^= 1 << bit
+        (current,) = hashes_of(Backend.TORCH, plan, [slot])
+        assert current[part - 1] != stored[part - 1]
+        assert current[2 - part] == stored[2 - part]
+        change = locate(plan, part, slot, stored[part - 1], current[part - 1])
+        assert change is not None
+        assert (change.layer, change.part, change.word) == (layer, part, byte // 4)
+        (head_bytes,) = {s.head_bytes for s in pool.sources if (s.part, s.layer) == (part, layer)}
+        assert change.head == byte // 4 * 4 // head_bytes
+        assert change.original ^ change.current == 1 << (byte % 4 * 8 + bit)
+        view[place] ^= 1 << bit
+
+
+def test_locate_gives_back_any_overwritten_word():
+    pool, rng = pools.separate("cpu"), random.Random(2)
+    plan = plan_fingerprint(pool.sources, RealData.ALL, "cpu")
+    for _ in range(40):
+        part, layer, slot, word = (
+            rng.choice(PARTS),
+            rng.randrange(3),
+            rng.randrange(pools.SLOTS),
+            rng.randrange(12),
+        )
+        words = pool.bytes[part, layer][slot].view(torch.int32).view(-1)
+        (stored,) = hashes_of(Backend.TORCH, plan, [slot])
+        original = int(words[word])
+        words[word] = rng.randrange(-(1 << 31), 1 << 31)
+        (current,) = hashes_of(Backend.TORCH, plan, [slot])
+        change = locate(plan, part, slot, stored[part - 1], current[part - 1])
+        assert (change.layer, change.word, change.original) == (layer, word, original & 0xFFFFFFFF)
+
+
+def test_locate_does_not_explain_two_changed_words():
+    pool = pools.separate("cpu")
+    plan = plan_fingerprint(pool.sources, RealData.ALL, "cpu")
+    (stored,) = hashes_of(Backend.TORCH, plan, [4])
+    pool.bytes[Part.K, 0][4] ^= 1
+    (current,) = hashes_of(Backend.TORCH, plan, [4])
+    assert locate(plan, Part.K, 4, stored[0], current[0]) is None
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("coverage", COVERED)
+def test_shards_add_up_over_heads_and_layers(backend, coverage):
+    pool = pools.together(device_of(backend))
+    whole = hashes_of(backend, plan_fingerprint(pool.sources, coverage, device_of(backend)), [3, 9])
+    shards = []
+    for layers in ([0], [1, 2]):
+        for head in range(2):
+            sources = [
+                source_from_tensor(view[:, head : head + 1].view(torch.float32), part, layer, head_start=head)
+                for (part, layer), view in pool.bytes.items()
+                if layer in layers
+            ]
+            plan = plan_fingerprint(sources, coverage, device_of(backend))
+            shards.append(hashes_of(backend, plan, [3, 9]))
+    added = [tuple(sum(h[i][k] for h in shards) & oracle.MASK for k in range(2)) for i in range(2)]
+    assert added == whole
+
+
+def random_group(rng, hashes):
+    """Records in every state; some PENDING ones hold their slot's own fingerprints as the witness."""
+    records = []
+    for own in hashes:
+        state = rng.randrange(4)
+        known = rng.choice([own, own, (own[0] ^ 1, own[1]), (own[0], own[1] ^ 1 << 63), (0, 0)])
+        chain = rng.getrandbits(64) if state else 0
+        token, position = (rng.randrange(1 << 31), rng.randrange(1 << 20)) if state else (0, 0)
+        records.append(oracle.Record(token, position, state, chain, known if state else (0, 0)))
+    return oracle.Group(records)
+
+
+def buffers_of(backend, group, lane_rows=512):
+    clock = torch.full((1,), STEP, dtype=torch.int64, device=device_of(backend))
+    buffers = allocate_buffers(len(group.records), clock, lane_rows)
+    buffers.records.copy_(torch.tensor([record.pack() for record in group.records]))
+    return buffers
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    backend=st.sampled_from(list(Backend)),
+    layout=st.sampled_from([pools.together, pools.unequal, pools.odd_bytes, pools.latent]),
+    coverage=st.sampled_from(list(RealData)),
+    phase=st.sampled_from([None, *Phase]),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    rng=st.randoms(use_true_random=False),
+)
+def test_complete_and_compare(backend, layout, coverage, phase, dtype, rng):
+    pool = layout(device_of(backend))
+    plan = plan_fingerprint(pool.sources, coverage, device_of(backend))
+    none = coverage is RealData.NONE
+    own = [(0, 0) if none else expected_hash(pool, slot, coverage) for slot in range(pools.SLOTS)]
+    group = random_group(rng, own)
+    buffers = buffers_of(backend, group)
+    slots = rng.sample(range(pools.SLOTS), rng.randrange(pools.SLOTS)) + [-1] * rng.randrange(3)
+    rng.shuffle(slots)
+    listed = torch.tensor(slots, dtype=dtype, device=device_of(backend))
+    hashes = [own[slot] for slot in slots]
+    if phase is None:
+        complete_slots(backend, buffers, plan, listed)
+        group.complete(slots, hashes, covered=not none)
+    else:
+        compare_slots(backend, buffers, plan, listed, phase)
+        group.compare(slots, hashes, not none, phase)
+    assert_same(buffers, group)
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_lists_longer_than_the_scratch(backend, monkeypatch):
+    from canary_kernels.fingerprint import kernel
+
+    monkeypatch.setattr(kernel, "SCRATCH_SLOTS", 8)
+    pool = pools.unequal(device_of(backend))
+    plan = plan_fingerprint(pool.sources, RealData.ALL, device_of(backend))
+    group = random_group(random.Random(3), [expected_hash(pool, slot) for slot in range(pools.SLOTS)])
+    buffers = buffers_of(backend, group)
+    slots = list(range(pools.SLOTS))
+    compare_slots(backend, buffers, plan, torch.tensor(slots, device=device_of(backend)), Phase.PATROL)
+    group.compare(slots, [expected_hash(pool, slot) for slot in slots], True, Phase.PATROL)
+    assert_same(buffers, group)
+
+
+def test_long_lists_are_hashed_in_chunks(monkeypatch):
+    from canary_kernels.fingerprint import reference
+
+    pool = pools.separate("cpu")
+    plan = plan_fingerprint(pool.sources, RealData.ALL, "cpu")
+    whole = hashes_of(Backend.TORCH, plan, list(range(pools.SLOTS)))
+    monkeypatch.setattr(reference, "_CHUNK_BYTES", 3 * plan.bytes_per_slot)
+    assert hashes_of(Backend.TORCH, plan, list(range(pools.SLOTS))) == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"part": Part.IDENTITY}, "part K or V"),
+        ({"layer": -1}, "indices >= 0"),
+        ({"element_bytes": 5}, "dividing head_bytes"),
+        ({"page_stride": 0}, "sizes >= 1"),
+        ({"head_start": 1, "head_bytes": 6, "element_bytes": 6}, "multiple of 4"),
+    ],
+)
+def test_wrong_sources_are_refused(change, message):
+    source = dataclasses.replace(pools.separate("cpu").sources[0], **change)
+    with pytest.raises(ValueError, match=message):
+        plan_fingerprint([source], RealData.ALL, "cpu")
+
+
+def test_sources_that_repeat_heads_are_refused():
+    source = pools.separate("cpu").sources[0]
+    with pytest.raises(ValueError, match=r"repeats heads \[0, 1\]"):
+        plan_fingerprint([source, source], RealData.ALL, "cpu")
+
+
+def test_records_without_memory_behind_them_are_refused():
+    plan = plan_fingerprint(pools.separate("cpu").sources, RealData.ALL, "cpu")
+    buffers = allocate_buffers(pools.SLOTS + 1, torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="33 slots and a KV source has room for 32"):
+        complete_slots(Backend.TORCH, buffers, plan, torch.tensor([0]))
