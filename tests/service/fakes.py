@@ -1,0 +1,192 @@
+"""Messages as an engine would send them, and an engine that answers commands over a real link."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from canary_obs.pipeline.mailbox import EngineLink
+from canary_obs.records import (
+    CancelSweep,
+    Cause,
+    Command,
+    EngineMessage,
+    GroupCounters,
+    GroupInfo,
+    Hello,
+    Identity,
+    Mode,
+    Part,
+    PatrolProgress,
+    PerturbCount,
+    PerturbMode,
+    Phase,
+    Ping,
+    PipelineStatus,
+    Reason,
+    Snapshot,
+    StartSweep,
+    State,
+    SweepProgress,
+    SweepReport,
+    SweepStatus,
+    Trigger,
+    Violation,
+)
+
+FULL = GroupInfo(
+    name="full", layers=2, parts=(Part.K, Part.V), slots=100, slot_bytes=64, protected_slot_bytes=64
+)
+
+
+def identity(rank: int = 0, *, started_ns: int = 1_000, pid: int = 7) -> Identity:
+    return Identity(engine="fake", instance="test", rank=rank, started_ns=started_ns, pid=pid, device="cpu")
+
+
+def hello(who: Identity) -> Hello:
+    return Hello(
+        identity=who,
+        mode=Mode.LOG,
+        backend="torch",
+        engine_version="1.0",
+        groups=(FULL,),
+        record_bytes=3200,
+        settings={"mode": "log"},
+        versions={"canary_obs": "0.1.0"},
+    )
+
+
+def counters(step: int, violations: int = 0) -> GroupCounters:
+    lanes = {phase: dict.fromkeys(Reason, 0) for phase in Phase}
+    lanes[Phase.SWEEP][Reason.KV_DATA] = violations
+    return GroupCounters(
+        runs=dict.fromkeys(Phase, step),
+        verified=dict.fromkeys(Phase, 10 * step),
+        hashed=dict.fromkeys(Phase, 2 * step),
+        unverified=dict.fromkeys(Cause, step),
+        written=step,
+        completed=step,
+        violations=lanes,
+    )
+
+
+def snapshot(who: Identity, step: int, *, violations: int = 0, **changes: Any) -> Snapshot:
+    plain = Snapshot(
+        identity=who,
+        sequence=step,
+        time_ns=time.time_ns(),
+        mode=Mode.LOG,
+        backend="torch",
+        step=step,
+        state=State.VIOLATED if violations else State.OK,
+        state_reasons=(f"{violations} violations",) if violations else (),
+        groups={"full": counters(step, violations)},
+        sweep_passes=dict.fromkeys(Trigger, step),
+        last_sweep_ns=1_700_000_000_000_000_000,
+        sweep=None,
+        patrol=PatrolProgress(
+            progress=0.5,
+            cycles=step,
+            cycle_seconds=7.0,
+            oldest_check_seconds=3.0,
+            budget_bytes_per_second=1e9,
+        ),
+        pipeline=PipelineStatus(lag_steps=1, lag_seconds=0.01, skipped=step),
+        overhead_seconds={"head": 0.25 * step, "tail": 0.5 * step},
+        step_seconds=1.0 * step,
+        observer_faults={},
+        violation_events_dropped=0,
+        messages_dropped=0,
+        perturbations={PerturbMode.REAL_KV_USED: PerturbCount(injected=step, detected=step, open=1)},
+        paused=False,
+        kernels_stalled={},
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def violation(slot: int = 3, **changes: Any) -> Violation:
+    plain = Violation(
+        phase=Phase.SWEEP,
+        reason=Reason.KV_DATA,
+        group="full",
+        part=Part.K,
+        step=5,
+        event=1,
+        slot=slot,
+        position=2,
+        request="r1",
+        expected="0x01",
+        actual="0x02",
+        lag_steps=1,
+        time_ns=1_700_000_000_000_000_000,
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def progress(sweep_id: str, status: SweepStatus, *, checked: int = 0, **changes: Any) -> SweepProgress:
+    plain = SweepProgress(
+        id=sweep_id,
+        trigger=Trigger.DEMAND,
+        status=status,
+        groups=("full",),
+        data=True,
+        total=100,
+        checked=checked,
+        skipped=dict.fromkeys(Cause, 0),
+        violations=0,
+        started_ns=1,
+        seconds=0.5,
+        step=5,
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+class FakeEngine:
+    """A thread that sends snapshots over a link and answers commands like a rank."""
+
+    def __init__(self, link: EngineLink, who: Identity, *, finish_sweeps: bool = True) -> None:
+        self.link, self.who, self.finish_sweeps = link, who, finish_sweeps
+        self.received: list[Command] = []
+        self._stop = threading.Event()
+        self._step = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fall silent, as a crash would; the link stays as it is."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self.link.send(hello(self.who))
+        while not self._stop.wait(0.01):
+            self._step += 1
+            self.link.send(snapshot(self.who, self._step))
+            for command in self.link.receive():
+                self.received.append(command)
+                for answer in self._answers(command):
+                    self.link.send(answer)
+
+    def _answers(self, command: Command) -> list[EngineMessage]:
+        if isinstance(command, Ping) and command.want_hello:
+            return [hello(self.who)]
+        if isinstance(command, StartSweep):
+            states = [SweepStatus.RUNNING] + [SweepStatus.PASSED] * self.finish_sweeps
+        elif isinstance(command, CancelSweep):
+            states = [SweepStatus.CANCELLED]
+        else:
+            return []
+        return [SweepReport(identity=self.who, progress=progress(command.id, state)) for state in states]
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """The condition's value once it is true; fails the test when it never is."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.005)  # polling interval, not synchronisation: the deadline decides
+    return value

@@ -1,0 +1,135 @@
+"""The service and an engine as two real processes over a Unix socket; either is killed with SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.service.fakes import eventually
+
+ROOT = Path(__file__).parents[2]
+STEPS = 'kv_canary_steps_total{engine="fake",instance="test",rank="0"}'
+SERVE = "from canary_obs.serve import serve; serve()"
+
+
+class Stage:
+    """Starts processes in one folder and asks the service over HTTP."""
+
+    def __init__(self, folder):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.endpoint = f"ipc://{folder}/service.sock"
+        self.processes = []
+        self.env = os.environ | {
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
+            "KV_CANARY_ENDPOINT": self.endpoint,
+            "KV_CANARY_PORT": str(self.port),
+            "KV_CANARY_SNAPSHOT_STALE_SECONDS": "1",
+        }
+
+    def start(self, *command):
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", *command], env=self.env, stderr=subprocess.PIPE, text=True
+        )
+        self.processes.append(process)
+        return process
+
+    def service(self):
+        process = self.start("-c", SERVE)
+        eventually(lambda: self.ask("/healthz"), 30)
+        return process
+
+    def engine(self):
+        return self.start(str(ROOT / "tests/service/fake_engine_process.py"), self.endpoint)
+
+    def ask(self, path, method="GET"):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.read().decode()
+        except urllib.error.URLError:
+            return None
+
+    def steps(self):
+        lines = (self.ask("/metrics") or "").splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.startswith(STEPS)), 0.0)
+
+    def status(self):
+        return json.loads(self.ask("/canary/status"))
+
+    def kill(self, process):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+
+    def close(self):
+        for process in self.processes:
+            if process.poll() is None:
+                self.kill(process)
+
+
+@pytest.fixture
+def stage(tmp_path):
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
+
+
+def test_kill_either_side_and_counters_go_on(stage):
+    service, engine = stage.service(), stage.engine()
+    eventually(lambda: stage.steps() > 20, 30)
+    assert stage.status()["state"] == "ok"
+    sweep = json.loads(stage.ask("/canary/sweep?wait=true", "POST"))
+    assert sweep["status"] == "passed"
+
+    stage.kill(service)
+    before_service = stage.steps()
+    assert before_service == 0.0
+    service = stage.service()
+    eventually(lambda: stage.steps() > 20, 30)
+    eventually(lambda: stage.status()["ranks"][0]["hello"], 30)
+    assert json.loads(stage.ask("/canary/sweep?wait=true", "POST"))["status"] == "passed"
+
+    stage.kill(engine)
+    last = stage.steps()
+    eventually(lambda: stage.status()["state"] == "blind", 30)
+    engine = stage.engine()
+    seen = [last]
+
+    def recovered():
+        seen.append(stage.steps())
+        return stage.status()["state"] == "ok" and seen[-1] > last + 20
+
+    eventually(recovered, 30)
+    assert seen == sorted(seen)
+    assert stage.status()["ranks"][0]["restarts"] == 1
+
+
+def test_sigterm_ends_cleanly_and_leaves_no_socket(stage, tmp_path):
+    service = stage.service()
+    service.send_signal(signal.SIGTERM)
+    _, errors = service.communicate(timeout=30)
+    assert service.returncode == 0
+    assert "Traceback" not in errors
+    assert not (tmp_path / "service.sock").exists()
+
+
+def test_a_taken_port_ends_the_second_service_with_one_error(stage):
+    stage.service()
+    stage.env["KV_CANARY_ENDPOINT"] += "2"
+    second = stage.start("-c", SERVE)
+    _, errors = second.communicate(timeout=30)
+    assert second.returncode == 1
+    assert f"port={stage.port}: 127.0.0.1:{stage.port} cannot be bound: Address already in use." in errors
+    assert "KV_CANARY_PORT" in errors
+    assert stage.ask("/healthz")
