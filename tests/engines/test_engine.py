@@ -14,6 +14,7 @@ from canary_obs.engines.reference.model import random_weights
 from canary_obs.engines.reference.request import Request, Sampling, Status
 from canary_obs.engines.reference.runner import ForwardBatch
 from canary_obs.engines.reference.settings import EngineConfig, tiny
+from canary_obs.engines.reference.tokenizer import EOS
 from canary_obs.errors import ConfigurationError
 from tests.engines.plain_llama import plain_logits
 from tests.engines.workloads import account, drain, drive
@@ -199,6 +200,42 @@ def test_failed_forward_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     assert np.array_equal(drain(engine)[0].output, expected)
 
 
+def test_failed_forward_leaves_nothing_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tiny(token_budget=8))
+    request = engine.add_request(prompt(1, 40), Sampling(max_tokens=6))
+    engine.step()
+
+    def failing(batch: ForwardBatch) -> torch.Tensor:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(engine.runner, "forward", failing)
+    with pytest.raises(RuntimeError, match="device lost"):
+        engine.step()
+    assert request.allocated == 16
+    engine.abort(request.id)
+    assert engine.scheduler.cache.held().size == 8
+    account(engine)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_end_of_sequence(stop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tiny())
+    monkeypatch.setattr(engine.runner, "sample", lambda batch, logits: [EOS] * len(batch.requests))
+    engine.add_request(prompt(1, 4), Sampling(max_tokens=5, stop_at_eos=stop))
+    assert drain(engine)[0].output.tolist() == [EOS] * (1 if stop else 5)
+
+
+def test_the_youngest_gives_way_and_returns_first() -> None:
+    engine = Engine(tiny(num_slots=144, max_running=8))
+    requests = [
+        engine.add_request(prompt(seed, 30), Sampling(max_tokens=60, stop_at_eos=False)) for seed in range(8)
+    ]
+    while engine.statistics.preemptions == 0:
+        engine.step()
+    running, waiting = engine.scheduler.running, list(engine.scheduler.waiting)
+    assert running + waiting == requests
+
+
 def test_nothing_to_do() -> None:
     engine = Engine(tiny())
     assert not engine.has_work()
@@ -250,6 +287,7 @@ def test_largest_request_fits_the_smallest_pool() -> None:
 def test_rubbish_in_other_slots_stays_there() -> None:
     engine = Engine(tiny())
     engine.runner.pool.kv.fill_(float("nan"))
+    engine.runner.pool.req_to_token.fill_(engine.config.num_slots - 1)
     for seed, length in enumerate((5, 30)):
         engine.add_request(prompt(seed, length), Sampling(max_tokens=8, stop_at_eos=False))
     poisoned = [request.output.tolist() for request in drain(engine)]
@@ -257,3 +295,15 @@ def test_rubbish_in_other_slots_stays_there() -> None:
     for seed, length in enumerate((5, 30)):
         clean.add_request(prompt(seed, length), Sampling(max_tokens=8, stop_at_eos=False))
     assert poisoned == [request.output.tolist() for request in drain(clean)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_cuda_equals_plain_attention(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tiny(page_size=page_size, device="cuda"))
+    logits = recorded(engine, monkeypatch)
+    finished = drive(engine, 120, seed=3, each=lambda: account(engine))
+    moved = {key: value.cpu() for key, value in logits.items()}
+    assert len(finished) > 5
+    check_against_plain(engine, finished[:20], moved)
