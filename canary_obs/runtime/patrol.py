@@ -13,8 +13,7 @@ from canary_obs.records import PatrolProgress
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.state import DeviceState, Group
 
-_CPU_CHUNK, _DEVICE_CHUNK = 64, 2048
-_PROBE_SLOTS = 512
+_CPU_CHUNK, _DEVICE_CHUNK = 128, 2048
 _MAX_CREDIT_SECONDS = 1.0  # an engine that was busy elsewhere is not charged the whole absence at once
 
 
@@ -33,12 +32,16 @@ class Patrol:
         self.enabled = budget.enabled and bool(self._chunks)
         rate = budget.bytes_per_second
         if budget.fraction and self.enabled:
-            rate = budget.fraction * measured_bandwidth(state, self._chunks[0][0])
+            rate = budget.fraction * measured_bandwidth(state, *self._chunks[0])
         self.bytes_per_second = rate
         now = time.monotonic()
         self._checked_at = [now] * len(self._chunks)
         self._cursor = 0
-        self._credit = 0.0
+        # On the CPU a check takes the engine's own time: a share of the bandwidth is a share of seconds then,
+        # so that a slow or busy machine is not asked for more.
+        self._timed = budget.fraction > 0 and state.clock.device.type == "cpu"
+        self._rate = budget.fraction if self._timed else rate
+        self._credit = 0.0  # seconds when timed, else bytes; below 0 = spent ahead
         self._refilled = self._cycle_started = now
         self.cycles = 0
         self.cycle_seconds: float | None = None
@@ -47,15 +50,16 @@ class Patrol:
         """Check as many chunks as the budget has paid for since the last call, at most one cycle."""
         if not self.enabled:
             return
-        self._credit += min(now - self._refilled, _MAX_CREDIT_SECONDS) * self.bytes_per_second
+        self._credit += min(now - self._refilled, _MAX_CREDIT_SECONDS) * self._rate
         self._refilled = now
         for _ in self._chunks:
-            group, start, stop = self._chunks[self._cursor]
-            cost = (stop - start) * group.plan.bytes_per_slot
-            if cost > self._credit:
+            if self._credit <= 0:
                 return
-            self._credit -= cost
+            group, start, stop = self._chunks[self._cursor]
+            started = time.perf_counter()
             self._check(group, start, stop)
+            size = (stop - start) * group.plan.bytes_per_slot
+            self._credit -= time.perf_counter() - started if self._timed else size
 
     def whole_cycle(self) -> None:
         """Check every chunk once, whatever the budget."""
@@ -94,12 +98,12 @@ class Patrol:
         )
 
 
-def measured_bandwidth(state: DeviceState, group: Group) -> float:
-    """Bytes per second at which this backend hashes this group's slots; measured, at attach only."""
-    slots = group.slot_range[:_PROBE_SLOTS]
+def measured_bandwidth(state: DeviceState, group: Group, start: int, stop: int) -> float:
+    """Bytes per second at which this backend hashes a chunk of slots; measured, at attach only."""
+    slots = group.slot_range[start:stop]
     hash_slots(state.backend, group.plan, slots)
     best = float("inf")
-    for _ in range(3):
+    for _ in range(5):
         _wait(state.clock.device)
         started = time.perf_counter()
         hash_slots(state.backend, group.plan, slots)

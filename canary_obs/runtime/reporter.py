@@ -83,7 +83,8 @@ class Reporter:
                 groups=tuple(group.info() for group in self._state.groups),
                 record_bytes=self._state.record_bytes,
                 settings=masked(self._config),
-                versions={"canary_obs": __version__, "torch": torch.__version__},
+                # torch's version is a str subclass, which msgpack refuses.
+                versions={"canary_obs": __version__, "torch": str(torch.__version__)},
             )
         )
 
