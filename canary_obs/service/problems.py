@@ -68,6 +68,9 @@ def _on_problem(request: Request, error: Problem) -> JSONResponse:
 
 def _on_http(request: Request, error: HTTPException) -> JSONResponse:
     detail = f"{request.method} {request.url.path}: {error.detail}"
+    if error.status_code == 400:
+        # FastAPI's word for a body that is not even text; for clients it is one more malformed body.
+        return problem(422, detail, request.url.path, kind="invalid-request")
     return problem(error.status_code, detail, request.url.path, headers=error.headers)
 
 

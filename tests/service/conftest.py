@@ -1,0 +1,88 @@
+"""An app over a hub with one rank that answers at once, and clients for it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from canary_obs.config import ServiceConfig
+from canary_obs.pipeline.hub import Hub
+from canary_obs.records import CancelSweep, StartSweep, SweepReport, SweepStatus
+from canary_obs.service.app import create_app
+from tests.service.fakes import hello, identity, progress, snapshot
+
+URL = "http://127.0.0.1"
+
+
+class AppClient:
+    """Synchronous calls of an ASGI app, from any thread."""
+
+    def __init__(self, app, portal, client: httpx.AsyncClient) -> None:
+        self.app, self._portal, self._client = app, portal, client
+
+    def request(self, method: str, path: str, **options) -> httpx.Response:
+        return self._portal.call(lambda: self._client.request(method, path, **options))
+
+    def get(self, path: str, **options) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, **options) -> httpx.Response:
+        return self.request("POST", path, **options)
+
+    def put(self, path: str, **options) -> httpx.Response:
+        return self.request("PUT", path, **options)
+
+    def delete(self, path: str, **options) -> httpx.Response:
+        return self.request("DELETE", path, **options)
+
+
+@contextmanager
+def client_of(app, base_url: str = URL):
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    with start_blocking_portal() as portal:
+        client = httpx.AsyncClient(transport=transport, base_url=base_url)
+        yield AppClient(app, portal, client)
+        portal.call(client.aclose)
+
+
+class ObedientRank:
+    """A rank without a thread: answers inside the call; `finishes` = sweeps end by themselves."""
+
+    def __init__(self, hub: Hub, *, finishes: bool = True) -> None:
+        self.hub, self.finishes = hub, finishes
+        self.who = identity()
+        self.received = []
+        self.say(hello(self.who))
+        self.say(snapshot(self.who, 1))
+
+    def say(self, message) -> None:
+        self.hub.ingest(message, self.obey)
+
+    def obey(self, command) -> None:
+        self.received.append(command)
+        if isinstance(command, StartSweep) and self.finishes:
+            self.report(command.id, SweepStatus.PASSED)
+        elif isinstance(command, CancelSweep):
+            self.report(command.id, SweepStatus.CANCELLED)
+
+    def report(self, sweep_id: str, status: SweepStatus) -> None:
+        self.say(SweepReport(identity=self.who, progress=progress(sweep_id, status, checked=100)))
+
+
+@pytest.fixture
+def hub():
+    return Hub(ServiceConfig(snapshot_stale_seconds=600.0))
+
+
+@pytest.fixture
+def rank(hub):
+    return ObedientRank(hub)
+
+
+@pytest.fixture
+def client(hub):
+    with client_of(create_app(hub)) as client:
+        yield client

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+
+import pytest
+
+from canary_obs.config import ServiceConfig
+from canary_obs.errors import ConfigurationError
+from canary_obs.pipeline.hub import Hub
+from canary_obs.records import Acknowledge, Pause, Reason, Resume, StartSweep, SweepStatus, Violations
+from canary_obs.service.app import create_app
+from tests.service.conftest import URL, ObedientRank, client_of
+from tests.service.fakes import eventually, violation
+
+
+def check_problem(answer, status, kind=None):
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document.keys() >= {"type", "title", "status", "detail", "instance"}
+    assert document["status"] == status
+    assert document["instance"] == answer.request.url.path
+    assert document["detail"]
+    assert document["type"] == (f"urn:canary-obs:problem:{kind}" if kind else "about:blank")
+    return document
+
+
+# Sweeps.
+
+
+def test_a_sweep_is_accepted_and_can_be_looked_up(client, rank):
+    rank.finishes = False
+    answer = client.post("/canary/sweep", json={"groups": ["full"], "data": False, "unlocked_only": True})
+    record = answer.json()
+    assert answer.status_code == 202
+    assert record["status"] == "running"
+    assert rank.received[-1] == StartSweep(id=record["id"], groups=("full",), data=False, unlocked_only=True)
+    location = answer.headers["location"]
+    assert location == f"/canary/sweeps/{record['id']}"
+    rank.report(record["id"], SweepStatus.VIOLATED)
+    found = client.get(location)
+    assert (found.status_code, found.json()["status"]) == (200, "violated")
+    assert found.json()["ranks"][0]["progress"]["checked"] == 100
+    assert [sweep["id"] for sweep in client.get("/canary/sweeps").json()["sweeps"]] == [record["id"]]
+
+
+def test_wait_answers_with_the_result(client, rank):
+    rank.finishes = False
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.post, "/canary/sweep?wait=true")
+        started = eventually(lambda: [one for one in rank.received if isinstance(one, StartSweep)])[0]
+        assert not waiting.done()
+        rank.report(started.id, SweepStatus.PASSED)
+        answer = waiting.result(10)
+    assert (answer.status_code, answer.json()["status"]) == (200, "passed")
+    assert answer.json()["ended_ns"]
+
+
+def test_wait_ends_with_202_when_the_sweep_takes_too_long():
+    hub = Hub(ServiceConfig(sweep_timeout_seconds=0.05, snapshot_stale_seconds=600.0))
+    ObedientRank(hub, finishes=False)
+    with client_of(create_app(hub)) as client:
+        answer = client.post("/canary/sweep?wait=true")
+    assert (answer.status_code, answer.json()["status"]) == (202, "running")
+
+
+def test_a_second_sweep_conflicts_and_names_the_first(client, rank):
+    rank.finishes = False
+    running = client.post("/canary/sweep").json()["id"]
+    document = check_problem(client.post("/canary/sweep"), 409, "sweep-in-progress")
+    assert document["running_id"] == running
+
+
+def test_a_sweep_without_an_engine_says_so(client):
+    document = check_problem(client.post("/canary/sweep?wait=true"), 503, "no-engine")
+    assert "no engine is attached" in document["detail"]
+
+
+def test_a_sweep_of_an_unknown_group_names_the_known(client, rank):
+    document = check_problem(client.post("/canary/sweep", json={"groups": ["swa"]}), 422, "unknown-group")
+    assert document["known"] == ["full"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{bad", b"[]", b'"x"', b'{"data":1}', b'{"groups":"full"}', b'{"groups":[1]}', b'{"more":1}', b"\xff"],
+)
+def test_a_malformed_body_is_422(client, rank, body):
+    answer = client.post("/canary/sweep", content=body, headers={"content-type": "application/json"})
+    check_problem(answer, 422, "invalid-request")
+    assert not any(isinstance(command, StartSweep) for command in rank.received)
+
+
+def test_errors_do_not_repeat_what_was_sent(client, rank):
+    answer = client.post("/canary/sweep", json={"groups": {"a secret prompt": 1}, "data": "a secret prompt"})
+    check_problem(answer, 422, "invalid-request")
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("query", ["wait=maybe", "wiat=true"])
+def test_a_bad_query_is_422(client, rank, query):
+    check_problem(client.post(f"/canary/sweep?{query}"), 422, "invalid-request")
+
+
+def test_the_same_idempotency_key_starts_one_sweep(client, rank):
+    rank.finishes = False
+    first = client.post("/canary/sweep", headers={"Idempotency-Key": "k"})
+    again = client.post("/canary/sweep", headers={"Idempotency-Key": "k"})
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    assert len([one for one in rank.received if isinstance(one, StartSweep)]) == 1
+    other = client.post("/canary/sweep", json={"data": False}, headers={"Idempotency-Key": "k"})
+    check_problem(other, 422, "idempotency-key-reused")
+    rank.report(first.json()["id"], SweepStatus.PASSED)
+    waited = client.post("/canary/sweep?wait=true", headers={"Idempotency-Key": "k"})
+    assert (waited.status_code, waited.json()["id"]) == (200, first.json()["id"])
+    assert client.post("/canary/sweep", headers={"Idempotency-Key": "l"}).json()["id"] != first.json()["id"]
+
+
+def test_cancelling(client, rank):
+    rank.finishes = False
+    sweep = client.post("/canary/sweep").json()["id"]
+    assert client.delete(f"/canary/sweeps/{sweep}").json()["status"] == "cancelled"
+    again = client.delete(f"/canary/sweeps/{sweep}")
+    assert (again.status_code, again.json()["status"]) == (200, "cancelled")
+    check_problem(client.delete("/canary/sweeps/none"), 404, "no-such-sweep")
+    check_problem(client.get("/canary/sweeps/none"), 404, "no-such-sweep")
+
+
+# Orders, status, violations.
+
+
+@pytest.mark.parametrize(("path", "command"), [("pause", Pause()), ("resume", Resume())])
+def test_orders_reach_the_ranks(client, hub, path, command):
+    check_problem(client.post(f"/canary/{path}"), 503, "no-engine")
+    rank = ObedientRank(hub)
+    answer = client.post(f"/canary/{path}")
+    assert (answer.status_code, answer.json()) == (202, {"ranks": 1})
+    assert rank.received[-1] == command
+
+
+def test_acknowledge(client, rank):
+    assert client.post("/canary/acknowledge").json() == {"ranks": 1}
+    assert rank.received[-1] == Acknowledge()
+
+
+def test_status_shows_the_verdict_and_every_rank(client, rank):
+    status = client.get("/canary/status").json()
+    assert (status["state"], status["reasons"]) == ("ok", [])
+    assert status["ranks"][0]["identity"]["engine"] == "fake"
+    assert status["ranks"][0]["totals"]["groups"]["full"]["verified"]["head"] == 10
+
+
+def test_violations_are_filtered_and_paged(client, rank):
+    rows = [violation(slot) for slot in range(5)] + [violation(9, reason=Reason.CHAIN)]
+    rank.say(Violations(identity=rank.who, rows=tuple(rows)))
+    page = client.get("/canary/violations?limit=2&reason=kv_data").json()
+    assert [event["number"] for event in page["violations"]] == [5, 4]
+    assert (page["matching"], page["next"], page["evicted"]) == (5, 4, 0)
+    rest = client.get("/canary/violations?limit=9&reason=kv_data&before=4").json()
+    assert [event["number"] for event in rest["violations"]] == [3, 2, 1]
+    assert rest["next"] is None
+    check_problem(client.get("/canary/violations?reason=nonsense"), 422, "invalid-request")
+    check_problem(client.get("/canary/violations?limit=0"), 422, "invalid-request")
+
+
+# Pages and probes.
+
+
+def test_metrics_answer_without_a_redirect_in_the_format_asked_for(client, rank):
+    answer = client.get("/metrics", follow_redirects=False)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert 'kv_canary_steps_total{engine="fake",instance="test",rank="0"} 1.0' in answer.text
+    open_metrics = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert open_metrics.text.endswith("# EOF\n")
+
+
+def test_the_status_page_is_self_contained_and_escapes(client, rank):
+    rank.say(Violations(identity=rank.who, rows=(violation(request="<script>alert(1)</script>"),)))
+    answer = client.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert 'http-equiv="refresh"' in answer.text
+    assert "fake/test/0" in answer.text
+    assert "&lt;script&gt;" in answer.text
+    for foreign in ("<script", "http://", "https://", "src="):
+        assert foreign not in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_probes(hub):
+    listening = [True]
+    with client_of(create_app(hub, listening=lambda: listening[0])) as client:
+        assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
+        listening[0] = False
+        assert client.get("/healthz").status_code == 200
+        check_problem(client.get("/readyz"), 503, "not-listening")
+
+
+# Errors.
+
+
+def test_unknown_paths_and_methods_are_problems(client):
+    check_problem(client.get("/nowhere"), 404)
+    answer = client.put("/canary/sweep")
+    check_problem(answer, 405)
+    assert answer.headers["allow"] == "POST"
+
+
+def test_a_bug_is_a_problem_that_tells_strangers_nothing(client, hub, monkeypatch, caplog):
+    def fail():
+        raise RuntimeError("an inner secret")
+
+    monkeypatch.setattr(hub, "verdict", fail)
+    answer = client.get("/canary/status")
+    check_problem(answer, 500)
+    assert "inner secret" not in answer.text
+    assert "inner secret" in caplog.text
+
+
+def test_a_body_that_is_too_long_is_refused(client, rank):
+    check_problem(client.post("/canary/sweep", content=b" " * 70_000), 413)
+
+    async def unannounced():
+        for _ in range(100):
+            yield b" " * 1000
+
+    answer = client.post("/canary/sweep", content=unannounced(), headers={"content-type": "application/json"})
+    assert answer.status_code >= 400
+    assert not any(isinstance(command, StartSweep) for command in rank.received)
+
+
+# Who may ask.
+
+
+@pytest.fixture
+def guarded(hub):
+    config = ServiceConfig(host="0.0.0.0", token="s3cret-ü")
+    with client_of(create_app(hub, config), "http://canary.example") as client:
+        yield client
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}".encode()}
+
+
+def test_with_a_token_every_route_but_the_probes_is_closed(guarded, rank):
+    app = guarded.app
+    paths = [*app.openapi()["paths"], "/openapi.json", "/nowhere"]
+    assert len(paths) > 10
+    for path in paths:
+        for method in ("GET", "POST", "DELETE", "PUT"):
+            answer = guarded.request(method, path.replace("{sweep_id}", "x"))
+            if path in ("/healthz", "/readyz"):
+                assert answer.status_code in (200, 405)
+            else:
+                check_problem(answer, 401)
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert not any(isinstance(command, StartSweep) for command in rank.received)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Bearer wrong", "Bearer", "Bearer ", "Basic s3cret-ü", "s3cret-ü", "Bearer s3cret-", "Bearer s3cret-üx"],
+)
+def test_wrong_credentials_are_401(guarded, header):
+    check_problem(guarded.get("/metrics", headers={"Authorization": header.encode()}), 401)
+
+
+def test_the_token_opens(guarded, rank):
+    assert guarded.get("/metrics", headers=bearer("s3cret-ü")).status_code == 200
+    assert guarded.post("/canary/sweep?wait=true", headers=bearer("s3cret-ü")).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])
+def test_a_wide_bind_without_a_token_is_refused(hub, host):
+    with pytest.raises(ConfigurationError, match="binds to loopback only"):
+        create_app(hub, ServiceConfig(host=host))
+
+
+def test_without_a_token_only_loopback_names_are_served(client):
+    for host in ("localhost:9464", "127.0.0.1", "[::1]:9464"):
+        assert client.get("/metrics", headers={"Host": host}).status_code == 200
+    for host in ("evil.example", "127.0.0.1.evil.example", "[bad"):
+        check_problem(client.get("/metrics", headers={"Host": host}), 421)
+
+
+def test_a_foreign_page_may_not_give_orders(client, rank):
+    check_problem(client.post("/canary/sweep", headers={"Origin": "https://evil.example"}), 403)
+    assert client.post("/canary/sweep", headers={"Origin": URL}).status_code == 202
+
+
+def test_many_readers_and_one_writer(client, hub, rank):
+    failures = []
+
+    def read():
+        for _ in range(10):
+            paths = ("/metrics", "/", "/canary/status", "/canary/violations")
+            failures.extend(path for path in paths if client.get(path).status_code != 200)
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    while any(reader.is_alive() for reader in readers):
+        rank.say(Violations(identity=rank.who, rows=(violation(),)))
+    assert failures == []
+    assert hub.violations()

@@ -1,0 +1,40 @@
+"""schemathesis: whatever the OpenAPI document allows or forbids, the answers keep to it."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+
+from canary_obs.config import ServiceConfig
+from canary_obs.pipeline.hub import Hub
+from canary_obs.records import Violations
+from canary_obs.service.app import create_app
+from tests.service.conftest import ObedientRank
+from tests.service.fakes import violation
+
+HUB = Hub(ServiceConfig(snapshot_stale_seconds=3600.0))
+RANK = ObedientRank(HUB)
+RANK.say(Violations(identity=RANK.who, rows=tuple(violation(slot) for slot in range(5))))
+schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(HUB), headers={"Host": "127.0.0.1"})
+
+
+@schema.parametrize()
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_answers_keep_to_the_schema(case):
+    case.call_and_validate(headers={"Host": "127.0.0.1"})
+
+
+def test_every_route_documents_its_problems():
+    document = create_app(Hub()).openapi()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            for status, answer in operation["responses"].items():
+                if int(status) >= 400:
+                    assert list(answer["content"]) == ["application/problem+json"], (path, method, status)
+
+
+@pytest.mark.parametrize("name", ["StatusReport", "SweepRecord", "ViolationPage", "ProblemDocument"])
+def test_answers_are_described(name):
+    components = create_app(Hub()).openapi()["components"]["schemas"]
+    assert components[name]["properties"]

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+
+import pytest
+
+from canary_obs.errors import ConfigurationError
+from canary_obs.pipeline.hub import Hub
+from canary_obs.records import Violations
+from canary_obs.telemetry.log import ViolationLog, open_log
+from tests.service.fakes import identity, violation
+
+
+def report(log, *rows):
+    hub = Hub()
+    hub.subscribe(log)
+    hub.ingest(Violations(identity=identity(), rows=rows), lambda command: None)
+
+
+def test_one_line_of_json_per_violation(tmp_path):
+    log = open_log(str(tmp_path / "v.log"))
+    report(log, violation(1), violation(2, expected=None, actual=None))
+    log.close()
+    first, second = map(json.loads, (tmp_path / "v.log").read_text().splitlines())
+    assert (first["event"], first["level"], first["slot"]) == ("kv_cache_violation", "error", 1)
+    assert (first["reason"], first["phase"], first["group"], first["part"]) == (
+        "kv_data",
+        "sweep",
+        "full",
+        "k",
+    )
+    assert first["timestamp"] == "2023-11-14T22:13:20+00:00"
+    assert (first["engine"], first["instance"], first["rank"]) == ("fake", "test", 0)
+    assert second["expected"] is None
+    assert (log.written, log.dropped) == (2, 0)
+
+
+def test_without_a_file_it_goes_to_standard_error(capsys):
+    log = open_log("")
+    report(log, violation(8))
+    log.close()
+    assert json.loads(capsys.readouterr().err)["slot"] == 8
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+def test_a_full_disk_is_counted_and_raises_nothing(caplog):
+    log = open_log("/dev/full")
+    report(log, violation(), violation())
+    log.close()
+    assert (log.written, log.dropped) == (0, 2)
+    assert caplog.text.count("cannot be written") == 1
+
+
+def test_a_disk_that_has_room_again_is_used_again():
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    kept = io.StringIO()
+    files = [Broken(), kept]
+    kept.close = lambda: None
+    log = ViolationLog(lambda: files.pop(0))
+    report(log, violation(1), violation(2))
+    log.close()
+    assert (log.written, log.dropped) == (1, 1)
+    assert json.loads(kept.getvalue())["slot"] == 2
+
+
+def test_a_slow_disk_delays_nobody():
+    release, entered = threading.Event(), threading.Event()
+
+    class Slow(io.StringIO):
+        def write(self, text):
+            entered.set()
+            release.wait(30)
+            return len(text)
+
+    log = ViolationLog(Slow, capacity=2)
+    report(log, violation())
+    assert entered.wait(30)
+    report(log, *(violation(slot) for slot in range(5)))
+    assert log.dropped == 3
+    release.set()
+    log.close()
+    assert log.written == 3
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot be written") as caught:
+        open_log(str(tmp_path / "missing/v.log"))
+    assert caught.value.setting == "log_file"

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from canary_obs.pipeline.hub import Hub
+from canary_obs.records import State
+from canary_obs.telemetry import readings
+from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
+from canary_obs.telemetry.prometheus import HubCollector, exposition, registry_for
+from tests.service.fakes import hello, identity, snapshot
+
+GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def filled_hub(**changes):
+    hub = Hub(clock=lambda: 5.0, wall_ns=lambda: 1_000)
+    me = identity()
+    hub.ingest(hello(me), lambda command: None)
+    hub.ingest(snapshot(me, 3, time_ns=1_000, **changes), lambda command: None)
+    return hub
+
+
+def page(hub, accept="", **options):
+    return exposition(registry_for(HubCollector(hub, **options)), accept)
+
+
+def samples(hub, **options):
+    text = page(hub, **options)[0].decode()
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_exposition_is_the_golden_one():
+    """`CANARY_GOLDEN=write` rewrites it; review the difference."""
+    text = page(filled_hub(violations=2))[0].decode()
+    if os.environ.get("CANARY_GOLDEN") == "write":
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize(
+    "hub", [Hub(), filled_hub(), filled_hub(violations=1)], ids=["empty", "ok", "violated"]
+)
+def test_promtool_has_nothing_to_say(hub):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    result = subprocess.run(
+        [promtool, "check", "metrics"], input=page(hub)[0], capture_output=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stdout + result.stderr) == (0, b"")
+
+
+def test_open_metrics_is_spoken_when_asked_for():
+    body, media_type = page(filled_hub(), OPEN_METRICS)
+    assert media_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+    text, media_type = page(filled_hub(), "text/html")
+    assert media_type.startswith("text/plain")
+    assert b"# EOF" not in text
+
+
+def test_every_row_is_exposed_by_a_full_snapshot():
+    exposed = {key[0] for key in samples(filled_hub()) | samples_with_second_scrape()}
+    missing = {metric.name for metric in all_metrics()} - exposed
+    # No sweep has run in the fixture: absent is absent.
+    assert missing == {PREFIX + "sweep_progress_ratio", PREFIX + "sweep_duration_seconds"}
+
+
+def samples_with_second_scrape():
+    registry = registry_for(HubCollector(filled_hub()))
+    exposition(registry, "")
+    text = exposition(registry, "")[0].decode()
+    return {(family.name,): 0.0 for family in text_string_to_metric_families(text)}
+
+
+def test_rows_keep_the_naming_rules():
+    names = [metric.name for metric in all_metrics()]
+    assert len(names) == len(set(names))
+    for metric in all_metrics():
+        assert metric.name.startswith(PREFIX)
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+        assert not metric.unit or metric.name.removesuffix("_total").endswith(metric.unit)
+        assert metric.help.endswith(".")
+
+
+def test_counters_exist_at_zero_before_anything_happened():
+    hub = Hub(clock=lambda: 5.0, wall_ns=lambda: 1_000)
+    hub.ingest(snapshot(identity(), 0, time_ns=1_000), lambda command: None)
+    found = samples(hub)
+    violations = {key: value for key, value in found.items() if key[0] == PREFIX + "violations_total"}
+    assert len(violations) == 4 * 8
+    assert set(violations.values()) == {0.0}
+    faults = {key: value for key, value in found.items() if key[0] == PREFIX + "observer_faults_total"}
+    assert len(faults) == len(readings.OBSERVER_PARTS)
+
+
+def test_what_is_not_known_is_absent():
+    bare = {"patrol": None, "last_sweep_ns": None, "perturbations": {}, "kernels_stalled": None}
+    names = {key[0] for key in samples(filled_hub(**bare))}
+    for name in ("patrol_cycles_total", "patrol_oldest_check_seconds", "perturbations_total"):
+        assert PREFIX + name not in names
+    for name in ("kernel_healthy", "sweep_last_completed_timestamp_seconds"):
+        assert PREFIX + name not in names
+    assert "# TYPE kv_canary_patrol" not in page(filled_hub(**bare))[0].decode()
+
+
+def test_state_is_one_hot():
+    found = samples(filled_hub(violations=1))
+    states = {dict(key[1:])["state"]: value for key, value in found.items() if key[0] == PREFIX + "state"}
+    assert states == {state.value: float(state is State.VIOLATED) for state in State}
+
+
+def test_bytes_verified_are_slots_times_protected_bytes():
+    key = (PREFIX + "bytes_verified_total", ("engine", "fake"), ("group", "full"), ("instance", "test"),
+           ("phase", "sweep"), ("rank", "0"))  # fmt: skip
+    assert samples(filled_hub())[key] == 6 * 64
+
+
+def test_a_stalled_kernel_is_unhealthy():
+    found = samples(filled_hub(kernels_stalled={"full": ("head",)}))
+    healthy = {dict(key[1:])["phase"]: value for key, value in found.items() if "kernel_healthy" in key[0]}
+    assert healthy == {"head": 0.0, "tail": 1.0, "sweep": 1.0, "patrol": 1.0}
+
+
+def test_a_family_that_fails_is_left_out_and_counted(monkeypatch, caplog):
+    broken = RANK_METRICS[5]
+    assert broken.name == PREFIX + "steps_total"
+
+    def fail(rank):
+        raise RuntimeError("planted")
+
+    rows = tuple(
+        metric if metric is not broken else type(metric)(**{**fields(metric), "read": fail})
+        for metric in RANK_METRICS
+    )
+    monkeypatch.setattr("canary_obs.telemetry.prometheus.RANK_METRICS", rows)
+    found = samples(filled_hub(), log_dropped=lambda: 4)
+    assert PREFIX + "steps_total" not in {key[0] for key in found}
+    assert found[(PREFIX + "scrape_errors_total",)] == 1.0
+    assert found[(PREFIX + "log_events_dropped_total",)] == 4.0
+    assert "kv_canary_steps_total cannot be collected" in caplog.text
+
+
+def fields(metric):
+    return {name: getattr(metric, name) for name in ("name", "kind", "unit", "labels", "help", "read")}
+
+
+def test_label_values_are_escaped():
+    hub = Hub(clock=lambda: 5.0, wall_ns=lambda: 1_000)
+    me = msgspec.structs.replace(identity(), instance='a"b\nc')
+    hub.ingest(snapshot(me, 1, time_ns=1_000), lambda command: None)
+    assert any(("instance", 'a"b\nc') in key for key in samples(hub))
