@@ -18,6 +18,7 @@ from canary_obs.errors import CanaryError, ConfigurationError
 from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.listener import LocalListener, ZmqListener
 from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.records import State
 from canary_obs.service.app import create_app
 from canary_obs.service.auth import check_exposure
 from canary_obs.telemetry.log import open_log
@@ -49,7 +50,9 @@ class ServiceThread:
         self.hub = Hub(self.config)
         self._socket = bind_port(self.config)
         try:
-            self._log = open_log(self.config.log_file)
+            self._log = open_log(
+                self.config.log_file, lambda error: self.hub.fault("violation_log", error, State.DEGRADED)
+            )
             self.hub.subscribe(self._log)
             self._listener = self._listen(link)
         except BaseException:

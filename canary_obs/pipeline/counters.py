@@ -1,7 +1,8 @@
-"""Counters of a rank across restarts of its engine: earlier lives are added to this one."""
+"""Counters: the hub's own, and a rank's across restarts of its engine (earlier lives are added)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,6 +22,17 @@ COUNTER_FIELDS = (
     "pipeline",
     "patrol",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubCounts:
+    """What the hub did, since its start."""
+
+    messages: dict[str, int]  # by kind
+    refused: int  # messages of a superseded process
+    undecodable: int  # frames that were not ours
+    evicted: int  # violations that made room for newer ones
+    faults: dict[str, int]  # by part of the service
 
 
 def carried_over(snapshot: Snapshot, base: Snapshot | None) -> Snapshot:

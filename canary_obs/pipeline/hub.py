@@ -8,15 +8,15 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import msgspec
 
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
+from canary_obs.pipeline.counters import HubCounts
 from canary_obs.pipeline.journal import ViolationEvent, ViolationFilter, ViolationJournal
 from canary_obs.pipeline.orders import NoEngine, StartSweepRequest, UnknownGroup
-from canary_obs.pipeline.ranks import Rank, RankView, Reply
+from canary_obs.pipeline.ranks import Rank, RankView, Reply, label
 from canary_obs.pipeline.sweeps import RankKey, SweepLedger, SweepRecord
 from canary_obs.records import (
     Acknowledge,
@@ -38,17 +38,6 @@ from canary_obs.records import (
 
 PING_SECONDS = 0.5
 RANKS_KEPT = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubCounts:
-    """What the hub did, since its start."""
-
-    messages: dict[str, int]  # by kind
-    refused: int  # messages of a superseded process
-    undecodable: int  # frames that were not ours
-    evicted: int  # violations that made room for newer ones
-    faults: dict[str, int]  # by part of the service
 
 
 Subscriber = Callable[[tuple[ViolationEvent, ...]], None]
@@ -80,8 +69,7 @@ class Hub:
         self._messages: Counter[str] = Counter(dict.fromkeys(_KINDS.values(), 0))
         self._refused = self._undecodable = 0
         self._faults: Counter[str] = Counter()
-        self._seen_faults = self._seen_undecodable = 0  # by the last acknowledgement
-        self._last_fault = self._wire_error = ""
+        self._troubles: dict[str, tuple[State, str]] = {}  # by part; until acknowledged
         self._subscribers: list[Subscriber] = []
 
     # What engines say.
@@ -153,13 +141,16 @@ class Hub:
         """A frame was not ours, or of another version; the last error is shown in the verdict."""
         with self._lock:
             self._undecodable += 1
-            self._wire_error = str(error)
+            self._troubles["wire"] = (
+                State.DEGRADED,
+                f"undecodable frames: {self._undecodable}, the last: {error}",
+            )
 
-    def fault(self, part: str, error: Exception) -> None:
-        """A part of the service failed and goes on, or is gone."""
+    def fault(self, part: str, error: Exception, state: State = State.BLIND) -> None:
+        """A part of the service failed; the verdict is at best `state` until acknowledged."""
         with self._lock:
             self._faults[part] += 1
-            self._last_fault = f"{part}: {type(error).__name__}: {error}"
+            self._troubles[part] = state, f"the service failed: {part}: {type(error).__name__}: {error}"
 
     def tick(self) -> None:
         """Ping ranks and end sweeps that will never be answered. Listeners call it often."""
@@ -207,12 +198,9 @@ class Hub:
                 if state is not State.OFF:
                     states.append(state)
                     reasons += [f"{label(key)}: {reason}" for reason in why]
-            if self._faults.total() > self._seen_faults:
-                states.append(State.BLIND)
-                reasons.append(f"the service failed: {self._last_fault}")
-            if self._undecodable > self._seen_undecodable:
-                states.append(State.DEGRADED)
-                reasons.append(f"undecodable frames: {self._undecodable}, the last: {self._wire_error}")
+            for state, trouble in self._troubles.values():
+                states.append(state)
+                reasons.append(trouble)
         return worst(states), tuple(reasons) if states else ("no engine is attached",)
 
     def counts(self) -> HubCounts:
@@ -285,7 +273,7 @@ class Hub:
         """An operator has seen everything: live ranks are told, dead ones and past faults are dismissed."""
         now = self._clock()
         with self._lock:
-            self._seen_faults, self._seen_undecodable = self._faults.total(), self._undecodable
+            self._troubles.clear()
             for rank in self._ranks.values():
                 if self._gone(rank, now):
                     rank.departed = rank.acknowledged = True
@@ -306,8 +294,3 @@ class Hub:
             _, reasons = self.verdict(now)
             raise NoEngine(f"no engine can answer: {'; '.join(reasons)}")
         return live
-
-
-def label(key: RankKey) -> str:
-    """A rank in words: engine/instance/rank."""
-    return "/".join(map(str, key))

@@ -13,6 +13,11 @@ from canary_obs.records import Command, Hello, Identity, Snapshot, State
 Reply = Callable[[Command], None]
 
 
+def label(key: tuple[str, str, int]) -> str:
+    """A rank in words: engine/instance/rank."""
+    return "/".join(map(str, key))
+
+
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """A rank at one moment. `totals` has the counters of earlier lives added; ages in seconds."""
 

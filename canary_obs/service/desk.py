@@ -34,7 +34,7 @@ class Desk:
             before, sweep_id = self.served[key]
             if before != wanted:
                 detail = "this Idempotency-Key was used with another body; use a new key"
-                raise Problem(422, "idempotency-key-reused", detail)
+                raise Problem(409, "idempotency-key-reused", detail)
             if (record := self.hub.sweep(sweep_id)) is not None:
                 return record
         record = self.hub.start_sweep(wanted)

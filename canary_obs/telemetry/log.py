@@ -20,13 +20,16 @@ log = logging.getLogger("canary_obs")
 
 QUEUED_EVENTS = 10_000
 Open = Callable[[], TextIO]
+OnDrop = Callable[[Exception], None]
 
 
 class ViolationLog:
     """A hub subscriber. Lines are written by a thread of its own: a slow disk delays nobody."""
 
-    def __init__(self, open_file: Open, *, capacity: int = QUEUED_EVENTS) -> None:
-        self._open = open_file
+    def __init__(
+        self, open_file: Open, *, capacity: int = QUEUED_EVENTS, on_drop: OnDrop | None = None
+    ) -> None:
+        self._open, self._on_drop = open_file, on_drop
         self._queue: Queue[ViolationEvent | None] = Queue(capacity)
         self._counted = threading.Lock()
         self._file: TextIO | None = None
@@ -40,8 +43,8 @@ class ViolationLog:
         for event in events:
             try:
                 self._queue.put_nowait(event)
-            except Full:
-                self._drop()
+            except Full as error:
+                self._drop(error)
 
     def close(self) -> None:
         """Write what is queued, then stop; idempotent."""
@@ -57,7 +60,7 @@ class ViolationLog:
             except (OSError, ValueError) as error:
                 if self.dropped == 0:
                     log.error("canary_obs: the violation log cannot be written: %s", error)
-                self._drop()
+                self._drop(error)
                 self._reset()
         self._reset()
 
@@ -77,15 +80,17 @@ class ViolationLog:
         except (OSError, ValueError):
             log.debug("canary_obs: the violation log could not be closed", exc_info=True)
 
-    def _drop(self) -> None:
+    def _drop(self, error: Exception) -> None:
         with self._counted:
             self.dropped += 1
+        if self._on_drop is not None:
+            self._on_drop(error)
 
 
-def open_log(path: str) -> ViolationLog:
+def open_log(path: str, on_drop: OnDrop | None = None) -> ViolationLog:
     """The log of a `log_file` setting; empty = standard error. Raises ConfigurationError."""
     if path == "":
-        return ViolationLog(lambda: sys.stderr)
+        return ViolationLog(lambda: sys.stderr, on_drop=on_drop)
 
     def append() -> TextIO:
         return Path(path).open("a", encoding="utf-8")
@@ -96,7 +101,7 @@ def open_log(path: str) -> ViolationLog:
         rule = f"cannot be written: {error.strerror}"
         remedy = "Name a file in a folder that the service may write, or leave it empty for standard error."
         raise ConfigurationError("log_file", path, rule, remedy) from None
-    return ViolationLog(append)
+    return ViolationLog(append, on_drop=on_drop)
 
 
 def violation_fields(event: ViolationEvent) -> dict[str, object]:

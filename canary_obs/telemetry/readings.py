@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from canary_obs.pipeline.hub import HubCounts
+from canary_obs.pipeline.counters import HubCounts
 from canary_obs.pipeline.ranks import RankView
 from canary_obs.records import GroupCounters, GroupInfo, PatrolProgress, State, SweepStatus
 
@@ -14,7 +14,7 @@ Reading = tuple[tuple[str, ...], float]
 
 # Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
 OBSERVER_PARTS = ("head", "tail", "sweep", "patrol", "pump", "mailbox", "announce", "adopt", "step_view")
-SERVICE_PARTS = ("zmq_listener", "local_listener")
+SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

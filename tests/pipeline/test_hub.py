@@ -153,6 +153,8 @@ def test_a_fault_of_the_service_is_blindness_until_acknowledged(bench):
     assert "zmq_listener: RuntimeError: planted" in reasons[0]
     bench.hub.acknowledge()
     assert bench.hub.verdict()[0] is State.OK
+    bench.hub.fault("violation_log", OSError("full"), State.DEGRADED)
+    assert bench.hub.verdict()[0] is State.DEGRADED
 
 
 def test_undecodable_frames_degrade(bench):
@@ -374,7 +376,7 @@ def test_refusals_of_a_sweep_say_why(bench):
     with pytest.raises(UnknownGroup, match=r"no rank has the groups swa; there are: full"):
         bench.hub.start_sweep(StartSweepRequest(groups=("full", "swa")))
     bench.now += 6
-    with pytest.raises(NoEngine, match="latest snapshot is 6.0 s old"):
+    with pytest.raises(NoEngine, match=r"latest snapshot is 6\.0 s old"):
         bench.hub.start_sweep(StartSweepRequest())
 
 

@@ -51,11 +51,12 @@ def client_of(app, base_url: str = URL):
 class ObedientRank:
     """A rank without a thread: answers inside the call; `finishes` = sweeps end by themselves."""
 
-    def __init__(self, hub: Hub, *, finishes: bool = True) -> None:
+    def __init__(self, hub: Hub, *, finishes: bool = True, greets: bool = True) -> None:
         self.hub, self.finishes = hub, finishes
         self.who = identity()
         self.received = []
-        self.say(hello(self.who))
+        if greets:
+            self.say(hello(self.who))
         self.say(snapshot(self.who, 1))
 
     def say(self, message) -> None:

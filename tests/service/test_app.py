@@ -110,7 +110,7 @@ def test_the_same_idempotency_key_starts_one_sweep(client, rank):
     assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
     assert len([one for one in rank.received if isinstance(one, StartSweep)]) == 1
     other = client.post("/canary/sweep", json={"data": False}, headers={"Idempotency-Key": "k"})
-    check_problem(other, 422, "idempotency-key-reused")
+    check_problem(other, 409, "idempotency-key-reused")
     rank.report(first.json()["id"], SweepStatus.PASSED)
     waited = client.post("/canary/sweep?wait=true", headers={"Idempotency-Key": "k"})
     assert (waited.status_code, waited.json()["id"]) == (200, first.json()["id"])
@@ -206,6 +206,7 @@ def test_unknown_paths_and_methods_are_problems(client):
     answer = client.put("/canary/sweep")
     check_problem(answer, 405)
     assert answer.headers["allow"] == "POST"
+    assert client.post("/canary/sweeps/x").headers["allow"] == "DELETE, GET"
 
 
 def test_a_bug_is_a_problem_that_tells_strangers_nothing(client, hub, monkeypatch, caplog):

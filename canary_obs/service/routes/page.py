@@ -12,9 +12,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from canary_obs import __version__
-from canary_obs.pipeline.hub import label
 from canary_obs.pipeline.journal import ViolationEvent
-from canary_obs.pipeline.ranks import RankView
+from canary_obs.pipeline.ranks import RankView, label
 from canary_obs.service.desk import desk_of
 
 router = APIRouter(tags=["page"])

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+
+from canary_obs.config import ServiceConfig
+from canary_obs.errors import ConfigurationError
+from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.records import Violations
+from canary_obs.serve import ServiceThread, serve
+from tests.service.fakes import FakeEngine, eventually, hello, identity, snapshot, violation
+
+
+@pytest.fixture
+def config(tmp_path):
+    return ServiceConfig(endpoint=f"ipc://{tmp_path}/service.sock", port=0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running():
+    before = set(threading.enumerate())
+    yield
+    eventually(lambda: not {one for one in threading.enumerate() if one not in before})
+
+
+def test_one_process_with_an_engine_beside_the_service(config):
+    link = LocalLink()
+    service, engine = ServiceThread(config, link=link), FakeEngine(link, identity())
+    assert service.port > 0
+    answer = eventually(lambda: swept(service))
+    assert answer["status"] == "passed"
+    page = httpx.get(f"{service.url}/metrics").text
+    assert 'kv_canary_state{engine="fake",instance="test",rank="0",state="ok"} 1.0' in page
+    assert httpx.get(f"{service.url}/readyz").status_code == 200
+    engine.stop()
+    service.close()
+    service.close()
+    assert not service.alive
+
+
+def swept(service):
+    answer = httpx.post(f"{service.url}/canary/sweep?wait=true", timeout=30)
+    return answer.json() if answer.status_code == 200 else None
+
+
+def test_a_full_log_disk_degrades_the_state_and_nothing_else(config):
+    link = LocalLink()
+    full = ServiceConfig(endpoint=config.endpoint, port=0, log_file="/dev/full")
+    service = ServiceThread(full, link=link)
+    me = identity()
+    assert all(link.send(message) for message in (hello(me), Violations(identity=me, rows=(violation(),))))
+    link.send(snapshot(me, 1))
+    eventually(lambda: service.hub.verdict()[0] == "degraded")
+    status = httpx.get(f"{service.url}/canary/status").json()
+    assert any("violation_log: OSError" in reason for reason in status["reasons"])
+    page = httpx.get(f"{service.url}/metrics").text
+    assert "kv_canary_log_events_dropped_total 1.0" in page
+    assert 'kv_canary_service_faults_total{part="violation_log"} 1.0' in page
+    service.close()
+
+
+def test_a_taken_port_leaves_nothing_behind(config, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        busy = ServiceConfig(endpoint=config.endpoint, port=port)
+        with pytest.raises(ConfigurationError, match="Address already in use") as caught:
+            ServiceThread(busy)
+    assert (caught.value.setting, caught.value.value) == ("port", port)
+    assert "KV_CANARY_PORT" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_socket_folder_releases_the_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(ConfigurationError, match="/proc/nobody") as caught:
+        ServiceThread(ServiceConfig(endpoint="ipc:///proc/nobody/x.sock", port=port))
+    assert caught.value.setting == "endpoint"
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_an_address_that_is_not_ours_names_the_host(config):
+    strange = ServiceConfig(endpoint=config.endpoint, host="192.0.2.1", port=0, token="t")
+    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1:0 cannot be bound") as caught:
+        ServiceThread(strange)
+    assert caught.value.setting == "host"
+
+
+def test_a_bad_log_file_releases_everything(config, tmp_path):
+    bad = ServiceConfig(endpoint=config.endpoint, port=0, log_file=str(tmp_path / "no/v.log"))
+    with pytest.raises(ConfigurationError, match="log_file"):
+        ServiceThread(bad)
+    assert not (tmp_path / "service.sock").exists()
+
+
+def test_a_wide_bind_without_a_token_is_refused_by_serve(config):
+    with pytest.raises(ConfigurationError, match="loopback only"):
+        serve(ServiceConfig(endpoint=config.endpoint, host="0.0.0.0", port=0))
+
+
+def test_a_token_is_not_printed(tmp_path):
+    code = (
+        "import os, signal, threading, canary_obs.serve as s\n"
+        "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "s.serve()\n"
+    )
+    env = os.environ | {
+        "KV_CANARY_ENDPOINT": f"ipc://{tmp_path}/x.sock",
+        "KV_CANARY_PORT": "0",
+        "KV_CANARY_TOKEN": "very-secret",
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "token=***" in result.stderr
+    assert "very-secret" not in result.stderr
+
+
+def test_the_service_needs_neither_torch_nor_triton():
+    code = (
+        "import sys, json, canary_obs.serve\n"
+        "print(json.dumps([m for m in ('torch', 'triton', 'canary_kernels') if m in sys.modules]))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(result.stdout) == []
+
+
+def test_the_engine_side_of_the_wire_loads_no_web_and_no_exporter():
+    code = (
+        "import sys, json, canary_obs.pipeline.mailbox\n"
+        "strangers = ('fastapi', 'pydantic', 'prometheus_client', 'opentelemetry', 'uvicorn')\n"
+        "print(json.dumps([m for m in strangers if m in sys.modules]))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(result.stdout) == []
