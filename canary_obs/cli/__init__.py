@@ -44,6 +44,7 @@ def demo(
     perturb: Annotated[str | None, typer.Option(help="MODE=PROBABILITY[,...]: plant faults.")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Start the service beside the engine.")] = False,
     port: Annotated[int | None, typer.Option(help="Port of that service.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="A running service: ipc://PATH.")] = None,
     arrivals: Annotated[float | None, typer.Option(min=0, help="Requests per step; 0 = idle engine.")] = None,
     shape: Shape = "demo",
     device: Device = "auto",
@@ -57,6 +58,8 @@ def demo(
         overrides["mode"] = mode
     if perturb is not None:
         overrides |= {"perturb": perturb, "perturb_enabled": True}
+    if endpoint is not None:
+        overrides["endpoint"] = endpoint
     plan = DemoPlan(
         duration=duration, steps=steps, seed=seed, json=json, serve=serve, port=port, arrivals=arrivals,
         shape=shape, device=device, checkpoint=checkpoint, overrides=overrides,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import torch
 
 from canary_obs.attach import install_canary, memory_report
 from canary_obs.cli.beside import ServiceProcess
-from canary_obs.config import IN_PROCESS, CanaryConfig, load, masked
+from canary_obs.config import IN_PROCESS, PREFIX, CanaryConfig, load, masked
 from canary_obs.engines.reference import settings as presets
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
@@ -45,8 +46,8 @@ class DemoPlan:
 def run_demo(plan: DemoPlan) -> int:
     """Runs until the plan is fulfilled or Ctrl-C; prints a summary; returns the exit code."""
     overrides = dict(plan.overrides)
-    if not plan.serve:
-        overrides["endpoint"] = IN_PROCESS
+    if not plan.serve and f"{PREFIX}ENDPOINT" not in os.environ:
+        overrides.setdefault("endpoint", IN_PROCESS)
     config = load(CanaryConfig, overrides=overrides)
     engine = build_engine(plan.shape, plan.device, plan.seed, plan.checkpoint)
     traffic = build_traffic(engine, plan.seed, plan.arrivals)

@@ -1,0 +1,98 @@
+"""Bad input: one line that names value, rule and remedy; exit code 2; nothing left running; no traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
+    return subprocess.run(
+        [sys.executable, "-m", "canary_obs", *arguments],
+        env=clean | {"OMP_NUM_THREADS": "1"} | environ, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def refused(done: subprocess.CompletedProcess[str], *told: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    for text in told:
+        assert text in done.stderr
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"KV_CANARY_MODE": "loud"}, ("KV_CANARY_MODE='loud'", "none or log or raise")),
+        (
+            {"KV_CANARY_SWEEP_INTERVALL": "5"},
+            ("KV_CANARY_SWEEP_INTERVALL", "Did you mean KV_CANARY_SWEEP_INTERVAL?"),
+        ),
+        ({"KV_CANARY_RANK": "-1"}, ("KV_CANARY_RANK='-1'", ">= 0")),
+        ({"KV_CANARY_CONFIG": "/no/such.toml"}, ("KV_CANARY_CONFIG", "/no/such.toml", "readable TOML")),
+    ],
+)
+def test_bad_environment(environ: dict[str, str], told: tuple[str, ...]) -> None:
+    refused(run("demo", "--duration", "1", **environ), *told)
+
+
+@pytest.mark.parametrize("perturb", ["real_kv_used=2", "nonsense=0.5", "real_kv_used", "real_kv_used=x"])
+def test_bad_perturb(perturb: str) -> None:
+    refused(
+        run("demo", "--duration", "1", "--perturb", perturb), "--perturb", perturb, "Modes are: req_to_token"
+    )
+
+
+def test_bad_shape_and_device() -> None:
+    refused(run("demo", "--duration", "1", "--shape", "huge"), "--shape='huge'", "Use demo or tiny")
+    refused(run("demo", "--duration", "1", "--device", "toaster"), "--device='toaster'", "Use auto, cpu")
+
+
+def test_missing_and_broken_checkpoint(tmp_path: Path) -> None:
+    refused(run("demo", "--duration", "1", "--checkpoint", "/no/such"), "/no/such", "no such directory")
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    refused(run("demo", "--duration", "1", "--checkpoint", str(tmp_path)), str(tmp_path), "cannot be read")
+
+
+def test_taken_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        endpoint = f"ipc://{tmp_path}/service.sock"
+        refused(run("serve", "--port", port, "--endpoint", endpoint), port, "in use")
+        demo = run("demo", "--serve", "--port", port, "--duration", "1", "--endpoint", endpoint)
+        refused(demo, port, "in use")
+
+
+def test_unwritable_socket_folder(tmp_path: Path) -> None:
+    # Root may write anywhere, so the folder is one that nobody can create.
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    refused(run("serve", "--port", "0", "--endpoint", f"ipc://{blocked}/service.sock"), str(blocked))
+    refused(
+        run("demo", "--duration", "1", "--endpoint", "tcp://192.0.2.1:5000"),
+        "tcp://192.0.2.1:5000",
+        "loopback",
+    )
+
+
+def test_wide_bind_without_token(tmp_path: Path) -> None:
+    done = run("serve", "--host", "0.0.0.0", "--port", "0", "--endpoint", f"ipc://{tmp_path}/s.sock")
+    refused(done, "--host='0.0.0.0'", "KV_CANARY_TOKEN")
+
+
+def test_settings_are_printed_with_secrets_masked() -> None:
+    done = run("settings", KV_CANARY_TOKEN="s3cret", COLUMNS="200")
+    assert done.returncode == 0
+    assert "KV_CANARY_PATROL_BUDGET" in done.stdout
+    assert "s3cret" not in done.stdout

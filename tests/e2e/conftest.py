@@ -1,0 +1,137 @@
+"""Real processes: `canary-obs serve` and `canary-obs demo`, joined by a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATIENCE = 60.0
+
+
+@dataclass(slots=True)
+class Answer:
+    status: int
+    body: str
+    content_type: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(slots=True)
+class House:
+    """One service address; processes come and go."""
+
+    folder: Path
+    port: int
+    token: str = ""
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def endpoint(self) -> str:
+        return f"ipc://{self.folder}/service.sock"
+
+    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[bytes]:
+        settings = {"OMP_NUM_THREADS": "1", "KV_CANARY_TOKEN": self.token} | environ
+        if not self.token:
+            del settings["KV_CANARY_TOKEN"]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
+        with (self.folder / f"{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "canary_obs", *arguments],
+                env=clean | settings,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes.append(process)
+        return process
+
+    def serve(self) -> subprocess.Popen[bytes]:
+        process = self.start("serve", "--port", str(self.port), "--endpoint", self.endpoint)
+        self.until(lambda: self.get("/healthz").status == 200)
+        return process
+
+    def engine(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return self.start("demo", "--shape", "tiny", "--endpoint", self.endpoint, *arguments)
+
+    def request(self, method: str, path: str, body: object = None, token: str | None = None) -> Answer:
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data, method=method)
+        if data is not None:
+            request.add_header("content-type", "application/json")
+        if token or self.token:
+            request.add_header("authorization", f"Bearer {token or self.token}")
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                return Answer(answer.status, answer.read().decode(), answer.headers["content-type"])
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, error.read().decode(), error.headers["content-type"])
+        except (urllib.error.URLError, ConnectionError):
+            return Answer(0, "", "")
+
+    def get(self, path: str) -> Answer:
+        return self.request("GET", path)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """Sum of the samples of a metric whose labels match; None when there is none."""
+        found = [
+            float(line.rsplit(" ", 1)[1])
+            for line in self.get("/metrics").body.splitlines()
+            if line.split("{")[0].split(" ")[0] == name
+            and all(f'{label}="{value}"' in line for label, value in labels.items())
+        ]
+        return sum(found) if found else None
+
+    def state(self) -> str:
+        answer = self.get("/canary/status")
+        return str(answer.json["state"]) if answer.status == 200 else f"http {answer.status}"
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Poll a condition of the outside world; the deadline is a failure, not a wait."""
+        deadline = time.monotonic() + PATIENCE
+        while not true():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        return "\n".join(
+            path.read_text(errors="replace")[-3000:] for path in sorted(self.folder.glob("*.log"))
+        )
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    built = House(tmp_path, free_port())
+    yield built
+    built.close()
