@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_kernels.layout import CHAIN_ANCHOR, signed, unsigned
+from canary_kernels.layout import CHAIN_ANCHOR, unsigned
 
 TOKEN_FACTOR = 0x9E3779B97F4A7C15
 POSITION_FACTOR = 0xD1B54A32D192ED03
@@ -16,6 +19,13 @@ FINALIZE_SECOND = 0x94D049BB133111EB
 
 _FIRST, _SECOND = np.uint64(FINALIZE_FIRST), np.uint64(FINALIZE_SECOND)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_TOKEN_FACTOR, _POSITION_FACTOR = np.uint64(TOKEN_FACTOR), np.uint64(POSITION_FACTOR)
+_MIX_OFFSET = np.uint64(MIX_OFFSET)
+
+# On the CPU the mathematics runs in NumPy, on the tensors' own memory: PyTorch has no shifts of unsigned
+# 64-bit integers, and on a step's few thousand slots its operations take 2 to 5 times as long.
+Integers: TypeAlias = NDArray[np.integer[Any]]
+Words: TypeAlias = NDArray[np.uint64]
 
 
 def finalize_int(value: int) -> int:
@@ -41,10 +51,8 @@ def layer_key_int(layer: int) -> int:
     return finalize_int((layer + 1) * POSITION_FACTOR + MIX_OFFSET) | 1
 
 
-def finalize_(values: Tensor) -> Tensor:
-    """The 64-bit finaliser over a CPU int64 tensor, in place; returns it."""
-    # NumPy has unsigned shifts, which PyTorch lacks on uint64: 8 passes in place of 11, each twice as fast.
-    bits = values.numpy().view(np.uint64)
+def _finalize(bits: Words) -> Words:
+    """The 64-bit finaliser, in place; returns its argument."""
     shifted = bits >> _SHIFTS[0]
     np.bitwise_xor(bits, shifted, out=bits)
     np.multiply(bits, _FIRST, out=bits)
@@ -53,34 +61,44 @@ def finalize_(values: Tensor) -> Tensor:
     np.multiply(bits, _SECOND, out=bits)
     np.right_shift(bits, _SHIFTS[2], out=shifted)
     np.bitwise_xor(bits, shifted, out=bits)
-    return values
+    return bits
 
 
-_TOKEN_FACTOR, _POSITION_FACTOR = signed(TOKEN_FACTOR), signed(POSITION_FACTOR)
-_MIX_OFFSET = torch.tensor(signed(MIX_OFFSET))
+def mix_arrays(tokens: Integers, positions: Integers) -> Words:
+    """uint64 [n]: what each token at its position adds to a chain."""
+    mixed = positions.astype(np.uint64)
+    mixed *= _POSITION_FACTOR
+    spread = tokens.astype(np.uint64)  # negative tokens wrap, as they do in int64
+    spread *= _TOKEN_FACTOR
+    mixed += spread
+    mixed += _MIX_OFFSET
+    return _finalize(mixed)
 
 
 def mix64(tokens: Tensor, positions: Tensor) -> Tensor:
     """int64 [n]: what each token at its position adds to a chain. CPU tensors, int32 or int64."""
-    mixed = torch.add(_MIX_OFFSET, positions.long(), alpha=_POSITION_FACTOR)
-    return finalize_(mixed.add_(tokens.long(), alpha=_TOKEN_FACTOR))
+    return _tensor(mix_arrays(tokens.numpy(), positions.numpy()))
 
 
 def chain_of(tokens: Tensor) -> Tensor:
     """int64 [n + 1]: chain[p] is the digest of tokens[:p], chain[0] the anchor. CPU tensor of integers."""
-    chain = torch.empty(tokens.shape[0] + 1, dtype=torch.int64)
-    chain[0] = signed(CHAIN_ANCHOR)
-    chain[1:] = mix64(tokens, torch.arange(tokens.shape[0]))
-    return chain.cumsum_(0)
+    chain = np.empty(tokens.shape[0] + 1, dtype=np.uint64)
+    chain[0] = CHAIN_ANCHOR
+    chain[1:] = mix_arrays(tokens.numpy(), np.arange(tokens.shape[0]))
+    return _tensor(chain.cumsum())
 
 
 def word_keys(start: int, count: int) -> Tensor:
     """int64 [count], on the CPU: keys of the words start, start + 1, ..."""
-    words = torch.arange(start + 1, start + count + 1)
-    return finalize_(words * _TOKEN_FACTOR).bitwise_or_(1)
+    words = np.arange(start + 1, start + count + 1, dtype=np.uint64)
+    return _tensor(_finalize(words * _TOKEN_FACTOR) | np.uint64(1))
 
 
 def layer_keys(start: int, count: int) -> Tensor:
     """int64 [count], on the CPU: keys of the global layers start, start + 1, ..."""
-    layers = torch.arange(start + 1, start + count + 1)
-    return finalize_(layers * _POSITION_FACTOR + _MIX_OFFSET).bitwise_or_(1)
+    layers = np.arange(start + 1, start + count + 1, dtype=np.uint64)
+    return _tensor(_finalize(layers * _POSITION_FACTOR + _MIX_OFFSET) | np.uint64(1))
+
+
+def _tensor(bits: Words) -> Tensor:
+    return torch.from_numpy(bits.view(np.int64))

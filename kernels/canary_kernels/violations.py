@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from canary_kernels.layout import (
     COUNT_VIOLATIONS,
     ROW_EVENT,
+    ROW_SLOT,
     ROW_STEP,
     Part,
     Phase,
@@ -17,35 +18,46 @@ from canary_kernels.layout import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from canary_kernels.buffers import GroupBuffers
+    from canary_kernels.hashing import Integers
 
 
-def report(buffers: GroupBuffers, phase: Phase, reason: Reason, rows: Tensor) -> None:
-    """Count and log rows (int64 [n, 6]: slot, position, request, part, expected, actual).
+def report(buffers: GroupBuffers, phase: Phase, reason: Reason, columns: Sequence[Integers]) -> None:
+    """Count and log violations: columns slot, position, request, part, expected, actual.
 
     A log row is written at most once per step, by the first event that maps to it; row 0 holds event 0.
     """
-    if rows.shape[0] == 0:
-        return
+    rows = np.stack(columns, 1)
     index = lane(phase, reason)
-    log, counter = buffers.violations[index], buffers.counters[COUNT_VIOLATIONS + index]
+    log, counters = buffers.violations[index].numpy(), buffers.counters.numpy()
     latest = log.shape[0] - 1
-    first, step = int(counter), int(buffers.clock[0])
-    counter += rows.shape[0]
+    first, step = int(counters[COUNT_VIOLATIONS + index]), int(buffers.clock[0])
+    counters[COUNT_VIOLATIONS + index] += rows.shape[0]
     # Later rows of this call would wrap onto its own earlier ones.
     rows = rows[: latest + (first == 0)]
-    events = torch.arange(first, first + rows.shape[0])
-    places = torch.where(events == 0, 0, 1 + (events - 1) % latest)
-    held = log[places]
-    free = (held[:, ROW_STEP] != step) | (held[:, ROW_EVENT] == 0)
-    stamps = torch.stack([events + 1, torch.full_like(events, step)], 1)
-    log[places[free]] = torch.cat([stamps, rows], 1)[free]
+    events = np.arange(first, first + rows.shape[0])
+    places = np.where(events == 0, 0, 1 + (events - 1) % latest)
+    free = (log[places, ROW_STEP] != step) | (log[places, ROW_EVENT] == 0)
+    places = places[free]
+    log[places, ROW_EVENT] = events[free] + 1
+    log[places, ROW_STEP] = step
+    log[places, ROW_SLOT:] = rows[free]
 
 
-def rows_of(mask: Tensor, request: Tensor | int, part: Part, *columns: Tensor) -> Tensor:
-    """int64 [n, 6]: log rows where mask holds, from columns slot, position, expected, actual."""
-    slot, position, expected, actual = (column.expand_as(mask)[mask] for column in columns)
-    requests = request[mask] if isinstance(request, torch.Tensor) else torch.full_like(slot, request)
-    return torch.stack([slot, position, requests, torch.full_like(slot, int(part)), expected, actual], 1)
+def report_where(
+    buffers: GroupBuffers,
+    check: tuple[Phase, Reason, Part],
+    mask: NDArray[np.bool_],
+    columns: Sequence[Integers | int],
+) -> None:
+    """Report the elements where mask holds: columns slot, position, request, expected, actual, or scalars."""
+    if not mask.any():
+        return
+    phase, reason, part = check
+    picked = [np.broadcast_to(column, mask.shape)[mask] for column in columns]
+    part_column = np.full_like(picked[0], int(part))
+    report(buffers, phase, reason, [*picked[:3], part_column, *picked[3:]])

@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from canary_kernels.hashing import layer_keys, word_keys
+from canary_kernels.hashing import layer_key_int, word_keys
 from canary_kernels.layout import Part
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from canary_kernels.buffers import KVSource
     from canary_kernels.fingerprint.plan import Geometry
+    from canary_kernels.hashing import Words
+
+    Stack = NDArray[np.int32] | NDArray[np.uint8]
 
 _WORD_BYTES = 4
 
@@ -23,12 +28,12 @@ _WORD_BYTES = 4
 class BundleView:
     """The sources of one geometry as gatherable views."""
 
-    stacks: tuple[Tensor, ...]  # each [sources, pages, (page_size,) heads, elements, run]; bytes or words
+    stacks: tuple[Stack, ...]  # each [sources, pages, (page_size,) heads, elements, run]; bytes or words
     num_sources: int
     page_size: int
     num_bytes: int  # covered, per source and slot
-    source_keys: Tensor  # int64 [num_sources, 2]; the layer key in its part's column, K and V
-    word_keys: Tensor  # int64 [num_words]
+    source_keys: Words  # [num_sources, 2]; the layer key in its part's column, K and V
+    word_keys: Words  # [num_words]
 
 
 def view_bundle(geometry: Geometry, sources: Sequence[KVSource]) -> BundleView:
@@ -40,16 +45,16 @@ def view_bundle(geometry: Geometry, sources: Sequence[KVSource]) -> BundleView:
             stacks[-1].append(source)
         else:
             stacks.append([source])
-    keys = torch.zeros((len(spaced), 2), dtype=torch.int64)
+    keys = np.zeros((len(spaced), 2), dtype=np.uint64)
     for index, source in enumerate(spaced):
-        keys[index, source.part - Part.K] = layer_keys(source.layer, 1)[0]
+        keys[index, source.part - Part.K] = layer_key_int(source.layer)
     return BundleView(
         stacks=tuple(_stack(geometry, stack) for stack in stacks),
         num_sources=len(spaced),
         page_size=geometry.page_size,
         num_bytes=geometry.num_bytes,
         source_keys=keys,
-        word_keys=word_keys(geometry.first_word, geometry.num_words),
+        word_keys=word_keys(geometry.first_word, geometry.num_words).numpy().view(np.uint64),
     )
 
 
@@ -60,7 +65,7 @@ def _extends(stack: list[KVSource], source: KVSource) -> bool:
     return len(stack) == 1 or step == stack[1].tensor.data_ptr() - stack[0].tensor.data_ptr()
 
 
-def _stack(geometry: Geometry, sources: list[KVSource]) -> Tensor:
+def _stack(geometry: Geometry, sources: list[KVSource]) -> Stack:
     first = sources[0].tensor
     storage = first.untyped_storage()
     offset = first.data_ptr() - storage.data_ptr()
@@ -87,4 +92,4 @@ def _stack(geometry: Geometry, sources: list[KVSource]) -> Tensor:
     if geometry.page_size == 1:
         del sizes[2], strides[2]
     base = torch.empty(0, dtype=torch.int32 if unit == _WORD_BYTES else torch.uint8)
-    return base.set_(storage, offset // unit, sizes, strides)
+    return base.set_(storage, offset // unit, sizes, strides).numpy()

@@ -1,20 +1,19 @@
-"""Verify in PyTorch: one pass says that all is well; only if not, every record is classified."""
+"""Verify on the CPU: one pass says that all is well; only if not, every record is classified."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
-from canary_kernels.hashing import mix64
+from canary_kernels.hashing import mix_arrays
 from canary_kernels.layout import (
     CHAIN,
     CHAIN_ANCHOR,
     COUNT_RUNS,
     COUNT_UNVERIFIED,
     COUNT_VERIFIED,
-    IDENTITY,
     NO_REQUEST,
     NUM_UNVERIFIED,
     STATE_BITS,
@@ -24,221 +23,220 @@ from canary_kernels.layout import (
     Reason,
     RecordState,
     Unverified,
-    signed,
 )
-from canary_kernels.violations import report, rows_of
+from canary_kernels.violations import report_where
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers, RowBatch
+    from canary_kernels.hashing import Integers, Words
 
-_ANCHOR = signed(CHAIN_ANCHOR)
+    Longs = NDArray[np.int64]
+
+_ANCHOR = np.uint64(CHAIN_ANCHOR)
+# IDENTITY as two 32-bit halves of a little-endian word.
+_TOKEN, _META = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spans:
     """The prefixes of a batch that are not empty, laid end to end."""
 
-    requests: Tensor  # int64 [spans]; index in the batch
-    rows: Tensor  # int64 [spans]; row of the slot table
-    starts: Tensor  # int64 [spans]; first position
-    counts: Tensor  # int64 [spans]; positions, > 0
-    offsets: Tensor  # int64 [spans]; place of the first position
+    requests: Longs  # [spans]; index in the batch
+    rows: Longs  # [spans]; row of the slot table
+    starts: Longs  # [spans]; first position
+    counts: Longs  # [spans]; positions, > 0
+    offsets: Longs  # [spans]; place of the first position
     total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Checks:
-    """Records to check, each with the record of the position before it."""
+class _Records:
+    """What a check reads of some records; all 0 for slots out of range."""
 
-    slots: Tensor  # int64 [n]
-    positions: Tensor  # int64 [n]
-    requests: Tensor | int  # int64 [n]; index in the batch
-    identity: Tensor  # int64 [n]; 0 where the slot is out of range
-    chain: Tensor  # int64 [n]
-    previous_identity: Tensor  # int64 [n]; 0 = nothing to link to
-    previous_chain: Tensor  # int64 [n]
+    tokens: NDArray[np.int32]  # [n]
+    meta: NDArray[np.int32]  # [n]; position << STATE_BITS | state
+    chain: Words  # [n]
+
+    @property
+    def states(self) -> NDArray[np.int32]:
+        """[n]: RecordState."""
+        return self.meta & STATE_MASK
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """[n]: stored positions."""
+        return self.meta >> STATE_BITS
+
+    def continued(self, positions: Longs) -> Words:
+        """[n]: the chain after each record, were it at these positions."""
+        return mix_arrays(self.tokens, positions) + self.chain
 
 
 def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
     """Check the records of every request's prefix (HEAD) or prefix and new tokens (TAIL)."""
     spans = _spans_of(batch, phase)
-    digests = batch.digests if phase is Phase.HEAD else None
+    counters = buffers.counters.numpy()
+    digests = batch.digests.numpy() if phase is Phase.HEAD and batch.digests is not None else None
     if spans.total:
-        repeat = torch.repeat_interleave(spans.counts, output_size=spans.total)
-        places = torch.arange(spans.total)
-        positions = (spans.starts - spans.offsets)[repeat].add_(places)
-        slots = _lookup(batch, spans.rows[repeat], positions)
-        records = _gather(buffers, slots)
-        if records is not None and _all_clean(spans, positions, records, digests):
-            buffers.counters[COUNT_VERIFIED + phase] += spans.total
-            digests = None if _digests_covered(batch, spans) else digests
+        places = np.arange(spans.total)
+        positions = np.repeat(spans.starts - spans.offsets, spans.counts)
+        positions += places
+        slots = _lookup(batch, np.repeat(spans.rows, spans.counts), positions)
+        if _in_range(buffers, slots) and _all_clean(spans, positions, _at(buffers, slots), digests):
+            counters[COUNT_VERIFIED + phase] += spans.total
+            if _digests_covered(batch, spans):
+                digests = None
         else:
-            _check(buffers, phase, _link_rows(buffers, spans, repeat, slots, positions))
+            requests = np.repeat(spans.requests, spans.counts)
+            previous = np.roll(slots, 1)
+            previous[spans.offsets] = -1
+            _check(buffers, phase, (slots, positions, previous), requests)
     if digests is not None:
         _check_digests(buffers, batch, digests)
-    buffers.counters[COUNT_RUNS + phase] += 1
+    counters[COUNT_RUNS + phase] += 1
 
 
 def verify_list(
     buffers: GroupBuffers, slots: Tensor, positions: Tensor, previous: Tensor, phase: Phase
 ) -> None:
     """Check the records of listed slots, each against the slot of the position before it."""
-    listed = slots >= 0
-    slots, positions, previous = (column.long()[listed] for column in (slots, positions, previous))
-    identity, chain = _read(buffers, slots)
-    previous_identity, previous_chain = _read(buffers, previous)
-    checks = _Checks(
-        slots=slots,
-        positions=positions,
-        requests=NO_REQUEST,
-        identity=identity,
-        chain=chain,
-        previous_identity=previous_identity,
-        previous_chain=previous_chain,
-    )
-    _check(buffers, phase, checks)
+    listed = slots.numpy() >= 0
+    columns = [column.numpy()[listed].astype(np.int64) for column in (slots, positions, previous)]
+    _check(buffers, phase, (columns[0], columns[1], columns[2]), NO_REQUEST)
     buffers.counters[COUNT_RUNS + phase] += 1
 
 
 def _spans_of(batch: RowBatch, phase: Phase) -> _Spans:
     table = batch.slot_table
-    rows, starts, ends = batch.rows.long(), batch.starts.long().clamp(min=0), batch.prefix_lens.long()
+    rows, starts, ends = batch.rows.numpy(), batch.starts.numpy(), batch.prefix_lens.numpy()
     if phase is not Phase.HEAD:
-        ends = ends + batch.extend_lens
-    counts = ends.clamp(max=table.shape[1] * batch.page_size) - starts
-    live = ((counts > 0) & (rows >= 0) & (rows < table.shape[0])).nonzero().squeeze(1)
-    counts = counts[live]
-    ends = counts.cumsum(0)
+        ends = ends + batch.extend_lens.numpy()
+    starts = np.maximum(starts, 0)
+    counts = np.minimum(ends, table.shape[1] * batch.page_size) - starts
+    (live,) = np.nonzero((counts > 0) & (rows >= 0) & (rows < table.shape[0]))
+    counts = counts[live].astype(np.int64)
+    totals = counts.cumsum()
     return _Spans(
         requests=live,
-        rows=rows[live],
-        starts=starts[live],
+        rows=rows[live].astype(np.int64),
+        starts=starts[live].astype(np.int64),
         counts=counts,
-        offsets=ends - counts,
-        total=int(ends[-1]) if live.shape[0] else 0,
+        offsets=totals - counts,
+        total=int(totals[-1]) if live.shape[0] else 0,
     )
 
 
-def _lookup(batch: RowBatch, rows: Tensor, positions: Tensor) -> Tensor:
-    """int64 [n]: slots through the slot table; negative or too large where the table holds such values."""
+def _lookup(batch: RowBatch, rows: Longs, positions: Longs) -> Longs:
+    """[n]: slots through the slot table; negative or too large where the table holds such values."""
     table, page_size = batch.slot_table, batch.page_size
     stride = table.stride(0)
-    cells = table.as_strided(((table.shape[0] - 1) * stride + table.shape[1],), (1,))
+    cells = table.as_strided(((table.shape[0] - 1) * stride + table.shape[1],), (1,)).numpy()
+    index = rows * stride
     if page_size == 1:
-        return cells.index_select(0, torch.add(positions, rows, alpha=stride)).long()
-    pages = torch.div(positions, page_size, rounding_mode="floor")
-    offsets = positions - pages * page_size
-    return offsets.add_(cells.index_select(0, pages.add_(rows, alpha=stride)), alpha=page_size)
+        index += positions
+        return cells.take(index).astype(np.int64)
+    pages = positions // page_size
+    index += pages
+    slots = cells.take(index).astype(np.int64)
+    slots -= pages
+    slots *= page_size
+    slots += positions
+    return slots
 
 
-def _gather(buffers: GroupBuffers, slots: Tensor) -> Tensor | None:
-    """int64 [n, RECORD_WORDS]; None when a slot is out of range."""
-    low, high = torch.aminmax(slots)
-    if int(low) < 0 or int(high) >= buffers.num_slots:
-        return None
-    return buffers.records.index_select(0, slots)
+def _in_range(buffers: GroupBuffers, slots: Longs) -> bool:
+    # As unsigned, negative slots are too large.
+    return int(slots.view(np.uint64).max()) < buffers.num_slots
 
 
-def _all_clean(spans: _Spans, positions: Tensor, records: Tensor, digests: Tensor | None) -> bool:
+def _at(buffers: GroupBuffers, slots: Longs) -> _Records:
+    """The records of slots that are all in range."""
+    records = buffers.records.numpy().take(slots, 0)
+    halves = records.view(np.int32)
+    return _Records(tokens=halves[:, _TOKEN], meta=halves[:, _META], chain=records[:, CHAIN].view(np.uint64))
+
+
+def _read(buffers: GroupBuffers, slots: Longs) -> _Records:
+    """The records of slots; zeros for those out of range."""
+    known = (slots >= 0) & (slots < buffers.num_slots)
+    records = _at(buffers, np.where(known, slots, 0))
+    return _Records(
+        tokens=np.where(known, records.tokens, 0),
+        meta=np.where(known, records.meta, 0),
+        chain=np.where(known, records.chain, np.uint64(0)),
+    )
+
+
+def _all_clean(spans: _Spans, positions: Longs, records: _Records, digests: Integers | None) -> bool:
     """Whether every record is COMPLETE, holds its position and continues the one before it."""
-    identity, chain = records[:, IDENTITY], records[:, CHAIN]
-    if not torch.equal(identity >> 32, (positions << STATE_BITS).add_(int(RecordState.COMPLETE))):
+    wanted = positions << STATE_BITS
+    wanted += int(RecordState.COMPLETE)
+    if not np.array_equal(records.meta, wanted):
         return False
-    continued = mix64((identity << 32) >> 32, positions).add_(chain)
+    continued = records.continued(positions)
     last = spans.offsets + spans.counts - 1
-    following = torch.empty_like(continued)
-    following[:-1] = chain[1:]
-    following[last] = continued[last] if digests is None else digests[spans.requests].long()
-    at_anchor = chain[spans.offsets[spans.starts == 0]]
-    return torch.equal(continued, following) and bool((at_anchor == _ANCHOR).all())
+    following = np.empty_like(continued)
+    following[:-1] = records.chain[1:]
+    following[last] = continued[last] if digests is None else digests[spans.requests].astype(np.uint64)
+    if not np.array_equal(continued, following):
+        return False
+    return bool((records.chain[spans.offsets[spans.starts == 0]] == _ANCHOR).all())
 
 
 def _digests_covered(batch: RowBatch, spans: _Spans) -> bool:
     """Whether each request with a prefix has a span: a window may leave none of a prefix to verify."""
-    return int(((batch.rows >= 0) & (batch.prefix_lens > 0)).sum()) == spans.counts.shape[0]
+    with_prefix = (batch.rows.numpy() >= 0) & (batch.prefix_lens.numpy() > 0)
+    return bool(with_prefix.sum() == spans.counts.shape[0])
 
 
-def _link_rows(
-    buffers: GroupBuffers, spans: _Spans, repeat: Tensor, slots: Tensor, positions: Tensor
-) -> _Checks:
-    identity, chain = _read(buffers, slots)
-    previous_identity, previous_chain = identity.roll(1), chain.roll(1)
-    previous_identity[spans.offsets] = 0
-    return _Checks(
-        slots=slots,
-        positions=positions,
-        requests=spans.requests[repeat],
-        identity=identity,
-        chain=chain,
-        previous_identity=previous_identity,
-        previous_chain=previous_chain,
-    )
-
-
-def _read(buffers: GroupBuffers, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Identity and chain; 0 for slots out of range."""
-    known = (slots >= 0) & (slots < buffers.num_slots)
-    records = buffers.records[slots.where(known, 0)]
-    return records[:, IDENTITY].where(known, 0), records[:, CHAIN].where(known, 0)
-
-
-def _continued(identity: Tensor, chain: Tensor, positions: Tensor) -> Tensor:
-    return mix64((identity << 32) >> 32, positions) + chain
-
-
-def _state(identity: Tensor) -> Tensor:
-    return (identity >> 32) & STATE_MASK
-
-
-def _position(identity: Tensor) -> Tensor:
-    return identity >> (32 + STATE_BITS)
-
-
-def _check(buffers: GroupBuffers, phase: Phase, checks: _Checks) -> None:
-    """Classify every record, count, and log what is wrong."""
-    state, positions = _state(checks.identity), checks.positions
-    known = (checks.slots >= 0) & (checks.slots < buffers.num_slots)
-    complete, pending = state == RecordState.COMPLETE, state == RecordState.PENDING
-    adopted = state == RecordState.ADOPTED
+def _check(
+    buffers: GroupBuffers, phase: Phase, places: tuple[Longs, Longs, Longs], requests: Longs | int
+) -> None:
+    """Classify the records of (slots, positions, previous slots), count, and log what is wrong."""
+    slots, positions, previous = places
+    records, before = _read(buffers, slots), _read(buffers, previous)
+    states = np.where((slots >= 0) & (slots < buffers.num_slots), records.states, -1)
+    complete, pending = states == RecordState.COMPLETE, states == RecordState.PENDING
+    adopted = states == RecordState.ADOPTED
     unwritten = ~(complete | adopted)
     if phase is Phase.HEAD:  # this very batch writes them
         unwritten &= ~pending
         _count_unverified(buffers, phase, Unverified.PENDING, pending)
     _count_unverified(buffers, phase, Unverified.ADOPTED, adopted)
-    buffers.counters[COUNT_VERIFIED + phase] += complete.sum()
+    buffers.counters[COUNT_VERIFIED + phase] += int(complete.sum())
 
-    misplaced = complete & (_position(checks.identity) != positions)
-    linked = (_state(checks.previous_identity) == RecordState.COMPLETE) & (positions > 0)
-    expected = _continued(checks.previous_identity, checks.previous_chain, positions - 1)
-    expected = expected.where(positions > 0, _ANCHOR)
-    unlinked = complete & ~misplaced & (linked | (positions == 0)) & (checks.chain != expected)
+    stored = records.positions.astype(np.int64)
+    misplaced = complete & (stored != positions)
+    linked = (before.states == RecordState.COMPLETE) & (positions > 0)
+    expected = np.where(positions > 0, before.continued(positions - 1), _ANCHOR)
+    unlinked = complete & ~misplaced & (linked | (positions == 0)) & (records.chain != expected)
     for reason, mask, wanted, found in (
-        (Reason.UNWRITTEN, unwritten, torch.tensor(int(RecordState.COMPLETE)), state.where(known, -1)),
-        (Reason.POSITION, misplaced, positions, _position(checks.identity)),
-        (Reason.CHAIN, unlinked, expected, checks.chain),
+        (Reason.UNWRITTEN, unwritten, int(RecordState.COMPLETE), states.astype(np.int64)),
+        (Reason.POSITION, misplaced, positions, stored),
+        (Reason.CHAIN, unlinked, expected.view(np.int64), records.chain.view(np.int64)),
     ):
-        rows = rows_of(mask, checks.requests, Part.IDENTITY, checks.slots, positions, wanted, found)
-        report(buffers, phase, reason, rows)
+        columns = slots, positions, requests, wanted, found
+        report_where(buffers, (phase, reason, Part.IDENTITY), mask, columns)
 
 
-def _count_unverified(buffers: GroupBuffers, phase: Phase, cause: Unverified, mask: Tensor) -> None:
-    buffers.counters[COUNT_UNVERIFIED + phase * NUM_UNVERIFIED + cause] += mask.sum()
+def _count_unverified(
+    buffers: GroupBuffers, phase: Phase, cause: Unverified, mask: NDArray[np.bool_]
+) -> None:
+    buffers.counters[COUNT_UNVERIFIED + phase * NUM_UNVERIFIED + cause] += int(mask.sum())
 
 
-def _check_digests(buffers: GroupBuffers, batch: RowBatch, digests: Tensor) -> None:
+def _check_digests(buffers: GroupBuffers, batch: RowBatch, digests: Integers) -> None:
     """Compare the chain after each prefix's last token with the engine's own digest of its tokens."""
-    table, rows = batch.slot_table, batch.rows.long()
-    last = batch.prefix_lens.long().clamp(max=table.shape[1] * batch.page_size) - 1
-    live = ((rows >= 0) & (rows < table.shape[0]) & (last >= 0)).nonzero().squeeze(1)
-    if live.shape[0] == 0:
-        return
-    last, wanted = last[live], digests[live].long()
-    slots = _lookup(batch, rows[live], last)
-    identity, chain = _read(buffers, slots)
-    found = _continued(identity, chain, last)
-    readable = (_state(identity) == RecordState.COMPLETE) & (_position(identity) == last)
-    mask = readable & (found != wanted)
-    rows_ = rows_of(mask, live, Part.IDENTITY, slots, last, wanted, found)
-    report(buffers, Phase.HEAD, Reason.TOKEN, rows_)
+    table, rows = batch.slot_table, batch.rows.numpy().astype(np.int64)
+    last = np.minimum(batch.prefix_lens.numpy().astype(np.int64), table.shape[1] * batch.page_size) - 1
+    (live,) = np.nonzero((rows >= 0) & (rows < table.shape[0]) & (last >= 0))
+    last, wanted = last[live], digests[live].astype(np.int64)
+    slots = _lookup(batch, rows[live], last) if live.shape[0] else last
+    records = _read(buffers, slots)
+    found = records.continued(last).view(np.int64)
+    readable = (records.states == RecordState.COMPLETE) & (records.positions == last)
+    columns = slots, last, live, wanted, found
+    report_where(buffers, (Phase.HEAD, Reason.TOKEN, Part.IDENTITY), readable & (found != wanted), columns)

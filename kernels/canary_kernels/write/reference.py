@@ -1,13 +1,13 @@
-"""Write in PyTorch: chains of all requests by one running sum over the new tokens."""
+"""Write on the CPU: chains of all requests by one running sum over the new tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
-from canary_kernels.hashing import mix64
+from canary_kernels.hashing import mix_arrays
 from canary_kernels.layout import (
     CHAIN,
     CHAIN_ANCHOR,
@@ -20,100 +20,101 @@ from canary_kernels.layout import (
     Phase,
     Reason,
     RecordState,
-    signed,
 )
-from canary_kernels.violations import report, rows_of
+from canary_kernels.violations import report_where
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy.typing import NDArray
 
     from canary_kernels.buffers import GroupBuffers, RowBatch
+    from canary_kernels.hashing import Words
 
-_ANCHOR = signed(CHAIN_ANCHOR)
-_LOW_WORD = (1 << 32) - 1
+    Longs = NDArray[np.int64]
+
+_ANCHOR = np.uint64(CHAIN_ANCHOR)
+_STATE_BITS_OF_IDENTITY = STATE_MASK << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NewTokens:
     """The new tokens of all live requests, request after request."""
 
-    requests: Tensor  # int64 [n]; index in the batch
-    ids: Tensor  # int64 [n]; int32 values
-    positions: Tensor  # int64 [n]
-    slots: Tensor  # int64 [n]; out of range = not written
-    tokens: Tensor  # int64 [n]; index in the forward
+    requests: Longs  # [n]; index in the batch
+    ids: NDArray[np.int32]  # [n]
+    positions: Longs  # [n]
+    slots: Longs  # [n]; out of range = not written
+    tokens: Longs  # [n]; index in the forward
 
 
 def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     """Write PENDING records of the new tokens and check the forward's inputs."""
-    rows, extend = batch.rows.long(), batch.extend_lens.long()
-    live = ((rows >= 0) & (rows < batch.slot_table.shape[0]) & (extend > 0)).nonzero().squeeze(1)
+    rows, extend = batch.rows.numpy(), batch.extend_lens.numpy()
+    (live,) = np.nonzero((rows >= 0) & (rows < batch.slot_table.shape[0]) & (extend > 0))
     if live.shape[0]:
-        counts, prefix = extend[live], batch.prefix_lens.long()[live]
-        offsets = counts.cumsum(0) - counts
-        repeat = torch.repeat_interleave(counts)
-        places = torch.arange(repeat.shape[0])
-        tokens = (batch.token_starts.long()[live] - offsets)[repeat].add_(places)
+        counts = extend[live].astype(np.int64)
+        prefix = batch.prefix_lens.numpy()[live].astype(np.int64)
+        ends = counts.cumsum()
+        offsets = ends - counts
+        places = np.arange(int(ends[-1]))
+        tokens = np.repeat(batch.token_starts.numpy()[live] - offsets, counts) + places
         new = _NewTokens(
-            requests=live[repeat],
-            ids=batch.input_ids.index_select(0, tokens).int().long(),
-            positions=(prefix - offsets)[repeat].add_(places),
-            slots=batch.out_slots.index_select(0, tokens).long(),
+            requests=np.repeat(live, counts),
+            ids=batch.input_ids.numpy()[tokens].astype(np.int32),
+            positions=np.repeat(prefix - offsets, counts) + places,
+            slots=batch.out_slots.numpy()[tokens].astype(np.int64),
             tokens=tokens,
         )
         _check_inputs(buffers, batch, new)
-        mixed = mix64(new.ids, new.positions)
-        sums = mixed.cumsum(0).sub_(mixed)
+        mixed = mix_arrays(new.ids, new.positions)
+        sums = mixed.cumsum() - mixed
         starts = _chain_starts(buffers, batch, live, prefix)
-        _store(buffers, new, sums.add_((starts - sums[offsets])[repeat]))
-    buffers.counters[COUNT_WRITE_RUNS] += 1
+        _store(buffers, new, sums + np.repeat(starts - sums[offsets], counts))
+    buffers.counters.numpy()[COUNT_WRITE_RUNS] += 1
 
 
 def _check_inputs(buffers: GroupBuffers, batch: RowBatch, new: _NewTokens) -> None:
-    given = batch.positions.index_select(0, new.tokens).long()
-    if not torch.equal(given, new.positions):
-        wrong = given != new.positions
-        columns = new.slots, new.positions, new.positions, given
-        report(
-            buffers, Phase.HEAD, Reason.WRITE_POSITION, rows_of(wrong, new.requests, Part.IDENTITY, *columns)
-        )
-    if batch.expected_ids is None:
-        return
-    wanted = batch.expected_ids.index_select(0, new.tokens).long()
-    wrong = (wanted >= 0) & (wanted != new.ids)
-    columns = new.slots, new.positions, wanted, new.ids
-    report(buffers, Phase.HEAD, Reason.WRITE_TOKEN, rows_of(wrong, new.requests, Part.IDENTITY, *columns))
+    place = new.slots, new.positions, new.requests
+    given = batch.positions.numpy()[new.tokens].astype(np.int64)
+    check = Phase.HEAD, Reason.WRITE_POSITION, Part.IDENTITY
+    report_where(buffers, check, given != new.positions, (*place, new.positions, given))
+    if batch.expected_ids is not None:
+        wanted = batch.expected_ids.numpy()[new.tokens].astype(np.int64)
+        wrong = (wanted >= 0) & (wanted != new.ids)
+        check = Phase.HEAD, Reason.WRITE_TOKEN, Part.IDENTITY
+        report_where(buffers, check, wrong, (*place, wanted, new.ids))
 
 
-def _chain_starts(buffers: GroupBuffers, batch: RowBatch, live: Tensor, prefix: Tensor) -> Tensor:
-    """int64 [spans]: the chain at each request's first new position."""
+def _chain_starts(buffers: GroupBuffers, batch: RowBatch, live: Longs, prefix: Longs) -> Words:
+    """[spans]: the chain at each request's first new position."""
     if batch.digests is not None:
-        return batch.digests[live].long().where(prefix > 0, _ANCHOR)
-    last = (prefix - 1).clamp(min=0)
-    pages = torch.div(last, batch.page_size, rounding_mode="floor")
+        return np.where(prefix > 0, batch.digests.numpy()[live].astype(np.uint64), _ANCHOR)
+    last = np.maximum(prefix - 1, 0)
+    pages = last // batch.page_size
     inside = (prefix > 0) & (pages < batch.slot_table.shape[1])
-    cells = batch.slot_table[batch.rows.long()[live], pages.where(inside, 0)].long()
+    cells = batch.slot_table.numpy()[batch.rows.numpy()[live], np.where(inside, pages, 0)].astype(np.int64)
     slots = cells * batch.page_size + last % batch.page_size
     inside &= (slots >= 0) & (slots < buffers.num_slots)
-    records = buffers.records[slots.where(inside, 0)]
-    identity = records[:, IDENTITY]
-    continued = mix64((identity << 32) >> 32, last) + records[:, CHAIN]
-    return continued.where(inside, _ANCHOR)
+    records = buffers.records.numpy()[np.where(inside, slots, 0)]
+    continued = mix_arrays(records.view(np.int32)[:, 0], last) + records[:, CHAIN].view(np.uint64)
+    return np.where(inside, continued, _ANCHOR)
 
 
-def _store(buffers: GroupBuffers, new: _NewTokens, chain: Tensor) -> None:
-    meta = (new.positions << STATE_BITS) | int(RecordState.PENDING)
-    identity = (new.ids & _LOW_WORD) | (meta << 32)
-    low, high = torch.aminmax(new.slots)
+def _store(buffers: GroupBuffers, new: _NewTokens, chain: Words) -> None:
+    identity = (new.positions << STATE_BITS) | int(RecordState.PENDING)
+    identity <<= 32
+    identity |= new.ids.view(np.uint32)
     slots = new.slots
-    if int(low) < 0 or int(high) >= buffers.num_slots:
+    if int(slots.view(np.uint64).max()) >= buffers.num_slots:
         written = (slots >= 0) & (slots < buffers.num_slots)
         slots, identity, chain = slots[written], identity[written], chain[written]
-    old = buffers.records.index_select(0, slots)
+    records = buffers.records.numpy()
+    new_records = records.take(slots, 0)
+    old = new_records[:, IDENTITY]
     # Equal but for the state: the bytes may rightly stay as they are, so they are no witness.
-    complete = ((old[:, IDENTITY] >> 32) & STATE_MASK) == RecordState.COMPLETE
-    replaced = complete & ((old[:, IDENTITY] ^ identity) & ~(STATE_MASK << 32) != 0)
-    old[:, CHAIN + 1 :] *= replaced.unsqueeze(1)
-    old[:, IDENTITY], old[:, CHAIN] = identity, chain
-    buffers.records.index_copy_(0, slots, old)
-    buffers.counters[COUNT_WRITTEN] += slots.shape[0]
+    replaced = ((old ^ identity) & ~_STATE_BITS_OF_IDENTITY) != 0
+    replaced &= ((old >> 32) & STATE_MASK) == RecordState.COMPLETE
+    new_records[~replaced, CHAIN + 1 :] = 0
+    new_records[:, IDENTITY] = identity
+    new_records[:, CHAIN] = chain.view(np.int64)
+    records[slots] = new_records
+    buffers.counters.numpy()[COUNT_WRITTEN] += slots.shape[0]
