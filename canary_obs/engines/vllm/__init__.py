@@ -1,0 +1,1 @@
+"""vLLM, protected from outside: no patch, no fork, one environment variable."""

@@ -1,0 +1,191 @@
+"""Shows one vLLM worker to the canary: what both model runners have in common."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_obs.engines.adapter import Observer
+from canary_obs.engines.vllm.block_events import CARRIED
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks
+from canary_obs.engines.vllm.groups import FoundGroup, find_groups
+from canary_obs.engines.vllm.idle import IdleThread
+from canary_obs.engines.vllm.seams import Seams
+from canary_obs.engines.vllm.versions import check_version
+from canary_obs.errors import UnsupportedEngine
+from canary_obs.views import GroupView, StepView
+
+NULL_BLOCK = 0
+
+
+class VllmAdapter:
+    """EngineAdapter of a model runner whose KV cache is initialised. Subclasses build the StepView."""
+
+    name = "vllm"
+
+    def __init__(self, runner: Any) -> None:
+        import vllm
+
+        self.version = str(vllm.__version__)
+        check_version(self.version)
+        self.runner = runner
+        # What the runner's methods create under inference mode could not be changed outside of it.
+        with torch.inference_mode():
+            self.found = find_groups(runner)
+        shapes = {group.view.name: (group.number, group.num_blocks, group.block_size) for group in self.found}
+        self.blocks = CachedBlocks(shapes, self._blocks_of_requests)
+        self._by_name = {group.view.name: group for group in self.found}
+        self._seams = Seams()
+        self._lock = threading.Lock()
+        self._idle: IdleThread | None = None
+        self._stream: Any = None
+        self.output: Any = None  # the scheduler output of the step under way
+
+    @property
+    def groups(self) -> Sequence[GroupView]:
+        """vLLM's KV cache groups, draft layers and encoders left out."""
+        return [group.view for group in self.found]
+
+    @property
+    def prefix_cache(self) -> CachedBlocks:
+        """The block pool's published blocks."""
+        return self.blocks
+
+    def slots_in_use(self, group: str) -> Tensor:
+        """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
+        used = sorted(self._blocks_of_requests(group) | self.blocks.live_blocks(group))
+        return _slots_of(used, self._by_name[group].block_size)
+
+    def holders(self, group: str, slot: int) -> tuple[str, ...]:
+        """Requests whose block list names the slot's block."""
+        found = self._by_name[group]
+        block = slot // found.block_size
+        return tuple(request for request, blocks in self.request_blocks(found.number) if block in blocks)
+
+    def attach(self, observer: Observer) -> None:
+        """Wrap the runner's methods on the instance and start the idle thread."""
+        if "execute_model" in vars(self.runner):
+            raise UnsupportedEngine("this model runner is wrapped already; detach what wraps it, then attach")
+        idle = IdleThread(self._lock, observer.idle, self._surroundings)
+        self._idle = idle
+        self._seams.wrap(self.runner, "execute_model", self._around_step(observer, idle))
+        self.wrap_forward(self._seams, observer)
+        idle.start()
+
+    def detach(self) -> None:
+        """Remove the wrappers and end the idle thread; idempotent."""
+        if self._idle is not None:
+            self._idle.stop()
+            self._idle = None
+        self._seams.restore()
+
+    def wrap_forward(self, seams: Seams, observer: Observer) -> None:
+        """Wrap what surrounds the model forward."""
+        raise NotImplementedError
+
+    def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
+        """Running requests with their block lists in one of vLLM's groups."""
+        raise NotImplementedError
+
+    def requests_changed(self, output: Any) -> None:
+        """Before a step: requests named in its output began, ended or changed their tokens."""
+        raise NotImplementedError
+
+    def _around_step(self, observer: Observer, idle: IdleThread) -> Callable[..., Any]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def execute_model(scheduler_output: Any, *given: Any, **named: Any) -> Any:
+                if idle.raised is not None:
+                    raise idle.raised
+                with self._lock:
+                    self.output = scheduler_output
+                    try:
+                        self._announce(scheduler_output, observer)
+                        result = original(scheduler_output, *given, **named)
+                    finally:
+                        self.output = None
+                        idle.last_step = time.monotonic()
+                    if scheduler_output.total_num_scheduled_tokens:
+                        observer.after_step()
+                    return result
+
+            return execute_model
+
+        return make
+
+    def _announce(self, output: Any, observer: Observer) -> None:
+        """What the scheduler says happened to blocks, before the runner acts on it."""
+        try:
+            self.blocks.apply(getattr(output, CARRIED, ()) if hasattr(output, CARRIED) else ())
+            self.requests_changed(output)
+            zeroed = output.new_block_ids_to_zero
+            copies = output.kv_cache_block_copies
+            taken = self._taken(output) if len(self.found) > 1 else {}
+            for group in self.found:
+                name = group.view.name
+                # Groups overlay the same bytes: a block handed to one group ends its records in the others.
+                lost = set(
+                    chain(zeroed or (), *(ids for other, ids in taken.items() if other != group.number))
+                )
+                lost.discard(NULL_BLOCK)
+                if lost:
+                    observer.invalidated(name, self._device_slots(sorted(lost), group))
+                if copies:
+                    source, destination = zip(*copies, strict=True)
+                    observer.copied(
+                        name, self._device_slots(source, group), self._device_slots(destination, group)
+                    )
+        except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
+            observer.fault("announce", error)
+
+    def _taken(self, output: Any) -> dict[int, set[int]]:
+        """Blocks that this output hands to requests, by vLLM's group number."""
+        cached = output.scheduled_cached_reqs
+        handed = [request.block_ids for request in output.scheduled_new_reqs]
+        handed += [blocks for blocks in cached.new_block_ids if blocks is not None]
+        return {
+            group.number: set(chain.from_iterable(blocks[group.number] for blocks in handed))
+            for group in self.found
+        }
+
+    def _device_slots(self, blocks: Sequence[int], group: FoundGroup) -> Tensor:
+        return _slots_of(blocks, group.block_size).to(self.runner.device, non_blocking=True)
+
+    def _blocks_of_requests(self, group: str) -> set[int]:
+        lists = self.request_blocks(self._by_name[group].number)
+        return set(chain.from_iterable(blocks for _, blocks in lists)) - {NULL_BLOCK}
+
+    def remember_stream(self) -> None:
+        """The idle thread must queue its work behind the forward's."""
+        if self._stream is None and self.runner.device.type == "cuda":
+            self._stream = torch.cuda.current_stream(self.runner.device)
+
+    def _surroundings(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else _on_stream(self._stream)
+
+    def guarded_view(self, observer: Observer, build: Callable[[], StepView]) -> StepView | None:
+        """The view, or None when building it failed, which is reported."""
+        try:
+            self.remember_stream()
+            return build()
+        except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
+            observer.fault("step_view", error)
+            return None
+
+
+@contextmanager
+def _on_stream(stream: Any) -> Iterator[None]:
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
+
+
+def _slots_of(blocks: Sequence[int], block_size: int) -> Tensor:
+    """int64 [len(blocks) * block_size]: all slots of some blocks."""
+    starts = torch.tensor(blocks, dtype=torch.int64) * block_size
+    return (starts[:, None] + torch.arange(block_size)).flatten()

@@ -1,0 +1,117 @@
+"""Tells the workers what the scheduler's block pool publishes and withdraws, on the scheduler's own output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from canary_obs.engines.vllm.cached_blocks import BlockEvent, Published
+from canary_obs.engines.vllm.seams import Seams
+
+CARRIED = "kv_canary_block_events"  # attribute of SchedulerOutput; travels with it to every worker
+_PENDING = "_kv_canary_pending"  # attribute of BlockPool
+_LIMIT = 1 << 20  # a pool whose scheduler never asks must not grow without bound
+
+
+def watch_pools(seams: Seams) -> None:
+    """Wrap BlockPool and Scheduler.schedule in this process."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    seams.wrap(BlockPool, "cache_full_blocks", _full_blocks)
+    seams.wrap(BlockPool, "cache_partial_block", _partial_block)
+    seams.wrap(BlockPool, "move_block_hashes", _moved)
+    seams.wrap(BlockPool, "_remove_cached_block_hashes", _removed)
+    seams.wrap(BlockPool, "reset_prefix_cache", _reset)
+    seams.wrap(Scheduler, "schedule", _schedule)
+
+
+def _note(pool: Any, event: BlockEvent) -> None:
+    pending = vars(pool).setdefault(_PENDING, [])
+    if len(pending) < _LIMIT:
+        pending.append(event)
+
+
+def _full_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cache_full_blocks(
+        pool: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int,
+        block_size: int, kv_cache_group_id: int, *rest: Any, **named: Any,
+    ) -> Any:  # fmt: skip
+        result = original(
+            pool, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id,
+            *rest, **named,
+        )  # fmt: skip
+        for index in range(num_cached_blocks, num_full_blocks):
+            block = blocks[index]
+            if block.is_null or block.block_hash is None:
+                continue
+            before = blocks[index - 1] if index else None
+            previous = -1 if before is None or before.is_null else before.block_id
+            _note(pool, Published(kv_cache_group_id, block.block_id, index, previous, block_size))
+        return result
+
+    return cache_full_blocks
+
+
+def _partial_block(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cache_partial_block(
+        pool: Any, request: Any, block: Any, num_tokens: int, kv_cache_group_id: int,
+        block_size: int, *rest: Any, **named: Any,
+    ) -> Any:  # fmt: skip
+        key = original(pool, request, block, num_tokens, kv_cache_group_id, block_size, *rest, **named)
+        if key is not None:
+            index = (num_tokens - 1) // block_size
+            filled = num_tokens - index * block_size
+            _note(pool, Published(kv_cache_group_id, block.block_id, index, -1, filled))
+        return key
+
+    return cache_partial_block
+
+
+def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
+    def move_block_hashes(pool: Any, src_block: Any, dst_block: Any) -> Any:
+        known = _last_publication(pool, src_block.block_id)
+        result = original(pool, src_block, dst_block)
+        if known is not None:
+            _note(pool, known._replace(block=dst_block.block_id))
+        return result
+
+    return move_block_hashes
+
+
+def _last_publication(pool: Any, block: int) -> Published | None:
+    # Older publications were carried away; the copy is then covered by the patrol, not by sweeps.
+    for event in reversed(vars(pool).get(_PENDING, ())):
+        if isinstance(event, Published) and event.block == block:
+            return event
+    return None
+
+
+def _removed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _remove_cached_block_hashes(pool: Any, block: Any) -> Any:
+        hashes = original(pool, block)
+        if hashes:
+            _note(pool, block.block_id)
+        return hashes
+
+    return _remove_cached_block_hashes
+
+
+def _reset(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reset_prefix_cache(pool: Any) -> Any:
+        done = original(pool)
+        if done:
+            _note(pool, None)
+        return done
+
+    return reset_prefix_cache
+
+
+def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
+    def schedule(scheduler: Any, *given: Any, **named: Any) -> Any:
+        output = original(scheduler, *given, **named)
+        pool = scheduler.kv_cache_manager.block_pool
+        setattr(output, CARRIED, tuple(vars(pool).pop(_PENDING, ())))
+        return output
+
+    return schedule

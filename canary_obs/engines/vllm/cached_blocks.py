@@ -1,0 +1,126 @@
+"""The prefix cache as the worker knows it: a mirror of the scheduler's block pool, fed by its events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from canary_obs.errors import CanaryError
+from canary_obs.views import CachedSlots
+
+_NEVER = np.iinfo(np.int64).max
+
+
+class Published(NamedTuple):
+    """The pool made a block findable: the request's `index`-th block, `filled` tokens of it valid."""
+
+    group: int
+    block: int
+    index: int
+    previous: int  # the request's block before it; -1 = none or null
+    filled: int
+
+
+# What the pool did, in order: a block published, a block's number withdrawn, None = all withdrawn.
+BlockEvent = Published | int | None
+
+
+@dataclass(slots=True)
+class _GroupBlocks:
+    """One group's blocks. `since` is the mirror's clock at publication, _NEVER when not cached."""
+
+    num_blocks: int
+    block_size: int
+    since: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)
+    columns: np.ndarray[tuple[int, int], np.dtype[np.int64]] = field(init=False)
+    mark: int = -1
+
+    def __post_init__(self) -> None:
+        self.since = np.full(self.num_blocks, _NEVER, dtype=np.int64)
+        # index, previous block, that block's `since`, filled
+        self.columns = np.zeros((self.num_blocks, 4), dtype=np.int64)
+
+
+class CachedBlocks:
+    """PrefixCacheView of a vLLM worker."""
+
+    def __init__(self, shapes: dict[str, tuple[int, int, int]], locked: Callable[[str], set[int]]) -> None:
+        """`shapes`: group name -> vLLM's group number, blocks, tokens per block."""
+        self._groups = {name: _GroupBlocks(blocks, size) for name, (_, blocks, size) in shapes.items()}
+        self._names = {number: name for name, (number, _, _) in shapes.items()}
+        self._locked = locked
+        self._clock = 0
+        self.informed = False
+
+    def apply(self, events: Iterable[BlockEvent]) -> None:
+        """Follow the pool; called with every scheduler output, before the forward that it schedules."""
+        self.informed = True
+        for event in events:
+            self._clock += 1
+            if isinstance(event, Published):
+                self._publish(event)
+            elif event is None:
+                for group in self._groups.values():
+                    group.since.fill(_NEVER)
+            else:
+                for group in self._groups.values():
+                    group.since[event] = _NEVER
+
+    def _publish(self, event: Published) -> None:
+        name = self._names.get(event.group)
+        if name is None:
+            return
+        group = self._groups[name]
+        before = group.since[event.previous] if event.previous >= 0 else _NEVER
+        group.since[event.block] = self._clock
+        group.columns[event.block] = event.index, event.previous, before, event.filled
+
+    def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
+        """Every slot of a published block; links to a block that is gone are left out."""
+        if not self.informed:
+            raise CanaryError(
+                "vLLM's scheduler does not report its prefix cache; the plugin must be loaded in the "
+                "engine-core process too, and the scheduler class must be vLLM's own"
+            )
+        blocks = self._groups[group]
+        blocks.mark = self._clock
+        held = np.flatnonzero(blocks.since != _NEVER)
+        if unlocked_only:
+            held = np.setdiff1d(held, np.fromiter(self._locked(group), dtype=np.int64))
+        index, _, _, filled = blocks.columns[held].T
+        offsets = np.arange(blocks.block_size)
+        valid = offsets < filled[:, None]
+        slots = held[:, None] * blocks.block_size + offsets
+        previous = slots - 1
+        if held.size:
+            previous[:, 0] = self._links(blocks, held)
+        positions = index[:, None] * blocks.block_size + offsets
+        columns = (torch.from_numpy(column[valid]) for column in (slots, positions, previous))
+        return CachedSlots(**dict(zip(("slots", "positions", "previous"), columns, strict=True)))
+
+    @staticmethod
+    def _links(blocks: _GroupBlocks, held: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[
+        tuple[int], np.dtype[np.int64]
+    ]:  # fmt: skip
+        _, previous, before, _ = blocks.columns[held].T
+        intact = (previous >= 0) & (before != _NEVER) & (blocks.since[previous] == before)
+        return np.where(intact, previous * blocks.block_size + blocks.block_size - 1, -1)
+
+    def still_cached(self, group: str, slots: Tensor) -> Tensor:
+        """bool [n]: published before the last `cached` call and still; for a first slot its link too."""
+        blocks = self._groups[group]
+        numbers, offsets = np.divmod(slots.numpy(), blocks.block_size)
+        held = blocks.since[numbers] <= blocks.mark
+        _, previous, before, _ = blocks.columns[numbers].T
+        # A linked block that is taken meanwhile would look like a broken chain.
+        lost = (offsets == 0) & (before <= blocks.mark) & (blocks.since[previous] != before)
+        return torch.from_numpy(held & ~lost)
+
+    def live_blocks(self, group: str) -> set[int]:
+        """Blocks published now."""
+        return set(np.flatnonzero(self._groups[group].since != _NEVER).tolist())

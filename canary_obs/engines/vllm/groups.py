@@ -1,0 +1,173 @@
+"""vLLM's KV cache groups as the canary's: slots, window, layers, and where their bytes lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_kernels.buffers import KVSource
+from canary_kernels.layout import Part
+from canary_obs.engines.vllm.placement import LayerWrite, find_placements
+from canary_obs.errors import UnsupportedEngine
+from canary_obs.views import GroupView
+
+_FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+_SLIDING = frozenset({"SlidingWindowSpec"})
+_LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundGroup:
+    """One group, and vLLM's numbers for it."""
+
+    number: int  # index in kv_cache_groups and in the block tables
+    num_blocks: int
+    block_size: int  # tokens per block of the scheduler
+    view: GroupView
+
+
+def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
+    """The groups of an initialised model runner. Raises UnsupportedEngine, naming group and layer."""
+    config = runner.kv_cache_config
+    parallel = runner.vllm_config.parallel_config
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) != 1:
+            raise UnsupportedEngine(
+                f"vLLM's {name}={getattr(parallel, name)}: a request's slots are spread over ranks, "
+                "which is not supported; use 1, or run without the canary"
+            )
+    drafts = draft_layers(runner)
+    found: list[FoundGroup] = []
+    names: dict[str, int] = {}
+    for number, group in enumerate(config.kv_cache_groups):
+        layers = [name for name in group.layer_names if name not in drafts]
+        specs = _specs(group.kv_cache_spec, layers)
+        if not layers or all(type(spec).__name__ == "EncoderOnlyAttentionSpec" for spec in specs):
+            continue
+        kind, window = _kind(number, specs)
+        names[kind] = names.get(kind, 0) + 1
+        block_size = group.kv_cache_spec.block_size
+        view = GroupView(
+            name=kind if names[kind] == 1 else f"{kind}{names[kind]}",
+            num_slots=config.num_blocks * block_size,
+            page_size=kernel_block_size(runner, number),
+            sources=_sources(runner, layers, config.num_blocks, block_size),
+            window=window,
+        )
+        found.append(
+            FoundGroup(number=number, num_blocks=config.num_blocks, block_size=block_size, view=view)
+        )
+    return tuple(found)
+
+
+def kernel_block_size(runner: Any, number: int) -> int:
+    """Tokens per entry of the worker's block table: scheduler blocks may be split for the kernels."""
+    return int(runner.input_batch.block_table[number].block_size)
+
+
+def draft_layers(runner: Any) -> frozenset[str]:
+    """Names of a draft model's layers, which write at another time than the target's."""
+    for owner, name in (("drafter", "_draft_attn_layer_names"), ("speculator", "draft_attn_layer_names")):
+        if names := getattr(getattr(runner, owner, None), name, None):
+            return frozenset(names)
+    return frozenset()
+
+
+def _specs(spec: Any, layers: Iterable[str]) -> list[Any]:
+    inner = getattr(spec, "kv_cache_specs", None)
+    return [inner[name] for name in layers if name in inner] if inner else [spec]
+
+
+def _kind(number: int, specs: list[Any]) -> tuple[str, int | None]:
+    kinds = {type(spec).__name__ for spec in specs}
+    if kinds <= _FULL:
+        return "full", None
+    windows = {getattr(spec, "sliding_window", None) for spec in specs}
+    if kinds <= _SLIDING and len(windows) == 1:
+        return "swa", windows.pop()
+    raise UnsupportedEngine(
+        f"KV cache group {number} holds {', '.join(sorted(kinds))} with windows {sorted(map(str, windows))}; "
+        f"supported are {', '.join(sorted(_FULL | _SLIDING))}, one window per group"
+    )
+
+
+def _sources(runner: Any, names: list[str], num_blocks: int, block_size: int) -> tuple[KVSource, ...]:
+    layers = runner.compilation_config.static_forward_context
+    numbers = _layer_numbers(names)
+    seen: set[int] = set()
+    sources: list[KVSource] = []
+    for name in names:
+        layer = layers[name]
+        cache = layer.kv_cache
+        # Layers that share another layer's cache read the same bytes.
+        if cache.data_ptr() in seen:
+            continue
+        seen.add(cache.data_ptr())
+        page_size = num_blocks * block_size // cache.shape[0]
+        written = _layer_write(name, layer, cache, page_size, runner.model_config.dtype)
+        start = _first_head(runner, layer)
+        for placement in find_placements(written):
+            sources.append(placement.source(cache, numbers[name], start))
+    return tuple(sources)
+
+
+def _layer_numbers(names: list[str]) -> dict[str, int]:
+    """The model's own layer numbers where names carry them once each, else the order of the names."""
+    numbers = {name: int(hit[1]) for name in names if (hit := _LAYER_NUMBER.search(name))}
+    if len(set(numbers.values())) == len(names):
+        return numbers
+    return {name: index for index, name in enumerate(names)}
+
+
+def _first_head(runner: Any, layer: Any) -> int:
+    parallel = runner.vllm_config.parallel_config
+    size, heads = parallel.tensor_parallel_size, int(getattr(layer, "num_kv_heads", 1))
+    if is_latent(layer) or size == 1:
+        return 0
+    rank, total = int(parallel.rank) % size, int(runner.model_config.get_total_num_kv_heads())
+    return rank * heads if total >= size else rank * total // size
+
+
+def is_latent(layer: Any) -> bool:
+    """Whether the layer stores one latent vector per token instead of K and V (MLA)."""
+    return hasattr(layer, "kv_lora_rank")
+
+
+def _layer_write(name: str, layer: Any, cache: Tensor, page_size: int, dtype: torch.dtype) -> LayerWrite:
+    write = getattr(layer.impl, "do_kv_cache_update", None)
+    if write is None:
+        raise UnsupportedEngine(
+            f"{name}: attention backend {type(layer.impl).__name__} writes its KV cache inside its forward, "
+            "so that its layout cannot be found; choose another attention backend"
+        )
+    shapes, through = (_latent if is_latent(layer) else _separate)(layer, cache, write)
+    return LayerWrite(
+        name=name, cache=cache, page_size=page_size, shapes=shapes, dtype=dtype, write=through
+    )  # fmt: skip
+
+
+_Write = Callable[[dict[Part, Tensor], Tensor], None]
+
+
+def _separate(layer: Any, cache: Tensor, write: Any) -> tuple[dict[Part, tuple[int, int]], _Write]:
+    def through(parts: dict[Part, Tensor], slots: Tensor) -> None:
+        write(layer, parts[Part.K], parts[Part.V], cache, slots)
+
+    heads, size = int(layer.num_kv_heads), int(layer.head_size)
+    return {Part.K: (heads, size), Part.V: (heads, int(getattr(layer, "head_size_v", size)))}, through
+
+
+def _latent(layer: Any, cache: Tensor, write: Any) -> tuple[dict[Part, tuple[int, int]], _Write]:
+    rank, rope = int(layer.kv_lora_rank), int(layer.qk_rope_head_dim)
+
+    def through(parts: dict[Part, Tensor], slots: Tensor) -> None:
+        latent, key = parts[Part.K].split([rank, rope], dim=-1)
+        write(latent.squeeze(1).contiguous(), key.contiguous(), cache, slots, layer.kv_cache_dtype,
+              layer._k_scale)  # fmt: skip
+
+    return {Part.K: (1, rank + rope)}, through

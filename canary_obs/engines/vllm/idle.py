@@ -1,0 +1,52 @@
+"""Keeps a worker's canary going while vLLM waits for requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+QUIET_SECONDS = 0.05  # a worker without a step for this long is idle
+_PAUSE_SECONDS = 0.02
+_BUSY_PAUSE_SECONDS = 0.001
+
+
+class IdleThread:
+    """Calls `idle` while nobody holds the lock and no step came for QUIET_SECONDS."""
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        idle: Callable[[], bool],
+        surroundings: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._lock, self._idle, self._surroundings = lock, idle, surroundings
+        self._stop = threading.Event()
+        self.last_step = time.monotonic()
+        self.raised: BaseException | None = None  # what a step must raise in mode `raise`
+        self._thread = threading.Thread(target=self._run, name="canary-idle", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End and wait for the last call; must not hold the lock."""
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause = _PAUSE_SECONDS
+        while not self._stop.wait(pause):
+            pause = _PAUSE_SECONDS
+            if time.monotonic() - self.last_step < QUIET_SECONDS or not self._lock.acquire(blocking=False):
+                continue
+            try:
+                with self._surroundings():
+                    pause = _BUSY_PAUSE_SECONDS if self._idle() else _PAUSE_SECONDS
+            except Exception as error:  # noqa: BLE001 - mode `raise`: the next step raises it on the engine's thread
+                self.raised = error
+            finally:
+                self._lock.release()

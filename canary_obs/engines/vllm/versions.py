@@ -1,0 +1,49 @@
+"""Which vLLM can be protected: versions and seams as data, checked before anything is touched."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+
+from canary_obs.errors import UnsupportedEngine
+
+SUPPORTED_VERSIONS = ("0.32", "0.33")
+
+# module:class -> method -> the first parameters it must have after self.
+SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "vllm.v1.core.sched.scheduler:Scheduler": {"schedule": ()},
+    "vllm.v1.core.block_pool:BlockPool": {
+        "cache_full_blocks": (
+            "request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id",
+        ),
+        "cache_partial_block": ("request", "block", "num_tokens", "kv_cache_group_id", "block_size"),
+        "move_block_hashes": ("src_block", "dst_block"),
+        "_remove_cached_block_hashes": ("block",),
+        "reset_prefix_cache": (),
+    },
+    "vllm.v1.worker.worker_base:WorkerWrapperBase": {"init_worker": ("all_kwargs",)},
+}  # fmt: skip
+
+
+def check_version(version: str) -> None:
+    """Raises UnsupportedEngine for a version nobody has tried."""
+    if ".".join(version.split(".")[:2]) not in SUPPORTED_VERSIONS:
+        raise UnsupportedEngine(
+            f"vLLM {version}: supported are {', '.join(SUPPORTED_VERSIONS)}; "
+            "use a supported vLLM or a newer canary_obs"
+        )
+
+
+def check_seams() -> None:
+    """Raises UnsupportedEngine when a method is missing or takes other parameters."""
+    for path, methods in SEAMS.items():
+        module, name = path.split(":")
+        owner = getattr(import_module(module), name, None)
+        for method, wanted in methods.items():
+            function = getattr(owner, method, None)
+            found = tuple(inspect.signature(function).parameters)[1:] if function else None
+            if found is None or found[: len(wanted)] != wanted:
+                raise UnsupportedEngine(
+                    f"vLLM's {path}.{method} has parameters {found}, expected {wanted} first; "
+                    "this build of vLLM differs from the supported ones, use a newer canary_obs"
+                )
