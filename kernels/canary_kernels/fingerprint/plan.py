@@ -73,7 +73,7 @@ def plan_fingerprint(
     Raises KernelArgumentError for a source whose fingerprints could not be added to those of other shards,
     that overlaps another, or that is described wrongly.
     """
-    device = torch.device(device)
+    device = torch.empty(0, device=device).device  # "cuda" as "cuda:0"
     sources = tuple(sources) if coverage is not RealData.NONE else ()
     _check_sources(sources, device)
     by_geometry: dict[Geometry, list[KVSource]] = {}
