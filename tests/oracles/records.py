@@ -1,4 +1,4 @@
-"""The records by hand: plain loops over plain integers, written from DESIGN sections 2 and 3 and nothing else."""
+"""The records by hand: plain loops over plain integers, written from DESIGN sections 2 and 3 alone."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
