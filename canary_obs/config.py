@@ -76,6 +76,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     perturb_enabled: bool = False  # the second key: perturb is refused without it
     perturb_seed: int = 0
     perturb_warmup: Count = 20  # steps before the first injection
+    perturb_limit: Count = 0  # injections of this run; 0 = no limit
     perturb_group: str = "full"
 
     @property

@@ -177,6 +177,17 @@ class PipelineStatus(_Struct, frozen=True, kw_only=True):
     skipped: int
 
 
+# Upper bounds in seconds: from one decode step to the slowest patrol cycle that is still healthy.
+LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+
+
+class Latencies(_Struct, frozen=True, kw_only=True):
+    """A histogram: how many fell at or below each of LATENCY_BOUNDS and above the one before it."""
+
+    counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS) + 1)  # the last one is above all bounds
+    seconds: float = 0.0  # sum of all of them
+
+
 class PerturbCount(_Struct, frozen=True, kw_only=True):
     """The injection ledger of one perturbation mode."""
 
@@ -185,6 +196,7 @@ class PerturbCount(_Struct, frozen=True, kw_only=True):
     masked: int = 0
     missed: int = 0
     open: int = 0
+    latency: Latencies = Latencies()  # of the detected: from planting to the host seeing it
 
 
 class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):

@@ -19,6 +19,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights, traffic and perturbation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Shape = Annotated[str, typer.Option(help="Engine preset: demo or tiny.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads; more pay only on otherwise idle cores.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="Directory with config.json and *.safetensors.")]
 
 
@@ -48,6 +49,7 @@ def demo(
     arrivals: Annotated[float | None, typer.Option(min=0, help="Requests per step; 0 = idle engine.")] = None,
     shape: Shape = "demo",
     device: Device = "auto",
+    threads: Threads = 1,
     checkpoint: Checkpoint = None,
 ) -> None:
     """Run a small real LLM engine under traffic with the canary inside it."""
@@ -62,7 +64,7 @@ def demo(
         overrides["endpoint"] = endpoint
     plan = DemoPlan(
         duration=duration, steps=steps, seed=seed, json=json, serve=serve, port=port, arrivals=arrivals,
-        shape=shape, device=device, checkpoint=checkpoint, overrides=overrides,
+        shape=shape, device=device, threads=threads, checkpoint=checkpoint, overrides=overrides,
     )  # fmt: skip
     sys.exit(run_demo(plan))
 
@@ -103,11 +105,13 @@ def bench_demo(
     json: Json = False,
     shape: Shape = "demo",
     device: Device = "auto",
+    threads: Threads = 1,
 ) -> None:
     """Overhead of mode log at default settings against mode none: the same load, interleaved in pairs."""
     from canary_obs.cli.bench_demo import PairedPlan, run_paired
 
     plan = PairedPlan(
-        blocks=blocks, block_steps=block_steps, seed=seed, json=json, shape=shape, device=device
-    )
+        blocks=blocks, block_steps=block_steps, seed=seed, json=json, shape=shape, device=device,
+        threads=threads,
+    )  # fmt: skip
     sys.exit(run_paired(plan))

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +34,7 @@ class PairedPlan:
     json: bool
     shape: str
     device: str
+    threads: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class _Side:
 
 def run_paired(plan: PairedPlan) -> int:
     """Measures, prints a table (or JSON); returns the exit code."""
+    torch.set_num_threads(plan.threads)
     none, log = _side(plan, protected=False), _side(plan, protected=True)
     none.run(_WARMUP_STEPS)
     log.run(_WARMUP_STEPS)

@@ -39,6 +39,7 @@ class DemoPlan:
     arrivals: float | None
     shape: str
     device: str
+    threads: int
     checkpoint: Path | None
     overrides: dict[str, Any]
 
@@ -49,6 +50,8 @@ def run_demo(plan: DemoPlan) -> int:
     if not plan.serve and f"{PREFIX}ENDPOINT" not in os.environ:
         overrides.setdefault("endpoint", IN_PROCESS)
     config = load(CanaryConfig, overrides=overrides)
+    # Small matrices: a second OpenMP thread spins more than it helps wherever cores are shared.
+    torch.set_num_threads(plan.threads)
     engine = build_engine(plan.shape, plan.device, plan.seed, plan.checkpoint)
     traffic = build_traffic(engine, plan.seed, plan.arrivals)
     service = ServiceProcess.start(config.endpoint, plan.port) if plan.serve else None

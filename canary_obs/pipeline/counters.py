@@ -7,7 +7,14 @@ from typing import Any
 
 import msgspec
 
-from canary_obs.records import GroupCounters, PatrolProgress, PerturbCount, PipelineStatus, Snapshot
+from canary_obs.records import (
+    GroupCounters,
+    Latencies,
+    PatrolProgress,
+    PerturbCount,
+    PipelineStatus,
+    Snapshot,
+)
 
 COUNTER_FIELDS = (
     "step",
@@ -56,8 +63,10 @@ def _plus(mine: Any, base: Any) -> Any:
     if isinstance(mine, PerturbCount):
         # An injection left open by a dead engine went with its memory; only this life's are open.
         return msgspec.structs.replace(_sum_fields(mine, base), open=mine.open)
-    if isinstance(mine, GroupCounters):
+    if isinstance(mine, (GroupCounters, Latencies)):
         return _sum_fields(mine, base)
+    if isinstance(mine, tuple):
+        return tuple(map(_plus, mine, base))
     return mine + base
 
 

@@ -41,7 +41,7 @@ class Health:
         self.disarmed: str | None = None
         self.launched = [[0] * layout.NUM_PHASES for _ in range(num_groups)]
         self._expected: dict[int, list[list[int]]] = {}
-        self.stalled: set[str] = set()
+        self.stalled: set[tuple[int, layout.Phase]] = set()
         self._acknowledged_faults = 0
         self._acknowledged_violations = 0
         self._acknowledged_drops = 0
@@ -65,9 +65,7 @@ class Health:
         for group, (wanted, seen) in enumerate(zip(expected, runs, strict=True)):
             for phase in layout.Phase:
                 if missing := wanted[phase] - seen[phase]:
-                    self.stalled.add(
-                        f"{phase.name.lower()} kernel of group {group}: {seen[phase]} runs of {wanted[phase]}"
-                    )
+                    self.stalled.add((group, phase))
                     self._rebase(group, phase, missing)
 
     def _rebase(self, group: int, phase: layout.Phase, missing: int) -> None:
@@ -97,7 +95,10 @@ class Health:
         return state, tuple(reason for _, reason in found)
 
     def _blindness(self, vitals: Vitals) -> list[tuple[State, str]]:
-        reasons = [f"stalled: {name}" for name in sorted(self.stalled)]
+        reasons = [
+            f"runs of the {phase.name.lower()} kernel of group {group} are missing"
+            for group, phase in sorted(self.stalled)
+        ]
         if self.disarmed:
             reasons.append(f"checks are off: {self.disarmed}")
         if self.faults.total() > self._acknowledged_faults:

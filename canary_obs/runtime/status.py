@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from canary_obs.records import Snapshot
 from canary_obs.runtime.health import Vitals
 from canary_obs.runtime.reporter import group_counters
+from canary_obs.runtime.violation_log import PHASES
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
@@ -17,7 +18,7 @@ def vitals_of(canary: CanaryRuntime) -> Vitals:
     """Everything the verdict weighs, as of now."""
     now, sweeper, config = time.monotonic(), canary.sweeper, canary.config
     last = sweeper.last
-    sweeps_expected = config.sweep_interval or config.idle_sweep
+    sweeps_expected = canary.armed and (config.sweep_interval > 0 or config.idle_sweep)
     return Vitals(
         armed=canary.armed,
         paused=canary.paused,
@@ -29,7 +30,7 @@ def vitals_of(canary: CanaryRuntime) -> Vitals:
         coverage=canary.state.coverage,
         sweep_coverage=last.checked / last.total if last and last.total else None,
         sweep_age=now - (sweeper.last_completed or canary.ready_at) if sweeps_expected else None,
-        patrol_age=canary.patrol.oldest_check_seconds if canary.patrol.enabled else None,
+        patrol_age=canary.patrol.oldest_check_seconds if canary.armed and canary.patrol.enabled else None,
     )
 
 
@@ -57,6 +58,10 @@ def snapshot_of(canary: CanaryRuntime, sequence: int) -> Snapshot:
         observer_faults=dict(canary.health.faults),
         violation_events_dropped=vitals.events_dropped,
         messages_dropped=vitals.messages_dropped,
+        kernels_stalled={
+            group.name: tuple(PHASES[phase] for index, phase in canary.health.stalled if index == group.index)
+            for group in canary.state.groups
+        },
         perturbations=canary.injector.ledger.counts() if canary.injector else {},
         paused=canary.paused,
     )

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from canary_obs.pipeline.ranks import RankView
-from canary_obs.telemetry import readings
-from canary_obs.telemetry.readings import Reading, ServiceView
+from canary_obs.telemetry import readings, service_readings
+from canary_obs.telemetry.readings import Reading, Spread
+from canary_obs.telemetry.service_readings import ServiceView
 
 PREFIX = "kv_canary_"
 RANK_LABELS = ("engine", "instance", "rank")
 
 
 class Kind(StrEnum):
-    """What a value may do: only rise, or anything."""
+    """What a value may do: only rise, or anything; or the spread of many values."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Metric:
 class RankMetric(Metric):
     """A family with series for every rank; `labels` come after RANK_LABELS."""
 
-    read: Callable[[RankView], Iterable[Reading]]
+    read: Callable[[RankView], Iterable[Reading | Spread]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,12 @@ class ServiceMetric(Metric):
 
 
 def _rank(
-    kind: Kind, name: str, unit: str, labels: str, text: str, read: Callable[[RankView], Iterable[Reading]]
+    kind: Kind,
+    name: str,
+    unit: str,
+    labels: str,
+    text: str,
+    read: Callable[[RankView], Iterable[Reading | Spread]],
 ) -> RankMetric:
     names = tuple(labels.split())
     return RankMetric(name=PREFIX + name, kind=kind, unit=unit, labels=names, help=text, read=read)
@@ -60,7 +67,7 @@ def _service(
     return ServiceMetric(name=PREFIX + name, kind=kind, unit=unit, labels=names, help=text, read=read)
 
 
-_C, _G = Kind.COUNTER, Kind.GAUGE
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 # fmt: off
 # ruff: noqa: E501 - one row per metric reads better than five lines each
@@ -101,22 +108,23 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_C, "pipeline_skipped_total", "", "", "Steps whose counters were not copied because the ring was full.", readings.skipped),
     _rank(_C, "perturbations_total", "", "mode outcome", "Faults planted on purpose, and how they ended.", readings.perturbations),
     _rank(_G, "perturbations_open", "", "mode", "Planted faults that have not ended.", readings.perturbations_open),
+    _rank(_H, "detection_latency_seconds", "seconds", "mode", "From planting a fault to the host seeing its violation.", readings.detection_latency),
     _rank(_C, "observer_faults_total", "", "part", "Exceptions caught in the canary itself.", readings.observer_faults),
     _rank(_C, "messages_dropped_total", "", "", "Messages the rank could not hand to the service.", readings.messages_dropped),
 )
 
 SERVICE_METRICS: tuple[ServiceMetric, ...] = (
-    _service(_G, "build_info", "", "version", "The service's release; always 1.", readings.build_info),
-    _service(_G, "service_state", "", "state", "1 for the verdict over all ranks, 0 for the others.", readings.service_state),
-    _service(_G, "ranks", "", "state", "Ranks known, by state.", readings.ranks_by_state),
-    _service(_C, "hub_messages_total", "", "kind", "Messages received from engines.", readings.hub_messages),
-    _service(_C, "hub_messages_refused_total", "", "", "Messages of superseded engine processes.", readings.hub_refused),
-    _service(_C, "hub_frames_undecodable_total", "", "", "Frames that were not ours or of another version.", readings.hub_undecodable),
-    _service(_C, "hub_violations_evicted_total", "", "", "Violation rows that made room for newer ones.", readings.hub_evicted),
-    _service(_C, "service_faults_total", "", "part", "Exceptions caught in the service.", readings.service_faults),
-    _service(_C, "log_events_dropped_total", "", "", "Violation log lines that could not be written.", readings.log_dropped),
-    _service(_G, "scrape_duration_seconds", "seconds", "", "Time the previous collection took.", readings.scrape_duration),
-    _service(_C, "scrape_errors_total", "", "", "Families that could not be collected.", readings.scrape_errors),
+    _service(_G, "build_info", "", "version", "The service's release; always 1.", service_readings.build_info),
+    _service(_G, "service_state", "", "state", "1 for the verdict over all ranks, 0 for the others.", service_readings.service_state),
+    _service(_G, "ranks", "", "state", "Ranks known, by state.", service_readings.ranks_by_state),
+    _service(_C, "hub_messages_total", "", "kind", "Messages received from engines.", service_readings.hub_messages),
+    _service(_C, "hub_messages_refused_total", "", "", "Messages of superseded engine processes.", service_readings.hub_refused),
+    _service(_C, "hub_frames_undecodable_total", "", "", "Frames that were not ours or of another version.", service_readings.hub_undecodable),
+    _service(_C, "hub_violations_evicted_total", "", "", "Violation rows that made room for newer ones.", service_readings.hub_evicted),
+    _service(_C, "service_faults_total", "", "part", "Exceptions caught in the service.", service_readings.service_faults),
+    _service(_C, "log_events_dropped_total", "", "", "Violation log lines that could not be written.", service_readings.log_dropped),
+    _service(_G, "scrape_duration_seconds", "seconds", "", "Time the previous collection took.", service_readings.scrape_duration),
+    _service(_C, "scrape_errors_total", "", "", "Families that could not be collected.", service_readings.scrape_errors),
 )
 # fmt: on
 

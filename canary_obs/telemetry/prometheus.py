@@ -6,22 +6,33 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from canary_obs import __version__
 from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.ranks import RankView
+from canary_obs.records import LATENCY_BOUNDS, Latencies
 from canary_obs.telemetry.catalog import RANK_LABELS, RANK_METRICS, SERVICE_METRICS, Kind, Metric
-from canary_obs.telemetry.readings import Reading, ServiceView
+from canary_obs.telemetry.readings import Reading, Spread
+from canary_obs.telemetry.service_readings import ServiceView
 
 log = logging.getLogger("canary_obs")
 
-Family = CounterMetricFamily | GaugeMetricFamily
-Series = Iterable[tuple[tuple[str, ...], float]]
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+Series = Iterable[Reading | Spread]
+
+_FAMILIES: dict[Kind, Any] = {
+    Kind.COUNTER: CounterMetricFamily,
+    Kind.GAUGE: GaugeMetricFamily,
+    Kind.HISTOGRAM: HistogramMetricFamily,
+}
 
 
 class HubCollector(Collector):
@@ -82,7 +93,7 @@ def registry_for(collector: HubCollector) -> CollectorRegistry:
     return registry
 
 
-def _over(ranks: tuple[RankView, ...], read: Callable[[RankView], Iterable[Reading]]) -> Series:
+def _over(ranks: tuple[RankView, ...], read: Callable[[RankView], Series]) -> Series:
     for rank in ranks:
         own = (rank.identity.engine, rank.identity.instance, str(rank.identity.rank))
         for labels, value in read(rank):
@@ -90,8 +101,17 @@ def _over(ranks: tuple[RankView, ...], read: Callable[[RankView], Iterable[Readi
 
 
 def _family(metric: Metric, labels: tuple[str, ...], series: Series) -> Family:
-    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-    family = kind(metric.name, metric.help, labels=labels + metric.labels, unit=metric.unit)
+    family: Any = _FAMILIES[metric.kind](
+        metric.name, metric.help, labels=labels + metric.labels, unit=metric.unit
+    )
     for values, value in series:
-        family.add_metric(values, value)
+        if isinstance(value, Latencies):
+            family.add_metric(values, _buckets(value), value.seconds)
+        else:
+            family.add_metric(values, value)
     return family
+
+
+def _buckets(latencies: Latencies) -> list[tuple[str, float]]:
+    names = (*map(floatToGoString, LATENCY_BOUNDS), "+Inf")
+    return list(zip(names, accumulate(latencies.counts), strict=True))

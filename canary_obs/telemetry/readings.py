@@ -1,46 +1,31 @@
-"""How each metric is read from a rank or from the service. No reading = absent, never 0."""
+"""How each metric is read from a rank. No reading = absent, never 0."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from canary_obs.pipeline.counters import HubCounts
 from canary_obs.pipeline.ranks import RankView
-from canary_obs.records import GroupCounters, GroupInfo, PatrolProgress, State, SweepStatus
+from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress, State, SweepStatus
 
 Reading = tuple[tuple[str, ...], float]
+Spread = tuple[tuple[str, ...], Latencies]  # what a histogram is read from
 
 # Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
 OBSERVER_PARTS = ("head", "tail", "sweep", "patrol", "pump", "mailbox", "announce", "adopt", "step_view")
-SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceView:
-    """What the service's own metrics are read from."""
-
-    version: str
-    state: State
-    ranks: tuple[RankView, ...]
-    counts: HubCounts
-    log_dropped: int
-    scrape_seconds: float | None  # None before the first
-    scrape_errors: int
-
-
-def _one(value: float | None) -> Iterator[Reading]:
+def one(value: float | None) -> Iterator[Reading]:
     if value is not None:
         yield (), float(value)
 
 
-def _by_name(values: Mapping[Any, float]) -> Iterator[Reading]:
+def by_name(values: Mapping[Any, float]) -> Iterator[Reading]:
     for name, value in values.items():
         yield (str(name),), float(value)
 
 
-def _one_hot(current: State) -> Iterator[Reading]:
+def one_hot(current: State) -> Iterator[Reading]:
     for state in State:
         yield (state.value,), float(state is current)
 
@@ -58,7 +43,7 @@ def _patrol(rank: RankView) -> PatrolProgress | None:
 
 
 def _total(rank: RankView, field: str) -> Iterator[Reading]:
-    return _one(getattr(rank.totals, field) if rank.totals else None)
+    return one(getattr(rank.totals, field) if rank.totals else None)
 
 
 def _per_phase(rank: RankView, field: str) -> Iterator[Reading]:
@@ -73,7 +58,7 @@ def _per_group(rank: RankView, field: str) -> Iterator[Reading]:
 
 
 def state(rank: RankView) -> Iterator[Reading]:
-    return _one_hot(rank.state)
+    return one_hot(rank.state)
 
 
 def rank_info(rank: RankView) -> Iterator[Reading]:
@@ -83,15 +68,15 @@ def rank_info(rank: RankView) -> Iterator[Reading]:
 
 
 def snapshot_age(rank: RankView) -> Iterator[Reading]:
-    return _one(rank.snapshot_age)
+    return one(rank.snapshot_age)
 
 
 def paused(rank: RankView) -> Iterator[Reading]:
-    return _one(rank.snapshot.paused if rank.snapshot else None)
+    return one(rank.snapshot.paused if rank.snapshot else None)
 
 
 def restarts(rank: RankView) -> Iterator[Reading]:
-    return _one(rank.restarts)
+    return one(rank.restarts)
 
 
 def steps(rank: RankView) -> Iterator[Reading]:
@@ -103,7 +88,7 @@ def step_seconds(rank: RankView) -> Iterator[Reading]:
 
 
 def overhead(rank: RankView) -> Iterator[Reading]:
-    return _by_name(rank.totals.overhead_seconds if rank.totals else {})
+    return by_name(rank.totals.overhead_seconds if rank.totals else {})
 
 
 def kernel_runs(rank: RankView) -> Iterator[Reading]:
@@ -160,7 +145,7 @@ def events_dropped(rank: RankView) -> Iterator[Reading]:
 
 
 def sweep_passes(rank: RankView) -> Iterator[Reading]:
-    return _by_name(rank.totals.sweep_passes if rank.totals else {})
+    return by_name(rank.totals.sweep_passes if rank.totals else {})
 
 
 def sweep_running(rank: RankView) -> Iterator[Reading]:
@@ -178,37 +163,37 @@ def sweep_progress(rank: RankView) -> Iterator[Reading]:
 
 def sweep_duration(rank: RankView) -> Iterator[Reading]:
     sweep = rank.snapshot.sweep if rank.snapshot else None
-    return _one(sweep.seconds if sweep else None)
+    return one(sweep.seconds if sweep else None)
 
 
 def last_sweep(rank: RankView) -> Iterator[Reading]:
     ended = rank.snapshot.last_sweep_ns if rank.snapshot else None
-    return _one(ended / 1e9 if ended else None)
+    return one(ended / 1e9 if ended else None)
 
 
 def patrol_progress(rank: RankView) -> Iterator[Reading]:
     patrol = _patrol(rank)
-    return _one(patrol.progress if patrol else None)
+    return one(patrol.progress if patrol else None)
 
 
 def patrol_cycles(rank: RankView) -> Iterator[Reading]:
     patrol = rank.totals.patrol if rank.totals else None
-    return _one(patrol.cycles if patrol else None)
+    return one(patrol.cycles if patrol else None)
 
 
 def patrol_cycle(rank: RankView) -> Iterator[Reading]:
     patrol = _patrol(rank)
-    return _one(patrol.cycle_seconds if patrol else None)
+    return one(patrol.cycle_seconds if patrol else None)
 
 
 def patrol_oldest(rank: RankView) -> Iterator[Reading]:
     patrol = _patrol(rank)
-    return _one(patrol.oldest_check_seconds if patrol else None)
+    return one(patrol.oldest_check_seconds if patrol else None)
 
 
 def patrol_budget(rank: RankView) -> Iterator[Reading]:
     patrol = _patrol(rank)
-    return _one(patrol.budget_bytes_per_second if patrol else None)
+    return one(patrol.budget_bytes_per_second if patrol else None)
 
 
 def pool_bytes(rank: RankView) -> Iterator[Reading]:
@@ -220,19 +205,19 @@ def protected_bytes(rank: RankView) -> Iterator[Reading]:
 
 
 def record_bytes(rank: RankView) -> Iterator[Reading]:
-    return _one(rank.hello.record_bytes if rank.hello else None)
+    return one(rank.hello.record_bytes if rank.hello else None)
 
 
 def lag_steps(rank: RankView) -> Iterator[Reading]:
-    return _one(rank.snapshot.pipeline.lag_steps if rank.snapshot else None)
+    return one(rank.snapshot.pipeline.lag_steps if rank.snapshot else None)
 
 
 def lag_seconds(rank: RankView) -> Iterator[Reading]:
-    return _one(rank.snapshot.pipeline.lag_seconds if rank.snapshot else None)
+    return one(rank.snapshot.pipeline.lag_seconds if rank.snapshot else None)
 
 
 def skipped(rank: RankView) -> Iterator[Reading]:
-    return _one(rank.totals.pipeline.skipped if rank.totals else None)
+    return one(rank.totals.pipeline.skipped if rank.totals else None)
 
 
 def perturbations(rank: RankView) -> Iterator[Reading]:
@@ -246,55 +231,15 @@ def perturbations_open(rank: RankView) -> Iterator[Reading]:
         yield (mode.value,), float(count.open)
 
 
+def detection_latency(rank: RankView) -> Iterator[Spread]:
+    for mode, count in (rank.totals.perturbations if rank.totals else {}).items():
+        yield (mode.value,), count.latency
+
+
 def observer_faults(rank: RankView) -> Iterator[Reading]:
     if rank.totals is not None:
-        yield from _by_name(dict.fromkeys(OBSERVER_PARTS, 0) | rank.totals.observer_faults)
+        yield from by_name(dict.fromkeys(OBSERVER_PARTS, 0) | rank.totals.observer_faults)
 
 
 def messages_dropped(rank: RankView) -> Iterator[Reading]:
     return _total(rank, "messages_dropped")
-
-
-def build_info(service: ServiceView) -> Iterator[Reading]:
-    yield (service.version,), 1.0
-
-
-def service_state(service: ServiceView) -> Iterator[Reading]:
-    return _one_hot(service.state)
-
-
-def ranks_by_state(service: ServiceView) -> Iterator[Reading]:
-    for name in State:
-        yield (name.value,), float(sum(rank.state is name for rank in service.ranks))
-
-
-def hub_messages(service: ServiceView) -> Iterator[Reading]:
-    return _by_name(service.counts.messages)
-
-
-def hub_refused(service: ServiceView) -> Iterator[Reading]:
-    return _one(service.counts.refused)
-
-
-def hub_undecodable(service: ServiceView) -> Iterator[Reading]:
-    return _one(service.counts.undecodable)
-
-
-def hub_evicted(service: ServiceView) -> Iterator[Reading]:
-    return _one(service.counts.evicted)
-
-
-def service_faults(service: ServiceView) -> Iterator[Reading]:
-    return _by_name(dict.fromkeys(SERVICE_PARTS, 0) | service.counts.faults)
-
-
-def log_dropped(service: ServiceView) -> Iterator[Reading]:
-    return _one(service.log_dropped)
-
-
-def scrape_duration(service: ServiceView) -> Iterator[Reading]:
-    return _one(service.scrape_seconds)
-
-
-def scrape_errors(service: ServiceView) -> Iterator[Reading]:
-    return _one(service.scrape_errors)

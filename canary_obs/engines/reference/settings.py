@@ -12,7 +12,7 @@ from canary_obs.engines.reference.tokenizer import VOCAB_SIZE
 from canary_obs.errors import ConfigurationError
 
 DEMO_SHAPE = ModelShape(
-    vocab_size=VOCAB_SIZE, hidden=256, layers=4, heads=8, kv_heads=2, head_dim=32, intermediate=512
+    vocab_size=VOCAB_SIZE, hidden=384, layers=6, heads=12, kv_heads=2, head_dim=32, intermediate=1024
 )
 TINY_SHAPE = ModelShape(
     vocab_size=VOCAB_SIZE, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate=64
@@ -65,7 +65,7 @@ class EngineConfig:
 
 
 def demo(**changes: object) -> EngineConfig:
-    """Steps of about 10 ms on one CPU core; a pool small enough to evict and preempt all the time."""
+    """Steps of about 25 ms on one CPU core; a pool small enough to evict and preempt all the time."""
     return _preset({"shape": DEMO_SHAPE, "num_slots": 3072, "token_budget": 64}, changes)
 
 

@@ -54,6 +54,7 @@ class Injector:
         self._probabilities = parse_perturb(config.perturb)
         self._random = random.Random(config.perturb_seed)
         self._cache, self._warmup = prefix_cache, config.perturb_warmup
+        self._limit = config.perturb_limit
         if config.perturb_group not in state.by_name:
             raise ConfigurationError(
                 "perturb_group", config.perturb_group, "the engine has no such group",
@@ -102,6 +103,8 @@ class Injector:
 
     def _try(self, mode: PerturbMode, step: int, plant: Callable[[], None]) -> None:
         probability = self._probabilities.get(mode, 0.0)
+        if self._limit and self.ledger.injected >= self._limit:
+            return
         if probability and step > self._warmup and self._random.random() < probability:
             plant()
 

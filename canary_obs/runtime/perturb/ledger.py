@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from canary_obs.records import PerturbCount, PerturbMode, Reason, Violation
+from canary_obs.records import LATENCY_BOUNDS, Latencies, PerturbCount, PerturbMode, Reason, Violation
 
 _BYTES = frozenset({Reason.KV_DATA})
 _LINKS = frozenset({Reason.CHAIN, Reason.POSITION, Reason.UNWRITTEN, Reason.TOKEN})
@@ -54,6 +55,7 @@ class _Tally:
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     steps: list[int] = field(default_factory=list)
     milliseconds: list[float] = field(default_factory=list)
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS) + 1))
     masked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     missed: list[Injection] = field(default_factory=list)
 
@@ -69,6 +71,11 @@ class Ledger:
     def open(self) -> tuple[Injection, ...]:
         """Injections without an outcome."""
         return tuple(self._open)
+
+    @property
+    def injected(self) -> int:
+        """Faults planted so far, over all modes."""
+        return sum(tally.injected for tally in self._tallies.values())
 
     def holds(self, group: str, slot: int) -> bool:
         """Whether an open injection sits in this slot."""
@@ -103,6 +110,7 @@ class Ledger:
             assert injection.latency_ms is not None
             tally.steps.append(injection.latency_steps)
             tally.milliseconds.append(injection.latency_ms)
+            tally.latency_counts[bisect_left(LATENCY_BOUNDS, injection.latency_ms / 1e3)] += 1
         elif outcome is Outcome.MASKED:
             tally.masked[why] += 1
         else:
@@ -117,6 +125,7 @@ class Ledger:
                 masked=tally.outcomes[Outcome.MASKED],
                 missed=tally.outcomes[Outcome.MISSED],
                 open=sum(item.mode is mode for item in self._open),
+                latency=Latencies(counts=tuple(tally.latency_counts), seconds=sum(tally.milliseconds) / 1e3),
             )
             for mode, tally in self._tallies.items()
         }
