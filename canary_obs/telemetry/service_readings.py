@@ -1,0 +1,72 @@
+"""How each metric about the service itself is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from canary_obs.pipeline.counters import HubCounts
+from canary_obs.pipeline.ranks import RankView
+from canary_obs.records import State
+from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
+
+# Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
+SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceView:
+    """What the service's own metrics are read from."""
+
+    version: str
+    state: State
+    ranks: tuple[RankView, ...]
+    counts: HubCounts
+    log_dropped: int
+    scrape_seconds: float | None  # None before the first
+    scrape_errors: int
+
+
+def build_info(service: ServiceView) -> Iterator[Reading]:
+    yield (service.version,), 1.0
+
+
+def service_state(service: ServiceView) -> Iterator[Reading]:
+    return one_hot(service.state)
+
+
+def ranks_by_state(service: ServiceView) -> Iterator[Reading]:
+    for name in State:
+        yield (name.value,), float(sum(rank.state is name for rank in service.ranks))
+
+
+def hub_messages(service: ServiceView) -> Iterator[Reading]:
+    return by_name(service.counts.messages)
+
+
+def hub_refused(service: ServiceView) -> Iterator[Reading]:
+    return one(service.counts.refused)
+
+
+def hub_undecodable(service: ServiceView) -> Iterator[Reading]:
+    return one(service.counts.undecodable)
+
+
+def hub_evicted(service: ServiceView) -> Iterator[Reading]:
+    return one(service.counts.evicted)
+
+
+def service_faults(service: ServiceView) -> Iterator[Reading]:
+    return by_name(dict.fromkeys(SERVICE_PARTS, 0) | service.counts.faults)
+
+
+def log_dropped(service: ServiceView) -> Iterator[Reading]:
+    return one(service.log_dropped)
+
+
+def scrape_duration(service: ServiceView) -> Iterator[Reading]:
+    return one(service.scrape_seconds)
+
+
+def scrape_errors(service: ServiceView) -> Iterator[Reading]:
+    return one(service.scrape_errors)
