@@ -97,6 +97,18 @@ def settings() -> None:
         Console().print(table)
 
 
+@app.command()
+def metrics(
+    form: Annotated[str, typer.Option("--format", help="md or json.")] = "md",
+) -> None:
+    """Print every metric: name, kind, unit, labels, meaning."""
+    from canary_obs.cli.metrics import Format, render
+
+    if form not in list(Format):
+        raise ConfigurationError("--format", form, "no such format", "Use md or json.")
+    sys.stdout.write(render(Format(form)) + "\n")
+
+
 @bench.command("demo")
 def bench_demo(
     blocks: Annotated[int, typer.Option(min=2, help="Pairs of blocks.")] = 20,
