@@ -16,7 +16,8 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
     return subprocess.run(
         [sys.executable, "-m", "canary_obs", *arguments],
-        env=clean | {"OMP_NUM_THREADS": "1"} | environ, capture_output=True, text=True, timeout=120, check=False,
+        env=clean | {"OMP_NUM_THREADS": "1"} | environ,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 

@@ -75,7 +75,8 @@ def test_an_unknown_group_is_refused(make_rig) -> None:
 def violation(**changes: object) -> Violation:
     fields: dict[str, object] = {
         "phase": Phase.PATROL, "reason": Reason.KV_DATA, "group": "full", "part": Part.K, "step": 9,
-        "event": 1, "slot": 4, "position": 2, "request": None, "expected": None, "actual": None, "lag_steps": 0,
+        "event": 1, "slot": 4, "position": 2, "request": None, "expected": None, "actual": None,
+        "lag_steps": 0,
         "time_ns": 2_000_000,
     }  # fmt: skip
     return Violation(**fields | changes)  # type: ignore[arg-type]

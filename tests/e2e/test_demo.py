@@ -1,0 +1,77 @@
+"""The demo as a user runs it: clean, perturbed, in mode raise, for long, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+MODES = ("req_to_token", "real_kv_used", "real_kv_unused_cache", "real_kv_post_forward")
+SOAK_STEPS = 100_000
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
+    command = [sys.executable, "-m", "canary_obs", *arguments]
+    return subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
+
+
+def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    return found
+
+
+def test_clean_demo() -> None:
+    found = summary(run("demo", "--duration", "60", "--seed", "1", "--json"))
+    assert found["steps"] >= 1000
+    for name in ("requests_finished", "tokens", "prefix_hit_tokens", "evictions", "preemptions", "aborts"):
+        assert found[name] > 0, name
+    assert found["slots_verified"] > 0
+    assert found["bytes_verified"] > 0
+    assert found["sweep_passes"] > 0
+    assert (found["violations"], found["state"], found["slots_unverified"]) == (0, "ok", 0)
+    assert 0 < found["overhead_ratio"] < 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_perturbed_demo(mode: str) -> None:
+    found = summary(run("demo", "--duration", "60", "--seed", "1", "--json", "--perturb", f"{mode}=0.05"))
+    tally = found["ledger"][mode]
+    assert tally["injected"] > 0
+    assert tally["detected"] > 0
+    assert (tally["missed"], tally["open"]) == (0, 0)
+    assert tally["detected"] + tally["masked"] == tally["injected"]
+    assert sum(tally["masked_because"].values()) == tally["masked"]
+    assert {"median", "max"} <= tally["latency_steps"].keys()
+    assert found["state"] == "violated"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mode_raise_stops_the_demo(mode: str) -> None:
+    done = run("demo", "--duration", "60", "--seed", "1", "--mode", "raise", "--perturb", f"{mode}=0.05")
+    assert done.returncode not in (0, 2)
+    for text in ("KVCacheViolation", "reason=", "phase=", "group=full", "slot=", "position=", "request="):
+        assert text in done.stderr
+
+
+def test_soak_has_no_false_alarm_and_no_leak() -> None:
+    found = summary(
+        run("demo", "--steps", str(SOAK_STEPS), "--duration", "1800", "--shape", "tiny", "--json")
+    )
+    assert (found["violations"], found["state"]) == (0, "ok")
+    assert found["rss_growth_bytes"] < 20e6
+    print(f"checks done: {found['slots_verified']} slots, {found['bytes_verified']} bytes, 0 violations")
+
+
+def test_overhead_is_under_ten_percent() -> None:
+    found = summary(run("bench", "demo", "--json"))
+    assert found["overhead"] < 0.10
+    assert found["violations"] == 0

@@ -1,0 +1,94 @@
+"""The watchdog watched: lost kernel runs, and each reason against `ok`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from canary_kernels import layout
+from canary_kernels.layout import Phase
+from canary_obs.config import CanaryConfig
+from canary_obs.records import State
+from canary_obs.runtime.health import Health, Vitals
+
+GOOD = Vitals(
+    armed=True, paused=False, violations=0, events_dropped=0, messages_dropped=0, peer_age=0.1,
+    pipeline_lag_seconds=0.0, coverage=1.0, sweep_coverage=1.0, sweep_age=1.0, patrol_age=1.0,
+)  # fmt: skip
+
+
+def counters(**runs: int) -> torch.Tensor:
+    values = torch.zeros(layout.COUNTER_WORDS, dtype=torch.int64)
+    for name, count in runs.items():
+        values[layout.COUNT_RUNS + Phase[name.upper()]] = count
+    return values
+
+
+def test_all_well_is_ok() -> None:
+    assert Health(1, CanaryConfig()).verdict(GOOD) == (State.OK, ())
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "told"),
+    [
+        ({"violations": 2}, State.VIOLATED, "2 violations"),
+        ({"pipeline_lag_seconds": 11.0}, State.BLIND, "11.0 s old"),
+        ({"events_dropped": 1}, State.DEGRADED, "1 violation rows dropped"),
+        ({"messages_dropped": 3}, State.DEGRADED, "3 messages dropped"),
+        ({"peer_age": 9.0}, State.DEGRADED, "no word from the service"),
+        ({"coverage": 0.5}, State.DEGRADED, "50.0% of KV bytes"),
+        ({"sweep_coverage": 0.9}, State.DEGRADED, "the last sweep could check 90.0%"),
+        ({"sweep_age": 4000.0}, State.DEGRADED, "last completed sweep 4000 s ago"),
+        ({"patrol_age": 4000.0}, State.DEGRADED, "oldest byte check 4000 s ago"),
+        ({"paused": True}, State.DEGRADED, "paused"),
+        ({"armed": False}, State.OFF, "mark_ready"),
+    ],
+)
+def test_each_input_of_ok_can_stop_it(change: dict[str, object], state: State, told: str) -> None:
+    found, reasons = Health(1, CanaryConfig()).verdict(dataclasses.replace(GOOD, **change))
+    assert found is state
+    assert told in reasons[0]
+
+
+def test_nothing_known_of_service_or_sweeps_is_no_fault() -> None:
+    quiet = dataclasses.replace(GOOD, peer_age=None, sweep_coverage=None, sweep_age=None, patrol_age=None)
+    assert Health(1, CanaryConfig()).verdict(quiet)[0] is State.OK
+
+
+def test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged() -> None:
+    health = Health(1, CanaryConfig())
+    for sequence in range(4):
+        health.launch(0, Phase.HEAD)
+        health.expect(sequence)
+    health.observe(0, counters(head=1))
+    assert health.verdict(GOOD)[0] is State.OK
+    health.observe(1, counters(head=1))  # the second run never happened
+    state, reasons = health.verdict(GOOD)
+    assert state is State.BLIND
+    assert "head kernel of group 0" in reasons[0]
+    health.acknowledge(GOOD)
+    health.observe(2, counters(head=2))
+    health.observe(3, counters(head=3))
+    assert health.verdict(GOOD)[0] is State.OK
+    health.launch(0, Phase.HEAD)
+    health.expect(4)
+    health.observe(4, counters(head=3))
+    assert health.verdict(GOOD)[0] is State.BLIND
+
+
+def test_a_copy_that_was_never_expected_proves_nothing() -> None:
+    health = Health(1, CanaryConfig())
+    health.launch(0, Phase.TAIL)
+    health.observe(7, counters(tail=0))
+    assert not health.stalled
+
+
+def test_only_new_faults_count_after_an_acknowledgement() -> None:
+    health = Health(1, CanaryConfig())
+    health.faults["head"] += 1
+    assert health.verdict(GOOD)[0] is State.BLIND
+    health.acknowledge(dataclasses.replace(GOOD, violations=5))
+    assert health.verdict(dataclasses.replace(GOOD, violations=5))[0] is State.OK
+    assert health.verdict(dataclasses.replace(GOOD, violations=6))[0] is State.VIOLATED
