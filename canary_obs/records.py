@@ -2,100 +2,21 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
-
-class Mode(StrEnum):
-    """What the canary does: nothing, observe, or stop at the first violation."""
-
-    NONE = "none"
-    LOG = "log"
-    RAISE = "raise"
-
-
-class Phase(StrEnum):
-    """When a check ran."""
-
-    HEAD = "head"
-    TAIL = "tail"
-    SWEEP = "sweep"
-    PATROL = "patrol"
-
-
-class Reason(StrEnum):
-    """Which check failed."""
-
-    CHAIN = "chain"
-    POSITION = "position"
-    TOKEN = "token"
-    KV_DATA = "kv_data"
-    WRITE_TOKEN = "write_token"
-    WRITE_POSITION = "write_position"
-    UNWRITTEN = "unwritten"
-    LOST_WRITE = "lost_write"
-
-
-class Part(StrEnum):
-    """K or V bytes."""
-
-    K = "k"
-    V = "v"
-
-
-class Cause(StrEnum):
-    """Why a slot was not checked."""
-
-    ADOPTED = "adopted"
-    PENDING = "pending"
-    NO_FINGERPRINT = "no_fingerprint"
-    EVICTED = "evicted"
-
-
-class State(StrEnum):
-    """The verdict, best first: OK, OFF, DEGRADED, BLIND, VIOLATED (`worst` picks the last)."""
-
-    OK = "ok"
-    OFF = "off"
-    DEGRADED = "degraded"
-    BLIND = "blind"
-    VIOLATED = "violated"
-
-
-_SEVERITY = {state: severity for severity, state in enumerate(State)}
-
-
-def worst(states: list[State]) -> State:
-    """The most severe of some states; OFF for none."""
-    return max(states, key=_SEVERITY.__getitem__) if states else State.OFF
-
-
-class Trigger(StrEnum):
-    """What started a sweep."""
-
-    INTERVAL = "interval"
-    IDLE = "idle"
-    DEMAND = "demand"
-
-
-class SweepStatus(StrEnum):
-    """PASSED only when every slot was checked, skipped with a cause, or evicted meanwhile."""
-
-    RUNNING = "running"
-    PASSED = "passed"
-    VIOLATED = "violated"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-class PerturbMode(StrEnum):
-    """Planted corruption on purpose."""
-
-    REQ_TO_TOKEN = "req_to_token"
-    REAL_KV_USED = "real_kv_used"
-    REAL_KV_UNUSED_CACHE = "real_kv_unused_cache"
-    REAL_KV_POST_FORWARD = "real_kv_post_forward"
+from canary_obs.evidence import ChangedWord, SlotEvent, SlotFacts
+from canary_obs.terms import (
+    Cause as Cause,
+    Mode as Mode,
+    Part as Part,
+    PerturbMode as PerturbMode,
+    Phase as Phase,
+    Reason as Reason,
+    State as State,
+    SweepStatus as SweepStatus,
+    Trigger as Trigger,
+    worst as worst,
+)
 
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -272,6 +193,23 @@ class SweepReport(_Struct, frozen=True, kw_only=True, tag="sweep_report"):
     progress: SweepProgress
 
 
+class Evidence(_Struct, frozen=True, kw_only=True, tag="evidence"):
+    """What a rank knows of a violated slot, read when the violation reached the host, or on command."""
+
+    identity: Identity
+    incident: str
+    group: str
+    step: int
+    time_ns: int
+    prompted: bool  # True = read on command only: the slot may have changed since the violation
+    slot: SlotFacts
+    changed: ChangedWord | None
+    neighbours: tuple[SlotFacts, ...]  # of the same page, or nearby
+    history: tuple[SlotEvent, ...]  # oldest first, bounded
+    writes_known: bool  # False = history holds announcements only
+    holders: tuple[str, ...]
+
+
 class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The rank detached on purpose."""
 
@@ -279,7 +217,7 @@ class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
     final: Snapshot
 
 
-EngineMessage = Hello | Snapshot | Violations | SweepReport | Goodbye
+EngineMessage = Hello | Snapshot | Violations | SweepReport | Evidence | Goodbye
 
 
 class StartSweep(_Struct, frozen=True, kw_only=True, tag="start_sweep"):
@@ -295,6 +233,14 @@ class CancelSweep(_Struct, frozen=True, kw_only=True, tag="cancel_sweep"):
     """Stop a sweep; answered with a SweepReport whose status is CANCELLED."""
 
     id: str
+
+
+class CollectEvidence(_Struct, frozen=True, kw_only=True, tag="collect_evidence"):
+    """Tell what is known of a slot; answered with Evidence, or with nothing when too much is asked."""
+
+    incident: str
+    group: str
+    slot: int
 
 
 class Pause(_Struct, frozen=True, kw_only=True, tag="pause"):
@@ -315,4 +261,4 @@ class Ping(_Struct, frozen=True, kw_only=True, tag="ping"):
     want_hello: bool = False
 
 
-Command = StartSweep | CancelSweep | Pause | Resume | Acknowledge | Ping
+Command = StartSweep | CancelSweep | CollectEvidence | Pause | Resume | Acknowledge | Ping

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from canary_kernels.hashing import layer_key_int
+from canary_kernels.hashing import layer_key_int, word_keys
 from canary_kernels.layout import Part, unsigned
 
 if TYPE_CHECKING:
     from canary_kernels.buffers import KVSource
-    from canary_kernels.fingerprint.plan import Bundle, FingerprintPlan
+    from canary_kernels.fingerprint.plan import FingerprintPlan, Geometry
 
 _WORD_BYTES = 4
 _WORD_RANGE = 1 << 32
@@ -31,24 +31,66 @@ class WordChange:
     current: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A word whose change by `delta` would explain a difference; its current value decides."""
+
+    source: KVSource
+    geometry: Geometry
+    index: int  # of the words that the source covers
+    delta: int  # current - original
+
+    def explain(self, current: int) -> WordChange | None:
+        """The change, if the word's value as it is now allows it."""
+        original = current - self.delta
+        if self.delta == 0 or not 0 <= original < _WORD_RANGE:
+            return None
+        word = self.geometry.first_word + self.index
+        return WordChange(
+            layer=self.source.layer,
+            head=word * _WORD_BYTES // self.source.head_bytes,
+            part=self.source.part,
+            word=word,
+            original=original,
+            current=current,
+        )
+
+
+def suspects(plan: FingerprintPlan, part: Part, stored: int, current: int) -> list[Suspect]:
+    """Every word that could explain a difference of two fingerprints, nearly always one. Host only."""
+    found = []
+    difference = unsigned(current - stored)
+    for bundle in plan.bundles:
+        where = bundle.geometry
+        # The plan's own keys lie on the device; reading them back would wait for it.
+        inverse = _inverse(word_keys(where.first_word, where.num_words).numpy().view(np.uint64))
+        for source in bundle.sources:
+            if source.part is part:
+                layer = pow(layer_key_int(source.layer), -1, 1 << 64)
+                deltas = (inverse * np.uint64(difference * layer % (1 << 64))).view(np.int64)
+                found += [
+                    Suspect(source=source, geometry=where, index=int(index), delta=int(deltas[index]))
+                    for index in np.flatnonzero(abs(deltas) < _WORD_RANGE)
+                ]
+    return found
+
+
 def locate(plan: FingerprintPlan, part: Part, slot: int, stored: int, current: int) -> WordChange | None:
     """The word whose change turns the stored fingerprint into the current one; None = no single word does.
 
     Reads the slot's bytes as they are now: call it before anything else writes the slot.
     """
-    found = [
-        change
-        for bundle in plan.bundles
-        for source in bundle.sources
-        if source.part is part
-        for change in _explain(bundle, source, slot, unsigned(current - stored))
-    ]
+    found = []
+    for suspect in suspects(plan, part, stored, current):
+        value = read_words(suspect.geometry, suspect.source, slot)[suspect.index]
+        if (change := suspect.explain(value)) is not None:
+            found.append(change)
     return found[0] if len(found) == 1 else None
 
 
-def read_words(bundle: Bundle, source: KVSource, slot: int) -> list[int]:
+def read_words(where: Geometry, source: KVSource, slot: int) -> list[int]:
     """The covered words of a slot in one source, as uint32, padded with zeros."""
-    where, tensor = bundle.geometry, source.tensor
+    tensor = source.tensor
     storage = tensor.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
     start = tensor.data_ptr() - storage.data_ptr()
@@ -60,28 +102,6 @@ def read_words(bundle: Bundle, source: KVSource, slot: int) -> list[int]:
     padded = np.zeros(where.num_words * _WORD_BYTES, dtype=np.uint8)
     padded[: where.num_bytes] = slot_bytes
     return [int(word) for word in padded.view("<u4")]
-
-
-def _explain(bundle: Bundle, source: KVSource, slot: int, difference: int) -> list[WordChange]:
-    keys = bundle.word_keys.cpu().numpy().view(np.uint64) * np.uint64(layer_key_int(source.layer))
-    deltas = (np.uint64(difference) * _inverse(keys)).view(np.int64)
-    changes = []
-    for index in np.flatnonzero(abs(deltas) < _WORD_RANGE):
-        current = read_words(bundle, source, slot)[index]
-        original = current - int(deltas[index])
-        if original != current and 0 <= original < _WORD_RANGE:
-            word = bundle.geometry.first_word + int(index)
-            changes.append(
-                WordChange(
-                    layer=source.layer,
-                    head=word * _WORD_BYTES // source.head_bytes,
-                    part=source.part,
-                    word=word,
-                    original=original,
-                    current=current,
-                )
-            )
-    return changes
 
 
 def _inverse(keys: np.ndarray) -> np.ndarray:

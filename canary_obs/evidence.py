@@ -1,0 +1,45 @@
+"""What can be told of one slot: its record beside its bytes, its history, the word that changed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from canary_obs.terms import Part, SlotEventKind, SlotState
+
+
+class SlotEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One event of a slot's history; `requests` ran in that step, where it is still known."""
+
+    kind: SlotEventKind
+    step: int
+    requests: tuple[str, ...] = ()
+
+
+class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A slot's record beside its bytes. Fingerprints are hex words; token and chain None when redacted."""
+
+    slot: int
+    state: SlotState
+    position: int
+    recorded: dict[Part, str]
+    found: dict[Part, str]  # of the bytes as they are now; no parts = no bytes are covered
+    token: int | None = None
+    chain: str | None = None
+
+    @property
+    def intact(self) -> bool | None:
+        """Whether the bytes hash to what was recorded; None = nothing to compare."""
+        return self.recorded == self.found if self.state is SlotState.COMPLETE and self.found else None
+
+
+class ChangedWord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The single 32-bit word whose change explains a fingerprint's difference. Indices are the model's."""
+
+    part: Part
+    layer: int
+    head: int
+    element: int  # of the head, the first one that differs
+    dtype: str  # of the engine's tensor; uint8 = not told, elements are bytes
+    word: int  # of the layer, counted over all heads
+    original: str  # hex, as recorded
+    current: str
