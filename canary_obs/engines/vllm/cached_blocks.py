@@ -37,11 +37,13 @@ class _GroupBlocks:
     num_blocks: int
     block_size: int
     since: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)
+    withdrawn: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)  # clock; -1 = never
     columns: np.ndarray[tuple[int, int], np.dtype[np.int64]] = field(init=False)
     mark: int = -1
 
     def __post_init__(self) -> None:
         self.since = np.full(self.num_blocks, _NEVER, dtype=np.int64)
+        self.withdrawn = np.full(self.num_blocks, -1, dtype=np.int64)
         # index, previous block, that block's `since`, filled
         self.columns = np.zeros((self.num_blocks, 4), dtype=np.int64)
 
@@ -65,11 +67,15 @@ class CachedBlocks:
             if isinstance(event, Published):
                 self._publish(event)
             elif event is None:
-                for group in self._groups.values():
-                    group.since.fill(_NEVER)
+                self._withdraw(slice(None))
             else:
-                for group in self._groups.values():
-                    group.since[event] = _NEVER
+                self._withdraw(event)
+
+    def _withdraw(self, blocks: int | slice) -> None:
+        # A number stands for one block of the pool, whichever group owns it now.
+        for group in self._groups.values():
+            group.since[blocks] = _NEVER
+            group.withdrawn[blocks] = self._clock
 
     def _publish(self, event: Published) -> None:
         name = self._names.get(event.group)
@@ -116,9 +122,9 @@ class CachedBlocks:
         blocks = self._groups[group]
         numbers, offsets = np.divmod(slots.numpy(), blocks.block_size)
         held = blocks.since[numbers] <= blocks.mark
-        _, previous, before, _ = blocks.columns[numbers].T
+        previous = blocks.columns[numbers, 1]
         # A linked block that is taken meanwhile would look like a broken chain.
-        lost = (offsets == 0) & (before <= blocks.mark) & (blocks.since[previous] != before)
+        lost = (offsets == 0) & (previous >= 0) & (blocks.withdrawn[previous] > blocks.mark)
         return torch.from_numpy(held & ~lost)
 
     def live_blocks(self, group: str) -> set[int]:

@@ -45,6 +45,7 @@ def unregister() -> None:
 
 def _watch(seams: Seams) -> None:
     import vllm
+
     from canary_obs.engines.vllm.block_events import watch_pools
     from canary_obs.engines.vllm.refusal import refuse
     from canary_obs.engines.vllm.versions import check_seams, check_version

@@ -1,0 +1,57 @@
+"""Real vLLM engines in this process. Collected only where vLLM is installed (make test-vllm)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["*"]
+
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_CPU_CI_ENV="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    HF_HUB_OFFLINE="1",
+    KV_CANARY_MODE="log",
+    KV_CANARY_ENDPOINT="inproc",
+)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    from tests.engines.vllm.real.models import make_model
+
+    root = tmp_path_factory.mktemp("models")
+    return lambda name: make_model(root, name)
+
+
+MakeRig = Callable[..., Any]
+
+
+@pytest.fixture
+def make_rig(models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
+    from tests.engines.vllm.real.rig import Rig
+
+    made: list[Rig] = []
+
+    def make(model: str = "llama", *, canary: dict[str, str] | None = None, **engine: Any) -> Rig:
+        for rig in made:
+            rig.close()
+        made.clear()
+        for name, value in (canary or {}).items():
+            monkeypatch.setenv(f"KV_CANARY_{name.upper()}", value)
+        rig = Rig(models(model), **engine)
+        made.append(rig)
+        return rig
+
+    yield make
+    for rig in made:
+        rig.close()

@@ -1,0 +1,88 @@
+"""Tiny models with random weights, one per attention kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY = 1024
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def make_model(root: Path, name: str) -> Path:
+    """A model directory, built on first use."""
+    folder = root / name
+    if not folder.exists():
+        torch.manual_seed(0)
+        model = _BUILDERS[name]().to(torch.float32)
+        model.save_pretrained(folder)
+        _tokenizer(folder)
+    return folder
+
+
+def _llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=3, tie_word_embeddings=False, **_COMMON))
+
+
+def _llama_draft() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, tie_word_embeddings=False, **_COMMON))
+
+
+def _gemma3() -> Any:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 2
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            num_hidden_layers=6, sliding_window=64, layer_types=kinds, query_pre_attn_scalar=32, **_COMMON
+        )
+    )
+
+
+def _mistral() -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return MistralForCausalLM(MistralConfig(num_hidden_layers=3, sliding_window=64, **_COMMON))
+
+
+def _deepseek() -> Any:
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    small = {key: value for key, value in _COMMON.items() if key not in ("head_dim", "num_key_value_heads")}
+    return DeepseekV2ForCausalLM(
+        DeepseekV2Config(
+            num_hidden_layers=2, num_key_value_heads=4, kv_lora_rank=512, q_lora_rank=None,
+            qk_rope_head_dim=64, qk_nope_head_dim=64, v_head_dim=64, first_k_dense_replace=2,
+            n_routed_experts=None, **small,
+        )
+    )  # fmt: skip
+
+
+_BUILDERS = {
+    "llama": _llama,
+    "llama_draft": _llama_draft,
+    "gemma3": _gemma3,
+    "mistral": _mistral,
+    "deepseek": _deepseek,
+}
+
+
+def _tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(4, VOCABULARY))]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)

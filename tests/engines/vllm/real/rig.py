@@ -1,0 +1,112 @@
+"""One real vLLM engine in this process, with what tests look at and tamper with."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.worker import runtime_of
+from canary_obs.records import Phase, Reason, Violation
+from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.reporter import group_counters
+
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32", "max_model_len": 1024, "enforce_eager": True, "enable_prefix_caching": True,
+    "max_num_seqs": 32, "max_num_batched_tokens": 256, "block_size": 32, "num_gpu_blocks_override": 500,
+    "disable_log_stats": True,
+}  # fmt: skip
+
+
+class Rig:
+    """An LLM, its worker and the canary in it."""
+
+    def __init__(self, model: Path, **engine: Any) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(model=str(model), **(DEFAULTS | engine))
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.worker = self.core.model_executor.driver_worker.worker
+        self.found: list[Violation] = []
+        self._canary = runtime_of(self.worker)
+        if self._canary is not None:
+            keep = self._canary.reporter.violations
+
+            def violations(found: list[Violation]) -> None:
+                self.found += found
+                keep(found)
+
+            self._canary.reporter.violations = violations  # type: ignore[method-assign]
+
+    @property
+    def canary(self) -> CanaryRuntime:
+        assert self._canary is not None, "this engine has no canary"
+        return self._canary
+
+    @property
+    def adapter(self) -> VllmAdapter:
+        adapter = self.canary._adapter
+        assert isinstance(adapter, VllmAdapter)
+        return adapter
+
+    @property
+    def runner(self) -> Any:
+        return self.worker.model_runner
+
+    def generate(self, prompts: list[list[int]], tokens: int = 16) -> list[list[int]]:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self.llm.generate(inputs, sampling, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def settle(self) -> list[Violation]:
+        """Everything checked, patrol and sweep included; all violations so far."""
+        with self.adapter._lock:
+            self.canary.check_everything()
+        return self.found
+
+    def reasons(self) -> Counter[tuple[Phase, Reason]]:
+        return Counter((violation.phase, violation.reason) for violation in self.found)
+
+    def checks(self) -> int:
+        groups = group_counters(self.canary.state, self.canary.pump.sample)
+        return sum(sum(group.verified.values()) for group in groups.values())
+
+    def layer_cache(self, group: int, layer: int) -> Any:
+        """The KV tensor of a layer as vLLM holds it."""
+        name = self.runner.kv_cache_config.kv_cache_groups[group].layer_names[layer]
+        return self.runner.compilation_config.static_forward_context[name].kv_cache
+
+    def idle_blocks(self, group: int = 0) -> list[int]:
+        """Blocks in the prefix cache that no request uses, oldest first."""
+        from vllm.v1.core.kv_cache_utils import get_group_id
+
+        pool = self.core.scheduler.kv_cache_manager.block_pool
+        return [
+            block.block_id
+            for block in pool.blocks
+            if block.block_hash is not None and block.ref_cnt == 0 and get_group_id(block.block_hash) == group
+        ]
+
+    def close(self) -> None:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.core.shutdown()
+        self.__dict__.clear()
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def prompts(count: int, *, seed: int = 0, shared: int = 200, groups: int = 4) -> list[list[int]]:
+    """Prompts that share prefixes, `groups` of them, each `shared` tokens long."""
+    draw = random.Random(seed)
+    common = [[draw.randrange(4, 1024) for _ in range(shared)] for _ in range(groups)]
+    return [
+        common[number % groups] + [draw.randrange(4, 1024) for _ in range(draw.randrange(5, 60))]
+        for number in range(count)
+    ]
