@@ -94,6 +94,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""  # bearer token; empty = open, loopback only
     log_file: str = ""  # violation log (JSON lines); empty = standard error
     violations_kept: Positive = 10_000
+    incidents_kept: Positive = 256
+    incident_quiet_seconds: Seconds = 60.0  # an incident without a new violation for this long is closed
     snapshot_stale_seconds: Seconds = 5.0
     sweep_timeout_seconds: Seconds = 120.0
 

@@ -8,12 +8,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import get_args
 
 import msgspec
 
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
 from canary_obs.pipeline.counters import HubCounts
+from canary_obs.pipeline.incidents import IncidentBook
 from canary_obs.pipeline.journal import ViolationEvent, ViolationFilter, ViolationJournal
 from canary_obs.pipeline.orders import NoEngine, StartSweepRequest, UnknownGroup
 from canary_obs.pipeline.ranks import Rank, RankView, Reply, label
@@ -23,7 +25,7 @@ from canary_obs.records import (
     CancelSweep,
     Command,
     EngineMessage,
-    Goodbye,
+    Evidence,
     Hello,
     Pause,
     Ping,
@@ -39,15 +41,8 @@ from canary_obs.records import (
 PING_SECONDS = 0.5
 RANKS_KEPT = 1024
 
-
 Subscriber = Callable[[tuple[ViolationEvent, ...]], None]
-_KINDS = {
-    Hello: "hello",
-    Snapshot: "snapshot",
-    Violations: "violations",
-    SweepReport: "sweep_report",
-    Goodbye: "goodbye",
-}
+_KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(EngineMessage)}
 
 
 class Hub:
@@ -66,6 +61,7 @@ class Hub:
         self._ranks: dict[RankKey, Rank] = {}
         self._sweeps = SweepLedger()
         self._journal = ViolationJournal(self.config.violations_kept)
+        self.incidents = IncidentBook(self.config.incidents_kept, self.config.incident_quiet_seconds, wall_ns)
         self._messages: Counter[str] = Counter(dict.fromkeys(_KINDS.values(), 0))
         self._refused = self._undecodable = 0
         self._faults: Counter[str] = Counter()
@@ -128,7 +124,9 @@ class Hub:
             if message.sweep is not None and message.sweep != before:
                 self._sweeps.observe(message.identity, message.sweep, now)
         elif isinstance(message, Violations):
-            return self._journal.add(message)
+            return self._enter(rank, message, now)
+        elif isinstance(message, Evidence):
+            self.incidents.add(message)
         elif isinstance(message, SweepReport):
             self._sweeps.observe(message.identity, message.progress, now)
         else:
@@ -137,14 +135,18 @@ class Hub:
             self._sweeps.lose(key, "the engine detached")
         return ()
 
+    def _enter(self, rank: Rank, message: Violations, now: float) -> tuple[ViolationEvent, ...]:
+        events = self._journal.add(message, self.incidents.open_for(message.identity, now))
+        for command in self.incidents.record(events, now):
+            rank.reply(command)
+        return events
+
     def undecodable(self, error: WireError) -> None:
         """A frame was not ours, or of another version; the last error is shown in the verdict."""
         with self._lock:
             self._undecodable += 1
-            self._troubles["wire"] = (
-                State.DEGRADED,
-                f"undecodable frames: {self._undecodable}, the last: {error}",
-            )
+            text = f"undecodable frames: {self._undecodable}, the last: {error}"
+            self._troubles["wire"] = State.DEGRADED, text
 
     def fault(self, part: str, error: Exception, state: State = State.BLIND) -> None:
         """A part of the service failed; the verdict is at best `state` until acknowledged."""
@@ -164,6 +166,7 @@ class Hub:
             for sweep_id, key in self._sweeps.give_up(now, timeout):
                 if key in self._ranks:
                     self._ranks[key].reply(CancelSweep(id=sweep_id))
+        self.incidents.tick(now)
 
     def _ping(self, rank: Rank, now: float) -> None:
         rank.pinged = now
@@ -272,6 +275,7 @@ class Hub:
     def acknowledge(self) -> int:
         """An operator has seen everything: live ranks are told, dead ones and past faults are dismissed."""
         now = self._clock()
+        self.incidents.acknowledge()
         with self._lock:
             self._troubles.clear()
             for rank in self._ranks.values():

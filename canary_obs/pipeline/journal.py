@@ -13,6 +13,7 @@ class ViolationEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A violation with the rank that saw it. `number` counts up from 1 for the service's life."""
 
     number: int
+    incident: str  # id of the burst it belongs to
     identity: Identity
     violation: Violation
 
@@ -59,10 +60,10 @@ class ViolationJournal:
         """Events that made room for newer ones."""
         return self.total - len(self._events)
 
-    def add(self, message: Violations) -> tuple[ViolationEvent, ...]:
+    def add(self, message: Violations, incident: str) -> tuple[ViolationEvent, ...]:
         """Number and keep the rows of one message."""
         events = tuple(
-            ViolationEvent(number=number, identity=message.identity, violation=row)
+            ViolationEvent(number=number, incident=incident, identity=message.identity, violation=row)
             for number, row in enumerate(message.rows, start=self.total + 1)
         )
         self._events.extend(events)

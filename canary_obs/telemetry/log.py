@@ -112,6 +112,7 @@ def violation_fields(event: ViolationEvent) -> dict[str, object]:
         "timestamp": datetime.fromtimestamp(row.time_ns / 1e9, UTC).isoformat(),
         "level": "error",
         "number": event.number,
+        "incident": event.incident,
         "engine": identity.engine,
         "instance": identity.instance,
         "rank": identity.rank,
