@@ -11,7 +11,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -78,12 +77,6 @@ class HubCollector(Collector):
             if self._errors == 0:
                 log.exception("canary_obs: %s cannot be collected", metric.name)
             self._errors += 1
-
-
-def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The page and its content type, text or OpenMetrics as the Accept header asks."""
-    encoder, content_type = choose_encoder(accept)
-    return encoder(registry), content_type
 
 
 def registry_for(collector: HubCollector) -> CollectorRegistry:

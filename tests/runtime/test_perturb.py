@@ -90,3 +90,11 @@ def test_the_ledger_matches_only_what_explains_the_injection() -> None:
     (found,) = ledger.match([*others, violation()])
     assert (found.outcome, found.latency_steps, found.latency_ms) == (Outcome.DETECTED, 4, 1.0)
     assert ledger.counts()[PerturbMode.REAL_KV_USED].detected == 1
+
+
+def test_a_limit_ends_the_planting(make_rig) -> None:
+    rig = make_rig(perturb="real_kv_used=1,real_kv_unused_cache=1", perturb_enabled=True, perturb_limit=3)
+    rig.run(150)
+    counts = rig.canary.injector.ledger.counts().values()
+    assert sum(count.injected for count in counts) == 3
+    assert sum(sum(count.latency.counts) for count in counts) == sum(count.detected for count in counts)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 
-import msgspec
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs.pipeline.counters import carried_over
 from canary_obs.pipeline.hub import Hub
 from canary_obs.records import LATENCY_BOUNDS, Latencies, PerturbCount, PerturbMode
-from canary_obs.telemetry.prometheus import HubCollector, exposition, registry_for
+from canary_obs.telemetry.exposition import exposition
+from canary_obs.telemetry.prometheus import HubCollector, registry_for
 from tests.service.fakes import hello, identity, snapshot
 
 NAME = "kv_canary_detection_latency_seconds"
 MODE = PerturbMode.REAL_KV_USED
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 RANKS = 64
 
 
@@ -50,20 +52,20 @@ def test_sixty_four_ranks_are_scraped_within_50_ms(capsys) -> None:
     hub = Hub()
     for rank in range(RANKS):
         who = identity(rank)
-        hub.ingest(msgspec.structs.replace(hello(who)), lambda command: None)
+        hub.ingest(hello(who), lambda command: None)
         hub.ingest(snapshot(who, 3, perturbations=with_latency({1: 5}, 0.5)), lambda command: None)
     registry = registry_for(HubCollector(hub))
     text = exposition(registry, "")[0].decode()
     series = sum(line.startswith("kv_canary_") and 'rank="0"' in line for line in text.splitlines())
-    # The least of several: other work on the machine only ever adds time.
-    seconds = min(_seconds(lambda: exposition(registry, "")) for _ in range(7))
+    # Processor time, the least of several: other work on the machine only ever adds to it.
+    seconds = max(min(_seconds(registry, accept) for _ in range(7)) for accept in ("", OPEN_METRICS))
     with capsys.disabled():
         print(f"\nseries per rank and group: {series}; {RANKS} ranks scraped in {1e3 * seconds:.1f} ms")
     assert series < 150
     assert seconds < 0.050
 
 
-def _seconds(call) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
+def _seconds(registry: CollectorRegistry, accept: str) -> float:
+    started = time.process_time()
+    exposition(registry, accept)
+    return time.process_time() - started

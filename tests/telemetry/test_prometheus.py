@@ -13,7 +13,8 @@ from canary_obs.pipeline.hub import Hub
 from canary_obs.records import State
 from canary_obs.telemetry import readings
 from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
-from canary_obs.telemetry.prometheus import HubCollector, exposition, registry_for
+from canary_obs.telemetry.exposition import exposition
+from canary_obs.telemetry.prometheus import HubCollector, registry_for
 from tests.service.fakes import hello, identity, snapshot
 
 GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"

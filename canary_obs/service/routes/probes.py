@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from canary_obs.service.desk import desk_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.schemas import Health, documented, reply
-from canary_obs.telemetry.prometheus import exposition
+from canary_obs.telemetry.exposition import exposition
 
 router = APIRouter(tags=["probes"])
 
