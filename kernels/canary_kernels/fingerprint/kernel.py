@@ -227,9 +227,11 @@ def complete_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) 
     _launch_chunks(buffers, plan, slots, COMPLETING.value, Phase.TAIL)
 
 
-def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase) -> None:
+def compare_slots(
+    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase, programs: int | None = None
+) -> None:
     """Launch the comparison; see `op.compare_slots`."""
-    _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
+    _launch_chunks(buffers, plan, slots, COMPARING.value, phase, programs or _MAX_PROGRAMS)
 
 
 def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
@@ -242,26 +244,32 @@ def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
 
 
 def _launch_chunks(
-    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, op: int, phase: Phase
+    buffers: GroupBuffers,
+    plan: FingerprintPlan,
+    slots: Tensor,
+    op: int,
+    phase: Phase,
+    programs: int = _MAX_PROGRAMS,
 ) -> None:
     log = buffers.violations
     pointers = (buffers.records, buffers.counters, log, buffers.clock, buffers.num_slots, log.shape[1])
     if plan.scratch is None:
-        _launch(pointers, plan, slots, slots, op=op, phase=phase, counted=True)
+        _launch(pointers, plan, slots, slots, op=op, phase=phase, counted=True, programs=programs)
         return
     starts = range(0, max(1, slots.shape[0]), SCRATCH_SLOTS)
     for start in starts:
         chunk = slots[start : start + SCRATCH_SLOTS]
-        _launch(pointers, plan, chunk, plan.scratch, op=op, phase=phase, counted=start == starts[-1])
+        counted = start == starts[-1]
+        _launch(pointers, plan, chunk, plan.scratch, op=op, phase=phase, counted=counted, programs=programs)
 
 
 def _launch(
     pointers: tuple[Tensor | int, ...], plan: FingerprintPlan, slots: Tensor, hashes: Tensor,
-    *, op: int, phase: Phase, counted: bool,
+    *, op: int, phase: Phase, counted: bool, programs: int = _MAX_PROGRAMS,
 ) -> None:  # fmt: skip
     """One launch per bundle; none covers any bytes when the plan has no bundle."""
     listed = slots.shape[0]
-    grid = (max(1, min(listed, _MAX_PROGRAMS)),)
+    grid = (max(1, min(listed, programs)),)
     bundles: tuple[Bundle | None, ...] = plan.bundles or (None,)
     for number, bundle in enumerate(bundles):
         last = number == len(bundles) - 1

@@ -30,12 +30,17 @@ def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPla
 
 
 def compare_slots(
-    backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase
+    backend: Backend,
+    buffers: GroupBuffers,
+    plan: FingerprintPlan,
+    slots: Tensor,
+    phase: Phase,
+    programs: int | None = None,
 ) -> None:
     """Compare COMPLETE records among slots (integers [n]; -1 = skip) with the bytes; logs KV_DATA.
 
     Without coverage, counts NO_FINGERPRINT. PATROL also counts runs, ADOPTED and PENDING, which verify
-    counts in the other phases.
+    counts in the other phases. `programs` bounds how much of a GPU the launch can occupy.
     """
     _check(backend, buffers, plan, slots)
     if backend is Backend.TORCH:
@@ -43,7 +48,7 @@ def compare_slots(
         return
     import canary_kernels.fingerprint.kernel as kernel
 
-    kernel.compare_slots(buffers, plan, slots, phase)
+    kernel.compare_slots(buffers, plan, slots, phase, programs)
 
 
 def hash_slots(backend: Backend, plan: FingerprintPlan, slots: Tensor) -> Tensor:
