@@ -28,6 +28,7 @@ class Vitals:
     pipeline_lag_seconds: float
     coverage: float
     sweep_coverage: float | None
+    sweep_error: str | None
     sweep_age: float | None
     patrol_age: float | None
 
@@ -122,6 +123,8 @@ class Health:
             )
         if vitals.sweep_coverage is not None and vitals.sweep_coverage < config.coverage_target:
             reasons.append(f"the last sweep could check {vitals.sweep_coverage:.1%} of its slots")
+        if vitals.sweep_error is not None:
+            reasons.append(f"the last sweep failed: {vitals.sweep_error}")
         if vitals.sweep_age is not None and vitals.sweep_age > config.sweep_max_age_seconds:
             reasons.append(f"last completed sweep {vitals.sweep_age:.0f} s ago")
         if vitals.patrol_age is not None and vitals.patrol_age > config.patrol_max_cycle_seconds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from canary_obs.records import Snapshot
+from canary_obs.records import Cause, Snapshot, SweepProgress, SweepStatus
 from canary_obs.runtime.health import Vitals
 from canary_obs.runtime.reporter import group_counters
 from canary_obs.runtime.violation_log import PHASES
@@ -28,10 +28,19 @@ def vitals_of(canary: CanaryRuntime) -> Vitals:
         peer_age=canary.reporter.peer_age(now),
         pipeline_lag_seconds=canary.pump.status(canary.step, now).lag_seconds,
         coverage=canary.state.coverage,
-        sweep_coverage=last.checked / last.total if last and last.total else None,
+        sweep_coverage=_covered(last) if last else None,
+        sweep_error=last.error if last and last.status is SweepStatus.FAILED else None,
         sweep_age=now - (sweeper.last_completed or canary.ready_at) if sweeps_expected else None,
         patrol_age=canary.patrol.oldest_check_seconds if canary.armed and canary.patrol.enabled else None,
     )
+
+
+def _covered(last: SweepProgress) -> float | None:
+    """Share of the slots a finished sweep could check, of those that were still there; None = not a pass."""
+    held = last.total - last.skipped[Cause.EVICTED]
+    if last.status not in (SweepStatus.PASSED, SweepStatus.VIOLATED) or held <= 0:
+        return None
+    return last.checked / held
 
 
 def snapshot_of(canary: CanaryRuntime, sequence: int) -> Snapshot:

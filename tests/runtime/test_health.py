@@ -15,7 +15,7 @@ from canary_obs.runtime.health import Health, Vitals
 
 GOOD = Vitals(
     armed=True, paused=False, violations=0, events_dropped=0, messages_dropped=0, peer_age=0.1,
-    pipeline_lag_seconds=0.0, coverage=1.0, sweep_coverage=1.0, sweep_age=1.0, patrol_age=1.0,
+    pipeline_lag_seconds=0.0, coverage=1.0, sweep_coverage=1.0, sweep_error=None, sweep_age=1.0, patrol_age=1.0,
 )  # fmt: skip
 
 
@@ -40,6 +40,11 @@ def test_all_well_is_ok() -> None:
         ({"peer_age": 9.0}, State.DEGRADED, "no word from the service"),
         ({"coverage": 0.5}, State.DEGRADED, "50.0% of KV bytes"),
         ({"sweep_coverage": 0.9}, State.DEGRADED, "the last sweep could check 90.0%"),
+        (
+            {"sweep_error": "3 of 9 slots are unaccounted for"},
+            State.DEGRADED,
+            "the last sweep failed: 3 of 9",
+        ),
         ({"sweep_age": 4000.0}, State.DEGRADED, "last completed sweep 4000 s ago"),
         ({"patrol_age": 4000.0}, State.DEGRADED, "oldest byte check 4000 s ago"),
         ({"paused": True}, State.DEGRADED, "paused"),
