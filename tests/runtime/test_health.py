@@ -15,7 +15,8 @@ from canary_obs.runtime.health import Health, Vitals
 
 GOOD = Vitals(
     armed=True, paused=False, violations=0, events_dropped=0, messages_dropped=0, peer_age=0.1,
-    pipeline_lag_seconds=0.0, coverage=1.0, sweep_coverage=1.0, sweep_error=None, sweep_age=1.0, patrol_age=1.0,
+    pipeline_lag_seconds=0.0, coverage=1.0, sweep_coverage=1.0,
+    sweep_error=None, sweep_age=1.0, patrol_age=1.0,
 )  # fmt: skip
 
 
