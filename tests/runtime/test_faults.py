@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from canary_kernels import layout
 from canary_obs.attach import install_canary
-from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.config import IN_PROCESS, CanaryConfig, ServiceConfig
 from canary_obs.engines.reference import settings
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
-from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.pipeline.mailbox import EngineLink, LocalLink, open_link
 from canary_obs.records import Mode, StartSweep, State
-from canary_obs.runtime import forward, patrol, pump, sweep
+from canary_obs.runtime import forward, health, patrol, pump, sweep
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.serve import ServiceThread
 
 STEPS, PLANTED_AT = 160, 60
 
@@ -27,10 +33,12 @@ def broken(*_: object, **__: object) -> None:
     raise PlantedError
 
 
-def answers(plant: Callable[[CanaryRuntime], None] | None, **changes: object) -> tuple[list, CanaryRuntime]:
+def answers(
+    plant: Callable[[CanaryRuntime], None] | None, link: EngineLink | None = None, **changes: object
+) -> tuple[list, CanaryRuntime]:
     """What the engine answers with a fault planted in the middle of the run."""
     engine = Engine(settings.tiny(seed=8))
-    link = LocalLink(capacity=1 << 20)
+    link = LocalLink(capacity=1 << 20) if link is None else link
     config = CanaryConfig(
         endpoint=IN_PROCESS, sweep_interval=15, patrol_budget="50%", snapshot_seconds=1e-6, **changes
     )  # type: ignore[arg-type]
@@ -43,7 +51,7 @@ def answers(plant: Callable[[CanaryRuntime], None] | None, **changes: object) ->
         if step == PLANTED_AT and plant is not None:
             plant(canary)
         if step == PLANTED_AT + 2:
-            link.deliver(StartSweep(id="demanded"))
+            canary.sweeper.demand(StartSweep(id="demanded"), canary.step)
         traffic.advance(engine)
         if engine.has_work():
             found += [(r.id, tuple(int(token) for token in r.output)) for r in engine.step()]
@@ -153,3 +161,62 @@ def test_a_silent_service_degrades(make_rig, monkeypatch) -> None:
     assert rig.canary.verdict()[0] is State.OK
     monkeypatch.setattr(link, "peer_age_seconds", lambda now: 6.0)
     assert rig.canary.verdict() == (State.DEGRADED, ("no word from the service for 6 s",))
+
+
+def test_a_killed_service_changes_no_output_and_degrades(
+    untouched: list, monkeypatch, tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/service.sock"
+    command = [sys.executable, "-m", "canary_obs", "serve", "--port", "0", "--endpoint", endpoint]
+    with (tmp_path / "log").open("wb") as log:
+        service = subprocess.Popen(command, stdout=log, stderr=log)
+    monkeypatch.setattr(health, "PEER_SILENT_SECONDS", 0.5)
+    link = open_link(endpoint)
+    deadline = time.monotonic() + 60
+
+    def wait_for(true: Callable[[], bool]) -> None:
+        while not true():
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+
+    def heard() -> bool:
+        link.receive()
+        return link.peer_age_seconds(time.monotonic()) is not None
+
+    def plant(canary: CanaryRuntime) -> None:
+        wait_for(heard)
+        assert canary.verdict()[0] is State.OK
+        service.kill()
+        service.wait()
+
+    try:
+        found, canary = answers(plant, link=link)
+        assert found == untouched
+        wait_for(lambda: canary.verdict()[0] is State.DEGRADED)
+        assert "no word from the service" in canary.verdict()[1][0]
+        assert canary.health.faults.total() == 0
+        canary.detach()
+    finally:
+        service.kill()
+        service.wait()
+
+
+def test_a_full_disk_for_the_violation_log_changes_no_output_and_is_counted(untouched: list) -> None:
+    link = LocalLink(capacity=1 << 20)
+    service = ServiceThread(ServiceConfig(port=0, log_file="/dev/full"), link=link)
+
+    def plant(canary: CanaryRuntime) -> None:
+        # A record, not KV bytes: the engine must not notice.
+        records = canary.state.groups[0].buffers.records
+        records[:, layout.FINGERPRINT_K] += records[:, layout.FINGERPRINT_K] != 0
+
+    try:
+        found, canary = answers(plant, link=link)
+        assert found == untouched
+        assert canary.pump.violations > 0
+        deadline = time.monotonic() + 30
+        while service._log.dropped == 0:
+            assert time.monotonic() < deadline
+        assert service.hub.verdict()[0] is not State.OK
+        canary.detach()
+    finally:
+        service.close()
