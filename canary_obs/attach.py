@@ -66,6 +66,7 @@ def memory_report(runtime: CanaryRuntime) -> str:
     slots = sum(group.view.num_slots for group in state.groups)
     return (
         f"canary attached: {slots} slots, records {state.record_bytes} B (32 B per slot), "
-        f"fixed buffers {state.fixed_bytes} B, backend {state.backend.value}, "
+        f"fixed buffers {state.fixed_bytes + runtime.evidence.fixed_bytes} B, "
+        f"write history {runtime.history.held_bytes} B, backend {state.backend.value}, "
         f"coverage {state.coverage:.1%} of KV bytes"
     )

@@ -66,6 +66,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     instance: Label = "default"
     rank: Count = 0
     reveal_tokens: bool = False
+    write_history: bool | None = None  # each slot's last write step: 8 B per slot; None = on a CPU only
     lane_rows: Annotated[int, Meta(ge=2, le=4096)] = 32  # violation rows kept per (group, phase, reason)
     pipeline_rows: Annotated[int, Meta(ge=2, le=1024)] = 16
     snapshot_seconds: Seconds = 0.25

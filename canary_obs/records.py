@@ -203,7 +203,7 @@ class Evidence(_Struct, frozen=True, kw_only=True, tag="evidence"):
     time_ns: int
     prompted: bool  # True = read on command only: the slot may have changed since the violation
     slot: SlotFacts
-    changed: ChangedWord | None
+    changed: tuple[ChangedWord, ...]  # at most one per part
     neighbours: tuple[SlotFacts, ...]  # of the same page, or nearby
     history: tuple[SlotEvent, ...]  # oldest first, bounded
     writes_known: bool  # False = history holds announcements only

@@ -14,22 +14,12 @@ from torch import Tensor
 from canary_obs.config import CanaryConfig, parse_patrol_budget
 from canary_obs.errors import KVCacheViolation
 from canary_obs.pipeline.mailbox import EngineLink
-from canary_obs.records import (
-    Acknowledge,
-    CancelSweep,
-    Command,
-    Mode,
-    Pause,
-    Ping,
-    Resume,
-    Snapshot,
-    StartSweep,
-    State,
-    Trigger,
-    Violation,
-)
+from canary_obs.records import Mode, Snapshot, State, Trigger, Violation
+from canary_obs.runtime.evidence import EvidenceDesk
 from canary_obs.runtime.forward import ForwardChecks
 from canary_obs.runtime.health import Health
+from canary_obs.runtime.history import SlotHistory
+from canary_obs.runtime.obey import obey
 from canary_obs.runtime.patrol import Patrol
 from canary_obs.runtime.perturb.injector import Injector
 from canary_obs.runtime.pump import Pump
@@ -37,6 +27,7 @@ from canary_obs.runtime.reporter import Reporter
 from canary_obs.runtime.state import DeviceState
 from canary_obs.runtime.status import snapshot_of, vitals_of
 from canary_obs.runtime.sweep import Sweeper
+from canary_obs.terms import SlotEventKind
 from canary_obs.views import StepView
 
 if TYPE_CHECKING:
@@ -60,6 +51,11 @@ class CanaryRuntime:
         self.sweeper = Sweeper(self.state, adapter.prefix_cache, self.health, config, self.reporter.sweep)
         self.patrol = Patrol(self.state, self.health, parse_patrol_budget(config.patrol_budget))
         self.pump = Pump(self.state, self.health, self.sweeper, config)
+        follow = device.type == "cpu" if config.write_history is None else config.write_history
+        self.history = SlotHistory(self.state, follow, self.pump.log.requests_at)
+        self.evidence = EvidenceDesk(
+            self.state, self.history, adapter.holders, reveal_tokens=config.reveal_tokens
+        )
         self.injector = Injector(self.state, adapter.prefix_cache, config) if config.perturb else None
         self.step = 0
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
@@ -164,18 +160,35 @@ class CanaryRuntime:
 
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
         """The engine copied slots: their records follow."""
-        if self.armed and not self._guard("announce", self.state.by_name[group].copy, source, destination):
-            self._or_disarm(self._adopt_all)
+        self._announced(self._copy, group, source, destination)
 
     def received(self, group: str, slots: Tensor) -> None:
         """Bytes arrived without records: adopted, unverified."""
-        if self.armed and not self._guard("announce", self.state.by_name[group].adopt, slots):
-            self._or_disarm(self._adopt_all)
+        self._announced(self._receive, group, slots)
 
     def invalidated(self, group: str, slots: Tensor) -> None:
         """The engine no longer vouches for these slots."""
-        if self.armed and not self._guard("announce", self.state.by_name[group].forget, slots):
+        self._announced(self._invalidate, group, slots)
+
+    def _announced(self, take: Callable[..., None], *what: object) -> None:
+        if self.armed and not self._guard("announce", take, *what):
             self._or_disarm(self._adopt_all)
+
+    def _copy(self, name: str, source: Tensor, destination: Tensor) -> None:
+        group = self.state.by_name[name]
+        group.copy(source, destination)
+        self.history.announced(SlotEventKind.COPIED_FROM, group, source, self.step)
+        self.history.announced(SlotEventKind.COPIED_TO, group, destination, self.step)
+
+    def _receive(self, name: str, slots: Tensor) -> None:
+        group = self.state.by_name[name]
+        group.adopt(slots)
+        self.history.announced(SlotEventKind.RECEIVED, group, slots, self.step)
+
+    def _invalidate(self, name: str, slots: Tensor) -> None:
+        group = self.state.by_name[name]
+        group.forget(slots)
+        self.history.announced(SlotEventKind.INVALIDATED, group, slots, self.step)
 
     # One forward --------------------------------------------------------------------------------
 
@@ -184,6 +197,7 @@ class CanaryRuntime:
         if self.injector is not None:
             self.injector.before_forward(view, self.step)
         self._checks.head(view, self.step)
+        self.history.wrote(view)
 
     def _tail(self, view: StepView) -> None:
         self._checks.tail()
@@ -235,7 +249,7 @@ class CanaryRuntime:
 
     def _background(self, budget_seconds: float) -> None:
         started = time.perf_counter()
-        self._guard("mailbox", self._obey)
+        self._guard("mailbox", obey, self)
         if not self.paused:
             if not self._guard("sweep", self.sweeper.advance, budget_seconds, self.pump.next_sequence):
                 self.sweeper.abort("the sweep itself failed; see the engine's log")
@@ -245,6 +259,7 @@ class CanaryRuntime:
             started = time.perf_counter()
             self.overhead["patrol"] += started - swept
         self._guard("pump", self._turn_pump)
+        self._guard("evidence", self._tell_evidence)
         self.overhead["pump"] += time.perf_counter() - started
         if self._raising:
             found, self._raising = tuple(self._raising), []
@@ -255,7 +270,13 @@ class CanaryRuntime:
         if self.reporter.due(time.monotonic()):
             self.reporter.snapshot(lambda sequence: snapshot_of(self, sequence))
 
+    def _tell_evidence(self) -> None:
+        for evidence in self.evidence.advance(self.reporter.identity, self.step):
+            self.reporter.tell(evidence)
+
     def _deliver(self, found: list[Violation]) -> None:
+        # Before the injector heals what it planted.
+        self._guard("evidence", self.evidence.observe, found, self.step)
         if self.injector is not None:
             self.injector.observe(found, settled=not self.pump.busy)
         if self.config.mode is Mode.RAISE:
@@ -267,26 +288,6 @@ class CanaryRuntime:
             return violation
         holders = self._adapter.holders(violation.group, violation.slot)
         return msgspec.structs.replace(violation, request=",".join(holders) or None)
-
-    def _obey(self) -> None:
-        for command in self.reporter.receive():
-            self._execute(command)
-
-    def _execute(self, command: Command) -> None:
-        match command:
-            case StartSweep():
-                self.sweeper.demand(command, self.step)
-            case CancelSweep():
-                self.sweeper.cancel(command.id)
-            case Pause():
-                self.paused = True
-            case Resume():
-                self.paused = False
-            case Acknowledge():
-                self.health.acknowledge(vitals_of(self))
-            case Ping():
-                if command.want_hello:
-                    self.reporter.hello()
 
     def _idle_sweep_due(self) -> bool:
         since = self.sweeper.last_completed or self.ready_at

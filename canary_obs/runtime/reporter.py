@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from canary_kernels import layout
 from canary_obs import __version__
@@ -17,6 +20,8 @@ from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import (
     Cause,
     Command,
+    EngineMessage,
+    Evidence,
     Goodbye,
     GroupCounters,
     Hello,
@@ -83,8 +88,7 @@ class Reporter:
                 groups=tuple(group.info() for group in self._state.groups),
                 record_bytes=self._state.record_bytes,
                 settings=masked(self._config),
-                # torch's version is a str subclass, which msgpack refuses.
-                versions={"canary_obs": __version__, "torch": str(torch.__version__)},
+                versions=versions(),
             )
         )
 
@@ -94,6 +98,10 @@ class Reporter:
         self._backlog.extend(found)
         if self._backlog and self._send(Violations(identity=self.identity, rows=tuple(self._backlog))):
             self._backlog.clear()
+
+    def tell(self, evidence: Evidence) -> None:
+        """Answer a question about a slot."""
+        self._send(evidence)
 
     def sweep(self, progress: SweepProgress) -> None:
         """A sweep started or ended."""
@@ -120,16 +128,23 @@ class Reporter:
             self._link.close(1.0)
             self._link = None
 
-    def _send(self, message: Hello | Snapshot | Violations | SweepReport | Goodbye) -> bool:
+    def _send(self, message: EngineMessage) -> bool:
         return self._link is not None and self._link.send(message)
 
 
-def group_counters(state: DeviceState, sample: Sample | None) -> dict[str, GroupCounters]:
-    """The counters of every group in words; zeros before the first copy has arrived."""
-    if sample is None:
-        rows = [[0] * layout.COUNTER_WORDS for _ in state.groups]
-    else:
-        rows = sample.values.view(-1, layout.COUNTER_WORDS).tolist()
+def group_counters(
+    state: DeviceState, sample: Sample | None, beside: Tensor | None = None
+) -> dict[str, GroupCounters]:
+    """The counters of every group in words; zeros before the first copy has arrived.
+
+    `beside` (int64 [groups, COUNTER_WORDS]) was counted elsewhere and is added.
+    """
+    totals = torch.zeros((len(state.groups), layout.COUNTER_WORDS), dtype=torch.int64)
+    if sample is not None:
+        totals += sample.values.view_as(totals)
+    if beside is not None:
+        totals += beside
+    rows = totals.tolist()
     return {group.name: _counters(row) for group, row in zip(state.groups, rows, strict=True)}
 
 
@@ -150,6 +165,18 @@ def _counters(row: list[int]) -> GroupCounters:
             for i, phase in enumerate(PHASES)
         },
     )
+
+
+def versions() -> dict[str, str]:
+    """What runs here, down to the driver."""
+    # torch's version is a str subclass, which msgpack refuses.
+    found = {"canary_obs": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    if torch.version.cuda is not None:
+        found["cuda"] = str(torch.version.cuda)
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.exists():
+        found["driver"] = driver.read_text().splitlines()[0].strip()
+    return found
 
 
 def device_name(device: torch.device) -> str:

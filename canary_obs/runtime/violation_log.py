@@ -38,6 +38,10 @@ class ViolationLog:
         if len(self._requests) > self._remembered:
             self._requests.popitem(last=False)
 
+    def requests_at(self, step: int) -> Sequence[str]:
+        """Requests of a step; none once it is too long ago."""
+        return self._requests.get(step, ())
+
     def moved(self, counters: Tensor) -> bool:
         """Whether a host copy of the counters (int64 [groups * COUNTER_WORDS]) shows unread events."""
         lanes = counters.view(-1, layout.COUNTER_WORDS)[:, : layout.NUM_LANES]
@@ -68,7 +72,7 @@ class ViolationLog:
         reason = REASONS[number % layout.NUM_REASONS]
         hidden = reason in _PRIVATE and not self._reveal
         row_step = row[layout.ROW_STEP] >> layout.TURN_BITS
-        requests = self._requests.get(row_step, ())
+        requests = self.requests_at(row_step)
         ordinal = row[layout.ROW_REQUEST]
         return Violation(
             phase=phase,

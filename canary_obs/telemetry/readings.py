@@ -12,7 +12,18 @@ Reading = tuple[tuple[str, ...], float]
 Spread = tuple[tuple[str, ...], Latencies]  # what a histogram is read from
 
 # Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
-OBSERVER_PARTS = ("head", "tail", "sweep", "patrol", "pump", "mailbox", "announce", "adopt", "step_view")
+OBSERVER_PARTS = (
+    "head",
+    "tail",
+    "sweep",
+    "patrol",
+    "pump",
+    "mailbox",
+    "announce",
+    "adopt",
+    "step_view",
+    "evidence",
+)
 
 
 def one(value: float | None) -> Iterator[Reading]:

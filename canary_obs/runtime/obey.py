@@ -1,0 +1,45 @@
+"""What the service may order, and what the canary then does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from canary_obs.records import (
+    Acknowledge,
+    CancelSweep,
+    CollectEvidence,
+    Command,
+    Pause,
+    Ping,
+    Resume,
+    StartSweep,
+)
+from canary_obs.runtime.status import vitals_of
+
+if TYPE_CHECKING:
+    from canary_obs.runtime.canary import CanaryRuntime
+
+
+def obey(canary: CanaryRuntime) -> None:
+    """Carry out the commands that arrived since the last call."""
+    for command in canary.reporter.receive():
+        _execute(canary, command)
+
+
+def _execute(canary: CanaryRuntime, command: Command) -> None:
+    match command:
+        case StartSweep():
+            canary.sweeper.demand(command, canary.step)
+        case CancelSweep():
+            canary.sweeper.cancel(command.id)
+        case CollectEvidence():
+            canary.evidence.demand(command)
+        case Pause():
+            canary.paused = True
+        case Resume():
+            canary.paused = False
+        case Acknowledge():
+            canary.health.acknowledge(vitals_of(canary))
+        case Ping():
+            if command.want_hello:
+                canary.reporter.hello()
