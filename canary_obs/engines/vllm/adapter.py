@@ -75,8 +75,8 @@ class VllmAdapter:
             raise UnsupportedEngine("this model runner is wrapped already; detach what wraps it, then attach")
         idle = IdleThread(self._lock, observer.idle, self._surroundings)
         self._idle = idle
-        self._seams.wrap(self.runner, "execute_model", self._around_step(observer, idle))
         self.wrap_forward(self._seams, observer)
+        self._seams.wrap(self.runner, "execute_model", self._around_step(observer, idle))
         idle.start()
 
     def detach(self) -> None:
@@ -122,7 +122,7 @@ class VllmAdapter:
     def _announce(self, output: Any, observer: Observer) -> None:
         """What the scheduler says happened to blocks, before the runner acts on it."""
         try:
-            self.blocks.apply(getattr(output, CARRIED, ()) if hasattr(output, CARRIED) else ())
+            self.blocks.apply(getattr(output, CARRIED, None))
             self.requests_changed(output)
             zeroed = output.new_block_ids_to_zero
             copies = output.kv_cache_block_copies

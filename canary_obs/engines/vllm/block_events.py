@@ -1,4 +1,4 @@
-"""Tells the workers what the scheduler's block pool publishes and withdraws, on the scheduler's own output."""
+"""Tells the workers what the scheduler's block pool publishes and withdraws, on its own output."""
 
 from __future__ import annotations
 

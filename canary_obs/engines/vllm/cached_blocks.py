@@ -17,11 +17,11 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Published(NamedTuple):
-    """The pool made a block findable: the request's `index`-th block, `filled` tokens of it valid."""
+    """The pool made a block findable: the request's `number`-th block, `filled` tokens of it valid."""
 
     group: int
     block: int
-    index: int
+    number: int
     previous: int  # the request's block before it; -1 = none or null
     filled: int
 
@@ -44,7 +44,7 @@ class _GroupBlocks:
     def __post_init__(self) -> None:
         self.since = np.full(self.num_blocks, _NEVER, dtype=np.int64)
         self.withdrawn = np.full(self.num_blocks, -1, dtype=np.int64)
-        # index, previous block, that block's `since`, filled
+        # number in the request, previous block, that block's `since`, filled
         self.columns = np.zeros((self.num_blocks, 4), dtype=np.int64)
 
 
@@ -57,12 +57,15 @@ class CachedBlocks:
         self._names = {number: name for name, (number, _, _) in shapes.items()}
         self._locked = locked
         self._clock = 0
-        self.informed = False
+        self._unreported = False
 
-    def apply(self, events: Iterable[BlockEvent]) -> None:
-        """Follow the pool; called with every scheduler output, before the forward that it schedules."""
-        self.informed = True
-        for event in events:
+    def apply(self, events: Iterable[BlockEvent] | None) -> None:
+        """Follow the pool; called with every scheduler output, before the forward that it schedules.
+
+        None: the output carries no report, so that nothing is known of the cache from now on.
+        """
+        self._unreported |= events is None
+        for event in events or ():
             self._clock += 1
             if isinstance(event, Published):
                 self._publish(event)
@@ -84,11 +87,11 @@ class CachedBlocks:
         group = self._groups[name]
         before = group.since[event.previous] if event.previous >= 0 else _NEVER
         group.since[event.block] = self._clock
-        group.columns[event.block] = event.index, event.previous, before, event.filled
+        group.columns[event.block] = event.number, event.previous, before, event.filled
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot of a published block; links to a block that is gone are left out."""
-        if not self.informed:
+        if self._unreported:
             raise CanaryError(
                 "vLLM's scheduler does not report its prefix cache; the plugin must be loaded in the "
                 "engine-core process too, and the scheduler class must be vLLM's own"
@@ -98,14 +101,14 @@ class CachedBlocks:
         held = np.flatnonzero(blocks.since != _NEVER)
         if unlocked_only:
             held = np.setdiff1d(held, np.fromiter(self._locked(group), dtype=np.int64))
-        index, _, _, filled = blocks.columns[held].T
+        order, _, _, filled = blocks.columns[held].T
         offsets = np.arange(blocks.block_size)
         valid = offsets < filled[:, None]
         slots = held[:, None] * blocks.block_size + offsets
         previous = slots - 1
         if held.size:
             previous[:, 0] = self._links(blocks, held)
-        positions = index[:, None] * blocks.block_size + offsets
+        positions = order[:, None] * blocks.block_size + offsets
         columns = (torch.from_numpy(column[valid]) for column in (slots, positions, previous))
         return CachedSlots(**dict(zip(("slots", "positions", "previous"), columns, strict=True)))
 

@@ -67,6 +67,8 @@ def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
 
 def kernel_block_size(runner: Any, number: int) -> int:
     """Tokens per entry of the worker's block table: scheduler blocks may be split for the kernels."""
+    if hasattr(runner, "block_tables"):
+        return int(runner.block_tables.block_sizes[number])
     return int(runner.input_batch.block_table[number].block_size)
 
 
@@ -111,8 +113,7 @@ def _sources(runner: Any, names: list[str], num_blocks: int, block_size: int) ->
         page_size = num_blocks * block_size // cache.shape[0]
         written = _layer_write(name, layer, cache, page_size, runner.model_config.dtype)
         start = _first_head(runner, layer)
-        for placement in find_placements(written):
-            sources.append(placement.source(cache, numbers[name], start))
+        sources += [place.source(cache, numbers[name], start) for place in find_placements(written)]
     return tuple(sources)
 
 
@@ -126,7 +127,7 @@ def _layer_numbers(names: list[str]) -> dict[str, int]:
 
 def _first_head(runner: Any, layer: Any) -> int:
     parallel = runner.vllm_config.parallel_config
-    size, heads = parallel.tensor_parallel_size, int(getattr(layer, "num_kv_heads", 1))
+    size, heads = int(parallel.tensor_parallel_size), int(getattr(layer, "num_kv_heads", 1))
     if is_latent(layer) or size == 1:
         return 0
     rank, total = int(parallel.rank) % size, int(runner.model_config.get_total_num_kv_heads())
@@ -166,7 +167,7 @@ def _latent(layer: Any, cache: Tensor, write: Any) -> tuple[dict[Part, tuple[int
     rank, rope = int(layer.kv_lora_rank), int(layer.qk_rope_head_dim)
 
     def through(parts: dict[Part, Tensor], slots: Tensor) -> None:
-        latent, key = parts[Part.K].split([rank, rope], dim=-1)
+        latent, key = parts[Part.K][..., :rank], parts[Part.K][..., rank:]
         write(latent.squeeze(1).contiguous(), key.contiguous(), cache, slots, layer.kv_cache_dtype,
               layer._k_scale)  # fmt: skip
 

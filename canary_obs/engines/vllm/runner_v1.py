@@ -12,6 +12,7 @@ from canary_obs.engines.adapter import Observer
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.digests import TokenDigests
 from canary_obs.engines.vllm.seams import Seams
+from canary_obs.errors import UnsupportedEngine
 from canary_obs.views import GroupStep, StepView
 
 
@@ -19,6 +20,11 @@ class V1Adapter(VllmAdapter):
     """Reads the runner's persistent input batch, whose order is the forward's."""
 
     def __init__(self, runner: Any) -> None:
+        if runner.use_async_scheduling:
+            raise UnsupportedEngine(
+                "vLLM's V1 model runner with asynchronous scheduling keeps the newest token ids on the "
+                "device only; use --no-async-scheduling, or the V2 model runner"
+            )
         super().__init__(runner)
         self._digests = TokenDigests()
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
@@ -85,10 +91,7 @@ class V1Adapter(VllmAdapter):
             },
         )
 
-    def _prefix_digests(self, requests: list[str]) -> torch.Tensor | None:
+    def _prefix_digests(self, requests: list[str]) -> torch.Tensor:
         batch = self.runner.input_batch
-        # With asynchronous scheduling the newest ids exist on the device only.
-        if self.runner.use_async_scheduling:
-            return None
         ends = np.asarray(batch.num_computed_tokens_cpu[: len(requests)])
         return self._digests.advance(requests, batch.token_ids_cpu, ends).to(self.runner.device)

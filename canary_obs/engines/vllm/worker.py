@@ -14,11 +14,16 @@ from canary_obs.config import CanaryConfig, load
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.refusal import refuse
 from canary_obs.engines.vllm.runner_v1 import V1Adapter
+from canary_obs.engines.vllm.runner_v2 import V2Adapter
 from canary_obs.engines.vllm.seams import Seams
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
 
 log = logging.getLogger("canary_obs")
+RUNNERS: dict[str, type[VllmAdapter]] = {
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": V1Adapter,
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": V2Adapter,
+}
 _RUNTIME = "kv_canary"  # attribute of the worker
 
 
@@ -73,17 +78,19 @@ def release(worker: Any) -> None:
 
 def runtime_of(worker: Any) -> CanaryRuntime | None:
     """The canary of a worker; None when it has none."""
-    return vars(worker).get(_RUNTIME)
+    runtime: CanaryRuntime | None = vars(worker).get(_RUNTIME)
+    return runtime
 
 
 def adapter_of(runner: Any) -> VllmAdapter:
     """The adapter of a model runner. Raises UnsupportedEngine."""
     kinds = {f"{kind.__module__}:{kind.__qualname__}" for kind in type(runner).__mro__}
-    if "vllm.v1.worker.gpu_model_runner:GPUModelRunner" in kinds:
-        return V1Adapter(runner)
+    for name, adapter in RUNNERS.items():
+        if name in kinds:
+            return adapter(runner)
     raise UnsupportedEngine(
         f"vLLM's model runner {type(runner).__module__}.{type(runner).__qualname__} is not known; "
-        "supported are the V1 runners"
+        f"supported are {', '.join(RUNNERS)}"
     )
 
 

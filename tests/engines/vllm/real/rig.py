@@ -64,6 +64,42 @@ class Rig:
         outputs = self.llm.generate(inputs, sampling, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
+    def start(self, prompts: dict[str, list[int]], tokens: int = 40) -> None:
+        """Queue requests; `step` moves them."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        for request, prompt in prompts.items():
+            self.llm.llm_engine.add_request(request, {"prompt_token_ids": prompt}, sampling)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.llm.llm_engine.step()
+
+    def finish(self) -> None:
+        while self.llm.llm_engine.has_unfinished_requests():
+            self.step()
+
+    def blocks_of(self, request: str, group: int = 0) -> list[int]:
+        """By the public id or the one vLLM made of it."""
+        for name, state in self.runner.requests.items():
+            if name.startswith(request):
+                return list(state.block_ids[group])
+        raise KeyError(request)
+
+    def row_of(self, request: str) -> int:
+        batch = self.runner.input_batch
+        return next(row for row, name in enumerate(batch.req_ids) if name.startswith(request))
+
+    def fresh(self) -> None:
+        """Forget cached blocks, records and violations: the next test starts clean."""
+        self.finish()
+        self.step()
+        assert self.llm.reset_prefix_cache()
+        self.canary.mark_ready()
+        self.settle()
+        self.found.clear()
+
     def settle(self) -> list[Violation]:
         """Everything checked, patrol and sweep included; all violations so far."""
         with self.adapter._lock:

@@ -29,7 +29,8 @@ def test_no_violation_and_same_outputs(make_rig: Any, case: str) -> None:
     assert len(rig.canary.state.groups) == groups
     assert rig.canary.state.coverage == 1.0
     assert rig.canary.verdict() == (State.OK, ())
-    assert rig.canary.sweeper.last.total > 0
+    # vLLM keeps no prefix cache for MLA on CPUs.
+    assert (rig.canary.sweeper.last.total > 0) == (case != "latent")
     assert rig.checks() > 100_000
     print(f"{case}: {rig.checks()} slot checks, {rig.canary.step} steps")
     plain = make_rig(model, canary={"mode": "none"}, **engine)

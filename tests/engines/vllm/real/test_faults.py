@@ -1,0 +1,187 @@
+"""Corruption planted from outside our code, into vLLM's own tensors and tables."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from canary_obs.records import Part, Phase, Reason
+from tests.engines.vllm.real.rig import Rig, prompts
+
+pytestmark = pytest.mark.usefixtures("clean")
+LINKS = {Reason.CHAIN, Reason.POSITION, Reason.TOKEN}
+
+
+@pytest.fixture(scope="module")
+def rig(models: Any) -> Iterator[Rig]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KV_CANARY_LANE_ROWS", "1024")  # every row of a flood is looked at here
+        made = Rig(models("llama"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clean(rig: Rig) -> Iterator[None]:
+    rig.fresh()
+    yield
+    rig.fresh()
+
+
+def own(count: int, seed: int, length: int = 100) -> dict[str, list[int]]:
+    """Requests without shared prefixes."""
+    draw = random.Random(seed)
+    return {f"r{i}-{seed}": [draw.randrange(4, 1024) for _ in range(length)] for i in range(count)}
+
+
+def raw(cache: torch.Tensor) -> torch.Tensor:
+    return cache.view(torch.int32)
+
+
+def slots_of(block: int) -> range:
+    return range(block * 32, block * 32 + 32)
+
+
+def test_one_bit_in_every_layer_and_part_of_an_idle_block(rig: Rig) -> None:
+    rig.generate(prompts(4))
+    draw = random.Random(1)
+    for layer in range(3):
+        for half in (0, 1):  # K is the first half of a head's page in this layout, V the second
+            rig.found.clear()
+            block, head, word = draw.choice(rig.idle_blocks()), draw.randrange(2), draw.randrange(1024)
+            page, bit = raw(rig.layer_cache(0, layer))[block, head].view(2, -1), 1 << draw.randrange(31)
+            page[half, word] ^= bit
+            found = rig.settle()
+            page[half, word] ^= bit
+            assert {violation.phase for violation in found} == {Phase.PATROL, Phase.SWEEP}, (layer, half)
+            assert {violation.reason for violation in found} == {Reason.KV_DATA}
+            assert {violation.part for violation in found} == {(Part.K, Part.V)[half]}
+            assert {violation.slot for violation in found} <= set(slots_of(block))
+
+
+def test_one_bit_in_every_layer_and_part_of_a_block_in_use(rig: Rig) -> None:
+    rig.start(own(2, seed=2))
+    rig.step(4)
+    block = rig.blocks_of("r0-2")[1]
+    for layer in range(3):
+        page = raw(rig.layer_cache(0, layer))[block, 1].view(2, -1)
+        for half in (0, 1):
+            rig.found.clear()
+            page[half, 7] ^= 1 << 9
+            rig.settle()
+            page[half, 7] ^= 1 << 9
+            assert {violation.reason for violation in rig.found} == {Reason.KV_DATA}
+            assert {violation.slot // 32 for violation in rig.found} == {block}
+
+
+def test_two_blocks_swapped(rig: Rig) -> None:
+    rig.generate(prompts(4))
+    first, second = rig.idle_blocks()[:2]
+    for layer in range(3):
+        cache = rig.layer_cache(0, layer)
+        cache[[first, second]] = cache[[second, first]]
+    found = rig.settle()
+    assert {violation.reason for violation in found} == {Reason.KV_DATA}
+    assert {violation.slot // 32 for violation in found} == {first, second}
+
+
+def test_page_zeroed(rig: Rig) -> None:
+    rig.generate(prompts(4))
+    block = rig.idle_blocks()[3]
+    rig.layer_cache(0, 2)[block].zero_()
+    found = rig.settle()
+    assert {violation.reason for violation in found} == {Reason.KV_DATA}
+    assert {violation.slot // 32 for violation in found} == {block}
+
+
+def test_table_entry_of_another_request(rig: Rig) -> None:
+    rig.start(own(2, seed=3))
+    rig.step(4)
+    table = rig.runner.input_batch.block_table[0].block_table.np
+    mine, other = rig.row_of("r0-3"), rig.row_of("r1-3")
+    right, table[mine, 1] = table[mine, 1].copy(), table[other, 1]
+    rig.step(2)
+    table[mine, 1] = right
+    found = rig.settle()
+    assert {violation.reason for violation in found} <= LINKS
+    assert {violation.phase for violation in found} == {Phase.HEAD, Phase.TAIL}
+    assert all(violation.request and violation.request.startswith("r0-3") for violation in found)
+
+
+def test_rows_exchanged(rig: Rig) -> None:
+    rig.start(own(2, seed=4))
+    rig.step(4)
+    table = rig.runner.input_batch.block_table[0].block_table.np
+    table[[0, 1]] = table[[1, 0]]
+    rig.step()
+    table[[0, 1]] = table[[1, 0]]
+    rig.settle()
+    assert (Phase.HEAD, Reason.TOKEN) in rig.reasons()
+    named = {violation.request[:4] for violation in rig.found if violation.request}
+    assert named == {"r0-4", "r1-4"}
+
+
+def test_freed_block_handed_to_a_second_request(rig: Rig) -> None:
+    rig.start(own(1, seed=5))
+    rig.step(4)
+    pool = rig.core.scheduler.kv_cache_manager.block_pool
+    stolen = pool.blocks[rig.blocks_of("r0-5")[0]]
+    pool._maybe_evict_cached_block(stolen)
+    pool.free_blocks([stolen])
+    rig.start(own(1, seed=6))
+    rig.step(2)
+    assert stolen.block_id in rig.blocks_of("r0-6")
+    stolen.ref_cnt += 1  # the first owner will free it too
+    rig.settle()
+    named = {(violation.request or "")[:4] for violation in rig.found if violation.reason in LINKS}
+    assert named == {"r0-5"}
+
+
+def test_slot_mapping_off_by_one(rig: Rig) -> None:
+    table = rig.runner.input_batch.block_table[0]
+    compute = table.compute_slot_mapping
+
+    def shifted(*given: Any) -> None:
+        compute(*given)
+        table.slot_mapping.gpu += 1
+
+    table.compute_slot_mapping = shifted
+    try:
+        rig.start(own(1, seed=7))
+        rig.step(3)
+    finally:
+        del table.compute_slot_mapping
+    rig.settle()
+    reasons = {violation.reason for violation in rig.found}
+    assert Reason.POSITION in reasons
+    assert Reason.UNWRITTEN in reasons
+
+
+def test_copy_that_skips_the_last_layer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.worker import gpu_model_runner
+
+    def skipping(caches: Any, num_blocks: int, copies: Any) -> None:
+        for cache in list(caches)[:-1]:
+            for source, destination in copies:
+                cache[destination] = cache[source]
+
+    monkeypatch.setattr(gpu_model_runner, "copy_kv_cache_blocks_inplace", skipping)
+    rig.generate(prompts(4))
+    source, destination = rig.idle_blocks()[0], 499
+    schedule = rig.core.scheduler.schedule
+
+    def with_copy(*given: Any) -> Any:
+        output = schedule(*given)
+        output.kv_cache_block_copies = [(source, destination)]
+        rig.core.scheduler.schedule = schedule
+        return output
+
+    rig.core.scheduler.schedule = with_copy
+    rig.generate(list(own(1, seed=8).values()))
+    found = rig.settle()
+    assert {violation.reason for violation in found} == {Reason.KV_DATA}
+    assert {violation.slot // 32 for violation in found} == {destination}
