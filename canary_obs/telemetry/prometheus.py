@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, samples
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from canary_obs import __version__
 from canary_obs.pipeline.hub import Hub
+from canary_obs.pipeline.incidents import Exemplar, Lane
 from canary_obs.pipeline.ranks import RankView
 from canary_obs.records import LATENCY_BOUNDS, Latencies
-from canary_obs.telemetry.catalog import RANK_LABELS, RANK_METRICS, SERVICE_METRICS, Kind, Metric
-from canary_obs.telemetry.readings import Reading, Spread
+from canary_obs.telemetry.catalog import PREFIX, RANK_LABELS, RANK_METRICS, SERVICE_METRICS, Kind, Metric
+from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.service_readings import ServiceView
 
 log = logging.getLogger("canary_obs")
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-Series = Iterable[Reading | Spread]
+Series = Iterable[tuple[tuple[str, ...], float | Latencies]]
 
 _FAMILIES: dict[Kind, Any] = {
     Kind.COUNTER: CounterMetricFamily,
@@ -34,11 +35,19 @@ _FAMILIES: dict[Kind, Any] = {
 }
 
 
+_WITH_EXEMPLARS = PREFIX + "violations_total"
+
+
 class HubCollector(Collector):
     """Every family of the catalogue, from one consistent look at the hub."""
 
-    def __init__(self, hub: Hub, log_dropped: Callable[[], int] = lambda: 0) -> None:
-        self._hub, self._log_dropped = hub, log_dropped
+    def __init__(
+        self,
+        hub: Hub,
+        log_dropped: Callable[[], int] = lambda: 0,
+        exports: Callable[[], Mapping[str, ExportCounts]] = dict,
+    ) -> None:
+        self._hub, self._log_dropped, self._exports = hub, log_dropped, exports
         self._seconds: float | None = None
         self._errors = 0
 
@@ -50,14 +59,21 @@ class HubCollector(Collector):
         """Every family that can be read; one that cannot is left out and counted."""
         started = time.perf_counter()
         ranks = self._hub.ranks()
+        exemplars = self._hub.incidents.exemplars()
         for metric in RANK_METRICS:
-            yield from self._guarded(metric, RANK_LABELS, partial(_over, ranks, metric.read))
+            for family in self._guarded(metric, RANK_LABELS, partial(_over, ranks, metric.read)):
+                if metric.name == _WITH_EXEMPLARS:
+                    _point_to_incidents(family, exemplars)
+                yield family
         state, _ = self._hub.verdict()
         service = ServiceView(
             version=__version__,
             state=state,
             ranks=ranks,
             counts=self._hub.counts(),
+            incidents=tuple(self._hub.incidents.newest_first()),
+            incidents_opened=self._hub.incidents.opened,
+            exports=self._exports(),
             log_dropped=self._log_dropped(),
             scrape_seconds=self._seconds,
             scrape_errors=self._errors,
@@ -94,15 +110,27 @@ def _over(ranks: tuple[RankView, ...], read: Callable[[RankView], Series]) -> Se
 
 
 def _family(metric: Metric, labels: tuple[str, ...], series: Series) -> Family:
-    family: Any = _FAMILIES[metric.kind](
+    family: Family = _FAMILIES[metric.kind](
         metric.name, metric.help, labels=labels + metric.labels, unit=metric.unit
     )
     for values, value in series:
-        if isinstance(value, Latencies):
+        if isinstance(family, HistogramMetricFamily):
+            assert isinstance(value, Latencies)
             family.add_metric(values, _buckets(value), value.seconds)
         else:
+            assert not isinstance(value, Latencies)
             family.add_metric(values, value)
     return family
+
+
+def _point_to_incidents(family: Family, exemplars: Mapping[Lane, Exemplar]) -> None:
+    for index, sample in enumerate(family.samples):
+        pointer = exemplars.get(tuple(sample.labels.values())) if exemplars else None
+        if pointer is not None and sample.value > 0:
+            labels = {"trace_id": pointer.trace_id, "incident_id": pointer.incident}
+            family.samples[index] = sample._replace(
+                exemplar=samples.Exemplar(labels, 1.0, pointer.time_ns / 1e9)
+            )
 
 
 def _buckets(latencies: Latencies) -> list[tuple[str, float]]:

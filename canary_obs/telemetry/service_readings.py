@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from canary_obs.pipeline.counters import HubCounts
+from canary_obs.pipeline.incidents import IncidentSummary
 from canary_obs.pipeline.ranks import RankView
 from canary_obs.records import State
+from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
 
 # Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
@@ -22,6 +24,9 @@ class ServiceView:
     state: State
     ranks: tuple[RankView, ...]
     counts: HubCounts
+    incidents: tuple[IncidentSummary, ...]  # newest first
+    incidents_opened: int
+    exports: Mapping[str, ExportCounts]  # by signal; only those that are exported
     log_dropped: int
     scrape_seconds: float | None  # None before the first
     scrape_errors: int
@@ -70,3 +75,29 @@ def scrape_duration(service: ServiceView) -> Iterator[Reading]:
 
 def scrape_errors(service: ServiceView) -> Iterator[Reading]:
     return one(service.scrape_errors)
+
+
+def incidents_opened(service: ServiceView) -> Iterator[Reading]:
+    return one(service.incidents_opened)
+
+
+def incident_info(service: ServiceView) -> Iterator[Reading]:
+    # One series per rank: alerts join on the rank, and an id that nobody needs any more must not pile up.
+    shown = set()
+    for incident in service.incidents:
+        for rank in incident.ranks:
+            key = incident.engine, incident.instance, str(rank)
+            if not incident.acknowledged and key not in shown:
+                shown.add(key)
+                yield (*key, incident.id), 1.0
+
+
+def exported(service: ServiceView) -> Iterator[Reading]:
+    for signal, counts in service.exports.items():
+        yield (signal,), float(counts.exported)
+
+
+def export_dropped(service: ServiceView) -> Iterator[Reading]:
+    for signal, counts in service.exports.items():
+        yield (signal, "queue_full"), float(counts.queue_full)
+        yield (signal, "export_failed"), float(counts.failed)

@@ -1,0 +1,234 @@
+"""What makes each alert fire: the series, how long, and what the alert then shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from alerts.tests.timeline import (
+    RANK,
+    SERVICE,
+    Acts,
+    Series,
+    rank_counter,
+    rank_gauge,
+    service_counter,
+    service_gauge,
+    states,
+)
+
+# 10-minute windows at 15 s samples: long enough to fire, and to be forgotten again.
+SHORT = Acts(quiet=8, bad=16, good=60)
+HOUR = Acts(quiet=10, bad=90, good=90)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """`shown` is the value as the annotations print it; `labels` those of the alert besides its own."""
+
+    alert: str
+    series: tuple[Series, ...]
+    shown: str = ""
+    labels: dict[str, str] = field(default_factory=lambda: RANK)
+    acts: Acts = SHORT
+    seconds: int = 15  # between samples
+    outlives_its_target: bool = False  # by design it fires when series end
+
+
+def up(quiet: float | str, bad: float | str) -> Series:
+    """The target's own health."""
+    return Series(name="up", labels=SERVICE, quiet=quiet, bad=bad, good=quiet)
+
+
+DAMAGE = (
+    Scenario(alert="KVCanaryDamage", series=states("violated")),
+    Scenario(
+        alert="KVCanaryDamageSpreading",
+        series=(rank_counter("violations", 0, 60, group="full", phase="tail", reason="kv_data"),),
+        shown="4",
+    ),
+    Scenario(
+        alert="KVCanaryDrillMissed",
+        series=(rank_counter("perturbations", 0, 1, mode="real_kv_used", outcome="missed"),),
+        shown="16",
+    ),
+)
+
+BLIND = (
+    Scenario(alert="KVCanaryTargetDown", series=(up(1, 0),), labels=SERVICE),
+    Scenario(
+        alert="KVCanaryTargetAbsent",
+        series=(up(1, "_"),),
+        labels={"job": "kv-canary"},
+        acts=Acts(quiet=8, bad=30, good=60),  # the last sample is believed for five minutes
+        outlives_its_target=True,
+    ),
+    Scenario(
+        alert="KVCanaryNoEngine",
+        series=(service_gauge("ranks", 0, 1, state="off"), service_gauge("ranks", 1, 0, state="ok")),
+        labels=SERVICE,
+        acts=Acts(quiet=8, bad=30, good=60),
+    ),
+    Scenario(
+        alert="KVCanaryRankVanished",
+        series=(rank_gauge("state", 0, "_", state="off"), rank_gauge("state", 1, "_", state="ok")),
+        acts=Acts(quiet=8, bad=30, good=60),
+        outlives_its_target=True,
+    ),
+    Scenario(alert="KVCanaryBlind", series=states("blind")),
+    Scenario(
+        alert="KVCanarySnapshotStale",
+        series=(rank_gauge("snapshot_age_seconds", 0.25, 90), *states("blind")),
+        shown="1m 30s",
+    ),
+    Scenario(
+        alert="KVCanaryKernelStalled",
+        series=(
+            rank_gauge("kernel_healthy", 1, 0, group="full", phase="tail"),
+            rank_gauge("kernel_healthy", 1, 1, group="full", phase="head"),
+        ),
+    ),
+    Scenario(
+        alert="KVCanaryChecksNotRunning",
+        series=(
+            rank_counter("steps", 100, 100),
+            rank_counter("kernel_runs", 100, 0, group="full", phase="head"),
+            rank_counter("kernel_runs", 3, 3, group="full", phase="patrol"),
+        ),
+    ),
+    Scenario(
+        alert="KVCanaryPipelineStale", series=(rank_gauge("pipeline_lag_seconds", 0.02, 45),), shown="45s"
+    ),
+    Scenario(
+        alert="KVCanaryObserverFault",
+        series=(rank_counter("observer_faults", 0, 1, part="pump"),),
+        shown="16",
+    ),
+    Scenario(
+        alert="KVCanaryMetricsIncomplete",
+        series=(service_counter("scrape_errors", 0, 1),),
+        labels=SERVICE,
+        shown="16",
+    ),
+    Scenario(
+        alert="KVCanaryServiceFault",
+        series=(service_counter("service_faults", 0, 1, part="zmq_listener"),),
+        labels=SERVICE,
+        shown="16",
+    ),
+)
+
+DEBT = (
+    Scenario(
+        alert="KVCanaryCoverageLow",
+        series=(
+            rank_gauge("protected_bytes", 1000, 900, group="full"),
+            rank_gauge("pool_bytes", 1000, 1000, group="full"),
+        ),
+        shown="90%",
+        acts=Acts(quiet=8, bad=30, good=60),
+    ),
+    Scenario(
+        alert="KVCanaryUnverifiedHigh",
+        series=(
+            rank_counter("slots_unverified", 0, 25, group="full", cause="adopted"),
+            rank_counter("slots_unverified", 500, 500, group="full", cause="evicted"),
+            rank_counter("slots_verified", 75, 75, group="full", phase="head"),
+        ),
+        shown="25%",
+        acts=Acts(quiet=20, bad=90, good=60),
+    ),
+    Scenario(
+        alert="KVCanarySweepOverdue",
+        # A sweep ends every sample, then none does, then twice as fast until the debt is paid.
+        series=(
+            Series(
+                name="kv_canary_sweep_last_completed_timestamp_seconds",
+                labels=RANK,
+                quiet=60,
+                bad=0,
+                good=120,
+                rises=True,
+            ),
+            *states("degraded"),
+        ),
+        shown="1h 29m 0s",
+        acts=HOUR,
+        seconds=60,
+    ),
+    Scenario(
+        alert="KVCanarySweepNever",
+        series=(
+            rank_gauge("sweep_last_completed_timestamp_seconds", 0, "_", good=11000),
+            *states("degraded"),
+        ),
+        acts=HOUR,
+        seconds=60,
+    ),
+    Scenario(
+        alert="KVCanaryPatrolOverdue",
+        series=(rank_gauge("patrol_oldest_check_seconds", 7, 7200), *states("degraded")),
+        shown="2h 0m 0s",
+    ),
+    Scenario(
+        alert="KVCanaryEvidenceDropped",
+        series=(rank_counter("violation_events_dropped", 0, 1), rank_counter("messages_dropped", 0, 0)),
+        shown="16",
+    ),
+    Scenario(
+        alert="KVCanaryServiceDropped",
+        series=(service_counter("log_events_dropped", 0, 1), service_counter("hub_violations_evicted", 0, 0)),
+        labels=SERVICE,
+        shown="16",
+    ),
+    Scenario(
+        alert="KVCanaryPipelineSkipping",
+        series=(rank_counter("pipeline_skipped", 0, 75), rank_counter("steps", 100, 100)),
+        shown="75%",
+        acts=Acts(quiet=20, bad=60, good=60),
+    ),
+    Scenario(
+        alert="KVCanaryOverheadHigh",
+        series=(
+            rank_counter("overhead_seconds", 1, 25, phase="head"),
+            rank_counter("overhead_seconds", 1, 5, phase="tail"),
+            rank_counter("step_seconds", 100, 100),
+        ),
+        shown="30%",
+        acts=Acts(quiet=20, bad=90, good=60),
+    ),
+    Scenario(alert="KVCanaryDegraded", series=states("degraded"), acts=Acts(quiet=8, bad=80, good=20)),
+    Scenario(
+        alert="KVCanaryPaused", series=(rank_gauge("paused", 0, 1),), acts=Acts(quiet=8, bad=140, good=20)
+    ),
+    Scenario(
+        alert="KVCanaryRestarting",
+        series=(rank_counter("restarts", 0, 0.2),),
+        shown="12",
+        acts=Acts(quiet=70, bad=62, good=70),
+        seconds=60,
+    ),
+    Scenario(
+        alert="KVCanaryPerturbationActive",
+        series=(
+            rank_counter("perturbations", 0, 1, mode="real_kv_used", outcome="injected"),
+            rank_counter("perturbations", 0, 1, mode="real_kv_used", outcome="detected"),
+        ),
+        shown="16",
+    ),
+    Scenario(
+        alert="KVCanaryForeignFrames",
+        series=(
+            service_counter("hub_frames_undecodable", 0, 1),
+            service_counter("hub_messages_refused", 0, 0),
+        ),
+        labels=SERVICE,
+        shown="16",
+    ),
+    Scenario(
+        alert="KVCanaryScrapeSlow",
+        series=(service_gauge("scrape_duration_seconds", 0.02, 0.75),),
+        labels=SERVICE,
+        shown="750ms",
+        acts=Acts(quiet=8, bad=30, good=20),
+    ),
+)
