@@ -1,8 +1,11 @@
-"""Triton's interpreter must be chosen before anything imports Triton."""
+"""What must be decided before torch and Triton are imported."""
 
 import os
 
-import torch
+# Workers share the cores: a second OpenMP thread in each only spins.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
