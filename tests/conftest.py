@@ -5,7 +5,7 @@ import os
 # Workers share the cores: a second OpenMP thread in each only spins.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch  # noqa: E402
+import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -15,6 +15,7 @@ from canary_obs.config import CanaryConfig, parse_patrol_budget
 from canary_obs.errors import KVCacheViolation
 from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import Mode, Snapshot, State, Trigger, Violation
+from canary_obs.runtime.bandwidth import measured_bandwidth
 from canary_obs.runtime.evidence import EvidenceDesk
 from canary_obs.runtime.forward import ForwardChecks
 from canary_obs.runtime.health import Health
@@ -48,8 +49,11 @@ class CanaryRuntime:
         self.health = Health(len(self.state.groups), config)
         self._checks = ForwardChecks(self.state, self.health, config)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)
-        self.sweeper = Sweeper(self.state, adapter.prefix_cache, self.health, config, self.reporter.sweep)
-        self.patrol = Patrol(self.state, self.health, parse_patrol_budget(config.patrol_budget))
+        bandwidth = measured_bandwidth(self.state)
+        self.sweeper = Sweeper(
+            self.state, adapter.prefix_cache, self.health, config, bandwidth, self.reporter.sweep
+        )
+        self.patrol = Patrol(self.state, self.health, parse_patrol_budget(config.patrol_budget), bandwidth)
         self.pump = Pump(self.state, self.health, self.sweeper, config)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, self.pump.log.requests_at)
@@ -61,7 +65,7 @@ class CanaryRuntime:
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
         self.step_seconds = 0.0
         self.armed = self._forwarding = self._head_done = self.paused = False
-        self._nested = 0
+        self._nested = self._swept_step = 0
         self.ready_at = 0.0
         self._last_step_end: float | None = None
         self._raising: list[Violation] = []
@@ -138,9 +142,10 @@ class CanaryRuntime:
             self.step_seconds += now - self._last_step_end
         self._last_step_end = now
         interval = self.config.sweep_interval
-        if interval and not self.paused and self.step % interval == 0:
+        if interval and not self.paused and self.step % interval == 0 and self.step != self._swept_step:
+            self._swept_step = self.step
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.INTERVAL, self.step)
-        self._background(self.config.sweep_budget_ms / 1e3)
+        self._background(self.config.sweep_budget_ms / 1e3, idle=False)
 
     def idle(self) -> bool:
         """The engine has nothing to do: commands, sweeps and patrol go on. True = call again soon."""
@@ -149,7 +154,7 @@ class CanaryRuntime:
         self._last_step_end = None
         if self.config.idle_sweep and not self.paused and self._idle_sweep_due():
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.IDLE, self.step)
-        self._background(10 * self.config.sweep_budget_ms / 1e3)
+        self._background(10 * self.config.sweep_budget_ms / 1e3, idle=True)
         return self.sweeper.running or self.pump.busy
 
     def fault(self, part: str, error: Exception) -> None:
@@ -247,7 +252,7 @@ class CanaryRuntime:
 
     # Between forwards ---------------------------------------------------------------------------
 
-    def _background(self, budget_seconds: float) -> None:
+    def _background(self, budget_seconds: float, *, idle: bool) -> None:
         started = time.perf_counter()
         self._guard("mailbox", obey, self)
         if not self.paused:
@@ -255,7 +260,7 @@ class CanaryRuntime:
                 self.sweeper.abort("the sweep itself failed; see the engine's log")
             swept = time.perf_counter()
             self.overhead["sweep"] += swept - started
-            self._guard("patrol", self.patrol.advance, time.monotonic())
+            self._guard("patrol", self._advance_patrol, idle)
             started = time.perf_counter()
             self.overhead["patrol"] += started - swept
         self._guard("pump", self._turn_pump)
@@ -264,6 +269,9 @@ class CanaryRuntime:
         if self._raising:
             found, self._raising = tuple(self._raising), []
             raise KVCacheViolation(found)
+
+    def _advance_patrol(self, idle: bool) -> None:
+        self.patrol.advance(time.monotonic(), idle=idle)
 
     def _turn_pump(self) -> None:
         self._deliver(self.pump.turn(self.step))
