@@ -22,8 +22,8 @@ EVIDENCE_PER_KIND = 2  # slots asked about for each (rank, group, reason)
 EXEMPLARS_KEPT = 4096
 SWEEPS_KEPT = 16
 
-# engine, instance, rank, group, phase, reason: the labels of kv_canary_violations_total.
-Lane = tuple[str, str, int, str, Phase, Reason]
+# engine, instance, rank, group, phase, reason: the label values of kv_canary_violations_total.
+Lane = tuple[str, ...]
 
 
 class IncidentSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +198,7 @@ class IncidentBook:
 
     def _point(self, case: _Case, event: ViolationEvent) -> None:
         who, row = event.identity, event.violation
-        lane = (who.engine, who.instance, who.rank, row.group, row.phase, row.reason)
+        lane = (who.engine, who.instance, str(who.rank), row.group, row.phase.value, row.reason.value)
         trace_id = trace_id_of("incident", case.id)
         self._exemplars[lane] = Exemplar(incident=case.id, trace_id=trace_id, time_ns=row.time_ns)
         self._exemplars.move_to_end(lane)

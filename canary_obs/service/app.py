@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,8 +13,9 @@ from canary_obs.pipeline.hub import Hub
 from canary_obs.service.auth import Gate, check_exposure
 from canary_obs.service.desk import Desk
 from canary_obs.service.problems import answer_with_problems
-from canary_obs.service.routes import canary, page, probes, sweeps
+from canary_obs.service.routes import canary, incidents, page, probes, sweeps
 from canary_obs.service.schemas import components
+from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.prometheus import HubCollector, registry_for
 
 
@@ -35,6 +36,7 @@ def create_app(
     config: ServiceConfig | None = None,
     *,
     log_dropped: Callable[[], int] = lambda: 0,
+    exports: Callable[[], Mapping[str, ExportCounts]] = dict,
     listening: Callable[[], bool] = lambda: True,
 ) -> FastAPI:
     """The application. Raises ConfigurationError for a bind wider than loopback without a token."""
@@ -45,10 +47,10 @@ def create_app(
     app.state.desk = Desk(
         hub=hub,
         config=config,
-        registry=registry_for(HubCollector(hub, log_dropped)),
+        registry=registry_for(HubCollector(hub, log_dropped, exports)),
         listening=listening,
     )
-    for routes in (probes, canary, sweeps, page):
+    for routes in (probes, canary, incidents, sweeps, page):
         app.include_router(routes.router)
     answer_with_problems(app)
     app.add_middleware(Gate, token=config.token)

@@ -8,11 +8,13 @@ import msgspec
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from canary_obs.pipeline.incidents import IncidentSummary
 from canary_obs.pipeline.journal import ViolationEvent
 from canary_obs.pipeline.ranks import RankView
 from canary_obs.pipeline.sweeps import SweepRecord
 from canary_obs.records import Phase, Reason, State
 from canary_obs.service.problems import MEDIA_TYPE
+from canary_obs.telemetry.incidents import IncidentBundle
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 _REF = "#/components/schemas/{name}"
@@ -40,6 +42,14 @@ class SweepQuery(BaseModel):
 
 class SweepsQuery(BaseModel):
     """Which sweeps."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    limit: Annotated[int, Field(ge=1, le=256)] = 50
+
+
+class IncidentsQuery(BaseModel):
+    """Which incidents."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -86,6 +96,12 @@ class ViolationPage(msgspec.Struct, frozen=True, kw_only=True):
     next: int | None
 
 
+class IncidentList(msgspec.Struct, frozen=True, kw_only=True):
+    """Incidents, newest first, without their violations and evidence."""
+
+    incidents: tuple[IncidentSummary, ...]
+
+
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
     """How many ranks a command was sent to."""
 
@@ -108,7 +124,17 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
 
 
-_ANSWERS = (StatusReport, SweepRecord, SweepList, ViolationPage, Reached, Health, ProblemDocument)
+_ANSWERS = (
+    StatusReport,
+    SweepRecord,
+    SweepList,
+    ViolationPage,
+    IncidentList,
+    IncidentBundle,
+    Reached,
+    Health,
+    ProblemDocument,
+)
 
 
 def reply(answer: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
