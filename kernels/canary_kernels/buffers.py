@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ class GroupBuffers:
     counters: Tensor  # int64 [COUNTER_WORDS]; monotonic
     violations: Tensor  # int64 [NUM_LANES, lane_rows, ROW_WORDS]
     clock: Tensor  # int64 [1]; step << TURN_BITS | turn, stamped into violation rows; shared by all groups
+    memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    # What operations found out once: checks passed, kernels ready to launch.
 
     @property
     def num_slots(self) -> int:
@@ -56,6 +59,8 @@ class RowBatch:
     positions: Tensor  # [num_tokens]; positions the model is given
     out_slots: Tensor  # [num_tokens]; where the forward writes; -1 = skip
     expected_ids: Tensor | None = None  # [num_tokens]; write oracle; -1 = unknown, None = no oracle
+    memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    # What operations found out once: checks passed, addresses.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

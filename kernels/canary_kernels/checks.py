@@ -30,7 +30,9 @@ class KernelArgumentError(ValueError):
 
 
 def check_buffers(backend: Backend, buffers: GroupBuffers) -> None:
-    """Raise KernelArgumentError unless these buffers suit this backend."""
+    """Raise KernelArgumentError unless these buffers suit this backend. Looks once."""
+    if backend in buffers.memo:
+        return
     records = buffers.records
     if records.dim() != 2 or records.shape[1] != RECORD_WORDS or records.dtype is not torch.int64:
         raise KernelArgumentError(
@@ -47,10 +49,14 @@ def check_buffers(backend: Backend, buffers: GroupBuffers) -> None:
             f"backend is torch and the records are on {records.device}; the reference runs on the CPU; "
             "use Backend.TRITON"
         )
+    buffers.memo[backend] = True
 
 
 def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
     """Raise KernelArgumentError unless the batch is consistent in itself and lies where the buffers lie."""
+    device = buffers.records.device
+    if batch.memo.get(check_batch) == device:
+        return
     table = batch.slot_table
     if table.dim() != 2 or table.stride(1) != 1:
         raise KernelArgumentError(
@@ -62,7 +68,6 @@ def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
             f"page_size is {batch.page_size}; the rule is >= 1; pass the pool's page size"
         )
     requests, tokens = batch.rows.shape[0], batch.input_ids.shape[0]
-    device = buffers.records.device
     _check_column("slot_table", table, table.shape[0], device)
     _check_column("rows", batch.rows, requests, device)
     _check_column("starts", batch.starts, requests, device)
@@ -76,6 +81,7 @@ def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
         _check_column("digests", batch.digests, requests, device)
     if batch.expected_ids is not None:
         _check_column("expected_ids", batch.expected_ids, tokens, device)
+    batch.memo[check_batch] = device
 
 
 def check_slots(buffers: GroupBuffers, **columns: Tensor) -> None:

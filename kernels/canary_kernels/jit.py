@@ -68,6 +68,13 @@ def position_of(identity):
 
 
 @triton.jit
+def load_record(records, slot, known):
+    """int64 pair: identity and chain of records, 0 where not known; one 16-byte load each."""
+    words = (slot * RECORD_WORDS)[:, None] + tl.arange(0, 2)[None, :]
+    return tl.split(tl.load(records + words, mask=known[:, None], other=0))
+
+
+@triton.jit
 def slot_at(table, table_stride, row, position, PAGE_SIZE: tl.constexpr, mask):
     """int64: slots of positions of a row; -1 where masked, negative or too large where the table says so."""
     cells = table + row * table_stride

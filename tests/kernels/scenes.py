@@ -37,6 +37,7 @@ class Scene:
             if isinstance(value := getattr(self.batch, field.name), torch.Tensor)
             else value
             for field in fields(self.batch)
+            if field.init
         }
         group = oracle.Group([oracle.Record.unpack(words) for words in self.records.tolist()])
         return group, oracle.Batch(**plain)

@@ -18,18 +18,18 @@ from canary_kernels.write import kernel as write
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
 FULL = {
     "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True, "NUM_K": 32, "NUM_SOURCES": 64,
-    "GEOMETRY": (2048,) * 5, "PAGES": (1, 2048, 0), "ALIGNMENT": 16, "BLOCK": 512,
+    "GEOMETRY": (2048,) * 5, "PAGES": (1, 2048, 0), "ALIGNMENT": 16, "BLOCK": 512, "TILE": 4,
 }
 ODD = {
     "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False, "NUM_K": 2, "NUM_SOURCES": 3,
-    "GEOMETRY": (6, 10, 2, 4, 18), "PAGES": (16, 1000, 12), "ALIGNMENT": 2, "BLOCK": 128,
+    "GEOMETRY": (6, 10, 2, 4, 18), "PAGES": (16, 1000, 12), "ALIGNMENT": 2, "BLOCK": 128, "TILE": 2,
 }
 JOBS = [
     (verify.rows_kernel, {"PHASE": 0, "PAGE_SIZE": 16, "HAS_DIGESTS": True, "BLOCK": verify.BLOCK}),
     (verify.rows_kernel, {"PHASE": 1, "PAGE_SIZE": 1, "HAS_DIGESTS": False, "BLOCK": verify.BLOCK}),
     (verify.list_kernel, {"PHASE": 2, "BLOCK": verify.BLOCK}),
-    (write.write_kernel, {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 1024}),
-    (write.write_kernel, {"PAGE_SIZE": 1, "HAS_DIGESTS": True, "HAS_EXPECTED": False, "BLOCK": 64}),
+    (write.write_kernel, {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 256, "WIDE": 2048}),
+    (write.write_kernel, {"PAGE_SIZE": 1, "HAS_DIGESTS": True, "HAS_EXPECTED": False, "BLOCK": 64, "WIDE": 64}),
     (fingerprint.fingerprint_kernel, {"OP": 0, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 1, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **ODD}),

@@ -1,4 +1,4 @@
-"""Fingerprint in Triton: one program per slot; word keys stay in registers while it walks the layers.
+"""Fingerprint in Triton: one program per slot, which reads a tile of layers at a time.
 
 The sum over layers l of layer_key(l) * sum over words i of word_key(i) * w[l, i] is taken over l first:
 one reduction per slot.
@@ -6,7 +6,7 @@ one reduction per slot.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -28,13 +28,15 @@ from canary_kernels.jit import (
     report,
     state_of,
 )
+from canary_kernels.launch import prepare
 from canary_kernels.layout import NO_REQUEST, Phase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers
-    from canary_kernels.fingerprint.plan import Bundle, FingerprintPlan
+    from canary_kernels.fingerprint.plan import FingerprintPlan
+    from canary_kernels.launch import Start
 
 HASH, COMPLETING, COMPARING = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 TAIL = tl.constexpr(int(Phase.TAIL))
@@ -54,6 +56,9 @@ NOBODY = tl.constexpr(NO_REQUEST)
 
 _MAX_BLOCK = 1024
 _MIN_BLOCK = 128
+_TILE_WORDS = 2048  # read at once: 8 KiB
+_WORDS_PER_WARP = 256  # two vectors a lane
+_MAX_WARPS = 8
 _MAX_PROGRAMS = 1 << 16
 
 
@@ -76,49 +81,67 @@ def _byte_offset(index, GEOMETRY: tl.constexpr):
 
 @triton.jit
 def _load_words(base, words, mask, GEOMETRY: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """int64: little-endian uint32 words of a slot whose first byte lies at address base; 0 where masked."""
+    """int64 [sources, words]: little-endian uint32 words of a slot that starts at base; 0 where masked."""
     num_bytes: tl.constexpr = GEOMETRY[4]
     if ALIGNMENT >= 4:
-        pointers = (base + _byte_offset(words * 4, GEOMETRY)).to(tl.pointer_type(tl.uint32))
+        offset = _byte_offset(words * 4, GEOMETRY)
+        pointers = (base[:, None] + offset[None, :]).to(tl.pointer_type(tl.uint32))
         # The compiler cannot know the alignment of an address it loads; with it, lanes read whole vectors.
-        pointers = tl.max_contiguous(tl.multiple_of(pointers, ALIGNMENT), ALIGNMENT // 4)
+        pointers = tl.max_contiguous(tl.multiple_of(pointers, (4, ALIGNMENT)), (1, ALIGNMENT // 4))
         value = tl.load(pointers, mask=mask, other=0).to(tl.int64)
     else:
-        pointers = base.to(tl.pointer_type(tl.uint8))
-        value = tl.zeros(words.shape, tl.int64)
+        pointers = base.to(tl.pointer_type(tl.uint8))[:, None]
+        value = tl.zeros(mask.shape, tl.int64)
         for byte in tl.static_range(4):
             index = words * 4 + byte
-            loaded = tl.load(pointers + _byte_offset(index, GEOMETRY), mask=index < num_bytes, other=0)
+            inside = mask & (index < num_bytes)[None, :]
+            loaded = tl.load(pointers + _byte_offset(index, GEOMETRY)[None, :], mask=inside, other=0)
             value += loaded.to(tl.int64) << (8 * byte)
     return value
+
+
+@triton.jit
+def _hash_part(
+    table, word_keys, start, FIRST: tl.constexpr, END: tl.constexpr, NUM_SOURCES: tl.constexpr,
+    GEOMETRY: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """int64: sum over the words of the sources FIRST to END; TILE sources are read at a time."""
+    num_words: tl.constexpr = (GEOMETRY[4] + 3) // 4
+    total = start * 0
+    for first in range(0, num_words, BLOCK):
+        words = first + tl.arange(0, BLOCK)
+        inside = words < num_words
+        sums = tl.zeros([TILE, BLOCK], tl.int64)
+        for tile in range(FIRST, END, TILE):
+            source = tile + tl.arange(0, TILE)
+            mask = source < END
+            base = tl.load(table + source, mask=mask, other=0) + start
+            layer_key = tl.load(table + NUM_SOURCES + source, mask=mask, other=0)
+            mask = mask[:, None] & inside[None, :]
+            sums += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key[:, None]
+        keys = tl.load(word_keys + words, mask=inside, other=0)
+        total += tl.sum(tl.sum(sums, 0) * keys)
+    return total
 
 
 @triton.jit
 def _hash_slot(
     table, word_keys, slot, NUM_K: tl.constexpr, NUM_SOURCES: tl.constexpr,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """int64 pair: sums over the words of a bundle's K sources and V sources."""
-    num_words: tl.constexpr = (GEOMETRY[4] + 3) // 4
     start = slot // PAGES[0] * PAGES[1] + slot % PAGES[0] * PAGES[2]
     hash_k = slot * 0
     hash_v = slot * 0
-    for first in range(0, num_words, BLOCK):
-        words = first + tl.arange(0, BLOCK)
-        mask = words < num_words
-        keys = tl.load(word_keys + words, mask=mask, other=0)
-        total = tl.zeros([BLOCK], tl.int64)
-        for source in range(NUM_K):
-            base = tl.load(table + source) + start
-            layer_key = tl.load(table + NUM_SOURCES + source)
-            total += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key
-        hash_k += tl.sum(total * keys)
-        total = tl.zeros([BLOCK], tl.int64)
-        for source in range(NUM_K, NUM_SOURCES):
-            base = tl.load(table + source) + start
-            layer_key = tl.load(table + NUM_SOURCES + source)
-            total += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key
-        hash_v += tl.sum(total * keys)
+    if NUM_K > 0:
+        hash_k = _hash_part(
+            table, word_keys, start, 0, NUM_K, NUM_SOURCES, GEOMETRY, ALIGNMENT, BLOCK, TILE
+        )
+    if NUM_K < NUM_SOURCES:
+        hash_v = _hash_part(
+            table, word_keys, start, NUM_K, NUM_SOURCES, NUM_SOURCES, GEOMETRY, ALIGNMENT, BLOCK, TILE
+        )
     return hash_k, hash_v
 
 
@@ -179,10 +202,11 @@ def _count_skipped(counters, state, HAS_DATA: tl.constexpr, PHASE: tl.constexpr)
 )
 def fingerprint_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
-    slots, num_listed, table, word_keys, hashes,
+    slots, num_listed, hashes, table, word_keys,
     OP: tl.constexpr, PHASE: tl.constexpr, HAS_DATA: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
     COUNTED: tl.constexpr, NUM_K: tl.constexpr, NUM_SOURCES: tl.constexpr,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Programs take slots in turn. FIRST and LAST frame the bundles; sums between them wait in `hashes`."""
     program = tl.program_id(0).to(tl.int64)
@@ -210,7 +234,7 @@ def fingerprint_kernel(
                 hash_v = slot * 0
                 if NUM_SOURCES > 0:
                     hash_k, hash_v = _hash_slot(
-                        table, word_keys, slot, NUM_K, NUM_SOURCES, GEOMETRY, PAGES, ALIGNMENT, BLOCK
+                        table, word_keys, slot, NUM_K, NUM_SOURCES, GEOMETRY, PAGES, ALIGNMENT, BLOCK, TILE
                     )
                 if not FIRST:
                     hash_k += tl.load(hashes + index * 2)
@@ -239,66 +263,76 @@ def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
     hashes = torch.zeros((slots.shape[0], 2), dtype=torch.int64, device=slots.device)
     if slots.shape[0] and plan.num_slots is not None:
         unused = (hashes, hashes, hashes, hashes, plan.num_slots, 0)
-        _launch(unused, plan, slots, hashes, op=HASH.value, phase=Phase.TAIL, counted=False)
+        grid = (min(slots.shape[0], _MAX_PROGRAMS), 1)
+        for number in range(len(plan.bundles)):
+            constants = _constants_of(plan, number, (HASH.value, Phase.TAIL, False))
+            fingerprint_kernel[grid](*unused, slots, slots.shape[0], hashes, **constants)
     return hashes
 
 
 def _launch_chunks(
-    buffers: GroupBuffers,
-    plan: FingerprintPlan,
-    slots: Tensor,
-    op: int,
-    phase: Phase,
+    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, op: int, phase: Phase,
     programs: int = _MAX_PROGRAMS,
-) -> None:
-    log = buffers.violations
-    pointers = (buffers.records, buffers.counters, log, buffers.clock, buffers.num_slots, log.shape[1])
+) -> None:  # fmt: skip
     if plan.scratch is None:
-        _launch(pointers, plan, slots, slots, op=op, phase=phase, counted=True, programs=programs)
+        _launch(buffers, plan, (slots, slots), (op, phase, True), programs)
         return
     starts = range(0, max(1, slots.shape[0]), SCRATCH_SLOTS)
     for start in starts:
         chunk = slots[start : start + SCRATCH_SLOTS]
-        counted = start == starts[-1]
-        _launch(pointers, plan, chunk, plan.scratch, op=op, phase=phase, counted=counted, programs=programs)
+        _launch(buffers, plan, (chunk, plan.scratch), (op, phase, start == starts[-1]), programs)
 
 
 def _launch(
-    pointers: tuple[Tensor | int, ...], plan: FingerprintPlan, slots: Tensor, hashes: Tensor,
-    *, op: int, phase: Phase, counted: bool, programs: int = _MAX_PROGRAMS,
+    buffers: GroupBuffers, plan: FingerprintPlan, columns: tuple[Tensor, Tensor],
+    work: tuple[int, Phase, bool], programs: int,
 ) -> None:  # fmt: skip
-    """One launch per bundle; none covers any bytes when the plan has no bundle."""
+    """One launch per bundle, or one when there is none. columns = (slots, hashes), work = (op, phase, counted)."""
+    slots, hashes = columns
     listed = slots.shape[0]
-    grid = (max(1, min(listed, programs)),)
-    bundles: tuple[Bundle | None, ...] = plan.bundles or (None,)
-    for number, bundle in enumerate(bundles):
-        last = number == len(bundles) - 1
-        fingerprint_kernel[grid](
-            *pointers, slots, listed,
-            bundle.table if bundle else slots, bundle.word_keys if bundle else slots, hashes,
-            OP=op, PHASE=int(phase), HAS_DATA=plan.coverage is not layout.RealData.NONE,
-            FIRST=number == 0, LAST=last, COUNTED=counted and last,
-            **_shape_of(bundle),
-        )  # fmt: skip
+    grid = max(1, min(listed, programs)), 1
+    key = "fingerprint_kernel", *work, slots.dtype
+    ready: tuple[FingerprintPlan, list[Start]] | None = buffers.memo.get(key)
+    if ready is not None and ready[0] is plan:
+        addresses = slots.data_ptr(), listed, hashes.data_ptr()
+        for start in ready[1]:
+            start(grid, addresses)
+        return
+    given = slots, listed, hashes
+    prepared = [
+        prepare(fingerprint_kernel, buffers, grid, given, _constants_of(plan, n, work))
+        for n in range(max(1, len(plan.bundles)))
+    ]
+    buffers.memo[key] = None if None in prepared else (plan, prepared)
 
 
-def _shape_of(bundle: Bundle | None) -> dict[str, object]:
-    """The compile-time part of a launch."""
-    if bundle is None:
-        return {
-            "NUM_K": 0, "NUM_SOURCES": 0, "GEOMETRY": (0, 0, 0, 0, 0), "PAGES": (1, 0, 0),
-            "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK, "num_warps": 1,
+def _constants_of(plan: FingerprintPlan, number: int, work: tuple[int, Phase, bool]) -> dict[str, Any]:
+    """What stays the same for every launch of one bundle of a plan."""
+    op, phase, counted = work
+    last = number == max(1, len(plan.bundles)) - 1
+    frame = {
+        "OP": op, "PHASE": int(phase), "HAS_DATA": plan.coverage is not layout.RealData.NONE,
+        "FIRST": number == 0, "LAST": last, "COUNTED": counted and last,
+    }  # fmt: skip
+    if not plan.bundles:
+        nothing = torch.empty(0, dtype=torch.int64, device=plan.device)
+        return frame | {
+            "table": nothing, "word_keys": nothing, "NUM_K": 0, "NUM_SOURCES": 0,
+            "GEOMETRY": (0, 0, 0, 0, 0), "PAGES": (1, 0, 0), "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK, "TILE": 1,
+            "num_warps": 1,
         }  # fmt: skip
+    bundle = plan.bundles[number]
     where = bundle.geometry
     block = min(_MAX_BLOCK, max(_MIN_BLOCK, triton.next_power_of_2(where.num_words)))
-    return {
-        "NUM_K": bundle.num_k,
-        "NUM_SOURCES": len(bundle.sources),
+    sources = max(bundle.num_k, len(bundle.sources) - bundle.num_k)
+    tile = min(triton.next_power_of_2(sources), max(1, _TILE_WORDS // block))
+    return frame | {
+        "table": bundle.table, "word_keys": bundle.word_keys,
+        "NUM_K": bundle.num_k, "NUM_SOURCES": len(bundle.sources),
         "GEOMETRY": (
             where.head_bytes, where.head_stride, where.element_bytes, where.element_stride, where.num_bytes
         ),
         "PAGES": (where.page_size, where.page_stride, where.slot_stride),
-        "ALIGNMENT": bundle.alignment,
-        "BLOCK": block,
-        "num_warps": max(1, min(4, block // 128)),
+        "ALIGNMENT": bundle.alignment, "BLOCK": block, "TILE": tile,
+        "num_warps": max(1, min(_MAX_WARPS, block * tile // _WORDS_PER_WARP)),
     }  # fmt: skip

@@ -14,23 +14,28 @@ from canary_kernels.jit import (
     CHAIN,
     COMPLETE,
     COUNT_UNVERIFIED,
+    EMPTY,
     NUM_REASONS,
     NUM_UNVERIFIED,
     PENDING,
     RECORD_WORDS,
+    STATE_BITS,
     continued,
     count,
+    load_record,
     position_of,
     report,
     slot_at,
     state_of,
 )
+from canary_kernels.launch import NUM_ROW_COLUMNS, columns_of, prepare
 from canary_kernels.layout import Phase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers, RowBatch
+    from canary_kernels.launch import Start
 
 HEAD = tl.constexpr(int(Phase.HEAD))
 CHAIN_REASON = tl.constexpr(int(layout.Reason.CHAIN))
@@ -44,23 +49,24 @@ COUNT_VERIFIED = tl.constexpr(layout.COUNT_VERIFIED)
 NO_REQUEST = tl.constexpr(layout.NO_REQUEST)
 
 BLOCK = 256
+_WARPS = 4
 # Enough programs to fill any GPU several times over, few enough that idle ones cost nothing.
 _PROGRAMS = 4096
 _MAX_SPLITS = 256
 
+# In a block's sum: more than all its sound records together.
+BAD = tl.constexpr(1 << 16)
+
 
 @triton.jit
-def _check_block(records, num_slots, buffers, slot, position, previous, request, mask, PHASE: tl.constexpr):
-    """Check one block of records; previous < 0 = nothing to link to. Returns how many were COMPLETE."""
-    known = mask & (slot >= 0) & (slot < num_slots)
-    record = records + slot * RECORD_WORDS
-    identity = tl.load(record, mask=known, other=0)
-    chain = tl.load(record + CHAIN, mask=known, other=0)
-    linkable = mask & (previous >= 0) & (previous < num_slots)
-    before = records + previous * RECORD_WORDS
-    previous_identity = tl.load(before, mask=linkable, other=0)
-    previous_chain = tl.load(before + CHAIN, mask=linkable, other=0)
+def _judge(buffers, place, record, expected, linked, mask, PHASE: tl.constexpr):
+    """Count and report what is wrong with records where mask holds; returns how many were COMPLETE.
 
+    place = (slot, position, request), record = (known, identity, chain), linked = expected may be compared.
+    """
+    slot, position, request = place
+    known, identity, chain = record
+    known = known & mask
     state = state_of(identity)
     complete = known & (state == COMPLETE)
     adopted = known & (state == ADOPTED)
@@ -70,16 +76,11 @@ def _check_block(records, num_slots, buffers, slot, position, previous, request,
         unwritten = unwritten & ~pending
     stored = position_of(identity)
     misplaced = complete & (stored != position)
-    expected = continued(previous_identity, previous_chain, position - 1)
-    expected = tl.where(position == 0, tl.full(expected.shape, ANCHOR, tl.uint64), expected)
-    linked = (position > 0) & (state_of(previous_identity) == COMPLETE)
-    unlinked = complete & ~misplaced & (linked | (position == 0)) & (chain.to(tl.uint64) != expected)
-
-    if tl.max((mask & ~complete).to(tl.int32)) > 0:
-        causes = buffers[0] + COUNT_UNVERIFIED + PHASE * NUM_UNVERIFIED
-        count(causes, UNVERIFIED_ADOPTED, tl.sum(adopted.to(tl.int32)))
-        if PHASE == HEAD:
-            count(causes, UNVERIFIED_PENDING, tl.sum(pending.to(tl.int32)))
+    unlinked = complete & ~misplaced & linked & (chain.to(tl.uint64) != expected)
+    causes = buffers[0] + COUNT_UNVERIFIED + PHASE * NUM_UNVERIFIED
+    count(causes, UNVERIFIED_ADOPTED, tl.sum(adopted.to(tl.int32)))
+    if PHASE == HEAD:
+        count(causes, UNVERIFIED_PENDING, tl.sum(pending.to(tl.int32)))
     wrong = unwritten | misplaced | unlinked
     if tl.max(wrong.to(tl.int32)) > 0:
         reason = tl.where(unwritten, UNWRITTEN_REASON, tl.where(misplaced, POSITION_REASON, CHAIN_REASON))
@@ -89,6 +90,48 @@ def _check_block(records, num_slots, buffers, slot, position, previous, request,
         found = tl.where(unwritten, tl.where(known, state, -1), found)
         report(buffers, wrong, PHASE * NUM_REASONS + reason, slot, position, request, 0, wanted, found)
     return tl.sum(complete.to(tl.int32))
+
+
+@triton.jit
+def _expected(position, previous):
+    """uint64: the chain a record must hold, given the chain after the slot before it."""
+    return tl.where(position == 0, tl.full(previous.shape, ANCHOR, tl.uint64), previous)
+
+
+@triton.jit
+def _check_block(
+    records, num_slots, buffers, slot, position, request, digest, start, length,
+    PHASE: tl.constexpr, HAS_DIGESTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Check a block's records but the first, which links the second. Returns how many were COMPLETE."""
+    lane = tl.arange(0, BLOCK)
+    held = (position >= start) & (position < length)
+    checked = held & (lane > 0)
+    known = held & (slot >= 0) & (slot < num_slots)
+    identity, chain = load_record(records, slot, known)
+    after = continued(identity, chain, position)
+    before = tl.maximum(lane - 1, 0)
+    expected = _expected(position, tl.gather(after, before, 0))
+    tied = (lane > 0) & ((position > start) | (position == 0))
+    sound = (identity >> 32) == ((position << STATE_BITS) | COMPLETE)
+    sound = sound & (~tied | (chain.to(tl.uint64) == expected))
+    if HAS_DIGESTS:
+        last = checked & (position == length - 1)
+        differs = last & (after.to(tl.int64) != digest)
+        sound = sound & ~differs
+    total = tl.sum(tl.where(held & ~sound, BAD, checked.to(tl.int32)))
+    if total >= BAD:
+        state = tl.where(known, state_of(identity), EMPTY)
+        linked = (position == 0) | ((position > start) & (tl.gather(state, before, 0) == COMPLETE))
+        place = (slot, position, request)
+        total = _judge(buffers, place, (known, identity, chain), expected, linked, checked, PHASE)
+        if HAS_DIGESTS:
+            wrong = differs & known & (state == COMPLETE) & (position_of(identity) == position)
+            if tl.max(wrong.to(tl.int32)) > 0:
+                found = after.to(tl.int64)
+                lane_of_log = PHASE * NUM_REASONS + TOKEN_REASON
+                report(buffers, wrong, lane_of_log, slot, position, request, 0, digest, found)
+    return total
 
 
 @triton.jit
@@ -106,12 +149,14 @@ def _check_digest(records, num_slots, buffers, slot, last, request, digest):
 
 @triton.jit(
     do_not_specialize=["num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests"],
-    do_not_specialize_on_alignment=["table", "rows", "starts", "prefix_lens", "extend_lens", "digests"],
-)
+    do_not_specialize_on_alignment=[
+        "table", "rows", "starts", "prefix_lens", "extend_lens", "token_starts", "digests",
+    ],
+)  # fmt: skip
 def rows_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     table, table_stride, num_rows, capacity,
-    rows, starts, prefix_lens, extend_lens, digests, num_requests,
+    rows, starts, prefix_lens, extend_lens, token_starts, digests, num_requests,
     PHASE: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_DIGESTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (request, split) checks the blocks split, split + splits, ... of the request's positions."""
@@ -120,34 +165,37 @@ def rows_kernel(
     buffers = (counters, violations, clock, lane_rows)
     if (request == 0) & (split == 0):
         tl.atomic_add(counters + COUNT_RUNS + PHASE, 1)
-    if request < num_requests:
-        row = tl.load(rows + request).to(tl.int64)
-        if (row >= 0) & (row < num_rows):
-            start = tl.maximum(tl.load(starts + request).to(tl.int64), 0)
-            prefix = tl.load(prefix_lens + request).to(tl.int64)
-            length = prefix
-            if PHASE != HEAD:
-                length += tl.load(extend_lens + request).to(tl.int64)
-            length = tl.minimum(length, capacity)
-            verified = 0
-            for first in range(start + split * BLOCK, length, tl.num_programs(1) * BLOCK):
-                position = first + tl.arange(0, BLOCK).to(tl.int64)
-                mask = position < length
-                slot = slot_at(table, table_stride, row, position, PAGE_SIZE, mask)
-                previous = slot_at(
-                    table, table_stride, row, position - 1, PAGE_SIZE, mask & (position > start)
-                )
-                verified += _check_block(
-                    records, num_slots, buffers, slot, position, previous, request, mask, PHASE
-                )
-            if verified > 0:
-                tl.atomic_add(counters + COUNT_VERIFIED + PHASE, verified.to(tl.int64))
-            if HAS_DIGESTS:
-                last = tl.minimum(prefix, capacity) - 1
-                if (split == 0) & (last >= 0):
-                    slot = slot_at(table, table_stride, row, last, PAGE_SIZE, last >= 0)
-                    digest = tl.load(digests + request).to(tl.int64)
-                    _check_digest(records, num_slots, buffers, slot, last, request, digest)
+    # Loaded ahead of the branches: one wait, not one after another.
+    real = request < num_requests
+    row = tl.load(rows + request, mask=real, other=-1).to(tl.int64)
+    start = tl.maximum(tl.load(starts + request, mask=real, other=0).to(tl.int64), 0)
+    length = tl.load(prefix_lens + request, mask=real, other=0).to(tl.int64)
+    if PHASE != HEAD:
+        length += tl.load(extend_lens + request, mask=real, other=0).to(tl.int64)
+    digest = length * 0
+    if HAS_DIGESTS:
+        digest = tl.load(digests + request, mask=real, other=0).to(tl.int64)
+    length = tl.minimum(length, capacity)
+    # Blocks overlap by the record that links the next one.
+    STEP: tl.constexpr = BLOCK - 1
+    if (row >= 0) & (row < num_rows):
+        verified = 0
+        for first in range(start + split * STEP, length, tl.num_programs(1) * STEP):
+            position = first - 1 + tl.arange(0, BLOCK).to(tl.int64)
+            mask = (position >= start) & (position < length)
+            slot = slot_at(table, table_stride, row, position, PAGE_SIZE, mask)
+            verified += _check_block(
+                records, num_slots, buffers, slot, position, request, digest, start, length,
+                PHASE, HAS_DIGESTS, BLOCK,
+            )  # fmt: skip
+        if verified > 0:
+            tl.atomic_add(counters + COUNT_VERIFIED + PHASE, verified.to(tl.int64))
+        if HAS_DIGESTS:
+            last = length - 1
+            # Otherwise the last position lies in a block.
+            if (split == 0) & (last >= 0) & (last < start):
+                slot = slot_at(table, table_stride, row, last, PAGE_SIZE, last >= 0)
+                _check_digest(records, num_slots, buffers, slot, last, request, digest)
 
 
 @triton.jit(
@@ -170,24 +218,38 @@ def list_kernel(
     position = tl.load(positions + index, mask=listed, other=0).to(tl.int64)
     previous = tl.load(previous_slots + index, mask=listed, other=-1).to(tl.int64)
     mask = listed & (slot >= 0)
-    verified = _check_block(records, num_slots, buffers, slot, position, previous, NO_REQUEST, mask, PHASE)
+    known = mask & (slot < num_slots)
+    identity, chain = load_record(records, slot, known)
+    linkable = mask & (previous >= 0) & (previous < num_slots)
+    before, chain_before = load_record(records, previous, linkable)
+    expected = _expected(position, continued(before, chain_before, position - 1))
+    linked = (position == 0) | ((position > 0) & (state_of(before) == COMPLETE))
+    sound = (identity >> 32) == ((position << STATE_BITS) | COMPLETE)
+    sound = sound & (~linked | (chain.to(tl.uint64) == expected))
+    verified = tl.sum(tl.where(mask & ~sound, BAD, mask.to(tl.int32)))
+    if verified >= BAD:
+        place = (slot, position, NO_REQUEST)
+        verified = _judge(buffers, place, (known, identity, chain), expected, linked, mask, PHASE)
     count(counters, COUNT_VERIFIED + PHASE, verified)
 
 
 def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
     """Launch the row check; see `op.verify_rows`."""
-    table, requests = batch.slot_table, batch.rows.shape[0]
-    has_digests = phase is Phase.HEAD and batch.digests is not None
-    capacity = table.shape[1] * batch.page_size
-    splits = max(1, min(_MAX_SPLITS, _PROGRAMS // max(1, requests), triton.cdiv(capacity, BLOCK)))
-    rows_kernel[(max(1, requests), splits)](
-        buffers.records, buffers.counters, buffers.violations, buffers.clock,
-        buffers.num_slots, buffers.violations.shape[1],
-        table, table.stride(0), table.shape[0], capacity,
-        batch.rows, batch.starts, batch.prefix_lens, batch.extend_lens,
-        batch.digests if has_digests else batch.rows, requests,
-        PHASE=int(phase), PAGE_SIZE=batch.page_size, HAS_DIGESTS=has_digests, BLOCK=BLOCK,
-    )  # fmt: skip
+    columns = columns_of(batch)
+    requests, capacity = columns.addresses[NUM_ROW_COLUMNS - 1], columns.addresses[3]
+    splits = max(1, min(_MAX_SPLITS, _PROGRAMS // max(1, requests), -(-capacity // (BLOCK - 1))))
+    grid = max(1, requests), splits
+    key = "rows_kernel", phase, columns.kind
+    start: Start | None = buffers.memo.get(key)
+    if start is not None:
+        start(grid, columns.addresses[:NUM_ROW_COLUMNS])
+        return
+    constants = {
+        "PHASE": int(phase), "PAGE_SIZE": batch.page_size, "BLOCK": BLOCK,
+        "HAS_DIGESTS": phase is Phase.HEAD and batch.digests is not None,
+    }  # fmt: skip
+    given = columns.tensors[:NUM_ROW_COLUMNS]
+    buffers.memo[key] = prepare(rows_kernel, buffers, grid, given, {**constants, "num_warps": _WARPS})
 
 
 def verify_list(
@@ -195,9 +257,11 @@ def verify_list(
 ) -> None:
     """Launch the list check; see `op.verify_list`."""
     listed = slots.shape[0]
-    list_kernel[(max(1, triton.cdiv(listed, BLOCK)),)](
-        buffers.records, buffers.counters, buffers.violations, buffers.clock,
-        buffers.num_slots, buffers.violations.shape[1],
-        slots, positions, previous, listed,
-        PHASE=int(phase), BLOCK=BLOCK,
-    )  # fmt: skip
+    grid = max(1, triton.cdiv(listed, BLOCK)), 1
+    key = "list_kernel", phase, slots.dtype, positions.dtype, previous.dtype
+    start: Start | None = buffers.memo.get(key)
+    if start is not None:
+        start(grid, (slots.data_ptr(), positions.data_ptr(), previous.data_ptr(), listed))
+        return
+    given = slots, positions, previous, listed
+    buffers.memo[key] = prepare(list_kernel, buffers, grid, given, {"PHASE": int(phase), "BLOCK": BLOCK})

@@ -25,9 +25,11 @@ from canary_kernels.jit import (
     slot_at,
     state_of,
 )
+from canary_kernels.launch import columns_of, prepare
 
 if TYPE_CHECKING:
     from canary_kernels.buffers import GroupBuffers, RowBatch
+    from canary_kernels.launch import Start
 
 HEAD = tl.constexpr(int(layout.Phase.HEAD))
 TOKEN_REASON = tl.constexpr(int(layout.Reason.WRITE_TOKEN))
@@ -36,8 +38,9 @@ COUNT_WRITTEN = tl.constexpr(layout.COUNT_WRITTEN)
 COUNT_WRITE_RUNS = tl.constexpr(layout.COUNT_WRITE_RUNS)
 LOW_WORD = tl.constexpr((1 << 32) - 1)
 
-_SHORT_BLOCK, _LONG_BLOCK = 64, 1024
 _DECODE_TOKENS = 8  # at most so many per request, drafts included
+# (tokens per chunk, tokens summed at once before it, warps): few new tokens per request, or many.
+_SHORT, _LONG = (64, 64, 2), (256, 2048, 8)
 _PROGRAMS = 8192
 
 
@@ -85,80 +88,85 @@ def _check_inputs(buffers, slot, position, given, token, wanted, request, mask, 
 @triton.jit(
     do_not_specialize=["num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests"],
     do_not_specialize_on_alignment=[
-        "table", "rows", "prefix_lens", "extend_lens", "token_starts", "digests",
+        "table", "rows", "starts", "prefix_lens", "extend_lens", "token_starts", "digests",
         "input_ids", "positions", "out_slots", "expected_ids",
     ],
 )  # fmt: skip
 def write_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     table, table_stride, num_rows, capacity,
-    rows, prefix_lens, extend_lens, token_starts, digests, num_requests,
+    rows, starts, prefix_lens, extend_lens, token_starts, digests, num_requests,
     input_ids, positions, out_slots, expected_ids,
-    PAGE_SIZE: tl.constexpr, HAS_DIGESTS: tl.constexpr, HAS_EXPECTED: tl.constexpr, BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, HAS_DIGESTS: tl.constexpr, HAS_EXPECTED: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Program (request, split) writes the chunks split, split + splits, ... of the request's new tokens."""
     request = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1).to(tl.int64)
-    splits = tl.num_programs(1)
     buffers = (counters, violations, clock, lane_rows)
     if (request == 0) & (split == 0):
         tl.atomic_add(counters + COUNT_WRITE_RUNS, 1)
-    if request < num_requests:
-        row = tl.load(rows + request).to(tl.int64)
-        extend = tl.load(extend_lens + request).to(tl.int64)
-        chunks = (extend + BLOCK - 1) // BLOCK
-        if (row >= 0) & (row < num_rows) & (split < chunks):
-            prefix = tl.load(prefix_lens + request).to(tl.int64)
-            last = prefix - 1
-            if HAS_DIGESTS:
-                start = tl.load(digests + request).to(tl.int64).to(tl.uint64)
-                start = tl.where(prefix > 0, start, tl.full(start.shape, ANCHOR, tl.uint64))
-            else:
-                inside = (last >= 0) & (last < capacity)
-                last_slot = slot_at(table, table_stride, row, last, PAGE_SIZE, inside)
-                start = _chain_start(records, num_slots, last_slot, last)
-            first_token = tl.load(token_starts + request).to(tl.int64)
-            offset = tl.arange(0, BLOCK).to(tl.int64)
-            before = tl.zeros([BLOCK], tl.uint64)
-            written = 0
-            last_chunk = split + (chunks - 1 - split) // splits * splits
-            for chunk in range(last_chunk + 1):
-                index = chunk * BLOCK + offset
-                mask = index < extend
-                token = tl.load(input_ids + first_token + index, mask=mask, other=0)
-                token = token.to(tl.int32).to(tl.int64)
-                position = prefix + index
-                mixed = tl.where(mask, mix64(token, position), tl.zeros([BLOCK], tl.uint64))
-                if chunk % splits == split:
-                    sums = tl.cumsum(mixed.to(tl.int64)) - mixed.to(tl.int64)
-                    chain = sums + tl.sum(before.to(tl.int64)) + start.to(tl.int64)
-                    slot = tl.load(out_slots + first_token + index, mask=mask, other=-1).to(tl.int64)
-                    given = tl.load(positions + first_token + index, mask=mask, other=0).to(tl.int64)
-                    wanted = token
-                    if HAS_EXPECTED:
-                        wanted = tl.load(expected_ids + first_token + index, mask=mask, other=-1).to(tl.int64)
-                    _check_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED)
-                    written += _store_block(records, num_slots, slot, token, position, chain, mask)
-                before += mixed
-            count(counters, COUNT_WRITTEN, written)
+    # Loaded ahead of the branches: one wait, not one after another.
+    real = request < num_requests
+    row = tl.load(rows + request, mask=real, other=-1).to(tl.int64)
+    extend = tl.load(extend_lens + request, mask=real, other=0).to(tl.int64)
+    prefix = tl.load(prefix_lens + request, mask=real, other=0).to(tl.int64)
+    first_token = tl.load(token_starts + request, mask=real, other=0).to(tl.int64)
+    if (row >= 0) & (row < num_rows) & (split * BLOCK < extend):
+        last = prefix - 1
+        if HAS_DIGESTS:
+            start = tl.load(digests + request).to(tl.int64).to(tl.uint64)
+            start = tl.where(prefix > 0, start, tl.full(start.shape, ANCHOR, tl.uint64))
+        else:
+            inside = (last >= 0) & (last < capacity)
+            last_slot = slot_at(table, table_stride, row, last, PAGE_SIZE, inside)
+            start = _chain_start(records, num_slots, last_slot, last)
+        offset = tl.arange(0, BLOCK).to(tl.int64)
+        wide_offset = tl.arange(0, WIDE).to(tl.int64)
+        before = tl.zeros([WIDE], tl.uint64)
+        summed = split * 0
+        written = 0
+        for first in range(split * BLOCK, extend, tl.num_programs(1) * BLOCK):
+            index = first + offset
+            mask = index < extend
+            token = tl.load(input_ids + first_token + index, mask=mask, other=0)
+            token = token.to(tl.int32).to(tl.int64)
+            slot = tl.load(out_slots + first_token + index, mask=mask, other=-1).to(tl.int64)
+            given = tl.load(positions + first_token + index, mask=mask, other=0).to(tl.int64)
+            wanted = token
+            if HAS_EXPECTED:
+                wanted = tl.load(expected_ids + first_token + index, mask=mask, other=-1).to(tl.int64)
+            for wide in range(summed, first, WIDE):
+                earlier = wide + wide_offset
+                passing = earlier < first
+                passed = tl.load(input_ids + first_token + earlier, mask=passing, other=0)
+                mixed_before = mix64(passed.to(tl.int32).to(tl.int64), prefix + earlier)
+                before += tl.where(passing, mixed_before, tl.zeros([WIDE], tl.uint64))
+            summed = first
+            position = prefix + index
+            mixed = tl.where(mask, mix64(token, position), tl.zeros([BLOCK], tl.uint64)).to(tl.int64)
+            chain = tl.cumsum(mixed) - mixed + tl.sum(before.to(tl.int64)) + start.to(tl.int64)
+            _check_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED)
+            written += _store_block(records, num_slots, slot, token, position, chain, mask)
+        count(counters, COUNT_WRITTEN, written)
 
 
 def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     """Launch the write; see `op.write_identities`."""
-    table, requests, tokens = batch.slot_table, batch.rows.shape[0], batch.input_ids.shape[0]
-    block = _LONG_BLOCK if tokens > _DECODE_TOKENS * requests else _SHORT_BLOCK
+    columns = columns_of(batch)
+    requests, tokens = batch.rows.shape[0], batch.input_ids.shape[0]
+    shape = _LONG if tokens > _DECODE_TOKENS * requests else _SHORT
+    block, wide, warps = shape
     # Any one request may hold all tokens: lengths are known on the device only.
-    splits = max(1, min(_PROGRAMS // max(1, requests), triton.cdiv(tokens, block)))
-    write_kernel[(max(1, requests), splits)](
-        buffers.records, buffers.counters, buffers.violations, buffers.clock,
-        buffers.num_slots, buffers.violations.shape[1],
-        table, table.stride(0), table.shape[0], table.shape[1] * batch.page_size,
-        batch.rows, batch.prefix_lens, batch.extend_lens, batch.token_starts,
-        batch.rows if batch.digests is None else batch.digests, requests,
-        batch.input_ids, batch.positions, batch.out_slots,
-        batch.input_ids if batch.expected_ids is None else batch.expected_ids,
-        PAGE_SIZE=batch.page_size,
-        HAS_DIGESTS=batch.digests is not None,
-        HAS_EXPECTED=batch.expected_ids is not None,
-        BLOCK=block,
-    )  # fmt: skip
+    grid = max(1, requests), max(1, min(_PROGRAMS // max(1, requests), -(-tokens // block)))
+    key = "write_kernel", shape, columns.kind
+    start: Start | None = buffers.memo.get(key)
+    if start is not None:
+        start(grid, columns.addresses)
+        return
+    constants = {
+        "PAGE_SIZE": batch.page_size, "HAS_DIGESTS": batch.digests is not None,
+        "HAS_EXPECTED": batch.expected_ids is not None, "BLOCK": block, "WIDE": wide,
+    }  # fmt: skip
+    given = columns.tensors
+    buffers.memo[key] = prepare(write_kernel, buffers, grid, given, {**constants, "num_warps": warps})

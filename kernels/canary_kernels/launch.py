@@ -1,0 +1,97 @@
+"""Launches without Triton's argument binder, which costs 50 us: compiled on first use, started directly after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+if TYPE_CHECKING:
+    from canary_kernels.buffers import GroupBuffers, RowBatch
+
+_WIDE = 31  # Triton passes integers of more bits as int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What kernels take of a RowBatch: the table, its sizes, then the columns."""
+
+    tensors: tuple[Any, ...]
+    addresses: tuple[int, ...]  # the same, tensors as their data_ptr()
+    kind: tuple[object, ...]  # equal kinds run the same machine code
+
+
+NUM_ROW_COLUMNS = 11  # of Columns.tensors; those after it are per token
+
+
+def columns_of(batch: RowBatch) -> Columns:
+    """The batch as kernel arguments; worked out once."""
+    columns: Columns | None = batch.memo.get(columns_of)
+    if columns is None:
+        columns = batch.memo[columns_of] = _columns_of(batch)
+    return columns
+
+
+def _columns_of(batch: RowBatch) -> Columns:
+    table, rows, ids = batch.slot_table, batch.rows, batch.input_ids
+    num_rows, width = table.shape
+    sizes = table.stride(0), num_rows, width * batch.page_size
+    digests = rows if batch.digests is None else batch.digests
+    expected = ids if batch.expected_ids is None else batch.expected_ids
+    per_row = rows, batch.starts, batch.prefix_lens, batch.extend_lens, batch.token_starts, digests
+    per_token = ids, batch.positions, batch.out_slots, expected
+    requests = rows.shape[0]
+    kind = (
+        table.dtype, *[column.dtype for column in (*per_row, *per_token)],
+        *[size >> _WIDE for size in sizes],
+        batch.page_size, batch.digests is None, batch.expected_ids is None,
+    )  # fmt: skip
+    return Columns(
+        tensors=(table, *sizes, *per_row, requests, *per_token),
+        addresses=(
+            table.data_ptr(), *sizes, *[column.data_ptr() for column in per_row], requests,
+            *[column.data_ptr() for column in per_token],
+        ),
+        kind=kind,
+    )  # fmt: skip
+
+
+class Start:
+    """A compiled kernel with the arguments that stay: those of the buffers, and its constants."""
+
+    __slots__ = ("_compiled", "_device", "_head", "_run", "_stream", "_tail")
+
+    def __init__(self, compiled: Any, device: torch.device, head: tuple[int, ...], tail: tuple[Any, ...]):
+        self._compiled = compiled.function, compiled.packed_metadata, None, None, None  # no profiler hooks
+        self._run: Callable[..., None] = compiled.run
+        self._stream: Callable[[int | None], int] = triton.runtime.driver.active.get_current_stream
+        self._device, self._head, self._tail = device.index, head, tail
+
+    def __call__(self, grid: tuple[int, int], changing: tuple[int, ...]) -> None:
+        """Launch on the current stream; addresses for tensors."""
+        stream = self._stream(self._device)
+        self._run(*grid, 1, stream, *self._compiled, *self._head, *changing, *self._tail)
+
+
+def prepare(
+    kernel: Any, buffers: GroupBuffers, grid: tuple[int, int], changing: tuple[Any, ...], constants: dict[str, Any]
+) -> Start | None:
+    """Launch as Triton does, compiling if need be. None = a Triton without compiled kernels (the interpreter).
+
+    The kernel's parameters: records ... lane_rows, then the changing ones; the constants may also be tensors.
+    """
+    head = buffers.records, buffers.counters, buffers.violations, buffers.clock
+    sizes = buffers.num_slots, buffers.violations.shape[1]
+    compiled = kernel[grid](*head, *sizes, *changing, **constants)
+    if not hasattr(compiled, "packed_metadata"):
+        return None
+    tail = tuple(_address(constants[name]) for name in kernel.arg_names if name in constants)
+    addresses = tuple(tensor.data_ptr() for tensor in head)
+    return Start(compiled, buffers.records.device, (*addresses, *sizes), tail)
+
+
+def _address(value: Any) -> Any:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value
