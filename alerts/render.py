@@ -20,7 +20,7 @@ _WORDS = {
     "incident": (
         '{{ with printf `kv_canary_incident_info{engine=%q,instance=%q,rank=%q}`'
         ' $labels.engine $labels.instance $labels.rank | query }}'
-        '{{ . | first | label `incident` }}{{ else }}not yet known{{ end }}'
+        '{{ . | first | label `incident_id` }}{{ else }}not yet known{{ end }}'
     ),
 }  # fmt: skip
 

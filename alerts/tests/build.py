@@ -82,7 +82,7 @@ def _target_gone(scenario: Scenario, rules: dict[str, dict[str, Any]]) -> dict[s
 
 
 def _incident_is_named(rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    info = rank_gauge("incident_info", "_", 1, incident="inc-7")
+    info = rank_gauge("incident_info", "_", 1, incident_id="inc-7")
     scenario = Scenario(alert="KVCanaryDamage", series=(*states("violated"), info))
     acts = scenario.acts
     firing = _firing(scenario, rules["KVCanaryDamage"], acts.quiet + acts.bad - 1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Exemplar, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
+_go_text: Callable[[float], str] = floatToGoString  # the library leaves it untyped
 _OPEN_METRICS = "application/openmetrics-text"
 _PLAIN_BELOW = 1e6  # Go switches to exponents here; below, Python writes a float the same way
 
@@ -61,7 +62,7 @@ def _family(family: Metric, labels: _Labels, open_metrics: bool) -> Iterator[str
         inside = labels.text(names, sample.labels)
         line = f"{sample.name}{{{inside}}}" if inside else sample.name
         number = float(sample.value)
-        value = repr(number) if 0 <= number < _PLAIN_BELOW else floatToGoString(number)
+        value = repr(number) if 0 <= number < _PLAIN_BELOW else _go_text(number)
         exemplar = _exemplar(sample.exemplar) if open_metrics and sample.exemplar else ""
         yield f"{line} {value}{exemplar}"
 
@@ -69,7 +70,7 @@ def _family(family: Metric, labels: _Labels, open_metrics: bool) -> Iterator[str
 def _exemplar(exemplar: Exemplar) -> str:
     pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(exemplar.labels.items()))
     time = "" if exemplar.timestamp is None else f" {exemplar.timestamp}"
-    return f" # {{{pairs}}} {floatToGoString(exemplar.value)}{time}"
+    return f" # {{{pairs}}} {_go_text(exemplar.value)}{time}"
 
 
 def _escaped(text: str) -> str:
