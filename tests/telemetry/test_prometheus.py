@@ -10,12 +10,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs.pipeline.hub import Hub
-from canary_obs.records import State
+from canary_obs.records import State, Violations
 from canary_obs.telemetry import readings
 from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
+from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import exposition
 from canary_obs.telemetry.prometheus import HubCollector, registry_for
-from tests.service.fakes import hello, identity, snapshot
+from tests.service.fakes import hello, identity, snapshot, violation
 
 GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -73,10 +74,34 @@ def test_open_metrics_is_spoken_when_asked_for():
 
 
 def test_every_row_is_exposed_by_a_full_snapshot():
-    exposed = {key[0] for key in samples(filled_hub()) | samples_with_second_scrape()}
+    hub = filled_hub(violations=1)
+    hub.ingest(Violations(identity=identity(), rows=(violation(),)), lambda command: None)
+    exports = {"traces": ExportCounts(exported=1, queue_full=2, failed=3)}
+    found = samples(hub, exports=lambda: exports)
+    exposed = {key[0] for key in found | samples_with_second_scrape()}
     missing = {metric.name for metric in all_metrics()} - exposed
     # No sweep has run in the fixture: absent is absent.
     assert missing == {PREFIX + "sweep_progress_ratio", PREFIX + "sweep_duration_seconds"}
+
+
+def test_violation_counters_point_to_the_incident_until_it_is_acknowledged():
+    hub = filled_hub(violations=1)
+    hub.ingest(Violations(identity=identity(), rows=(violation(),)), lambda command: None)
+    (incident,) = hub.incidents.newest_first()
+    body = page(hub, OPEN_METRICS)[0].decode()
+    (line,) = [line for line in body.splitlines() if " # {" in line]
+    labels = f'incident_id="{incident.id}",trace_id="{incident.trace_id}"'
+    assert line.startswith("kv_canary_violations_total{")
+    assert f"1.0 # {{{labels}}} 1.0 1700000000.0" in line
+    assert len(labels) < 128
+    assert "# {" not in page(hub)[0].decode()
+    info = (
+        f'kv_canary_incident_info{{engine="fake",incident_id="{incident.id}",instance="test",rank="0"}} 1.0'
+    )
+    assert info in body
+    hub.acknowledge()
+    assert "kv_canary_incident_info{" not in page(hub)[0].decode()
+    assert "kv_canary_incidents_total 1.0" in page(hub)[0].decode()
 
 
 def samples_with_second_scrape():
