@@ -47,23 +47,34 @@ class Sample:
 class _Row:
     staging: Tensor  # on the device: a stable copy while the side stream reads it
     pinned: Tensor  # on the host
-    event: Event
+    event: Event  # the host copy is complete
 
 
 class DelayedDeviceHost:
-    """A ring of in-flight copies of one int64 tensor; `push` starts one, `poll` takes those that arrived."""
+    """A ring of in-flight copies of one int64 tensor; `push` starts one, `poll` takes those that arrived.
 
-    def __init__(self, source: Tensor, rows: int, event_factory: Callable[[], Event] | None = None) -> None:
+    `side_stream=False` copies on the stream of the push: for a stream that nobody waits for.
+    """
+
+    def __init__(
+        self,
+        source: Tensor,
+        rows: int,
+        event_factory: Callable[[], Event] | None = None,
+        *,
+        side_stream: bool = True,
+    ) -> None:
         on_cuda = source.is_cuda
         if event_factory is None:
             event_factory = torch.cuda.Event if on_cuda else PassedEvent
         self._source = source
-        self._stream: torch.cuda.Stream | None = None
-        if on_cuda:
-            self._stream = torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
+        self._side: torch.cuda.Stream | None = None
+        if on_cuda and side_stream:
+            self._side = torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
+            self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._free = deque(
             _Row(
-                staging=torch.empty_like(source),
+                staging=torch.empty_like(source) if self._side else source,
                 pinned=torch.empty(source.shape, dtype=source.dtype, pin_memory=on_cuda),
                 event=event_factory(),
             )
@@ -85,13 +96,14 @@ class DelayedDeviceHost:
             self.skipped += 1
             return False
         row = self._free.popleft()
-        if self._stream is None:
-            row.pinned.copy_(self._source)
+        if self._side is None:
+            row.pinned.copy_(self._source, non_blocking=True)
             row.event.record()
         else:
             row.staging.copy_(self._source, non_blocking=True)
-            self._stream.wait_stream(torch.cuda.current_stream(self._source.device))
-            with torch.cuda.stream(self._stream):
+            self._staged.record()
+            self._side.wait_event(self._staged)
+            with torch.cuda.stream(self._side):
                 row.pinned.copy_(row.staging, non_blocking=True)
                 row.event.record()
         self._in_flight.append((row, self.pushed, step, now))
@@ -107,6 +119,11 @@ class DelayedDeviceHost:
             self._arrived_step = step
             self._free.append(row)
         return samples
+
+    @property
+    def full(self) -> bool:
+        """Whether a push would be skipped."""
+        return not self._free
 
     @property
     def busy(self) -> bool:

@@ -4,80 +4,132 @@ from __future__ import annotations
 
 import time
 
-import torch
+from torch import Tensor
 
 from canary_kernels import layout
-from canary_kernels.fingerprint import compare_slots, hash_slots
+from canary_kernels.fingerprint import compare_slots
 from canary_obs.config import PatrolBudget
 from canary_obs.records import PatrolProgress
 from canary_obs.runtime.health import Health
+from canary_obs.runtime.scout import Errand, Scout
 from canary_obs.runtime.state import DeviceState, Group
 
-_CPU_CHUNK, _DEVICE_CHUNK = 128, 2048
+_CPU_CHUNK = 128  # slots
+_DEVICE_CHUNK_BYTES = 1 << 24
 _MAX_CREDIT_SECONDS = 1.0  # an engine that was busy elsewhere is not charged the whole absence at once
+_LONGEST_ERRAND_SECONDS = 0.02
+# Beside a forward so few programs read in the gaps of its memory traffic; more of them slow it down.
+BUSY_PROGRAMS, IDLE_PROGRAMS = 8, 64
 
 
 class Patrol:
-    """Walks all groups' slots in order, a chunk whenever the budget has paid for one."""
+    """Walks all groups' slots in order, some chunks whenever the budget has paid for one."""
 
-    def __init__(self, state: DeviceState, health: Health, budget: PatrolBudget) -> None:
+    def __init__(self, state: DeviceState, health: Health, budget: PatrolBudget, bandwidth: float) -> None:
         self._state, self._health = state, health
-        size = _CPU_CHUNK if state.clock.device.type == "cpu" else _DEVICE_CHUNK
+        self._on_cpu = state.clock.device.type == "cpu"
         self._chunks = [
             (group, start, min(start + size, group.view.num_slots))
             for group in state.groups
             if group.plan.bytes_per_slot
+            for size in [self._chunk_size(group)]
             for start in range(0, group.view.num_slots, size)
         ]
         self.enabled = budget.enabled and bool(self._chunks)
-        rate = budget.bytes_per_second
-        if budget.fraction and self.enabled:
-            rate = budget.fraction * measured_bandwidth(state, *self._chunks[0])
-        self.bytes_per_second = rate
+        self.bytes_per_second = budget.fraction * bandwidth if budget.fraction else budget.bytes_per_second
+        self._scout = Scout(state)
         now = time.monotonic()
         self._checked_at = [now] * len(self._chunks)
-        self._cursor = 0
+        self._cursor = 0  # the next chunk to send for
+        self._arrived = 0  # chunks of this cycle that were checked
         # On the CPU a check takes the engine's own time: a share of the bandwidth is a share of seconds then,
         # so that a slow or busy machine is not asked for more.
-        self._timed = budget.fraction > 0 and state.clock.device.type == "cpu"
-        self._rate = budget.fraction if self._timed else rate
+        self._timed = budget.fraction > 0 and self._on_cpu
+        self._rate = budget.fraction if self._timed else self.bytes_per_second
         self._credit = 0.0  # seconds when timed, else bytes; below 0 = spent ahead
         self._refilled = self._cycle_started = now
         self.cycles = 0
         self.cycle_seconds: float | None = None
 
-    def advance(self, now: float) -> None:
-        """Check as many chunks as the budget has paid for since the last call, at most one cycle."""
+    def advance(self, now: float, *, idle: bool = False) -> None:
+        """Take what came back, and check what the budget has paid for since; never waits for the device."""
         if not self.enabled:
             return
+        self._receive()
         self._credit += min(now - self._refilled, _MAX_CREDIT_SECONDS) * self._rate
         self._refilled = now
+        programs = IDLE_PROGRAMS if idle else BUSY_PROGRAMS
         for _ in self._chunks:
-            if self._credit <= 0:
+            # A GPU too busy to bring the last ones back is not given more.
+            if self._credit <= 0 or self._scout.full:
                 return
-            group, start, stop = self._chunks[self._cursor]
             started = time.perf_counter()
-            self._check(group, start, stop)
-            size = (stop - start) * group.plan.bytes_per_slot
+            errand = self._next(1 if self._on_cpu else self._affordable())
+            self._scout.send(errand, programs, now)
+            size = (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
+            if self._on_cpu:
+                self._receive()
             self._credit -= time.perf_counter() - started if self._timed else size
 
     def whole_cycle(self) -> None:
-        """Check every chunk once, whatever the budget."""
+        """At rest: take what is under way, then check every chunk once, whatever the budget."""
+        self._receive(timeout=10.0)
+        self._cursor = self._arrived = 0
         for _ in self._chunks:
-            self._check(*self._chunks[self._cursor])
+            errand = self._next(1)
+            self._confirm(errand)
+            self._checked(errand)
 
-    def _check(self, group: Group, start: int, stop: int) -> None:
-        slots = group.slot_range[start:stop]
+    def _next(self, most: int) -> Errand:
+        """The next chunks of one group, at most `most`; moves the cursor behind them."""
+        first = last = self._cursor
+        group, start, stop = self._chunks[first]
+        while last - first + 1 < most and last + 1 < len(self._chunks) and self._chunks[last + 1][0] is group:
+            last += 1
+            stop = self._chunks[last][2]
+        self._cursor = (last + 1) % len(self._chunks)
+        return Errand(group=group, start=start, stop=stop, first_chunk=first, last_chunk=last)
+
+    def _affordable(self) -> int:
+        group, start, stop = self._chunks[self._cursor]
+        paid = min(self._credit, _LONGEST_ERRAND_SECONDS * self._rate)
+        return max(1, int(paid / ((stop - start) * group.plan.bytes_per_slot)))
+
+    def _receive(self, timeout: float = 0.0) -> None:
+        for back in self._scout.returned(timeout):
+            if not back.ran:
+                self._health.stalled.add((back.errand.group.index, layout.Phase.PATROL))
+            if back.suspicious:
+                self._confirm(back.errand)
+            self._checked(back.errand)
+
+    def _confirm(self, errand: Errand) -> None:
+        """Compare on the engine's stream, in order with every writer: what differs here is corrupt."""
+        group, slots = errand.group, errand.group.slot_range[errand.start : errand.stop]
         self._state.tick()
         compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.PATROL)
         self._health.launch(group.index, layout.Phase.PATROL)
+
+    def _checked(self, errand: Errand) -> None:
         now = time.monotonic()
-        self._checked_at[self._cursor] = now
-        self._cursor += 1
-        if self._cursor == len(self._chunks):
-            self._cursor = 0
+        for chunk in range(errand.first_chunk, errand.last_chunk + 1):
+            self._checked_at[chunk] = now
+        self._arrived = errand.last_chunk + 1
+        if self._arrived == len(self._chunks):
+            self._arrived = 0
             self.cycles += 1
             self.cycle_seconds, self._cycle_started = now - self._cycle_started, now
+
+    def _chunk_size(self, group: Group) -> int:
+        if self._on_cpu:
+            return _CPU_CHUNK
+        size = _DEVICE_CHUNK_BYTES // group.plan.bytes_per_slot
+        return max(1, min(size, -(-group.view.num_slots // 16)))
+
+    @property
+    def counted(self) -> Tensor:
+        """int64 [groups, COUNTER_WORDS] on the host: what was counted beside the engine's stream."""
+        return self._scout.counted
 
     @property
     def oldest_check_seconds(self) -> float:
@@ -90,28 +142,9 @@ class Patrol:
         if not self.enabled:
             return None
         return PatrolProgress(
-            progress=self._cursor / len(self._chunks),
+            progress=self._arrived / len(self._chunks),
             cycles=self.cycles,
             cycle_seconds=self.cycle_seconds,
             oldest_check_seconds=self.oldest_check_seconds,
             budget_bytes_per_second=self.bytes_per_second,
         )
-
-
-def measured_bandwidth(state: DeviceState, group: Group, start: int, stop: int) -> float:
-    """Bytes per second at which this backend hashes a chunk of slots; measured, at attach only."""
-    slots = group.slot_range[start:stop]
-    hash_slots(state.backend, group.plan, slots)
-    best = float("inf")
-    for _ in range(5):
-        _wait(state.clock.device)
-        started = time.perf_counter()
-        hash_slots(state.backend, group.plan, slots)
-        _wait(state.clock.device)
-        best = min(best, time.perf_counter() - started)
-    return slots.numel() * group.plan.bytes_per_slot / best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

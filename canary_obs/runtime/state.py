@@ -20,14 +20,35 @@ from canary_obs.views import GroupView, StepView
 _PARTS = {layout.Part.K: Part.K, layout.Part.V: Part.V}
 
 
+class FirstPositions:
+    """Where each request's check starts: 0, or its window's first position. Forwards reuse the memory."""
+
+    def __init__(self, window: int | None, device: torch.device) -> None:
+        self._window = window
+        self._memory = torch.zeros(1024, dtype=torch.int32, device=device)
+
+    def of(self, prefix_lens: Tensor) -> Tensor:
+        """int32 [n], valid until the next call; prefix_lens: integers [n]."""
+        count = prefix_lens.shape[0]
+        if count > self._memory.shape[0]:
+            self._memory = torch.zeros(2 * count, dtype=torch.int32, device=self._memory.device)
+        starts = self._memory[:count]
+        if self._window is not None:
+            torch.sub(prefix_lens, self._window - 1, out=starts)
+            starts.clamp_(min=0)
+        return starts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """One group with its memory."""
 
     index: int
     view: GroupView
-    buffers: GroupBuffers
+    memory: Tensor  # int64 [num_slots + 1, RECORD_WORDS]; the last row takes what is to be skipped
+    buffers: GroupBuffers  # its records are memory without the last row
     plan: FingerprintPlan
+    first_positions: FirstPositions
     slot_range: Tensor  # int64 [num_slots]: 0, 1, 2, ...; patrol takes slices
 
     @property
@@ -38,14 +59,11 @@ class Group:
     def batch(self, step: StepView) -> RowBatch:
         """This group's view of a forward; shares the engine's tensors."""
         mine = step.groups[self.view.name]
-        starts = torch.zeros_like(step.prefix_lens)
-        if self.view.window is not None:
-            starts = (step.prefix_lens - self.view.window + 1).clamp_(min=0)
         return RowBatch(
             slot_table=mine.slot_table,
             page_size=self.view.page_size,
             rows=step.rows,
-            starts=starts,
+            starts=self.first_positions.of(step.prefix_lens),
             prefix_lens=step.prefix_lens,
             extend_lens=step.extend_lens,
             token_starts=step.token_starts,
@@ -70,17 +88,27 @@ class Group:
 
     def adopt(self, slots: Tensor) -> None:
         """Forget what is known of these slots (int64 [n]; -1 = skip) but accept them as live."""
-        state = int(layout.RecordState.ADOPTED) << 32
-        held = slots[slots >= 0]
-        self.buffers.records[held] = torch.tensor([state, 0, 0, 0], device=slots.device)
+        self._reset(slots, layout.RecordState.ADOPTED)
 
     def forget(self, slots: Tensor) -> None:
         """Empty the records of these slots (int64 [n]; -1 = skip)."""
-        self.buffers.records[slots[slots >= 0]] = 0
+        self._reset(slots, layout.RecordState.EMPTY)
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
-        """Records follow their bytes (int64 [n] each)."""
-        self.buffers.records[destination] = self.buffers.records[source]
+        """Records follow their bytes (int64 [n] each; -1 = skip)."""
+        records = self.memory.index_select(0, self._places(source))
+        self.memory.index_copy_(0, self._places(destination), records)
+
+    def _reset(self, slots: Tensor, state: layout.RecordState) -> None:
+        places = self._places(slots)
+        self.memory.index_fill_(0, places, 0)
+        self.memory[:, layout.IDENTITY].index_fill_(0, places, int(state) << 32)
+
+    def _places(self, slots: Tensor) -> Tensor:
+        # Selecting with a mask would ask the device how many are left, and wait for the answer.
+        slots = slots.to(self.memory.device, torch.int64, non_blocking=True)
+        count = self.view.num_slots
+        return torch.where((slots >= 0) & (slots < count), slots, count)
 
 
 class DeviceState:
@@ -102,19 +130,23 @@ class DeviceState:
         counters = self.counters.view(count, layout.COUNTER_WORDS)
         log = self.flat[counter_words:].view(log_shape)
         coverage = layout.RealData[config.real_data.upper()]
+        memories = [
+            torch.zeros((view.num_slots + 1, layout.RECORD_WORDS), dtype=torch.int64, device=device)
+            for view in views
+        ]
         self.groups = tuple(
             Group(
                 index=index,
                 view=view,
+                memory=memories[index],
                 buffers=GroupBuffers(
-                    records=torch.zeros(
-                        (view.num_slots, layout.RECORD_WORDS), dtype=torch.int64, device=device
-                    ),
+                    records=memories[index][:-1],
                     counters=counters[index],
                     violations=log[index],
                     clock=self.clock,
                 ),
                 plan=plan_fingerprint(view.sources, coverage, device),
+                first_positions=FirstPositions(view.window, device),
                 slot_range=torch.arange(view.num_slots, dtype=torch.int64, device=device),
             )
             for index, view in enumerate(views)

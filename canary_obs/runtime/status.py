@@ -56,7 +56,7 @@ def snapshot_of(canary: CanaryRuntime, sequence: int) -> Snapshot:
         step=canary.step,
         state=state,
         state_reasons=reasons,
-        groups=group_counters(canary.state, canary.pump.sample),
+        groups=group_counters(canary.state, canary.pump.sample, canary.patrol.counted),
         sweep_passes=dict(canary.sweeper.passes),
         last_sweep_ns=canary.sweeper.last_completed_ns,
         sweep=canary.sweeper.progress,

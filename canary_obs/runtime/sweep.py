@@ -14,6 +14,7 @@ from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots
 from canary_kernels.verify import verify_list
 from canary_obs.config import CanaryConfig
+from canary_obs.pipeline.upload_ring import UploadRing
 from canary_obs.records import Cause, StartSweep, SweepProgress, SweepStatus, Trigger
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.state import DeviceState, Group
@@ -22,7 +23,9 @@ from canary_obs.views import CachedSlots
 if TYPE_CHECKING:
     from canary_obs.engines.adapter import PrefixCacheView
 
-_CPU_CHUNK, _DEVICE_CHUNK = 256, 16384
+_CPU_CHUNK = 256  # slots
+_DEVICE_CHUNK, _DEVICE_CHUNK_BYTES = 16384, 1 << 30
+_UPLOADS = 8
 _CAUSES = {
     Cause.ADOPTED: layout.Unverified.ADOPTED,
     Cause.PENDING: layout.Unverified.PENDING,
@@ -60,11 +63,15 @@ class Sweeper:
         prefix_cache: PrefixCacheView,
         health: Health,
         config: CanaryConfig,
+        bandwidth: float,
         report: Callable[[SweepProgress], None],
     ) -> None:
         self._state, self._cache, self._health, self._config = state, prefix_cache, health, config
         self._report = report
-        self._on_cpu = state.clock.device.type == "cpu"
+        self._bandwidth = bandwidth
+        device = state.clock.device
+        self._on_cpu = device.type == "cpu"
+        self._uploads = UploadRing(3 * _DEVICE_CHUNK, _UPLOADS, device)
         self._pass: _Pass | None = None
         self._queued: StartSweep | None = None
         self._baseline = self._counts(None)
@@ -114,7 +121,7 @@ class Sweeper:
             self._start(command, trigger, step)
 
     def advance(self, budget_seconds: float, next_sequence: int) -> None:
-        """Check slots until the budget is spent; `next_sequence` is the pipeline's next push."""
+        """Check slots until the budget is spent, here or on the device; `next_sequence` is the next push."""
         current = self._pass
         if current is None or current.settles_at >= 0:
             return
@@ -123,7 +130,9 @@ class Sweeper:
             if current.next_group == len(current.work):
                 current.ending = SweepStatus.PASSED
                 break
-            self._check_chunk(current)
+            if not self._uploads.ready:
+                break
+            deadline -= self._check_chunk(current)
             if time.perf_counter() >= deadline:
                 break
         if current.ending is not None:
@@ -170,27 +179,35 @@ class Sweeper:
         self._pass = current
         self._report(self._describe(current, SweepStatus.RUNNING))
 
-    def _check_chunk(self, current: _Pass) -> None:
+    def _check_chunk(self, current: _Pass) -> float:
+        """Launch the next slots; returns the seconds they will keep a GPU busy."""
         group, cached = current.work[current.next_group]
         start = current.cursor
-        stop = min(start + (_CPU_CHUNK if self._on_cpu else _DEVICE_CHUNK), cached.slots.numel())
+        stop = min(start + self._chunk_size(group), cached.slots.numel())
         current.cursor = stop
         if stop == cached.slots.numel():
             current.next_group, current.cursor = current.next_group + 1, 0
         if start == stop:
-            return
+            return 0.0
         slots = cached.slots[start:stop]
         held = self._cache.still_cached(group.name, slots)
         current.evicted += slots.numel() - int(held.sum())
-        device = self._state.clock.device
-        slots = torch.where(held, slots, -1).to(device, non_blocking=True)
-        positions = cached.positions[start:stop].to(device, non_blocking=True)
-        previous = cached.previous[start:stop].to(device, non_blocking=True)
+        slots, positions, previous = self._uploads.put(
+            torch.where(held, slots, -1), cached.positions[start:stop], cached.previous[start:stop]
+        )
         self._state.tick()
         verify_list(self._state.backend, group.buffers, slots, positions, previous, layout.Phase.SWEEP)
         self._health.launch(group.index, layout.Phase.SWEEP)
-        if current.command.data:
-            compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.SWEEP)
+        if not current.command.data:
+            return 0.0
+        compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.SWEEP)
+        size = (stop - start) * group.plan.bytes_per_slot
+        return 0.0 if self._on_cpu or not size else size / self._bandwidth
+
+    def _chunk_size(self, group: Group) -> int:
+        if self._on_cpu:
+            return _CPU_CHUNK
+        return max(1, min(_DEVICE_CHUNK, _DEVICE_CHUNK_BYTES // max(1, group.plan.bytes_per_slot)))
 
     def _counts(self, counters: Tensor | None) -> dict[str, int]:
         if counters is None:

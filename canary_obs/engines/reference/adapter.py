@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_kernels.buffers import KVSource, source_from_tensor
@@ -15,7 +16,7 @@ from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.radix_cache import RadixCache
 from canary_obs.engines.reference.request import Request
-from canary_obs.engines.reference.runner import ForwardBatch
+from canary_obs.engines.reference.runner import ForwardBatch, placed
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.views import CachedSlots, GroupStep, GroupView, StepView
 
@@ -144,23 +145,23 @@ class ReferenceAdapter:
                 token_starts=batch.token_starts,
                 input_ids=batch.input_ids,
                 positions=batch.positions,
-                digests=self._digests.advance(batch.requests).to(batch.rows.device),
+                digests=placed(self._digests.advance(batch.requests).numpy(), batch.rows.device),
                 groups={
                     GROUP: GroupStep(
                         slot_table=self._engine.runner.pool.req_to_token, out_slots=batch.out_slots
                     )
                 },
-                expected_ids=_expected(batch).to(batch.rows.device),
+                expected_ids=placed(_expected(batch), batch.rows.device),
             )
         except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
             observer.fault("step_view", error)
             return None
 
 
-def _expected(batch: ForwardBatch) -> Tensor:
+def _expected(batch: ForwardBatch) -> NDArray[np.int32]:
     """int32 [num_tokens] from the requests' own token lists, not from what the runner was given."""
     spans = zip(batch.requests, batch.extends, strict=True)
-    return torch.from_numpy(np.concatenate([r.tokens[r.computed : r.computed + n] for r, n in spans]))
+    return np.concatenate([r.tokens[r.computed : r.computed + n] for r, n in spans])
 
 
 def _sources(kv: Tensor) -> tuple[KVSource, ...]:

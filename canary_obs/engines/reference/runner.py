@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,9 @@ class Runner:
         """The flat batch of a plan; brings the slot table up to date."""
         table = self.pool.req_to_token
         for request in plan.admitted:
-            table[request.row, : request.shared] = torch.from_numpy(request.slots[: request.shared]).to(table)
+            table[request.row, : request.shared] = self._place(request.slots[: request.shared]).to(
+                table.dtype
+            )
         spans = [
             (request, request.computed, request.computed + extend)
             for request, extend in zip(plan.requests, plan.extends, strict=True)
@@ -175,4 +178,12 @@ class Runner:
         return chunks
 
     def _place(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return placed(array, self.device)
+
+
+def placed(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A host array on a device; through pinned memory, else the copy would wait for the stream."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

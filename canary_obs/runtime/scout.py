@@ -1,0 +1,106 @@
+"""Compares slots beside the engine's own stream. A difference there is a suspicion, not yet a finding.
+
+A slot may be rewritten while a scout reads it. So a scout counts into memory of its own, and whoever sent
+it repeats a suspected comparison on the engine's stream, in order with every writer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_kernels.buffers import GroupBuffers
+from canary_kernels.fingerprint import compare_slots
+from canary_obs.pipeline.delayed_device_host import DelayedDeviceHost
+from canary_obs.runtime.state import DeviceState, Group
+
+_IN_FLIGHT = 4
+_RUNS = layout.COUNT_RUNS + layout.Phase.PATROL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """Slots start..stop of a group, to be compared."""
+
+    group: Group
+    start: int
+    stop: int
+    first_chunk: int
+    last_chunk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Return:
+    """An errand that came back."""
+
+    errand: Errand
+    ran: bool  # False = the kernel left no trace
+    suspicious: bool
+
+
+class Scout:
+    """Sends comparisons on a stream of its own, at most a few at a time; never waits for the device."""
+
+    def __init__(self, state: DeviceState) -> None:
+        device, count = state.clock.device, len(state.groups)
+        self._backend = state.backend
+        counters = torch.zeros((count, layout.COUNTER_WORDS), dtype=torch.int64, device=device)
+        log = torch.zeros((layout.NUM_LANES, 2, layout.ROW_WORDS), dtype=torch.int64, device=device)
+        clock = torch.ones(1, dtype=torch.int64, device=device)
+        self._buffers = [
+            GroupBuffers(
+                records=group.buffers.records, counters=counters[group.index], violations=log, clock=clock
+            )
+            for group in state.groups
+        ]
+        # The lowest priority there is; it is also the default one of an engine's own streams.
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
+        self._host = DelayedDeviceHost(counters.view(-1), _IN_FLIGHT, side_stream=False)
+        self._errands: deque[Errand] = deque()
+        self._seen = torch.zeros((count, layout.COUNTER_WORDS), dtype=torch.int64)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many errands are under way as there may be."""
+        return self._host.full
+
+    @property
+    def counted(self) -> Tensor:
+        """int64 [groups, COUNTER_WORDS] on the host: slots hashed and skipped so far; no violations."""
+        counted = self._seen.clone()
+        counted[:, : layout.NUM_LANES] = 0
+        return counted
+
+    def send(self, errand: Errand, programs: int | None, now: float) -> None:
+        """Start a comparison that occupies at most `programs` programs. Only when not full."""
+        group = errand.group
+        slots = group.slot_range[errand.start : errand.stop]
+        with self._beside():
+            buffers = self._buffers[group.index]
+            compare_slots(self._backend, buffers, group.plan, slots, layout.Phase.PATROL, programs)
+            self._host.push(0, now)
+        self._errands.append(errand)
+
+    def returned(self, timeout: float = 0.0) -> Iterator[Return]:
+        """Errands that came back, oldest first; waits up to `timeout` seconds for all of them."""
+        for sample in self._host.flush(timeout) if timeout else self._host.poll():
+            values = sample.values.view_as(self._seen)
+            errand = self._errands.popleft()
+            moved = values[errand.group.index] - self._seen[errand.group.index]
+            self._seen = values
+            yield Return(
+                errand=errand,
+                ran=int(moved[_RUNS]) == 1,
+                suspicious=bool(moved[: layout.NUM_LANES].any()),
+            )
+
+    def _beside(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
