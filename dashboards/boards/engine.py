@@ -1,0 +1,151 @@
+"""Engine detail: one instance, rank by rank, group by group."""
+
+from __future__ import annotations
+
+from dashboards.board import NAME, NO_SWEEP, Board, Kind, Panel, Query, Section, group, rank
+
+RATE = "[$__rate_interval]"
+
+
+def _rate(title: str, says: str, metric: str, by: str, legend: str, unit: str = "ops") -> Panel:
+    expression = f"sum by (instance, rank, {by}) (rate({group(metric)}{RATE}))"
+    return Panel(title=title, says=says, queries=(Query(expression=expression, legend=legend),), unit=unit)
+
+
+BOARD = Board(
+    uid="kv-canary-engine",
+    title="KV canary / Engine",
+    says="One engine instance in detail.",
+    sections=(
+        Section(
+            title="Steps",
+            panels=(
+                Panel(
+                    title="Forward steps",
+                    says="Steps observed per second.",
+                    queries=(Query(expression=f"rate({rank('steps_total')}{RATE})"),),
+                    unit="ops",
+                ),
+                Panel(
+                    title="Step time",
+                    says="Engine time between step starts.",
+                    queries=(
+                        Query(
+                            expression=f"rate({rank('step_seconds_total')}{RATE}) / (rate({rank('steps_total')}{RATE}) > 0)"
+                        ),
+                    ),
+                    unit="s",
+                ),
+                _rate(
+                    "Check launches",
+                    "Finished launches per second.",
+                    "kernel_runs_total",
+                    "group, phase",
+                    "{{group}} {{phase}}",
+                ),
+                Panel(
+                    title="Kernels healthy",
+                    says="1 when every launched check was seen to finish.",
+                    queries=(
+                        Query(expression=group("kernel_healthy"), legend="rank {{rank}} {{group}} {{phase}}"),
+                    ),
+                    kind=Kind.STATES,
+                ),
+            ),
+        ),
+        Section(
+            title="Slots",
+            panels=(
+                _rate(
+                    "Verified",
+                    "Records checked per second.",
+                    "slots_verified_total",
+                    "group, phase",
+                    "{{group}} {{phase}}",
+                ),
+                _rate(
+                    "Bytes compared",
+                    "Slots whose bytes were compared.",
+                    "slots_hashed_total",
+                    "group, phase",
+                    "{{group}} {{phase}}",
+                ),
+                _rate("Written", "Slots given a new identity.", "slots_written_total", "group", "{{group}}"),
+                _rate(
+                    "Completed", "Slots given a fingerprint.", "slots_completed_total", "group", "{{group}}"
+                ),
+                _rate(
+                    "Could not be checked",
+                    "By cause; evicted is harmless.",
+                    "slots_unverified_total",
+                    "group, cause",
+                    "{{group}} {{cause}}",
+                ),
+                _rate(
+                    "Violations",
+                    "By phase and reason.",
+                    "violations_total",
+                    "group, phase, reason",
+                    "{{group}} {{phase}} {{reason}}",
+                ),
+            ),
+        ),
+        Section(
+            title="Sweeps and patrol",
+            panels=(
+                Panel(
+                    title="Sweep progress",
+                    says="Share of its slots that the current or last sweep has dealt with.",
+                    queries=(Query(expression=rank("sweep_progress_ratio"), empty=NO_SWEEP),),
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="Sweeps",
+                    says="Complete passes by trigger, per second.",
+                    queries=(
+                        Query(
+                            expression=f"rate({rank('sweep_passes_total')}{RATE})",
+                            legend="rank {{rank}} {{trigger}}",
+                        ),
+                    ),
+                    unit="ops",
+                ),
+                Panel(
+                    title="Sweep duration",
+                    says="Of the current or last sweep; 1 while one runs.",
+                    queries=(
+                        Query(expression=rank("sweep_duration_seconds"), empty=NO_SWEEP),
+                        Query(expression=rank("sweep_in_progress"), legend="running, " + NAME),
+                    ),
+                    unit="s",
+                ),
+                Panel(
+                    title="Patrol",
+                    says="Progress of the cycle, and cycles completed per hour.",
+                    queries=(
+                        Query(expression=rank("patrol_progress_ratio")),
+                        Query(
+                            expression=f"3600 * rate({rank('patrol_cycles_total')}{RATE})",
+                            legend="cycles/h, " + NAME,
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        Section(
+            title="Pipeline and restarts",
+            panels=(
+                Panel(
+                    title="Lag of the counters",
+                    says="Steps between the device's counters and the host's copy.",
+                    queries=(Query(expression=rank("pipeline_lag_steps")),),
+                ),
+                Panel(
+                    title="Restarts",
+                    says="Engine restarts that the service has seen; counters continue across them.",
+                    queries=(Query(expression=rank("restarts_total")),),
+                ),
+            ),
+        ),
+    ),
+)

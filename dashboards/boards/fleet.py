@@ -1,0 +1,136 @@
+"""Fleet overview: is anything wrong, and where?"""
+
+from __future__ import annotations
+
+from dashboards.board import (
+    BAD_FROM_ONE,
+    NO_FAULT,
+    Board,
+    Kind,
+    Panel,
+    Query,
+    Section,
+    firing,
+    group,
+    rank,
+    recorded,
+    service,
+)
+
+
+def _count(title: str, state: str, says: str) -> Panel:
+    expression = f'sum({rank("state", f"""state="{state}" """.strip())})'
+    steps = BAD_FROM_ONE if state in ("violated", "blind", "degraded") else ()
+    query = Query(expression=expression, legend=state)
+    return Panel(
+        title=title, says=says, queries=(query,), kind=Kind.STAT, width=4, height=4,
+        steps=steps or Panel(title="", says="").steps,
+    )  # fmt: skip
+
+
+BOARD = Board(
+    uid="kv-canary-fleet",
+    title="KV canary / Fleet",
+    says="Every rank's verdict. Green here is worth what 'Can green be trusted?' says.",
+    sections=(
+        Section(
+            title="Verdicts",
+            panels=(
+                _count("Ranks violated", "violated", "A check failed and nobody has acknowledged it."),
+                _count("Ranks blind", "blind", "The canary cannot be believed."),
+                _count("Ranks degraded", "degraded", "The promise is weaker than configured."),
+                _count("Ranks ok", "ok", "Checked, with coverage and age on target."),
+                _count("Ranks off", "off", "Detached or not yet ready."),
+                Panel(
+                    title="Alerts firing",
+                    says="Damage and blindness first; each links to its runbook in Alertmanager.",
+                    queries=(
+                        Query(
+                            expression=f"count({firing('damage|blind|debt')}) or vector(0)", legend="alerts"
+                        ),
+                    ),
+                    kind=Kind.STAT,
+                    width=4,
+                    height=4,
+                    steps=BAD_FROM_ONE,
+                ),
+                Panel(
+                    title="State of every rank",
+                    says="The state's name over time.",
+                    queries=(
+                        Query(
+                            expression=f"{rank('state')} == 1", legend="{{instance}} rank {{rank}}: {{state}}"
+                        ),
+                    ),
+                    kind=Kind.STATES,
+                    width=24,
+                ),
+            ),
+        ),
+        Section(
+            title="Damage",
+            panels=(
+                Panel(
+                    title="Violations by reason",
+                    says="New violations per second; exemplars carry the incident and its trace.",
+                    queries=(
+                        Query(
+                            expression=f"sum by (instance, reason) (rate({group('violations_total')}[$__rate_interval]))",
+                            legend="{{instance}}: {{reason}}",
+                        ),
+                    ),
+                    exemplars=True,
+                ),
+                Panel(
+                    title="Firing now",
+                    says="What fires, for which rank.",
+                    queries=(Query(expression=firing("damage|blind|debt"), legend="", empty=NO_FAULT),),
+                    kind=Kind.TABLE,
+                ),
+            ),
+        ),
+        Section(
+            title="Work",
+            panels=(
+                Panel(
+                    title="Slots verified",
+                    says="Records checked per second.",
+                    queries=(
+                        Query(
+                            expression=f"sum by (engine, instance, rank) (rate({group('slots_verified_total')}[$__rate_interval]))"
+                        ),
+                    ),
+                    unit="ops",
+                ),
+                Panel(
+                    title="KV bytes compared",
+                    says="Bytes re-read and compared with their fingerprint, per second.",
+                    queries=(
+                        Query(
+                            expression=f"sum by (engine, instance, rank) (rate({group('bytes_verified_total')}[$__rate_interval]))"
+                        ),
+                    ),
+                    unit="Bps",
+                ),
+                Panel(
+                    title="Overhead",
+                    says="Host time of the canary over step time.",
+                    queries=(Query(expression=recorded("overhead:ratio5m")),),
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="Releases",
+                    says="Service releases; ranks by engine version, mode and backend.",
+                    queries=(
+                        Query(
+                            expression=f"count by (engine, engine_version, mode, backend) ({rank('rank_info')})",
+                            legend="",
+                        ),
+                        Query(expression=service("build_info"), legend=""),
+                    ),
+                    kind=Kind.TABLE,
+                ),
+            ),
+        ),
+    ),
+)

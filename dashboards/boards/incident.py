@@ -1,0 +1,166 @@
+"""Incident: what broke, where, how far it reaches."""
+
+from __future__ import annotations
+
+from dashboards.board import (
+    BAD_FROM_ONE,
+    NO_FAULT,
+    NO_PERTURBATION,
+    Board,
+    Kind,
+    Panel,
+    Query,
+    Section,
+    firing,
+    group,
+    rank,
+    recorded,
+    service,
+)
+
+NEXT = """
+1. Open the incident: `GET /canary/incidents/{id}` (id in the table below, in the page and in the exemplars).
+2. Keep it: `canary-obs incident show FILE` reads the bundle offline.
+3. Damage spreading? Take the rank out of rotation, then read the runbook linked above.
+4. `POST /canary/sweep?wait=true` tells how far it reaches; `POST /canary/acknowledge` ends the page.
+"""
+
+BOARD = Board(
+    uid="kv-canary-incident",
+    title="KV canary / Incident",
+    says="For the person who was paged.",
+    sections=(
+        Section(
+            title="What to do",
+            panels=(
+                Panel(title="Next", says="The first four steps.", kind=Kind.TEXT, text=NEXT, height=6),
+                Panel(
+                    title="Open incidents",
+                    says="The latest incident per rank that nobody has acknowledged.",
+                    queries=(
+                        Query(
+                            expression='kv_canary_incident_info{cluster=~"$cluster",instance=~"$instance"}',
+                            legend="",
+                            empty=NO_FAULT,
+                        ),
+                    ),
+                    kind=Kind.TABLE,
+                    height=6,
+                ),
+            ),
+        ),
+        Section(
+            title="What broke",
+            panels=(
+                Panel(
+                    title="Violations in range",
+                    says="Count over the chosen time range.",
+                    queries=(
+                        Query(
+                            expression=f"sum(increase({group('violations_total')}[$__range]))",
+                            legend="violations",
+                        ),
+                    ),
+                    kind=Kind.STAT,
+                    width=6,
+                    height=6,
+                    steps=BAD_FROM_ONE,
+                ),
+                Panel(
+                    title="Incidents in range",
+                    says="Bursts of violations, each one incident.",
+                    queries=(
+                        Query(
+                            expression=f"sum(increase({service('incidents_total')}[$__range]))",
+                            legend="incidents",
+                        ),
+                    ),
+                    kind=Kind.STAT,
+                    width=6,
+                    height=6,
+                    steps=BAD_FROM_ONE,
+                ),
+                Panel(
+                    title="Still going on?",
+                    says="Violations per second over the last minute.",
+                    queries=(Query(expression=recorded("violations:rate1m")),),
+                    height=6,
+                    exemplars=False,
+                ),
+                Panel(
+                    title="By reason",
+                    says="chain and position: a row or block table is wrong. kv_data: bytes changed. token: another user's context.",
+                    queries=(
+                        Query(
+                            expression=f"sum by (reason) (rate({group('violations_total')}[$__rate_interval]))",
+                            legend="{{reason}}",
+                        ),
+                    ),
+                    exemplars=True,
+                ),
+                Panel(
+                    title="By phase and group",
+                    says="head and tail: running requests. sweep and patrol: cached slots.",
+                    queries=(
+                        Query(
+                            expression=f"sum by (phase, group) (rate({group('violations_total')}[$__rate_interval]))",
+                            legend="{{phase}} {{group}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    title="Violations so far",
+                    says="Totals that are not zero.",
+                    queries=(
+                        Query(
+                            expression=f"sum by (engine, instance, rank, group, phase, reason) ({group('violations_total')}) > 0",
+                            legend="",
+                            empty=NO_FAULT,
+                        ),
+                    ),
+                    kind=Kind.TABLE,
+                ),
+                Panel(
+                    title="Damage alerts",
+                    says="Firing now.",
+                    queries=(Query(expression=firing("damage"), legend="", empty=NO_FAULT),),
+                    kind=Kind.TABLE,
+                ),
+            ),
+        ),
+        Section(
+            title="Is it a drill?",
+            panels=(
+                Panel(
+                    title="Planted faults",
+                    says="Injected, detected, masked, missed.",
+                    queries=(
+                        Query(
+                            expression=rank("perturbations_total"),
+                            legend="{{instance}} {{mode}} {{outcome}}",
+                            empty=NO_PERTURBATION,
+                        ),
+                        Query(
+                            expression=rank("perturbations_open"),
+                            legend="{{instance}} {{mode}} open",
+                            empty=NO_PERTURBATION,
+                        ),
+                    ),
+                ),
+                Panel(
+                    title="Detection latency of planted faults",
+                    says="Median and 99th percentile, from planting to the host seeing it.",
+                    queries=tuple(
+                        Query(
+                            expression=f"histogram_quantile({q}, sum by (le) ({rank('detection_latency_seconds_bucket')}))",
+                            legend=f"p{100 * q:g}",
+                            empty=NO_PERTURBATION,
+                        )
+                        for q in (0.5, 0.99)
+                    ),
+                    unit="s",
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,120 @@
+"""The dashboards as JSON: `python -m dashboards.build` rewrites dashboards/generated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import prometheus
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
+    VariableOption,
+    VariableRefresh,
+)
+
+from alerts.render import RUNBOOK_URL
+from dashboards.board import Board
+from dashboards.boards import cost, engine, fleet, incident, trust
+from dashboards.panels import SOURCE, build
+
+GENERATED = Path(__file__).parent / "generated"
+BOARDS = (fleet.BOARD, engine.BOARD, incident.BOARD, trust.BOARD, cost.BOARD)
+TAG = "kv-canary"
+
+# Each offers what the ones before it leave.
+_VARIABLES = {
+    "cluster": "label_values(kv_canary_service_state, cluster)",
+    "instance": 'label_values(kv_canary_state{cluster=~"$cluster"}, instance)',
+    "rank": 'label_values(kv_canary_state{cluster=~"$cluster",instance=~"$instance"}, rank)',
+    "group": 'label_values(kv_canary_pool_bytes{cluster=~"$cluster",instance=~"$instance"}, group)',
+}
+_ANNOTATIONS = {
+    "Violations": (
+        "red",
+        'sum by (engine, instance, rank, reason) (increase(kv_canary_violations_total{cluster=~"$cluster",instance=~"$instance"}[1m])) > 0',
+        "{{engine}}/{{instance}} rank {{rank}}: {{reason}}",
+    ),
+    "Sweeps": (
+        "blue",
+        'increase(kv_canary_sweep_passes_total{cluster=~"$cluster",instance=~"$instance"}[1m]) > 0',
+        "{{engine}}/{{instance}} rank {{rank}}: sweep ({{trigger}})",
+    ),
+}
+
+
+def rendered() -> dict[Path, str]:
+    """Every dashboard file as it must be."""
+    return {
+        GENERATED / f"{board.uid}.json": json.dumps(as_json(board), indent=2, sort_keys=True) + "\n"
+        for board in BOARDS
+    }
+
+
+def as_json(board: Board) -> dict[str, Any]:
+    """A dashboard as Grafana reads it."""
+    made = _frame(board)
+    number = 0
+    for section in board.sections:
+        number += 1
+        made.with_row(builders.Row(section.title).id(number))
+        for panel in section.panels:
+            number += 1
+            made.with_panel(build(panel, number))
+    content: dict[str, Any] = json.loads(json.dumps(made.build(), cls=JSONEncoder))
+    for variable in content["templating"]["list"]:
+        # The SDK puts an interval variable's fields on every variable; Grafana's schema refuses them.
+        for name in ("auto", "auto_count", "auto_min"):
+            variable.pop(name, None)
+    return content
+
+
+def _frame(board: Board) -> builders.Dashboard:
+    made = builders.Dashboard(board.title).uid(board.uid).description(board.says).tags([TAG])
+    made.refresh("10s").time("now-30m", "now").timezone("browser").editable()
+    made.link(
+        builders.DashboardLink("KV canary").type(DashboardLinkType.DASHBOARDS).tags([TAG])
+        .as_dropdown(True).include_vars(True).keep_time(True)
+    )  # fmt: skip
+    made.link(
+        builders.DashboardLink("Runbooks").type(DashboardLinkType.LINK).url(RUNBOOK_URL).target_blank(True)
+    )
+    made.with_variable(builders.DatasourceVariable("datasource").type("prometheus").label("Data source"))
+    for name, query in _VARIABLES.items():
+        made.with_variable(_variable(name, query))
+    for name, (colour, expression, title) in _ANNOTATIONS.items():
+        target = prometheus.Dataquery().expr(expression).ref_id("Anno").datasource(SOURCE)
+        made.annotation(
+            builders.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(colour)
+            .title_format(title).target(target)
+        )  # fmt: skip
+    return made
+
+
+def _variable(name: str, query: str) -> builders.QueryVariable:
+    everything = VariableOption(selected=True, text="All", value="$__all")
+    variable = builders.QueryVariable(name).label(name.capitalize()).datasource(SOURCE)
+    variable.query({"query": query, "refId": name}).refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+    return variable.include_all(True).multi(True).all_value(".*").current(everything)
+
+
+def annotation_expressions() -> dict[str, str]:
+    """The PromQL of the annotations, by name."""
+    return {name: expression for name, (_, expression, _) in _ANNOTATIONS.items()}
+
+
+def variable_queries() -> dict[str, str]:
+    """What fills the variables, by name."""
+    return dict(_VARIABLES)
+
+
+def main() -> None:
+    """Write the dashboard files."""
+    for path, content in rendered().items():
+        path.write_text(content, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Panels as Grafana's builders make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grafana_foundation_sdk.builders import common as common_builders
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, text, timeseries
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    DataSourceRef,
+    GraphThresholdsStyleMode,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.text import TextMode
+
+from dashboards.board import Kind, Panel, Query
+
+SOURCE = DataSourceRef(type_val="prometheus", uid="$datasource")
+NEVER_NEGATIVE = 0.0
+
+
+def build(panel: Panel, number: int) -> Any:
+    """A builder for one panel; numbers are unique in a dashboard."""
+    made = _MAKERS[panel.kind](panel)
+    made.id(number).title(panel.title).description(panel.says).span(panel.width).height(panel.height)
+    if panel.kind is Kind.TEXT:
+        return made
+    made.datasource(SOURCE).unit(panel.unit).thresholds(_steps(panel))
+    for position, query in enumerate(panel.queries):
+        made.with_target(_target(panel, query, "ABCDEFGH"[position]))
+    return made
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    last = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
+    return stat.Panel().reduce_options(last).color_mode(BigValueColorMode.BACKGROUND)
+
+
+def _lines(panel: Panel) -> timeseries.Panel:
+    style = common_builders.GraphThresholdsStyleConfig().mode(
+        GraphThresholdsStyleMode.DASHED if len(panel.steps) > 1 else GraphThresholdsStyleMode.OFF
+    )
+    return (
+        timeseries.Panel()
+        .min(NEVER_NEGATIVE)
+        .show_points(VisibilityMode.NEVER)
+        .fill_opacity(8)
+        .thresholds_style(style)
+    )
+
+
+def _states(panel: Panel) -> statetimeline.Panel:
+    return statetimeline.Panel().show_value(VisibilityMode.NEVER).merge_values(True)
+
+
+def _table(panel: Panel) -> table.Panel:
+    return table.Panel()
+
+
+def _text(panel: Panel) -> text.Panel:
+    return text.Panel().mode(TextMode.MARKDOWN).content(panel.text.strip())
+
+
+_MAKERS: dict[Kind, Any] = {
+    Kind.STAT: _stat,
+    Kind.LINES: _lines,
+    Kind.STATES: _states,
+    Kind.TABLE: _table,
+    Kind.TEXT: _text,
+}
+
+
+def _steps(panel: Panel) -> builders.ThresholdsConfig:
+    steps = [Threshold(color=step.colour, value=step.value) for step in panel.steps]
+    return builders.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _target(panel: Panel, query: Query, letter: str) -> prometheus.Dataquery:
+    target = prometheus.Dataquery().datasource(SOURCE).expr(query.expression).ref_id(letter)
+    target.legend_format(query.legend).exemplar(panel.exemplars)
+    if panel.kind is Kind.TABLE:
+        return target.instant().format(PromQueryFormat.TABLE)
+    return target.range()
