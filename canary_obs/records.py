@@ -62,6 +62,17 @@ class GroupCounters(_Struct, frozen=True, kw_only=True):
     violations: dict[Phase, dict[Reason, int]]
 
 
+class SweepShare(_Struct, frozen=True, kw_only=True):
+    """One group's part in a rank's sweep. Seconds count from the sweep's start."""
+
+    group: str
+    total: int
+    checked: int
+    violations: int
+    began: float
+    ended: float
+
+
 class SweepProgress(_Struct, frozen=True, kw_only=True):
     """One rank's sweep. Counts are slots; seconds are wall time since its start."""
 
@@ -78,6 +89,7 @@ class SweepProgress(_Struct, frozen=True, kw_only=True):
     seconds: float
     step: int
     error: str | None = None
+    shares: tuple[SweepShare, ...] = ()  # of the groups begun so far
 
 
 class PatrolProgress(_Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from canary_obs.records import State
 from canary_obs.service.app import create_app
 from canary_obs.service.auth import check_exposure
 from canary_obs.telemetry.log import open_log
+from canary_obs.telemetry.tracing import Tracing, open_tracing
 
 START_SECONDS = 30.0
 SHUTDOWN_SECONDS = 5
@@ -54,6 +55,7 @@ class ServiceThread:
                 self.config.log_file, lambda error: self.hub.fault("violation_log", error, State.DEGRADED)
             )
             self.hub.subscribe(self._log)
+            self._tracing = self._trace()
             self._listener = self._listen(link)
         except BaseException:
             self._socket.close()
@@ -63,6 +65,7 @@ class ServiceThread:
             self.hub,
             self.config,
             log_dropped=lambda: self._log.dropped,
+            exports=lambda: self._tracing.counts if self._tracing else {},
             listening=lambda: self._listener.alive,
         )
         options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
@@ -91,8 +94,20 @@ class ServiceThread:
         self._server.should_exit = True
         self._thread.join()
         self._listener.close()
+        if self._tracing is not None:
+            self._tracing.close()
         self._log.close()
         self._socket.close()
+
+    def _trace(self) -> Tracing | None:
+        try:
+            tracing = open_tracing(self.hub)
+        except BaseException:
+            self._log.close()
+            raise
+        if tracing is not None:
+            self.hub.subscribe(tracing)
+        return tracing
 
     def _listen(self, link: LocalLink | None) -> LocalListener | ZmqListener:
         try:
@@ -100,6 +115,8 @@ class ServiceThread:
                 ZmqListener(self.config.endpoint, self.hub) if link is None else LocalListener(link, self.hub)
             )
         except BaseException:
+            if self._tracing is not None:
+                self._tracing.close()
             self._log.close()
             raise
 

@@ -104,7 +104,7 @@ def open_log(path: str, on_drop: OnDrop | None = None) -> ViolationLog:
     return ViolationLog(append, on_drop=on_drop)
 
 
-def violation_fields(event: ViolationEvent) -> dict[str, object]:
+def violation_fields(event: ViolationEvent) -> dict[str, str | int | None]:
     """The event as flat fields. Expected and actual are None where the engine redacted them."""
     identity, row = event.identity, event.violation
     return {

@@ -1,0 +1,147 @@
+"""Makes spans and log records whose ids are known beforehand, under the resource of the rank they tell of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from opentelemetry import trace
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.context import Context
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, TraceFlags
+
+from canary_obs import __version__
+from canary_obs.pipeline.incidents import trace_id_of
+from canary_obs.pipeline.ranks import label
+from canary_obs.records import Identity
+from canary_obs.telemetry.export_queue import ExportQueue
+
+SCOPE = "canary_obs"
+RESOURCES_KEPT = 1024
+Attributes = Mapping[str, str | int | float | bool | tuple[str, ...] | None]
+
+
+def place_of(kind: str, name: str) -> SpanContext:
+    """Where the span of a thing is, or will be: the same for the same kind and name."""
+    return SpanContext(
+        trace_id=int(trace_id_of(kind, name), 16),
+        span_id=int(trace_id_of(f"{kind} span", name)[:16], 16) or 1,
+        is_remote=False,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED),
+    )
+
+
+def link_to(place: SpanContext, **attributes: str | int) -> Link:
+    """A link to a span that need not exist yet."""
+    return Link(place, {f"kv_canary.{name}": value for name, value in attributes.items()})
+
+
+class _PlannedIds(IdGenerator):
+    """Gives out the planned ids once, else random ones. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._random = RandomIdGenerator()
+        self.planned: SpanContext | None = None
+
+    def generate_trace_id(self) -> int:
+        """Of the planned span, if any."""
+        return self.planned.trace_id if self.planned else self._random.generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        """Of the planned span, if any."""
+        return self.planned.span_id if self.planned else self._random.generate_span_id()
+
+
+class _ToQueue(SpanProcessor):
+    def __init__(self, queue: ExportQueue[ReadableSpan]) -> None:
+        self._queue = queue
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue what the sampler kept."""
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._queue.put(span)
+
+
+class SpanMaker:
+    """One provider per resource, all in front of one queue. Not thread-safe."""
+
+    def __init__(self, service: Resource, queue: ExportQueue[ReadableSpan]) -> None:
+        self._service, self._queue = service, queue
+        self._ids = _PlannedIds()
+        self._tracers: dict[Identity | None, trace.Tracer] = {}
+
+    def start(
+        self,
+        name: str,
+        at_ns: int,
+        *,
+        rank: Identity | None = None,
+        place: SpanContext | None = None,
+        parent: SpanContext | None = None,
+        attributes: Attributes | None = None,
+    ) -> Span:
+        """A span of a rank, or of the service: a root at `place`, else below `parent`. Times in ns."""
+        self._ids.planned = place
+        context = (
+            Context() if parent is None else trace.set_span_in_context(NonRecordingSpan(parent), Context())
+        )
+        try:
+            return self._tracer(rank).start_span(
+                name, context, start_time=at_ns, attributes=present(attributes or {})
+            )
+        finally:
+            self._ids.planned = None
+
+    def _tracer(self, rank: Identity | None) -> trace.Tracer:
+        if rank not in self._tracers:
+            if len(self._tracers) >= RESOURCES_KEPT:
+                self._tracers.clear()
+            provider = TracerProvider(
+                resource=self._service if rank is None else rank_resource(self._service, rank),
+                id_generator=self._ids,
+                shutdown_on_exit=False,
+            )
+            provider.add_span_processor(_ToQueue(self._queue))
+            self._tracers[rank] = provider.get_tracer(SCOPE, __version__)
+        return self._tracers[rank]
+
+
+def rank_resource(service: Resource, rank: Identity) -> Resource:
+    """The service's resource with the rank in the place of the instance."""
+    return service.merge(
+        Resource(
+            {
+                SERVICE_INSTANCE_ID: label(rank.key),
+                "process.pid": rank.pid,
+                "kv_canary.engine": rank.engine,
+                "kv_canary.instance": rank.instance,
+                "kv_canary.rank": rank.rank,
+                "kv_canary.device": rank.device,
+            }
+        )
+    )
+
+
+def present(attributes: Attributes) -> dict[str, str | int | float | bool | tuple[str, ...]]:
+    """Attributes without those that have no value: OTLP has no null."""
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def log_record(
+    resource: Resource, place: SpanContext, event: str, time_ns: int, fields: Attributes
+) -> ReadableLogRecord:
+    """An error event that belongs to a span."""
+    record = LogRecord(
+        timestamp=time_ns,
+        context=trace.set_span_in_context(NonRecordingSpan(place), Context()),
+        severity_number=SeverityNumber.ERROR,
+        severity_text="ERROR",
+        body=event,
+        attributes=present(fields),
+        event_name=event,
+    )
+    return ReadableLogRecord(record, resource, InstrumentationScope(SCOPE, __version__))

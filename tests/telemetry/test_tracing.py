@@ -1,0 +1,273 @@
+"""A real OTLP receiver gets sweeps, incidents with links, evidence and one log record per violation."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from canary_obs.config import ServiceConfig
+from canary_obs.errors import ConfigurationError
+from canary_obs.evidence import ChangedWord, SlotFacts
+from canary_obs.pipeline.hub import Hub
+from canary_obs.pipeline.orders import StartSweepRequest
+from canary_obs.records import (
+    CollectEvidence,
+    Evidence,
+    Part,
+    Phase,
+    Reason,
+    SweepReport,
+    SweepShare,
+    SweepStatus,
+    Violations,
+)
+from canary_obs.telemetry.tracing import open_tracing
+from canary_obs.terms import SlotState
+from tests.service.conftest import ObedientRank
+from tests.service.fakes import eventually, identity, progress, violation
+from tests.telemetry.receiver import PROTOCOLS, Receiver, open_server
+
+EXTRA = {"OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test", "OTEL_SERVICE_NAME": "kv-fleet"}
+
+
+@pytest.fixture
+def hub():
+    return Hub(ServiceConfig(snapshot_stale_seconds=600.0))
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    def set_variables(url: str, protocol: str, **more: str) -> None:
+        quick = {"OTEL_BSP_SCHEDULE_DELAY": "10", "OTEL_BLRP_SCHEDULE_DELAY": "10"}
+        named = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+        for name, value in (quick | named | more).items():
+            monkeypatch.setenv(name, value)
+
+    return set_variables
+
+
+def evidence_for(command: CollectEvidence) -> Evidence:
+    facts = SlotFacts(
+        slot=command.slot,
+        state=SlotState.COMPLETE,
+        position=2,
+        recorded={Part.K: "0x1"},
+        found={Part.K: "0x2"},
+    )
+    changed = ChangedWord(
+        part=Part.K, layer=3, head=1, element=7, dtype="float16", word=9, original="0x01", current="0x02"
+    )
+    return Evidence(
+        identity=identity(), incident=command.incident, group=command.group, step=6, time_ns=time.time_ns(),
+        prompted=False, slot=facts, changed=(changed,), neighbours=(), history=(), writes_known=True,
+        holders=("r1",),
+    )  # fmt: skip
+
+
+class Witness(ObedientRank):
+    """A rank that answers questions about slots."""
+
+    def obey(self, command) -> None:
+        super().obey(command)
+        if isinstance(command, CollectEvidence):
+            self.say(evidence_for(command))
+
+
+def swept_and_damaged(hub: Hub) -> str:
+    """One sweep that finds damage, and damage at a step; returns the sweep's id."""
+    rank = Witness(hub, finishes=False)
+    sweep = hub.start_sweep(StartSweepRequest())
+    found = violation(3, sweep_id=sweep.id)
+    at_step = violation(4, phase=Phase.HEAD, reason=Reason.CHAIN, part=None, step=77, expected=None)
+    share = SweepShare(group="full", total=100, checked=100, violations=1, began=0.1, ended=0.4)
+    ended = progress(sweep.id, SweepStatus.VIOLATED, checked=100, violations=1, shares=(share,))
+    rank.say(Violations(identity=rank.who, rows=(found, at_step)))
+    rank.say(SweepReport(identity=rank.who, progress=ended))
+    return sweep.id
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_spans_links_and_logs_arrive(hub, environ, protocol):
+    receiver = Receiver()
+    server = open_server(receiver, protocol)
+    environ(server.url, protocol, **EXTRA)
+    tracing = open_tracing(hub)
+    assert tracing is not None
+    hub.subscribe(tracing)
+    sweep_id = swept_and_damaged(hub)
+    hub.acknowledge()
+    tracing.close()
+    tracing.close()
+    server.close()
+    check_sweep(receiver, sweep_id)
+    check_incident(receiver, hub)
+    check_logs(receiver, hub)
+    assert tracing.counts["traces"].exported == len(receiver.spans) == 7
+    assert tracing.counts["logs"].exported == len(receiver.logs) == 2
+
+
+def check_sweep(receiver: Receiver, sweep_id: str) -> None:
+    (root,), (rank,) = receiver.named("kv_canary.sweep"), receiver.named("kv_canary.sweep.rank")
+    (group,) = receiver.named("kv_canary.sweep.group")
+    assert root.attributes["kv_canary.sweep.id"] == sweep_id
+    assert root.body.status.message == "violated"
+    assert not root.body.parent_span_id
+    assert rank.body.parent_span_id == root.body.span_id
+    assert group.body.parent_span_id == rank.body.span_id
+    assert {root.body.trace_id, rank.body.trace_id, group.body.trace_id} == {root.body.trace_id}
+    assert rank.attributes["kv_canary.slots.checked"] == 100
+    assert group.attributes["kv_canary.group"] == "full"
+    assert group.body.end_time_unix_nano - group.body.start_time_unix_nano == 300_000_000
+    assert root.resource["service.name"] == rank.resource["service.name"] == "kv-fleet"
+    assert rank.resource["service.instance.id"] == "fake/test/0"
+    assert (rank.resource["kv_canary.rank"], rank.resource["kv_canary.device"]) == (0, "cpu")
+    assert root.resource["service.instance.id"] not in ("", rank.resource["service.instance.id"])
+    assert rank.resource["deployment.environment.name"] == "test"
+
+
+def check_incident(receiver: Receiver, hub: Hub) -> None:
+    (summary,) = hub.incidents.newest_first()
+    (incident,) = receiver.named("kv_canary.incident")
+    assert incident.body.trace_id.hex() == summary.trace_id
+    assert incident.attributes["kv_canary.incident.id"] == summary.id
+    assert incident.attributes["kv_canary.violations"] == 2
+    assert incident.attributes["kv_canary.reasons"] == ["chain", "kv_data"]
+    assert incident.attributes["kv_canary.acknowledged"] is True
+    targets = {link.span_id for link in incident.body.links}
+    (sweep,), (step,) = receiver.named("kv_canary.sweep"), receiver.named("kv_canary.step")
+    assert targets == {sweep.body.span_id, step.body.span_id}
+    assert step.attributes == {"kv_canary.step": 77, "kv_canary.phase": "head"}
+    evidence = receiver.named("kv_canary.evidence")
+    assert {one.body.parent_span_id for one in evidence} == {incident.body.span_id}
+    assert evidence[0].attributes["kv_canary.changed.k"] == "layer 3 head 1 element 7"
+
+
+def check_logs(receiver: Receiver, hub: Hub) -> None:
+    (incident,) = receiver.named("kv_canary.incident")
+    for item in receiver.logs:
+        assert item.body.event_name == "kv_canary.violation"
+        assert item.body.severity_text == "ERROR"
+        assert item.body.trace_id == incident.body.trace_id
+        assert item.body.span_id == incident.body.span_id
+        assert item.attributes["kv_canary.incident"] == hub.incidents.newest_first()[0].id
+    by_slot = {item.attributes["kv_canary.slot"]: item.attributes for item in receiver.logs}
+    assert by_slot[3]["kv_canary.reason"] == "kv_data"
+    assert "kv_canary.expected" not in by_slot[4]
+
+
+def test_an_incident_that_is_still_open_is_told_at_the_end(hub, environ):
+    receiver = Receiver()
+    server = open_server(receiver, "http/protobuf")
+    environ(server.url, "http/protobuf")
+    tracing = open_tracing(hub)
+    swept_and_damaged(hub)
+    tracing.close()
+    server.close()
+    (incident,) = receiver.named("kv_canary.incident")
+    assert incident.attributes["kv_canary.incident.open"] is True
+    assert incident.resource["service.name"] == "canary-obs"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_receiver_that_answers_errors_costs_only_what_was_sent(hub, environ, protocol):
+    receiver = Receiver(broken=True)
+    server = open_server(receiver, protocol)
+    environ(server.url, protocol)
+    tracing = open_tracing(hub)
+    hub.subscribe(tracing)
+    swept_and_damaged(hub)
+    eventually(lambda: tracing.counts["logs"].failed == 2)
+    tracing.close()
+    server.close()
+    assert receiver.requests >= 2
+    assert receiver.spans == []
+    counts = tracing.counts["traces"]
+    assert (counts.exported, counts.failed + counts.queue_full) == (0, 7)
+    assert hub.verdict()[0] != "blind"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_receiver_that_is_down_delays_nobody_and_is_counted(hub, environ, protocol):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    environ(url, protocol, OTEL_BLRP_MAX_QUEUE_SIZE="10", OTEL_BLRP_MAX_EXPORT_BATCH_SIZE="5")
+    tracing = open_tracing(hub)
+    hub.subscribe(tracing)
+    rank = Witness(hub)
+    spent = []
+    for number in range(100):
+        rows = tuple(violation(slot) for slot in range(number % 7, number % 7 + 10))
+        started = time.perf_counter()
+        rank.say(Violations(identity=rank.who, rows=rows))
+        spent.append(time.perf_counter() - started)
+    assert sorted(spent)[50] < 0.01
+    assert tracing.counts["logs"].queue_full > 900
+    started = time.monotonic()
+    tracing.close()
+    assert time.monotonic() - started < 8
+    counts = tracing.counts["logs"]
+    assert counts.exported == 0
+    eventually(lambda: sum_lost(tracing) == 1000)
+
+
+def sum_lost(tracing) -> int:
+    counts = tracing.counts["logs"]
+    return counts.failed + counts.queue_full
+
+
+@pytest.mark.parametrize(
+    ("variables", "signals"),
+    [
+        ({}, None),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}, None),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1/v1/traces"}, {"traces"}),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"}, {"logs"}),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_LOGS_EXPORTER": "otlp"}, {"traces", "logs"}),
+    ],
+)
+def test_what_is_exported_follows_the_standard_variables(hub, monkeypatch, variables, signals):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    tracing = open_tracing(hub)
+    if tracing is None:
+        assert signals is None
+        return
+    assert tracing.counts.keys() == signals
+    tracing.close()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
+        ("OTEL_LOGS_EXPORTER", "console"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "carrier-pigeon"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "-1"),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "soon"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096"),
+    ],
+)
+def test_a_wrong_variable_is_refused_by_name(hub, monkeypatch, variable, value):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError) as caught:
+        open_tracing(hub)
+    assert (caught.value.setting, str(caught.value.value)) == (variable, value)
+
+
+def test_a_fault_of_tracing_itself_is_seen(hub, environ, monkeypatch):
+    environ("http://127.0.0.1:1", "http/protobuf")
+    tracing = open_tracing(hub)
+
+    def fail():
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(hub, "sweeps", fail)
+    eventually(lambda: hub.counts().faults.get("tracing"))
+    monkeypatch.undo()
+    tracing.close()
+    assert any("tracing: RuntimeError" in reason for reason in hub.verdict()[1])
