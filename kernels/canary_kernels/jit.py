@@ -86,10 +86,12 @@ def slot_at(table, table_stride, row, position, PAGE_SIZE: tl.constexpr, mask):
     return slot
 
 
+# Atomics are relaxed: nothing within a launch reads what another program wrote, and the fence of the
+# default order costs each program about a microsecond.
 @triton.jit
 def count(counters, index, amount):
     """Add to a counter; nothing when the amount is 0."""
-    tl.atomic_add(counters + index, amount.to(tl.int64), mask=amount > 0)
+    tl.atomic_add(counters + index, amount.to(tl.int64), mask=amount > 0, sem="relaxed")
 
 
 @triton.jit
@@ -101,12 +103,12 @@ def report(buffers, mask, lane, slot, position, request, part, expected, actual)
     counters, violations, clock, lane_rows = buffers
     one = tl.where(mask, 1, 0).to(tl.int64)
     lane = one * 0 + lane
-    event = tl.atomic_add(counters + COUNT_VIOLATIONS + lane, one, mask=mask)
+    event = tl.atomic_add(counters + COUNT_VIOLATIONS + lane, one, mask=mask, sem="relaxed")
     place = tl.where(event == 0, 0, 1 + (event - 1) % (lane_rows - 1))
     row = violations + (lane * lane_rows + place) * ROW_WORDS
     step = tl.load(clock)
     # Two events that map to one row would tear it: the exchange lets exactly one of a step write.
-    claimed = tl.atomic_xchg(row + ROW_STEP, one * 0 + step, mask=mask)
+    claimed = tl.atomic_xchg(row + ROW_STEP, one * 0 + step, mask=mask, sem="relaxed")
     # Step 0 is no claim: it is what an unused row holds.
     mine = mask & (claimed != tl.where(step == 0, -1, step))
     tl.store(row + ROW_EVENT, event + 1, mask=mine)

@@ -16,13 +16,14 @@ from canary_kernels.verify import kernel as verify
 from canary_kernels.write import kernel as write
 
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
+INTEGERS |= {"num_k", "num_sources"}
 FULL = {
-    "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True, "NUM_K": 32, "NUM_SOURCES": 64,
-    "GEOMETRY": (2048,) * 5, "PAGES": (1, 2048, 0), "ALIGNMENT": 16, "BLOCK": 512, "TILE": 4,
+    "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True,
+    "GEOMETRY": (2048,) * 5, "PAGES": (1, 2048, 0), "ALIGNMENT": 16, "BLOCK": 512,
 }
 ODD = {
-    "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False, "NUM_K": 2, "NUM_SOURCES": 3,
-    "GEOMETRY": (6, 10, 2, 4, 18), "PAGES": (16, 1000, 12), "ALIGNMENT": 2, "BLOCK": 128, "TILE": 2,
+    "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False,
+    "GEOMETRY": (6, 10, 2, 4, 18), "PAGES": (16, 1000, 12), "ALIGNMENT": 2, "BLOCK": 128,
 }
 JOBS = [
     (verify.rows_kernel, {"PHASE": 0, "PAGE_SIZE": 16, "HAS_DIGESTS": True, "BLOCK": verify.BLOCK}),

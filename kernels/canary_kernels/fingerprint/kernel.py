@@ -1,4 +1,4 @@
-"""Fingerprint in Triton: one program per slot, which reads a tile of layers at a time.
+"""Fingerprint in Triton: one program per slot, which keeps a sum per word while it walks the layers.
 
 The sum over layers l of layer_key(l) * sum over words i of word_key(i) * w[l, i] is taken over l first:
 one reduction per slot.
@@ -56,9 +56,8 @@ NOBODY = tl.constexpr(NO_REQUEST)
 
 _MAX_BLOCK = 1024
 _MIN_BLOCK = 128
-_TILE_WORDS = 2048  # read at once: 8 KiB
-_WORDS_PER_WARP = 256  # two vectors a lane
-_MAX_WARPS = 8
+_WORDS_PER_WARP = 128  # one vector a lane
+_MAX_WARPS = 4
 _MAX_PROGRAMS = 1 << 16
 
 
@@ -81,67 +80,63 @@ def _byte_offset(index, GEOMETRY: tl.constexpr):
 
 @triton.jit
 def _load_words(base, words, mask, GEOMETRY: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """int64 [sources, words]: little-endian uint32 words of a slot that starts at base; 0 where masked."""
+    """int64: little-endian uint32 words of a slot whose first byte lies at address base; 0 where masked."""
     num_bytes: tl.constexpr = GEOMETRY[4]
     if ALIGNMENT >= 4:
-        offset = _byte_offset(words * 4, GEOMETRY)
-        pointers = (base[:, None] + offset[None, :]).to(tl.pointer_type(tl.uint32))
+        pointers = (base + _byte_offset(words * 4, GEOMETRY)).to(tl.pointer_type(tl.uint32))
         # The compiler cannot know the alignment of an address it loads; with it, lanes read whole vectors.
-        pointers = tl.max_contiguous(tl.multiple_of(pointers, (4, ALIGNMENT)), (1, ALIGNMENT // 4))
+        pointers = tl.max_contiguous(tl.multiple_of(pointers, ALIGNMENT), ALIGNMENT // 4)
         value = tl.load(pointers, mask=mask, other=0).to(tl.int64)
     else:
-        pointers = base.to(tl.pointer_type(tl.uint8))[:, None]
-        value = tl.zeros(mask.shape, tl.int64)
+        pointers = base.to(tl.pointer_type(tl.uint8))
+        value = tl.zeros(words.shape, tl.int64)
         for byte in tl.static_range(4):
             index = words * 4 + byte
-            inside = mask & (index < num_bytes)[None, :]
-            loaded = tl.load(pointers + _byte_offset(index, GEOMETRY)[None, :], mask=inside, other=0)
+            loaded = tl.load(pointers + _byte_offset(index, GEOMETRY), mask=index < num_bytes, other=0)
             value += loaded.to(tl.int64) << (8 * byte)
     return value
 
 
 @triton.jit
 def _hash_part(
-    table, word_keys, start, FIRST: tl.constexpr, END: tl.constexpr, NUM_SOURCES: tl.constexpr,
-    GEOMETRY: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    table, word_keys, start, first_source, end, num_sources,
+    GEOMETRY: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """int64: sum over the words of the sources FIRST to END; TILE sources are read at a time."""
+    """int64: sum over the words of the sources first_source to end."""
     num_words: tl.constexpr = (GEOMETRY[4] + 3) // 4
     total = start * 0
     for first in range(0, num_words, BLOCK):
         words = first + tl.arange(0, BLOCK)
-        inside = words < num_words
-        sums = tl.zeros([TILE, BLOCK], tl.int64)
-        for tile in range(FIRST, END, TILE):
-            source = tile + tl.arange(0, TILE)
-            mask = source < END
-            base = tl.load(table + source, mask=mask, other=0) + start
-            layer_key = tl.load(table + NUM_SOURCES + source, mask=mask, other=0)
-            mask = mask[:, None] & inside[None, :]
-            sums += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key[:, None]
-        keys = tl.load(word_keys + words, mask=inside, other=0)
-        total += tl.sum(tl.sum(sums, 0) * keys)
+        mask = words < num_words
+        sums = tl.zeros([BLOCK], tl.int64)
+        fours = first_source + (end - first_source) // 4 * 4
+        # Four reads under way at once. Bounds of run time: with constants, the compiler unrolls all and
+        # schedules fewer reads ahead.
+        for source in range(first_source, fours, 4):
+            a = _load_words(tl.load(table + source) + start, words, mask, GEOMETRY, ALIGNMENT)
+            b = _load_words(tl.load(table + source + 1) + start, words, mask, GEOMETRY, ALIGNMENT)
+            c = _load_words(tl.load(table + source + 2) + start, words, mask, GEOMETRY, ALIGNMENT)
+            d = _load_words(tl.load(table + source + 3) + start, words, mask, GEOMETRY, ALIGNMENT)
+            key = table + num_sources + source
+            sums += a * tl.load(key) + b * tl.load(key + 1) + c * tl.load(key + 2) + d * tl.load(key + 3)
+        for source in range(fours, end):
+            base = tl.load(table + source) + start
+            layer_key = tl.load(table + num_sources + source)
+            sums += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key
+        keys = tl.load(word_keys + words, mask=mask, other=0)
+        total += tl.sum(sums * keys)
     return total
 
 
 @triton.jit
 def _hash_slot(
-    table, word_keys, slot, NUM_K: tl.constexpr, NUM_SOURCES: tl.constexpr,
+    table, word_keys, slot, num_k, num_sources,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
 ):  # fmt: skip
     """int64 pair: sums over the words of a bundle's K sources and V sources."""
     start = slot // PAGES[0] * PAGES[1] + slot % PAGES[0] * PAGES[2]
-    hash_k = slot * 0
-    hash_v = slot * 0
-    if NUM_K > 0:
-        hash_k = _hash_part(
-            table, word_keys, start, 0, NUM_K, NUM_SOURCES, GEOMETRY, ALIGNMENT, BLOCK, TILE
-        )
-    if NUM_K < NUM_SOURCES:
-        hash_v = _hash_part(
-            table, word_keys, start, NUM_K, NUM_SOURCES, NUM_SOURCES, GEOMETRY, ALIGNMENT, BLOCK, TILE
-        )
+    hash_k = _hash_part(table, word_keys, start, 0, num_k, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
+    hash_v = _hash_part(table, word_keys, start, num_k, num_sources, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
     return hash_k, hash_v
 
 
@@ -171,7 +166,7 @@ def _finish(
         tl.store(record + FINGERPRINT_K, hash_k)
         tl.store(record + FINGERPRINT_V, hash_v)
         tl.store(record, identity + ((COMPLETE - PENDING) << 32))
-        tl.atomic_add(buffers[0] + COUNT_COMPLETED, 1)
+        tl.atomic_add(buffers[0] + COUNT_COMPLETED, 1, sem="relaxed")
     else:
         lane = PHASE * NUM_REASONS + DATA_REASON
         wrong = stored_k != hash_k
@@ -180,7 +175,7 @@ def _finish(
         wrong = stored_v != hash_v
         if wrong:
             report(buffers, wrong, lane, slot, position, NOBODY, PART_V, stored_v, hash_v)
-        tl.atomic_add(buffers[0] + COUNT_HASHED + PHASE, 1)
+        tl.atomic_add(buffers[0] + COUNT_HASHED + PHASE, 1, sem="relaxed")
 
 
 @triton.jit
@@ -189,33 +184,32 @@ def _count_skipped(counters, state, HAS_DATA: tl.constexpr, PHASE: tl.constexpr)
     causes = counters + COUNT_UNVERIFIED + PHASE * NUM_UNVERIFIED
     if PHASE == PATROL:
         if state == ADOPTED:
-            tl.atomic_add(causes + UNVERIFIED_ADOPTED, 1)
+            tl.atomic_add(causes + UNVERIFIED_ADOPTED, 1, sem="relaxed")
         if state == PENDING:
-            tl.atomic_add(causes + UNVERIFIED_PENDING, 1)
+            tl.atomic_add(causes + UNVERIFIED_PENDING, 1, sem="relaxed")
     if not HAS_DATA and state == COMPLETE:
-        tl.atomic_add(causes + UNVERIFIED_NO_FINGERPRINT, 1)
+        tl.atomic_add(causes + UNVERIFIED_NO_FINGERPRINT, 1, sem="relaxed")
 
 
 @triton.jit(
-    do_not_specialize=["num_slots", "lane_rows", "num_listed"],
+    do_not_specialize=["num_slots", "lane_rows", "num_listed", "num_k", "num_sources"],
     do_not_specialize_on_alignment=["slots", "hashes"],
 )
 def fingerprint_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
-    slots, num_listed, hashes, table, word_keys,
+    slots, num_listed, hashes, table, word_keys, num_k, num_sources,
     OP: tl.constexpr, PHASE: tl.constexpr, HAS_DATA: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    COUNTED: tl.constexpr, NUM_K: tl.constexpr, NUM_SOURCES: tl.constexpr,
+    COUNTED: tl.constexpr,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
 ):  # fmt: skip
     """Programs take slots in turn. FIRST and LAST frame the bundles; sums between them wait in `hashes`."""
     program = tl.program_id(0).to(tl.int64)
     buffers = (counters, violations, clock, lane_rows)
     if COUNTED and program == 0:
         if OP == COMPLETING:
-            tl.atomic_add(counters + COUNT_COMPLETE_RUNS, 1)
+            tl.atomic_add(counters + COUNT_COMPLETE_RUNS, 1, sem="relaxed")
         elif PHASE == PATROL:
-            tl.atomic_add(counters + COUNT_RUNS + PATROL, 1)
+            tl.atomic_add(counters + COUNT_RUNS + PATROL, 1, sem="relaxed")
     for index in range(program, num_listed, tl.num_programs(0)):
         slot = tl.load(slots + index).to(tl.int64)
         if (slot >= 0) & (slot < num_slots):
@@ -232,9 +226,9 @@ def fingerprint_kernel(
             if wanted:
                 hash_k = slot * 0
                 hash_v = slot * 0
-                if NUM_SOURCES > 0:
+                if GEOMETRY[4] > 0:
                     hash_k, hash_v = _hash_slot(
-                        table, word_keys, slot, NUM_K, NUM_SOURCES, GEOMETRY, PAGES, ALIGNMENT, BLOCK, TILE
+                        table, word_keys, slot, num_k, num_sources, GEOMETRY, PAGES, ALIGNMENT, BLOCK
                     )
                 if not FIRST:
                     hash_k += tl.load(hashes + index * 2)
@@ -317,22 +311,20 @@ def _constants_of(plan: FingerprintPlan, number: int, work: tuple[int, Phase, bo
     if not plan.bundles:
         nothing = torch.empty(0, dtype=torch.int64, device=plan.device)
         return frame | {
-            "table": nothing, "word_keys": nothing, "NUM_K": 0, "NUM_SOURCES": 0,
-            "GEOMETRY": (0, 0, 0, 0, 0), "PAGES": (1, 0, 0), "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK, "TILE": 1,
+            "table": nothing, "word_keys": nothing, "num_k": 0, "num_sources": 0,
+            "GEOMETRY": (0, 0, 0, 0, 0), "PAGES": (1, 0, 0), "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK,
             "num_warps": 1,
         }  # fmt: skip
     bundle = plan.bundles[number]
     where = bundle.geometry
     block = min(_MAX_BLOCK, max(_MIN_BLOCK, triton.next_power_of_2(where.num_words)))
-    sources = max(bundle.num_k, len(bundle.sources) - bundle.num_k)
-    tile = min(triton.next_power_of_2(sources), max(1, _TILE_WORDS // block))
     return frame | {
         "table": bundle.table, "word_keys": bundle.word_keys,
-        "NUM_K": bundle.num_k, "NUM_SOURCES": len(bundle.sources),
+        "num_k": bundle.num_k, "num_sources": len(bundle.sources),
         "GEOMETRY": (
             where.head_bytes, where.head_stride, where.element_bytes, where.element_stride, where.num_bytes
         ),
         "PAGES": (where.page_size, where.page_stride, where.slot_stride),
-        "ALIGNMENT": bundle.alignment, "BLOCK": block, "TILE": tile,
-        "num_warps": max(1, min(_MAX_WARPS, block * tile // _WORDS_PER_WARP)),
+        "ALIGNMENT": bundle.alignment, "BLOCK": block,
+        "num_warps": max(1, min(_MAX_WARPS, block // _WORDS_PER_WARP)),
     }  # fmt: skip

@@ -164,7 +164,7 @@ def rows_kernel(
     split = tl.program_id(1).to(tl.int64)
     buffers = (counters, violations, clock, lane_rows)
     if (request == 0) & (split == 0):
-        tl.atomic_add(counters + COUNT_RUNS + PHASE, 1)
+        tl.atomic_add(counters + COUNT_RUNS + PHASE, 1, sem="relaxed")
     # Loaded ahead of the branches: one wait, not one after another.
     real = request < num_requests
     row = tl.load(rows + request, mask=real, other=-1).to(tl.int64)
@@ -189,7 +189,7 @@ def rows_kernel(
                 PHASE, HAS_DIGESTS, BLOCK,
             )  # fmt: skip
         if verified > 0:
-            tl.atomic_add(counters + COUNT_VERIFIED + PHASE, verified.to(tl.int64))
+            tl.atomic_add(counters + COUNT_VERIFIED + PHASE, verified.to(tl.int64), sem="relaxed")
         if HAS_DIGESTS:
             last = length - 1
             # Otherwise the last position lies in a block.
@@ -211,7 +211,7 @@ def list_kernel(
     program = tl.program_id(0).to(tl.int64)
     buffers = (counters, violations, clock, lane_rows)
     if program == 0:
-        tl.atomic_add(counters + COUNT_RUNS + PHASE, 1)
+        tl.atomic_add(counters + COUNT_RUNS + PHASE, 1, sem="relaxed")
     index = program * BLOCK + tl.arange(0, BLOCK)
     listed = index < num_listed
     slot = tl.load(slots + index, mask=listed, other=-1).to(tl.int64)
