@@ -8,16 +8,28 @@ PORT ?= 9464
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: run test test-slow test-gpu lint format setup clean
+.PHONY: run test test-slow test-ops test-gpu ops-files lint format setup clean
 
 run: setup
 	$(BIN)/canary-obs demo --serve --port $(PORT)
 
 test: setup lint
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile tests
+	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" -n 2 --dist loadfile tests
 
 test-slow: setup
-	$(BIN)/python -m pytest -m "slow and not gpu" tests
+	$(BIN)/python -m pytest -m "slow and not gpu and not ops" tests
+
+# Needs prometheus, prometheus-alertmanager, npm and docker-compose; what is missing is named as skipped.
+test-ops: setup
+	$(BIN)/python -m pytest -m ops tests/ops
+
+# Everything that is generated from code or catalogue: dashboards, rules, their tests, manifests, metric docs.
+ops-files: setup
+	$(BIN)/canary-obs metrics --format md > docs/metrics.md
+	$(BIN)/python -m alerts.render
+	$(BIN)/python -m alerts.tests.build
+	$(BIN)/python -m dashboards.build
+	$(BIN)/python -m docker.kubernetes.build
 
 test-gpu:
 	$(PYTHON) -m pytest -m "not slow" tests/kernels tests/gpu

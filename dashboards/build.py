@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grafana_foundation_sdk.builders import dashboard as builders
-from grafana_foundation_sdk.builders import prometheus
+from grafana_foundation_sdk.builders import dashboard as builders, prometheus
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import (
     DashboardLinkType,

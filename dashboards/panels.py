@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from grafana_foundation_sdk.builders import common as common_builders
-from grafana_foundation_sdk.builders import dashboard as builders
-from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, text, timeseries
+from grafana_foundation_sdk.builders import (
+    common as common_builders,
+    dashboard as builders,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    text,
+    timeseries,
+)
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
     DataSourceRef,
@@ -25,7 +32,7 @@ NEVER_NEGATIVE = 0.0
 
 def build(panel: Panel, number: int) -> Any:
     """A builder for one panel; numbers are unique in a dashboard."""
-    made = _MAKERS[panel.kind](panel)
+    made = _blank(panel)
     made.id(number).title(panel.title).description(panel.says).span(panel.width).height(panel.height)
     if panel.kind is Kind.TEXT:
         return made
@@ -35,7 +42,7 @@ def build(panel: Panel, number: int) -> Any:
     return made
 
 
-def _stat(panel: Panel) -> stat.Panel:
+def _stat() -> stat.Panel:
     last = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
     return stat.Panel().reduce_options(last).color_mode(BigValueColorMode.BACKGROUND)
 
@@ -53,25 +60,22 @@ def _lines(panel: Panel) -> timeseries.Panel:
     )
 
 
-def _states(panel: Panel) -> statetimeline.Panel:
+def _states() -> statetimeline.Panel:
     return statetimeline.Panel().show_value(VisibilityMode.NEVER).merge_values(True)
 
 
-def _table(panel: Panel) -> table.Panel:
-    return table.Panel()
-
-
-def _text(panel: Panel) -> text.Panel:
-    return text.Panel().mode(TextMode.MARKDOWN).content(panel.text.strip())
-
-
-_MAKERS: dict[Kind, Any] = {
-    Kind.STAT: _stat,
-    Kind.LINES: _lines,
-    Kind.STATES: _states,
-    Kind.TABLE: _table,
-    Kind.TEXT: _text,
-}
+def _blank(panel: Panel) -> Any:
+    match panel.kind:
+        case Kind.STAT:
+            return _stat()
+        case Kind.LINES:
+            return _lines(panel)
+        case Kind.STATES:
+            return _states()
+        case Kind.TABLE:
+            return table.Panel()
+        case Kind.TEXT:
+            return text.Panel().mode(TextMode.MARKDOWN).content(panel.text.strip())
 
 
 def _steps(panel: Panel) -> builders.ThresholdsConfig:
