@@ -41,5 +41,5 @@ class ChangedWord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     element: int  # of the head, the first one that differs
     dtype: str  # of the engine's tensor; uint8 = not told, elements are bytes
     word: int  # of the layer, counted over all heads
-    original: str  # hex, as recorded
-    current: str
+    original: str | None  # hex, as recorded; None = the slot was written again before it could be read
+    current: str | None

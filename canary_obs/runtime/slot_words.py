@@ -41,31 +41,32 @@ def neighbours_of(group: Group, slot: int) -> range:
 
 
 def changed_words(leads: list[Lead], slot: SlotFacts, words: list[int]) -> tuple[ChangedWord, ...]:
-    """The words that changed, at most one per part; a lead that no longer holds tells nothing."""
+    """The words that changed, at most one per part; without values when the slot has changed since."""
     found: dict[Part, list[ChangedWord]] = {}
     for number, lead in enumerate(leads):
-        # The slot may have been written, or healed, since the lead was found.
         differs = int(slot.found[lead.part], 16) - int(slot.recorded[lead.part], 16)
         at = BYTES_AT + number * WORD_BYTES
-        change = lead.suspect.explain(int.from_bytes(bytes(words[at : at + WORD_BYTES]), "little"))
-        if layout.unsigned(differs) == lead.difference and change is not None:
+        current = int.from_bytes(bytes(words[at : at + WORD_BYTES]), "little")
+        if layout.unsigned(differs) != lead.difference:
+            found.setdefault(lead.part, []).append(_changed_word(lead, None))
+        elif (change := lead.suspect.explain(current)) is not None:
             found.setdefault(lead.part, []).append(_changed_word(lead, change))
     return tuple(changes[0] for changes in found.values() if len(changes) == 1)
 
 
-def _changed_word(lead: Lead, change: WordChange) -> ChangedWord:
-    source, flipped = lead.suspect.source, change.original ^ change.current
-    first_byte = ((flipped & -flipped).bit_length() - 1) // 8
-    byte = (change.word * WORD_BYTES + first_byte) % source.head_bytes
+def _changed_word(lead: Lead, change: WordChange | None) -> ChangedWord:
+    source, word = lead.suspect.source, lead.suspect.word
+    flipped = change.original ^ change.current if change else 1
+    byte = (word * WORD_BYTES + ((flipped & -flipped).bit_length() - 1) // 8) % source.head_bytes
     return ChangedWord(
         part=lead.part,
-        layer=change.layer,
-        head=change.head,
+        layer=source.layer,
+        head=word * WORD_BYTES // source.head_bytes,
         element=byte // source.tensor.element_size(),
         dtype=str(source.tensor.dtype).removeprefix("torch."),
-        word=change.word,
-        original=f"{change.original:#010x}",
-        current=f"{change.current:#010x}",
+        word=word,
+        original=f"{change.original:#010x}" if change else None,
+        current=f"{change.current:#010x}" if change else None,
     )
 
 

@@ -40,17 +40,21 @@ class Suspect:
     index: int  # of the words that the source covers
     delta: int  # current - original
 
+    @property
+    def word(self) -> int:
+        """Index in the layer, counted over all heads."""
+        return self.geometry.first_word + self.index
+
     def explain(self, current: int) -> WordChange | None:
         """The change, if the word's value as it is now allows it."""
         original = current - self.delta
         if self.delta == 0 or not 0 <= original < _WORD_RANGE:
             return None
-        word = self.geometry.first_word + self.index
         return WordChange(
             layer=self.source.layer,
-            head=word * _WORD_BYTES // self.source.head_bytes,
+            head=self.word * _WORD_BYTES // self.source.head_bytes,
             part=self.source.part,
-            word=word,
+            word=self.word,
             original=original,
             current=current,
         )
