@@ -62,6 +62,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     patrol_budget: str = "1%"  # "1%", "0.01", "15GB/s", "off"
     backend: Literal["auto", "torch", "triton"] = "auto"
     endpoint: str = msgspec.field(default_factory=default_endpoint)  # where the service listens
+    serve: Literal["off", "auto"] = "off"  # auto = rank 0 of a vLLM engine starts the service
     engine: Label = "unknown"  # label; adapters set it when left alone
     instance: Label = "default"
     rank: Count = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def register() -> None:
         return
     from canary_obs.engines.vllm.seams import Seams
 
+    _speak_up()
     _seams = Seams()
     _watch(_seams)
 
@@ -47,28 +49,44 @@ def _watch(seams: Seams) -> None:
     import vllm
 
     from canary_obs.engines.vllm.block_events import watch_pools
-    from canary_obs.engines.vllm.refusal import refuse
-    from canary_obs.engines.vllm.versions import check_seams, check_version
+    from canary_obs.engines.vllm.refusal import warn
+    from canary_obs.engines.vllm.versions import WORKER, check_seams, check_version, find_seam
     from canary_obs.errors import UnsupportedEngine
 
+    unsupported: str | None = None
     try:
         check_version(str(vllm.__version__))
         check_seams()
     except UnsupportedEngine as error:
-        refuse(str(error))
+        unsupported = str(error)
+    else:
+        watch_pools(seams)
+    worker = find_seam(WORKER, "initialize_from_config")
+    if worker is None:
+        warn(str(unsupported))
         return
-    from vllm.v1.worker.worker_base import WorkerWrapperBase
-
-    watch_pools(seams)
-    seams.wrap(WorkerWrapperBase, "init_worker", _init_worker)
+    seams.wrap(worker, "initialize_from_config", _before_cache(unsupported))
 
 
-def _init_worker(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init_worker(wrapper: Any, all_kwargs: Any) -> Any:
-        from canary_obs.engines.vllm.worker import protect_when_ready
+def _before_cache(unsupported: str | None) -> Callable[..., Any]:
+    # A worker's process loads its plugins inside `init_worker`: too late to wrap that one.
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def initialize_from_config(wrapper: Any, *given: Any, **named: Any) -> Any:
+            from canary_obs.engines.vllm.worker import follow_life
 
-        result = original(wrapper, all_kwargs)
-        protect_when_ready(wrapper.worker)
-        return result
+            follow_life(wrapper.worker, unsupported)
+            return original(wrapper, *given, **named)
 
-    return init_worker
+        return initialize_from_config
+
+    return make
+
+
+def _speak_up() -> None:
+    """vLLM configures its own logger only; what the canary has to say must be seen too."""
+    log = logging.getLogger("canary_obs")
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [canary_obs] %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)

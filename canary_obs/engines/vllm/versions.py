@@ -9,6 +9,8 @@ from canary_obs.errors import UnsupportedEngine
 
 SUPPORTED_VERSIONS = ("0.32", "0.33")
 
+WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
+
 # module:class -> method -> the first parameters it must have after self.
 SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm.v1.core.sched.scheduler:Scheduler": {"schedule": ()},
@@ -21,7 +23,7 @@ SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
         "_remove_cached_block_hashes": ("block",),
         "reset_prefix_cache": (),
     },
-    "vllm.v1.worker.worker_base:WorkerWrapperBase": {"init_worker": ("all_kwargs",)},
+    WORKER: {"initialize_from_config": ("kv_cache_configs",)},
 }  # fmt: skip
 
 
@@ -37,13 +39,21 @@ def check_version(version: str) -> None:
 def check_seams() -> None:
     """Raises UnsupportedEngine when a method is missing or takes other parameters."""
     for path, methods in SEAMS.items():
-        module, name = path.split(":")
-        owner = getattr(import_module(module), name, None)
         for method, wanted in methods.items():
-            function = getattr(owner, method, None)
-            found = tuple(inspect.signature(function).parameters)[1:] if function else None
+            owner = find_seam(path, method)
+            found = tuple(inspect.signature(getattr(owner, method)).parameters)[1:] if owner else None
             if found is None or found[: len(wanted)] != wanted:
                 raise UnsupportedEngine(
                     f"vLLM's {path}.{method} has parameters {found}, expected {wanted} first; "
                     "this build of vLLM differs from the supported ones, use a newer canary_obs"
                 )
+
+
+def find_seam(path: str, method: str) -> type | None:
+    """The class `module:name` when it can be imported and has the method."""
+    module, name = path.split(":")
+    try:
+        owner: type | None = getattr(import_module(module), name, None)
+    except ImportError:
+        return None
+    return owner if hasattr(owner, method) else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,11 +14,13 @@ import torch
 from canary_obs.attach import install_canary
 from canary_obs.config import CanaryConfig, load
 from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.engines.vllm.refusal import refuse
+from canary_obs.engines.vllm.refusal import Refusal
 from canary_obs.engines.vllm.runner_v1 import V1Adapter
 from canary_obs.engines.vllm.runner_v2 import V2Adapter
 from canary_obs.engines.vllm.seams import Seams
+from canary_obs.engines.vllm.service_process import start_service, stop_service
 from canary_obs.errors import UnsupportedEngine
+from canary_obs.records import Mode
 from canary_obs.runtime.canary import CanaryRuntime
 
 log = logging.getLogger("canary_obs")
@@ -24,62 +28,110 @@ RUNNERS: dict[str, type[VllmAdapter]] = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": V1Adapter,
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner": V2Adapter,
 }
-_RUNTIME = "kv_canary"  # attribute of the worker
+_PROTECTION = "kv_canary"  # attribute of the worker
 
 
-def protect_when_ready(worker: Any) -> None:
-    """Attach after the worker's warm-up, detach at its shutdown."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """What was put beside a worker: a canary, or the word that there is none."""
+
+    runtime: CanaryRuntime | None
+    refusal: Refusal | None
+    service: subprocess.Popen[bytes] | None
+
+
+def follow_life(worker: Any, unsupported: str | None) -> None:
+    """Attach after warm-up and after each wake-up, detach before sleep and shutdown; idempotent.
+
+    With a reason not to attach, that is reported instead.
+    """
+    if "compile_or_warm_up_model" in vars(worker):
+        return
     seams = Seams()
 
-    def after_warm_up(original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_or_warm_up_model(*given: Any, **named: Any) -> Any:
+    def begin(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*given: Any, **named: Any) -> Any:
             result = original(*given, **named)
-            protect(worker)
+            tags = named.get("tags", given[0] if given else None)
+            if tags is None or "kv_cache" in tags:
+                protect(worker, unsupported)
             return result
 
-        return compile_or_warm_up_model
+        return method
 
-    def before_shutdown(original: Callable[..., Any]) -> Callable[..., Any]:
-        def shutdown(*given: Any, **named: Any) -> Any:
+    def end(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*given: Any, **named: Any) -> Any:
+            release(worker)
+            return original(*given, **named)
+
+        return method
+
+    def last(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*given: Any, **named: Any) -> Any:
             release(worker)
             seams.restore()
             return original(*given, **named)
 
-        return shutdown
+        return method
 
-    seams.wrap(worker, "compile_or_warm_up_model", after_warm_up)
-    seams.wrap(worker, "shutdown", before_shutdown)
+    seams.wrap(worker, "compile_or_warm_up_model", begin)
+    seams.wrap(worker, "wake_up", begin)
+    # A sleeping worker's KV memory is unmapped: nothing may read it.
+    seams.wrap(worker, "sleep", end)
+    seams.wrap(worker, "shutdown", last)
 
 
-def protect(worker: Any) -> None:
+def protect(worker: Any, unsupported: str | None = None) -> None:
     """Attach to a worker whose KV cache is initialised; a worker that cannot be protected is reported."""
     release(worker)
     config = load(CanaryConfig)
+    if config.mode is Mode.NONE:
+        return
     config = msgspec.structs.replace(config, rank=rank_of(worker))
+    service = start_service(config)
+    runtime: CanaryRuntime | None = None
+    refusal: Refusal | None = None
     try:
+        if unsupported is not None:
+            raise UnsupportedEngine(unsupported)
         # Tensors made under inference mode could not be changed outside of it.
         with torch.inference_mode(False), torch.no_grad():
             runtime = install_canary(adapter_of(worker.model_runner), config)
             if runtime is not None:
                 runtime.mark_ready()
-    except UnsupportedEngine as error:
-        refuse(str(error), config)
-        return
-    setattr(worker, _RUNTIME, runtime)
+    except Exception as error:
+        if config.mode is Mode.RAISE and not isinstance(error, UnsupportedEngine):
+            raise
+        if not isinstance(error, UnsupportedEngine):
+            log.exception("canary_obs: could not be attached")
+        refusal = Refusal(str(error) or type(error).__name__, config, engine_version())
+    vars(worker)[_PROTECTION] = Protection(runtime=runtime, refusal=refusal, service=service)
 
 
 def release(worker: Any) -> None:
     """Detach a worker's canary; idempotent."""
-    runtime = runtime_of(worker)
-    if runtime is not None:
-        delattr(worker, _RUNTIME)
-        runtime.detach()
+    protection = vars(worker).pop(_PROTECTION, None)
+    if protection is None:
+        return
+    if protection.runtime is not None:
+        protection.runtime.detach()
+    if protection.refusal is not None:
+        protection.refusal.close()
+    if protection.service is not None:
+        stop_service(protection.service)
 
 
 def runtime_of(worker: Any) -> CanaryRuntime | None:
     """The canary of a worker; None when it has none."""
-    runtime: CanaryRuntime | None = vars(worker).get(_RUNTIME)
-    return runtime
+    protection: Protection | None = vars(worker).get(_PROTECTION)
+    return protection.runtime if protection else None
+
+
+def engine_version() -> str:
+    """vLLM's."""
+    import vllm
+
+    return str(vllm.__version__)
 
 
 def adapter_of(runner: Any) -> VllmAdapter:

@@ -17,7 +17,7 @@ from canary_obs.runtime.reporter import group_counters
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 1024, "enforce_eager": True, "enable_prefix_caching": True,
     "max_num_seqs": 32, "max_num_batched_tokens": 256, "block_size": 32, "num_gpu_blocks_override": 500,
-    "disable_log_stats": True,
+    "disable_log_stats": True, "gpu_memory_utilization": 0.1,
 }  # fmt: skip
 
 

@@ -1,0 +1,87 @@
+"""Run as a program: the V2 model runner on a CPU, its Triton kernels in the interpreter.
+
+usage: interpreted.py MODEL_DIR RESULT.json ENGINE_JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", TRITON_INTERPRET="1", VLLM_USE_V2_MODEL_RUNNER="1",
+)  # fmt: skip
+
+
+def stand_in_driver() -> None:
+    """vLLM asks Triton for a driver; the interpreter needs none, so this one only answers."""
+    import torch
+    import triton.backends as backends
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
+    class Driver(DriverBase):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+        @staticmethod
+        def is_active() -> bool:
+            return True
+
+        def get_current_target(self) -> Any:
+            return GPUTarget("cpu", "x86", 1)
+
+        def get_active_torch_device(self) -> Any:
+            return torch.device("cpu")
+
+        def map_python_to_cpp_type(self, kind: str) -> str:
+            return kind
+
+        def get_benchmarker(self) -> Any:
+            return lambda *_, **__: [0.0]
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, _device: int = 0) -> int:
+            return 0
+
+    backends.backends.clear()
+    backends.backends["cpu"] = backends.Backend(compiler=None, driver=Driver)
+
+
+def main(model: Path, result: Path, engine: dict[str, Any]) -> None:
+    stand_in_driver()
+    from canary_obs.engines.vllm.worker import runtime_of
+    from tests.engines.vllm.real.rig import Rig, prompts
+
+    rig = Rig(model, **engine)
+    asked = prompts(8, shared=100, groups=2)
+    answers = [rig.generate(asked, 10), rig.generate(asked[::-1], 10)]
+    told: dict[str, Any] = {"answers": answers, "runner": type(rig.runner).__module__}
+    if runtime_of(rig.worker) is not None:
+        told["clean"] = [repr(violation) for violation in rig.settle()]
+        told |= {"checks": rig.checks(), "state": list(map(str, rig.canary.verdict()))}
+        told["swept"] = rig.canary.sweeper.last.total if rig.canary.sweeper.last else 0
+        told["groups"] = [group.name for group in rig.canary.state.groups]
+        rig.layer_cache(0, 0)[rig.idle_blocks()[0]].zero_()
+        told["zeroed"] = sorted({violation.reason.value for violation in rig.settle()})
+        rig.start({"a": asked[0], "b": list(range(50, 150))}, 20)
+        rig.step(6)
+        tables = rig.runner.block_tables.block_tables[0].gpu
+        rows = [rig.runner.req_states.req_id_to_index[name] for name in rig.runner.req_states.req_id_to_index]
+        tables[rows[:2]] = tables[rows[:2][::-1]]
+        rig.found.clear()
+        rig.step()
+        tables[rows[:2]] = tables[rows[:2][::-1]]
+        told["exchanged"] = sorted({violation.reason.value for violation in rig.settle()})
+    result.write_text(json.dumps(told))
+    rig.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))

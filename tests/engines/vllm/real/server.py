@@ -1,0 +1,99 @@
+"""vLLM's OpenAI server and the canary's service as processes, for tests over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def call(url: str, body: Any = None, method: str | None = None, timeout: float = 120.0) -> tuple[int, Any]:
+    """Status and decoded answer; JSON where it is JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        url, data=data, method=method, headers={"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            status, text = answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read().decode()
+    try:
+        return status, json.loads(text)
+    except ValueError:
+        return status, text
+
+
+class Process:
+    """A child in its own session; everything it started ends with it."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, env=os.environ | environment, stdout=output, stderr=output, start_new_session=True
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_for(self, url: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.alive, self.log.read_text()[-4000:]
+            try:
+                if call(url, timeout=2.0)[0] == 200:
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise AssertionError(f"{url} did not answer\n{self.log.read_text()[-4000:]}")
+
+    def stop(self) -> None:
+        if self.alive:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+
+def start_vllm(model: Path, port: int, log: Path, tensor_parallel: int, canary: dict[str, str]) -> Process:
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+        "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager",
+        "--max-model-len", "512", "--block-size", "32", "--num-gpu-blocks-override", "200",
+        "--max-num-seqs", "8", "--gpu-memory-utilization", "0.1", "--tensor-parallel-size", str(tensor_parallel),
+    ]  # fmt: skip
+    binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(tensor_parallel))
+    environment = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": binding,
+        **{f"KV_CANARY_{name.upper()}": value for name, value in canary.items()},
+    }
+    return Process(command, environment, log)
