@@ -14,6 +14,8 @@ from canary_obs.errors import ConfigurationError, KVCacheViolation, UnsupportedE
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True, help="Measure what the canary costs.")
 app.add_typer(bench, name="bench")
+incident = typer.Typer(no_args_is_help=True, help="Read evidence bundles.")
+app.add_typer(incident, name="incident")
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights, traffic and perturbation.")]
@@ -127,3 +129,14 @@ def bench_demo(
         threads=threads,
     )  # fmt: skip
     sys.exit(run_paired(plan))
+
+
+@incident.command("show")
+def incident_show(
+    file: Annotated[Path, typer.Argument(help="The saved answer of GET /canary/incidents/{id}.")],
+) -> None:
+    """Print an evidence bundle: what happened, where, what changed, who was there. Needs no service."""
+    from canary_obs.cli.incident import show
+    from canary_obs.telemetry.incidents import read_bundle
+
+    show(read_bundle(file))
