@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from canary_kernels.buffers import KVSource
@@ -56,3 +57,17 @@ class CachedSlots:
     slots: Tensor  # [n]
     positions: Tensor  # [n]
     previous: Tensor  # [n]; slot of the position before; -1 = none, or evicted from its window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTypes:
+    """Types of a StepView's tensors, for an adapter that knows them before the first forward."""
+
+    slot_table: torch.dtype
+    rows: torch.dtype
+    lengths: torch.dtype  # prefix_lens, extend_lens and token_starts
+    input_ids: torch.dtype
+    positions: torch.dtype
+    out_slots: torch.dtype
+    has_digests: bool
+    expected_ids: torch.dtype | None

@@ -131,6 +131,49 @@ def bench_demo(
     sys.exit(run_paired(plan))
 
 
+Requests = Annotated[int, typer.Option(min=1, help="Requests of the decode batch.")]
+Context = Annotated[int, typer.Option(min=16, help="Tokens of each request.")]
+Rounds = Annotated[int, typer.Option(min=2, help="Interleaved rounds.")]
+StepShape = Annotated[str, typer.Option(help="8b or small.")]
+Output = Annotated[Path | None, typer.Option(help="Write the JSON here too.")]
+
+
+@bench.command("step")
+def bench_step(
+    shape: StepShape = "8b",
+    requests: Requests = 64,
+    context: Context = 4096,
+    rounds: Rounds = 20,
+    block_steps: Annotated[int, typer.Option(min=1, help="Decode steps per block.")] = 10,
+    output: Output = None,
+) -> None:
+    """GPU: what head, tail and patrol add to a captured decode step, interleaved in one run."""
+    from canary_obs.cli.bench_step import StepPlan, run_step
+
+    plan = StepPlan(
+        shape=shape, requests=requests, context=context, rounds=rounds, block_steps=block_steps, output=output
+    )
+    sys.exit(run_step(plan))
+
+
+@bench.command("patrol")
+def bench_patrol(
+    shape: StepShape = "8b",
+    requests: Requests = 64,
+    context: Context = 4096,
+    rounds: Rounds = 10,
+    block_steps: Annotated[int, typer.Option(min=1, help="Decode steps per block.")] = 20,
+    output: Output = None,
+) -> None:
+    """GPU: step time against patrol bandwidth, by the number of programs the patrol may occupy."""
+    from canary_obs.cli.bench_step import StepPlan, run_patrol
+
+    plan = StepPlan(
+        shape=shape, requests=requests, context=context, rounds=rounds, block_steps=block_steps, output=output
+    )
+    sys.exit(run_patrol(plan))
+
+
 @incident.command("show")
 def incident_show(
     file: Annotated[Path, typer.Argument(help="The saved answer of GET /canary/incidents/{id}.")],
@@ -140,3 +183,32 @@ def incident_show(
     from canary_obs.telemetry.incidents import read_bundle
 
     show(read_bundle(file))
+
+
+@bench.command("kernels")
+def bench_kernels(
+    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+    json: Json = False,
+) -> None:
+    """Ceilings of the GPU's memory and the kernels against them, in one run."""
+    from canary_obs.cli.bench_kernels import run_kernels
+
+    sys.exit(run_kernels(output, json))
+
+
+@bench.command("pipeline")
+def bench_pipeline(
+    shape: StepShape = "8b",
+    requests: Requests = 64,
+    context: Context = 4096,
+    rounds: Rounds = 20,
+    block_steps: Annotated[int, typer.Option(min=1, help="Steps the engine runs ahead.")] = 50,
+    output: Output = None,
+) -> None:
+    """GPU: host time of after_step while the GPU is many steps behind."""
+    from canary_obs.cli.bench_step import StepPlan, run_pipeline
+
+    plan = StepPlan(
+        shape=shape, requests=requests, context=context, rounds=rounds, block_steps=block_steps, output=output
+    )
+    sys.exit(run_pipeline(plan))

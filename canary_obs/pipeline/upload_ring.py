@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class UploadRing:
         if self._on_host:
             return
         on_cuda = device.type == "cuda"
-        make = event_factory or torch.cuda.Event
+        make = event_factory or partial(torch.Event, device)
         for _ in range(rows):
             self._rows.append(
                 _Row(

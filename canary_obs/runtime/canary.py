@@ -28,6 +28,7 @@ from canary_obs.runtime.reporter import Reporter
 from canary_obs.runtime.state import DeviceState
 from canary_obs.runtime.status import snapshot_of, vitals_of
 from canary_obs.runtime.sweep import Sweeper
+from canary_obs.runtime.warm_up import warm_up
 from canary_obs.terms import SlotEventKind
 from canary_obs.views import StepView
 
@@ -74,6 +75,9 @@ class CanaryRuntime:
 
     def mark_ready(self) -> None:
         """Warm-up and graph capture are over: protect from here on; live slots are adopted, unverified."""
+        types = getattr(self._adapter, "step_types", None)
+        if types is not None:
+            warm_up(self.state, types)
         for group in self.state.groups:
             group.buffers.records.zero_()
             group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))

@@ -61,8 +61,10 @@ class Health:
         expected = self._expected.pop(sequence, None)
         if expected is None:
             return
-        rows = counters.view(-1, layout.COUNTER_WORDS)
+        rows = counters.numpy().reshape(-1, layout.COUNTER_WORDS)
         runs = rows[:, layout.COUNT_RUNS : layout.COUNT_RUNS + layout.NUM_PHASES].tolist()
+        if runs == expected:
+            return
         for group, (wanted, seen) in enumerate(zip(expected, runs, strict=True)):
             for phase in layout.Phase:
                 if missing := wanted[phase] - seen[phase]:

@@ -17,7 +17,8 @@ from canary_obs.runtime.state import DeviceState, Group
 _CPU_CHUNK = 128  # slots
 _DEVICE_CHUNK_BYTES = 1 << 24
 _MAX_CREDIT_SECONDS = 1.0  # an engine that was busy elsewhere is not charged the whole absence at once
-_LONGEST_ERRAND_SECONDS = 0.02
+# Each errand costs the engine's thread some 50 us: on a GPU few and long ones, at most one per step.
+_ERRAND_SECONDS, _LONGEST_ERRAND_SECONDS = 0.005, 0.02
 # Beside a forward so few programs read in the gaps of its memory traffic; more of them slow it down.
 BUSY_PROGRAMS, IDLE_PROGRAMS = 8, 64
 
@@ -38,6 +39,7 @@ class Patrol:
         self.enabled = budget.enabled and bool(self._chunks)
         self.bytes_per_second = budget.fraction * bandwidth if budget.fraction else budget.bytes_per_second
         self._scout = Scout(state)
+        self.busy_programs = BUSY_PROGRAMS
         now = time.monotonic()
         self._checked_at = [now] * len(self._chunks)
         self._cursor = 0  # the next chunk to send for
@@ -56,19 +58,27 @@ class Patrol:
         if not self.enabled:
             return
         self._receive()
-        self._credit += min(now - self._refilled, _MAX_CREDIT_SECONDS) * self._rate
+        earned = self._credit + (now - self._refilled) * self._rate
+        self._credit = min(earned, _MAX_CREDIT_SECONDS * self._rate)
         self._refilled = now
-        programs = IDLE_PROGRAMS if idle else BUSY_PROGRAMS
+        if self._on_cpu:
+            self._spend(now)
+        elif self._credit >= _ERRAND_SECONDS * self._rate and not self._scout.full:
+            # A GPU too busy to bring the last errands back is not given more.
+            errand = self._next(self._affordable())
+            self._scout.send(errand, IDLE_PROGRAMS if idle else self.busy_programs, now)
+            self._credit -= (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
+
+    def _spend(self, now: float) -> None:
+        """On the CPU: chunk by chunk while there is credit, at most one cycle."""
         for _ in self._chunks:
-            # A GPU too busy to bring the last ones back is not given more.
-            if self._credit <= 0 or self._scout.full:
+            if self._credit <= 0:
                 return
             started = time.perf_counter()
-            errand = self._next(1 if self._on_cpu else self._affordable())
-            self._scout.send(errand, programs, now)
+            errand = self._next(1)
+            self._scout.send(errand, None, now)
+            self._receive()
             size = (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
-            if self._on_cpu:
-                self._receive()
             self._credit -= time.perf_counter() - started if self._timed else size
 
     def whole_cycle(self) -> None:

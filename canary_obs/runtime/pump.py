@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 
-from canary_kernels import layout
 from canary_obs.config import CanaryConfig
 from canary_obs.pipeline.delayed_device_host import DelayedDeviceHost, Sample
 from canary_obs.records import PipelineStatus, Violation
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.state import DeviceState
 from canary_obs.runtime.sweep import Sweeper
-from canary_obs.runtime.violation_log import ViolationLog
+from canary_obs.runtime.violation_log import ViolationLog, events_in
 
 
 class Pump:
@@ -39,7 +38,7 @@ class Pump:
         """Violations counted up to the newest host copy."""
         if self.sample is None:
             return 0
-        return int(self.sample.values.view(-1, layout.COUNTER_WORDS)[:, : layout.NUM_LANES].sum())
+        return events_in(self.sample.values)
 
     def status(self, step: int, now: float) -> PipelineStatus:
         """Lag and skips for the snapshot."""

@@ -60,9 +60,10 @@ class Scout:
             for group in state.groups
         ]
         # The lowest priority there is; it is also the default one of an engine's own streams.
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
+        on_cuda = device.type == "cuda"
+        self._beside: AbstractContextManager[object] = (
+            torch.Stream(device, priority=0) if on_cuda else nullcontext()
+        )
         self._host = DelayedDeviceHost(counters.view(-1), _IN_FLIGHT, side_stream=False)
         self._errands: deque[Errand] = deque()
         self._seen = torch.zeros((count, layout.COUNTER_WORDS), dtype=torch.int64)
@@ -83,7 +84,7 @@ class Scout:
         """Start a comparison that occupies at most `programs` programs. Only when not full."""
         group = errand.group
         slots = group.slot_range[errand.start : errand.stop]
-        with self._beside():
+        with self._beside:
             buffers = self._buffers[group.index]
             compare_slots(self._backend, buffers, group.plan, slots, layout.Phase.PATROL, programs)
             self._host.push(0, now)
@@ -94,13 +95,8 @@ class Scout:
         for sample in self._host.flush(timeout) if timeout else self._host.poll():
             values = sample.values.view_as(self._seen)
             errand = self._errands.popleft()
-            moved = values[errand.group.index] - self._seen[errand.group.index]
+            number = errand.group.index
+            moved = values[number].numpy() - self._seen[number].numpy()
             self._seen = values
-            yield Return(
-                errand=errand,
-                ran=int(moved[_RUNS]) == 1,
-                suspicious=bool(moved[: layout.NUM_LANES].any()),
-            )
-
-    def _beside(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+            suspicious = bool(moved[: layout.NUM_LANES].any())
+            yield Return(errand=errand, ran=moved[_RUNS] == 1, suspicious=suspicious)

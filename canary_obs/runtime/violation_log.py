@@ -28,6 +28,7 @@ class ViolationLog:
         self._counter_words = state.counter_words
         self._reveal = reveal_tokens
         self._read = [[0] * layout.NUM_LANES for _ in state.groups]
+        self._events_read = 0
         self._requests: OrderedDict[int, Sequence[str]] = OrderedDict()
         self._remembered = remembered_steps
         self.dropped = 0
@@ -44,8 +45,7 @@ class ViolationLog:
 
     def moved(self, counters: Tensor) -> bool:
         """Whether a host copy of the counters (int64 [groups * COUNTER_WORDS]) shows unread events."""
-        lanes = counters.view(-1, layout.COUNTER_WORDS)[:, : layout.NUM_LANES]
-        return int(lanes.sum()) > sum(map(sum, self._read))
+        return events_in(counters) > self._events_read
 
     def read(self, values: Tensor, step: int, sweep_id: str | None) -> list[Violation]:
         """Unread events of a host copy of counters and log, oldest first within each lane."""
@@ -59,6 +59,7 @@ class ViolationLog:
                 if count <= done:
                     continue
                 self._read[index][number] = count
+                self._events_read += count - done
                 rows = [row for row in log[index, number].tolist() if done < row[layout.ROW_EVENT] <= count]
                 rows.sort(key=lambda row: row[layout.ROW_EVENT])
                 self.dropped += count - done - len(rows)
@@ -90,3 +91,10 @@ class ViolationLog:
             time_ns=now,
             sweep_id=sweep_id if phase is Phase.SWEEP else None,
         )
+
+
+def events_in(counters: Tensor) -> int:
+    """Violations in a host copy of the counters (int64 [groups * COUNTER_WORDS])."""
+    # NumPy on the same memory: a quarter of torch's time for arrays this small, and every step pays it.
+    lanes = counters.numpy().reshape(-1, layout.COUNTER_WORDS)[:, : layout.NUM_LANES]
+    return int(lanes.sum())

@@ -18,7 +18,7 @@ from canary_obs.engines.reference.radix_cache import RadixCache
 from canary_obs.engines.reference.request import Request
 from canary_obs.engines.reference.runner import ForwardBatch, placed
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.views import CachedSlots, GroupStep, GroupView, StepView
+from canary_obs.views import CachedSlots, GroupStep, GroupView, StepTypes, StepView
 
 GROUP = "full"
 SUPPORTED_VERSIONS = ("1.0",)
@@ -53,6 +53,16 @@ class ReferenceAdapter:
     """EngineAdapter of the reference engine."""
 
     name = "reference"
+    step_types = StepTypes(
+        slot_table=torch.int32,
+        rows=torch.int64,
+        lengths=torch.int64,
+        input_ids=torch.int64,
+        positions=torch.int64,
+        out_slots=torch.int64,
+        has_digests=True,
+        expected_ids=torch.int32,
+    )
 
     def __init__(self, engine: Engine) -> None:
         self.version = engine.version

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from canary_obs.engines.reference.checkpoint import load_checkpoint
+from canary_obs.engines.reference.graph import DecodeGraphs
 from canary_obs.engines.reference.model import Llama, random_weights
 from canary_obs.engines.reference.pool import KVPool
 from canary_obs.engines.reference.request import Request, Sampling, Status
@@ -26,12 +27,15 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         config.check()
         self.config = config
+        device = torch.device(config.device)
         if config.checkpoint is None:
-            shape, weights = config.shape, random_weights(config.shape, config.seed, config.dtype)
+            shape, weights = config.shape, random_weights(config.shape, config.seed, config.dtype, device)
         else:
             shape, weights = load_checkpoint(config.checkpoint, config.dtype)
-        model = Llama(shape, weights, config.max_context, torch.device(config.device))
-        self.runner = Runner(model, KVPool(shape, config))
+        model, pool = Llama(shape, weights, config.max_context, device), KVPool(shape, config)
+        captured = config.cuda_graphs and device.type == "cuda"
+        graphs = DecodeGraphs(model, pool, config.max_running) if captured else None
+        self.runner = Runner(model, pool, graphs)
         self.statistics = Statistics()
         self.scheduler = Scheduler(config, self.statistics)
         self._requests: dict[str, Request] = {}  # waiting and running

@@ -110,13 +110,18 @@ class Llama:
         return functional.linear(hidden, self.head).float()
 
 
-def random_weights(shape: ModelShape, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Weights of a seed, scaled so that activations keep unit size and logits spread over a few units."""
-    generator = torch.Generator().manual_seed(seed)
+def random_weights(
+    shape: ModelShape, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> dict[str, Tensor]:
+    """Weights of a seed, scaled so that activations keep unit size and logits spread over a few units.
+
+    The same seed gives other weights on another kind of device.
+    """
+    generator = torch.Generator(device or "cpu").manual_seed(seed)
     weights = {}
     for name, size in shape.tensors().items():
         if len(size) == 1:
-            weights[name] = torch.ones(size, dtype=dtype)
+            weights[name] = torch.ones(size, dtype=dtype, device=device)
             continue
         gain = 1.0 if name == "model.embed_tokens.weight" else size[1] ** -0.5
         if name == "lm_head.weight":
@@ -124,7 +129,7 @@ def random_weights(shape: ModelShape, seed: int, dtype: torch.dtype = torch.floa
         elif "q_proj" in name or "k_proj" in name:
             # Sharper than 1/sqrt(dim): attention then depends on content, so a wrong KV slot changes outputs.
             gain *= 1.5
-        weights[name] = torch.randn(size, generator=generator).mul_(gain).to(dtype)
+        weights[name] = torch.randn(size, generator=generator, device=device).mul_(gain).to(dtype)
     if shape.tied_embeddings:
         weights["model.embed_tokens.weight"] *= shape.hidden**-0.5
     return weights

@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 from numpy.typing import NDArray
 from torch import Tensor
 
+from canary_obs.engines.reference.graph import DecodeGraphs
 from canary_obs.engines.reference.model import Llama
 from canary_obs.engines.reference.pool import KVPool
 from canary_obs.engines.reference.request import Request
@@ -56,9 +57,10 @@ class Chunk:
 class Runner:
     """Holds model and pool. `forward` is the seam: everything before and after it is bookkeeping."""
 
-    def __init__(self, model: Llama, pool: KVPool) -> None:
+    def __init__(self, model: Llama, pool: KVPool, graphs: DecodeGraphs | None = None) -> None:
         self.model = model
         self.pool = pool
+        self._graphs = graphs
         self.device = pool.kv.device
         context = pool.req_to_token.shape[1]
         self._order = torch.arange(context, device=self.device)
@@ -98,6 +100,8 @@ class Runner:
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Run the model and store the new KV; logits float32 [num_requests, vocab] of the last tokens."""
+        if self._graphs is not None and self._graphs.takes(batch):
+            return self._graphs.replay(batch)
         padded, chunks = self._padded(batch), self._chunks(batch)
         shape = self.model.shape
         groups = shape.heads // shape.kv_heads

@@ -33,6 +33,7 @@ class EngineConfig:
     checkpoint: Path | None = None
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    cuda_graphs: bool = True  # on CUDA: decode steps replay a captured graph
 
     def check(self) -> None:
         """Raises ConfigurationError for sizes that cannot serve."""

@@ -1,0 +1,263 @@
+"""`canary-obs bench step|patrol|pipeline`: what the canary adds to a decode step of an 8B-shaped engine."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from canary_kernels import layout
+from canary_obs.attach import install_canary
+from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.model import ModelShape
+from canary_obs.engines.reference.request import Sampling
+from canary_obs.engines.reference.runner import ForwardBatch, Runner
+from canary_obs.engines.reference.settings import EngineConfig
+from canary_obs.errors import ConfigurationError
+from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.perturb.bytes import locate_byte
+
+SHAPES = {
+    "8b": ModelShape(
+        vocab_size=128256, hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14336
+    ),
+    "small": ModelShape(
+        vocab_size=8192, hidden=1024, layers=8, heads=16, kv_heads=4, head_dim=64, intermediate=2816
+    ),
+}
+_MARGIN = 64  # tokens beyond the context
+_PREFILL_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What the command line asked for."""
+
+    shape: str
+    requests: int
+    context: int
+    rounds: int
+    block_steps: int
+    output: Path | None
+
+
+class Stage:
+    """One decode step of a loaded engine, repeated at will with and without the canary."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        if not torch.cuda.is_available():
+            raise ConfigurationError("--device", "cpu", "this bench replays CUDA graphs", "Run it on a GPU.")
+        self.engine = _engine(plan)
+        canary = install_canary(self.engine, CanaryConfig(endpoint=IN_PROCESS, idle_sweep=False))
+        assert canary is not None
+        self.canary: CanaryRuntime = canary
+        self.canary.mark_ready()
+        self.prefill_seconds = self._prefill(plan)
+        runner = self.engine.runner
+        self._batch: ForwardBatch = runner.prepare(self.engine.scheduler.schedule())
+        self._observed: Callable[[ForwardBatch], torch.Tensor] = vars(runner)["forward"]
+        self._plain: Callable[[ForwardBatch], torch.Tensor] = Runner.forward.__get__(runner)
+        self.after_step_us: list[float] = []
+
+    def _prefill(self, plan: StepPlan) -> float:
+        draw = np.random.default_rng(0)
+        vocabulary = self.engine.config.shape.vocab_size
+        for _ in range(plan.requests):
+            prompt = draw.integers(3, vocabulary, plan.context).astype(np.int32)
+            self.engine.add_request(prompt, Sampling(max_tokens=_MARGIN, stop_at_eos=False))
+        started = time.perf_counter()
+        # The same decode step then serves every block: rewriting a slot with its own token is no violation.
+        while self.engine.scheduler.waiting or any(r.remaining > 1 for r in self.engine.scheduler.running):
+            self.engine.step()
+        return time.perf_counter() - started
+
+    def block(self, steps: int, *, observed: bool, wait: bool) -> float:
+        """Milliseconds per step; `wait` = the engine reads each step's tokens before it starts the next."""
+        forward = self._observed if observed else self._plain
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(steps):
+            tokens = forward(self._batch).argmax(dim=-1)
+            if wait:
+                tokens.tolist()
+            if observed:
+                began = time.perf_counter()
+                self.canary.after_step()
+                self.after_step_us.append(1e6 * (time.perf_counter() - began))
+        # Not the whole device: the patrol may still be reading, and no engine waits for that.
+        torch.cuda.current_stream().synchronize()
+        return 1e3 * (time.perf_counter() - started) / steps
+
+    @property
+    def patrolled_bytes(self) -> int:
+        """Bytes that the patrol has compared beside the forwards."""
+        hashed = self.canary.patrol.counted[:, layout.COUNT_HASHED + layout.Phase.PATROL].tolist()
+        return sum(
+            count * group.plan.bytes_per_slot
+            for count, group in zip(hashed, self.canary.state.groups, strict=True)
+        )
+
+    def caught(self) -> bool:
+        """Whether a planted bit flip is counted, once, and nothing else is."""
+        canary = self.canary
+        canary.patrol.whole_cycle()
+        canary.pump.drain(canary.step, 30.0)
+        clean = canary.pump.violations
+        address = locate_byte(canary.state.groups[0].view.sources[7], int(self._batch.out_slots[3]), 77)
+        address.flip(4)
+        canary.patrol.whole_cycle()
+        canary.pump.drain(canary.step, 30.0)
+        address.flip(4)
+        return clean == 0 and canary.pump.violations == 1
+
+
+def _engine(plan: StepPlan) -> Engine:
+    if plan.shape not in SHAPES:
+        raise ConfigurationError("--shape", plan.shape, "no such shape", f"Use {' or '.join(SHAPES)}.")
+    context = plan.context + _MARGIN
+    return Engine(
+        EngineConfig(
+            shape=SHAPES[plan.shape], num_slots=(plan.requests + 1) * context, max_running=plan.requests,
+            max_context=context, token_budget=max(_PREFILL_TOKENS, 2 * plan.requests),
+            dtype=torch.bfloat16, device="cuda",
+        )
+    )  # fmt: skip
+
+
+def run_step(plan: StepPlan) -> int:
+    """Interleaved blocks without the canary, with its checks, and with checks and patrol."""
+    stage = Stage(plan)
+    patrol, result = stage.canary.patrol, _facts(plan, stage)
+    for wait in (False, True):
+        times: dict[str, list[float]] = {"none": [], "checks": [], "checks_and_patrol": []}
+        read = seconds = 0.0
+        spent, steps = dict(stage.canary.overhead), stage.canary.step
+        for round_number in range(plan.rounds + 1):
+            for name, found in times.items():
+                patrol.enabled = name == "checks_and_patrol"
+                before = stage.patrolled_bytes
+                taken = stage.block(plan.block_steps, observed=name != "none", wait=wait)
+                if round_number:  # the first round warms up
+                    found.append(taken)
+                    read += stage.patrolled_bytes - before if patrol.enabled else 0
+                    seconds += taken * plan.block_steps / 1e3 if patrol.enabled else 0.0
+        kind = "engine_waits_each_step" if wait else "engine_runs_ahead"
+        steps = stage.canary.step - steps
+        result[kind] = _compared(times) | {
+            "patrol_gb_s": round(read / seconds / 1e9, 2),
+            "host_us": {
+                hook: round(1e6 * (total - spent[hook]) / steps, 1)
+                for hook, total in stage.canary.overhead.items()
+            },
+        }
+    result["planted_flip_counted_once"] = stage.caught()
+    stage.canary.detach()
+    _tell(plan, result)
+    return 0
+
+
+def run_patrol(plan: StepPlan) -> int:
+    """Step time against patrol bandwidth, by the number of programs the patrol may occupy."""
+    stage = Stage(plan)
+    patrol, result = stage.canary.patrol, _facts(plan, stage)
+    patrol._rate = patrol.bytes_per_second = 1e12
+    rows: dict[int, dict[str, float]] = {}
+    for programs in (2, 4, 8, 16, 32):
+        patrol.busy_programs = programs
+        times: dict[str, list[float]] = {"checks": [], "checks_and_patrol": []}
+        read = seconds = 0.0
+        for _ in range(plan.rounds):
+            for name, found in times.items():
+                patrol.enabled = name == "checks_and_patrol"
+                before = stage.patrolled_bytes
+                found.append(stage.block(plan.block_steps, observed=True, wait=False))
+                if patrol.enabled:
+                    read += stage.patrolled_bytes - before
+                    seconds += found[-1] * plan.block_steps / 1e3
+        rows[programs] = _compared(times) | {"patrol_gb_s": round(read / seconds / 1e9, 2)}
+    result["by_programs"] = rows
+    result["planted_flip_counted_once"] = stage.caught()
+    stage.canary.detach()
+    _tell(plan, result)
+    return 0
+
+
+def run_pipeline(plan: StepPlan) -> int:
+    """Host time of the hooks while the engine runs ahead and the GPU falls behind; skipped copies counted."""
+    stage = Stage(plan)
+    canary, result = stage.canary, _facts(plan, stage)
+    stage.block(plan.block_steps, observed=True, wait=False)
+    skipped, pushed = canary.pump.status(canary.step, 0.0).skipped, canary.pump.next_sequence
+    lags = []
+    for kind, wait in (("engine_runs_ahead", False), ("engine_waits_each_step", True)):
+        stage.after_step_us.clear()
+        for _ in range(plan.rounds):
+            stage.block(plan.block_steps, observed=True, wait=wait)
+            lags.append(canary.pump.status(canary.step, time.monotonic()).lag_steps)
+        result[kind] = {"after_step_us": _spread(stage.after_step_us), "largest_lag_steps": max(lags)}
+        lags.clear()
+    result["skipped"] = canary.pump.status(canary.step, 0.0).skipped - skipped
+    result["copied"] = canary.pump.next_sequence - pushed
+    result["planted_flip_counted_once"] = stage.caught()
+    canary.detach()
+    _tell(plan, result)
+    return 0
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+    found = {name: round(ordered[int(share * len(ordered))], 1) for name, share in shares.items()}
+    return found | {"max": round(ordered[-1], 1), "calls": len(ordered)}
+
+
+def _compared(times: dict[str, list[float]]) -> dict[str, float]:
+    """Median milliseconds of each kind, and the median over rounds of its excess over the first kind."""
+    first = next(iter(times))
+    found = {f"{name}_ms": round(statistics.median(values), 4) for name, values in times.items()}
+    for name, values in times.items():
+        if name != first:
+            ratios = [mine / theirs - 1 for mine, theirs in zip(values, times[first], strict=True)]
+            found[f"{name}_over_{first}"] = round(statistics.median(ratios), 5)
+    if "checks_and_patrol" in times and first == "none":
+        ratios = [a / b - 1 for a, b in zip(times["checks_and_patrol"], times["checks"], strict=True)]
+        found["patrol_over_checks"] = round(statistics.median(ratios), 5)
+    return found
+
+
+def _facts(plan: StepPlan, stage: Stage) -> dict[str, Any]:
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "shape": plan.shape,
+        "requests": plan.requests,
+        "context": plan.context,
+        "rounds": plan.rounds,
+        "block_steps": plan.block_steps,
+        "patrol_budget_bytes_per_second": round(stage.canary.patrol.bytes_per_second),
+        "prefill_seconds": round(stage.prefill_seconds, 3),
+    }
+
+
+def _tell(plan: StepPlan, result: dict[str, Any]) -> None:
+    table = Table("figure", "value")
+    for name, value in result.items():
+        table.add_row(name, json.dumps(value, indent=1) if isinstance(value, dict) else str(value))
+    Console(file=sys.stderr).print(table)
+    sys.stdout.write(json.dumps(result) + "\n")
+    if plan.output is not None:
+        plan.output.write_text(json.dumps(result, indent=1) + "\n")

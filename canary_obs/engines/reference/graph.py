@@ -1,0 +1,101 @@
+"""The decode step as captured CUDA graphs, one per batch size; smaller batches are padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from canary_obs.engines.reference.model import Llama
+from canary_obs.engines.reference.pool import KVPool
+
+if TYPE_CHECKING:
+    from canary_obs.engines.reference.runner import ForwardBatch
+
+_WARM_UPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inputs:
+    """What every replay reads. int64 [largest batch] each; row and slot -1 = padding."""
+
+    input_ids: Tensor
+    positions: Tensor
+    rows: Tensor
+    out_slots: Tensor
+
+    def take(self, batch: ForwardBatch, size: int) -> None:
+        count = batch.rows.shape[0]
+        for mine, theirs in (
+            (self.input_ids, batch.input_ids),
+            (self.positions, batch.positions),
+            (self.rows, batch.rows),
+            (self.out_slots, batch.out_slots),
+        ):
+            mine[:count].copy_(theirs)
+        self.rows[count:size].fill_(-1)
+        self.out_slots[count:size].fill_(-1)
+
+
+class DecodeGraphs:
+    """Replays the model for batches that add one token per request."""
+
+    def __init__(self, model: Llama, pool: KVPool, largest: int) -> None:
+        self._model, self._pool = model, pool
+        device = pool.kv.device
+        self._sizes = [size for size in (1 << n for n in range(32)) if size < largest] + [largest]
+        self._inputs = _Inputs(
+            input_ids=torch.zeros(largest, dtype=torch.int64, device=device),
+            positions=torch.zeros(largest, dtype=torch.int64, device=device),
+            rows=torch.full((largest,), -1, dtype=torch.int64, device=device),
+            out_slots=torch.full((largest,), -1, dtype=torch.int64, device=device),
+        )
+        # Largest first: the smaller graphs then find their memory in its pool.
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        memory: Any = None  # the pool that all graphs share
+        for size in reversed(self._sizes):
+            graph, logits = self._capture(size, memory)
+            self._graphs[size] = graph, logits
+            memory = graph.pool()
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        """Whether every request of the batch adds exactly one token."""
+        return batch.extends == (1,) * len(batch.extends)
+
+    def replay(self, batch: ForwardBatch) -> Tensor:
+        """Logits float32 [num_requests, vocab], valid until the next replay."""
+        count = len(batch.extends)
+        size = next(size for size in self._sizes if size >= count)
+        self._inputs.take(batch, size)
+        graph, logits = self._graphs[size]
+        graph.replay()
+        return logits[:count]
+
+    def _capture(self, size: int, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UPS):
+                self._run(size)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory):
+            logits = self._run(size)
+        return graph, logits
+
+    def _run(self, size: int) -> Tensor:
+        from canary_obs.engines.reference.paged_attention import PagedAttention
+
+        shape, inputs, pool = self._model.shape, self._inputs, self._pool
+        device = pool.kv.device
+        attention = PagedAttention(size, shape.heads, shape.kv_heads, shape.head_dim, device)
+        rows, positions, slots = inputs.rows[:size], inputs.positions[:size], inputs.out_slots[:size]
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            attention.store(pool.kv[layer], slots, key, value)
+            return attention.attend(pool.kv[layer], query, pool.req_to_token, rows, positions)
+
+        hidden = self._model.forward(inputs.input_ids[:size], positions, attend)
+        return self._model.logits(hidden)

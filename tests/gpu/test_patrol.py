@@ -1,0 +1,75 @@
+"""The patrol reads beside forwards that write: no false alarm, and what is corrupt is found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from canary_obs.runtime.perturb.bytes import locate_byte
+from canary_obs.runtime.scout import Scout
+from tests.gpu.rig import make_rig
+
+
+def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig(patrol_budget="1TB/s", engine={"num_slots": 2048, "max_running": 16, "token_budget": 512})
+    rig.canary.patrol.busy_programs = 64
+    suspicions = []
+    returned = Scout.returned
+
+    def counted(self: Scout, timeout: float = 0.0):
+        for back in returned(self, timeout):
+            suspicions.append(back.suspicious)
+            yield back
+
+    monkeypatch.setattr(Scout, "returned", counted)
+    for _ in range(1500):
+        rig.traffic.advance(rig.engine)
+        if rig.engine.has_work():
+            rig.engine.step()
+        rig.canary.patrol._credit = 1e12
+        rig.canary.after_step()
+    rig.canary.check_everything()
+    assert rig.canary.pump.violations == 0
+    assert rig.canary.patrol.cycles > 200
+    assert len(suspicions) > 1000
+    assert rig.canary.detach().state_reasons == ()
+
+
+def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
+    rig = make_rig(patrol_budget="1TB/s")
+    rig.run(60)
+    patrol, group = rig.canary.patrol, rig.canary.state.groups[0]
+    used = int(rig.engine.scheduler.live_slots()[0])
+    address = locate_byte(group.view.sources[0], used, 3)
+    address.flip(1)
+    while not patrol._scout.full:
+        patrol.advance(rig.canary._last_step_end + 1.0)
+    torch.cuda.synchronize()
+    address.flip(1)
+    before = rig.canary.health.launched[0][3]
+    patrol.advance(rig.canary._last_step_end + 2.0)
+    rig.canary.pump.drain(rig.canary.step, 10.0)
+    assert rig.canary.health.launched[0][3] > before
+    assert rig.canary.pump.violations == 0
+    rig.canary.detach()
+
+
+def test_a_flipped_bit_is_found_beside_the_engine() -> None:
+    rig = make_rig(patrol_budget="1GB/s", reuse_data=False, idle_sweep=False)
+    rig.run(60)
+    found = 0
+    for trial in range(20):
+        group = rig.canary.state.groups[0]
+        used = int(rig.engine.scheduler.live_slots()[trial])
+        address = locate_byte(group.view.sources[trial % 4], used, trial)
+        address.flip(1 << (trial % 8))
+        while rig.canary.pump.violations == found:
+            rig.canary.after_step()
+        address.flip(1 << (trial % 8))
+        torch.cuda.synchronize()
+        for _ in range(20):
+            rig.canary.after_step()
+            torch.cuda.synchronize()
+        found = rig.canary.pump.violations
+    assert found >= 20
+    rig.canary.detach()
