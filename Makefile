@@ -29,7 +29,7 @@ ops-files: setup
 	$(BIN)/python -m alerts.render
 	$(BIN)/python -m alerts.tests.build
 	$(BIN)/python -m dashboards.build
-	$(BIN)/python -m docker.kubernetes.build
+	$(BIN)/python -m dashboards.manifests
 
 test-gpu:
 	$(PYTHON) -m pytest -m "not slow" tests/kernels tests/gpu

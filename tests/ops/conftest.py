@@ -13,7 +13,7 @@ from tests.ops.station import ALERTMANAGER, PROMETHEUS, Station
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    built = House(tmp_path_factory.mktemp("house"), free_port())
+    built = House(tmp_path_factory.mktemp("house"), free_port(), token="ops-token")
     yield built
     built.close()
 
@@ -24,7 +24,7 @@ def station(house: House, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         if shutil.which(program) is None:
             pytest.skip(f"{program} is NOT INSTALLED: apt-get install prometheus prometheus-alertmanager")
     folder = tmp_path_factory.mktemp("station")
-    built = Station(folder, free_port(), free_port(), house.port)
+    built = Station(folder, free_port(), free_port(), house.port, house.token)
     try:
         built.lay_out()
         built.start()

@@ -71,6 +71,7 @@ class Station:
     prometheus_port: int
     alertmanager_port: int
     canary_port: int
+    token: str
     pager: Pager = field(default_factory=Pager)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -81,6 +82,7 @@ class Station:
     def lay_out(self) -> None:
         """Copy the configuration; write the target files; only the pager's address changes."""
         shutil.copy(ROOT / "docker/prometheus/prometheus.yml", self.folder)
+        (self.folder / "canary-token").write_text(self.token)
         shutil.copytree(ROOT / "alerts/rules", self.folder / "rules")
         for kind, port in (("targets", self.canary_port), ("alertmanagers", self.alertmanager_port)):
             (self.folder / kind).mkdir()

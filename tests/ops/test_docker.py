@@ -1,0 +1,88 @@
+"""Images, compose file and manifests: accepted by their linters, hardened, and without torch in the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.ops.tools import ROOT, judge
+
+DOCKER = ROOT / "docker"
+COMPOSE = DOCKER / "compose.yml"
+DOCKERFILES = sorted(DOCKER.glob("*/Dockerfile"))
+MANIFESTS = sorted((DOCKER / "kubernetes").glob("*.yml"))
+
+
+def documents(path: Path) -> list[dict]:
+    return list(yaml.safe_load_all(path.read_text("utf-8")))
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    assert len(DOCKERFILES) == 2
+    assert judge("hadolint", *DOCKERFILES) == ""
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_images_run_as_nobody_in_particular(path: Path) -> None:
+    lines = path.read_text("utf-8").splitlines()
+    assert "USER 10001:10001" in lines
+    assert any(line.startswith("HEALTHCHECK") for line in lines)
+    installs = [line for line in lines if "pip install" in line]
+    assert all("-c constraints.txt" in line for line in installs)
+    assert any("torch" in line for line in installs) == (path.parent.name == "demo")
+
+
+def test_compose_is_valid() -> None:
+    judge("docker-compose", "-f", COMPOSE, "config", "-q")
+
+
+def test_compose_is_hardened_and_mounts_what_is_here() -> None:
+    (content,) = documents(COMPOSE)
+    wanted = {"canary", "engine", "prometheus", "alertmanager", "grafana", "otel-collector", "tempo"}
+    assert set(content["services"]) == wanted
+    for name, service in content["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        for volume in service.get("volumes", ()):
+            source, _, mode = volume.partition(":")[0], *volume.rpartition(":")[1:]
+            if source.startswith("."):
+                assert (DOCKER / source).exists(), volume
+                assert mode == "ro", volume
+            else:
+                assert source in content["volumes"], volume
+
+
+def test_the_files_that_the_live_test_runs_are_those_mounted() -> None:
+    (content,) = documents(COMPOSE)
+    mounted = {volume.split(":")[0] for volume in content["services"]["prometheus"]["volumes"]}
+    assert {"./prometheus/prometheus.yml", "../alerts/rules"} <= mounted
+    mounted = {volume.split(":")[0] for volume in content["services"]["alertmanager"]["volumes"]}
+    assert "./alertmanager/alertmanager.yml" in mounted
+
+
+def test_the_demo_token_is_the_same_on_both_sides() -> None:
+    (content,) = documents(COMPOSE)
+    token = (DOCKER / "prometheus/canary-token").read_text()
+    assert content["services"]["canary"]["environment"]["KV_CANARY_TOKEN"] == f"${{CANARY_TOKEN:-{token}}}"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_manifests_are_valid() -> None:
+    output = judge("kubernetes-validate", "--strict", *MANIFESTS)
+    assert output.count("passed for resource") == 4
+    kinds = {document["kind"] for path in MANIFESTS for document in documents(path)}
+    assert kinds >= {"Deployment", "ServiceMonitor", "PrometheusRule", "ConfigMap"}
+
+
+def test_containers_in_kubernetes_are_hardened() -> None:
+    (deployment,) = [d for d in documents(DOCKER / "kubernetes/sidecar.yml") if d["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}

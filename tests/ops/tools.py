@@ -1,0 +1,25 @@
+"""Command line tools that judge our files."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def judge(tool: str, *arguments: str | Path, cwd: Path = ROOT, package: str = "") -> str:
+    """Run a tool that must be content; its output. A tool that is not here skips the test, loudly."""
+    # Tools that pip installs lie beside the interpreter.
+    found = shutil.which(tool, path=str(Path(sys.executable).parent)) or shutil.which(tool)
+    if found is None:
+        pytest.skip(f"{tool} is NOT INSTALLED: apt-get install {package or tool}")
+    command = [found, *map(str, arguments)]
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, f"{' '.join(command)}\n{output}"
+    return output
