@@ -1,10 +1,9 @@
-"""Launches without Triton's argument binder, which costs 50 us: compiled on first use, started directly after."""
+"""Launches without Triton's argument binder (50 us each): compiled on first use, started directly after."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -15,13 +14,15 @@ if TYPE_CHECKING:
 _WIDE = 31  # Triton passes integers of more bits as int64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+_KINDS: dict[tuple[object, ...], int] = {}
+
+
+class Columns(NamedTuple):
     """What kernels take of a RowBatch: the table, its sizes, then the columns."""
 
     tensors: tuple[Any, ...]
     addresses: tuple[int, ...]  # the same, tensors as their data_ptr()
-    kind: tuple[object, ...]  # equal kinds run the same machine code
+    kind: int  # equal kinds run the same machine code
 
 
 NUM_ROW_COLUMNS = 11  # of Columns.tensors; those after it are per token
@@ -36,26 +37,29 @@ def columns_of(batch: RowBatch) -> Columns:
 
 
 def _columns_of(batch: RowBatch) -> Columns:
-    table, rows, ids = batch.slot_table, batch.rows, batch.input_ids
-    num_rows, width = table.shape
-    sizes = table.stride(0), num_rows, width * batch.page_size
+    table, rows, ids, slots = batch.slot_table, batch.rows, batch.input_ids, batch.out_slots
+    starts, prefix, extend = batch.starts, batch.prefix_lens, batch.extend_lens
+    first, positions = batch.token_starts, batch.positions
     digests = rows if batch.digests is None else batch.digests
     expected = ids if batch.expected_ids is None else batch.expected_ids
-    per_row = rows, batch.starts, batch.prefix_lens, batch.extend_lens, batch.token_starts, digests
-    per_token = ids, batch.positions, batch.out_slots, expected
-    requests = rows.shape[0]
+    num_rows, width = table.shape
+    stride, capacity, requests = table.stride(0), width * batch.page_size, rows.size(0)
     kind = (
-        table.dtype, *[column.dtype for column in (*per_row, *per_token)],
-        *[size >> _WIDE for size in sizes],
+        table.dtype, rows.dtype, starts.dtype, prefix.dtype, extend.dtype, first.dtype, digests.dtype,
+        ids.dtype, positions.dtype, slots.dtype, expected.dtype, stride >> _WIDE, capacity >> _WIDE,
         batch.page_size, batch.digests is None, batch.expected_ids is None,
     )  # fmt: skip
     return Columns(
-        tensors=(table, *sizes, *per_row, requests, *per_token),
-        addresses=(
-            table.data_ptr(), *sizes, *[column.data_ptr() for column in per_row], requests,
-            *[column.data_ptr() for column in per_token],
+        (
+            table, stride, num_rows, capacity, rows, starts, prefix, extend, first, digests, requests,
+            ids, positions, slots, expected,
         ),
-        kind=kind,
+        (
+            table.data_ptr(), stride, num_rows, capacity, rows.data_ptr(), starts.data_ptr(),
+            prefix.data_ptr(), extend.data_ptr(), first.data_ptr(), digests.data_ptr(), requests,
+            ids.data_ptr(), positions.data_ptr(), slots.data_ptr(), expected.data_ptr(),
+        ),
+        _KINDS.setdefault(kind, len(_KINDS)),
     )  # fmt: skip
 
 
@@ -77,9 +81,13 @@ class Start:
 
 
 def prepare(
-    kernel: Any, buffers: GroupBuffers, grid: tuple[int, int], changing: tuple[Any, ...], constants: dict[str, Any]
+    kernel: Any,
+    buffers: GroupBuffers,
+    grid: tuple[int, int],
+    changing: tuple[Any, ...],
+    constants: dict[str, Any],
 ) -> Start | None:
-    """Launch as Triton does, compiling if need be. None = a Triton without compiled kernels (the interpreter).
+    """Launch as Triton does, compiling if need be. None = nothing compiled (the interpreter).
 
     The kernel's parameters: records ... lane_rows, then the changing ones; the constants may also be tensors.
     """

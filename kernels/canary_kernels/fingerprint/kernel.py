@@ -56,7 +56,7 @@ NOBODY = tl.constexpr(NO_REQUEST)
 
 _MAX_BLOCK = 1024
 _MIN_BLOCK = 128
-_WORDS_PER_WARP = 128  # one vector a lane
+_WORDS_PER_WARP = 256  # two vectors a lane
 _MAX_WARPS = 4
 _MAX_PROGRAMS = 1 << 16
 
@@ -281,7 +281,7 @@ def _launch(
     buffers: GroupBuffers, plan: FingerprintPlan, columns: tuple[Tensor, Tensor],
     work: tuple[int, Phase, bool], programs: int,
 ) -> None:  # fmt: skip
-    """One launch per bundle, or one when there is none. columns = (slots, hashes), work = (op, phase, counted)."""
+    """One launch per bundle, at least one. columns = (slots, hashes), work = (op, phase, counted)."""
     slots, hashes = columns
     listed = slots.shape[0]
     grid = max(1, min(listed, programs)), 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,15 +68,15 @@ def suspects(plan: FingerprintPlan, part: Part, stored: int, current: int) -> li
     for bundle in plan.bundles:
         where = bundle.geometry
         # The plan's own keys lie on the device; reading them back would wait for it.
-        inverse = _inverse(word_keys(where.first_word, where.num_words).numpy().view(np.uint64))
-        for source in bundle.sources:
-            if source.part is part:
-                layer = pow(layer_key_int(source.layer), -1, 1 << 64)
-                deltas = (inverse * np.uint64(difference * layer % (1 << 64))).view(np.int64)
-                found += [
-                    Suspect(source=source, geometry=where, index=int(index), delta=int(deltas[index]))
-                    for index in np.flatnonzero(abs(deltas) < _WORD_RANGE)
-                ]
+        inverse = _inverse_word_keys(where.first_word, where.num_words)
+        held = [source for source in bundle.sources if source.part is part]
+        factors = [difference * _inverse_layer_key(source.layer) % (1 << 64) for source in held]
+        deltas = (np.array(factors, dtype=np.uint64)[:, None] * inverse).view(np.int64)
+        small = (deltas > -_WORD_RANGE) & (deltas < _WORD_RANGE)
+        found += [
+            Suspect(source=held[row], geometry=where, index=index, delta=int(deltas[row, index]))
+            for row, index in np.argwhere(small).tolist()
+        ]
     return found
 
 
@@ -106,6 +107,17 @@ def read_words(where: Geometry, source: KVSource, slot: int) -> list[int]:
     padded = np.zeros(where.num_words * _WORD_BYTES, dtype=np.uint8)
     padded[: where.num_bytes] = slot_bytes
     return [int(word) for word in padded.view("<u4")]
+
+
+@functools.lru_cache(maxsize=64)
+def _inverse_word_keys(first: int, count: int) -> np.ndarray:
+    """Inverses of the word keys first, first + 1, ... modulo 2^64."""
+    return _inverse(word_keys(first, count).numpy().view(np.uint64))
+
+
+@functools.lru_cache(maxsize=1024)
+def _inverse_layer_key(layer: int) -> int:
+    return pow(layer_key_int(layer), -1, 1 << 64)
 
 
 def _inverse(keys: np.ndarray) -> np.ndarray:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from typing import TYPE_CHECKING
 
 from canary_kernels.checks import Backend, KernelArgumentError, check_buffers, check_slots
 from canary_kernels.fingerprint import reference
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers
     from canary_kernels.fingerprint.plan import FingerprintPlan
     from canary_kernels.layout import Phase
+
+
+@functools.cache
+def _kernel() -> ModuleType:
+    """Triton is imported on first use."""
+    return importlib.import_module("canary_kernels.fingerprint.kernel")
 
 
 def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
@@ -24,9 +34,7 @@ def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPla
     if backend is Backend.TORCH:
         reference.complete_slots(buffers, plan, slots)
         return
-    import canary_kernels.fingerprint.kernel as kernel
-
-    kernel.complete_slots(buffers, plan, slots)
+    _kernel().complete_slots(buffers, plan, slots)
 
 
 def compare_slots(
@@ -46,18 +54,14 @@ def compare_slots(
     if backend is Backend.TORCH:
         reference.compare_slots(buffers, plan, slots, phase)
         return
-    import canary_kernels.fingerprint.kernel as kernel
-
-    kernel.compare_slots(buffers, plan, slots, phase, programs)
+    _kernel().compare_slots(buffers, plan, slots, phase, programs)
 
 
 def hash_slots(backend: Backend, plan: FingerprintPlan, slots: Tensor) -> Tensor:
     """int64 [n, 2]: fingerprints of K and V as the bytes are now. slots: integers [n]; -1 hashes to 0."""
     if backend is Backend.TORCH:
         return reference.hash_slots(plan, slots)
-    import canary_kernels.fingerprint.kernel as kernel
-
-    hashes: Tensor = kernel.hash_slots(plan, slots)
+    hashes: Tensor = _kernel().hash_slots(plan, slots)
     return hashes
 
 

@@ -48,11 +48,12 @@ COUNT_RUNS = tl.constexpr(layout.COUNT_RUNS)
 COUNT_VERIFIED = tl.constexpr(layout.COUNT_VERIFIED)
 NO_REQUEST = tl.constexpr(layout.NO_REQUEST)
 
-BLOCK = 256
+BLOCK = 128
 _WARPS = 4
-# Enough programs to fill any GPU several times over, few enough that idle ones cost nothing.
-_PROGRAMS = 4096
-_MAX_SPLITS = 256
+# Enough programs to fill a GPU, few enough that their starts cost little (H200: 8 per multiprocessor).
+_PROGRAMS = 1024
+# Blocks that one program takes at most, so that a long request among many is not left to one program.
+_MAX_ROUNDS = 64
 
 # In a block's sum: more than all its sound records together.
 BAD = tl.constexpr(1 << 16)
@@ -237,7 +238,8 @@ def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
     """Launch the row check; see `op.verify_rows`."""
     columns = columns_of(batch)
     requests, capacity = columns.addresses[NUM_ROW_COLUMNS - 1], columns.addresses[3]
-    splits = max(1, min(_MAX_SPLITS, _PROGRAMS // max(1, requests), -(-capacity // (BLOCK - 1))))
+    blocks = max(1, -(-capacity // (BLOCK - 1)))
+    splits = min(blocks, max(_PROGRAMS // max(1, requests), -(-blocks // _MAX_ROUNDS)))
     grid = max(1, requests), splits
     key = "rows_kernel", phase, columns.kind
     start: Start | None = buffers.memo.get(key)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from typing import TYPE_CHECKING
 
 from canary_kernels.checks import Backend, check_batch, check_buffers, check_slots
 from canary_kernels.verify import reference
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers, RowBatch
     from canary_kernels.layout import Phase
+
+
+@functools.cache
+def _kernel() -> ModuleType:
+    """Triton is imported on first use."""
+    return importlib.import_module("canary_kernels.verify.kernel")
 
 
 def verify_rows(backend: Backend, buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
@@ -25,9 +35,7 @@ def verify_rows(backend: Backend, buffers: GroupBuffers, batch: RowBatch, phase:
     if backend is Backend.TORCH:
         reference.verify_rows(buffers, batch, phase)
         return
-    import canary_kernels.verify.kernel as kernel
-
-    kernel.verify_rows(buffers, batch, phase)
+    _kernel().verify_rows(buffers, batch, phase)
 
 
 def verify_list(
@@ -42,6 +50,4 @@ def verify_list(
     if backend is Backend.TORCH:
         reference.verify_list(buffers, slots, positions, previous, phase)
         return
-    import canary_kernels.verify.kernel as kernel
-
-    kernel.verify_list(buffers, slots, positions, previous, phase)
+    _kernel().verify_list(buffers, slots, positions, previous, phase)

@@ -40,7 +40,7 @@ LOW_WORD = tl.constexpr((1 << 32) - 1)
 
 _DECODE_TOKENS = 8  # at most so many per request, drafts included
 # (tokens per chunk, tokens summed at once before it, warps): few new tokens per request, or many.
-_SHORT, _LONG = (64, 64, 2), (256, 2048, 8)
+_SHORT, _LONG = (64, 64, 2), (256, 4096, 8)
 _PROGRAMS = 8192
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from typing import TYPE_CHECKING
 
 from canary_kernels.checks import Backend, check_batch, check_buffers
 from canary_kernels.write import reference
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from canary_kernels.buffers import GroupBuffers, RowBatch
+
+
+@functools.cache
+def _kernel() -> ModuleType:
+    """Triton is imported on first use."""
+    return importlib.import_module("canary_kernels.write.kernel")
 
 
 def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -> None:
@@ -22,6 +32,4 @@ def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -
     if backend is Backend.TORCH:
         reference.write_identities(buffers, batch)
         return
-    import canary_kernels.write.kernel as kernel
-
-    kernel.write_identities(buffers, batch)
+    _kernel().write_identities(buffers, batch)
