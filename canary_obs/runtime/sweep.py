@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from canary_obs.pipeline.upload_ring import UploadRing
 from canary_obs.records import Cause, StartSweep, SweepProgress, SweepStatus, Trigger
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.state import DeviceState, Group
+from canary_obs.runtime.sweep_shares import SweepShares
 from canary_obs.views import CachedSlots
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class Sweeper:
         self._pass: _Pass | None = None
         self._queued: StartSweep | None = None
         self._baseline = self._counts(None)
+        self._shares = SweepShares(state)
         self._automatic = 0
         self.passes = dict.fromkeys(Trigger, 0)
         self.last: SweepProgress | None = None
@@ -132,7 +135,7 @@ class Sweeper:
                 break
             if not self._uploads.ready:
                 break
-            deadline -= self._check_chunk(current)
+            deadline -= self._timed_chunk(current)
             if time.perf_counter() >= deadline:
                 break
         if current.ending is not None:
@@ -147,7 +150,8 @@ class Sweeper:
         current.totals = {name: counts[name] - self._baseline[name] for name in counts}
         if current.ending is None or current.settles_at < 0 or sequence < current.settles_at:
             return
-        self._finish(current, self._ended(current))
+        ended = msgspec.structs.replace(self._ended(current), shares=self._shares.settle(counters))
+        self._finish(current, ended)
         self._baseline = counts
         if self._queued is not None:
             command, self._queued = self._queued, None
@@ -177,7 +181,16 @@ class Sweeper:
             current.work.append((self._state.by_name[name], cached))
             current.total += cached.slots.numel()
         self._pass = current
+        self._shares.start()
         self._report(self._describe(current, SweepStatus.RUNNING))
+
+    def _timed_chunk(self, current: _Pass) -> float:
+        group, cached = current.work[current.next_group]
+        began = time.perf_counter() - current.started
+        device_seconds = self._check_chunk(current)
+        ended = time.perf_counter() - current.started
+        self._shares.launched(group.index, cached.slots.numel(), began, ended)
+        return device_seconds
 
     def _check_chunk(self, current: _Pass) -> float:
         """Launch the next slots; returns the seconds they will keep a GPU busy."""

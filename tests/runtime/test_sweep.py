@@ -152,3 +152,20 @@ def test_idle_engine_sweeps_by_itself(make_rig) -> None:
         turns += 1
         assert turns < 1000
     assert rig.canary.pump.violations == 0
+
+
+def test_a_sweep_tells_each_groups_part(make_rig) -> None:
+    rig = make_rig(patrol_budget="off", reuse_data=False, idle_sweep=False)
+    rig.run(80)
+    rig.finish_requests()
+    first = sweep_now(rig)
+    slot = int(rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots[0])
+    address = locate_byte(rig.canary.state.groups[0].view.sources[0], slot, 0)
+    address.flip(1)
+    second = sweep_now(rig)
+    address.flip(1)
+    for sweep, violations in ((first, 0), (second, 1)):
+        (share,) = sweep.shares
+        assert (share.group, share.total, share.checked) == ("full", sweep.total, sweep.checked)
+        assert share.violations == sweep.violations == violations
+        assert 0 <= share.began <= share.ended <= sweep.seconds
