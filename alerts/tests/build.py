@@ -16,7 +16,12 @@ from alerts.tests.scenarios import BLIND, DAMAGE, DEBT, Scenario, up
 from alerts.tests.timeline import SERVICE, Acts, rank_gauge, states
 
 HERE = Path(__file__).parent
-FILES = {"damage": DAMAGE, "blind": BLIND, "debt": DEBT}
+FILES = {
+    "damage": DAMAGE,
+    "blind": BLIND,
+    "debt": tuple(scenario for scenario in DEBT if scenario.seconds < 60),
+    "debt_of_hours": tuple(scenario for scenario in DEBT if scenario.seconds >= 60),
+}
 # Recorded series first: alerts read them.
 GROUPS = [f"kv-canary-{name}" for name in ("recording", "damage", "blind", "debt")]
 WATCHDOG = "KVCanaryWatchdog"
@@ -46,7 +51,7 @@ def _file(kind: str, scenarios: tuple[Scenario, ...], rules: dict[str, dict[str,
         tests.append(_incident_is_named(rules))
     if kind == "blind":
         tests.append(_watchdog(rules))
-    content = {"rule_files": ["../rules/*.yml"], "evaluation_interval": "15s",
+    content = {"rule_files": ["../rules/*.yml"], "evaluation_interval": f"{scenarios[0].seconds}s",
                "group_eval_order": GROUPS, "tests": tests}  # fmt: skip
     return _BANNER + yaml.safe_dump(content, sort_keys=False, width=110)
 

@@ -181,6 +181,12 @@ DEBT = (
         shown="16",
     ),
     Scenario(
+        alert="KVCanaryTelemetryDropped",
+        series=(service_counter("telemetry_dropped", 0, 1, signal="logs", cause="queue_full"),),
+        labels=SERVICE,
+        shown="16",
+    ),
+    Scenario(
         alert="KVCanaryPipelineSkipping",
         series=(rank_counter("pipeline_skipped", 0, 75), rank_counter("steps", 100, 100)),
         shown="75%",

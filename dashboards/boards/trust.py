@@ -8,6 +8,7 @@ from dashboards.board import (
     BAD_FROM_ONE,
     NAME,
     NO_FAULT,
+    NO_RECEIVER,
     Board,
     Kind,
     Panel,
@@ -176,6 +177,22 @@ BOARD = Board(
                             ("hub_messages_refused_total", "refused messages"),
                             ("hub_frames_undecodable_total", "foreign frames"),
                         )
+                    ),
+                ),
+                Panel(
+                    title="Spans and logs",
+                    says="Taken by the OTLP receiver, per second, and lost on the way in range.",
+                    queries=(
+                        Query(
+                            expression=f"rate({service('telemetry_exported_total')}[$__rate_interval])",
+                            legend="{{signal}} exported",
+                            empty=NO_RECEIVER,
+                        ),
+                        Query(
+                            expression=f"increase({service('telemetry_dropped_total')}[$__range])",
+                            legend="{{signal}} lost: {{cause}}",
+                            empty=NO_RECEIVER,
+                        ),
                     ),
                 ),
                 Panel(

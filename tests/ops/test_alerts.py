@@ -1,4 +1,4 @@
-"""Every alert has thresholds with reasons, unit tests in every situation, and a runbook; rules speak our metrics."""
+"""Every alert has thresholds with reasons, unit tests in every situation, and a runbook."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from alerts.render import RULES, RUNBOOKS, TEMPLATES, thresholds
-from alerts.tests.build import HERE as TESTS
-from alerts.tests.build import WATCHDOG, alerts
+from alerts.tests.build import FILES, HERE as TESTS, WATCHDOG, alerts
 from alerts.tests.scenarios import BLIND, DAMAGE, DEBT
 from canary_obs.telemetry.catalog import Kind, all_metrics
+from dashboards.build import variable_queries
 from tests.ops.expressions import alert_expressions, panel_queries, recorded_series
 from tests.ops.tools import ROOT, judge
 
@@ -25,11 +25,13 @@ def test_promtool_accepts_the_rules() -> None:
     judge("promtool", "check", "rules", *sorted(RULES.glob("*.yml")), package="prometheus")
 
 
-@pytest.mark.parametrize("kind", ["damage", "blind", "debt"])
+@pytest.mark.ops
+@pytest.mark.parametrize("kind", FILES)
 def test_the_unit_tests_pass(kind: str) -> None:
     judge("promtool", "test", "rules", f"{kind}.yml", cwd=TESTS, package="prometheus")
 
 
+@pytest.mark.ops
 def test_a_wrong_threshold_fails_the_unit_tests(tmp_path) -> None:
     """The unit tests can fail: a planted defect in one rule is seen."""
     for folder in ("rules", "tests"):
@@ -89,6 +91,7 @@ def test_rules_and_panels_read_only_what_is_exposed() -> None:
 
 def test_every_rank_metric_is_on_a_panel_or_in_a_rule() -> None:
     everything = "".join([*recorded_series().values(), *(q.expression for q in panel_queries())])
+    everything += "".join(variable_queries().values())
     unused = [metric.name for metric in all_metrics() if not re.search(rf"\b{metric.name}", everything)]
     assert unused == [], "metrics nobody looks at: put them on a dashboard"
 

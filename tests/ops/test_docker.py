@@ -1,4 +1,4 @@
-"""Images, compose file and manifests: accepted by their linters, hardened, and without torch in the service."""
+"""Images, compose file and manifests: accepted by their linters, hardened, no torch in the service."""
 
 from __future__ import annotations
 
