@@ -1,0 +1,192 @@
+"""Can green be trusted? Each input of `ok` is stopped in a real engine, and /metrics stops saying ok."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from canary_obs.config import ServiceConfig
+from canary_obs.pipeline import delayed_device_host
+from canary_obs.pipeline.hub import Hub
+from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.records import Pause, State
+from canary_obs.runtime import forward, health
+from canary_obs.telemetry.exposition import exposition
+from canary_obs.telemetry.prometheus import HubCollector, registry_for
+from tests.service.fakes import violation
+
+PATIENCE = 20.0
+
+
+@dataclass(slots=True)
+class Gate:
+    """A real engine, its hub, and what a scrape says."""
+
+    rig: object
+    link: LocalLink
+    hub: Hub
+    registry: object
+    skew: list[float]
+
+    def step(self) -> None:
+        self.rig.run(1)
+        while (message := self.link.take(0.0)) is not None:
+            self.hub.ingest(message, self.link.deliver)
+        self.hub.tick()
+
+    def says(self) -> str:
+        page, _ = exposition(self.registry, "")
+        lines = [line for line in page.decode().splitlines() if line.startswith("kv_canary_state{")]
+        (current,) = [line for line in lines if line.endswith(" 1.0")]
+        return current.split('state="')[1].split('"')[0]
+
+    def until(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not true():
+            assert time.monotonic() < deadline, self.hub.verdict()
+            self.step()
+
+    def cached(self) -> torch.Tensor:
+        self.rig.run(80)
+        self.rig.finish_requests()
+        slots = self.rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots
+        assert slots.numel() > 20
+        return slots
+
+    def sweep(self) -> None:
+        self.rig.canary.check_everything()
+
+
+@pytest.fixture
+def make_gate(make_rig):
+    def make(**changes: object) -> Gate:
+        link, skew = LocalLink(capacity=1 << 16), [0.0]
+        settings = {"snapshot_seconds": 1e-6, "patrol_budget": "50%"} | changes
+        rig = make_rig(link=link, **settings)
+        hub = Hub(ServiceConfig(snapshot_stale_seconds=5.0), clock=lambda: time.monotonic() + skew[0])
+        gate = Gate(rig, link, hub, registry_for(HubCollector(hub)), skew)
+        gate.rig.canary.reporter.hello()
+        gate.until(lambda: bool(hub.ranks()))
+        return gate
+
+    return make
+
+
+def leaves(gate: Gate, state: State, reason: str) -> None:
+    gate.until(lambda: gate.says() == state.value)
+    told = gate.hub.verdict()
+    assert told[0] is state
+    assert any(reason in one for one in told[1]), told
+
+
+def test_kernels_that_do_not_run(make_gate, monkeypatch) -> None:
+    gate = make_gate()
+    gate.until(lambda: gate.says() == "ok")
+    monkeypatch.setattr(forward, "verify_rows", lambda *arguments: None)
+    leaves(gate, State.BLIND, "kernel of group 0 are missing")
+    page = exposition(gate.registry, "")[0].decode()
+    unhealthy = [line for line in page.splitlines() if "kernel_healthy{" in line and line.endswith(" 0.0")]
+    assert {line.split('phase="')[1].split('"')[0] for line in unhealthy} <= {"head", "tail"}
+    assert unhealthy
+
+
+def test_coverage_of_the_bytes(make_gate) -> None:
+    assert_ok = make_gate()
+    assert_ok.until(lambda: assert_ok.says() == "ok")
+    leaves(make_gate(real_data="partial"), State.DEGRADED, "of KV bytes protected, target 99.0%")
+
+
+def test_coverage_of_the_sweep(make_gate) -> None:
+    gate = make_gate(idle_sweep=False)
+    gate.cached()
+    gate.sweep()
+    gate.until(lambda: gate.says() == "ok")
+    slots = gate.cached()
+    gate.rig.canary.received("full", slots[: slots.numel() // 2])
+    gate.sweep()
+    leaves(gate, State.DEGRADED, "the last sweep could check")
+
+
+def test_sweeps_that_stop(make_gate, monkeypatch) -> None:
+    gate = make_gate(sweep_interval=5, sweep_max_age_seconds=1.0, idle_sweep=False)
+    gate.sweep()
+    gate.until(lambda: gate.says() == "ok")
+    monkeypatch.setattr(gate.rig.canary.sweeper, "begin_automatic", lambda *arguments: None)
+    leaves(gate, State.DEGRADED, "last completed sweep")
+
+
+def test_a_patrol_that_stops(make_gate, monkeypatch) -> None:
+    gate = make_gate(patrol_max_cycle_seconds=2.0)
+    gate.rig.canary.patrol.whole_cycle()
+    gate.until(lambda: gate.says() == "ok")
+    monkeypatch.setattr(gate.rig.canary.patrol, "advance", lambda *arguments, **named: None)
+    leaves(gate, State.DEGRADED, "oldest byte check")
+
+
+def test_messages_that_are_dropped(make_gate) -> None:
+    gate = make_gate()
+    gate.until(lambda: gate.says() == "ok")
+    capacity, gate.link._capacity = gate.link._capacity, 0
+    gate.rig.run(3)
+    gate.link._capacity = capacity
+    leaves(gate, State.DEGRADED, "messages dropped")
+
+
+def test_violation_rows_that_are_dropped(make_gate) -> None:
+    gate = make_gate()
+    gate.until(lambda: gate.says() == "ok")
+    capacity, gate.link._capacity = gate.link._capacity, 0
+    gate.rig.canary.reporter.violations([violation()] * 1100)
+    gate.link._capacity = capacity
+    leaves(gate, State.DEGRADED, "76 violation rows dropped")
+
+
+def test_snapshots_that_stop(make_gate) -> None:
+    gate = make_gate()
+    gate.until(lambda: gate.says() == "ok")
+    gate.skew[0] = 6.0
+    assert gate.says() == "blind"
+    assert any("latest snapshot is 6." in reason for reason in gate.hub.verdict()[1])
+
+
+def test_counters_that_do_not_reach_the_host(make_gate, monkeypatch) -> None:
+    monkeypatch.setattr(health, "PIPELINE_STALE_SECONDS", 0.3)
+    gate = make_gate()
+    gate.until(lambda: gate.says() == "ok")
+    monkeypatch.setattr(delayed_device_host.PassedEvent, "query", lambda self: False)
+    leaves(gate, State.BLIND, "counters are")
+
+
+def test_a_service_that_is_silent(make_gate, monkeypatch) -> None:
+    gate = make_gate()
+    gate.until(lambda: gate.says() == "ok")
+    monkeypatch.setattr(gate.link, "peer_age_seconds", lambda now: 6.0)
+    leaves(gate, State.DEGRADED, "no word from the service")
+
+
+def test_a_pause(make_gate) -> None:
+    gate = make_gate()
+    gate.until(lambda: gate.says() == "ok")
+    gate.link.deliver(Pause())
+    leaves(gate, State.DEGRADED, "paused")
+
+
+def test_an_observer_that_fails(make_gate) -> None:
+    gate = make_gate()
+    gate.until(lambda: gate.says() == "ok")
+    gate.rig.canary.fault("step_view", RuntimeError("planted"))
+    leaves(gate, State.BLIND, "the observer failed: step_view 1")
+
+
+def test_damage(make_gate) -> None:
+    gate = make_gate(reuse_data=False)
+    gate.until(lambda: gate.says() == "ok")
+    kv = gate.rig.canary.state.groups[0].view.sources[0].tensor
+    slots = gate.cached()
+    kv[slots] = torch.zeros_like(kv[slots])
+    gate.sweep()
+    leaves(gate, State.VIOLATED, "violations not acknowledged")
