@@ -1,0 +1,85 @@
+"""Triton functions that read a slot's words and sum them up under their keys."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _byte_offset(index, GEOMETRY: tl.constexpr):
+    """int64: where the index-th byte of a slot lies from the slot's first byte."""
+    head_bytes: tl.constexpr = GEOMETRY[0]
+    head_stride: tl.constexpr = GEOMETRY[1]
+    element_bytes: tl.constexpr = GEOMETRY[2]
+    element_stride: tl.constexpr = GEOMETRY[3]
+    num_bytes: tl.constexpr = GEOMETRY[4]
+    if num_bytes <= head_bytes and element_bytes == head_bytes:
+        offset = index
+    else:
+        within = index % head_bytes
+        offset = index // head_bytes * head_stride
+        offset += within // element_bytes * element_stride + within % element_bytes
+    return offset.to(tl.int64)
+
+
+@triton.jit
+def _load_words(base, words, mask, GEOMETRY: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """int64: little-endian uint32 words of a slot whose first byte lies at address base; 0 where masked."""
+    num_bytes: tl.constexpr = GEOMETRY[4]
+    if ALIGNMENT >= 4:
+        pointers = (base + _byte_offset(words * 4, GEOMETRY)).to(tl.pointer_type(tl.uint32))
+        # The compiler cannot know the alignment of an address it loads; with it, lanes read whole vectors.
+        pointers = tl.max_contiguous(tl.multiple_of(pointers, ALIGNMENT), ALIGNMENT // 4)
+        value = tl.load(pointers, mask=mask, other=0).to(tl.int64)
+    else:
+        pointers = base.to(tl.pointer_type(tl.uint8))
+        value = tl.zeros(words.shape, tl.int64)
+        for byte in tl.static_range(4):
+            index = words * 4 + byte
+            loaded = tl.load(pointers + _byte_offset(index, GEOMETRY), mask=index < num_bytes, other=0)
+            value += loaded.to(tl.int64) << (8 * byte)
+    return value
+
+
+@triton.jit
+def _hash_part(
+    table, word_keys, start, first_source, end, num_sources,
+    GEOMETRY: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """int64: sum over the words of the sources first_source to end."""
+    num_words: tl.constexpr = (GEOMETRY[4] + 3) // 4
+    total = start * 0
+    for first in range(0, num_words, BLOCK):
+        words = first + tl.arange(0, BLOCK)
+        mask = words < num_words
+        sums = tl.zeros([BLOCK], tl.int64)
+        fours = first_source + (end - first_source) // 4 * 4
+        # Four reads under way at once. Bounds of run time: with constants, the compiler unrolls all and
+        # schedules fewer reads ahead.
+        for source in range(first_source, fours, 4):
+            a = _load_words(tl.load(table + source) + start, words, mask, GEOMETRY, ALIGNMENT)
+            b = _load_words(tl.load(table + source + 1) + start, words, mask, GEOMETRY, ALIGNMENT)
+            c = _load_words(tl.load(table + source + 2) + start, words, mask, GEOMETRY, ALIGNMENT)
+            d = _load_words(tl.load(table + source + 3) + start, words, mask, GEOMETRY, ALIGNMENT)
+            key = table + num_sources + source
+            sums += a * tl.load(key) + b * tl.load(key + 1) + c * tl.load(key + 2) + d * tl.load(key + 3)
+        for source in range(fours, end):
+            base = tl.load(table + source) + start
+            layer_key = tl.load(table + num_sources + source)
+            sums += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key
+        keys = tl.load(word_keys + words, mask=mask, other=0)
+        total += tl.sum(sums * keys)
+    return total
+
+
+@triton.jit
+def hash_slot(
+    table, word_keys, slot, num_k, num_sources,
+    GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """int64 pair: sums over the words of a bundle's K sources and V sources."""
+    start = slot // PAGES[0] * PAGES[1] + slot % PAGES[0] * PAGES[2]
+    hash_k = _hash_part(table, word_keys, start, 0, num_k, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
+    hash_v = _hash_part(table, word_keys, start, num_k, num_sources, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
+    return hash_k, hash_v
