@@ -8,7 +8,7 @@ PORT ?= 9464
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: run test test-slow test-ops test-gpu ops-files lint format setup clean
+.PHONY: run test test-slow test-ops test-vllm test-gpu ops-files lint format setup clean
 
 run: setup
 	$(BIN)/canary-obs demo --serve --port $(PORT)
@@ -30,6 +30,16 @@ ops-files: setup
 	$(BIN)/python -m alerts.tests.build
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m dashboards.manifests
+
+# A real vLLM on the CPU, in an environment of its own.
+test-vllm: .venv-vllm/.installed
+	.venv-vllm/bin/python -m pytest -o filterwarnings= tests/engines/vllm
+
+.venv-vllm/.installed: tests/vllm_requirements.txt pyproject.toml
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r tests/vllm_requirements.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
 
 test-gpu:
 	$(PYTHON) -m pytest -m "not slow" tests/kernels tests/gpu

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from canary_obs.engines.adapter import Observer
 from canary_obs.engines.vllm.block_events import CARRIED
-from canary_obs.engines.vllm.cached_blocks import CachedBlocks
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded
 from canary_obs.engines.vllm.groups import FoundGroup, find_groups
 from canary_obs.engines.vllm.idle import IdleThread
 from canary_obs.engines.vllm.seams import Seams
@@ -122,7 +122,8 @@ class VllmAdapter:
     def _announce(self, output: Any, observer: Observer) -> None:
         """What the scheduler says happened to blocks, before the runner acts on it."""
         try:
-            self.blocks.apply(getattr(output, CARRIED, None))
+            events = getattr(output, CARRIED, None)
+            self.blocks.apply(events)
             self.requests_changed(output)
             zeroed = output.new_block_ids_to_zero
             copies = output.kv_cache_block_copies
@@ -136,6 +137,9 @@ class VllmAdapter:
                 lost.discard(NULL_BLOCK)
                 if lost:
                     observer.invalidated(name, self._device_slots(sorted(lost), group))
+                loads = [event for event in events or () if isinstance(event, Loaded)]
+                if loaded := [event for event in loads if event.group == group.number]:
+                    observer.received(name, _loaded_slots(loaded, group.block_size).to(self.runner.device))
                 if copies:
                     source, destination = zip(*copies, strict=True)
                     observer.copied(
@@ -183,6 +187,12 @@ class VllmAdapter:
 def _on_stream(stream: Any) -> Iterator[None]:
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
+
+
+def _loaded_slots(events: Sequence[Loaded], block_size: int) -> Tensor:
+    """int64 [n]: the slots that loads fill."""
+    runs = [torch.arange(event.first, event.stop) + event.block * block_size for event in events]
+    return torch.cat(runs)
 
 
 def _slots_of(blocks: Sequence[int], block_size: int) -> Tensor:

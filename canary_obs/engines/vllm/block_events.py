@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from canary_obs.engines.vllm.cached_blocks import BlockEvent, Published
+from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Published
 from canary_obs.engines.vllm.seams import Seams
 
 CARRIED = "kv_canary_block_events"  # attribute of SchedulerOutput; travels with it to every worker
@@ -16,6 +16,7 @@ _LIMIT = 1 << 20  # a pool whose scheduler never asks must not grow without boun
 def watch_pools(seams: Seams) -> None:
     """Wrap BlockPool and Scheduler.schedule in this process."""
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.scheduler import Scheduler
 
     seams.wrap(BlockPool, "cache_full_blocks", _full_blocks)
@@ -23,6 +24,7 @@ def watch_pools(seams: Seams) -> None:
     seams.wrap(BlockPool, "move_block_hashes", _moved)
     seams.wrap(BlockPool, "_remove_cached_block_hashes", _removed)
     seams.wrap(BlockPool, "reset_prefix_cache", _reset)
+    seams.wrap(KVCacheManager, "allocate_slots", _allocated)
     seams.wrap(Scheduler, "schedule", _schedule)
 
 
@@ -105,6 +107,33 @@ def _reset(original: Callable[..., Any]) -> Callable[..., Any]:
         return done
 
     return reset_prefix_cache
+
+
+def _allocated(original: Callable[..., Any]) -> Callable[..., Any]:
+    def allocate_slots(
+        manager: Any, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0,
+        *rest: Any, num_external_computed_tokens: int = 0, **named: Any,
+    ) -> Any:  # fmt: skip
+        start = request.num_computed_tokens + num_new_computed_tokens
+        blocks = original(
+            manager, request, num_new_tokens, num_new_computed_tokens, *rest,
+            num_external_computed_tokens=num_external_computed_tokens, **named,
+        )  # fmt: skip
+        if blocks is not None and num_external_computed_tokens:
+            _note_loads(manager, request.request_id, start, start + num_external_computed_tokens)
+        return blocks
+
+    return allocate_slots
+
+
+def _note_loads(manager: Any, request: str, start: int, stop: int) -> None:
+    groups = zip(manager.kv_cache_config.kv_cache_groups, manager.get_block_ids(request), strict=True)
+    for number, (group, blocks) in enumerate(groups):
+        size = group.kv_cache_spec.block_size
+        for order in range(start // size, min(len(blocks), -(-stop // size))):
+            if blocks[order]:  # 0 is the null block: out of a window, never loaded
+                first, last = max(start - order * size, 0), min(stop - order * size, size)
+                _note(manager.block_pool, Loaded(number, blocks[order], first, last))
 
 
 def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,8 +26,17 @@ class Published(NamedTuple):
     filled: int
 
 
-# What the pool did, in order: a block published, a block's number withdrawn, None = all withdrawn.
-BlockEvent = Published | int | None
+class Loaded(NamedTuple):
+    """A KV connector fills these offsets of a block: bytes from elsewhere, without records."""
+
+    group: int
+    block: int
+    first: int
+    stop: int
+
+
+# What happened, in order: a block published or loaded, a block's number withdrawn, None = all withdrawn.
+BlockEvent = Published | Loaded | int | None
 
 
 @dataclass(slots=True)
@@ -69,10 +78,10 @@ class CachedBlocks:
             self._clock += 1
             if isinstance(event, Published):
                 self._publish(event)
+            elif isinstance(event, int):
+                self._withdraw(event)
             elif event is None:
                 self._withdraw(slice(None))
-            else:
-                self._withdraw(event)
 
     def _withdraw(self, blocks: int | slice) -> None:
         # A number stands for one block of the pool, whichever group owns it now.

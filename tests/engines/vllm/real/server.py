@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -72,14 +73,10 @@ class Process:
     def stop(self) -> None:
         if self.alive:
             self._process.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
 
 
@@ -88,7 +85,8 @@ def start_vllm(model: Path, port: int, log: Path, tensor_parallel: int, canary: 
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
         "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager",
         "--max-model-len", "512", "--block-size", "32", "--num-gpu-blocks-override", "200",
-        "--max-num-seqs", "8", "--gpu-memory-utilization", "0.1", "--tensor-parallel-size", str(tensor_parallel),
+        "--max-num-seqs", "8",
+        "--gpu-memory-utilization", "0.1", "--tensor-parallel-size", str(tensor_parallel),
     ]  # fmt: skip
     binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(tensor_parallel))
     environment = {

@@ -1,0 +1,122 @@
+"""What raised false alarms in a prototype: each trap is entered, and its handling is what keeps it quiet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from canary_obs.engines.vllm import groups
+from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.records import Cause
+from canary_obs.runtime.reporter import group_counters
+from tests.engines.vllm.real.rig import Rig, prompts
+
+
+def unverified(rig: Rig, cause: Cause) -> int:
+    counters = group_counters(rig.canary.state, rig.canary.pump.sample)
+    return sum(group.unverified[cause] for group in counters.values())
+
+
+def test_prefix_written_by_the_same_batch(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are published when scheduled: a request may hit blocks that its own batch fills."""
+    rig = make_rig(max_num_batched_tokens=1024)
+    rig.generate([[*prompt, 7] for prompt in prompts(2, groups=1)], 4)
+    assert rig.settle() == []
+    assert unverified(rig, Cause.PENDING) >= 192
+    # Without the engine's own digests the second request's chain starts from a record not written yet.
+    build = rig.adapter._view
+    monkeypatch.setattr(
+        rig.adapter, "_view", lambda *a, **k: _replace(build(*a, **k), digests=None), raising=True
+    )
+    rig.generate([[*prompt, 7] for prompt in prompts(2, groups=1, seed=5)], 4)
+    assert rig.settle() != []
+
+
+def _replace(view: Any, **changes: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(view, **changes)
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_blocks_out_of_the_window(make_rig: Any, monkeypatch: pytest.MonkeyPatch, handled: bool) -> None:
+    """The worker's table keeps naming blocks that a sliding window has given back."""
+    if not handled:
+        kind = groups._kind
+        monkeypatch.setattr(groups, "_kind", lambda *given: (kind(*given)[0], None))
+    rig = make_rig("mistral", num_gpu_blocks_override=40)
+    rig.generate(prompts(16), 16)
+    assert (rig.settle() == []) is handled
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_draft_layers(make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch, handled: bool) -> None:
+    """A draft model shares the target's blocks and writes them later."""
+    if not handled:
+        monkeypatch.setattr(groups, "draft_layers", lambda _: frozenset())
+    speculation = {"method": "draft_model", "model": str(models("llama_draft")), "num_speculative_tokens": 3}
+    rig = make_rig(speculative_config=speculation, max_model_len=512, async_scheduling=False)
+    rig.generate(prompts(6), 16)
+    assert (rig.settle() == []) is handled
+    if handled:
+        assert [len(group.view.sources) for group in rig.canary.state.groups] == [6]
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_blocks_loaded_by_a_connector(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, handled: bool
+) -> None:
+    """Loaded bytes have no record: they are adopted and counted, not condemned."""
+    if not handled:
+        monkeypatch.setattr("canary_obs.engines.vllm.block_events._note_loads", lambda *_: None)
+    connector = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+    }
+    rig = make_rig(kv_transfer_config=connector)
+    asked = [prompt[:224] for prompt in prompts(2, groups=2, shared=224)]
+    rig.generate(asked, 4)
+    assert rig.llm.reset_prefix_cache()
+    rig.generate(asked, 4)
+    assert (rig.settle() == []) is handled
+    if handled:
+        assert unverified(rig, Cause.ADOPTED) > 0
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_copied_blocks(make_rig: Any, monkeypatch: pytest.MonkeyPatch, handled: bool) -> None:
+    """Copy on write moves bytes between blocks: their records go with them."""
+    rig = make_rig()
+    rig.generate(prompts(4), 4)
+    source, destination = rig.idle_blocks()[:2]
+    if not handled:
+        monkeypatch.setattr(rig.canary, "copied", lambda *_: None)
+    schedule = rig.core.scheduler.schedule
+
+    def with_copy(*given: Any) -> Any:
+        output = schedule(*given)
+        output.kv_cache_block_copies = [(source, destination)]
+        # The pool would have withdrawn the destination when it gave it to a request.
+        output.kv_canary_block_events = (*output.kv_canary_block_events, destination)
+        rig.core.scheduler.schedule = schedule
+        return output
+
+    rig.core.scheduler.schedule = with_copy
+    rig.generate([list(range(50, 80))], 2)
+    assert (rig.settle() == []) is handled
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_groups_that_overlay_the_same_bytes(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch, handled: bool
+) -> None:
+    """A block handed from one hybrid group to another ends the first one's records."""
+    if not handled:
+        monkeypatch.setattr(VllmAdapter, "_taken", lambda *_: {})
+    rig = make_rig("gemma3", num_gpu_blocks_override=90)
+    rig.generate(prompts(12), 8)
+    rig.generate(prompts(12, seed=9), 8)
+    assert (rig.settle() == []) is handled

@@ -1,0 +1,40 @@
+"""The V2 model runner on a CPU through Triton's interpreter, each engine in its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENGINE = {"max_num_seqs": 8, "max_model_len": 512, "num_gpu_blocks_override": 200}
+
+
+def run(model: Path, folder: Path, mode: str, engine: dict[str, Any]) -> dict[str, Any]:
+    result = folder / f"{mode}.json"
+    command = [sys.executable, "-m", "tests.engines.vllm.real.interpreted"]
+    subprocess.run(
+        [*command, str(model), str(result), json.dumps(engine)],
+        env=os.environ | {"KV_CANARY_MODE": mode}, check=True, timeout=280, capture_output=True,
+    )  # fmt: skip
+    told: dict[str, Any] = json.loads(result.read_text())
+    return told
+
+
+@pytest.mark.parametrize(("model", "groups"), [("llama", ["full"]), ("gemma3", ["swa", "swa2", "full"])])
+def test_clean_and_two_faults(models: Any, tmp_path: Path, model: str, groups: list[str]) -> None:
+    told = run(models(model), tmp_path, "log", ENGINE)
+    assert told["runner"] == "vllm.v1.worker.cpu.model_runner"
+    assert told["clean"] == []
+    assert told["state"] == ["ok", "()"]
+    assert told["groups"] == groups
+    assert told["checks"] > 20_000
+    assert told["swept"] > 0
+    assert told["zeroed"] == ["kv_data"]
+    assert "token" in told["exchanged"]
+    if model == "llama":
+        assert run(models(model), tmp_path, "none", ENGINE)["answers"] == told["answers"]
