@@ -27,10 +27,9 @@ def test_a_healthy_engine_pages_nobody(house: House, station: Station) -> None:
     house.request("POST", "/canary/sweep?wait=true")
     house.until(lambda: bool(station.query("rank:kv_canary_overhead:ratio5m > 0")))
     house.until(lambda: bool(station.query("rank:kv_canary_sweep_age:seconds")))
-    house.until(lambda: station.pager.find("/watchdog", "firing", alertname="KVCanaryWatchdog") is not None)
     firing = {series["metric"]["alertname"] for series in station.query('ALERTS{alertstate="firing"}')}
     assert firing == EXPECTED_QUIET, house.get("/canary/status").body
-    assert {call.path for call in station.pager.calls} == {"/watchdog"}
+    assert {call.path for call in station.pager.calls} <= {"/watchdog"}
 
 
 def test_every_panel_and_alert_can_be_asked_without_a_fault(station: Station) -> None:
@@ -102,6 +101,11 @@ def test_a_killed_engine_pages_as_blind(house: House, station: Station) -> None:
     house.processes[-1].wait()
     house.until(lambda: station.pager.find("/page", "firing", kind="blind", **SICK) is not None)
     house.request("POST", "/canary/acknowledge")
+
+
+def test_the_watchdog_barks(house: House, station: Station) -> None:
+    # Last: what fires before Prometheus has found its Alertmanager is sent again after a minute.
+    house.until(lambda: station.pager.find("/watchdog", "firing", alertname="KVCanaryWatchdog") is not None)
 
 
 def check_queries(station: Station, *, with_fault: bool) -> None:
