@@ -53,9 +53,13 @@ def demo(
     device: Device = "auto",
     threads: Threads = 1,
     checkpoint: Checkpoint = None,
+    engine: Annotated[str, typer.Option(help="reference, or vllm where it is installed.")] = "reference",
 ) -> None:
     """Run a small real LLM engine under traffic with the canary inside it."""
     from canary_obs.cli.demo import DemoPlan, run_demo
+
+    if engine not in ("reference", "vllm"):
+        raise ConfigurationError("--engine", engine, "no such engine", "Use reference or vllm.")
 
     overrides: dict[str, Any] = {"perturb_seed": seed, "sweep_interval": 200}
     if mode is not None:
@@ -68,6 +72,10 @@ def demo(
         duration=duration, steps=steps, seed=seed, json=json, serve=serve, port=port, arrivals=arrivals,
         shape=shape, device=device, threads=threads, checkpoint=checkpoint, overrides=overrides,
     )  # fmt: skip
+    if engine == "vllm":
+        from canary_obs.cli.demo_vllm import run_vllm_demo
+
+        sys.exit(run_vllm_demo(plan))
     sys.exit(run_demo(plan))
 
 
@@ -136,6 +144,24 @@ Context = Annotated[int, typer.Option(min=16, help="Tokens of each request.")]
 Rounds = Annotated[int, typer.Option(min=2, help="Interleaved rounds.")]
 StepShape = Annotated[str, typer.Option(help="8b or small.")]
 Output = Annotated[Path | None, typer.Option(help="Write the JSON here too.")]
+
+
+@bench.command("vllm")
+def bench_vllm(
+    blocks: Annotated[int, typer.Option(min=2, help="Pairs of blocks.")] = 10,
+    block_steps: Annotated[int, typer.Option(min=5, help="Decode steps per block.")] = 100,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of the decode batch.")] = 8,
+    prompt: Annotated[int, typer.Option(min=16, help="Tokens of each prompt.")] = 128,
+    seed: Seed = 1,
+    json: Json = False,
+) -> None:
+    """Overhead of mode log at default settings on a tiny vLLM, against the same engine without."""
+    from canary_obs.cli.bench_vllm import VllmPlan, run_vllm
+
+    plan = VllmPlan(
+        blocks=blocks, block_steps=block_steps, requests=requests, prompt=prompt, seed=seed, json=json
+    )
+    sys.exit(run_vllm(plan))
 
 
 @bench.command("step")
