@@ -19,7 +19,7 @@ from rich.table import Table
 
 from canary_kernels import layout
 from canary_obs.attach import install_canary
-from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.config import IN_PROCESS, CanaryConfig, parse_patrol_budget
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.model import ModelShape
 from canary_obs.engines.reference.request import Sampling
@@ -27,6 +27,7 @@ from canary_obs.engines.reference.runner import ForwardBatch, Runner
 from canary_obs.engines.reference.settings import EngineConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.patrol import Patrol
 from canary_obs.runtime.perturb.bytes import locate_byte
 
 SHAPES = {
@@ -39,6 +40,7 @@ SHAPES = {
 }
 _MARGIN = 64  # tokens beyond the context
 _PREFILL_TOKENS = 8192
+_BUDGETS = ("1%", "1GB/s", "5GB/s", "15GB/s", "50GB/s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class Stage:
 
     def block(self, steps: int, *, observed: bool, wait: bool) -> float:
         """Milliseconds per step; `wait` = the engine reads each step's tokens before it starts the next."""
+        if observed:
+            self.canary.patrol.rest()
         forward = self._observed if observed else self._plain
         torch.cuda.synchronize()
         started = time.perf_counter()
@@ -169,25 +173,31 @@ def run_step(plan: StepPlan) -> int:
 
 
 def run_patrol(plan: StepPlan) -> int:
-    """Step time against patrol bandwidth, by the number of programs the patrol may occupy."""
+    """Step time against patrol bandwidth, for budgets from nothing to all there is."""
     stage = Stage(plan)
-    patrol, result = stage.canary.patrol, _facts(plan, stage)
-    patrol._rate = patrol.bytes_per_second = 1e12
-    rows: dict[int, dict[str, float]] = {}
-    for programs in (2, 4, 8, 16, 32):
-        patrol.busy_programs = programs
+    result = _facts(plan, stage)
+    default = stage.canary.patrol
+    rows: dict[str, dict[str, float]] = {}
+    for budget in _BUDGETS:
+        stage.canary.patrol = Patrol(
+            stage.canary.state,
+            stage.canary.health,
+            parse_patrol_budget(budget),
+            100 * default.bytes_per_second,
+        )
         times: dict[str, list[float]] = {"checks": [], "checks_and_patrol": []}
         read = seconds = 0.0
         for _ in range(plan.rounds):
             for name, found in times.items():
-                patrol.enabled = name == "checks_and_patrol"
+                stage.canary.patrol.enabled = name == "checks_and_patrol"
                 before = stage.patrolled_bytes
                 found.append(stage.block(plan.block_steps, observed=True, wait=False))
-                if patrol.enabled:
+                if stage.canary.patrol.enabled:
                     read += stage.patrolled_bytes - before
                     seconds += found[-1] * plan.block_steps / 1e3
-        rows[programs] = _compared(times) | {"patrol_gb_s": round(read / seconds / 1e9, 2)}
-    result["by_programs"] = rows
+        rows[budget] = _compared(times) | {"patrol_gb_s": round(read / seconds / 1e9, 2)}
+    result["by_budget"] = rows
+    stage.canary.patrol = default
     result["planted_flip_counted_once"] = stage.caught()
     stage.canary.detach()
     _tell(plan, result)

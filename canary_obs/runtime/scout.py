@@ -80,13 +80,13 @@ class Scout:
         counted[:, : layout.NUM_LANES] = 0
         return counted
 
-    def send(self, errand: Errand, programs: int | None, now: float) -> None:
-        """Start a comparison that occupies at most `programs` programs. Only when not full."""
+    def send(self, errand: Errand, now: float) -> None:
+        """Start a comparison. Only when not full."""
         group = errand.group
         slots = group.slot_range[errand.start : errand.stop]
         with self._beside:
             buffers = self._buffers[group.index]
-            compare_slots(self._backend, buffers, group.plan, slots, layout.Phase.PATROL, programs)
+            compare_slots(self._backend, buffers, group.plan, slots, layout.Phase.PATROL)
             self._host.push(0, now)
         self._errands.append(errand)
 

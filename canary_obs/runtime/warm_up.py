@@ -36,7 +36,7 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
             nothing = torch.full((requests * tokens,), -1, dtype=torch.int64, device=state.clock.device)
             verify_list(state.backend, buffers, nothing, nothing, nothing, layout.Phase.SWEEP)
             compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.SWEEP)
-            compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.PATROL, 1)
+            compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.PATROL)
     if state.clock.is_cuda:
         torch.cuda.synchronize(state.clock.device)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -12,7 +14,6 @@ from tests.gpu.rig import make_rig
 
 def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(patrol_budget="1TB/s", engine={"num_slots": 2048, "max_running": 16, "token_budget": 512})
-    rig.canary.patrol.busy_programs = 64
     suspicions = []
     returned = Scout.returned
 
@@ -27,7 +28,7 @@ def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.Mo
         if rig.engine.has_work():
             rig.engine.step()
         rig.canary.patrol._credit = 1e12
-        rig.canary.after_step()
+        rig.canary.patrol.advance(time.monotonic())
     rig.canary.check_everything()
     assert rig.canary.pump.violations == 0
     assert rig.canary.patrol.cycles > 200
