@@ -1,0 +1,74 @@
+"""The patrol's suspicions are confirmed on the engine's stream or dropped."""
+
+from __future__ import annotations
+
+import time
+
+from canary_kernels import layout
+from canary_obs.records import Phase
+from canary_obs.runtime.perturb.bytes import locate_byte
+from canary_obs.runtime.scout import Scout
+
+
+def turn(rig) -> None:
+    """One advance with credit for everything."""
+    patrol = rig.canary.patrol
+    patrol._refilled -= 1e6
+    patrol.advance(time.monotonic())
+    rig.canary.pump.drain(rig.canary.step, 1.0)
+
+
+def test_a_suspicion_that_does_not_hold_is_no_violation(make_rig, monkeypatch) -> None:
+    rig = make_rig(patrol_budget="50%", idle_sweep=False)
+    rig.run(60)
+    group = rig.canary.state.groups[0]
+    slot = int(rig.engine.scheduler.live_slots()[0])
+    address = locate_byte(group.view.sources[0], slot, 3)
+    sent = Scout.send
+
+    def send_while_writing(scout: Scout, errand, now: float) -> None:
+        # The bytes are being rewritten just while the scout reads them.
+        address.flip(1)
+        sent(scout, errand, now)
+        address.flip(1)
+
+    runs = rig.canary.health.launched[0][layout.Phase.PATROL]
+    monkeypatch.setattr(Scout, "send", send_while_writing)
+    turn(rig)
+    assert rig.canary.health.launched[0][layout.Phase.PATROL] > runs
+    assert rig.canary.pump.violations == 0
+    assert not rig.canary.health.stalled
+
+
+def test_a_suspicion_that_holds_is_counted_once_per_cycle(make_rig) -> None:
+    rig = make_rig(patrol_budget="50%", idle_sweep=False)
+    rig.run(60)
+    group = rig.canary.state.groups[0]
+    slot = int(rig.engine.scheduler.live_slots()[0])
+    address = locate_byte(group.view.sources[0], slot, 3)
+    address.flip(1)
+    cycles = rig.canary.patrol.cycles
+    while rig.canary.patrol.cycles == cycles:
+        turn(rig)
+    found = rig.canary.pump.violations
+    address.flip(1)
+    assert 1 <= found <= 2
+    assert rig.canary.pump.sample.values[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] == found
+
+
+def test_what_the_scout_counts_is_in_the_snapshot_and_its_suspicions_are_not(make_rig) -> None:
+    rig = make_rig(patrol_budget="50%", idle_sweep=False)
+    rig.run(60)
+    turn(rig)
+    beside = rig.canary.patrol.counted
+    final = rig.canary.detach()
+    assert final.groups["full"].hashed[Phase.PATROL] >= int(beside[0, layout.COUNT_HASHED + 3]) > 0
+    assert not beside[:, : layout.NUM_LANES].any()
+
+
+def test_a_kernel_that_leaves_no_trace_is_a_stall(make_rig, monkeypatch) -> None:
+    rig = make_rig(patrol_budget="50%", idle_sweep=False)
+    rig.run(30)
+    monkeypatch.setattr("canary_obs.runtime.scout.compare_slots", lambda *_: None)
+    turn(rig)
+    assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
