@@ -56,9 +56,12 @@ COUNT_COMPLETE_RUNS = tl.constexpr(layout.COUNT_COMPLETE_RUNS)
 NOBODY = tl.constexpr(NO_REQUEST)
 
 _MAX_BLOCK = 1024
-_MIN_BLOCK = 128
-_WORDS_PER_WARP = 256  # two vectors a lane
+_MIN_BLOCK = 64
+_WORDS_PER_WARP = 128  # one vector a lane
+# With more, too few programs fit a multiprocessor to keep memory busy (H200: 0.94 of the ceiling, not 0.97).
+_VECTOR_REGISTERS = {} if torch.version.hip else {"maxnreg": 48}
 _MAX_WARPS = 4
+_VECTOR_BYTES = 16
 _MAX_PROGRAMS = 1 << 16
 
 
@@ -240,7 +243,7 @@ def _constants_of(plan: FingerprintPlan, number: int, work: tuple[int, Phase, bo
     bundle = plan.bundles[number]
     where = bundle.geometry
     block = min(_MAX_BLOCK, max(_MIN_BLOCK, triton.next_power_of_2(where.num_words)))
-    return frame | {
+    return frame | (_VECTOR_REGISTERS if bundle.alignment == _VECTOR_BYTES else {}) | {
         "table": bundle.table, "word_keys": bundle.word_keys,
         "num_k": bundle.num_k, "num_sources": len(bundle.sources),
         "GEOMETRY": (

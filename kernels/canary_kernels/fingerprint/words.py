@@ -57,28 +57,17 @@ def _hash_part(
         fours = first_source + (end - first_source) // 4 * 4
         # Four reads under way at once. Bounds of run time: with constants, the compiler unrolls all and
         # schedules fewer reads ahead.
-        base = table + first_source
-        many = fours > first_source
-        next_a = tl.load(base, mask=many, other=0)
-        next_b = tl.load(base + 1, mask=many, other=0)
-        next_c = tl.load(base + 2, mask=many, other=0)
-        next_d = tl.load(base + 3, mask=many, other=0)
         for source in range(first_source, fours, 4):
-            a = _load_words(next_a + start, words, mask, GEOMETRY, ALIGNMENT)
-            b = _load_words(next_b + start, words, mask, GEOMETRY, ALIGNMENT)
-            c = _load_words(next_c + start, words, mask, GEOMETRY, ALIGNMENT)
-            d = _load_words(next_d + start, words, mask, GEOMETRY, ALIGNMENT)
-            # The last turn reads what follows the addresses in the table: its keys. Nobody uses it.
-            base = table + source + 4
-            next_a, next_b, next_c, next_d = (
-                tl.load(base), tl.load(base + 1), tl.load(base + 2), tl.load(base + 3),
-            )  # fmt: skip
+            a = _load_words(tl.load(table + source) + start, words, mask, GEOMETRY, ALIGNMENT)
+            b = _load_words(tl.load(table + source + 1) + start, words, mask, GEOMETRY, ALIGNMENT)
+            c = _load_words(tl.load(table + source + 2) + start, words, mask, GEOMETRY, ALIGNMENT)
+            d = _load_words(tl.load(table + source + 3) + start, words, mask, GEOMETRY, ALIGNMENT)
             key = table + num_sources + source
             sums += a * tl.load(key) + b * tl.load(key + 1) + c * tl.load(key + 2) + d * tl.load(key + 3)
         for source in range(fours, end):
-            address = tl.load(table + source) + start
+            base = tl.load(table + source) + start
             layer_key = tl.load(table + num_sources + source)
-            sums += _load_words(address, words, mask, GEOMETRY, ALIGNMENT) * layer_key
+            sums += _load_words(base, words, mask, GEOMETRY, ALIGNMENT) * layer_key
         keys = tl.load(word_keys + words, mask=mask, other=0)
         total += tl.sum(sums * keys)
     return total

@@ -131,7 +131,6 @@ def write_kernel(
             given = tl.load(positions + first_token + index, mask=mask, other=0).to(tl.int64)
             known = mask & (slot >= 0) & (slot < num_slots)
             record = records + slot * RECORD_WORDS
-            old = tl.load(record, mask=known, other=0)
             wanted = token
             if HAS_EXPECTED:
                 wanted = tl.load(expected_ids + first_token + index, mask=mask, other=-1).to(tl.int64)
@@ -142,6 +141,7 @@ def write_kernel(
                 mixed_before = mix64(passed.to(tl.int32).to(tl.int64), prefix + earlier)
                 before += tl.where(passing, mixed_before, tl.zeros([WIDE], tl.uint64))
             summed = first
+            old = tl.load(record, mask=known, other=0)
             position = prefix + index
             mixed = tl.where(mask, mix64(token, position), tl.zeros([BLOCK], tl.uint64)).to(tl.int64)
             chain = tl.cumsum(mixed) - mixed + tl.sum(before.to(tl.int64)) + start.to(tl.int64)
