@@ -57,8 +57,8 @@ def test_sixty_four_ranks_are_scraped_within_50_ms(capsys) -> None:
     registry = registry_for(HubCollector(hub))
     text = exposition(registry, "")[0].decode()
     series = sum(line.startswith("kv_canary_") and 'rank="0"' in line for line in text.splitlines())
-    # Processor time, the least of several: other work on the machine only ever adds to it.
-    seconds = max(min(_seconds(registry, accept) for _ in range(7)) for accept in ("", OPEN_METRICS))
+    # This thread's processor time, the least of several: other work only ever adds to it.
+    seconds = max(min(_seconds(registry, accept) for _ in range(20)) for accept in ("", OPEN_METRICS))
     with capsys.disabled():
         print(f"\nseries per rank and group: {series}; {RANKS} ranks scraped in {1e3 * seconds:.1f} ms")
     assert series < 150
@@ -66,6 +66,6 @@ def test_sixty_four_ranks_are_scraped_within_50_ms(capsys) -> None:
 
 
 def _seconds(registry: CollectorRegistry, accept: str) -> float:
-    started = time.process_time()
+    started = time.thread_time()
     exposition(registry, accept)
-    return time.process_time() - started
+    return time.thread_time() - started
