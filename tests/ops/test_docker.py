@@ -86,3 +86,28 @@ def test_containers_in_kubernetes_are_hardened() -> None:
         assert context["readOnlyRootFilesystem"] is True
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_grafana_finds_its_sources_and_boards() -> None:
+    (content,) = documents(COMPOSE)
+    mounts = dict(volume.split(":")[:2] for volume in content["services"]["grafana"]["volumes"])
+    provisioning = DOCKER / "grafana/provisioning"
+    (boards,) = documents(provisioning / "dashboards/boards.yml")
+    assert [provider["options"]["path"] for provider in boards["providers"]] == [
+        mounts["../dashboards/generated"]
+    ]
+    home = content["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert (ROOT / "dashboards/generated" / Path(home).name).exists()
+    (sources,) = documents(provisioning / "datasources/sources.yml")
+    for source in sources["datasources"]:
+        host = source["url"].removeprefix("http://").split(":")[0]
+        assert host in content["services"], source["name"]
+
+
+def test_the_operators_rules_are_the_tested_ones(tmp_path: Path) -> None:
+    (manifest,) = documents(DOCKER / "kubernetes/prometheus-rule.yml")
+    rules = tmp_path / "rules.yml"
+    rules.write_text(yaml.safe_dump(manifest["spec"]))
+    found = judge("promtool", "check", "rules", rules, package="prometheus")
+    names = [rule for group in manifest["spec"]["groups"] for rule in group["rules"]]
+    assert f"SUCCESS: {len(names)} rules found" in found
