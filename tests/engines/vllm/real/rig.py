@@ -132,6 +132,8 @@ class Rig:
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        if not vars(self):
+            return
         self.core.shutdown()
         self.__dict__.clear()
         gc.collect()

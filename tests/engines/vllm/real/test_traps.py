@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,22 +64,21 @@ def test_draft_layers(make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("handled", [True, False])
-def test_blocks_loaded_by_a_connector(
-    make_rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, handled: bool
-) -> None:
+def test_blocks_loaded_by_a_connector(make_rig: Any, monkeypatch: pytest.MonkeyPatch, handled: bool) -> None:
     """Loaded bytes have no record: they are adopted and counted, not condemned."""
     if not handled:
         monkeypatch.setattr("canary_obs.engines.vllm.block_events._note_loads", lambda *_: None)
+    module = "tests.engines.vllm.real.copying_connector"
     connector = {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
-    }
+        "kv_connector": "CopyingConnector", "kv_role": "kv_both", "kv_connector_module_path": module,
+    }  # fmt: skip
     rig = make_rig(kv_transfer_config=connector)
-    asked = [prompt[:224] for prompt in prompts(2, groups=2, shared=224)]
-    rig.generate(asked, 4)
+    asked = [prompt[:230] for prompt in prompts(1, shared=230)]
+    rig.generate(asked, 2)
     assert rig.llm.reset_prefix_cache()
-    rig.generate(asked, 4)
+    other = rig.generate(prompts(3, seed=4), 2)  # takes the blocks that the first prompt had
+    assert other
+    rig.generate(asked, 2)
     assert (rig.settle() == []) is handled
     if handled:
         assert unverified(rig, Cause.ADOPTED) > 0

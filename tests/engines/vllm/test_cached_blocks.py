@@ -1,0 +1,64 @@
+"""The mirror of the block pool, without vLLM."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded, Published
+from canary_obs.errors import CanaryError
+
+
+def mirror(locked: set[int] | None = None) -> CachedBlocks:
+    return CachedBlocks({"full": (0, 16, 4)}, lambda _: locked or set())
+
+
+def held(blocks: CachedBlocks) -> list[tuple[int, int, int]]:
+    found = blocks.cached("full", unlocked_only=False)
+    return sorted(zip(found.slots.tolist(), found.positions.tolist(), found.previous.tolist(), strict=True))
+
+
+def test_blocks_are_linked_to_the_block_before() -> None:
+    blocks = mirror()
+    blocks.apply([Published(0, 3, 0, -1, 4), Published(0, 7, 1, 3, 2)])
+    first = [(12, 0, -1), (13, 1, 12), (14, 2, 13), (15, 3, 14)]
+    assert held(blocks) == [*first, (28, 4, 15), (29, 5, 28)]
+
+
+def test_no_link_to_a_block_that_was_replaced() -> None:
+    blocks = mirror()
+    blocks.apply([Published(0, 3, 0, -1, 4), Published(0, 7, 1, 3, 4), 3, Published(0, 3, 5, -1, 4)])
+    assert (28, 4, -1) in held(blocks)
+
+
+def test_what_was_withdrawn_or_relinked_since_is_not_held() -> None:
+    blocks = mirror()
+    blocks.apply([Published(0, 3, 0, -1, 4), Published(0, 7, 1, 3, 4)])
+    blocks.cached("full", unlocked_only=False)
+    slots = torch.tensor([12, 28, 29])
+    assert blocks.still_cached("full", slots).tolist() == [True, True, True]
+    blocks.apply([3, Published(0, 3, 0, -1, 4)])
+    # 28 is the first slot of block 7: its link went with block 3.
+    assert blocks.still_cached("full", slots).tolist() == [False, False, True]
+
+
+def test_other_groups_loads_and_resets() -> None:
+    blocks = mirror()
+    blocks.apply([Published(1, 2, 0, -1, 4), Loaded(0, 5, 0, 4), Published(0, 3, 0, -1, 4)])
+    assert blocks.live_blocks("full") == {3}
+    blocks.apply([None])
+    assert blocks.live_blocks("full") == set()
+
+
+def test_blocks_of_running_requests_are_left_out_on_wish() -> None:
+    blocks = mirror(locked={3})
+    blocks.apply([Published(0, 3, 0, -1, 4), Published(0, 4, 0, -1, 4)])
+    assert blocks.cached("full", unlocked_only=True).slots.tolist() == [16, 17, 18, 19]
+
+
+def test_a_scheduler_that_does_not_report_is_an_error_and_not_an_empty_cache() -> None:
+    blocks = mirror()
+    assert held(blocks) == []
+    blocks.apply(None)
+    with pytest.raises(CanaryError, match="does not report"):
+        blocks.cached("full", unlocked_only=False)

@@ -1,0 +1,92 @@
+"""Layouts found by writing, for backends made up here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from canary_kernels.layout import Part
+from canary_obs.engines.vllm.placement import LayerWrite, find_placements
+from canary_obs.errors import UnsupportedEngine
+
+PAGES, SIZE, HEADS, DIM = 4, 8, 2, 6
+
+
+def layer(cache: torch.Tensor, write: Any, dtype: torch.dtype = torch.float32) -> LayerWrite:
+    shapes = {Part.K: (HEADS, DIM), Part.V: (HEADS, DIM)}
+    return LayerWrite(
+        name="made up", cache=cache, page_size=SIZE, shapes=shapes, dtype=dtype, write=write
+    )  # fmt: skip
+
+
+def together(cache: torch.Tensor) -> Any:
+    """[pages, heads, slots, K|V]."""
+
+    def write(parts: dict[Part, torch.Tensor], slots: torch.Tensor) -> None:
+        joined = torch.cat([parts[Part.K], parts[Part.V]], -1).to(cache.dtype)
+        cache[slots // SIZE, :, slots % SIZE] = joined
+
+    return write
+
+
+def transposed(cache: torch.Tensor) -> Any:
+    """K as [elements, slots] and V as [slots, elements] in one page."""
+    keys, values = cache.chunk(2, dim=2)
+
+    def write(parts: dict[Part, torch.Tensor], slots: torch.Tensor) -> None:
+        for index, slot in enumerate(slots.tolist()):
+            page = keys[slot // SIZE].view(HEADS, DIM, SIZE)
+            page[:, :, slot % SIZE] = parts[Part.K][index].to(cache.dtype)
+            values[slot // SIZE, :, slot % SIZE] = parts[Part.V][index].to(cache.dtype)
+
+    return write
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
+def test_any_order_of_axes_and_any_width(dtype: torch.dtype, order: tuple[int, ...]) -> None:
+    sizes = (PAGES, HEADS, SIZE, 2 * DIM)
+    plain = torch.zeros([sizes[axis] for axis in order], dtype=dtype)
+    cache = plain.permute([order.index(axis) for axis in range(4)])
+    before = plain.view(torch.uint8).clone()
+    found = find_placements(layer(cache, together(cache)))
+    width = plain.element_size()
+    offsets = torch.arange(plain.numel()).view(plain.shape) * width
+    offsets = offsets.permute([order.index(axis) for axis in range(4)])
+    for place, start in zip(found, (0, DIM), strict=True):
+        for slot in (0, 5, 2 * SIZE + 3, PAGES * SIZE - 1):
+            expected = offsets[slot // SIZE, :, slot % SIZE, start : start + DIM]
+            expected = (expected[..., None] + torch.arange(width)).flatten(1)
+            assert torch.equal(place.offset(slot), expected)
+    assert torch.equal(plain.view(torch.uint8), before)
+
+
+def test_elements_apart() -> None:
+    cache = torch.zeros(PAGES, HEADS, 2 * SIZE, DIM)
+    keys, values = find_placements(layer(cache, transposed(cache)))
+    assert (keys.element_bytes, keys.element_stride, keys.slot_stride) == (4, 4 * SIZE, 4)
+    assert (values.element_bytes, values.slot_stride) == (4 * DIM, 4 * DIM)
+
+
+def test_a_layout_without_an_affine_map_is_refused() -> None:
+    cache = torch.zeros(PAGES, HEADS, SIZE, 2 * DIM)
+    plain = together(cache)
+
+    def shuffled(parts: dict[Part, torch.Tensor], slots: torch.Tensor) -> None:
+        plain(parts, slots // SIZE * SIZE + (slots % SIZE) ** 3 % SIZE)
+
+    with pytest.raises(UnsupportedEngine, match="cannot be explained"):
+        find_placements(layer(cache, shuffled))
+
+
+def test_scales_that_depend_on_the_content_are_refused() -> None:
+    cache = torch.zeros(PAGES, HEADS, SIZE, 2 * DIM)
+    plain = together(cache)
+
+    def scaled(parts: dict[Part, torch.Tensor], slots: torch.Tensor) -> None:
+        plain({part: content / content.abs().amax() for part, content in parts.items()}, slots)
+
+    with pytest.raises(UnsupportedEngine, match="cannot be explained"):
+        find_placements(layer(cache, scaled))
