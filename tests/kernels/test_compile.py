@@ -25,12 +25,14 @@ ODD = {
     "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False,
     "GEOMETRY": (6, 10, 2, 4, 18), "PAGES": (16, 1000, 12), "ALIGNMENT": 2, "BLOCK": 128,
 }
+LONG = {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 256, "WIDE": 4096}
+SHORT = {"PAGE_SIZE": 1, "HAS_DIGESTS": True, "HAS_EXPECTED": False, "BLOCK": 64, "WIDE": 64}
 JOBS = [
     (verify.rows_kernel, {"PHASE": 0, "PAGE_SIZE": 16, "HAS_DIGESTS": True, "BLOCK": verify.BLOCK}),
     (verify.rows_kernel, {"PHASE": 1, "PAGE_SIZE": 1, "HAS_DIGESTS": False, "BLOCK": verify.BLOCK}),
     (verify.list_kernel, {"PHASE": 2, "BLOCK": verify.BLOCK}),
-    (write.write_kernel, {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 256, "WIDE": 2048}),
-    (write.write_kernel, {"PAGE_SIZE": 1, "HAS_DIGESTS": True, "HAS_EXPECTED": False, "BLOCK": 64, "WIDE": 64}),
+    (write.write_kernel, LONG),
+    (write.write_kernel, SHORT),
     (fingerprint.fingerprint_kernel, {"OP": 0, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 1, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **ODD}),
