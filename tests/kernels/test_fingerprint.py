@@ -5,8 +5,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from canary_kernels.buffers import allocate_buffers, source_from_tensor
 from canary_kernels.checks import Backend

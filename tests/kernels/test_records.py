@@ -1,8 +1,7 @@
 """Write and verify against the oracle: the same records, counters and violations from every backend."""
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from canary_kernels.checks import Backend
 from canary_kernels.layout import Phase
