@@ -128,6 +128,15 @@ class Station:
         """An instant vector."""
         return self.get("query", query=expression)["result"]
 
+    def muted(self, **labels: str) -> bool:
+        """Whether Alertmanager holds such an alert and another one inhibits it."""
+        url = f"http://127.0.0.1:{self.alertmanager_port}/api/v2/alerts"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            alerts = json.load(answer)
+        return any(
+            labels.items() <= alert["labels"].items() and alert["status"]["inhibitedBy"] for alert in alerts
+        )
+
     def ready(self) -> bool:
         """Whether Prometheus has scraped the canary and evaluated the rules."""
         try:

@@ -70,6 +70,27 @@ def test_no_runbook_is_left_over() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(alerts())
 
 
+@pytest.mark.parametrize(
+    ("input_of_ok", "alert"),
+    [
+        ("kernels", "KVCanaryKernelStalled"),
+        ("kernels", "KVCanaryChecksNotRunning"),
+        ("coverage", "KVCanaryCoverageLow"),
+        ("sweep age", "KVCanarySweepOverdue"),
+        ("patrol age", "KVCanaryPatrolOverdue"),
+        ("drops", "KVCanaryEvidenceDropped"),
+        ("snapshot age", "KVCanarySnapshotStale"),
+        ("observer faults", "KVCanaryObserverFault"),
+        ("pipeline lag", "KVCanaryPipelineStale"),
+        ("pause", "KVCanaryPaused"),
+    ],
+)
+def test_every_input_of_ok_has_an_alert_that_promtool_has_seen_firing(input_of_ok: str, alert: str) -> None:
+    files = [yaml.safe_load(path.read_text("utf-8")) for path in TESTS.glob("*.yml")]
+    checks = [check for file in files for test in file["tests"] for check in test["alert_rule_test"]]
+    assert any(check["exp_alerts"] for check in checks if check["alertname"] == alert), input_of_ok
+
+
 def test_every_threshold_has_a_reason_and_a_use() -> None:
     templates = "".join(path.read_text("utf-8") for path in TEMPLATES.glob("*.yml"))
     for name, entry in thresholds().items():

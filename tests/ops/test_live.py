@@ -99,8 +99,13 @@ def test_the_page_resolves_after_the_acknowledgement(house: House, station: Stat
 def test_a_killed_engine_pages_as_blind(house: House, station: Station) -> None:
     house.processes[-1].kill()
     house.processes[-1].wait()
-    house.until(lambda: station.pager.find("/page", "firing", kind="blind", **SICK) is not None)
+    stale = {"alertname": "KVCanarySnapshotStale"} | SICK
+    house.until(lambda: station.pager.find("/page", "firing", **stale) is not None)
+    # The catch-all fires as well and is muted by the one that names the cause.
+    house.until(lambda: station.muted(alertname="KVCanaryBlind", **SICK))
+    assert station.pager.find("/page", "firing", alertname="KVCanaryBlind") is None
     house.request("POST", "/canary/acknowledge")
+    house.until(lambda: station.pager.find("/page", "resolved", **stale) is not None)
 
 
 def test_the_watchdog_barks(house: House, station: Station) -> None:
