@@ -18,7 +18,7 @@ from canary_obs.records import CollectEvidence, Evidence, Identity, Phase, Reaso
 
 EVENTS_KEPT = 16  # the first ones and the latest ones of an incident, each
 EVIDENCE_KEPT = 16
-EVIDENCE_PER_KIND = 2  # slots asked about for each (rank, group, reason)
+EVIDENCE_PER_KIND = 2  # slots asked about for each (rank, group, phase, reason)
 EXEMPLARS_KEPT = 4096
 SWEEPS_KEPT = 16
 
@@ -88,7 +88,7 @@ class _Case:
     latest: deque[ViolationEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     asked: set[tuple[int, str, int]] = field(default_factory=set)
     answered: set[tuple[int, str, int]] = field(default_factory=set)
-    asked_kinds: Counter[tuple[int, str, Reason]] = field(default_factory=Counter)
+    asked_kinds: Counter[tuple[int, str, Phase, Reason]] = field(default_factory=Counter)
     evidence: list[Evidence] = field(default_factory=list)
 
     def take(self, event: ViolationEvent) -> CollectEvidence | None:
@@ -105,7 +105,7 @@ class _Case:
             self.first.append(event)
         else:
             self.latest.append(event)
-        place, kind = (rank, row.group, row.slot), (rank, row.group, row.reason)
+        place, kind = (rank, row.group, row.slot), (rank, row.group, row.phase, row.reason)
         wanted = place not in self.asked and self.asked_kinds[kind] < EVIDENCE_PER_KIND
         if not wanted or row.slot < 0 or len(self.asked) == EVIDENCE_KEPT:
             return None
