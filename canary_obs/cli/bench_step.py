@@ -7,6 +7,7 @@ import platform
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,17 +86,22 @@ class Stage:
             self.engine.step()
         return time.perf_counter() - started
 
-    def block(self, steps: int, *, observed: bool, wait: bool) -> float:
-        """Milliseconds per step; `wait` = the engine reads each step's tokens before it starts the next."""
+    def block(self, steps: int, *, observed: bool, wait: bool, ahead: int = 2) -> float:
+        """Milliseconds per step; the engine waits for each step's tokens, or runs `ahead` steps ahead."""
         if observed:
             self.canary.patrol.rest()
         forward = self._observed if observed else self._plain
         torch.cuda.synchronize()
+        marks: deque[torch.cuda.Event] = deque()
         started = time.perf_counter()
         for _ in range(steps):
             tokens = forward(self._batch).argmax(dim=-1)
             if wait:
                 tokens.tolist()
+            else:
+                marks.append(torch.cuda.current_stream().record_event())
+                if len(marks) > ahead:
+                    marks.popleft().synchronize()
             if observed:
                 began = time.perf_counter()
                 self.canary.after_step()
@@ -214,7 +220,7 @@ def run_pipeline(plan: StepPlan) -> int:
     for kind, wait in (("engine_runs_ahead", False), ("engine_waits_each_step", True)):
         stage.after_step_us.clear()
         for _ in range(plan.rounds):
-            stage.block(plan.block_steps, observed=True, wait=wait)
+            stage.block(plan.block_steps, observed=True, wait=wait, ahead=plan.block_steps)
             lags.append(canary.pump.status(canary.step, time.monotonic()).lag_steps)
         result[kind] = {"after_step_us": _spread(stage.after_step_us), "largest_lag_steps": max(lags)}
         lags.clear()

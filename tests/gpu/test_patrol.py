@@ -43,12 +43,16 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
     used = int(rig.engine.scheduler.live_slots()[0])
     address = locate_byte(group.view.sources[0], used, 3)
     address.flip(1)
-    while not patrol._scout.full:
-        patrol.advance(rig.canary._last_step_end + 1.0)
+    torch.cuda.synchronize()
+    patrol._receive()
+    while patrol._cursor:
+        patrol._next(1)
+    patrol._credit = 1e12
+    patrol.advance(time.monotonic())
     torch.cuda.synchronize()
     address.flip(1)
     before = rig.canary.health.launched[0][3]
-    patrol.advance(rig.canary._last_step_end + 2.0)
+    patrol.advance(time.monotonic())
     rig.canary.pump.drain(rig.canary.step, 10.0)
     assert rig.canary.health.launched[0][3] > before
     assert rig.canary.pump.violations == 0
