@@ -38,9 +38,6 @@ COUNT_WRITTEN = tl.constexpr(layout.COUNT_WRITTEN)
 COUNT_WRITE_RUNS = tl.constexpr(layout.COUNT_WRITE_RUNS)
 LOW_WORD = tl.constexpr((1 << 32) - 1)
 
-# In a block's sum: more than all its tokens together.
-BAD = tl.constexpr(1 << 16)
-
 _DECODE_TOKENS = 8  # at most so many per request, drafts included
 # (tokens per chunk, tokens summed at once before it, warps): few new tokens per request, or many.
 _SHORT, _LONG = (64, 64, 2), (256, 4096, 8)
@@ -58,8 +55,11 @@ def _chain_start(records, num_slots, slot, last):
 
 
 @triton.jit
-def _store_block(record, old, token, position, chain, known):
-    """Write PENDING records. Fingerprints of another COMPLETE token stay as its witness."""
+def _store_block(records, num_slots, slot, token, position, chain, mask):
+    """Write PENDING records; returns how many. Fingerprints of another COMPLETE token stay as its witness."""
+    known = mask & (slot >= 0) & (slot < num_slots)
+    record = records + slot * RECORD_WORDS
+    old = tl.load(record, mask=known, other=0)
     identity = (token & LOW_WORD) | (((position << STATE_BITS) | PENDING) << 32)
     differs = ((old ^ identity) & LOW_WORD) != 0
     differs = differs | (((old ^ identity) >> (32 + STATE_BITS)) != 0)
@@ -68,17 +68,21 @@ def _store_block(record, old, token, position, chain, known):
     tl.store(record + CHAIN, chain, mask=known)
     tl.store(record + FINGERPRINT_K, token * 0, mask=known & ~witness)
     tl.store(record + FINGERPRINT_V, token * 0, mask=known & ~witness)
+    return tl.sum(known.to(tl.int32))
 
 
 @triton.jit
-def _report_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED: tl.constexpr):
-    """Report inputs that are not the positions that continue the chain, or not the oracle's tokens."""
-    lane = HEAD * NUM_REASONS + POSITION_REASON
-    report(buffers, mask & (given != position), lane, slot, position, request, 0, position, given)
+def _check_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED: tl.constexpr):
+    """Compare the model's inputs with the positions that continue the chain and the oracle's tokens."""
+    wrong = mask & (given != position)
+    if tl.max(wrong.to(tl.int32)) > 0:
+        lane = HEAD * NUM_REASONS + POSITION_REASON
+        report(buffers, wrong, lane, slot, position, request, 0, position, given)
     if HAS_EXPECTED:
         wrong = mask & (wanted >= 0) & (wanted != token)
-        lane = HEAD * NUM_REASONS + TOKEN_REASON
-        report(buffers, wrong, lane, slot, position, request, 0, wanted, token)
+        if tl.max(wrong.to(tl.int32)) > 0:
+            lane = HEAD * NUM_REASONS + TOKEN_REASON
+            report(buffers, wrong, lane, slot, position, request, 0, wanted, token)
 
 
 @triton.jit(
@@ -129,8 +133,6 @@ def write_kernel(
             token = token.to(tl.int32).to(tl.int64)
             slot = tl.load(out_slots + first_token + index, mask=mask, other=-1).to(tl.int64)
             given = tl.load(positions + first_token + index, mask=mask, other=0).to(tl.int64)
-            known = mask & (slot >= 0) & (slot < num_slots)
-            record = records + slot * RECORD_WORDS
             wanted = token
             if HAS_EXPECTED:
                 wanted = tl.load(expected_ids + first_token + index, mask=mask, other=-1).to(tl.int64)
@@ -141,19 +143,11 @@ def write_kernel(
                 mixed_before = mix64(passed.to(tl.int32).to(tl.int64), prefix + earlier)
                 before += tl.where(passing, mixed_before, tl.zeros([WIDE], tl.uint64))
             summed = first
-            old = tl.load(record, mask=known, other=0)
             position = prefix + index
             mixed = tl.where(mask, mix64(token, position), tl.zeros([BLOCK], tl.uint64)).to(tl.int64)
             chain = tl.cumsum(mixed) - mixed + tl.sum(before.to(tl.int64)) + start.to(tl.int64)
-            wrong = mask & (given != position)
-            if HAS_EXPECTED:
-                wrong = wrong | (mask & (wanted >= 0) & (wanted != token))
-            # One sum decides both: how many are written, whether an input is wrong.
-            total = tl.sum(known.to(tl.int32) + tl.where(wrong, BAD, 0))
-            if total >= BAD:
-                _report_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED)
-            _store_block(record, old, token, position, chain, known)
-            written += total % BAD
+            _check_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED)
+            written += _store_block(records, num_slots, slot, token, position, chain, mask)
         count(counters, COUNT_WRITTEN, written)
 
 
