@@ -57,8 +57,8 @@ NOBODY = tl.constexpr(NO_REQUEST)
 
 _MAX_BLOCK = 1024
 _MIN_BLOCK = 64
-# Rows that fill their block: one vector a lane and few registers, so that enough programs fit a multiprocessor
-# to keep memory busy (H200: 0.974 of the ceiling; 0.94 with what the compiler would take).
+# Rows that fill their block: one vector a lane and few registers, so that enough programs fit a
+# multiprocessor to keep memory busy (H200: 0.974 of the ceiling; 0.94 with what the compiler would take).
 _FULL_WORDS, _FULL_REGISTERS = 128, 48  # words per warp, registers per lane
 # Other rows leave lanes idle: fewer warps, two vectors a lane (latent rows: 0.91, not 0.85).
 _RAGGED_WORDS = 256
