@@ -58,7 +58,12 @@ class SlotHistory:
     def wrote(self, view: StepView) -> None:
         """A forward is about to write its output slots."""
         for group, written in zip(self._state.groups, self._written or (), strict=False):
-            written.index_put_((view.groups[group.name].out_slots,), self._state.clock)
+            slots, clock = view.groups[group.name].out_slots, self._state.clock
+            if slots.is_cuda:
+                written.index_put_((slots,), clock)
+            else:
+                # A tenth of what index_put_ takes on the CPU.
+                written.numpy()[slots.numpy()] = clock.numpy()
 
     def announced(self, kind: SlotEventKind, group: Group, slots: Tensor, step: int) -> None:
         """The engine copied, received or invalidated slots (int64 [n])."""
