@@ -21,7 +21,7 @@ def measured_bandwidth(state: DeviceState) -> float:
         return 0.0
     device = state.clock.device
     wanted = _CPU_SLOTS if device.type == "cpu" else max(1024, _DEVICE_BYTES // size)
-    slots = group.slot_range[:wanted]
+    slots = group.slots_between(0, wanted)
     best = float("inf")
     for _ in range(_REPEATS):
         _wait(device)

@@ -15,6 +15,7 @@ from canary_obs.config import CanaryConfig, parse_patrol_budget
 from canary_obs.errors import KVCacheViolation
 from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import Mode, Snapshot, State, Trigger, Violation
+from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.bandwidth import measured_bandwidth
 from canary_obs.runtime.evidence import EvidenceDesk
 from canary_obs.runtime.forward import ForwardChecks
@@ -29,7 +30,6 @@ from canary_obs.runtime.state import DeviceState
 from canary_obs.runtime.status import snapshot_of, vitals_of
 from canary_obs.runtime.sweep import Sweeper
 from canary_obs.runtime.warm_up import warm_up
-from canary_obs.terms import SlotEventKind
 from canary_obs.views import StepView
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class CanaryRuntime:
         self.pump = Pump(self.state, self.health, self.sweeper, config)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, self.pump.log.requests_at)
+        self._announcements = Announcements(self.state, self.history)
         self.evidence = EvidenceDesk(
             self.state, self.history, adapter.holders, reveal_tokens=config.reveal_tokens
         )
@@ -169,35 +170,19 @@ class CanaryRuntime:
 
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
         """The engine copied slots: their records follow."""
-        self._announced(self._copy, group, source, destination)
+        self._announced(self._announcements.copied, group, source, destination)
 
     def received(self, group: str, slots: Tensor) -> None:
         """Bytes arrived without records: adopted, unverified."""
-        self._announced(self._receive, group, slots)
+        self._announced(self._announcements.received, group, slots)
 
     def invalidated(self, group: str, slots: Tensor) -> None:
         """The engine no longer vouches for these slots."""
-        self._announced(self._invalidate, group, slots)
+        self._announced(self._announcements.invalidated, group, slots)
 
     def _announced(self, take: Callable[..., None], *what: object) -> None:
-        if self.armed and not self._guard("announce", take, *what):
+        if self.armed and not self._guard("announce", take, *what, self.step):
             self._or_disarm(self._adopt_all)
-
-    def _copy(self, name: str, source: Tensor, destination: Tensor) -> None:
-        group = self.state.by_name[name]
-        group.copy(source, destination)
-        self.history.announced(SlotEventKind.COPIED_FROM, group, source, self.step)
-        self.history.announced(SlotEventKind.COPIED_TO, group, destination, self.step)
-
-    def _receive(self, name: str, slots: Tensor) -> None:
-        group = self.state.by_name[name]
-        group.adopt(slots)
-        self.history.announced(SlotEventKind.RECEIVED, group, slots, self.step)
-
-    def _invalidate(self, name: str, slots: Tensor) -> None:
-        group = self.state.by_name[name]
-        group.forget(slots)
-        self.history.announced(SlotEventKind.INVALIDATED, group, slots, self.step)
 
     # One forward --------------------------------------------------------------------------------
 
@@ -244,7 +229,7 @@ class CanaryRuntime:
 
     def _adopt_all(self) -> None:
         for group in self.state.groups:
-            group.adopt(group.slot_range)
+            group.adopt_all()
 
     def _or_disarm(self, recover: Callable[[], None]) -> None:
         try:

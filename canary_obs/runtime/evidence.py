@@ -82,7 +82,7 @@ class EvidenceDesk:
         if state.clock.device.type == "cuda":
             # Compiles the hash now: the first violation must not pay for it.
             for group in state.groups:
-                self._hash(group, group.slot_range[:1])
+                self._hash(group, group.slots_between(0, 1))
 
     @property
     def fixed_bytes(self) -> int:
@@ -179,7 +179,7 @@ class EvidenceDesk:
         start, stop, count = slots.start, slots.stop, len(slots)
         records, hashes = count * layout.RECORD_WORDS, count * SLOT_WORDS
         source[:records].view(count, -1).copy_(group.buffers.records[start:stop])
-        source[records:hashes].view(count, -1).copy_(self._hash(group, group.slot_range[start:stop]))
+        source[records:hashes].view(count, -1).copy_(self._hash(group, group.slots_between(start, stop)))
         for number, lead in enumerate(reading.leads):
             at = BYTES_AT + number * WORD_BYTES
             self._read_word(lead.suspect, reading.slot, source[at : at + WORD_BYTES])

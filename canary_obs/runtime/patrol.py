@@ -119,7 +119,7 @@ class Patrol:
 
     def _confirm(self, errand: Errand) -> None:
         """Compare on the engine's stream, in order with every writer: what differs here is corrupt."""
-        group, slots = errand.group, errand.group.slot_range[errand.start : errand.stop]
+        group, slots = errand.group, errand.group.slots_between(errand.start, errand.stop)
         self._state.tick()
         compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.PATROL)
         self._health.launch(group.index, layout.Phase.PATROL)

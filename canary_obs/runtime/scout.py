@@ -83,7 +83,7 @@ class Scout:
     def send(self, errand: Errand, now: float) -> None:
         """Start a comparison. Only when not full."""
         group = errand.group
-        slots = group.slot_range[errand.start : errand.stop]
+        slots = group.slots_between(errand.start, errand.stop)
         with self._beside:
             buffers = self._buffers[group.index]
             compare_slots(self._backend, buffers, group.plan, slots, layout.Phase.PATROL)

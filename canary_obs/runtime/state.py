@@ -49,7 +49,6 @@ class Group:
     buffers: GroupBuffers  # its records are memory without the last row
     plan: FingerprintPlan
     first_positions: FirstPositions
-    slot_range: Tensor  # int64 [num_slots]: 0, 1, 2, ...; patrol takes slices
 
     @property
     def name(self) -> str:
@@ -89,6 +88,16 @@ class Group:
     def adopt(self, slots: Tensor) -> None:
         """Forget what is known of these slots (int64 [n]; -1 = skip) but accept them as live."""
         self._reset(slots, layout.RecordState.ADOPTED)
+
+    def adopt_all(self) -> None:
+        """Forget what is known of every slot, and accept all as live."""
+        self.buffers.records.zero_()
+        self.buffers.records[:, layout.IDENTITY] = int(layout.RecordState.ADOPTED) << 32
+
+    def slots_between(self, start: int, stop: int) -> Tensor:
+        """int64 [n]: the slots from start up to stop, cut to the pool."""
+        device = self.buffers.records.device
+        return torch.arange(start, min(stop, self.view.num_slots), dtype=torch.int64, device=device)
 
     def forget(self, slots: Tensor) -> None:
         """Empty the records of these slots (int64 [n]; -1 = skip)."""
@@ -147,7 +156,6 @@ class DeviceState:
                 ),
                 plan=plan_fingerprint(view.sources, coverage, device),
                 first_positions=FirstPositions(view.window, device),
-                slot_range=torch.arange(view.num_slots, dtype=torch.int64, device=device),
             )
             for index, view in enumerate(views)
         )
@@ -173,9 +181,8 @@ class DeviceState:
 
     @property
     def fixed_bytes(self) -> int:
-        """Device bytes of counters, violation log, clock and slot ranges."""
-        ranges = sum(group.slot_range.nbytes for group in self.groups)
-        return self.flat.nbytes + self.clock.nbytes + ranges
+        """Device bytes of counters, violation log and clock: the same for a pool of any size."""
+        return self.flat.nbytes + self.clock.nbytes
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:
