@@ -172,11 +172,9 @@ def complete_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) 
     _launch_chunks(buffers, plan, slots, COMPLETING.value, Phase.TAIL)
 
 
-def compare_slots(
-    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase, programs: int | None = None
-) -> None:
+def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase) -> None:
     """Launch the comparison; see `op.compare_slots`."""
-    _launch_chunks(buffers, plan, slots, COMPARING.value, phase, programs or _MAX_PROGRAMS)
+    _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
 
 
 def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
@@ -192,26 +190,25 @@ def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
 
 
 def _launch_chunks(
-    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, op: int, phase: Phase,
-    programs: int = _MAX_PROGRAMS,
-) -> None:  # fmt: skip
+    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, op: int, phase: Phase
+) -> None:
     if plan.scratch is None:
-        _launch(buffers, plan, (slots, slots), (op, phase, True), programs)
+        _launch(buffers, plan, (slots, slots), (op, phase, True))
         return
     starts = range(0, max(1, slots.shape[0]), SCRATCH_SLOTS)
     for start in starts:
         chunk = slots[start : start + SCRATCH_SLOTS]
-        _launch(buffers, plan, (chunk, plan.scratch), (op, phase, start == starts[-1]), programs)
+        _launch(buffers, plan, (chunk, plan.scratch), (op, phase, start == starts[-1]))
 
 
 def _launch(
     buffers: GroupBuffers, plan: FingerprintPlan, columns: tuple[Tensor, Tensor],
-    work: tuple[int, Phase, bool], programs: int,
+    work: tuple[int, Phase, bool],
 ) -> None:  # fmt: skip
     """One launch per bundle, at least one. columns = (slots, hashes), work = (op, phase, counted)."""
     slots, hashes = columns
     listed = slots.shape[0]
-    grid = max(1, min(listed, programs)), 1
+    grid = max(1, min(listed, _MAX_PROGRAMS)), 1
     key = "fingerprint_kernel", *work, slots.dtype
     ready: tuple[FingerprintPlan, list[Start]] | None = buffers.memo.get(key)
     if ready is not None and ready[0] is plan:

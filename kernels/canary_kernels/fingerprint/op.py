@@ -38,23 +38,18 @@ def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPla
 
 
 def compare_slots(
-    backend: Backend,
-    buffers: GroupBuffers,
-    plan: FingerprintPlan,
-    slots: Tensor,
-    phase: Phase,
-    programs: int | None = None,
+    backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase
 ) -> None:
     """Compare COMPLETE records among slots (integers [n]; -1 = skip) with the bytes; logs KV_DATA.
 
     Without coverage, counts NO_FINGERPRINT. PATROL also counts runs, ADOPTED and PENDING, which verify
-    counts in the other phases. `programs` bounds how much of a GPU the launch can occupy.
+    counts in the other phases.
     """
     _check(backend, buffers, plan, slots)
     if backend is Backend.TORCH:
         reference.compare_slots(buffers, plan, slots, phase)
         return
-    _kernel().compare_slots(buffers, plan, slots, phase, programs)
+    _kernel().compare_slots(buffers, plan, slots, phase)
 
 
 def hash_slots(backend: Backend, plan: FingerprintPlan, slots: Tensor) -> Tensor:
