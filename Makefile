@@ -17,7 +17,7 @@ test: setup lint
 	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" -n 2 --dist loadfile tests
 
 test-slow: setup
-	$(BIN)/python -m pytest -m "slow and not gpu and not ops" tests
+	$(BIN)/python -m pytest -s -m "slow and not gpu and not ops" tests
 
 # Needs prometheus, prometheus-alertmanager, npm and docker-compose; what is missing is named as skipped.
 test-ops: setup
