@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import random
-import statistics
-import sys
 import time
 from dataclasses import dataclass
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from canary_obs.attach import install_canary
 from canary_obs.cli.demo import build_engine, build_traffic
+from canary_obs.cli.paired import compare, show
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.traffic import Traffic
 from canary_obs.runtime.canary import CanaryRuntime
 
 _WARMUP_STEPS = 100
-_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +63,7 @@ def run_paired(plan: PairedPlan) -> int:
         early = (none if first else log).run(plan.block_steps)
         late = (log if first else none).run(plan.block_steps)
         pairs.append((early, late) if first else (late, early))
-    result = _result(plan, pairs)
+    result: dict[str, object] = {"shape": plan.shape} | compare(pairs, plan.block_steps, plan.seed)
     if log.canary is not None:
         steps = plan.blocks * plan.block_steps
         result["overhead_ms"] = {
@@ -77,7 +72,7 @@ def run_paired(plan: PairedPlan) -> int:
         }
         result["violations"] = log.canary.pump.violations
         log.canary.detach()
-    _print(plan, result)
+    show("mode log (defaults) against mode none, interleaved pairs", result, as_json=plan.json)
     return 0
 
 
@@ -87,32 +82,3 @@ def _side(plan: PairedPlan, *, protected: bool) -> _Side:
     if canary is not None:
         canary.mark_ready()
     return _Side(engine=engine, traffic=build_traffic(engine, plan.seed), canary=canary)
-
-
-def _result(plan: PairedPlan, pairs: list[tuple[float, float]]) -> dict[str, object]:
-    def ratio(sample: list[tuple[float, float]]) -> float:
-        return sum(log for _, log in sample) / sum(none for none, _ in sample) - 1
-
-    draw = random.Random(plan.seed)
-    spread = sorted(ratio(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
-    steps = plan.block_steps
-    return {
-        "shape": plan.shape,
-        "pairs": len(pairs),
-        "block_steps": steps,
-        "step_ms_none": round(1e3 * statistics.median(none for none, _ in pairs) / steps, 3),
-        "step_ms_log": round(1e3 * statistics.median(log for _, log in pairs) / steps, 3),
-        "overhead": round(ratio(pairs), 4),
-        "overhead_median_pair": round(statistics.median(log / none for none, log in pairs) - 1, 4),
-        "overhead_95": [round(spread[int(share * _RESAMPLES)], 4) for share in (0.025, 0.975)],
-    }
-
-
-def _print(plan: PairedPlan, result: dict[str, object]) -> None:
-    if plan.json:
-        sys.stdout.write(json.dumps(result) + "\n")
-        return
-    table = Table("figure", "value", title="mode log (defaults) against mode none, interleaved pairs")
-    for name, value in result.items():
-        table.add_row(name, str(value))
-    Console().print(table)

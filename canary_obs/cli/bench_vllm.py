@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import statistics
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from canary_obs.cli.paired import compare, show
 from canary_obs.config import IN_PROCESS
 from canary_obs.errors import UnsupportedEngine
 
-_RESAMPLES = 2000
 _TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 1024, "hidden_size": 128,
     "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -107,11 +102,12 @@ def run_vllm(plan: VllmPlan) -> int:
             else:
                 overhead = dict.fromkeys(overhead, 0.0)
         tiny.core.shutdown()
-    result = _result(plan, pairs)
+    result: dict[str, object] = {"requests": plan.requests, "prompt": plan.prompt}
+    result |= compare(pairs, plan.block_steps, plan.seed)
     steps = plan.blocks * plan.block_steps
     result["overhead_ms"] = {hook: round(1e3 * spent / steps, 4) for hook, spent in overhead.items()}
     result["violations"] = violations
-    _print(plan, result)
+    show("vLLM, mode log (defaults) against no canary, interleaved pairs", result, as_json=plan.json)
     return 0
 
 
@@ -139,33 +135,3 @@ def _block(
     while tiny.engine.has_unfinished_requests():
         tiny.steps(1)
     return seconds, canary.pump.violations if canary else 0
-
-
-def _result(plan: VllmPlan, pairs: list[tuple[float, float]]) -> dict[str, object]:
-    def ratio(sample: list[tuple[float, float]]) -> float:
-        return sum(log for _, log in sample) / sum(none for none, _ in sample) - 1
-
-    draw = random.Random(plan.seed)
-    spread = sorted(ratio(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
-    steps = plan.block_steps
-    return {
-        "pairs": len(pairs),
-        "block_steps": steps,
-        "requests": plan.requests,
-        "prompt": plan.prompt,
-        "step_ms_none": round(1e3 * statistics.median(none for none, _ in pairs) / steps, 3),
-        "step_ms_log": round(1e3 * statistics.median(log for _, log in pairs) / steps, 3),
-        "overhead": round(ratio(pairs), 4),
-        "overhead_median_pair": round(statistics.median(log / none for none, log in pairs) - 1, 4),
-        "overhead_95": [round(spread[int(share * _RESAMPLES)], 4) for share in (0.025, 0.975)],
-    }
-
-
-def _print(plan: VllmPlan, result: dict[str, object]) -> None:
-    if plan.json:
-        sys.stdout.write(json.dumps(result) + "\n")
-        return
-    table = Table("figure", "value", title="vLLM, mode log (defaults) against no canary, interleaved pairs")
-    for name, value in result.items():
-        table.add_row(name, str(value))
-    Console().print(table)

@@ -1,0 +1,44 @@
+"""What paired step times say: medians, overhead, and its bootstrap interval."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+_RESAMPLES = 2000
+Pairs = list[tuple[float, float]]
+
+
+def compare(pairs: Pairs, block_steps: int, seed: int) -> dict[str, object]:
+    """Figures of (mode none, mode log) block times in seconds; overheads are ratios minus 1."""
+    draw = random.Random(seed)
+    spread = sorted(_overhead(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
+    return {
+        "pairs": len(pairs),
+        "block_steps": block_steps,
+        "step_ms_none": round(1e3 * statistics.median(none for none, _ in pairs) / block_steps, 3),
+        "step_ms_log": round(1e3 * statistics.median(log for _, log in pairs) / block_steps, 3),
+        "overhead": round(_overhead(pairs), 4),
+        "overhead_median_pair": round(statistics.median(log / none for none, log in pairs) - 1, 4),
+        "overhead_95": [round(spread[int(share * _RESAMPLES)], 4) for share in (0.025, 0.975)],
+    }
+
+
+def show(title: str, result: dict[str, object], *, as_json: bool) -> None:
+    """One JSON line, or a table."""
+    if as_json:
+        sys.stdout.write(json.dumps(result) + "\n")
+        return
+    table = Table("figure", "value", title=title)
+    for name, value in result.items():
+        table.add_row(name, str(value))
+    Console().print(table)
+
+
+def _overhead(pairs: Pairs) -> float:
+    return sum(log for _, log in pairs) / sum(none for none, _ in pairs) - 1
