@@ -59,7 +59,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     idle_sweep_seconds: Seconds = 10.0  # an idle engine sweeps this long after the last sweep
     unlocked_only: bool = False  # interval and idle sweeps leave out slots that running requests use
     sweep_budget_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # per engine step
-    # "1%", "0.01", "15GB/s", "off". A share is of time on a CPU, of bandwidth on a GPU (a tenth while stepping).
+    # "1%", "0.01", "15GB/s", "off". A share is of time on a CPU, of bandwidth on a GPU (stepping: a tenth).
     patrol_budget: str = "1%"
     backend: Literal["auto", "torch", "triton"] = "auto"
     endpoint: str = msgspec.field(default_factory=default_endpoint)  # where the service listens
