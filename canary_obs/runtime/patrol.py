@@ -58,29 +58,31 @@ class Patrol:
         """Take what came back, and check what the budget has paid for since; never waits for the device."""
         if not self.enabled:
             return
+        started = time.perf_counter()
         self._receive()
         rate = self._rate if idle else self._rate * self._busy_share
         self._credit = min(self._credit + (now - self._refilled) * rate, _MAX_CREDIT_SECONDS * rate)
         self._refilled = now
         if self._on_cpu:
-            self._spend(now)
+            self._spend(now, started)
         elif self._credit >= _ERRAND_SECONDS * rate and not self._scout.full:
             # A GPU too busy to bring the last errands back is not given more.
             errand = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
             self._scout.send(errand, now)
             self._credit -= (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
 
-    def _spend(self, now: float) -> None:
-        """On the CPU: chunk by chunk while there is credit, at most one cycle."""
+    def _spend(self, now: float, started: float) -> None:
+        """On the CPU: chunks while there is credit, at most one cycle; this turn began at `started`."""
         for _ in self._chunks:
-            if self._credit <= 0:
-                return
-            started = time.perf_counter()
+            if self._credit <= (time.perf_counter() - started if self._timed else 0.0):
+                break
             errand = self._next(1)
             self._scout.send(errand, now)
             self._receive()
-            size = (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
-            self._credit -= time.perf_counter() - started if self._timed else size
+            if not self._timed:
+                self._credit -= (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
+        if self._timed:
+            self._credit -= time.perf_counter() - started
 
     def rest(self) -> None:
         """Time until now earns nothing: the engine was not running."""
