@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from canary_obs.config import CanaryConfig, ServiceConfig, load, masked
+from canary_obs.config import FILE_VARIABLE, PREFIX, CanaryConfig, ServiceConfig, load, masked
 from canary_obs.errors import ConfigurationError, KVCacheViolation, UnsupportedEngine
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
@@ -61,7 +62,9 @@ def demo(
     if engine not in ("reference", "vllm"):
         raise ConfigurationError("--engine", engine, "no such engine", "Use reference or vllm.")
 
-    overrides: dict[str, Any] = {"perturb_seed": seed, "sweep_interval": 200}
+    overrides: dict[str, Any] = {"perturb_seed": seed}
+    if not {f"{PREFIX}SWEEP_INTERVAL", FILE_VARIABLE} & os.environ.keys():
+        overrides["sweep_interval"] = 200  # the demo's own default: sweeps to look at
     if mode is not None:
         overrides["mode"] = mode
     if perturb is not None:

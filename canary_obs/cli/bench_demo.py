@@ -41,6 +41,8 @@ class _Side:
     def run(self, steps: int) -> float:
         """Seconds spent in `steps` engine steps; both sides see the same load."""
         spent, target = 0.0, self.engine.statistics.steps + steps
+        if self.canary is not None:
+            self.canary.patrol.rest()  # the other side's block was no time of this engine
         while self.engine.statistics.steps < target:
             self.traffic.advance(self.engine)
             if self.engine.has_work():

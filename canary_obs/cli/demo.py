@@ -107,7 +107,6 @@ class _Run:
     seconds: float = 0.0
     busy_seconds: float = 0.0
     rss_early: int | None = None
-    interrupted: bool = False
 
 
 def _drive(plan: DemoPlan, engine: Engine, traffic: Traffic) -> _Run:
@@ -124,7 +123,7 @@ def _drive(plan: DemoPlan, engine: Engine, traffic: Traffic) -> _Run:
             if run.rss_early is None and engine.statistics.steps >= _RSS_FROM_STEP:
                 run.rss_early = resident_bytes()
     except KeyboardInterrupt:
-        run.interrupted = True
+        pass  # how a demo without an end is meant to end
     run.seconds = time.monotonic() - run.started
     return run
 
