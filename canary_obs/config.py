@@ -57,11 +57,13 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     sweep_interval: Count = 0  # forward steps between sweeps; 0 = off
     idle_sweep: bool = True
     idle_sweep_seconds: Seconds = 10.0  # an idle engine sweeps this long after the last sweep
+    swa_divergence_interval: Count = 1000  # forward steps between reports; 0 = only at detach
     unlocked_only: bool = False  # interval and idle sweeps leave out slots that running requests use
+    swa_resident_only: bool = False  # ... and tokens that the sliding-window group holds no more
     sweep_budget_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # per engine step
     # "1%", "0.01", "15GB/s", "off". A share is of time on a CPU, of bandwidth on a GPU (stepping: a tenth).
     patrol_budget: str = "1%"
-    backend: Literal["auto", "torch", "triton"] = "auto"
+    backend: Literal["auto", "torch", "numba", "triton"] = "auto"
     endpoint: str = msgspec.field(default_factory=default_endpoint)  # where the service listens
     serve: Literal["off", "auto"] = "off"  # auto = rank 0 of a vLLM engine starts the service
     engine: Label = "unknown"  # label; adapters set it when left alone

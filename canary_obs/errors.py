@@ -27,6 +27,10 @@ class UnsupportedEngine(CanaryError):
     """The engine, its version or one of its settings cannot be protected; nothing was attached."""
 
 
+class EngineContractError(CanaryError):
+    """An adapter showed or announced something that contradicts what it showed at attach."""
+
+
 class WireError(CanaryError):
     """A message could not be decoded: wrong version, wrong schema, or not ours."""
 

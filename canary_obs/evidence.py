@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from canary_obs.terms import Part, SlotEventKind, SlotState
+from canary_obs.terms import Part, Plane, SlotEventKind, SlotState
 
 
 class SlotEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,10 +36,11 @@ class ChangedWord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The single 32-bit word whose change explains a fingerprint's difference. Indices are the model's."""
 
     part: Part
+    plane: Plane = Plane.DATA
     layer: int
     head: int
     element: int  # of the head, the first one that differs
     dtype: str  # of the engine's tensor; uint8 = not told, elements are bytes
-    word: int  # of the layer, counted over all heads
+    word: int  # of the layer's plane, counted over all heads
     original: str | None  # hex, as recorded; None = the slot was written again before it could be read
     current: str | None

@@ -132,6 +132,16 @@ class PerturbCount(_Struct, frozen=True, kw_only=True):
     latency: Latencies = Latencies()  # of the detected: from planting to the host seeing it
 
 
+class SwaDivergence(_Struct, frozen=True, kw_only=True):
+    """A sliding-window group beside the full one. Both protected and alive = all four differ from 0."""
+
+    step: int
+    verified_full: int  # slots verified at head and tail since attach
+    verified_swa: int
+    index_divergence: int  # live tokens whose slots in the two groups have different numbers
+    out_of_window: int  # live tokens of the full group that have no slot in swa any more
+
+
 class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     """Everything a rank knows about itself at one moment."""
 
@@ -149,7 +159,7 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     sweep: SweepProgress | None  # running, else the last
     patrol: PatrolProgress | None  # None = patrol off
     pipeline: PipelineStatus
-    overhead_seconds: dict[str, float]  # by hook: head, tail, sweep, patrol, pump
+    overhead_seconds: dict[str, float]  # by hook: head, tail, sweep, patrol, pump, adapter
     step_seconds: float  # engine time between step starts, summed
     observer_faults: dict[str, int]  # exceptions caught, by part of the observer
     violation_events_dropped: int
@@ -157,6 +167,7 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     perturbations: dict[PerturbMode, PerturbCount]
     paused: bool
     kernels_stalled: dict[str, tuple[Phase, ...]] | None = None  # by group; None = not told
+    swa_divergence: SwaDivergence | None = None  # None = no sliding-window group
 
 
 class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):
@@ -239,6 +250,7 @@ class StartSweep(_Struct, frozen=True, kw_only=True, tag="start_sweep"):
     groups: tuple[str, ...] = ()  # empty = all
     data: bool = True  # compare bytes too, not only links
     unlocked_only: bool = False
+    swa_resident_only: bool = False  # only tokens that the sliding-window group still holds
 
 
 class CancelSweep(_Struct, frozen=True, kw_only=True, tag="cancel_sweep"):

@@ -42,6 +42,13 @@ class Part(StrEnum):
     V = "v"
 
 
+class Plane(StrEnum):
+    """Elements, or the scales that turn them into numbers."""
+
+    DATA = "data"
+    SCALES = "scales"
+
+
 class Cause(StrEnum):
     """Why a slot was not checked."""
 

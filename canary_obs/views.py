@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,27 @@ class GroupView:
     page_size: int
     sources: Sequence[KVSource]  # one per layer and part; empty = bytes not covered
     window: int | None = None  # sliding window in tokens
+    uncovered_bytes: int = 0  # of each slot, in layers that no source shows: they lower the coverage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTokens:
+    """What a group's slots hold when that is not the forward's own tokens, one slot each.
+
+    Compressed pools: one entry per run of tokens. Draft pools: slot p holds the token of position p + 1.
+    Request i of every tensor is request i of the forward; lengths and positions count this group's entries.
+    """
+
+    prefix_lens: Tensor  # [num_requests]; entries cached before this forward
+    extend_lens: Tensor  # [num_requests]; entries added
+    token_starts: Tensor  # [num_requests + 1]; exclusive prefix sum of extend_lens
+    input_ids: Tensor  # [num_entries]; the token, or a stand-in that depends on every token of the entry
+    positions: Tensor  # [num_entries]
+    digests: Tensor | None  # int64 [num_requests]; chain over the prefix entries
+    expected_ids: Tensor | None = None  # [num_entries]; write oracle, -1 = unknown
+    # [k * num_requests]; rows of the slot table, -1 = none; None = the forward's own. With k > 1, lengths
+    # and digests are as long, and number i is of request i modulo num_requests.
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +53,15 @@ class GroupStep:
         Tensor  # int32|int64 [num_rows, width]; page numbers when the group's page_size > 1, else slots
     )
     out_slots: Tensor  # int64 [num_tokens]; -1 = skip
+    tokens: GroupTokens | None = None  # None = the forward's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """One forward. Tensors live on the engine's device; padding requests have row -1."""
+    """One forward. Tensors live on the engine's device; padding requests have row -1.
+
+    `groups` names the groups that this forward reads and writes: a draft model's forward names its own.
+    """
 
     request_ids: Sequence[str]  # by position in the batch
     rows: Tensor  # [num_requests]; row of every group's slot table
@@ -57,6 +82,30 @@ class CachedSlots:
     slots: Tensor  # [n]
     positions: Tensor  # [n]
     previous: Tensor  # [n]; slot of the position before; -1 = none, or evicted from its window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTokens:
+    """Live tokens of the full group, by what the sliding-window group has for them."""
+
+    out_of_window: int  # nothing any more
+    diverging: int  # a slot of another number
+
+
+@runtime_checkable
+class ShowsWindow(Protocol):
+    """What an adapter offers besides where sliding-window layers have slots of their own."""
+
+    def window_tokens(self) -> WindowTokens | None:
+        """From the engine's host bookkeeping; None = this engine has no such layers."""
+
+
+@runtime_checkable
+class WalksWindow(Protocol):
+    """What a prefix cache offers besides where sliding-window layers have slots of their own."""
+
+    def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
+        """bool [n]: the sliding-window group holds the token too; None = there is no such group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ NAME = "{{engine}}/{{instance}} rank {{rank}}"
 NO_FAULT = "only while something is wrong"
 NO_PERTURBATION = "only where faults are planted"
 NO_RECEIVER = "only where an OTLP receiver is configured"
+NO_WINDOW = "only where the model has sliding-window layers with slots of their own"
 NO_SWEEP = "only once a sweep has run"
 
 

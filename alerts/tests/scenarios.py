@@ -96,6 +96,13 @@ BLIND = (
         ),
     ),
     Scenario(
+        alert="KVCanaryWindowNotChecked",
+        series=(
+            rank_counter("swa_slots_verified", 100, 100, group="full"),
+            rank_counter("swa_slots_verified", 30, 0, group="swa"),
+        ),
+    ),
+    Scenario(
         alert="KVCanaryPipelineStale", series=(rank_gauge("pipeline_lag_seconds", 0.02, 45),), shown="45s"
     ),
     Scenario(

@@ -22,6 +22,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights, traffic and perturbation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Shape = Annotated[str, typer.Option(help="Engine preset: demo or tiny.")]
+Model = Annotated[str, typer.Option(help="Kind of model and KV cache; an unknown name lists them.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads; more pay only on otherwise idle cores.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="Directory with config.json and *.safetensors.")]
 
@@ -51,10 +52,14 @@ def demo(
     endpoint: Annotated[str | None, typer.Option(help="A running service: ipc://PATH.")] = None,
     arrivals: Annotated[float | None, typer.Option(min=0, help="Requests per step; 0 = idle engine.")] = None,
     shape: Shape = "demo",
+    model: Model = "llama",
     device: Device = "auto",
     threads: Threads = 1,
     checkpoint: Checkpoint = None,
     engine: Annotated[str, typer.Option(help="reference, or vllm where it is installed.")] = "reference",
+    disaggregated: Annotated[
+        bool, typer.Option("--disaggregated", help="Prefill in one process, decode in another.")
+    ] = False,
 ) -> None:
     """Run a small real LLM engine under traffic with the canary inside it."""
     from canary_obs.cli.demo import DemoPlan, run_demo
@@ -73,12 +78,17 @@ def demo(
         overrides["endpoint"] = endpoint
     plan = DemoPlan(
         duration=duration, steps=steps, seed=seed, json=json, serve=serve, port=port, arrivals=arrivals,
-        shape=shape, device=device, threads=threads, checkpoint=checkpoint, overrides=overrides,
+        shape=shape, model=model, device=device, threads=threads, checkpoint=checkpoint, overrides=overrides,
+        disaggregated=disaggregated,
     )  # fmt: skip
     if engine == "vllm":
         from canary_obs.cli.demo_vllm import run_vllm_demo
 
         sys.exit(run_vllm_demo(plan))
+    if disaggregated:
+        from canary_obs.cli.demo_disaggregated import run_disaggregated
+
+        sys.exit(run_disaggregated(plan))
     sys.exit(run_demo(plan))
 
 
@@ -165,6 +175,46 @@ def bench_vllm(
         blocks=blocks, block_steps=block_steps, requests=requests, prompt=prompt, seed=seed, json=json
     )
     sys.exit(run_vllm(plan))
+
+
+@bench.command("vllm-gpu")
+def bench_vllm_gpu(
+    shape: Annotated[str, typer.Option(help="8b or small.")] = "8b",
+    runner: Annotated[str, typer.Option(help="vLLM's model runner: v1 or v2.")] = "v2",
+    requests: Requests = 64,
+    context: Context = 4096,
+    steps: Annotated[int, typer.Option(min=4, help="Decode steps per block.")] = 128,
+    prefill: Annotated[int, typer.Option(min=64, help="Tokens of one prefill step.")] = 8192,
+    prefills: Annotated[int, typer.Option(min=1, help="Prefills per block.")] = 6,
+    pairs: Annotated[int, typer.Option(min=2, help="Pairs of blocks.")] = 8,
+    memory: Annotated[float, typer.Option(help="Share of the GPU's memory for vLLM.")] = 0.5,
+    seed: Seed = 1,
+    output: Output = None,
+) -> None:
+    """Throughput of a real vLLM on a GPU with the canary at its defaults against none; then flips, syncs."""
+    from canary_obs.cli.bench_vllm_gpu import VllmGpuPlan, run_vllm_gpu
+
+    plan = VllmGpuPlan(
+        shape=shape, runner=runner, requests=requests, context=context, steps=steps, prefill=prefill,
+        prefills=prefills, pairs=pairs, memory=memory, seed=seed, output=output,
+    )  # fmt: skip
+    sys.exit(run_vllm_gpu(plan))
+
+
+@bench.command("cpu")
+def bench_cpu(
+    requests: Annotated[int, typer.Option(min=1, help="Requests in the batch, one new token each.")] = 8,
+    prefix: Annotated[int, typer.Option(min=1, help="Tokens each has in the cache.")] = 100,
+    layers: Annotated[int, typer.Option(min=1, help="Layers, each with K and V of 128 bytes per slot.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of each backend.")] = 2000,
+    seed: Seed = 1,
+    json: Json = False,
+) -> None:
+    """What each operation of a decode step takes on the CPU, compiled and by reference."""
+    from canary_obs.cli.bench_cpu import CpuPlan, run_cpu
+
+    plan = CpuPlan(requests=requests, prefix=prefix, layers=layers, rounds=rounds, seed=seed, json=json)
+    sys.exit(run_cpu(plan))
 
 
 @bench.command("step")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import triton
 from rich.console import Console
 from rich.table import Table
 
@@ -26,6 +23,7 @@ from canary_kernels.layout import IDENTITY, NUM_LANES, Phase, RealData, Reason, 
 from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
 from canary_obs.cli.bench_shapes import POOLS, Pool, Scene, prefix_scene
+from canary_obs.cli.gpu_facts import environment
 from canary_obs.errors import ConfigurationError
 
 _T = Backend.TRITON
@@ -56,7 +54,7 @@ def run_kernels(output: Path | None, as_json: bool) -> int:
     rows = [*_decode_rows(), *_prefill_rows()]
     for pool in POOLS:
         rows += _pool_rows(pool)
-    result = {"environment": _environment(), "rows": [asdict(row) for row in rows]}
+    result = {"environment": environment(), "rows": [asdict(row) for row in rows]}
     text = json.dumps(result, indent=1)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -237,23 +235,6 @@ def _read_us(memory: torch.Tensor) -> float:
     sink = torch.zeros(1, dtype=torch.int32, device="cuda")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     return min(device_us(partial(read_all, memory, sink, r, multiprocessors), 7) for r in READERS)
-
-
-def _environment() -> dict[str, str]:
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        driver = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")[0]
-    except (OSError, subprocess.CalledProcessError):
-        driver = "unknown"
-    return {
-        "device": torch.cuda.get_device_name(0),
-        "driver": driver,
-        "cuda": str(torch.version.cuda),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
 
 
 def _print(rows: list[Row]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from canary_kernels import layout
 from canary_obs.attach import install_canary
+from canary_obs.cli.gpu_facts import environment
 from canary_obs.config import IN_PROCESS, CanaryConfig, parse_patrol_budget
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.model import ModelShape
@@ -40,7 +40,7 @@ SHAPES = {
     ),
 }
 _MARGIN = 64  # tokens beyond the context
-_PREFILL_TOKENS = 8192
+_PREFILL_TOKENS, _PREFILL_ROUNDS = 8192, 8
 _BUDGETS = ("1%", "1GB/s", "5GB/s", "15GB/s", "50GB/s")
 
 
@@ -67,27 +67,34 @@ class Stage:
         assert canary is not None
         self.canary: CanaryRuntime = canary
         self.canary.mark_ready()
-        self.prefill_seconds = self._prefill(plan)
         runner = self.engine.runner
-        self._batch: ForwardBatch = runner.prepare(self.engine.scheduler.schedule())
+        self._queue(plan)
+        self.prefill: ForwardBatch = runner.prepare(self.engine.scheduler.schedule())
+        started = time.perf_counter()
+        # The same step then serves every block: rewriting a slot with its own token is no violation.
+        while self.engine.scheduler.waiting or any(r.remaining > 1 for r in self.engine.scheduler.running):
+            self.engine.step()
+        self.prefill_seconds = time.perf_counter() - started
+        self.decode: ForwardBatch = runner.prepare(self.engine.scheduler.schedule())
         self._observed: Callable[[ForwardBatch], torch.Tensor] = vars(runner)["forward"]
         self._plain: Callable[[ForwardBatch], torch.Tensor] = Runner.forward.__get__(runner)
         self.after_step_us: list[float] = []
 
-    def _prefill(self, plan: StepPlan) -> float:
+    def _queue(self, plan: StepPlan) -> None:
         draw = np.random.default_rng(0)
         vocabulary = self.engine.config.shape.vocab_size
         for _ in range(plan.requests):
             prompt = draw.integers(3, vocabulary, plan.context).astype(np.int32)
             self.engine.add_request(prompt, Sampling(max_tokens=_MARGIN, stop_at_eos=False))
-        started = time.perf_counter()
-        # The same decode step then serves every block: rewriting a slot with its own token is no violation.
-        while self.engine.scheduler.waiting or any(r.remaining > 1 for r in self.engine.scheduler.running):
-            self.engine.step()
-        return time.perf_counter() - started
 
-    def block(self, steps: int, *, observed: bool, wait: bool, ahead: int = 2) -> float:
-        """Milliseconds per step; the engine waits for each step's tokens, or runs `ahead` steps ahead."""
+    def block(
+        self, steps: int, *, observed: bool, wait: bool, ahead: int = 2, batch: ForwardBatch | None = None
+    ) -> float:
+        """Milliseconds per step of a batch, by default the decode batch.
+
+        The engine waits for each step's tokens, or runs `ahead` steps ahead.
+        """
+        batch = self.decode if batch is None else batch
         if observed:
             self.canary.patrol.rest()
         forward = self._observed if observed else self._plain
@@ -95,17 +102,18 @@ class Stage:
         marks: deque[torch.cuda.Event] = deque()
         started = time.perf_counter()
         for _ in range(steps):
-            tokens = forward(self._batch).argmax(dim=-1)
+            logits = forward(batch)
+            if observed:  # where the adapter calls it: ahead of the wait for the tokens
+                began = time.perf_counter()
+                self.canary.after_step()
+                self.after_step_us.append(1e6 * (time.perf_counter() - began))
+            tokens = logits.argmax(dim=-1)
             if wait:
                 tokens.tolist()
             else:
                 marks.append(torch.cuda.current_stream().record_event())
                 if len(marks) > ahead:
                     marks.popleft().synchronize()
-            if observed:
-                began = time.perf_counter()
-                self.canary.after_step()
-                self.after_step_us.append(1e6 * (time.perf_counter() - began))
         # Not the whole device: the patrol may still be reading, and no engine waits for that.
         torch.cuda.current_stream().synchronize()
         return 1e3 * (time.perf_counter() - started) / steps
@@ -125,7 +133,7 @@ class Stage:
         canary.patrol.whole_cycle()
         canary.pump.drain(canary.step, 30.0)
         clean = canary.pump.violations
-        address = locate_byte(canary.state.groups[0].view.sources[7], int(self._batch.out_slots[3]), 77)
+        address = locate_byte(canary.state.groups[0].view.sources[7], int(self.decode.out_slots[3]), 77)
         address.flip(4)
         canary.patrol.whole_cycle()
         canary.pump.drain(canary.step, 30.0)
@@ -172,10 +180,23 @@ def run_step(plan: StepPlan) -> int:
                 for hook, total in stage.canary.overhead.items()
             },
         }
+    result["prefill"] = _prefill(stage)
     result["planted_flip_counted_once"] = stage.caught()
     stage.canary.detach()
     _tell(plan, result)
     return 0
+
+
+def _prefill(stage: Stage) -> dict[str, float]:
+    """A prefill step again and again, engine waiting: without the canary, and at its defaults."""
+    times: dict[str, list[float]] = {"none": [], "checks_and_patrol": []}
+    stage.canary.patrol.enabled = True
+    for round_number in range(_PREFILL_ROUNDS + 1):
+        for name, found in times.items():
+            taken = stage.block(1, observed=name != "none", wait=True, batch=stage.prefill)
+            if round_number:
+                found.append(taken)
+    return {"tokens": float(sum(stage.prefill.extends)), **_compared(times)}
 
 
 def run_patrol(plan: StepPlan) -> int:
@@ -247,7 +268,7 @@ def _compared(times: dict[str, list[float]]) -> dict[str, float]:
         if name != first:
             ratios = [mine / theirs - 1 for mine, theirs in zip(values, times[first], strict=True)]
             found[f"{name}_over_{first}"] = round(statistics.median(ratios), 5)
-    if "checks_and_patrol" in times and first == "none":
+    if "checks" in times and first == "none":
         ratios = [a / b - 1 for a, b in zip(times["checks_and_patrol"], times["checks"], strict=True)]
         found["patrol_over_checks"] = round(statistics.median(ratios), 5)
     return found
@@ -255,10 +276,7 @@ def _compared(times: dict[str, list[float]]) -> dict[str, float]:
 
 def _facts(plan: StepPlan, stage: Stage) -> dict[str, Any]:
     return {
-        "device": torch.cuda.get_device_name(),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
+        "environment": environment(),
         "shape": plan.shape,
         "requests": plan.requests,
         "context": plan.context,

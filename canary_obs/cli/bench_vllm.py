@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,45 +83,90 @@ class TinyVllm:
         return time.perf_counter() - started
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Seconds of one block's timed steps, and what of them was spent where."""
+
+    seconds: float
+    schedule: float  # vLLM's scheduler, with or without our block events
+    execute: float  # the worker's execute_model, with or without the canary around it
+    hooks: dict[str, float]  # what the canary says it spent
+    violations: int
+
+
 def run_vllm(plan: VllmPlan) -> int:
     """The same requests again and again, canary attached and detached in turn; decode steps are timed."""
     os.environ |= {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": IN_PROCESS}
-    pairs: list[tuple[float, float]] = []
-    overhead = dict.fromkeys(("head", "tail", "sweep", "patrol", "pump"), 0.0)
+    blocks: list[tuple[_Block, _Block]] = []
     with TemporaryDirectory() as folder:
         tiny = TinyVllm(Path(folder), plan.requests, plan.seed)
+        watch = _Stopwatch(tiny)
         prompts = [tiny.prompt(plan.prompt) for _ in range(plan.requests)]
         draw = random.Random(plan.seed)
-        violations = 0
-        for number in range(plan.blocks + 1):
+        for _ in range(plan.blocks + 1):
             order = [False, True] if draw.random() < 0.5 else [True, False]
-            times = {
-                protected: _block(tiny, plan, prompts, overhead, protected=protected) for protected in order
-            }
-            if number:  # the first pair warms up
-                pairs.append((times[False][0], times[True][0]))
-                violations += times[True][1]
-            else:
-                overhead = dict.fromkeys(overhead, 0.0)
+            pair = {protected: _block(tiny, plan, prompts, watch, protected=protected) for protected in order}
+            blocks.append((pair[False], pair[True]))
         tiny.core.shutdown()
+    del blocks[0]  # the first pair warms up
     result: dict[str, object] = {"requests": plan.requests, "prompt": plan.prompt}
-    result |= compare(pairs, plan.block_steps, plan.seed)
-    steps = plan.blocks * plan.block_steps
-    result["overhead_ms"] = {hook: round(1e3 * spent / steps, 4) for hook, spent in overhead.items()}
-    result["violations"] = violations
+    pairs = [(none.seconds, log.seconds) for none, log in blocks]
+    result |= compare(pairs, plan.block_steps, plan.seed) | _account(blocks, plan.block_steps)
+    result["violations"] = sum(log.violations for _, log in blocks)
     show("vLLM, mode log (defaults) against no canary, interleaved pairs", result, as_json=plan.json)
     return 0
 
 
+def _account(blocks: list[tuple[_Block, _Block]], steps: int) -> dict[str, object]:
+    """Where a step's additional milliseconds went: medians over pairs, which need not add up exactly."""
+
+    def more(spent: Callable[[_Block], float]) -> float:
+        return statistics.median(spent(log) - spent(none) for none, log in blocks)
+
+    found = {hook: statistics.median(log.hooks[hook] for _, log in blocks) for hook in blocks[0][1].hooks}
+    hooks = sum(found.values())
+    found["scheduler"] = more(lambda block: block.schedule)
+    # Not in our code, but not there without us: caches that our work displaced, threads that wait.
+    found["execute_model beyond hooks"] = more(lambda block: block.execute) - hooks
+    found["elsewhere"] = more(lambda block: block.seconds - block.schedule - block.execute)
+    none = statistics.median(block.seconds for block, _ in blocks)
+    return {
+        "added_ms": round(1e3 * more(lambda block: block.seconds) / steps, 4),
+        "added_ms_by_part": {part: round(1e3 * spent / steps, 4) for part, spent in found.items()},
+        "added_share_by_part": {part: round(spent / none, 4) for part, spent in found.items()},
+    }
+
+
+class _Stopwatch:
+    """Adds up the seconds in the scheduler and in the worker, whoever wraps what they call."""
+
+    def __init__(self, tiny: TinyVllm) -> None:
+        self.seconds = {"schedule": 0.0, "execute_model": 0.0}
+        for owner, name in ((tiny.core.scheduler, "schedule"), (tiny.worker, "execute_model")):
+            setattr(owner, name, self._timed(owner, name))
+
+    def _timed(self, owner: Any, name: str) -> Callable[..., Any]:
+        def method(*given: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            # By its class, each time: the plugin comes and goes.
+            result = getattr(type(owner), name)(owner, *given, **named)
+            self.seconds[name] += time.perf_counter() - started
+            return result
+
+        return method
+
+
 def _block(
-    tiny: TinyVllm, plan: VllmPlan, prompts: list[list[int]], overhead: dict[str, float], *, protected: bool
-) -> tuple[float, int]:
-    """Seconds of the timed steps, violations."""
+    tiny: TinyVllm, plan: VllmPlan, prompts: list[list[int]], watch: _Stopwatch, *, protected: bool
+) -> _Block:
+    from canary_obs.engines.vllm import plugin
     from canary_obs.engines.vllm.worker import protect, release, runtime_of
 
     release(tiny.worker)
+    plugin.unregister()
     tiny.core.reset_prefix_cache()
     if protected:
+        plugin.register()
         protect(tiny.worker)
     canary = runtime_of(tiny.worker)
     if protected and canary is None:
@@ -129,9 +176,14 @@ def _block(
         tiny.ask(prompt, plan.block_steps + 2 * prefill)
     tiny.steps(prefill)
     before = dict(canary.overhead) if canary else {}
+    watched = dict(watch.seconds)
     seconds = tiny.steps(plan.block_steps)
-    for hook, spent in before.items():
-        overhead[hook] += canary.overhead[hook] - spent if canary else 0.0
+    after = dict(canary.overhead) if canary else {}
+    spent = {name: total - watched[name] for name, total in watch.seconds.items()}
     while tiny.engine.has_unfinished_requests():
         tiny.steps(1)
-    return seconds, canary.pump.violations if canary else 0
+    return _Block(
+        seconds=seconds, schedule=spent["schedule"], execute=spent["execute_model"],
+        hooks={hook: total - before[hook] for hook, total in after.items()},
+        violations=canary.pump.violations if canary else 0,
+    )  # fmt: skip

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from canary_obs.attach import install_canary, memory_report
@@ -21,8 +24,9 @@ from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import Snapshot
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.swa_divergence import log as swa_log
 
-_IDLE_SECONDS = 0.005
+IDLE_SECONDS = 0.005
 _RSS_FROM_STEP = 2000
 
 
@@ -38,45 +42,66 @@ class DemoPlan:
     port: int | None
     arrivals: float | None
     shape: str
+    model: str
     device: str
     threads: int
     checkpoint: Path | None
     overrides: dict[str, Any]
+    disaggregated: bool = False
+
+
+def config_of(plan: DemoPlan) -> CanaryConfig:
+    """The canary's settings: without a service, snapshots go nowhere."""
+    overrides = dict(plan.overrides)
+    if not plan.serve and f"{PREFIX}ENDPOINT" not in os.environ:
+        overrides.setdefault("endpoint", IN_PROCESS)
+    return load(CanaryConfig, overrides=overrides)
 
 
 def run_demo(plan: DemoPlan) -> int:
     """Runs until the plan is fulfilled or Ctrl-C; prints a summary; returns the exit code."""
-    overrides = dict(plan.overrides)
-    if not plan.serve and f"{PREFIX}ENDPOINT" not in os.environ:
-        overrides.setdefault("endpoint", IN_PROCESS)
-    config = load(CanaryConfig, overrides=overrides)
+    config = config_of(plan)
     # Small matrices: a second OpenMP thread spins more than it helps wherever cores are shared.
     torch.set_num_threads(plan.threads)
-    engine = build_engine(plan.shape, plan.device, plan.seed, plan.checkpoint)
+    # The one line of the engine's log that is made to be parsed.
+    swa_log.addHandler(logging.StreamHandler())
+    swa_log.setLevel(logging.INFO)
+    engine = build_engine(plan.shape, plan.device, plan.seed, plan.checkpoint, plan.model)
     traffic = build_traffic(engine, plan.seed, plan.arrivals)
     service = ServiceProcess.start(config.endpoint, plan.port) if plan.serve else None
     try:
         canary = install_canary(engine, config)
         if canary is not None:
-            _say(plan, memory_report(canary))
+            say(plan, memory_report(canary))
             canary.mark_ready()
         if service is not None:
-            _say(plan, service.invitation())
+            say(plan, service.invitation())
         run = _drive(plan, engine, traffic)
-        summary = _summary(run, engine, canary)
+        summary = summary_of(run, engine, canary)
     finally:
         if service is not None:
             service.stop()
-    _print_summary(plan, summary, config)
+    print_summary(plan, summary, config)
     return 0
 
 
-def build_engine(shape: str, device: str, seed: int, checkpoint: Path | None = None) -> Engine:
-    """An engine from a preset. Raises ConfigurationError for an unknown preset or device."""
+def build_engine(
+    shape: str, device: str, seed: int, checkpoint: Path | None = None, model: str = "llama"
+) -> Engine:
+    """An engine from a preset. Raises ConfigurationError for an unknown preset, model or device."""
+    chosen = choose_device(device)
+    if chosen.startswith("cuda:"):
+        torch.cuda.set_device(chosen)  # Triton launches on the current device
+    preset = preset_of(shape)(seed=seed, device=chosen, checkpoint=checkpoint)
+    return Engine(presets.with_model(preset, model))
+
+
+def preset_of(shape: str) -> Callable[..., presets.EngineConfig]:
+    """Raises ConfigurationError for an unknown preset."""
     makers = {"demo": presets.demo, "tiny": presets.tiny}
     if shape not in makers:
         raise ConfigurationError("--shape", shape, "no such preset", f"Use {' or '.join(makers)}.")
-    return Engine(makers[shape](seed=seed, device=choose_device(device), checkpoint=checkpoint))
+    return makers[shape]
 
 
 def build_traffic(engine: Engine, seed: int, arrivals: float | None = None) -> Traffic:
@@ -102,24 +127,26 @@ def choose_device(name: str) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class Run:
+    """How long a demo ran."""
+
     started: float
     seconds: float = 0.0
     busy_seconds: float = 0.0
     rss_early: int | None = None
 
 
-def _drive(plan: DemoPlan, engine: Engine, traffic: Traffic) -> _Run:
-    run = _Run(started=time.monotonic())
+def _drive(plan: DemoPlan, engine: Engine, traffic: Traffic) -> Run:
+    run = Run(started=time.monotonic())
     try:
-        while not _done(plan, run, engine):
+        while not is_done(plan, run, engine):
             traffic.advance(engine)
             if engine.has_work():
                 started = time.perf_counter()
                 engine.step()
                 run.busy_seconds += time.perf_counter() - started
             elif not engine.idle():
-                time.sleep(_IDLE_SECONDS)
+                time.sleep(IDLE_SECONDS)
             if run.rss_early is None and engine.statistics.steps >= _RSS_FROM_STEP:
                 run.rss_early = resident_bytes()
     except KeyboardInterrupt:
@@ -128,13 +155,15 @@ def _drive(plan: DemoPlan, engine: Engine, traffic: Traffic) -> _Run:
     return run
 
 
-def _done(plan: DemoPlan, run: _Run, engine: Engine) -> bool:
+def is_done(plan: DemoPlan, run: Run, engine: Engine) -> bool:
+    """Whether the plan is fulfilled."""
     if plan.steps is not None and engine.statistics.steps >= plan.steps:
         return True
     return plan.duration is not None and time.monotonic() - run.started >= plan.duration
 
 
-def _summary(run: _Run, engine: Engine, canary: CanaryRuntime | None) -> dict[str, Any]:
+def summary_of(run: Run, engine: Engine, canary: CanaryRuntime | None) -> dict[str, Any]:
+    """What a run did and what the canary says of it, after a last check of everything."""
     statistics = engine.statistics
     names = (
         "steps",
@@ -195,10 +224,12 @@ def _checks(final: Snapshot, canary: CanaryRuntime) -> dict[str, Any]:
         "record_bytes": canary.state.record_bytes,
         "backend": final.backend,
         "observer_faults": final.observer_faults,
+        "swa_divergence": msgspec.to_builtins(final.swa_divergence),
     }
 
 
-def _print_summary(plan: DemoPlan, summary: dict[str, Any], config: CanaryConfig) -> None:
+def print_summary(plan: DemoPlan, summary: dict[str, Any], config: CanaryConfig) -> None:
+    """One JSON line, or a list to read."""
     if plan.json:
         sys.stdout.write(json.dumps(summary) + "\n")
         return
@@ -207,7 +238,8 @@ def _print_summary(plan: DemoPlan, summary: dict[str, Any], config: CanaryConfig
     sys.stdout.write(f"{'settings':>20}  {masked(config)}\n")
 
 
-def _say(plan: DemoPlan, text: str) -> None:
+def say(plan: DemoPlan, text: str) -> None:
+    """Words beside the summary."""
     stream = sys.stderr if plan.json else sys.stdout
     stream.write(text + "\n")
     stream.flush()

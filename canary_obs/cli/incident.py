@@ -14,6 +14,7 @@ from canary_obs.pipeline.incidents import Incident
 from canary_obs.pipeline.journal import ViolationEvent
 from canary_obs.records import Evidence, Hello
 from canary_obs.telemetry.incidents import IncidentBundle
+from canary_obs.terms import Plane
 
 
 def show(bundle: IncidentBundle) -> None:
@@ -88,8 +89,9 @@ def _verdict(slot: SlotFacts) -> str:
 
 
 def _change(change: ChangedWord) -> str:
+    what = change.part.value + (" scales" if change.plane is Plane.SCALES else "")
     where = (
-        f"one word changed: {change.part.value}, layer {change.layer}, head {change.head}, "
+        f"one word changed: {what}, layer {change.layer}, head {change.head}, "
         f"element {change.element} ({change.dtype})"
     )
     if change.original is None or change.current is None:

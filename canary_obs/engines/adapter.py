@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """What an adapter calls. Every method returns at once; in mode `log` none of them raises."""
 
+    overhead: dict[str, float]  # seconds of host time by hook; an adapter adds its own to "adapter"
+
     def before_forward(self, step: StepView) -> None:
         """Just before the model forward, on the stream that runs it."""
 
@@ -28,7 +30,10 @@ class Observer(Protocol):
         """The adapter itself failed (part names where); counted, turns the state to `blind`."""
 
     def after_step(self) -> None:
-        """After each engine step, outside any captured graph."""
+        """Once per engine step, after its forwards were launched, outside any captured graph.
+
+        Best before the engine waits for their results: work then hides behind the forward.
+        """
 
     def idle(self) -> bool:
         """Called by the engine's idle loop; True = there is more to do, call again soon."""
@@ -36,8 +41,23 @@ class Observer(Protocol):
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
         """The engine copied KV bytes between slots (int64 [n] each)."""
 
-    def received(self, group: str, slots: Tensor) -> None:
-        """Bytes arrived from elsewhere without records (int64 [n]); counted unverified."""
+    def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
+        """Bytes arrived from elsewhere (int64 [n]).
+
+        `records` came with them (`records_of` at the sender): int64 [n, RECORD_WORDS], or [shares, n,
+        RECORD_WORDS] from senders that hold different heads or layers. The bytes are compared at once, and in
+        mode `raise` damage raises here, before it is used. Without records the slots count as unverified.
+        """
+
+    def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
+        """Records to send along with the bytes of slots (int64 [n]); None = not available.
+
+        int64 [n, RECORD_WORDS]; with `shares` (ranges of global heads, all that are held here) int64
+        [len(shares), n, RECORD_WORDS], whose fingerprints add up.
+        """
+
+    def record_format(self, group: str) -> int | None:
+        """Records of a sender with another number must not be passed to `received`; None = not protecting."""
 
     def invalidated(self, group: str, slots: Tensor) -> None:
         """The engine no longer vouches for these slots (int64 [n]); their records are emptied."""

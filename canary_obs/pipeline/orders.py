@@ -25,3 +25,4 @@ class StartSweepRequest(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...] = ()  # empty = all
     data: bool = True
     unlocked_only: bool = False
+    swa_resident_only: bool = False

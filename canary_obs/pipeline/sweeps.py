@@ -51,6 +51,7 @@ class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...]  # empty = all
     data: bool
     unlocked_only: bool | None  # None = the engine started it and did not say
+    swa_resident_only: bool | None
     requested_ns: int
     ended_ns: int | None
     ranks: tuple[RankSweep, ...]
@@ -74,6 +75,7 @@ class _Entry:
     command: StartSweep
     trigger: Trigger
     unlocked_only: bool | None
+    swa_resident_only: bool | None
     requested_ns: int
     ended_ns: int | None = None
     shares: dict[RankKey, _Share] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class SweepLedger:
             command=command,
             trigger=Trigger.DEMAND,
             unlocked_only=command.unlocked_only,
+            swa_resident_only=command.swa_resident_only,
             requested_ns=time.time_ns(),
         )
         for identity in targets:
@@ -192,7 +195,11 @@ class SweepLedger:
 def _adopted(progress: SweepProgress) -> _Entry:
     command = StartSweep(id=progress.id, groups=progress.groups, data=progress.data)
     return _Entry(
-        command=command, trigger=progress.trigger, unlocked_only=None, requested_ns=progress.started_ns
+        command=command,
+        trigger=progress.trigger,
+        unlocked_only=None,
+        swa_resident_only=None,
+        requested_ns=progress.started_ns,
     )
 
 
@@ -212,6 +219,7 @@ def _describe(entry: _Entry) -> SweepRecord:
         groups=entry.command.groups,
         data=entry.command.data,
         unlocked_only=entry.unlocked_only,
+        swa_resident_only=entry.swa_resident_only,
         requested_ns=entry.requested_ns,
         ended_ns=entry.ended_ns,
         ranks=tuple(

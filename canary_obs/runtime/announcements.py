@@ -4,32 +4,43 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from canary_kernels import layout
+from canary_kernels.fingerprint import compare_slots
 from canary_obs.runtime.history import SlotHistory
 from canary_obs.runtime.state import DeviceState
+from canary_obs.runtime.transfer import joined
 from canary_obs.terms import SlotEventKind
 
 
 class Announcements:
-    """Launches only. Raises KeyError for a group the engine did not show at attach."""
+    """Launches only. Raises EngineContractError for a group the engine did not show at attach."""
 
     def __init__(self, state: DeviceState, history: SlotHistory) -> None:
-        self._groups, self._history = state.by_name, history
+        self._state, self._history = state, history
 
     def copied(self, name: str, source: Tensor, destination: Tensor, step: int) -> None:
         """Records go where their bytes went (int64 [n] each)."""
-        group = self._groups[name]
+        (group,) = self._state.named((name,))
         group.copy(source, destination)
         self._history.announced(SlotEventKind.COPIED_FROM, group, source, step)
         self._history.announced(SlotEventKind.COPIED_TO, group, destination, step)
 
-    def received(self, name: str, slots: Tensor, step: int) -> None:
-        """Slots (int64 [n]) hold bytes without records."""
-        group = self._groups[name]
-        group.adopt(slots)
+    def received(self, name: str, slots: Tensor, records: Tensor | None, step: int) -> None:
+        """Slots (int64 [n]) hold bytes from elsewhere; with their records they are compared at once.
+
+        records: int64 [n, RECORD_WORDS], or [shares, n, RECORD_WORDS] where several senders hold shares.
+        """
+        (group,) = self._state.named((name,))
+        if records is None:
+            group.adopt(slots)
+        else:
+            group.store(slots, joined(records.to(slots.device, non_blocking=True)))
+            self._state.tick()
+            compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
         self._history.announced(SlotEventKind.RECEIVED, group, slots, step)
 
     def invalidated(self, name: str, slots: Tensor, step: int) -> None:
         """Slots (int64 [n]) hold nothing that counts."""
-        group = self._groups[name]
+        (group,) = self._state.named((name,))
         group.forget(slots)
         self._history.announced(SlotEventKind.INVALIDATED, group, slots, step)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -18,6 +17,7 @@ from canary_obs.records import Mode, Snapshot, State, Trigger, Violation
 from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.bandwidth import measured_bandwidth
 from canary_obs.runtime.evidence import EvidenceDesk
+from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.forward import ForwardChecks
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.history import SlotHistory
@@ -28,15 +28,17 @@ from canary_obs.runtime.pump import Pump
 from canary_obs.runtime.reporter import Reporter
 from canary_obs.runtime.state import DeviceState
 from canary_obs.runtime.status import snapshot_of, vitals_of
+from canary_obs.runtime.swa_divergence import SwaReporter
 from canary_obs.runtime.sweep import Sweeper
+from canary_obs.runtime.transfer import RecordShares
 from canary_obs.runtime.warm_up import warm_up
 from canary_obs.views import StepView
 
 if TYPE_CHECKING:
     from canary_obs.engines.adapter import EngineAdapter
 
-log = logging.getLogger("canary_obs")
-HOOKS = ("head", "tail", "sweep", "patrol", "pump")
+_RAISE_SECONDS = 5.0  # mode raise waits this long for what the comparison of a transfer found
+HOOKS = ("head", "tail", "sweep", "patrol", "pump", "adapter")
 
 
 class CanaryRuntime:
@@ -48,6 +50,8 @@ class CanaryRuntime:
         self.config, self._adapter = config, adapter
         self.state = DeviceState(adapter.groups, device, config)
         self.health = Health(len(self.state.groups), config)
+        faults = Faults(self.health, config.mode)
+        self._guard, self._count_fault = faults.guard, faults.count
         self._checks = ForwardChecks(self.state, self.health, config)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)
         bandwidth = measured_bandwidth(self.state)
@@ -59,10 +63,12 @@ class CanaryRuntime:
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, self.pump.log.requests_at)
         self._announcements = Announcements(self.state, self.history)
+        self._shares = RecordShares(self.state, faults)
         self.evidence = EvidenceDesk(
             self.state, self.history, adapter.holders, reveal_tokens=config.reveal_tokens
         )
         self.injector = Injector(self.state, adapter.prefix_cache, config) if config.perturb else None
+        self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         self.step = 0
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
         self.step_seconds = 0.0
@@ -90,6 +96,7 @@ class CanaryRuntime:
         """Restore the engine, drain the pipeline, say goodbye; returns the final snapshot."""
         self._adapter.detach()
         self._deliver(self.pump.drain(self.step, 5.0))
+        self._guard("swa_divergence", self.swa.report, self.step, self.pump.sample)
         final = self.reporter.snapshot(lambda sequence: snapshot_of(self, sequence))
         self.armed = False
         self.reporter.goodbye(final)
@@ -147,7 +154,8 @@ class CanaryRuntime:
             self.step_seconds += now - self._last_step_end
         self._last_step_end = now
         interval = self.config.sweep_interval
-        if interval and not self.paused and self.step % interval == 0 and self.step != self._swept_step:
+        # An engine step may hold several forwards (drafts), so the exact multiple may be passed over.
+        if interval and not self.paused and self.step // interval > self._swept_step // interval:
             self._swept_step = self.step
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.INTERVAL, self.step)
         self._background(self.config.sweep_budget_ms / 1e3, idle=False)
@@ -166,15 +174,26 @@ class CanaryRuntime:
         """The adapter failed to show a forward: it may have written any slot, so all are adopted."""
         self._count_fault(part, error)
         if self.armed:
-            self._or_disarm(self._adopt_all)
+            self._or_disarm(self.state.adopt_all)
 
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
         """The engine copied slots: their records follow."""
         self._announced(self._announcements.copied, group, source, destination)
 
-    def received(self, group: str, slots: Tensor) -> None:
-        """Bytes arrived without records: adopted, unverified."""
-        self._announced(self._announcements.received, group, slots)
+    def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
+        """Bytes arrived: compared with their records, or adopted, unverified, when they came without."""
+        self._announced(self._announcements.received, group, slots, records)
+        if self.armed and records is not None and self.config.mode is Mode.RAISE:
+            self._deliver(self.pump.drain(self.step, _RAISE_SECONDS))
+            self._raise_found()
+
+    def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
+        """What to send along with these slots, to receivers of these shares of the heads; None = nothing."""
+        return self._shares.of(group, slots, shares) if self.armed else None
+
+    def record_format(self, group: str) -> int | None:
+        """What a sender's number must be for its records to be compared here."""
+        return self._shares.format_of(group) if self.armed else None
 
     def invalidated(self, group: str, slots: Tensor) -> None:
         """The engine no longer vouches for these slots."""
@@ -182,7 +201,7 @@ class CanaryRuntime:
 
     def _announced(self, take: Callable[..., None], *what: object) -> None:
         if self.armed and not self._guard("announce", take, *what, self.step):
-            self._or_disarm(self._adopt_all)
+            self._or_disarm(self.state.adopt_all)
 
     # One forward --------------------------------------------------------------------------------
 
@@ -210,27 +229,6 @@ class CanaryRuntime:
     def _abandon(self, view: StepView) -> None:
         self._or_disarm(lambda: self._checks.abandon(view))
 
-    # When the observer itself fails -------------------------------------------------------------
-
-    def _guard(self, part: str, call: Callable[..., Any], *arguments: Any) -> bool:
-        try:
-            call(*arguments)
-        except Exception as error:
-            self._count_fault(part, error)
-            if self.config.mode is Mode.RAISE:
-                raise
-            return False
-        return True
-
-    def _count_fault(self, part: str, error: Exception) -> None:
-        if self.health.faults[part] == 0:
-            log.error("canary_obs: %s failed; serving goes on, the state is blind", part, exc_info=error)
-        self.health.faults[part] += 1
-
-    def _adopt_all(self) -> None:
-        for group in self.state.groups:
-            group.adopt_all()
-
     def _or_disarm(self, recover: Callable[[], None]) -> None:
         try:
             recover()
@@ -253,8 +251,12 @@ class CanaryRuntime:
             started = time.perf_counter()
             self.overhead["patrol"] += started - swept
         self._guard("pump", self._turn_pump)
+        self._guard("swa_divergence", self.swa.advance, self.step, self.pump.sample)
         self._guard("evidence", self._tell_evidence)
         self.overhead["pump"] += time.perf_counter() - started
+        self._raise_found()
+
+    def _raise_found(self) -> None:
         if self._raising:
             found, self._raising = tuple(self._raising), []
             raise KVCacheViolation(found)

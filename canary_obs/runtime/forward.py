@@ -28,7 +28,7 @@ class ForwardChecks:
         """Bytes about to be overwritten, identities of the new tokens, links of every prefix."""
         state = self._state
         state.tick(step)
-        self._batches = [(group, group.batch(view)) for group in state.groups]
+        self._batches = [(group, group.batch(view)) for group in state.named(view.groups)]
         for group, batch in self._batches:
             if self._reuse:
                 compare_slots(state.backend, group.buffers, group.plan, batch.out_slots, layout.Phase.HEAD)
@@ -51,7 +51,7 @@ class ForwardChecks:
     def abandon(self, view: StepView) -> None:
         """The slots this forward should have written hold nobody knows what: adopt them."""
         self._batches = []
-        for group in self._state.groups:
+        for group in self._state.named(view.groups):
             group.adopt(view.groups[group.name].out_slots)
 
 

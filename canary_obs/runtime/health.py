@@ -61,6 +61,8 @@ class Health:
         expected = self._expected.pop(sequence, None)
         if expected is None:
             return
+        while self._expected and next(iter(self._expected)) < sequence:
+            del self._expected[next(iter(self._expected))]  # a copy that nobody looked at
         rows = counters.numpy().reshape(-1, layout.COUNTER_WORDS)
         runs = rows[:, layout.COUNT_RUNS : layout.COUNT_RUNS + layout.NUM_PHASES].tolist()
         if runs == expected:

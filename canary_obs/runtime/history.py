@@ -44,6 +44,8 @@ class SlotHistory:
                 torch.full((group.view.num_slots + 1,), -1, dtype=torch.int64, device=state.clock.device)
                 for group in state.groups
             )
+            if not state.clock.is_cuda:
+                self._on_host = tuple(written.numpy() for written in self._written)
 
     @property
     def writes_known(self) -> bool:
@@ -57,13 +59,15 @@ class SlotHistory:
 
     def wrote(self, view: StepView) -> None:
         """A forward is about to write its output slots."""
-        for group, written in zip(self._state.groups, self._written or (), strict=False):
-            slots, clock = view.groups[group.name].out_slots, self._state.clock
+        if self._written is None:
+            return
+        for name, shown in view.groups.items():
+            index, slots = self._state.by_name[name].index, shown.out_slots
             if slots.is_cuda:
-                written.index_put_((slots,), clock)
+                self._written[index].index_put_((slots,), self._state.clock)
             else:
                 # A tenth of what index_put_ takes on the CPU.
-                written.numpy()[slots.numpy()] = clock.numpy()
+                self._on_host[index][slots.numpy()] = self._state.now
 
     def announced(self, kind: SlotEventKind, group: Group, slots: Tensor, step: int) -> None:
         """The engine copied, received or invalidated slots (int64 [n])."""

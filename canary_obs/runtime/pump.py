@@ -52,7 +52,7 @@ class Pump:
         now, sequence = time.monotonic(), self._counters.next_sequence
         if self._counters.push(step, now):
             self._health.expect(sequence)
-        self._take(self._counters.poll(), step)
+        self._take(self._counters.newest(), step)
         if self.sample is not None and not self._rows.busy and self.log.moved(self.sample.values):
             self._rows.push(step, now)
         return self._read(self._rows.poll(), step)
@@ -60,15 +60,17 @@ class Pump:
     def drain(self, step: int, timeout: float) -> list[Violation]:
         """At rest or at shutdown: wait up to `timeout` seconds for all that is known on the device."""
         found = self.turn(step)
-        self._take(self._counters.flush(timeout), step)
+        for sample in self._counters.flush(timeout):
+            self._take(sample, step)
         found += self._read(self._rows.flush(timeout), step)
         if self.sample is not None and self.log.moved(self.sample.values):
             self._rows.push(step, time.monotonic())
             found += self._read(self._rows.flush(timeout), step)
         return found
 
-    def _take(self, samples: list[Sample], step: int) -> None:
-        for sample in samples:
+    def _take(self, sample: Sample | None, step: int) -> None:
+        # Counters only grow: the newest copy tells all that those before it did.
+        if sample is not None:
             self.sample = sample
             self._health.observe(sample.sequence, sample.values)
             self._sweeper.observe(sample.sequence, sample.values, step)

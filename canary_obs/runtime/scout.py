@@ -83,8 +83,9 @@ class Scout:
     def send(self, errand: Errand, now: float) -> None:
         """Start a comparison. Only when not full."""
         group = errand.group
-        slots = group.slots_between(errand.start, errand.stop)
         with self._beside:
+            # Made on the stream that reads them: the engine's own is still busy with what it was given.
+            slots = group.slots_between(errand.start, errand.stop)
             buffers = self._buffers[group.index]
             compare_slots(self._backend, buffers, group.plan, slots, layout.Phase.PATROL)
             self._host.push(0, now)

@@ -8,7 +8,7 @@ from canary_kernels import layout
 from canary_kernels.fingerprint import Suspect, WordChange
 from canary_obs.evidence import ChangedWord, SlotFacts
 from canary_obs.runtime.state import Group
-from canary_obs.terms import Part, SlotState
+from canary_obs.terms import Part, Plane, SlotState
 
 NEIGHBOURS = 16  # slots read around the violated one, itself included
 SUSPECTS = 2  # words looked at
@@ -20,6 +20,7 @@ HISTORY_AT = BYTES_AT + SUSPECTS * WORD_BYTES
 
 KERNEL_PARTS = {Part.K: layout.Part.K, Part.V: layout.Part.V}
 _PART_OF = {kernel: part for part, kernel in KERNEL_PARTS.items()}
+_PLANE_OF = {layout.Plane.DATA: Plane.DATA, layout.Plane.SCALES: Plane.SCALES}
 _RECORDED = {Part.K: layout.FINGERPRINT_K, Part.V: layout.FINGERPRINT_V}
 
 
@@ -60,6 +61,7 @@ def _changed_word(lead: Lead, change: WordChange | None) -> ChangedWord:
     byte = (word * WORD_BYTES + ((flipped & -flipped).bit_length() - 1) // 8) % source.head_bytes
     return ChangedWord(
         part=lead.part,
+        plane=_PLANE_OF[source.plane],
         layer=source.layer,
         head=word * WORD_BYTES // source.head_bytes,
         element=byte // source.tensor.element_size(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor
 
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers, RowBatch
-from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import FingerprintPlan, plan_fingerprint
 from canary_obs.config import CanaryConfig
-from canary_obs.errors import ConfigurationError
+from canary_obs.errors import EngineContractError
 from canary_obs.records import GroupInfo, Part
+from canary_obs.runtime.backend import choose_backend
 from canary_obs.views import GroupView, StepView
 
 _PARTS = {layout.Part.K: Part.K, layout.Part.V: Part.V}
@@ -26,17 +27,39 @@ class FirstPositions:
     def __init__(self, window: int | None, device: torch.device) -> None:
         self._window = window
         self._memory = torch.zeros(1024, dtype=torch.int32, device=device)
+        self._cut: dict[int, Tensor] = {}  # of the memory, by length
 
     def of(self, prefix_lens: Tensor) -> Tensor:
-        """int32 [n], valid until the next call; prefix_lens: integers [n]."""
+        """int32 [n], valid until the next call, the same tensor for the same n; prefix_lens: integers [n]."""
         count = prefix_lens.shape[0]
-        if count > self._memory.shape[0]:
-            self._memory = torch.zeros(2 * count, dtype=torch.int32, device=self._memory.device)
-        starts = self._memory[:count]
+        starts = self._cut.get(count)
+        if starts is None:
+            if count > self._memory.shape[0]:
+                self._memory = torch.zeros(2 * count, dtype=torch.int32, device=self._memory.device)
+            starts = self._cut[count] = self._memory[:count]
         if self._window is not None:
             torch.sub(prefix_lens, self._window - 1, out=starts)
             starts.clamp_(min=0)
         return starts
+
+
+class LastBatch:
+    """A batch and the tensors it was made of: shown again, they need not be looked through again."""
+
+    def __init__(self) -> None:
+        self._columns: tuple[Tensor | None, ...] = ()
+        self._batch: RowBatch | None = None
+
+    def of(self, columns: tuple[Tensor | None, ...]) -> RowBatch | None:
+        """The batch, if it was made of these very tensors, whatever they hold by now."""
+        if len(columns) == len(self._columns) and all(map(operator.is_, columns, self._columns)):
+            return self._batch
+        return None
+
+    def keep(self, columns: tuple[Tensor | None, ...], batch: RowBatch) -> RowBatch:
+        """Take the place of the one before."""
+        self._columns, self._batch = columns, batch
+        return batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +72,7 @@ class Group:
     buffers: GroupBuffers  # its records are memory without the last row
     plan: FingerprintPlan
     first_positions: FirstPositions
+    last: LastBatch
 
     @property
     def name(self) -> str:
@@ -58,20 +82,31 @@ class Group:
     def batch(self, step: StepView) -> RowBatch:
         """This group's view of a forward; shares the engine's tensors."""
         mine = step.groups[self.view.name]
-        return RowBatch(
+        tokens = mine.tokens or step
+        own_rows = mine.tokens.rows if mine.tokens else None
+        rows = step.rows if own_rows is None else own_rows
+        starts = self.first_positions.of(tokens.prefix_lens)
+        columns = (
+            mine.slot_table, rows, starts, tokens.prefix_lens, tokens.extend_lens, tokens.token_starts,
+            tokens.digests, tokens.input_ids, tokens.positions, mine.out_slots, tokens.expected_ids,
+        )  # fmt: skip
+        if (same := self.last.of(columns)) is not None:
+            return same
+        batch = RowBatch(
             slot_table=mine.slot_table,
             page_size=self.view.page_size,
-            rows=step.rows,
-            starts=self.first_positions.of(step.prefix_lens),
-            prefix_lens=step.prefix_lens,
-            extend_lens=step.extend_lens,
-            token_starts=step.token_starts,
-            digests=step.digests,
-            input_ids=step.input_ids,
-            positions=step.positions,
+            rows=rows,
+            starts=starts,
+            prefix_lens=tokens.prefix_lens,
+            extend_lens=tokens.extend_lens,
+            token_starts=tokens.token_starts,
+            digests=tokens.digests,
+            input_ids=tokens.input_ids,
+            positions=tokens.positions,
             out_slots=mine.out_slots,
-            expected_ids=step.expected_ids,
+            expected_ids=tokens.expected_ids,
         )
+        return self.last.keep(columns, batch)
 
     def info(self) -> GroupInfo:
         """The group as the service is told about it."""
@@ -81,7 +116,7 @@ class Group:
             layers=len({source.layer for source in sources}),
             parts=tuple(_PARTS[part] for part in sorted({source.part for source in sources})),
             slots=self.view.num_slots,
-            slot_bytes=sum(source.slot_bytes for source in sources),
+            slot_bytes=sum(source.slot_bytes for source in sources) + self.view.uncovered_bytes,
             protected_slot_bytes=self.plan.bytes_per_slot,
         )
 
@@ -107,6 +142,19 @@ class Group:
         """Records follow their bytes (int64 [n] each; -1 = skip)."""
         records = self.memory.index_select(0, self._places(source))
         self.memory.index_copy_(0, self._places(destination), records)
+
+    def records_of(self, slots: Tensor) -> Tensor:
+        """int64 [n, RECORD_WORDS]: a copy of the records of these slots (int64 [n])."""
+        return self.memory.index_select(0, self._places(slots))
+
+    def store(self, slots: Tensor, records: Tensor) -> None:
+        """Take these records (int64 [n, RECORD_WORDS]) for these slots (int64 [n]; -1 = skip)."""
+        if records.shape != (slots.shape[0], layout.RECORD_WORDS) or records.dtype is not torch.int64:
+            raise EngineContractError(
+                f"records are {records.dtype} {list(records.shape)} for {slots.shape[0]} slots; the rule is "
+                f"int64 [{slots.shape[0]}, {layout.RECORD_WORDS}]; send what records_of returned"
+            )
+        self.memory.index_copy_(0, self._places(slots), records.to(self.memory.device, non_blocking=True))
 
     def _reset(self, slots: Tensor, state: layout.RecordState) -> None:
         places = self._places(slots)
@@ -134,7 +182,9 @@ class DeviceState:
         self.counter_words = counter_words
         self.log_shape = log_shape
         self.clock = torch.zeros(1, dtype=torch.int64, device=device)
-        self._step = self._turn = 0
+        # On the CPU: the same memory, for a tenth of what a torch operation takes.
+        self._host_clock = None if self.clock.is_cuda else self.clock.numpy()
+        self._step = self._turn = self.now = 0  # now: what the clock shows, as of the last launch
         self.backend = choose_backend(config.backend, device)
         counters = self.counters.view(count, layout.COUNTER_WORDS)
         log = self.flat[counter_words:].view(log_shape)
@@ -156,6 +206,7 @@ class DeviceState:
                 ),
                 plan=plan_fingerprint(view.sources, coverage, device),
                 first_positions=FirstPositions(view.window, device),
+                last=LastBatch(),
             )
             for index, view in enumerate(views)
         )
@@ -165,7 +216,27 @@ class DeviceState:
         """Move the clock to a forward step, or by one turn within it, ahead of the launches that stamp it."""
         self._step = self._step if step is None else step
         self._turn = (self._turn + 1) % (1 << layout.TURN_BITS)
-        self.clock.fill_(self._step << layout.TURN_BITS | self._turn)
+        self.now = self._step << layout.TURN_BITS | self._turn
+        if self._host_clock is None:
+            self.clock.fill_(self.now)
+        else:
+            self._host_clock[0] = self.now
+
+    def named(self, names: Iterable[str]) -> tuple[Group, ...]:
+        """The groups of these names. Raises EngineContractError for one that was not shown at attach."""
+        try:
+            return tuple(self.by_name[name] for name in names)
+        except KeyError as error:
+            known = ", ".join(self.by_name)
+            raise EngineContractError(
+                f"group {error.args[0]!r} was not shown at attach; known are {known}; "
+                "the adapter names every group in `groups`"
+            ) from None
+
+    def adopt_all(self) -> None:
+        """Forget what is known of every slot of every group, and accept all as live."""
+        for group in self.groups:
+            group.adopt_all()
 
     @property
     def coverage(self) -> float:
@@ -183,14 +254,3 @@ class DeviceState:
     def fixed_bytes(self) -> int:
         """Device bytes of counters, violation log and clock: the same for a pool of any size."""
         return self.flat.nbytes + self.clock.nbytes
-
-
-def choose_backend(name: str, device: torch.device) -> Backend:
-    """The backend for a device: Triton on GPUs, torch on CPUs; an explicit wish is obeyed or refused."""
-    if name == "auto":
-        return Backend.TRITON if device.type == "cuda" else Backend.TORCH
-    if name == "torch" and device.type == "cuda":
-        raise ConfigurationError(
-            "backend", name, "the torch backend synchronises with the host on a GPU", "Use triton or auto."
-        )
-    return Backend(name)

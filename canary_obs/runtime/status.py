@@ -73,4 +73,5 @@ def snapshot_of(canary: CanaryRuntime, sequence: int) -> Snapshot:
         },
         perturbations=canary.injector.ledger.counts() if canary.injector else {},
         paused=canary.paused,
+        swa_divergence=canary.swa.latest,
     )

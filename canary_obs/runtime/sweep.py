@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 from torch import Tensor
 
 from canary_kernels import layout
@@ -20,6 +19,7 @@ from canary_obs.records import Cause, StartSweep, SweepProgress, SweepStatus, Tr
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.state import DeviceState, Group
 from canary_obs.runtime.sweep_shares import SweepShares
+from canary_obs.runtime.sweep_walk import SweepWalk
 from canary_obs.views import CachedSlots
 
 if TYPE_CHECKING:
@@ -68,9 +68,10 @@ class Sweeper:
         bandwidth: float,
         report: Callable[[SweepProgress], None],
     ) -> None:
-        self._state, self._cache, self._health, self._config = state, prefix_cache, health, config
+        self._state, self._health, self._config = state, health, config
         self._report = report
         self._bandwidth = bandwidth
+        self._walk = SweepWalk(state, prefix_cache, config)
         device = state.clock.device
         self._on_cpu = device.type == "cpu"
         self._uploads = UploadRing(3 * _DEVICE_CHUNK, _UPLOADS, device)
@@ -120,7 +121,11 @@ class Sweeper:
         if self._pass is None:
             self._automatic += 1
             name = f"{trigger.value}-{time.time_ns():x}-{self._automatic}"
-            command = StartSweep(id=name, unlocked_only=self._config.unlocked_only)
+            command = StartSweep(
+                id=name,
+                unlocked_only=self._config.unlocked_only,
+                swa_resident_only=self._config.swa_resident_only,
+            )
             self._start(command, trigger, step)
 
     def advance(self, budget_seconds: float, next_sequence: int) -> None:
@@ -168,16 +173,13 @@ class Sweeper:
             command=command, trigger=trigger, work=[], total=0, started_ns=time.time_ns(),
             started=time.perf_counter(), step=step, groups=names,
         )  # fmt: skip
-        unknown = [name for name in names if name not in self._state.by_name]
-        if unknown:
-            known = ", ".join(self._state.by_name)
-            self.last = self._describe(
-                current, SweepStatus.FAILED, f"unknown groups {unknown}; there are: {known}"
-            )
+        refusal = self._walk.refusal(command)
+        if refusal is not None:
+            self.last = self._describe(current, SweepStatus.FAILED, refusal)
             self._report(self.last)
             return
         for name in names:
-            cached = self._cache.cached(name, unlocked_only=command.unlocked_only)
+            cached = self._walk.slots(name, command)
             current.work.append((self._state.by_name[name], cached))
             current.total += cached.slots.numel()
         self._pass = current
@@ -202,12 +204,9 @@ class Sweeper:
             current.next_group, current.cursor = current.next_group + 1, 0
         if start == stop:
             return 0.0
-        slots = cached.slots[start:stop]
-        held = self._cache.still_cached(group.name, slots)
-        current.evicted += slots.numel() - int(held.sum())
-        slots, positions, previous = self._uploads.put(
-            torch.where(held, slots, -1), cached.positions[start:stop], cached.previous[start:stop]
-        )
+        slots, previous = self._walk.held(group.name, cached.slots[start:stop], cached.previous[start:stop])
+        current.evicted += int((slots < 0).sum())
+        slots, positions, previous = self._uploads.put(slots, cached.positions[start:stop], previous)
         self._state.tick()
         verify_list(self._state.backend, group.buffers, slots, positions, previous, layout.Phase.SWEEP)
         self._health.launch(group.index, layout.Phase.SWEEP)

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
 from canary_kernels import layout
@@ -84,7 +85,7 @@ class ViolationLog:
             event=row[layout.ROW_EVENT],
             slot=row[layout.ROW_SLOT],
             position=row[layout.ROW_POSITION] if row[layout.ROW_POSITION] >= 0 else None,
-            request=requests[ordinal] if 0 <= ordinal < len(requests) else None,
+            request=requests[ordinal % len(requests)] if ordinal >= 0 and requests else None,
             expected=None if hidden else f"{layout.unsigned(row[layout.ROW_EXPECTED]):#x}",
             actual=None if hidden else f"{layout.unsigned(row[layout.ROW_ACTUAL]):#x}",
             lag_steps=step - row_step,
@@ -97,4 +98,4 @@ def events_in(counters: Tensor) -> int:
     """Violations in a host copy of the counters (int64 [groups * COUNTER_WORDS])."""
     # NumPy on the same memory: a quarter of torch's time for arrays this small, and every step pays it.
     lanes = counters.numpy().reshape(-1, layout.COUNTER_WORDS)[:, : layout.NUM_LANES]
-    return int(lanes.sum())
+    return int(np.add.reduce(lanes, axis=None))

@@ -28,6 +28,9 @@ class SweepBody(BaseModel):
     groups: Annotated[list[Name], Field(max_length=64, description="Groups to sweep; empty = all.")] = []
     data: Annotated[bool, Field(description="Compare KV bytes too, not only links.")] = True
     unlocked_only: Annotated[bool, Field(description="Leave out slots that running requests use.")] = False
+    swa_resident_only: Annotated[
+        bool, Field(description="Leave out tokens that the sliding-window group holds no more.")
+    ] = False
 
 
 class SweepQuery(BaseModel):

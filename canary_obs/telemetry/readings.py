@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from canary_obs.pipeline.ranks import RankView
-from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress, State, SweepStatus
+from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress, Phase, State, SweepStatus
 
 Reading = tuple[tuple[str, ...], float]
 Spread = tuple[tuple[str, ...], Latencies]  # what a histogram is read from
@@ -23,6 +23,8 @@ OBSERVER_PARTS = (
     "adopt",
     "step_view",
     "evidence",
+    "swa_divergence",
+    "attach",
 )
 
 
@@ -229,6 +231,24 @@ def lag_seconds(rank: RankView) -> Iterator[Reading]:
 
 def skipped(rank: RankView) -> Iterator[Reading]:
     return one(rank.totals.pipeline.skipped if rank.totals else None)
+
+
+def swa_diverging(rank: RankView) -> Iterator[Reading]:
+    found = rank.snapshot.swa_divergence if rank.snapshot else None
+    return one(found.index_divergence if found else None)
+
+
+def swa_out_of_window(rank: RankView) -> Iterator[Reading]:
+    found = rank.snapshot.swa_divergence if rank.snapshot else None
+    return one(found.out_of_window if found else None)
+
+
+def swa_verified(rank: RankView) -> Iterator[Reading]:
+    if rank.totals is None or rank.totals.swa_divergence is None:
+        return
+    for group, counters in rank.totals.groups.items():
+        if group in ("full", "swa"):
+            yield (group,), float(counters.verified[Phase.HEAD] + counters.verified[Phase.TAIL])
 
 
 def perturbations(rank: RankView) -> Iterator[Reading]:

@@ -29,6 +29,7 @@ from canary_obs.telemetry.otlp import (
     service_resource,
 )
 from canary_obs.telemetry.spans import SpanMaker, link_to, log_record, place_of, rank_resource
+from canary_obs.terms import Plane
 
 LOOK_SECONDS = 0.5
 CLOSE_SECONDS = 3.0
@@ -248,6 +249,7 @@ class Tracing:
         }
         for change in evidence.changed:
             at = f"layer {change.layer} head {change.head} element {change.element}"
+            at += " of the scales" if change.plane is Plane.SCALES else ""
             fields[f"kv_canary.changed.{change.part.value}"] = at
         parent = case.span.get_span_context()
         span = spans.start(

@@ -22,7 +22,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Host time per step by hook",
-                    says="head, tail, sweep, patrol, pump.",
+                    says="head, tail, sweep, patrol, pump; adapter: reading the engine's state.",
                     queries=(
                         Query(
                             expression=f"rate({rank('overhead_seconds_total')}{RATE})"

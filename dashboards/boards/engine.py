@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.board import NAME, NO_SWEEP, Board, Kind, Panel, Query, Section, group, rank
+from dashboards.board import NAME, NO_SWEEP, NO_WINDOW, Board, Kind, Panel, Query, Section, group, rank
 
 RATE = "[$__rate_interval]"
 
@@ -87,6 +87,39 @@ BOARD = Board(
                     "violations_total",
                     "group, phase, reason",
                     "{{group}} {{phase}} {{reason}}",
+                ),
+            ),
+        ),
+        Section(
+            title="Sliding windows",
+            panels=(
+                Panel(
+                    title="Full and sliding-window group",
+                    says="Live tokens: without a sliding-window slot, and with slots of different numbers.",
+                    queries=(
+                        Query(
+                            expression=rank("swa_out_of_window_tokens"),
+                            legend="out of the window, " + NAME,
+                            empty=NO_WINDOW,
+                        ),
+                        Query(
+                            expression=rank("swa_index_divergence"),
+                            legend="other slot, " + NAME,
+                            empty=NO_WINDOW,
+                        ),
+                    ),
+                ),
+                Panel(
+                    title="Verified around forwards",
+                    says="Slots per second; fewer in swa, and never 0 while full is not.",
+                    queries=(
+                        Query(
+                            expression=f"rate({rank('swa_slots_verified_total')}{RATE})",
+                            legend="rank {{rank}} {{group}}",
+                            empty=NO_WINDOW,
+                        ),
+                    ),
+                    unit="ops",
                 ),
             ),
         ),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canary_kernels.layout import COUNTER_WORDS, NUM_LANES, RECORD_WORDS, ROW_WORDS, Part
+from canary_kernels.layout import COUNTER_WORDS, NUM_LANES, RECORD_WORDS, ROW_WORDS, Part, Plane
 
 DEFAULT_LANE_ROWS = 32
 
@@ -69,6 +69,8 @@ class KVSource:
 
     Byte b of head h of slot s: base + s // page_size * page_stride + s % page_size * slot_stride
     + h * head_stride + b // element_bytes * element_stride + b % element_bytes (all in bytes).
+    It belongs to word plane * PLANE_WORDS + (h * head_bytes + b) // 4 of the layer and part, h global.
+    Scales held apart from their data are a plane of their own; scales within a head's bytes are part of them.
     """
 
     tensor: Tensor  # any dtype; its data_ptr() is the base
@@ -83,6 +85,7 @@ class KVSource:
     head_stride: int
     element_bytes: int  # equals head_bytes when a head's bytes are contiguous
     element_stride: int
+    plane: Plane = Plane.DATA
 
     @property
     def slot_bytes(self) -> int:
@@ -90,7 +93,9 @@ class KVSource:
         return self.num_heads * self.head_bytes
 
 
-def source_from_tensor(tensor: Tensor, part: Part, layer: int, head_start: int = 0) -> KVSource:
+def source_from_tensor(
+    tensor: Tensor, part: Part, layer: int, head_start: int = 0, plane: Plane = Plane.DATA
+) -> KVSource:
     """Common layouts: [slots, heads, dim] or [pages, page_size, heads, dim], any strides, dim contiguous."""
     if tensor.dim() == 3:
         tensor = tensor.unsqueeze(1)
@@ -116,4 +121,5 @@ def source_from_tensor(tensor: Tensor, part: Part, layer: int, head_start: int =
         head_stride=head_stride,
         element_bytes=head_bytes,
         element_stride=head_bytes,
+        plane=plane,
     )

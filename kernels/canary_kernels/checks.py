@@ -19,9 +19,10 @@ _MIN_LANE_ROWS = 2
 
 
 class Backend(Enum):
-    """Which implementation runs: the PyTorch reference (CPU) or the Triton kernels."""
+    """Which implementation runs: the reference or compiled Python on the CPU, Triton kernels on a GPU."""
 
     TORCH = "torch"
+    NUMBA = "numba"
     TRITON = "triton"
 
 
@@ -31,7 +32,7 @@ class KernelArgumentError(ValueError):
 
 def check_buffers(backend: Backend, buffers: GroupBuffers) -> None:
     """Raise KernelArgumentError unless these buffers suit this backend. Looks once."""
-    if backend in buffers.memo:
+    if buffers.memo.get(check_buffers) is backend:
         return
     records = buffers.records
     if records.dim() != 2 or records.shape[1] != RECORD_WORDS or records.dtype is not torch.int64:
@@ -44,19 +45,19 @@ def check_buffers(backend: Backend, buffers: GroupBuffers) -> None:
             f"the violation log has {buffers.violations.shape[1]} rows per lane; the rule is at least "
             f"{_MIN_LANE_ROWS} (the first and the latest); pass a larger lane_rows to allocate_buffers"
         )
-    if backend is Backend.TORCH and records.device.type != "cpu":
+    if backend is not Backend.TRITON and records.device.type != "cpu":
         raise KernelArgumentError(
-            f"backend is torch and the records are on {records.device}; the reference runs on the CPU; "
-            "use Backend.TRITON"
+            f"backend is {backend.value} and the records are on {records.device}; the rule is records on the "
+            "CPU; use Backend.TRITON"
         )
-    buffers.memo[backend] = True
+    buffers.memo[check_buffers] = backend
 
 
 def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
     """Raise KernelArgumentError unless the batch is consistent in itself and lies where the buffers lie."""
-    device = buffers.records.device
-    if batch.memo.get(check_batch) == device:
+    if batch.memo.get(check_batch) is buffers:
         return
+    device = buffers.records.device
     table = batch.slot_table
     if table.dim() != 2 or table.stride(1) != 1:
         raise KernelArgumentError(
@@ -68,30 +69,29 @@ def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
             f"page_size is {batch.page_size}; the rule is >= 1; pass the pool's page size"
         )
     requests, tokens = batch.rows.shape[0], batch.input_ids.shape[0]
-    if not _sound_on_gpu(batch, device, requests, tokens):
+    if not _is_sound(batch, device.index, requests, tokens):
         _check_columns(batch, device, requests, tokens)
-    batch.memo[check_batch] = device
+    batch.memo[check_batch] = buffers
 
 
-def _sound_on_gpu(batch: RowBatch, device: torch.device, requests: int, tokens: int) -> bool:
-    """The rules of `_check_columns`, in a third of the time; False = let that decide."""
-    if device.type == "cpu":
-        return False
+def _is_sound(batch: RowBatch, index: int | None, requests: int, tokens: int) -> bool:
+    """The rules of `_check_columns`, in a third of the time; False = let that decide. index: None = CPU."""
     rows = batch.rows, batch.starts, batch.prefix_lens, batch.extend_lens, batch.digests
     new = batch.input_ids, batch.positions, batch.out_slots, batch.expected_ids
-    index = device.index
     return (
-        _are_sound((batch.slot_table,), batch.slot_table.size(0), index)
+        _are_sound((batch.slot_table,), batch.slot_table.numel(), index)
         and _are_sound(rows, requests, index)
         and _are_sound((batch.token_starts,), requests + 1, index)
         and _are_sound(new, tokens, index)
     )
 
 
-def _are_sound(columns: tuple[Tensor | None, ...], length: int, index: int) -> bool:
+def _are_sound(columns: tuple[Tensor | None, ...], size: int, index: int | None) -> bool:
     for column in columns:
         if column is not None and (
-            column.dtype not in _INTEGERS or column.size(0) != length or column.get_device() != index
+            column.dtype not in _INTEGERS
+            or column.numel() != size
+            or not (column.is_cpu if index is None else column.get_device() == index)
         ):
             return False
     return True
@@ -117,8 +117,10 @@ def _check_columns(batch: RowBatch, device: torch.device, requests: int, tokens:
 def check_slots(buffers: GroupBuffers, **columns: Tensor) -> None:
     """Raise KernelArgumentError unless the columns are integer vectors of one length beside the records."""
     length = next(iter(columns.values())).shape[0]
-    for name, column in columns.items():
-        _check_column(name, column, length, buffers.records.device)
+    device = buffers.records.device
+    if not _are_sound(tuple(columns.values()), length, device.index):
+        for name, column in columns.items():
+            _check_column(name, column, length, device)
 
 
 def _check_column(name: str, column: Tensor, length: int, device: torch.device) -> None:

@@ -35,6 +35,13 @@ class Part(IntEnum):
     V = 2
 
 
+class Plane(IntEnum):
+    """What a layer's words of one part are: the elements, or what turns them into numbers."""
+
+    DATA = 0
+    SCALES = 1
+
+
 class RecordState(IntEnum):
     """The life of a record: EMPTY, PENDING between head and tail, COMPLETE; ADOPTED = no history known."""
 
@@ -70,6 +77,8 @@ STATE_BITS = 2
 STATE_MASK = (1 << STATE_BITS) - 1
 MAX_POSITION = (1 << (31 - STATE_BITS)) - 1
 PARTIAL_WORDS = 4
+# Words of plane p are numbered from p * PLANE_WORDS in the whole model's layer, whatever the shard holds.
+PLANE_WORDS = 1 << 24
 
 # Lane: one (phase, reason) of a group. Lane counters are the violation counters.
 NUM_PHASES, NUM_REASONS, NUM_UNVERIFIED = len(Phase), len(Reason), len(Unverified)

@@ -41,6 +41,37 @@ def test_clean_demo() -> None:
     assert 0 < found["overhead_ratio"] < 1
 
 
+def test_sliding_windows_show_in_the_summary_and_the_log() -> None:
+    done = run("demo", "--model", "swa", "--shape", "tiny", "--steps", "2500", "--seed", "1", "--json")
+    found = summary(done)
+    assert (found["violations"], found["state"], found["slots_unverified"]) == (0, "ok", 0)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("kv_canary_swa_divergence=")]
+    reports = [json.loads(line.split("=", 1)[1]) for line in lines]
+    assert [report["step"] for report in reports] == [1, 1000, 2000, 2500]
+    assert reports[-1] == found["swa_divergence"]
+    for report in reports[1:]:
+        assert report["out_of_window"] >= 1
+        assert report["index_divergence"] >= 1
+        assert 0 < report["verified_swa"] < report["verified_full"]
+
+
+def test_both_halves_of_a_disaggregated_engine() -> None:
+    found = summary(run("demo", "--disaggregated", "--shape", "tiny", "--steps", "600", "--json"))
+    for half in (found["prefill"], found["decode"]):
+        assert (half["violations"], half["state"], half["slots_unverified"]) == (0, "ok", 0)
+        assert half["requests_finished"] > 0
+        assert half["evictions"] > 0
+
+
+def test_a_disaggregated_engine_stops_in_mode_raise() -> None:
+    done = run(
+        "demo", "--disaggregated", "--shape", "tiny", "--steps", "600", "--mode", "raise",
+        "--perturb", "real_kv_used=0.05",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "KVCacheViolation" in done.stderr
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_perturbed_demo(mode: str) -> None:
     found = summary(run("demo", "--duration", "60", "--seed", "1", "--json", "--perturb", f"{mode}=0.05"))

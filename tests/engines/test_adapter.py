@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ class Recorder:
 
     def __init__(self, before: Callable[[StepView], None] | None = None) -> None:
         self.calls: list[str] = []
+        self.overhead = {"adapter": 0.0}
         self.faults: list[tuple[str, Exception]] = []
         self.before = before
         self.more = False
@@ -55,8 +56,14 @@ class Recorder:
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
         raise AssertionError("the reference engine copies no slots")
 
-    def received(self, group: str, slots: Tensor) -> None:
+    def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
         raise AssertionError("the reference engine receives no slots")
+
+    def record_format(self, group: str) -> int | None:
+        return None
+
+    def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
+        raise AssertionError("the reference engine sends no slots")
 
     def invalidated(self, group: str, slots: Tensor) -> None:
         raise AssertionError("the reference engine invalidates no slots")

@@ -45,7 +45,8 @@ def recorded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Logits:
 
 def check_against_plain(engine: Engine, requests: list[Request], logits: Logits) -> None:
     config = engine.config
-    weights = random_weights(config.shape, config.seed)
+    drawn = random_weights(config.shape, config.seed, config.dtype, torch.device(config.device))
+    weights = {name: weight.cpu() for name, weight in drawn.items()}
     for request in requests:
         tokens = request.tokens[: request.length].tolist()
         plain = plain_logits(config.shape, weights, tokens)

@@ -8,6 +8,7 @@ from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference import settings
 from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.runner import Runner
 from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
 
@@ -26,8 +27,17 @@ class Rig:
                 self.engine.step()
 
 
-def make_rig(*, seed: int = 3, engine: dict[str, object] | None = None, **changes: object) -> Rig:
-    built = Engine(settings.tiny(seed=seed, device="cuda", **(engine or {})))
+def make_rig(
+    *,
+    seed: int = 3,
+    model: str = "llama",
+    engine: dict[str, object] | None = None,
+    runner: type[Runner] = Runner,
+    **changes: object,
+) -> Rig:
+    preset = settings.tiny(seed=seed, **{"device": "cuda", **(engine or {})})  # type: ignore[arg-type]
+    built = Engine(settings.with_model(preset, model))
+    built.runner.__class__ = runner
     canary = install_canary(built, CanaryConfig(endpoint=IN_PROCESS, **changes))  # type: ignore[arg-type]
     assert canary is not None
     canary.mark_ready()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from canary_kernels.buffers import KVSource, source_from_tensor
-from canary_kernels.layout import Part
+from canary_kernels.layout import Part, Plane
 
 SLOTS = 32
 PAGE = 4
@@ -21,6 +21,7 @@ class Pool:
 
     sources: list[KVSource]
     bytes: dict[tuple[Part, int], Tensor]  # uint8 views
+    scales: dict[tuple[Part, int], Tensor] = field(default_factory=dict)  # likewise, of the plane SCALES
 
 
 def _noise(shape: tuple[int, ...], device: str) -> Tensor:
@@ -132,7 +133,36 @@ def split_elements(device: str) -> Pool:
     return Pool(sources=sources, bytes=views)
 
 
+def inline_scales(device: str) -> Pool:
+    """Heads of 256 data bytes, a float32 scale and 4 spare bytes (vLLM's fp8 per token and head)."""
+    keys = [(part, layer) for layer in range(2) for part in (Part.K, Part.V)]
+    return _pool({key: _noise((SLOTS, 2, 264), device) for key in keys}, torch.uint8)
+
+
+def separate_scales(device: str) -> Pool:
+    """fp8 data [slots, heads, dim] and float32 scales [slots, heads], two tensors per layer and part."""
+    data = {(part, layer): _noise((SLOTS, 3, 24), device) for layer in range(2) for part in (Part.K, Part.V)}
+    scales = {key: _noise((2 * SLOTS, 3, 4), device)[::2] for key in data}
+    return _with_scales(data, scales)
+
+
+def page_scales(device: str) -> Pool:
+    """Padded pages of [page, 1, 24] data bytes followed by [page, 1, 4] scale bytes, K only (an indexer)."""
+    memory = _noise((3, SLOTS // PAGE, PAGE * 28 + 16), device)
+    ends = PAGE * 24, PAGE * 28
+    data = {(Part.K, layer): memory[layer, :, : ends[0]].unflatten(1, (PAGE, 1, 24)) for layer in range(3)}
+    beside = memory[:, :, ends[0] : ends[1]].unflatten(2, (PAGE, 1, 4))
+    return _with_scales(data, {(Part.K, layer): beside[layer] for layer in range(3)})
+
+
+def _with_scales(data: dict[tuple[Part, int], Tensor], scales: dict[tuple[Part, int], Tensor]) -> Pool:
+    pool, beside = _pool(data, torch.uint8), _pool(scales, torch.uint8)
+    marked = [replace(source, plane=Plane.SCALES) for source in beside.sources]
+    return Pool(sources=pool.sources + marked, bytes=pool.bytes, scales=beside.bytes)
+
+
+SCALED: list[Callable[[str], Pool]] = [separate_scales, page_scales]
 LAYOUTS: list[Callable[[str], Pool]] = [
     separate, together, interleaved, heads_first, padded_pages, latent, odd_bytes, odd_heads, wide_rows,
-    unequal, split_elements,
+    unequal, split_elements, inline_scales,
 ]  # fmt: skip

@@ -65,9 +65,13 @@ def random_scene(
     page_size: int = 1,
     dtype: torch.dtype = torch.int64,
     damage: float = 0.05,
+    only: str | None = None,
     longest: int = 40,
 ) -> Scene:
-    """Some requests with prefixes in a paged pool, new tokens to write, and damage to anything at random."""
+    """Some requests with prefixes in a paged pool, new tokens to write, and damage to anything at random.
+
+    `only` = one damage of that kind instead: it shows what a fast path leaves out; many hide one another.
+    """
     rng = random.Random(seed)
     requests = rng.randrange(6)
     prefix = [rng.choice([0, 1, rng.randrange(longest)]) for _ in range(requests)]
@@ -105,7 +109,10 @@ def random_scene(
             record.fingerprints = rng.getrandbits(64), rng.choice([0, rng.getrandbits(64)])
     packed = [record.pack() for record in records]
     scene = {"table": table, "rows": rows, "digests": digests, **columns}
-    _damage(rng, damage, scene, packed)
+    if only is None:
+        _damage(rng, damage, scene, packed)
+    else:
+        _damage_once(rng, only, scene, packed)
     padding = rng.randrange(3)
 
     def column(values, fill=0):
@@ -149,6 +156,26 @@ def _damage(rng: random.Random, rate: float, scene: dict, packed: list) -> None:
         for index in range(len(values)):
             if rng.random() < rate:
                 values[index] = other()
+
+
+def _damage_once(rng: random.Random, kind: str, scene: dict, packed: list) -> None:
+    """One change of a kind in one place, where there is such a place."""
+    if kind in scene:
+        if scene[kind]:
+            index = rng.randrange(len(scene[kind]))
+            scene[kind][index] = 0 if kind == "expected_ids" else scene[kind][index] ^ 1
+        return
+    live = [words for words in packed if words[1] and words[0] >> 32 & layout.STATE_MASK == oracle.COMPLETE]
+    if kind == "first chain":
+        live = [words for words in live if words[0] >> 34 == 0]
+    if not live:
+        return
+    words = rng.choice(live)
+    if kind.endswith("chain"):
+        words[1] = oracle.signed(words[1] ^ 1 << rng.randrange(63))
+    else:
+        bit = {"token": rng.randrange(31), "position": 34 + rng.randrange(8), "state": 32 + rng.randrange(2)}
+        words[0] ^= 1 << bit[kind]
 
 
 def counters_of(group: oracle.Group) -> list[int]:

@@ -11,12 +11,13 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from canary_kernels.digest import kernel as digest
 from canary_kernels.fingerprint import kernel as fingerprint
 from canary_kernels.verify import kernel as verify
 from canary_kernels.write import kernel as write
 
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
-INTEGERS |= {"num_k", "num_sources"}
+INTEGERS |= {"num_k", "num_sources", "stride"}
 FULL = {
     "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True,
     "GEOMETRY": (2048,) * 5, "PAGES": (1, 2048, 0), "ALIGNMENT": 16, "BLOCK": 512,
@@ -33,6 +34,8 @@ JOBS = [
     (verify.list_kernel, {"PHASE": 2, "BLOCK": verify.BLOCK}),
     (write.write_kernel, LONG),
     (write.write_kernel, SHORT),
+    (digest.lists_kernel, {"BLOCK": 1024}),
+    (digest.inputs_kernel, {"BLOCK": 1024}),
     (fingerprint.fingerprint_kernel, {"OP": 0, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 1, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **ODD}),
@@ -63,4 +66,4 @@ def test_kernels_compile_ahead_of_time(target):
         env=environment,
         check=False,
     )
-    assert (done.returncode, done.stdout.strip()) == (0, "8"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "10"), done.stderr

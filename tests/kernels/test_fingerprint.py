@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from canary_kernels.buffers import allocate_buffers, source_from_tensor
 from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import compare_slots, complete_slots, hash_slots, locate, plan_fingerprint
-from canary_kernels.layout import PARTIAL_WORDS, Part, Phase, RealData, unsigned
+from canary_kernels.layout import PARTIAL_WORDS, PLANE_WORDS, Part, Phase, Plane, RealData, unsigned
 from tests.kernels import pools
 from tests.kernels.scenes import STEP, assert_same, device_of
 from tests.oracles import records as oracle
@@ -29,7 +29,13 @@ def expected_hash(pool, slot, coverage=RealData.ALL):
             for (held, layer), view in pool.bytes.items()
             if held is part
         }
-        hashes.append(oracle.fingerprint(layers, max_words=words))
+        scales = {
+            layer: bytes(view[slot].flatten().tolist())
+            for (held, layer), view in pool.scales.items()
+            if held is part
+        }
+        beside = oracle.fingerprint(scales, first_word=PLANE_WORDS, max_words=words)
+        hashes.append((oracle.fingerprint(layers, max_words=words) + beside) & oracle.MASK)
     return tuple(hashes)
 
 
@@ -40,7 +46,7 @@ def hashes_of(backend, plan, slots):
 
 @pytest.mark.parametrize("backend", list(Backend))
 @pytest.mark.parametrize("coverage", COVERED)
-@pytest.mark.parametrize("layout", pools.LAYOUTS)
+@pytest.mark.parametrize("layout", pools.LAYOUTS + pools.SCALED)
 def test_hash_equals_the_oracle(layout, coverage, backend):
     pool = layout(device_of(backend))
     plan = plan_fingerprint(pool.sources, coverage, device_of(backend))
@@ -145,6 +151,53 @@ def test_shards_add_up_over_heads_and_layers(backend, coverage):
     assert added == whole
 
 
+@pytest.mark.parametrize("backend", list(Backend))
+def test_shards_with_scales_add_up_over_heads(backend):
+    pool = pools.separate_scales(device_of(backend))
+    whole = hashes_of(backend, plan_fingerprint(pool.sources, RealData.ALL, device_of(backend)), [3, 9])
+    shards = []
+    for first, stop in ((0, 1), (1, 3)):
+        sources = [
+            source_from_tensor(view[:, first:stop], part, layer, first, plane)
+            for plane, views in ((Plane.DATA, pool.bytes), (Plane.SCALES, pool.scales))
+            for (part, layer), view in views.items()
+        ]
+        plan = plan_fingerprint(sources, RealData.ALL, device_of(backend))
+        shards.append(hashes_of(backend, plan, [3, 9]))
+    assert [tuple(sum(h[i][k] for h in shards) & oracle.MASK for k in range(2)) for i in range(2)] == whole
+
+
+def test_scales_by_hand():
+    data = torch.tensor([1, 2, 3, 4], dtype=torch.uint8).view(1, 1, 4)
+    scale = torch.tensor([0.5]).view(1, 1, 1)  # 0x3F000000
+    sources = [
+        source_from_tensor(data, Part.K, 7),
+        source_from_tensor(scale, Part.K, 7, plane=Plane.SCALES),
+    ]
+    plan = plan_fingerprint(sources, RealData.ALL, "cpu")
+    words = oracle.word_key(0) * 0x04030201 + oracle.word_key(1 << 24) * 0x3F000000
+    assert hashes_of(Backend.TORCH, plan, [0]) == [(oracle.layer_key(7) * words & oracle.MASK, 0)]
+    assert plan.bytes_per_slot == 8
+
+
+@pytest.mark.parametrize("layout", pools.SCALED)
+def test_a_flipped_scale_is_seen_and_said_to_be_one(layout):
+    pool, rng = layout("cpu"), random.Random(3)
+    plan = plan_fingerprint(pool.sources, RealData.ALL, "cpu")
+    for plane, views in ((Plane.DATA, pool.bytes), (Plane.SCALES, pool.scales)):
+        for part, layer in views:
+            slot = rng.randrange(pools.SLOTS)
+            (stored,) = hashes_of(Backend.TORCH, plan, [slot])
+            view = views[part, layer][slot]
+            head, byte, bit = rng.randrange(view.shape[0]), rng.randrange(view.shape[1]), rng.randrange(8)
+            view[head, byte] ^= 1 << bit
+            (current,) = hashes_of(Backend.TORCH, plan, [slot])
+            change = locate(plan, part, slot, stored[part - 1], current[part - 1])
+            assert (change.layer, change.part, change.plane, change.head) == (layer, part, plane, head)
+            assert change.word == (head * view.shape[1] + byte) // 4
+            assert change.original ^ change.current == 1 << (byte % 4 * 8 + bit)
+
+
 def random_group(rng, hashes):
     """Records in every state; some PENDING ones hold their slot's own fingerprints as the witness."""
     records = []
@@ -164,9 +217,9 @@ def buffers_of(backend, group, lane_rows=512):
     return buffers
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("backend", list(Backend))
+@settings(max_examples=25, deadline=None)
 @given(
-    backend=st.sampled_from(list(Backend)),
     layout=st.sampled_from([pools.together, pools.unequal, pools.odd_bytes, pools.latent]),
     coverage=st.sampled_from(list(RealData)),
     phase=st.sampled_from([None, *Phase]),
@@ -226,6 +279,7 @@ def test_long_lists_are_hashed_in_chunks(monkeypatch):
         ({"element_bytes": 5}, "dividing head_bytes"),
         ({"page_stride": 0}, "sizes >= 1"),
         ({"head_start": 1, "head_bytes": 6, "element_bytes": 6}, "multiple of 4"),
+        ({"head_start": 1 << 24}, "planes overlap"),
     ],
 )
 def test_wrong_sources_are_refused(change, message):

@@ -169,3 +169,8 @@ def test_unfit_buffers_are_refused():
             verify_list(Backend.TORCH, buffers, slots, slots, slots, Phase.SWEEP)
     with pytest.raises(KernelArgumentError, match=r"previous is torch.int64 \[2\]"):
         verify_list(Backend.TORCH, good, slots, slots, torch.zeros(2, dtype=torch.int64), Phase.SWEEP)
+
+
+def test_counters_fit_their_words():
+    """A reason more moves every counter after the lanes; words end with the last of them at the latest."""
+    assert layout.COUNT_COMPLETE_RUNS < layout.COUNTER_WORDS

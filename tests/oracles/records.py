@@ -128,7 +128,8 @@ class Group:
             for position in range(start, prefix + (batch.extend_lens[r] if phase != HEAD else 0)):
                 previous = batch.slot(r, position - 1) if position > start else -1
                 self.verify(batch.slot(r, position), position, previous, r, phase)
-            if phase == HEAD and batch.digests is not None and prefix > 0:
+            asked = phase == HEAD or batch.extend_lens[r] == 0
+            if asked and batch.digests is not None and prefix > 0:
                 slot = batch.slot(r, prefix - 1)
                 last = self.record(slot)
                 if last is not None and (last.state, last.position) == (COMPLETE, prefix - 1):

@@ -62,6 +62,22 @@ def test_copies_arrive_in_order_and_rows_are_reused() -> None:
     assert host.skipped == 0
 
 
+def test_the_newest_arrival_stands_for_those_before_it() -> None:
+    device, source, ring = make(rows=4, lag=2)
+    assert ring.newest() is None
+    for step in range(4):
+        source.fill_(step)
+        ring.push(step, 0.0)
+        device.now += 1
+    found = ring.newest()
+    assert found is not None
+    assert (found.sequence, found.step, found.values.unique().tolist()) == (2, 2, [2])
+    assert ring.lag(4, 0.0)[0] == 2
+    assert not ring.full
+    device.now += 2
+    assert [sample.sequence for sample in ring.poll()] == [3]
+
+
 def test_a_taken_sample_does_not_change_when_its_row_is_reused() -> None:
     _, source, host = make(rows=1)
     source.fill_(5)

@@ -46,9 +46,10 @@ def make_rig() -> Iterator[MakeRig]:
         seed: int = 3,
         link: EngineLink | None = None,
         engine: dict[str, object] | None = None,
+        model: str = "llama",
         **changes: object,
     ) -> Rig:
-        runner = Engine(settings.tiny(seed=seed, **(engine or {})))
+        runner = Engine(settings.with_model(settings.tiny(seed=seed, **(engine or {})), model))
         config = CanaryConfig(endpoint=IN_PROCESS, **changes)  # type: ignore[arg-type]
         canary = install_canary(runner, config, link=link)
         assert canary is not None

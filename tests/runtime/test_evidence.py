@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from canary_kernels import layout
 from canary_obs.pipeline import delayed_device_host
 from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.mailbox import LocalLink
@@ -18,7 +19,7 @@ from canary_obs.runtime import evidence as desk_module
 from canary_obs.runtime.perturb.bytes import ByteAddress, locate_byte
 from canary_obs.runtime.slot_words import neighbours_of
 from canary_obs.telemetry.incidents import bundle_of
-from canary_obs.terms import SlotEventKind, SlotState
+from canary_obs.terms import Phase, Plane, SlotEventKind, SlotState
 from canary_obs.views import GroupView
 
 
@@ -102,6 +103,52 @@ def test_one_changed_word_is_named_and_its_value_given_back(rig, link) -> None:
         assert found.slot.recorded != found.slot.found
         assert (found.slot.intact, found.prompted, found.incident) == (False, False, f"i{index}")
         assert all(one.intact is not False for one in found.neighbours)
+
+
+@pytest.mark.parametrize("model", ["fp8", "int8"])
+def test_a_flipped_bit_of_a_scale_is_said_to_be_one(make_rig, link, model: str) -> None:
+    rig = make_rig(model=model, link=link, idle_sweep=False, patrol_budget="off", reuse_data=False)
+    rig.run(60)
+    rig.finish_requests()
+    answers(link)
+    sources = rig.canary.state.groups[0].view.sources
+    scales = [index for index, source in enumerate(sources) if source.plane is layout.Plane.SCALES]
+    for index, slot in zip(scales, cached_slots(rig), strict=False):
+        planted = damage(rig, slot, index, 5)  # head 1: scales are float32
+        swept(rig)
+        (found,) = ask(rig, link, slot, incident=f"i{index}")
+        planted.address.flip(planted.mask)
+        (change,) = found.changed
+        assert (change.plane, change.part, change.layer) == (Plane.SCALES, planted.part, planted.layer)
+        assert (change.head, change.element, change.dtype) == (1, 0, "float32")
+    violations = rig.canary.detach().groups["full"].violations[Phase.SWEEP]
+    assert violations[Reason.KV_DATA] == len(scales) == 4
+
+
+def test_flips_in_compressed_pools_are_located(make_rig, link) -> None:
+    rig = make_rig(model="compressed", link=link, idle_sweep=False, patrol_budget="off", reuse_data=False)
+    rig.run(60)
+    answers(link)
+    draw = random.Random(5)
+    for group in rig.canary.state.groups[2:]:  # behind `full` and `swa`
+        states = (group.buffers.records[:, layout.IDENTITY] >> 32) & layout.STATE_MASK
+        complete = torch.nonzero(states == layout.RecordState.COMPLETE).flatten().tolist()
+        for source in group.view.sources:
+            slot = draw.choice(complete)
+            byte, mask = draw.randrange(source.slot_bytes), 1 << draw.randrange(8)
+            address = locate_byte(source, slot, byte)
+            address.flip(mask)
+            swept(rig)
+            (found,) = ask(rig, link, slot, incident=f"{group.name}{slot}", group=group.name)
+            address.flip(mask)
+            (change,) = found.changed
+            assert (change.plane.name, change.layer) == (source.plane.name, source.layer)
+            assert (change.part, change.word) == (Part.K, byte // 4)
+            assert change.element == byte // source.tensor.element_size()
+            assert int(change.original, 16) ^ int(change.current, 16) == mask << 8 * (byte % 4)
+    groups = rig.canary.detach().groups
+    hit = {name for name, group in groups.items() if group.violations[Phase.PATROL].get(Reason.KV_DATA)}
+    assert hit == set(groups) - {"full", "swa"}
 
 
 def test_neighbours_history_and_holders(make_rig, link) -> None:

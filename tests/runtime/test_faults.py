@@ -100,7 +100,7 @@ PARTS = {
     "sweep: eviction check": break_part("_adapter.prefix_cache.still_cached"),
     "patrol": break_module(scout, "compare_slots"),
     "pipeline: push": break_part("pump._counters.push"),
-    "pipeline: poll": break_part("pump._counters.poll"),
+    "pipeline: poll": break_part("pump._counters.newest"),
     "violation log": break_part("pump.log.moved"),
     "pump": break_module(pump, "time"),
     "mailbox: receive": break_part("reporter._link.receive"),

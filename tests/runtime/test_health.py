@@ -98,3 +98,16 @@ def test_only_new_faults_count_after_an_acknowledgement() -> None:
     health.acknowledge(dataclasses.replace(GOOD, violations=5))
     assert health.verdict(dataclasses.replace(GOOD, violations=5))[0] is State.OK
     assert health.verdict(dataclasses.replace(GOOD, violations=6))[0] is State.VIOLATED
+
+
+def test_copies_nobody_looked_at_are_forgotten_and_their_lost_runs_still_found() -> None:
+    health = Health(1, CanaryConfig())
+    for sequence in range(5):
+        health.launch(0, Phase.HEAD)
+        health.expect(sequence)
+    health.observe(3, counters(head=3))
+    assert health.stalled == {(0, Phase.HEAD)}
+    assert list(health._expected) == [4]
+    health.stalled.clear()
+    health.observe(4, counters(head=4))
+    assert not health.stalled

@@ -67,6 +67,18 @@ def test_mode_raise_stops_the_engine_with_full_evidence(make_rig, mode: str) -> 
         assert first.reason is Reason.KV_DATA
 
 
+def test_a_violation_of_states_names_a_request_that_runs(make_rig) -> None:
+    rig = make_rig(
+        model="compressed", mode=Mode.RAISE, perturb="req_to_token=1", perturb_enabled=True,
+        perturb_group="c4_state", patrol_budget="off",
+    )  # fmt: skip
+    with pytest.raises(KVCacheViolation) as caught:
+        rig.run(100)
+    found = [violation for violation in caught.value.violations if violation.group == "c4_state"]
+    assert found
+    assert {violation.request for violation in found} <= {request.id for request in rig.engine.unfinished}
+
+
 def test_an_unknown_group_is_refused(make_rig) -> None:
     with pytest.raises(ConfigurationError, match="Groups are: full"):
         make_rig(perturb="real_kv_used=0.5", perturb_enabled=True, perturb_group="swa")
@@ -90,6 +102,15 @@ def test_the_ledger_matches_only_what_explains_the_injection() -> None:
     (found,) = ledger.match([*others, violation()])
     assert (found.outcome, found.latency_steps, found.latency_ms) == (Outcome.DETECTED, 4, 1.0)
     assert ledger.counts()[PerturbMode.REAL_KV_USED].detected == 1
+
+
+def test_a_detour_may_show_beside_the_slot_it_leads_to() -> None:
+    ledger = Ledger((PerturbMode.REQ_TO_TOKEN,))
+    mode, also = PerturbMode.REQ_TO_TOKEN, frozenset({6})
+    ledger.plant(Injection(mode=mode, group="full", slot=4, also=also, step=5, time_ns=1_000_000))
+    assert ledger.match([violation(reason=Reason.CHAIN, slot=5), violation(slot=6)]) == []
+    (found,) = ledger.match([violation(reason=Reason.CHAIN, slot=6)])
+    assert found.outcome is Outcome.DETECTED
 
 
 def test_a_limit_ends_the_planting(make_rig) -> None:

@@ -31,6 +31,7 @@ from canary_obs.records import (
     Snapshot,
     StartSweep,
     State,
+    SwaDivergence,
     SweepProgress,
     SweepReport,
     SweepStatus,
@@ -104,6 +105,9 @@ def snapshot(who: Identity, step: int, *, violations: int = 0, **changes: Any) -
         perturbations={PerturbMode.REAL_KV_USED: PerturbCount(injected=step, detected=step, open=1)},
         paused=False,
         kernels_stalled={},
+        swa_divergence=SwaDivergence(
+            step=step, verified_full=20 * step, verified_swa=7 * step, index_divergence=5, out_of_window=9
+        ),
     )
     return msgspec.structs.replace(plain, **changes)
 

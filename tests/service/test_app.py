@@ -31,11 +31,15 @@ def check_problem(answer, status, kind=None):
 
 def test_a_sweep_is_accepted_and_can_be_looked_up(client, rank):
     rank.finishes = False
-    answer = client.post("/canary/sweep", json={"groups": ["full"], "data": False, "unlocked_only": True})
+    asked = {"groups": ["full"], "data": False, "unlocked_only": True, "swa_resident_only": True}
+    answer = client.post("/canary/sweep", json=asked)
     record = answer.json()
     assert answer.status_code == 202
     assert record["status"] == "running"
-    assert rank.received[-1] == StartSweep(id=record["id"], groups=("full",), data=False, unlocked_only=True)
+    assert (record["unlocked_only"], record["swa_resident_only"]) == (True, True)
+    assert rank.received[-1] == StartSweep(
+        id=record["id"], groups=("full",), data=False, unlocked_only=True, swa_resident_only=True
+    )
     location = answer.headers["location"]
     assert location == f"/canary/sweeps/{record['id']}"
     rank.report(record["id"], SweepStatus.VIOLATED)

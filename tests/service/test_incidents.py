@@ -16,7 +16,7 @@ from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.incidents import EVIDENCE_KEPT, EVIDENCE_PER_KIND
 from canary_obs.records import CollectEvidence, Evidence, Part, Phase, Reason, Violations
 from canary_obs.telemetry.incidents import IncidentBundle
-from canary_obs.terms import SlotEventKind, SlotState
+from canary_obs.terms import Plane, SlotEventKind, SlotState
 from tests.service.conftest import ObedientRank
 from tests.service.fakes import hello, identity, violation
 from tests.service.test_app import check_problem
@@ -183,7 +183,15 @@ def test_a_saved_bundle_is_read_offline(client, hub, rank, tmp_path):
     damaged(rank, 3)
     (command,) = asked(rank)
     gone = ChangedWord(
-        part=Part.V, layer=5, head=0, element=2, dtype="uint8", word=1, original=None, current=None
+        part=Part.V,
+        plane=Plane.SCALES,
+        layer=5,
+        head=0,
+        element=2,
+        dtype="uint8",
+        word=1,
+        original=None,
+        current=None,
     )
     rank.say(evidence(command, changed=(*evidence(command).changed, gone)))
     path = tmp_path / "incident.json"
@@ -193,7 +201,7 @@ def test_a_saved_bundle_is_read_offline(client, hub, rank, tmp_path):
     for text in (
         f"Incident {command.incident}: 1 violations (kv_data 1)",
         "one word changed: k, layer 3, head 1, element 7 (float16): was 0x01, is 0x03, 1 bits differ",
-        "one word changed: v, layer 5, head 0, element 2 (uint8); its values are gone",
+        "one word changed: v scales, layer 5, head 0, element 2 (uint8); its values are gone",
         "neighbours: 2 read, damaged: 9",
         "written at step 4 (requests r1, r2)",
         "held by: r1",

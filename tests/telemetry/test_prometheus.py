@@ -16,7 +16,7 @@ from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import exposition
 from canary_obs.telemetry.prometheus import HubCollector, registry_for
-from tests.service.fakes import hello, identity, snapshot, violation
+from tests.service.fakes import counters, hello, identity, snapshot, violation
 
 GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -134,8 +134,11 @@ def test_counters_exist_at_zero_before_anything_happened():
 
 def test_what_is_not_known_is_absent():
     bare = {"patrol": None, "last_sweep_ns": None, "perturbations": {}, "kernels_stalled": None}
+    bare |= {"swa_divergence": None}
     names = {key[0] for key in samples(filled_hub(**bare))}
     for name in ("patrol_cycles_total", "patrol_oldest_check_seconds", "perturbations_total"):
+        assert PREFIX + name not in names
+    for name in ("swa_index_divergence", "swa_out_of_window_tokens", "swa_slots_verified_total"):
         assert PREFIX + name not in names
     for name in ("kernel_healthy", "sweep_last_completed_timestamp_seconds"):
         assert PREFIX + name not in names
@@ -152,6 +155,13 @@ def test_bytes_verified_are_slots_times_protected_bytes():
     key = (PREFIX + "bytes_verified_total", ("engine", "fake"), ("group", "full"), ("instance", "test"),
            ("phase", "sweep"), ("rank", "0"))  # fmt: skip
     assert samples(filled_hub())[key] == 6 * 64
+
+
+def test_verified_slots_of_both_groups_stand_side_by_side():
+    groups = {"full": counters(3), "swa": counters(2)}
+    found = samples(filled_hub(groups=groups))
+    verified = {dict(key[1:])["group"]: value for key, value in found.items() if "swa_slots" in key[0]}
+    assert verified == {"full": 60.0, "swa": 40.0}
 
 
 def test_a_stalled_kernel_is_unhealthy():

@@ -2,51 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_kernels.buffers import KVSource, source_from_tensor
-from canary_kernels.layout import Part
 from canary_obs.engines.adapter import Observer
 from canary_obs.engines.reference.digests import PrefixDigests
+from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
 from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.radix_cache import RadixCache
+from canary_obs.engines.reference.groups import FULL, ShownGroup, shown_groups
+from canary_obs.engines.reference.port_watch import PortWatch
 from canary_obs.engines.reference.request import Request
-from canary_obs.engines.reference.runner import ForwardBatch, placed
+from canary_obs.engines.reference.runner import ForwardBatch, Runner
+from canary_obs.engines.reference.swa_group import SWA, SwaGroup
+from canary_obs.engines.reference.tier_watch import TierWatch
+from canary_obs.engines.reference.upload import placed
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.views import CachedSlots, GroupStep, GroupView, StepTypes, StepView
+from canary_obs.pipeline.upload_ring import UploadRing
+from canary_obs.views import CachedSlots, GroupView, StepTypes, StepView, WindowTokens
 
-GROUP = "full"
 SUPPORTED_VERSIONS = ("1.0",)
+_STEPS_AHEAD = 8  # that the engine may be ahead of the GPU before uploads take memory of their own
 
 
-class RadixView:
-    """The radix cache as sweeps walk it, from the cache's per-slot arrays."""
+class CachedGroups:
+    """The radix cache as sweeps walk it, group by group."""
 
-    def __init__(self, cache: RadixCache) -> None:
-        self._cache = cache
-        self._mark = -1
+    def __init__(self, groups: dict[str, ShownGroup]) -> None:
+        self._groups = groups
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot the cache holds now; marks the moment that `still_cached` refers to."""
-        _check_group(group)
-        cache = self._cache
-        self._mark = cache.clock
-        slots = cache.held(unlocked_only=unlocked_only)
-        return CachedSlots(
-            slots=torch.from_numpy(slots),
-            positions=torch.from_numpy(cache.position[slots]),
-            previous=torch.from_numpy(cache.previous[slots]),
-        )
+        return _named(self._groups, group).cached(unlocked_only=unlocked_only)
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
         """bool [n]: held without interruption since the last `cached` call."""
-        _check_group(group)
-        return torch.from_numpy(self._cache.inserted_at[slots.numpy()] <= self._mark)
+        return _named(self._groups, group).still_cached(slots)
+
+    def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
+        """bool [n]: a sliding-window slot is there too; groups other than `full` are not cut."""
+        swa = self._groups.get(SWA)
+        if not isinstance(swa, SwaGroup):
+            return None
+        return swa.resident(slots) if group == FULL else torch.ones_like(slots, dtype=torch.bool)
 
 
 class ReferenceAdapter:
@@ -61,41 +62,50 @@ class ReferenceAdapter:
         positions=torch.int64,
         out_slots=torch.int64,
         has_digests=True,
-        expected_ids=torch.int32,
+        expected_ids=torch.int64,
     )
 
     def __init__(self, engine: Engine) -> None:
         self.version = engine.version
         self._engine = engine
         self._observer: Observer | None = None
+        self._tier: TierWatch | None = None
+        self._port: PortWatch | None = None
         self._digests = PrefixDigests(engine.config.max_running)
-        self._prefix_cache = RadixView(engine.scheduler.cache)
-        kv = engine.runner.pool.kv
-        self._group = GroupView(name=GROUP, num_slots=kv.shape[2], page_size=1, sources=_sources(kv))
+        largest = engine.config.max_running + engine.config.token_budget
+        self._uploads = UploadRing(largest, _STEPS_AHEAD, engine.runner.device)
+        self._written = {group.view.name: group for group in shown_groups(engine)}
+        self._draft = None if engine.drafter is None else DraftGroup(engine, engine.drafter)
+        self._groups: dict[str, ShownGroup] = dict(self._written)
+        if self._draft is not None:
+            self._groups[DRAFT] = self._draft
+        self._prefix_cache = CachedGroups(self._groups)
 
     @property
     def groups(self) -> Sequence[GroupView]:
-        """One group: every layer shares the slot numbering."""
-        return (self._group,)
+        """One per slot numbering, see `groups.py`."""
+        return tuple(group.view for group in self._groups.values())
 
     @property
-    def prefix_cache(self) -> RadixView:
+    def prefix_cache(self) -> CachedGroups:
         """The radix cache."""
         return self._prefix_cache
 
     def slots_in_use(self, group: str) -> Tensor:
         """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
-        _check_group(group)
-        return torch.from_numpy(self._engine.scheduler.live_slots())
+        return _named(self._groups, group).in_use()
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Running requests with the slot among the positions they have computed."""
-        _check_group(group)
-        running = self._engine.scheduler.running
-        return tuple(request.id for request in running if slot in request.slots[: request.computed])
+        return _named(self._groups, group).holders(slot)
+
+    def window_tokens(self) -> WindowTokens | None:
+        """None = the model has no sliding-window layers."""
+        group = self._groups.get(SWA)
+        return group.tokens() if isinstance(group, SwaGroup) else None
 
     def attach(self, observer: Observer) -> None:
-        """Wrap the seams `runner.forward`, `engine.step` and `engine.idle` on the instances."""
+        """Wrap the seams on the instances: `forward` and `sample` of the runner, `step` and `idle`."""
         engine, runner = self._engine, self._engine.runner
         if self._observer is observer:
             return
@@ -107,24 +117,22 @@ class ReferenceAdapter:
         if "forward" in vars(runner) or "step" in vars(engine) or "idle" in vars(engine):
             raise UnsupportedEngine("this engine is wrapped already; detach what wraps it, then attach")
         self._observer = observer
-        forward, step, idle = runner.forward, engine.step, engine.idle
+        sample, step, idle = runner.sample, engine.step, engine.idle
+        advanced = False  # within one engine step: after_step was called
 
-        def observed_forward(batch: ForwardBatch) -> Tensor:
-            view = self._view(batch, observer)
-            if view is None:
-                return forward(batch)
-            observer.before_forward(view)
-            try:
-                logits = forward(batch)
-            except BaseException:
-                observer.forward_failed(view)
-                raise
-            observer.after_forward(view)
-            return logits
+        def observed_sample(batch: ForwardBatch, logits: Tensor) -> list[int | None]:
+            # Ahead of the wait for the tokens: while the GPU runs the forward, the host has time.
+            nonlocal advanced
+            advanced = True
+            observer.after_step()
+            return sample(batch, logits)
 
         def observed_step() -> tuple[Request, ...]:
+            nonlocal advanced
+            advanced = False
             finished = step()
-            observer.after_step()
+            if not advanced:
+                observer.after_step()
             return finished
 
         def observed_idle() -> bool:
@@ -132,7 +140,16 @@ class ReferenceAdapter:
             return observer.idle() or more
 
         # In the instance dictionaries: deleting the entries restores the engine exactly.
-        vars(runner)["forward"] = observed_forward
+        if engine.scheduler.host_tier is not None:
+            self._tier = TierWatch(engine.scheduler.host_tier, observer, FULL)
+            self._tier.wrap()
+        self._port = PortWatch(engine.port, observer, FULL)
+        self._port.wrap()
+        vars(runner)["forward"] = _observed(runner, self._view, observer)
+        if self._draft is not None:
+            vars(self._draft.runner)["forward"] = _observed(self._draft.runner, self._draft.view_of, observer)
+        if runner.device.type != "cpu":
+            vars(runner)["sample"] = observed_sample
         vars(engine).update(step=observed_step, idle=observed_idle)
 
     def detach(self) -> None:
@@ -140,50 +157,91 @@ class ReferenceAdapter:
         if self._observer is None:
             return
         self._observer = None
-        vars(self._engine.runner).pop("forward", None)
+        if self._tier is not None:
+            self._tier.unwrap()
+            self._tier = None
+        if self._port is not None:
+            self._port.unwrap()
+            self._port = None
+        if self._draft is not None:
+            vars(self._draft.runner).pop("forward", None)
+        for name in ("forward", "sample"):
+            vars(self._engine.runner).pop(name, None)
         for name in ("step", "idle"):
             vars(self._engine).pop(name, None)
 
-    def _view(self, batch: ForwardBatch, observer: Observer) -> StepView | None:
-        """The forward as views of the engine's tensors; None when that failed, which is reported."""
+    def _oracle(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Digests of the prefixes and the tokens that this forward adds, in one copy to the device."""
+        digests, expected = self._digests.advance(batch.requests), torch.from_numpy(_expected(batch))
+        if self._uploads.ready:
+            digests, expected = self._uploads.put(digests, expected)
+            return digests, expected
+        device = batch.rows.device
+        return placed(digests.numpy(), device), placed(expected.numpy(), device)
+
+    def _view(self, batch: ForwardBatch) -> StepView:
+        """The forward as views of the engine's tensors."""
+        digests, expected = self._oracle(batch)
+        return StepView(
+            request_ids=[request.id for request in batch.requests],
+            rows=batch.rows,
+            prefix_lens=batch.prefix_lens,
+            extend_lens=batch.extend_lens,
+            token_starts=batch.token_starts,
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            digests=digests,
+            groups={name: group.step(batch) for name, group in self._written.items()},
+            expected_ids=expected,
+        )
+
+
+def _observed(
+    runner: Runner, view_of: Callable[[ForwardBatch], StepView], observer: Observer
+) -> Callable[[ForwardBatch], Tensor]:
+    """A runner's forward inside the observer. One that cannot be shown is reported, and runs."""
+    forward = runner.forward
+
+    def observed(batch: ForwardBatch) -> Tensor:
         try:
-            return StepView(
-                request_ids=[request.id for request in batch.requests],
-                rows=batch.rows,
-                prefix_lens=batch.prefix_lens,
-                extend_lens=batch.extend_lens,
-                token_starts=batch.token_starts,
-                input_ids=batch.input_ids,
-                positions=batch.positions,
-                digests=placed(self._digests.advance(batch.requests).numpy(), batch.rows.device),
-                groups={
-                    GROUP: GroupStep(
-                        slot_table=self._engine.runner.pool.req_to_token, out_slots=batch.out_slots
-                    )
-                },
-                expected_ids=placed(_expected(batch), batch.rows.device),
-            )
+            view = view_of(batch)
         except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
             observer.fault("step_view", error)
-            return None
+            return forward(batch)
+        observer.before_forward(view)
+        try:
+            logits = forward(batch)
+        except BaseException:
+            observer.forward_failed(view)
+            raise
+        observer.after_forward(view)
+        return logits
+
+    return observed
 
 
-def _expected(batch: ForwardBatch) -> NDArray[np.int32]:
-    """int32 [num_tokens] from the requests' own token lists, not from what the runner was given."""
-    spans = zip(batch.requests, batch.extends, strict=True)
-    return np.concatenate([r.tokens[r.computed : r.computed + n] for r, n in spans])
+def _expected(batch: ForwardBatch) -> NDArray[np.int64]:
+    """int64 [num_tokens]: mock traffic's oracle, else the requests' own token lists; never the runner's."""
+    requests, extends = batch.requests, batch.extends
+    if len(requests) == sum(extends):  # one each, in half the time
+        next_ids = (r.tokens[r.computed] if r.sampling.oracle is None else _known(r, 1)[0] for r in requests)
+        return np.fromiter(next_ids, np.int64, len(requests))
+    spans = [_known(r, n) for r, n in zip(requests, extends, strict=True)]
+    return np.concatenate(spans, dtype=np.int64)
 
 
-def _sources(kv: Tensor) -> tuple[KVSource, ...]:
-    return tuple(
-        source_from_tensor(kv[layer, half], part, layer)
-        for layer in range(kv.shape[0])
-        for half, part in ((0, Part.K), (1, Part.V))
-    )
+def _known(request: Request, extend: int) -> NDArray[np.int32]:
+    oracle, start = request.sampling.oracle, request.computed
+    stop = start + extend
+    if oracle is None:
+        return request.tokens[start:stop]
+    known = min(stop, request.length)  # behind it lie proposals, which are the draft model's
+    return np.concatenate([oracle.tokens(start, known), request.tokens[known:stop]])
 
 
-def _check_group(group: str) -> None:
-    if group != GROUP:
+def _named(groups: dict[str, ShownGroup], name: str) -> ShownGroup:
+    if name not in groups:
         raise UnsupportedEngine(
-            f"group {group!r}: the reference engine has one group, {GROUP!r}; name that one"
+            f"group {name!r}: the reference engine has {', '.join(groups)}; name one of them"
         )
+    return groups[name]

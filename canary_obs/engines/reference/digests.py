@@ -11,23 +11,31 @@ from torch import Tensor
 from canary_kernels.hashing import mix64
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 from canary_obs.engines.reference.request import Request
+from canary_obs.engines.reference.stand_ins import stand_ins
 
 _ANCHOR = signed(CHAIN_ANCHOR)
 
 
 class PrefixDigests:
-    """The chain over what each running request has computed. Memory: three words per row."""
+    """The chain over what each running request has computed. Memory: three words per row.
 
-    def __init__(self, max_running: int) -> None:
+    With a ratio, over its complete runs of tokens: a stand-in for each, counted in runs.
+    With `first` the token of entry p is that of position p + first.
+    """
+
+    def __init__(self, max_running: int, ratio: int = 1, first: int = 0) -> None:
+        self._ratio, self._first = ratio, first
         self._owner = np.full(max_running, -1, dtype=np.int64)  # serial of the request a digest belongs to
-        self._count = np.zeros(max_running, dtype=np.int64)  # tokens in the digest
+        self._count = np.zeros(max_running, dtype=np.int64)  # tokens, or runs, in the digest
         self._digest = np.zeros(max_running, dtype=np.int64)
 
-    def advance(self, requests: Sequence[Request]) -> Tensor:
-        """int64 [n] on the CPU: chain over the first `computed` tokens of each request, in order."""
+    def advance(self, requests: Sequence[Request], counts: Sequence[int] | None = None) -> Tensor:
+        """int64 [n] on the CPU: chain over the first `counts` tokens of each request; None = `computed`."""
         rows = np.array([request.row for request in requests], dtype=np.int64)
         serials = np.array([request.serial for request in requests], dtype=np.int64)
-        ends = np.array([request.computed for request in requests], dtype=np.int64)
+        ratio, first = self._ratio, self._first
+        counts = [request.computed for request in requests] if counts is None else counts
+        ends = np.array(counts, dtype=np.int64) // ratio
         starts = self._count[rows]
         # Another request took the row, or this one was preempted and starts over.
         fresh = (self._owner[rows] != serials) | (starts > ends)
@@ -38,9 +46,9 @@ class PrefixDigests:
         bounds = np.zeros(len(requests) + 1, dtype=np.int64)
         np.cumsum(lengths, out=bounds[1:])
         if bounds[-1]:
-            tokens = np.concatenate(
-                [r.tokens[a:b] for r, a, b in zip(requests, starts.tolist(), ends.tolist(), strict=True)]
-            )
+            spans = (starts * ratio + first).tolist(), (ends * ratio + first).tolist()
+            parts = [r.tokens[a:b] for r, a, b in zip(requests, *spans, strict=True)]
+            tokens = stand_ins(np.concatenate(parts), ratio)
             positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, lengths)
             mixed = mix64(torch.from_numpy(tokens), torch.from_numpy(positions)).numpy()
             sums = np.zeros(bounds[-1] + 1, dtype=np.int64)

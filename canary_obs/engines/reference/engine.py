@@ -8,12 +8,16 @@ from numpy.typing import NDArray
 
 from canary_obs.engines.reference.checkpoint import load_checkpoint
 from canary_obs.engines.reference.graph import DecodeGraphs
+from canary_obs.engines.reference.host_tier import HostTier
 from canary_obs.engines.reference.model import Llama, random_weights
 from canary_obs.engines.reference.pool import KVPool
+from canary_obs.engines.reference.port import KVPort
 from canary_obs.engines.reference.request import Request, Sampling, Status
 from canary_obs.engines.reference.runner import Runner
 from canary_obs.engines.reference.scheduler import Plan, Scheduler, Statistics
 from canary_obs.engines.reference.settings import EngineConfig
+from canary_obs.engines.reference.speculative import Drafter, draft_runner
+from canary_obs.engines.reference.tensor_parallel import Shard, heads_of
 from canary_obs.engines.reference.tokenizer import EOS
 
 ENGINE_VERSION = "1.0"
@@ -24,20 +28,34 @@ class Engine:
 
     version = ENGINE_VERSION
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, shard: Shard | None = None) -> None:
         config.check()
         self.config = config
+        self.shard = shard
         device = torch.device(config.device)
+        if device.index is not None and device.type == "cuda":
+            torch.cuda.set_device(device)  # Triton and NCCL work on the current device
         if config.checkpoint is None:
             shape, weights = config.shape, random_weights(config.shape, config.seed, config.dtype, device)
         else:
             shape, weights = load_checkpoint(config.checkpoint, config.dtype)
-        model, pool = Llama(shape, weights, config.max_context, device), KVPool(shape, config)
-        captured = config.cuda_graphs and device.type == "cuda"
+        if shard is not None:
+            shape, weights = shard.shape(shape), shard.weights(weights)
+        add_up = None if shard is None else shard.add_up
+        model, pool = Llama(shape, weights, config.max_context, device, add_up), KVPool(shape, config)
+        captured = config.cuda_graphs and device.type == "cuda" and pool.kv is not None
+        captured = captured and shard is None and not pool.compressed
         graphs = DecodeGraphs(model, pool, config.max_running) if captured else None
         self.runner = Runner(model, pool, graphs)
+        self.port = KVPort()
         self.statistics = Statistics()
         self.scheduler = Scheduler(config, self.statistics)
+        self.drafter: Drafter | None = None
+        if config.draft_layers:
+            drafts = draft_runner(config, shape, weights, self.runner)
+            self.drafter = Drafter(drafts, self.runner, self.scheduler)
+        if config.host_pages:
+            self.scheduler.host_tier = HostTier(pool.stores, config.page_size, config.host_pages)
         self._requests: dict[str, Request] = {}  # waiting and running
         self._serial = 0
 
@@ -95,7 +113,12 @@ class Engine:
             return ()
         batch = self.runner.prepare(plan)
         logits = self.runner.forward(batch)
-        return self._commit(plan, self.runner.sample(batch, logits))
+        if self.drafter is None:
+            sampled = self.runner.sample(batch, logits)
+            return self._commit(plan, [[] if token is None else [token] for token in sampled])
+        finished = self._commit(plan, self.drafter.accept(batch, logits))
+        self.drafter.propose(plan.requests)
+        return finished
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
@@ -106,20 +129,25 @@ class Engine:
         return False
 
     @property
+    def kv_heads(self) -> range:
+        """Global indices of the KV heads held here."""
+        shard, held = self.shard, self.runner.model.shape.kv_heads
+        return range(held) if shard is None else heads_of(held * shard.size, shard.rank, shard.size)
+
+    @property
     def unfinished(self) -> tuple[Request, ...]:
         """Waiting and running requests, oldest first."""
         return tuple(self._requests.values())
 
-    def _commit(self, plan: Plan, tokens: list[int | None]) -> tuple[Request, ...]:
+    def _commit(self, plan: Plan, chosen: list[list[int]]) -> tuple[Request, ...]:
         statistics = self.statistics
         finished = []
-        for request, extend, token in zip(plan.requests, plan.extends, tokens, strict=True):
-            request.computed += extend
-            if token is None:
+        for request, extend, tokens in zip(plan.requests, plan.extends, chosen, strict=True):
+            request.take(extend, tokens)
+            if not tokens:
                 continue
-            request.append(token)
-            statistics.tokens_generated += 1
-            stopped = token == EOS and request.sampling.stop_at_eos
+            statistics.tokens_generated += len(tokens)
+            stopped = tokens[-1] == EOS and request.sampling.stop_at_eos
             if stopped or len(request.output) >= request.sampling.max_tokens:
                 self.scheduler.release(request, Status.FINISHED)
                 del self._requests[request.id]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from canary_obs.engines.reference.model import Llama
 from canary_obs.engines.reference.pool import KVPool
+from canary_obs.engines.reference.storage import PlainStore
 
 if TYPE_CHECKING:
     from canary_obs.engines.reference.runner import ForwardBatch
@@ -25,6 +26,7 @@ class _Inputs:
     positions: Tensor
     rows: Tensor
     out_slots: Tensor
+    window_slots: Tensor  # out_slots of the sliding-window layers, where there are any
 
     def take(self, batch: ForwardBatch, size: int) -> None:
         count = batch.rows.shape[0]
@@ -33,10 +35,12 @@ class _Inputs:
             (self.positions, batch.positions),
             (self.rows, batch.rows),
             (self.out_slots, batch.out_slots),
+            (self.window_slots, batch.window_slots),
         ):
-            mine[:count].copy_(theirs)
-        self.rows[count:size].fill_(-1)
-        self.out_slots[count:size].fill_(-1)
+            if theirs is not None:
+                mine[:count].copy_(theirs)
+        for padded in (self.rows, self.out_slots, self.window_slots):
+            padded[count:size].fill_(-1)
 
 
 class DecodeGraphs:
@@ -44,13 +48,14 @@ class DecodeGraphs:
 
     def __init__(self, model: Llama, pool: KVPool, largest: int) -> None:
         self._model, self._pool = model, pool
-        device = pool.kv.device
+        device = pool.device
         self._sizes = [size for size in (1 << n for n in range(32)) if size < largest] + [largest]
         self._inputs = _Inputs(
             input_ids=torch.zeros(largest, dtype=torch.int64, device=device),
             positions=torch.zeros(largest, dtype=torch.int64, device=device),
             rows=torch.full((largest,), -1, dtype=torch.int64, device=device),
             out_slots=torch.full((largest,), -1, dtype=torch.int64, device=device),
+            window_slots=torch.full((largest,), -1, dtype=torch.int64, device=device),
         )
         # Largest first: the smaller graphs then find their memory in its pool.
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -89,13 +94,19 @@ class DecodeGraphs:
         from canary_obs.engines.reference.paged_attention import PagedAttention
 
         shape, inputs, pool = self._model.shape, self._inputs, self._pool
-        device = pool.kv.device
+        device = pool.device
         attention = PagedAttention(size, shape.heads, shape.kv_heads, shape.head_dim, device)
-        rows, positions, slots = inputs.rows[:size], inputs.positions[:size], inputs.out_slots[:size]
+        rows, positions = inputs.rows[:size], inputs.positions[:size]
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            attention.store(pool.kv[layer], slots, key, value)
-            return attention.attend(pool.kv[layer], query, pool.req_to_token, rows, positions)
+            store = pool.stores[layer]
+            assert isinstance(store, PlainStore), "captured for plain pools only"
+            if pool.window is None or shape.sees_all(layer):
+                table, slots, window = pool.req_to_token, inputs.out_slots[:size], 0
+            else:
+                table, slots, window = pool.window.table, inputs.window_slots[:size], pool.window.window
+            attention.store(store.kv, slots, key, value)
+            return attention.attend(store.kv, query, table, rows, positions, window)
 
         hidden = self._model.forward(inputs.input_ids[:size], positions, attend)
         return self._model.logits(hidden)

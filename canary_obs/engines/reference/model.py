@@ -1,13 +1,18 @@
-"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query or latent attention, SwiGLU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+from canary_obs.engines.reference.compression import Compress, CompressedAttention, CompressedShape
+from canary_obs.engines.reference.latent import LatentAttention, LatentShape
+from canary_obs.engines.reference.rotary import Rotary, Turn, rotate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,23 @@ class ModelShape:
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     tied_embeddings: bool = False
+    latent: LatentShape | None = None  # None = grouped-query attention
+    compressed: CompressedShape | None = None  # layers read compressed entries, too
+    windows: tuple[int | None, ...] = ()  # by layer: tokens that attention sees; None or () = all
+
+    @property
+    def key_size(self) -> int:
+        """Elements of one key head in the cache."""
+        return self.latent.row if self.latent else self.head_dim
+
+    @property
+    def window(self) -> int | None:
+        """The sliding window of those layers that have one: the same for all; None = no such layer."""
+        return next((window for window in self.windows if window is not None), None)
+
+    def sees_all(self, layer: int) -> bool:
+        """Whether a layer attends to the whole context."""
+        return not self.windows or self.windows[layer] is None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name (Hugging Face's Llama names) and shape of every weight."""
@@ -36,11 +58,19 @@ class ModelShape:
             shapes["lm_head.weight"] = (self.vocab_size, self.hidden)
         for layer in range(self.layers):
             prefix = f"model.layers.{layer}."
+            shapes |= {prefix + "input_layernorm.weight": (self.hidden,)}
+            if self.compressed:
+                ratio = self.compressed.ratios[layer]
+                shapes |= self.compressed.tensors(prefix + "compressor.", self.hidden, ratio)
+            if self.latent:
+                shapes |= self.latent.tensors(prefix + "self_attn.", self)
+            else:
+                shapes |= {
+                    prefix + "self_attn.q_proj.weight": (query, self.hidden),
+                    prefix + "self_attn.k_proj.weight": (kv, self.hidden),
+                    prefix + "self_attn.v_proj.weight": (kv, self.hidden),
+                }
             shapes |= {
-                prefix + "input_layernorm.weight": (self.hidden,),
-                prefix + "self_attn.q_proj.weight": (query, self.hidden),
-                prefix + "self_attn.k_proj.weight": (kv, self.hidden),
-                prefix + "self_attn.v_proj.weight": (kv, self.hidden),
                 prefix + "self_attn.o_proj.weight": (self.hidden, query),
                 prefix + "post_attention_layernorm.weight": (self.hidden,),
                 prefix + "mlp.gate_proj.weight": (self.intermediate, self.hidden),
@@ -54,60 +84,125 @@ class Attend(Protocol):
     """Stores the new keys and values of a layer and attends over everything the tokens may see."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [tokens, heads, dim], key and value [tokens, kv_heads, dim] -> [tokens, heads * dim]."""
+        """query [tokens, heads, dim], key [tokens, kv_heads, dim], value [tokens, kv_heads, value dim].
+
+        Returns [tokens, heads * value dim].
+        """
+
+
+class Attention(Protocol):
+    """A layer's attention with its projections."""
+
+    def __call__(self, layer: int, normed: Tensor, turn: Turn, attend: Attend) -> Tensor:
+        """[tokens, hidden] of the normed input [tokens, hidden]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Weights of one layer, the projections that share an input fused."""
+    """One layer; the projections that share an input are fused."""
 
     input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    output: Tensor  # [hidden, heads * head_dim]
+    attention: Attention
+    compressed: CompressedAttention | None
     mlp_norm: Tensor  # [hidden]
     gate_up: Tensor  # [2 * intermediate, hidden]
     down: Tensor  # [hidden, intermediate]
+
+
+class GroupedQueryAttention:
+    """Query heads in groups, each group with one key and one value head."""
+
+    def __init__(self, shape: ModelShape, weights: dict[str, Tensor]) -> None:
+        self._shape = shape
+        self._qkv = torch.cat([weights[f"{part}_proj"] for part in "qkv"])
+        self._output = weights["o_proj"]
+
+    def __call__(self, layer: int, normed: Tensor, turn: Turn, attend: Attend) -> Tensor:
+        """[tokens, hidden] of the normed input [tokens, hidden]."""
+        shape = self._shape
+        rotated = shape.heads + shape.kv_heads
+        qkv = functional.linear(normed, self._qkv).view(-1, rotated + shape.kv_heads, shape.head_dim)
+        turned = rotate(qkv[:, :rotated], turn)
+        mixed = attend(layer, turned[:, : shape.heads], turned[:, shape.heads :], qkv[:, rotated:])
+        return functional.linear(mixed, self._output)
 
 
 class Llama:
     """The decoder. Holds no cache: attention and its storage come from the caller."""
 
     def __init__(
-        self, shape: ModelShape, weights: dict[str, Tensor], max_context: int, device: torch.device
+        self,
+        shape: ModelShape,
+        weights: dict[str, Tensor],
+        max_context: int,
+        device: torch.device,
+        add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         placed = {name: weight.to(device) for name, weight in weights.items()}
         self.shape = shape
+        self._add_up = add_up or (lambda partial: partial)  # over the ranks that hold the other heads
         self.embedding = placed["model.embed_tokens.weight"]
         self.final_norm = placed["model.norm.weight"]
         self.head = self.embedding if shape.tied_embeddings else placed["lm_head.weight"]
-        self.blocks = [_block(placed, layer) for layer in range(shape.layers)]
-        self.cosine, self.sine = _rotary(shape, max_context, self.embedding)
+        turned = shape.latent.rope if shape.latent else shape.head_dim
+        self._rotary = Rotary(turned, shape.rope_theta, max_context, self.embedding)
+        self.entry_rotary: Rotary | None = None  # of compressed entries
+        if shape.compressed:
+            self.entry_rotary = Rotary(shape.compressed.rope, shape.rope_theta, max_context, self.embedding)
+        self.blocks = [self._block(placed, layer) for layer in range(shape.layers)]
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of weights, activations and KV."""
         return self.embedding.dtype
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states [tokens, hidden] after the final norm."""
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attend: Attend, compress: Compress | None = None
+    ) -> Tensor:
+        """Hidden states [tokens, hidden] after the final norm. Compressed layers need `compress`."""
         shape = self.shape
-        rotated = shape.heads + shape.kv_heads
-        cosine, sine = self.cosine[positions].unsqueeze(1), self.sine[positions].unsqueeze(1)
+        turn = self._rotary.at(positions)
         hidden = functional.embedding(input_ids, self.embedding)
         for layer, block in enumerate(self.blocks):
             normed = functional.rms_norm(hidden, (shape.hidden,), block.input_norm, shape.norm_eps)
-            qkv = functional.linear(normed, block.qkv).view(-1, rotated + shape.kv_heads, shape.head_dim)
-            turned = _rotate(qkv[:, :rotated], cosine, sine)
-            mixed = attend(layer, turned[:, : shape.heads], turned[:, shape.heads :], qkv[:, rotated:])
-            hidden = hidden + functional.linear(mixed, block.output)
+            hidden = hidden + self._add_up(block.attention(layer, normed, turn, attend))
+            if block.compressed is not None:
+                assert compress is not None
+                hidden = hidden + block.compressed(layer, normed, positions, compress)
             normed = functional.rms_norm(hidden, (shape.hidden,), block.mlp_norm, shape.norm_eps)
             gate, up = functional.linear(normed, block.gate_up).chunk(2, dim=-1)
-            hidden = hidden + functional.linear(functional.silu(gate) * up, block.down)
+            hidden = hidden + self._add_up(functional.linear(functional.silu(gate) * up, block.down))
         return functional.rms_norm(hidden, (shape.hidden,), self.final_norm, shape.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocab_size] of hidden states [n, hidden]."""
         return functional.linear(hidden, self.head).float()
+
+    def _block(self, weights: dict[str, Tensor], layer: int) -> Block:
+        shape, prefix = self.shape, f"model.layers.{layer}."
+        own = {
+            name.removeprefix(prefix).removesuffix(".weight"): weight
+            for name, weight in weights.items()
+            if name.startswith(prefix)
+        }
+
+        def part(name: str) -> dict[str, Tensor]:
+            return {key.removeprefix(name): weight for key, weight in own.items() if key.startswith(name)}
+
+        latent, compressed = shape.latent, None
+        projections = part("self_attn.")
+        if shape.compressed and self.entry_rotary:
+            compressed = CompressedAttention(shape, part("compressor."), self.entry_rotary)
+        return Block(
+            input_norm=own["input_layernorm"],
+            attention=LatentAttention(shape, latent, projections)
+            if latent
+            else GroupedQueryAttention(shape, projections),
+            compressed=compressed,
+            mlp_norm=own["post_attention_layernorm"],
+            gate_up=torch.cat([own["mlp.gate_proj"], own["mlp.up_proj"]]),
+            down=own["mlp.down_proj"],
+        )
 
 
 def random_weights(
@@ -133,32 +228,3 @@ def random_weights(
     if shape.tied_embeddings:
         weights["model.embed_tokens.weight"] *= shape.hidden**-0.5
     return weights
-
-
-def _block(weights: dict[str, Tensor], layer: int) -> Block:
-    def weight(name: str) -> Tensor:
-        return weights[f"model.layers.{layer}.{name}.weight"]
-
-    return Block(
-        input_norm=weight("input_layernorm"),
-        qkv=torch.cat([weight(f"self_attn.{part}_proj") for part in "qkv"]),
-        output=weight("self_attn.o_proj"),
-        mlp_norm=weight("post_attention_layernorm"),
-        gate_up=torch.cat([weight("mlp.gate_proj"), weight("mlp.up_proj")]),
-        down=weight("mlp.down_proj"),
-    )
-
-
-def _rotary(shape: ModelShape, max_context: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
-    angles = torch.arange(max_context, dtype=torch.float64)[:, None] * shape.rope_theta**-steps
-    cosine, sine = angles.cos(), angles.sin()
-    # Hugging Face's layout pairs element i with i + dim / 2; the minus of the rotation lives in the sine.
-    both = torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)
-    return both[0].to(like), both[1].to(like)
-
-
-def _rotate(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    half = vectors.shape[-1] // 2
-    swapped = torch.cat([vectors[..., half:], vectors[..., :half]], dim=-1)
-    return torch.addcmul(vectors * cosine, swapped, sine)

@@ -33,15 +33,19 @@ def attend_kernel(
     query, keys, values, table, rows, positions, mixed, weights, scale,
     query_stride, slot_stride, table_stride,
     GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Program (request, KV head, split): its share of the positions, as softmax numerator and logarithm."""
+    """Program (request, KV head, split): its share of the positions, as softmax numerator and logarithm.
+
+    WINDOW: the last positions that are seen; 0 = all.
+    """
     request, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     row = tl.load(rows + request).to(tl.int64)
     if row >= 0:
         length = tl.load(positions + request).to(tl.int32) + 1
-        share = (length + SPLITS - 1) // SPLITS
-        first, last = split * share, tl.minimum((split + 1) * share, length)
+        begin = tl.maximum(length - WINDOW, 0) if WINDOW else 0
+        share = (length - begin + SPLITS - 1) // SPLITS
+        first, last = begin + split * share, tl.minimum(begin + (split + 1) * share, length)
         lane, asked = tl.arange(0, WIDTH), tl.arange(0, QUERIES)
         inside = lane < DIM
         wanted = (asked < GROUP)[:, None] & inside[None, :]
@@ -113,8 +117,13 @@ class PagedAttention:
             HEADS=self._kv_heads, DIM=self._dim, SIZE=triton.next_power_of_2(words),
         )  # fmt: skip
 
-    def attend(self, kv: Tensor, query: Tensor, table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """[n, heads * head_dim] of query [n, heads, head_dim]; rows [n] (-1 = padding), positions [n]."""
+    def attend(
+        self, kv: Tensor, query: Tensor, table: Tensor, rows: Tensor, positions: Tensor, window: int = 0
+    ) -> Tensor:
+        """[n, heads * head_dim] of query [n, heads, head_dim]; rows [n] (-1 = padding), positions [n].
+
+        window: how many positions up to its own a token sees; 0 = all.
+        """
         requests, heads = query.shape[:2]
         width = max(_MIN_QUERIES, triton.next_power_of_2(self._dim))
         attend_kernel[(requests, self._kv_heads, self._splits)](
@@ -122,7 +131,7 @@ class PagedAttention:
             query.stride(0), kv.stride(1), table.stride(0),
             GROUP=self._group, DIM=self._dim, WIDTH=width,
             QUERIES=max(_MIN_QUERIES, triton.next_power_of_2(self._group)),
-            SPLITS=self._splits, BLOCK=BLOCK, num_stages=3,
+            SPLITS=self._splits, BLOCK=BLOCK, WINDOW=window, num_stages=3,
         )  # fmt: skip
         output = torch.empty((requests, heads * self._dim), dtype=query.dtype, device=query.device)
         merge_kernel[(requests, heads)](

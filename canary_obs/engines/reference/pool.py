@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as functional
 from numpy.typing import NDArray
 from torch import Tensor
 
+from canary_obs.engines.reference.compressed_pool import CompressedPool
 from canary_obs.engines.reference.model import ModelShape
 from canary_obs.engines.reference.settings import EngineConfig
+from canary_obs.engines.reference.storage import LayerStore, PlainStore, packed_stores, stored_plainly
 
 
 class PoolError(RuntimeError):
@@ -78,24 +79,62 @@ class PageAllocator:
         return (pages[:, None] * self.page_size + self._offsets).reshape(-1)
 
 
+class WindowPool:
+    """Keys and values of the sliding-window layers, and how their slots follow from the full ones."""
+
+    def __init__(self, shape: ModelShape, config: EngineConfig) -> None:
+        device, layers = torch.device(config.device), range(shape.layers)
+        windowed = [layer for layer in layers if not shape.sees_all(layer)]
+        self.kv, stores = _layer_stores(shape, config, len(windowed), config.swa_slots)
+        self.stores = dict(zip(windowed, stores, strict=True))  # by layer
+        assert shape.window is not None
+        self.window, self.num_slots = shape.window, config.swa_slots
+        # int64 [num_slots of the full layers]; -1 = evicted, or never had one
+        self.full_to_swa = torch.full((config.num_slots,), -1, dtype=torch.int64, device=device)
+        rows = (config.max_running, config.max_context)
+        self.table = torch.full(rows, -1, dtype=torch.int32, device=device)  # row x position -> slot, or -1
+
+    def follow(self, rows: Tensor, req_to_token: Tensor) -> None:
+        """Bring these rows (int64 [n]) of the table up to date with the full slots of the same rows."""
+        slots = self.full_to_swa[req_to_token[rows].long()]
+        self.table.index_copy_(0, rows, slots.to(self.table.dtype))
+
+
 class KVPool:
     """Keys and values of every slot, and which slot holds which position of which row."""
 
     def __init__(self, shape: ModelShape, config: EngineConfig) -> None:
         device = torch.device(config.device)
-        size = (shape.layers, 2, config.num_slots, shape.kv_heads, shape.head_dim)
-        self.kv = torch.zeros(size, dtype=config.dtype, device=device)  # axis 1: K, V
+        self.device = device
+        seeing_all = [layer for layer in range(shape.layers) if shape.sees_all(layer)]
+        self.kv, stores = _layer_stores(shape, config, len(seeing_all), config.num_slots)
+        by_layer = dict(zip(seeing_all, stores, strict=True))
+        self.window = WindowPool(shape, config) if shape.window else None
+        if self.window is not None:
+            by_layer |= self.window.stores
+        self.stores: tuple[LayerStore, ...] = tuple(by_layer[layer] for layer in range(shape.layers))
+        sizes = shape.compressed
+        ratios = sorted(set(sizes.ratios)) if sizes else []
+        self.compressed = tuple(CompressedPool(sizes, ratio, config) for ratio in ratios if sizes)
+        self.num_slots = config.num_slots
         rows = (config.max_running, config.max_context)
         self.req_to_token = torch.zeros(rows, dtype=torch.int32, device=device)  # row x position -> slot
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [n, kv_heads, head_dim] of slots int64 [n]."""
-        # Rows of a matrix: the embedding kernel copies them several times faster than general indexing.
-        shape = (slots.numel(), *self.kv.shape[3:])
-        key, value = self.kv[layer].flatten(2)
-        return functional.embedding(slots, key).view(shape), functional.embedding(slots, value).view(shape)
+        return self.stores[layer].read(slots)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [n, kv_heads, head_dim] in slots int64 [n]."""
-        self.kv[layer, 0].index_copy_(0, slots, key)
-        self.kv[layer, 1].index_copy_(0, slots, value)
+        self.stores[layer].write(slots, key, value)
+
+
+def _layer_stores(
+    shape: ModelShape, config: EngineConfig, layers: int, num_slots: int
+) -> tuple[Tensor | None, tuple[LayerStore, ...]]:
+    """Stores of some layers, and the one tensor [layers, 2, num_slots, kv_heads, head_dim] of plain ones."""
+    if not stored_plainly(shape, config):
+        return None, packed_stores(shape, config, layers, num_slots)
+    size = (layers, 2, num_slots, shape.kv_heads, shape.head_dim)
+    kv = torch.zeros(size, dtype=config.dtype, device=config.device)
+    return kv, tuple(PlainStore(layer) for layer in kv)

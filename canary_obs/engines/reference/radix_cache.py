@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Tokens = NDArray[np.int32]
+Tokens = NDArray[np.signedinteger[Any]]  # by position; anything that tells prefixes apart
 Slots = NDArray[np.int64]
 
 NEVER = int(np.iinfo(np.int64).max)
@@ -89,19 +91,42 @@ class RadixCache:
                 self.locked[step.slots] = False
             step = step.parent
 
-    def evict(self, wanted: int) -> list[Slots]:
-        """Drop least recently used unlocked leaves until `wanted` slots are gone or none is left."""
+    def evict(self, wanted: int, leaving: Callable[[Node], None] | None = None) -> list[Slots]:
+        """Drop least recently used unlocked leaves until `wanted` slots are gone or none is left.
+
+        `leaving` sees each leaf just before it goes.
+        """
         heap = [(leaf.last_used, leaf.serial, leaf) for leaf in self._leaves if leaf.locks == 0]
         heapq.heapify(heap)
         dropped: list[Slots] = []
         while wanted > 0 and heap:
             leaf = heapq.heappop(heap)[2]
+            if leaving is not None:
+                leaving(leaf)
             parent = self._detach(leaf)
             dropped.append(leaf.slots)
             wanted -= leaf.slots.size
             if not parent.children and parent.locks == 0:
                 heapq.heappush(heap, (parent.last_used, parent.serial, parent))
         return dropped
+
+    def tokens_to(self, node: Node) -> Tokens:
+        """Every token from the root to the end of a node."""
+        runs: list[Tokens] = []
+        step: Node | None = node
+        while step is not None:
+            runs.append(step.tokens)
+            step = step.parent
+        return np.concatenate(runs[::-1])
+
+    def oldest_first(self) -> list[Node]:
+        """Every node, least recently used first."""
+        nodes, stack = [], list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            nodes.append(node)
+            stack += node.children.values()
+        return sorted(nodes, key=lambda node: (node.last_used, node.serial))
 
     def held(self, *, unlocked_only: bool = False) -> Slots:
         """Every slot the tree holds, in slot order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from canary_obs.engines.reference.oracle import TokenOracle
 
 if TYPE_CHECKING:
     from canary_obs.engines.reference.radix_cache import Node
@@ -31,6 +34,7 @@ class Sampling:
     temperature: float = 0.0  # 0 = greedy
     seed: int = 0
     stop_at_eos: bool = True
+    oracle: TokenOracle | None = None  # mock traffic: says the next token, whatever the logits are
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,6 +54,9 @@ class Request:
     computed: int = 0  # positions whose KV is in the pool
     allocated: int = 0  # positions that have a slot
     shared: int = 0  # leading positions whose slots belong to the prefix cache
+    window_start: int = 0  # first position that sliding windows still see
+    drafted: int = 0  # positions whose draft KV is in the pool; the draft of p is computed from token p + 1
+    drafts: int = 0  # proposed tokens behind `length`, for the next forward to check
     node: Node | None = field(default=None, repr=False)  # locked end of the shared prefix
 
     @property
@@ -71,3 +78,16 @@ class Request:
         """One more generated token."""
         self.tokens[self.length] = token
         self.length += 1
+
+    def take(self, extend: int, tokens: Sequence[int]) -> None:
+        """A forward over `extend` tokens is done; `tokens` were chosen: agreed proposals, then one more."""
+        if not tokens:
+            self.computed += extend
+            return
+        agreed = len(tokens) - 1
+        self.computed = self.length + agreed  # the KV of refused proposals is void
+        # The draft model computed all its proposals but the last.
+        self.drafted += max(0, min(agreed, self.drafts - 1))
+        self.drafts = 0
+        for token in tokens:
+            self.append(token)

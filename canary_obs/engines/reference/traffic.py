@@ -6,16 +6,31 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.request import Request, Sampling, Status
+from canary_obs.engines.reference.settings import EngineConfig
 from canary_obs.engines.reference.tokenizer import encode
 
 Tokens = NDArray[np.int32]
 Span = tuple[int, int]  # lowest and highest value, both possible
+
+
+class Front(Protocol):
+    """What takes requests: an engine, or the half of one that prefills."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """Settings of the engine behind it."""
+
+    def add_request(self, prompt: Tokens, sampling: Sampling) -> Request:
+        """Queue a prompt."""
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request. False = not here (any more)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +86,7 @@ class Traffic:
         self._turns: list[Turn] = []
         self._systems = [self._text(config.system_tokens, bos=True) for _ in range(config.system_prompts)]
 
-    def advance(self, engine: Engine) -> None:
+    def advance(self, engine: Front) -> None:
         """One step of simulated time: collect answers, abort, add what arrives."""
         self._collect()
         if self._open and self._random.random() < self.config.abort_rate:
@@ -96,7 +111,7 @@ class Traffic:
                 )
         self._open = pending
 
-    def _arrive(self, engine: Engine) -> None:
+    def _arrive(self, engine: Front) -> None:
         turn = self._next_turn(engine.config.max_context)
         if turn is None:
             system = self._systems[self._random.integers(len(self._systems))]

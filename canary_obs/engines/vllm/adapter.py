@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from canary_obs.engines.adapter import Observer
+from canary_obs.engines.vllm.aside import Aside
 from canary_obs.engines.vllm.block_events import CARRIED
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded
 from canary_obs.engines.vllm.groups import FoundGroup, find_groups
@@ -46,7 +47,11 @@ class VllmAdapter:
         self._lock = threading.Lock()
         self._idle: IdleThread | None = None
         self._stream: Any = None
+        # Drafts are made between two steps, and with them the inputs of a forward change.
+        self._aside = Aside(runner.device, wanted=runner.speculative_config is None)
         self.output: Any = None  # the scheduler output of the step under way
+        self.open: StepView | None = None  # the forward under way in it
+        self._spent = 0.0  # seconds of host time in this adapter since it was last reported
 
     @property
     def groups(self) -> Sequence[GroupView]:
@@ -73,7 +78,8 @@ class VllmAdapter:
         """Wrap the runner's methods on the instance and start the idle thread."""
         if "execute_model" in vars(self.runner):
             raise UnsupportedEngine("this model runner is wrapped already; detach what wraps it, then attach")
-        idle = IdleThread(self._lock, observer.idle, self._surroundings)
+        self.compile()
+        idle = IdleThread(self._lock, observer.idle, self._surroundings, self._device_busy)
         self._idle = idle
         self.wrap_forward(self._seams, observer)
         self._seams.wrap(self.runner, "execute_model", self._around_step(observer, idle))
@@ -85,6 +91,24 @@ class VllmAdapter:
             self._idle.stop()
             self._idle = None
         self._seams.restore()
+        self._aside.join()
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """While entered, no step runs and the idle thread leaves the canary alone."""
+        with self._lock:
+            self._aside.join()
+            yield
+
+    def close(self, report: Callable[[StepView], None]) -> None:
+        """Tell how the forward under way ended, if there is one."""
+        view, self.open = self.open, None
+        if view is not None:
+            report(view)
+
+    def compile(self) -> None:
+        """Run once what the views launch on the device: a first launch while serving takes 0.3 s."""
+        raise NotImplementedError
 
     def wrap_forward(self, seams: Seams, observer: Observer) -> None:
         """Wrap what surrounds the model forward."""
@@ -105,14 +129,24 @@ class VllmAdapter:
                     raise idle.raised
                 with self._lock:
                     self.output = scheduler_output
+                    self._aside.join()
                     try:
+                        started = time.perf_counter()
                         self._announce(scheduler_output, observer)
+                        self._spent += time.perf_counter() - started
                         result = original(scheduler_output, *given, **named)
+                    except BaseException:
+                        self.close(observer.forward_failed)
+                        raise
                     finally:
                         self.output = None
                         idle.last_step = time.monotonic()
                     if scheduler_output.total_num_scheduled_tokens:
-                        observer.after_step()
+                        observer.overhead["adapter"] += self._spent
+                        self._spent = 0.0
+                        with self._aside.entered():
+                            self.close(observer.after_forward)
+                            observer.after_step()
                     return result
 
             return execute_model
@@ -128,6 +162,9 @@ class VllmAdapter:
             zeroed = output.new_block_ids_to_zero
             copies = output.kv_cache_block_copies
             taken = self._taken(output) if len(self.found) > 1 else {}
+            loads = [event for event in events or () if isinstance(event, Loaded)]
+            if not (zeroed or copies or taken or loads):
+                return
             for group in self.found:
                 name = group.view.name
                 # Groups overlay the same bytes: a block handed to one group ends its records in the others.
@@ -137,7 +174,6 @@ class VllmAdapter:
                 lost.discard(NULL_BLOCK)
                 if lost:
                     observer.invalidated(name, self._device_slots(sorted(lost), group))
-                loads = [event for event in events or () if isinstance(event, Loaded)]
                 if loaded := [event for event in loads if event.group == group.number]:
                     observer.received(name, _loaded_slots(loaded, group.block_size).to(self.runner.device))
                 if copies:
@@ -170,23 +206,29 @@ class VllmAdapter:
         if self._stream is None and self.runner.device.type == "cuda":
             self._stream = torch.cuda.current_stream(self.runner.device)
 
+    def _device_busy(self) -> bool:
+        return self._stream is not None and not self._stream.query()
+
     def _surroundings(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else _on_stream(self._stream)
+        return nullcontext() if self._stream is None else self._on_stream()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
+            self._aside.join()
+            yield
 
     def guarded_view(self, observer: Observer, build: Callable[[], StepView]) -> StepView | None:
         """The view, or None when building it failed, which is reported."""
+        started = time.perf_counter()
         try:
             self.remember_stream()
             return build()
         except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
             observer.fault("step_view", error)
             return None
-
-
-@contextmanager
-def _on_stream(stream: Any) -> Iterator[None]:
-    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
-        yield
+        finally:
+            self._spent += time.perf_counter() - started
 
 
 def _loaded_slots(events: Sequence[Loaded], block_size: int) -> Tensor:

@@ -63,7 +63,9 @@ class CachedBlocks:
     def __init__(self, shapes: dict[str, tuple[int, int, int]], locked: Callable[[str], set[int]]) -> None:
         """`shapes`: group name -> vLLM's group number, blocks, tokens per block."""
         self._groups = {name: _GroupBlocks(blocks, size) for name, (_, blocks, size) in shapes.items()}
-        self._names = {number: name for name, (number, _, _) in shapes.items()}
+        self._names: dict[int, list[str]] = {}
+        for name, (number, _, _) in shapes.items():
+            self._names.setdefault(number, []).append(name)
         self._locked = locked
         self._clock = 0
         self._unreported = False
@@ -90,10 +92,10 @@ class CachedBlocks:
             group.withdrawn[blocks] = self._clock
 
     def _publish(self, event: Published) -> None:
-        name = self._names.get(event.group)
-        if name is None:
-            return
-        group = self._groups[name]
+        for name in self._names.get(event.group, ()):
+            self._enter(self._groups[name], event)
+
+    def _enter(self, group: _GroupBlocks, event: Published) -> None:
         before = group.since[event.previous] if event.previous >= 0 else _NEVER
         group.since[event.block] = self._clock
         group.columns[event.block] = event.number, event.previous, before, event.filled

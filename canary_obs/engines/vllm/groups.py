@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
+from canary_obs.engines.vllm.draft import draft_module
 from canary_obs.engines.vllm.placement import LayerWrite, find_placements
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.views import GroupView
@@ -29,6 +30,8 @@ class FoundGroup:
     num_blocks: int
     block_size: int  # tokens per block of the scheduler
     view: GroupView
+    layers: tuple[str, ...]  # vLLM's names
+    draft: bool = False  # layers of a draft model, whose forwards are shown apart from the target's
 
 
 def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
@@ -42,6 +45,7 @@ def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
                 "which is not supported; use 1, or run without the canary"
             )
     drafts = draft_layers(runner)
+    drafts_shown = draft_module(runner) is not None
     found: list[FoundGroup] = []
     names: dict[str, int] = {}
     for number, group in enumerate(config.kv_cache_groups):
@@ -51,24 +55,46 @@ def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
             continue
         kind, window = _kind(number, specs)
         names[kind] = names.get(kind, 0) + 1
-        block_size = group.kv_cache_spec.block_size
-        view = GroupView(
-            name=kind if names[kind] == 1 else f"{kind}{names[kind]}",
-            num_slots=config.num_blocks * block_size,
-            page_size=kernel_block_size(runner, number),
-            sources=_sources(runner, layers, config.num_blocks, block_size),
-            window=window,
-        )
-        found.append(
-            FoundGroup(number=number, num_blocks=config.num_blocks, block_size=block_size, view=view)
-        )
+        name = kind if names[kind] == 1 else f"{kind}{names[kind]}"
+        hidden = () if drafts_shown else drafts.intersection(group.layer_names)
+        found.append(_found_group(runner, number, layers, name, window, hidden))
+    if drafts_shown:
+        for number, group in enumerate(config.kv_cache_groups):
+            if layers := [name for name in group.layer_names if name in drafts]:
+                _, window = _kind(number, _specs(group.kv_cache_spec, layers))
+                found.append(replace(_found_group(runner, number, layers, "draft", window), draft=True))
     return tuple(found)
+
+
+def _found_group(
+    runner: Any, number: int, layers: list[str], name: str, window: int | None, hidden: Iterable[str] = ()
+) -> FoundGroup:
+    num_blocks = runner.kv_cache_config.num_blocks
+    block_size = runner.kv_cache_config.kv_cache_groups[number].kv_cache_spec.block_size
+    view = GroupView(
+        name=name,
+        num_slots=num_blocks * block_size,
+        page_size=kernel_block_size(runner, number),
+        sources=_sources(runner, layers, num_blocks, block_size),
+        window=window,
+        uncovered_bytes=sum(_cache_bytes(runner, layer) for layer in hidden) // (num_blocks * block_size),
+    )
+    return FoundGroup(
+        number=number, num_blocks=num_blocks, block_size=block_size, view=view, layers=tuple(layers)
+    )
+
+
+def _cache_bytes(runner: Any, layer: str) -> int:
+    cache = runner.compilation_config.static_forward_context[layer].kv_cache
+    return int(cache.numel() * cache.element_size())
 
 
 def kernel_block_size(runner: Any, number: int) -> int:
     """Tokens per entry of the worker's block table: scheduler blocks may be split for the kernels."""
     if hasattr(runner, "block_tables"):
-        return int(runner.block_tables.block_sizes[number])
+        tables = runner.block_tables
+        # 0.26 keeps both sizes, later versions the kernels' only.
+        return int(getattr(tables, "kernel_block_sizes", tables.block_sizes)[number])
     return int(runner.input_batch.block_table[number].block_size)
 
 

@@ -9,19 +9,24 @@ from contextlib import AbstractContextManager
 
 QUIET_SECONDS = 0.05  # a worker without a step for this long is idle
 _PAUSE_SECONDS = 0.02
+_STEPPING_PAUSE_SECONDS = 0.2  # each time it looks, a step may have to wait for the interpreter
 _BUSY_PAUSE_SECONDS = 0.001
 
 
 class IdleThread:
-    """Calls `idle` while nobody holds the lock and no step came for QUIET_SECONDS."""
+    """Calls `idle` while nobody holds the lock, no step came for QUIET_SECONDS and the device is at rest.
+
+    With asynchronous scheduling a long prefill runs on for a while after its step has come.
+    """
 
     def __init__(
         self,
         lock: threading.Lock,
         idle: Callable[[], bool],
         surroundings: Callable[[], AbstractContextManager[object]],
+        busy: Callable[[], bool],
     ) -> None:
-        self._lock, self._idle, self._surroundings = lock, idle, surroundings
+        self._lock, self._idle, self._surroundings, self._busy = lock, idle, surroundings, busy
         self._stop = threading.Event()
         self.last_step = time.monotonic()
         self.raised: BaseException | None = None  # what a step must raise in mode `raise`
@@ -41,7 +46,10 @@ class IdleThread:
         pause = _PAUSE_SECONDS
         while not self._stop.wait(pause):
             pause = _PAUSE_SECONDS
-            if time.monotonic() - self.last_step < QUIET_SECONDS or not self._lock.acquire(blocking=False):
+            quiet = time.monotonic() - self.last_step >= QUIET_SECONDS
+            if not quiet:
+                pause = _STEPPING_PAUSE_SECONDS
+            if not quiet or self._busy() or not self._lock.acquire(blocking=False):
                 continue
             try:
                 with self._surroundings():

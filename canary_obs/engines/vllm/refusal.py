@@ -97,6 +97,6 @@ class Refusal:
             state_reasons=(f"not protected: {self.reason}",), groups={},
             sweep_passes=dict.fromkeys(Trigger, 0), last_sweep_ns=None, sweep=None, patrol=None,
             pipeline=PipelineStatus(lag_steps=0, lag_seconds=0.0, skipped=0), overhead_seconds={},
-            step_seconds=0.0, observer_faults={}, violation_events_dropped=0, messages_dropped=0,
+            step_seconds=0.0, observer_faults={"attach": 1}, violation_events_dropped=0, messages_dropped=0,
             perturbations={}, paused=False,
         )  # fmt: skip

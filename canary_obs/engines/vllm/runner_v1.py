@@ -10,47 +10,94 @@ import torch
 
 from canary_obs.engines.adapter import Observer
 from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.device_digests import InputDigests
 from canary_obs.engines.vllm.digests import TokenDigests
+from canary_obs.engines.vllm.draft import DraftForwards, draft_module
 from canary_obs.engines.vllm.seams import Seams
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.views import GroupStep, StepView
+from canary_obs.runtime.backend import choose_backend
+from canary_obs.views import GroupStep, StepTypes, StepView
 
 
 class V1Adapter(VllmAdapter):
     """Reads the runner's persistent input batch, whose order is the forward's."""
 
     def __init__(self, runner: Any) -> None:
-        if runner.use_async_scheduling:
+        speculates = runner.speculative_config is not None
+        if runner.use_async_scheduling and speculates:
             raise UnsupportedEngine(
-                "vLLM's V1 model runner with asynchronous scheduling keeps the newest token ids on the "
-                "device only; use --no-async-scheduling, or the V2 model runner"
+                "vLLM's V1 model runner with asynchronous scheduling and speculative decoding keeps what it "
+                "accepted on the device only; use --no-async-scheduling, or the V2 model runner"
             )
         super().__init__(runner)
-        self._digests = TokenDigests()
+        # A copy of digests to a GPU would wait for it; rejected drafts are known on the host only.
+        on_device = runner.use_async_scheduling or (runner.device.type == "cuda" and not speculates)
+        self._fed = InputDigests(runner.max_num_reqs, runner.device) if on_device else None
+        self._digests = TokenDigests(choose_backend("auto", torch.device("cpu")))
+        self._of_tokens = self._fed or self._digests
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
+        self._cut_at: tuple[int, ...] = ()  # the last view's requests, tokens, and addresses of its inputs
+        self._cut: dict[str, Any] = {}
+        module = draft_module(runner)
+        own = [group for group in self.found if group.draft]
+        self._drafts = DraftForwards(module, own[0], self.guarded_view) if module and own else None
+
+    @property
+    def step_types(self) -> StepTypes:
+        """Types of the forwards to come."""
+        runner, table = self.runner, self.runner.input_batch.block_table[self.found[0].number]
+        return StepTypes(
+            slot_table=table.block_table.gpu.dtype,
+            rows=self._rows.dtype,
+            lengths=runner.query_start_loc.gpu.dtype,
+            input_ids=runner.input_ids.gpu.dtype,
+            positions=runner.positions.dtype,
+            out_slots=table.slot_mapping.gpu.dtype,
+            has_digests=True,
+            expected_ids=None,
+        )
+
+    def compile(self) -> None:
+        """A step of one request without tokens: compiles what the views launch. Forgets all requests."""
+        if self._fed is not None:
+            none, ids = np.zeros(1, dtype=np.int64), self.runner.input_ids.gpu
+            nothing = torch.zeros(2, dtype=torch.int32, device=self.runner.device)
+            self._fed.seat([""], none[:, None], none, none)
+            self._fed.follow(ids, nothing, nothing[:1])
+            self._fed.forget([""])
 
     def wrap_forward(self, seams: Seams, observer: Observer) -> None:
         """`_model_forward` lies outside captured graphs and runs for warm-up batches too."""
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def _model_forward(*given: Any, **named: Any) -> Any:
-                if self.output is None:
-                    return original(*given, **named)
-                view = self.guarded_view(observer, lambda: self._view(*given, **named))
-                if view is None:
-                    return original(*given, **named)
-                observer.before_forward(view)
-                try:
-                    result = original(*given, **named)
-                except BaseException:
-                    observer.forward_failed(view)
-                    raise
-                observer.after_forward(view)
-                return result
+                if self.output is not None:
+                    self.open = self.guarded_view(observer, lambda: self._view(*given, **named))
+                    if self.open is not None:
+                        if self._drafts is not None:
+                            self._drafts.begin(self.open, self._targets_slots(self.open), observer)
+                        observer.before_forward(self.open)
+                return original(*given, **named)
 
             return _model_forward
 
         seams.wrap(self.runner, "_model_forward", make)
+        if self._drafts is not None:
+            seams.undo_with(self._drafts.follow(observer))
+            seams.wrap(self.runner, "sample_tokens", self._around_drafting(self._drafts, observer))
+
+    def _around_drafting(self, drafts: DraftForwards, observer: Observer) -> Callable[..., Any]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def sample_tokens(*given: Any, **named: Any) -> Any:
+                with self._lock:
+                    try:
+                        return original(*given, **named)
+                    finally:
+                        drafts.end(observer)
+
+            return sample_tokens
+
+        return make
 
     def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
         """From the runner's request states."""
@@ -60,38 +107,55 @@ class V1Adapter(VllmAdapter):
     def requests_changed(self, output: Any) -> None:
         """Drop the digests of requests that ended or come with new token lists."""
         if output.finished_req_ids:
-            self._digests.forget(output.finished_req_ids)
+            self._of_tokens.forget(output.finished_req_ids)
         if output.scheduled_new_reqs:
-            self._digests.forget(request.req_id for request in output.scheduled_new_reqs)
+            self._of_tokens.forget(request.req_id for request in output.scheduled_new_reqs)
 
     def _view(self, input_ids: Any = None, positions: Any = None, *_: Any, **__: Any) -> StepView:
         runner, output = self.runner, self.output
-        batch = runner.input_batch
-        count = batch.num_reqs
-        requests = list(batch.req_ids[:count])
-        total = output.total_num_scheduled_tokens
+        count, total = runner.input_batch.num_reqs, output.total_num_scheduled_tokens
+        requests = list(runner.input_batch.req_ids[:count])
         # Multimodal models get embeddings and positions of several axes; the runner keeps the plain ones too.
         ids = input_ids if input_ids is not None else runner.input_ids.gpu
         places = positions if positions is not None and positions.dim() == 1 else runner.positions
+        # What was cut keeps its memory, so nothing else can come to lie at its address.
+        cut_at = count, total, ids.data_ptr(), places.data_ptr()
+        if cut_at != self._cut_at:
+            inputs = {"input_ids": ids[:total], "positions": places[:total]}
+            self._cut, self._cut_at = self._batch_columns(count, total) | inputs, cut_at
         return StepView(
             request_ids=requests,
-            rows=self._rows[:count],
-            prefix_lens=runner.num_computed_tokens[:count],
-            extend_lens=runner.num_scheduled_tokens.gpu[:count],
-            token_starts=runner.query_start_loc.gpu[: count + 1],
-            input_ids=ids[:total],
-            positions=places[:total],
             digests=self._prefix_digests(requests),
-            groups={
-                group.view.name: GroupStep(
-                    slot_table=batch.block_table[group.number].block_table.gpu,
-                    out_slots=batch.block_table[group.number].slot_mapping.gpu[:total],
-                )
-                for group in self.found
-            },
+            **self._cut,
         )
 
+    def _batch_columns(self, count: int, total: int) -> dict[str, Any]:
+        """What views of the runner's lasting tensors have in common while the batch keeps its size."""
+        runner, tables = self.runner, self.runner.input_batch.block_table
+        return {
+            "rows": self._rows[:count],
+            "prefix_lens": runner.num_computed_tokens[:count],
+            "extend_lens": runner.num_scheduled_tokens.gpu[:count],
+            "token_starts": runner.query_start_loc.gpu[: count + 1],
+            "groups": {
+                group.view.name: GroupStep(
+                    slot_table=tables[group.number].block_table.gpu,
+                    out_slots=tables[group.number].slot_mapping.gpu[:total],
+                )
+                for group in self.found
+                if not group.draft
+            },
+        }
+
+    def _targets_slots(self, view: StepView) -> torch.Tensor:
+        return next(iter(view.groups.values())).out_slots
+
     def _prefix_digests(self, requests: list[str]) -> torch.Tensor:
-        batch = self.runner.input_batch
-        ends = np.asarray(batch.num_computed_tokens_cpu[: len(requests)])
-        return self._digests.advance(requests, batch.token_ids_cpu, ends).to(self.runner.device)
+        runner, count = self.runner, len(requests)
+        tokens = runner.input_batch.token_ids_cpu
+        ends = np.asarray(runner.input_batch.num_computed_tokens_cpu[:count])
+        if self._fed is None:
+            return self._digests.advance(requests, tokens, ends).to(runner.device, non_blocking=True)
+        self._fed.seat(requests, tokens, ends, runner.num_scheduled_tokens.np[:count])
+        starts = runner.query_start_loc.gpu[: count + 1]
+        return self._fed.follow(runner.input_ids.gpu, starts, runner.num_computed_tokens[:count])

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from canary_obs.errors import UnsupportedEngine
 
-SUPPORTED_VERSIONS = ("0.32", "0.33")
+SUPPORTED_VERSIONS = ("0.26", "0.32", "0.33")
 
 WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -36,6 +37,7 @@ class Protection:
     """What was put beside a worker: a canary, or the word that there is none."""
 
     runtime: CanaryRuntime | None
+    adapter: VllmAdapter | None
     refusal: Refusal | None
     service: subprocess.Popen[bytes] | None
 
@@ -90,6 +92,7 @@ def protect(worker: Any, unsupported: str | None = None) -> None:
     config = msgspec.structs.replace(config, rank=rank_of(worker))
     service = start_service(config)
     runtime: CanaryRuntime | None = None
+    adapter: VllmAdapter | None = None
     refusal: Refusal | None = None
     try:
         if unsupported is not None:
@@ -98,7 +101,8 @@ def protect(worker: Any, unsupported: str | None = None) -> None:
         with torch.inference_mode(False), torch.no_grad():
             # By name: the door stands above the engines, and here vLLM comes in from below.
             install_canary = import_module("canary_obs.attach").install_canary
-            runtime = install_canary(adapter_of(worker.model_runner), config)
+            adapter = adapter_of(worker.model_runner)
+            runtime = install_canary(adapter, config)
             if runtime is not None:
                 runtime.mark_ready()
     except Exception as error:
@@ -107,7 +111,8 @@ def protect(worker: Any, unsupported: str | None = None) -> None:
         if not isinstance(error, UnsupportedEngine):
             log.exception("canary_obs: could not be attached")
         refusal = Refusal(str(error) or type(error).__name__, config, engine_version())
-    vars(worker)[_PROTECTION] = Protection(runtime=runtime, refusal=refusal, service=service)
+    keep_modules_readable()
+    vars(worker)[_PROTECTION] = Protection(runtime=runtime, adapter=adapter, refusal=refusal, service=service)
 
 
 def release(worker: Any) -> None:
@@ -123,10 +128,29 @@ def release(worker: Any) -> None:
         stop_service(protection.service)
 
 
+def keep_modules_readable() -> None:
+    """Let another vLLM engine start in this process after numba was loaded here; idempotent.
+
+    vLLM's CPU platform asks every attribute of every module for `__dict__`. llvmlite's library object takes
+    any name for a function of the library, and what it answers ends that engine's start.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None and hasattr(ffi.lib, "_fntab"):
+        ffi.lib._fntab.setdefault("__dict__", {})
+
+
 def runtime_of(worker: Any) -> CanaryRuntime | None:
     """The canary of a worker; None when it has none."""
     protection: Protection | None = vars(worker).get(_PROTECTION)
     return protection.runtime if protection else None
+
+
+def attached_adapter(worker: Any) -> VllmAdapter:
+    """Through which a worker's canary sees it. Raises UnsupportedEngine when it has none."""
+    protection: Protection | None = vars(worker).get(_PROTECTION)
+    if protection is None or protection.runtime is None or protection.adapter is None:
+        raise UnsupportedEngine("this worker is not protected; its log says why")
+    return protection.adapter
 
 
 def engine_version() -> str:

@@ -67,7 +67,9 @@ class Injector:
         self.ledger = Ledger(tuple(self._probabilities))
 
     def before_forward(self, view: StepView, step: int) -> None:
-        """Plant what a forward is about to use."""
+        """Plant what a forward is about to use; forwards of other groups are left alone."""
+        if self._group.name not in view.groups:
+            return
         self._try(PerturbMode.REQ_TO_TOKEN, step, lambda: self._detour(view, step))
         self._try(PerturbMode.REAL_KV_USED, step, lambda: self._flip_used(view, step))
 
@@ -79,6 +81,8 @@ class Injector:
             same = wrong[: layout.FINGERPRINT_K] == right[: layout.FINGERPRINT_K]
             self._ended_detours.append((detour, same))
         self._detours.clear()
+        if self._group.name not in view.groups:
+            return
         self._try(PerturbMode.REAL_KV_POST_FORWARD, step, lambda: self._flip_written(view, step))
         self._try(PerturbMode.REAL_KV_UNUSED_CACHE, step, lambda: self._flip_unused(step))
 
@@ -116,7 +120,8 @@ class Injector:
         return state == layout.RecordState.COMPLETE
 
     def _prefixes(self, view: StepView) -> list[tuple[int, int, int]]:
-        rows, lengths = view.rows.tolist(), view.prefix_lens.tolist()
+        batch = self._group.batch(view)
+        rows, lengths = batch.rows.tolist(), batch.prefix_lens.tolist()
         window = self._group.view.window or layout.MAX_POSITION
         return [
             (row, max(0, length - window + 1), length)
@@ -142,7 +147,11 @@ class Injector:
         if wrong == right or self.ledger.holds(self._group.name, wrong):
             return
         table[row, column] = wrong_entry
-        injection = self._injection(PerturbMode.REQ_TO_TOKEN, wrong, step)
+        # The wrong page may hold the same positions of another request: its links break at either end.
+        also = set(range(wrong_entry * page, (wrong_entry + 1) * page))
+        if (behind := (column + 1) * page) < length:
+            also.add(self._slot_at(table, row, behind))
+        injection = self._injection(PerturbMode.REQ_TO_TOKEN, wrong, step, frozenset(also))
         self.ledger.plant(injection)
         self._detours.append(
             _Detour(table=table, row=row, column=column, entry=entry, right=right, injection=injection)
@@ -188,8 +197,17 @@ class Injector:
         )
         self.ledger.plant(injection)
 
-    def _injection(self, mode: PerturbMode, slot: int, step: int) -> Injection:
-        return Injection(mode=mode, group=self._group.name, slot=slot, step=step, time_ns=time.time_ns())
+    def _injection(
+        self, mode: PerturbMode, slot: int, step: int, also: frozenset[int] = frozenset()
+    ) -> Injection:
+        return Injection(
+            mode=mode,
+            group=self._group.name,
+            slot=slot,
+            also=also,
+            step=step,
+            time_ns=time.time_ns(),
+        )
 
     def _heal(self, injection: Injection) -> None:
         flip = self._flips.pop(id(injection), None)

@@ -30,6 +30,7 @@ class Injection:
     mode: PerturbMode
     group: str
     slot: int  # the slot whose check must fail
+    also: frozenset[int] = frozenset()  # or one of these: a fault in a page or a link shows beside it
     step: int
     time_ns: int
     outcome: Outcome = Outcome.OPEN
@@ -44,7 +45,7 @@ class Injection:
         return (
             violation.reason in reasons
             and violation.group == self.group
-            and violation.slot == self.slot
+            and (violation.slot == self.slot or violation.slot in self.also)
             and violation.step >= self.step
         )
 

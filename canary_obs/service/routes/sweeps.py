@@ -29,7 +29,7 @@ async def start_sweep(
 ) -> Response:
     """Sweep now: 202 and its id; with wait=true 200 and its result, or 202 when it takes too long."""
     desk, asked = desk_of(request), body or SweepBody()
-    wanted = StartSweepRequest(groups=tuple(asked.groups), data=asked.data, unlocked_only=asked.unlocked_only)
+    wanted = StartSweepRequest(**asked.model_dump() | {"groups": tuple(asked.groups)})
     record = desk.start_sweep(wanted, idempotency_key)
     if query.wait == "true":
         ended = asyncio.wrap_future(desk.hub.sweep_future(record.id))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from canary_kernels.hashing import layer_key_int, word_keys
-from canary_kernels.layout import Part, unsigned
+from canary_kernels.layout import PLANE_WORDS, Part, Plane, unsigned
 
 if TYPE_CHECKING:
     from canary_kernels.buffers import KVSource
@@ -27,7 +27,8 @@ class WordChange:
     layer: int  # global
     head: int  # global
     part: Part
-    word: int  # of the layer, counted over all heads
+    plane: Plane
+    word: int  # of the layer's plane, counted over all heads
     original: int  # the word as recorded, little-endian uint32
     current: int
 
@@ -43,8 +44,8 @@ class Suspect:
 
     @property
     def word(self) -> int:
-        """Index in the layer, counted over all heads."""
-        return self.geometry.first_word + self.index
+        """Index in the layer's plane, counted over all heads."""
+        return self.geometry.first_word % PLANE_WORDS + self.index
 
     def explain(self, current: int) -> WordChange | None:
         """The change, if the word's value as it is now allows it."""
@@ -55,6 +56,7 @@ class Suspect:
             layer=self.source.layer,
             head=self.word * _WORD_BYTES // self.source.head_bytes,
             part=self.source.part,
+            plane=self.source.plane,
             word=self.word,
             original=original,
             current=current,

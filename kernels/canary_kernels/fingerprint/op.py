@@ -25,12 +25,21 @@ def _kernel() -> ModuleType:
     return importlib.import_module("canary_kernels.fingerprint.kernel")
 
 
+@functools.cache
+def _cpu() -> ModuleType:
+    """numba is imported, and all compiled, on first use."""
+    return importlib.import_module("canary_kernels.fingerprint.cpu")
+
+
 def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
     """Fingerprint the PENDING records among slots (integers [n]; -1 = skip) and make them COMPLETE.
 
     Logs LOST_WRITE where a replaced record's fingerprints still hold. Records in other states are left alone.
     """
     _check(backend, buffers, plan, slots)
+    if backend is Backend.NUMBA:
+        _cpu().complete_slots(buffers, plan, slots)
+        return
     if backend is Backend.TORCH:
         reference.complete_slots(buffers, plan, slots)
         return
@@ -46,6 +55,9 @@ def compare_slots(
     counts in the other phases.
     """
     _check(backend, buffers, plan, slots)
+    if backend is Backend.NUMBA:
+        _cpu().compare_slots(buffers, plan, slots, phase)
+        return
     if backend is Backend.TORCH:
         reference.compare_slots(buffers, plan, slots, phase)
         return
@@ -56,15 +68,19 @@ def hash_slots(backend: Backend, plan: FingerprintPlan, slots: Tensor) -> Tensor
     """int64 [n, 2]: fingerprints of K and V as the bytes are now. slots: integers [n]; -1 hashes to 0."""
     if backend is Backend.TORCH:
         return reference.hash_slots(plan, slots)
-    hashes: Tensor = _kernel().hash_slots(plan, slots)
+    room = _cpu() if backend is Backend.NUMBA else _kernel()
+    hashes: Tensor = room.hash_slots(plan, slots)
     return hashes
 
 
 def _check(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
     check_buffers(backend, buffers)
     check_slots(buffers, slots=slots)
+    if buffers.memo.get(_check) is plan:
+        return
     if plan.num_slots is not None and plan.num_slots < buffers.num_slots:
         raise KernelArgumentError(
             f"the buffers have {buffers.num_slots} slots and a KV source has room for {plan.num_slots}; the "
             "rule is memory for every slot that has a record; correct num_slots or the source's strides"
         )
+    buffers.memo[_check] = plan

@@ -13,7 +13,7 @@ from canary_kernels.buffers import KVSource
 from canary_kernels.checks import KernelArgumentError
 from canary_kernels.fingerprint.views import BundleView, view_bundle
 from canary_kernels.hashing import layer_keys, word_keys
-from canary_kernels.layout import PARTIAL_WORDS, Part, RealData
+from canary_kernels.layout import PARTIAL_WORDS, PLANE_WORDS, Part, Plane, RealData
 
 SCRATCH_SLOTS = 1 << 16
 _WORD_BYTES = 4
@@ -95,7 +95,7 @@ def plan_fingerprint(
 
 
 def _geometry_of(source: KVSource, coverage: RealData) -> Geometry:
-    first_word = source.head_start * source.head_bytes // _WORD_BYTES
+    first_word = source.plane * PLANE_WORDS + source.head_start * source.head_bytes // _WORD_BYTES
     num_bytes = source.slot_bytes
     if coverage is RealData.PARTIAL:
         num_bytes = min(num_bytes, max(0, PARTIAL_WORDS - first_word) * _WORD_BYTES)
@@ -150,9 +150,9 @@ def _capacity(source: KVSource) -> int:
 
 
 def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
-    seen: set[tuple[Part, int, int]] = set()
+    seen: set[tuple[Part, int, Plane, int]] = set()
     for source in sources:
-        where = f"the {source.part.name} source of layer {source.layer}"
+        where = f"the {source.part.name} {source.plane.name} source of layer {source.layer}"
         if source.part is Part.IDENTITY or source.layer < 0 or source.head_start < 0:
             raise KernelArgumentError(
                 f"{where} has part {source.part.name}, layer {source.layer}, head_start {source.head_start}; "
@@ -177,15 +177,23 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
                 f"rule is a multiple of {_WORD_BYTES}, or else words straddle shards and fingerprints of "
                 "shards do not add up; use coverage NONE for this group"
             )
+        end, limit = (source.head_start + source.num_heads) * source.head_bytes, PLANE_WORDS * _WORD_BYTES
+        if end > limit:
+            raise KernelArgumentError(
+                f"{where} ends at byte {end} of its layer; the rule is at most {limit}, or else planes "
+                "overlap; use coverage NONE for this group"
+            )
         if source.tensor.device != device:
             raise KernelArgumentError(
                 f"{where} is on {source.tensor.device}; the rule is the plan's device, {device}; "
                 "make one plan per device"
             )
-        heads = {(source.part, source.layer, source.head_start + head) for head in range(source.num_heads)}
+        place = source.part, source.layer, source.plane
+        heads = {(*place, source.head_start + head) for head in range(source.num_heads)}
         if heads & seen:
             raise KernelArgumentError(
-                f"{where} repeats heads {sorted(head for _, _, head in heads & seen)}; the rule is that each "
-                "head of a layer and part is described once; drop one of the sources or set head_start"
+                f"{where} repeats heads {sorted(head for *_, head in heads & seen)}; the rule is that each "
+                "head of a layer, part and plane is described once; drop one of the sources, set head_start, "
+                "or plane SCALES for scales"
             )
         seen |= heads

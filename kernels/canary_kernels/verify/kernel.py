@@ -101,10 +101,13 @@ def _expected(position, previous):
 
 @triton.jit
 def _check_block(
-    records, num_slots, buffers, slot, position, request, digest, start, length,
+    records, num_slots, buffers, slot, position, request, digest, digested, start, length,
     PHASE: tl.constexpr, HAS_DIGESTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Check a block's records but the first, which links the second. Returns how many were COMPLETE."""
+    """Check a block's records but the first, which links the second. Returns how many were COMPLETE.
+
+    digested = the position after which the chain must be the digest; -1 = none.
+    """
     lane = tl.arange(0, BLOCK)
     held = (position >= start) & (position < length)
     checked = held & (lane > 0)
@@ -117,7 +120,7 @@ def _check_block(
     sound = (identity >> 32) == ((position << STATE_BITS) | COMPLETE)
     sound = sound & (~tied | (chain.to(tl.uint64) == expected))
     if HAS_DIGESTS:
-        last = checked & (position == length - 1)
+        last = checked & (position == digested)
         differs = last & (after.to(tl.int64) != digest)
         sound = sound & ~differs
     total = tl.sum(tl.where(held & ~sound, BAD, checked.to(tl.int32)))
@@ -136,7 +139,7 @@ def _check_block(
 
 
 @triton.jit
-def _check_digest(records, num_slots, buffers, slot, last, request, digest):
+def _check_digest(records, num_slots, buffers, slot, last, request, digest, PHASE: tl.constexpr):
     """Compare the chain after one request's last prefix token with the engine's digest."""
     known = (slot >= 0) & (slot < num_slots)
     identity = tl.load(records + slot * RECORD_WORDS, mask=known, other=0)
@@ -145,7 +148,7 @@ def _check_digest(records, num_slots, buffers, slot, last, request, digest):
     readable = known & (state_of(identity) == COMPLETE) & (position_of(identity) == last)
     wrong = readable & (found != digest)
     if wrong:
-        report(buffers, wrong, HEAD * NUM_REASONS + TOKEN_REASON, slot, last, request, 0, digest, found)
+        report(buffers, wrong, PHASE * NUM_REASONS + TOKEN_REASON, slot, last, request, 0, digest, found)
 
 
 @triton.jit(
@@ -171,12 +174,16 @@ def rows_kernel(
     row = tl.load(rows + request, mask=real, other=-1).to(tl.int64)
     start = tl.maximum(tl.load(starts + request, mask=real, other=0).to(tl.int64), 0)
     length = tl.load(prefix_lens + request, mask=real, other=0).to(tl.int64)
+    # At the tail the digest is asked for where a request adds nothing: its prefix may have been PENDING.
+    extend = length * 0
     if PHASE != HEAD:
-        length += tl.load(extend_lens + request, mask=real, other=0).to(tl.int64)
+        extend = tl.load(extend_lens + request, mask=real, other=0).to(tl.int64)
+        length += extend
     digest = length * 0
     if HAS_DIGESTS:
         digest = tl.load(digests + request, mask=real, other=0).to(tl.int64)
     length = tl.minimum(length, capacity)
+    digested = tl.where(extend == 0, length - 1, -1)
     # Blocks overlap by the record that links the next one.
     STEP: tl.constexpr = BLOCK - 1
     if (row >= 0) & (row < num_rows):
@@ -186,17 +193,16 @@ def rows_kernel(
             mask = (position >= start) & (position < length)
             slot = slot_at(table, table_stride, row, position, PAGE_SIZE, mask)
             verified += _check_block(
-                records, num_slots, buffers, slot, position, request, digest, start, length,
+                records, num_slots, buffers, slot, position, request, digest, digested, start, length,
                 PHASE, HAS_DIGESTS, BLOCK,
             )  # fmt: skip
         if verified > 0:
             tl.atomic_add(counters + COUNT_VERIFIED + PHASE, verified.to(tl.int64), sem="relaxed")
-        if HAS_DIGESTS:
-            last = length - 1
-            # Otherwise the last position lies in a block.
-            if (split == 0) & (last >= 0) & (last < start):
-                slot = slot_at(table, table_stride, row, last, PAGE_SIZE, last >= 0)
-                _check_digest(records, num_slots, buffers, slot, last, request, digest)
+        if HAS_DIGESTS:  # noqa: SIM102 - decided when compiled
+            # Otherwise the position lies in a block.
+            if (split == 0) & (digested >= 0) & (digested < start):
+                slot = slot_at(table, table_stride, row, digested, PAGE_SIZE, digested >= 0)
+                _check_digest(records, num_slots, buffers, slot, digested, request, digest, PHASE)
 
 
 @triton.jit(
@@ -248,7 +254,7 @@ def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
         return
     constants = {
         "PHASE": int(phase), "PAGE_SIZE": batch.page_size, "BLOCK": BLOCK,
-        "HAS_DIGESTS": phase is Phase.HEAD and batch.digests is not None,
+        "HAS_DIGESTS": batch.digests is not None,
     }  # fmt: skip
     given = columns.tensors[:NUM_ROW_COLUMNS]
     buffers.memo[key] = prepare(rows_kernel, buffers, grid, given, {**constants, "num_warps": _WARPS})

@@ -24,14 +24,24 @@ def _kernel() -> ModuleType:
     return importlib.import_module("canary_kernels.verify.kernel")
 
 
+@functools.cache
+def _cpu() -> ModuleType:
+    """numba is imported, and all compiled, on first use."""
+    return importlib.import_module("canary_kernels.verify.cpu")
+
+
 def verify_rows(backend: Backend, buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
     """Check the records of every request's prefix (HEAD), or of prefix and new tokens (TAIL).
 
     Walks the slot table itself. Requests whose row is outside the table are padding. Counts verified and
-    unverified slots; logs UNWRITTEN, POSITION, CHAIN and, at HEAD with digests, TOKEN.
+    unverified slots; logs UNWRITTEN, POSITION, CHAIN and, with digests, TOKEN: at HEAD, and at TAIL where a
+    request adds nothing, as this forward may have written its prefix.
     """
     check_buffers(backend, buffers)
     check_batch(buffers, batch)
+    if backend is Backend.NUMBA:
+        _cpu().verify_rows(buffers, batch, phase)
+        return
     if backend is Backend.TORCH:
         reference.verify_rows(buffers, batch, phase)
         return
@@ -47,6 +57,9 @@ def verify_list(
     """
     check_buffers(backend, buffers)
     check_slots(buffers, slots=slots, positions=positions, previous=previous)
+    if backend is Backend.NUMBA:
+        _cpu().verify_list(buffers, slots, positions, previous, phase)
+        return
     if backend is Backend.TORCH:
         reference.verify_list(buffers, slots, positions, previous, phase)
         return

@@ -95,7 +95,9 @@ def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
             previous[spans.offsets] = -1
             _check(buffers, phase, (slots, positions, previous), requests)
     if digests is not None:
-        _check_digests(buffers, batch, digests)
+        _check_digests(buffers, batch, digests, phase)
+    elif phase is Phase.TAIL and batch.digests is not None:
+        _check_digests(buffers, batch, batch.digests.numpy(), phase)
     counters[COUNT_RUNS + phase] += 1
 
 
@@ -228,15 +230,21 @@ def _count_unverified(
     buffers.counters[COUNT_UNVERIFIED + phase * NUM_UNVERIFIED + cause] += int(mask.sum())
 
 
-def _check_digests(buffers: GroupBuffers, batch: RowBatch, digests: Integers) -> None:
-    """Compare the chain after each prefix's last token with the engine's own digest of its tokens."""
+def _check_digests(buffers: GroupBuffers, batch: RowBatch, digests: Integers, phase: Phase) -> None:
+    """Compare the chain after each prefix's last token with the engine's own digest of its tokens.
+
+    At TAIL only where a request adds nothing: its prefix may have been PENDING at HEAD.
+    """
     table, rows = batch.slot_table, batch.rows.numpy().astype(np.int64)
     last = np.minimum(batch.prefix_lens.numpy().astype(np.int64), table.shape[1] * batch.page_size) - 1
-    (live,) = np.nonzero((rows >= 0) & (rows < table.shape[0]) & (last >= 0))
+    asked = (rows >= 0) & (rows < table.shape[0]) & (last >= 0)
+    if phase is Phase.TAIL:
+        asked &= batch.extend_lens.numpy() == 0
+    (live,) = np.nonzero(asked)
     last, wanted = last[live], digests[live].astype(np.int64)
     slots = _lookup(batch, rows[live], last) if live.shape[0] else last
     records = _read(buffers, slots)
     found = records.continued(last).view(np.int64)
     readable = (records.states == RecordState.COMPLETE) & (records.positions == last)
     columns = slots, last, live, wanted, found
-    report_where(buffers, (Phase.HEAD, Reason.TOKEN, Part.IDENTITY), readable & (found != wanted), columns)
+    report_where(buffers, (phase, Reason.TOKEN, Part.IDENTITY), readable & (found != wanted), columns)

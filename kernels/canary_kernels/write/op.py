@@ -21,6 +21,12 @@ def _kernel() -> ModuleType:
     return importlib.import_module("canary_kernels.write.kernel")
 
 
+@functools.cache
+def _cpu() -> ModuleType:
+    """numba is imported, and all compiled, on first use."""
+    return importlib.import_module("canary_kernels.write.cpu")
+
+
 def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -> None:
     """Write PENDING records (token, position, chain) of the new tokens; run it before the HEAD verify.
 
@@ -29,6 +35,9 @@ def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -
     """
     check_buffers(backend, buffers)
     check_batch(buffers, batch)
+    if backend is Backend.NUMBA:
+        _cpu().write_identities(buffers, batch)
+        return
     if backend is Backend.TORCH:
         reference.write_identities(buffers, batch)
         return

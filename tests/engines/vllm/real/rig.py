@@ -31,6 +31,10 @@ class Rig:
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.worker = self.core.model_executor.driver_worker.worker
         self.found: list[Violation] = []
+        self.watch()
+
+    def watch(self) -> None:
+        """Look at the canary that the worker has now."""
         self._canary = runtime_of(self.worker)
         if self._canary is not None:
             keep = self._canary.reporter.violations

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from canary_obs.config import ServiceConfig
-from canary_obs.engines.vllm import placement, worker
+from canary_obs.engines.vllm import placement, plugin, worker
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.listener import ZmqListener
-from canary_obs.records import State
 from tests.engines.vllm.real.rig import prompts
+from tests.engines.vllm.real.server import Process, call, free_port
 from tests.engines.vllm.real.test_server import wait_until
 
 
@@ -22,38 +21,61 @@ def unexplained(layer: Any) -> Any:
     raise placement._unexplained(layer, "bytes all over the place")
 
 
-def other_version(_runner: Any) -> Any:
-    from canary_obs.engines.vllm.versions import check_version
+@pytest.fixture
+def other_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A vLLM nobody has tried, from the plugin's point of view."""
+    plugin.unregister()
+    with monkeypatch.context() as patch:
+        patch.setattr("vllm.__version__", "0.31.7")
+        plugin.register()
+        yield
+    plugin.unregister()
+    plugin.register()
 
-    check_version("0.31.7")
+
+@pytest.fixture
+def unexplained_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that scatters what it writes."""
+    monkeypatch.setattr("canary_obs.engines.vllm.groups.find_placements", unexplained)
 
 
 @pytest.mark.parametrize(
-    ("where", "instead", "named"),
+    ("reason", "named"),
     [
-        ("canary_obs.engines.vllm.groups.find_placements", unexplained, "bytes all over the place"),
-        ("canary_obs.engines.vllm.worker.adapter_of", other_version, "vLLM 0.31.7: supported are 0.32"),
+        ("unexplained_layout", "bytes all over the place"),
+        ("other_version", "vLLM 0.31.7: supported are"),
     ],
 )
-def test_engine_serves_and_the_service_is_told(
-    make_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, where: str, instead: Any, named: str
+def test_the_engine_serves_and_log_api_and_metric_say_why(
+    make_rig: Any, request: pytest.FixtureRequest, caplog: Any, tmp_path: Path, reason: str, named: str
 ) -> None:
-    monkeypatch.setattr(where, instead)
+    request.getfixturevalue(reason)
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="kvc") as folder:
         endpoint = f"ipc://{Path(folder)}/s.sock"
-        hub = Hub(ServiceConfig(endpoint=endpoint))
-        listener = ZmqListener(endpoint, hub)
+        command = [sys.executable, "-m", "canary_obs", "serve", "--endpoint", endpoint, "--port", str(port)]
+        service, base = Process(command, {}, tmp_path / "service.log"), f"http://127.0.0.1:{port}"
         try:
+            service.wait_for(f"{base}/healthz")
             rig = make_rig(canary={"endpoint": endpoint})
             assert worker.runtime_of(rig.worker) is None
+            assert "execute_model" not in vars(rig.runner)
             assert len(rig.generate(prompts(2), 4)) == 2
-            ranks = wait_until(lambda: [rank for rank in hub.ranks() if rank.snapshot])
-            assert ranks[0].state is State.BLIND
-            assert named in ranks[0].reasons[0]
+            (rank,) = wait_until(
+                lambda: [rank for rank in call(f"{base}/canary/status")[1]["ranks"] if rank["snapshot"]]
+            )
+            assert rank["state"] == "blind"
+            assert named in rank["reasons"][0]
             assert named in caplog.text
+            metrics = call(f"{base}/metrics")[1]
+            assert 'rank="0",state="blind"} 1.0' in metrics
+            assert 'part="attach",rank="0"} 1.0' in metrics
+            status, sweep = call(f"{base}/canary/sweep?wait=true", {})
+            assert (status, sweep["status"]) == (200, "failed")
+            assert named in sweep["ranks"][0]["error"]
             rig.close()
         finally:
-            listener.close()
+            service.stop()
 
 
 def test_a_method_with_other_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from canary_obs.engines.vllm import groups
 from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.records import Cause
+from canary_obs.records import Cause, Reason, State
 from canary_obs.runtime.reporter import group_counters
 from tests.engines.vllm.real.rig import Rig, prompts
 
@@ -59,8 +60,34 @@ def test_draft_layers(make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatc
     rig = make_rig(speculative_config=speculation, max_model_len=512, async_scheduling=False)
     rig.generate(prompts(6), 16)
     assert (rig.settle() == []) is handled
-    if handled:
-        assert [len(group.view.sources) for group in rig.canary.state.groups] == [6]
+    if not handled:
+        return
+    assert [(group.name, len(group.view.sources)) for group in rig.canary.state.groups] == [
+        ("full", 6),
+        ("draft", 2),
+    ]
+    draft = group_counters(rig.canary.state, rig.canary.pump.sample)["draft"]
+    assert draft.completed > 1000
+    # Every slot that drafting wrote is checked; what it left out would be unverified.
+    assert sum(draft.unverified.values()) < sum(draft.verified.values()) / 20
+    cache = rig.runner.compilation_config.static_forward_context[rig.adapter.found[-1].layers[0]].kv_cache
+    cache[rig.idle_blocks()[0]].view(torch.int32)[1, 7, 3] ^= 1 << 11
+    assert {(violation.group, violation.reason) for violation in rig.settle()} == {("draft", Reason.KV_DATA)}
+
+
+def test_draft_layers_that_cannot_be_followed_are_missing_from_the_coverage(
+    make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("groups", "runner_v1"):
+        monkeypatch.setattr(f"canary_obs.engines.vllm.{module}.draft_module", lambda _: None)
+    speculation = {"method": "draft_model", "model": str(models("llama_draft")), "num_speculative_tokens": 3}
+    rig = make_rig(speculative_config=speculation, max_model_len=512, async_scheduling=False)
+    rig.generate(prompts(2), 8)
+    assert rig.settle() == []
+    assert rig.canary.state.coverage == 3 / 4
+    state, reasons = rig.canary.verdict()
+    assert state is State.DEGRADED
+    assert reasons == ("75.0% of KV bytes protected, target 99.0%",)
 
 
 @pytest.mark.parametrize("handled", [True, False])

@@ -36,5 +36,4 @@ def test_clean_and_two_faults(models: Any, tmp_path: Path, model: str, groups: l
     assert told["swept"] > 0
     assert told["zeroed"] == ["kv_data"]
     assert "token" in told["exchanged"]
-    if model == "llama":
-        assert run(models(model), tmp_path, "none", ENGINE)["answers"] == told["answers"]
+    assert run(models(model), tmp_path, "none", ENGINE)["answers"] == told["answers"]

@@ -1,0 +1,209 @@
+"""`canary-obs bench vllm-gpu`: throughput of a real vLLM with the canary at its defaults against none."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from canary_obs.cli.bench_vllm_flips import flip_everywhere
+from canary_obs.cli.machine import machine
+from canary_obs.cli.paired import show
+from canary_obs.cli.vllm_host import VllmHost
+from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.reporter import group_counters
+
+if TYPE_CHECKING:
+    from canary_obs.engines.vllm.adapter import VllmAdapter
+
+_BLOCK_SIZE = {"cuda": 16, "cpu": 32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmGpuPlan:
+    """What the command line asked for."""
+
+    shape: str
+    runner: str  # v1, v2
+    requests: int
+    context: int
+    steps: int
+    prefill: int
+    prefills: int
+    pairs: int
+    memory: float  # share of the GPU's that vLLM may take
+    seed: int
+    output: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """One block's seconds, and what the canary said of it."""
+
+    seconds: dict[str, float]  # prefill: one after another; fill: all requests' contexts; decode
+    attach: float = 0.0
+    violations: int = 0
+    faults: int = 0
+    decode_host_us: dict[str, float] | None = None  # per decode step, by hook
+    hashed: dict[str, int] | None = None
+    verified: int = 0
+
+
+def run_vllm_gpu(plan: VllmGpuPlan) -> int:
+    """Interleaved pairs on one engine, each block from an empty prefix cache; then flips and syncs."""
+    os.environ |= {
+        "KV_CANARY_MODE": "log",
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if plan.runner == "v2" else "0",
+    }
+    result: dict[str, Any] = {"plan": {key: value for key, value in asdict(plan).items() if key != "output"}}
+    with TemporaryDirectory() as folder:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        host = VllmHost(
+            Path(folder), plan.shape, plan.seed, enable_prefix_caching=True, max_num_seqs=plan.requests,
+            max_model_len=max(plan.context + plan.steps + 2 * plan.requests + 16, plan.prefill + 16),
+            max_num_batched_tokens=plan.prefill, gpu_memory_utilization=plan.memory,
+            block_size=_BLOCK_SIZE[device],
+        )  # fmt: skip
+        result |= machine() | host.facts()
+        blocks = _pairs(host, plan)
+        result |= _ratios(blocks, plan)
+        with _protected(host) as (canary, adapter):
+            result["flips"] = flip_everywhere(host, canary, adapter, plan.context, plan.seed)
+            result["syncs"] = _syncs(host, canary, adapter)
+            result["state"] = [canary.verdict()[0].value, *canary.verdict()[1]]
+        host.core.shutdown()
+    if plan.output is not None:
+        plan.output.write_text(json.dumps(result, indent=1) + "\n")
+    show("vLLM with the canary at its defaults against none", result, as_json=False)
+    return 0
+
+
+def _pairs(host: VllmHost, plan: VllmGpuPlan) -> list[dict[bool, _Block]]:
+    """The first pair warms up and is left out."""
+    draw = random.Random(plan.seed)
+    found = []
+    for number in range(plan.pairs + 1):
+        order = (False, True) if draw.random() < 0.5 else (True, False)
+        pair = {protected: _block(host, plan, protected=protected) for protected in order}
+        if number:
+            found.append(pair)
+    return found
+
+
+def _block(host: VllmHost, plan: VllmGpuPlan, *, protected: bool) -> _Block:
+    host.core.reset_prefix_cache()
+    if not protected:
+        return _Block(seconds=_timed(host, plan, lambda: None))
+    started = time.perf_counter()
+    with _protected(host) as (canary, adapter):
+        attach = time.perf_counter() - started
+        marks: list[dict[str, float]] = []
+        times = _timed(host, plan, lambda: marks.append(dict(canary.overhead)))
+        host.rest()
+        with adapter.at_rest():
+            canary.check_everything()
+        counters = group_counters(canary.state, canary.pump.sample, canary.patrol.counted)
+        return _Block(
+            seconds=times,
+            attach=attach,
+            violations=canary.pump.violations,
+            faults=sum(canary.health.faults.values()),
+            decode_host_us={
+                hook: round(1e6 * (spent - marks[0][hook]) / plan.steps, 1)
+                for hook, spent in marks[1].items()
+            },
+            verified=sum(sum(group.verified.values()) for group in counters.values()),
+            hashed={
+                phase.value: sum(group.hashed[phase] for group in counters.values())
+                for phase in next(iter(counters.values())).hashed
+            },
+        )
+
+
+def _timed(host: VllmHost, plan: VllmGpuPlan, mark: Callable[[], None]) -> dict[str, float]:
+    singles = [host.seconds([prompt], 1) for prompt in host.prompts(plan.prefills, plan.prefill)]
+    host.core.reset_prefix_cache()
+    fill, decode = host.decode_seconds(host.prompts(plan.requests, plan.context), plan.steps, mark)
+    return {"prefill": sum(singles), "fill": fill, "decode": decode}
+
+
+@contextmanager
+def _protected(host: VllmHost) -> Iterator[tuple[CanaryRuntime, VllmAdapter]]:
+    from canary_obs.engines.vllm import plugin
+    from canary_obs.engines.vllm.worker import attached_adapter, protect, release, runtime_of
+
+    plugin.register()
+    host.core.reset_prefix_cache()
+    protect(host.worker)
+    try:
+        adapter, canary = attached_adapter(host.worker), runtime_of(host.worker)
+        assert canary is not None, "an attached adapter has a canary"
+        yield canary, adapter
+    finally:
+        release(host.worker)
+        plugin.unregister()
+
+
+def _ratios(blocks: list[dict[bool, _Block]], plan: VllmGpuPlan) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    tokens = {
+        "prefill": plan.prefill * plan.prefills,
+        "fill": plan.requests * plan.context,
+        "decode": plan.requests * plan.steps,
+    }
+    for part, count in tokens.items():
+        pairs = [(pair[False].seconds[part], pair[True].seconds[part]) for pair in blocks]
+        none, log = (statistics.median(column) for column in zip(*pairs, strict=True))
+        found[part] = {
+            "tokens_per_second_none": round(count / none, 1),
+            "tokens_per_second_log": round(count / log, 1),
+            "throughput_ratio": round(sum(none for none, _ in pairs) / sum(log for _, log in pairs), 5),
+            "throughput_ratio_median_pair": round(statistics.median(none / log for none, log in pairs), 5),
+            "seconds": [[round(second, 4) for second in pair] for pair in pairs],
+        }
+    protected = [asdict(pair[True]) for pair in blocks]
+    for key in ("violations", "faults", "verified"):
+        found[key] = sum(block[key] for block in protected)
+    return found | {key: protected[-1][key] for key in ("attach", "decode_host_us", "hashed")}
+
+
+def _syncs(host: VllmHost, canary: CanaryRuntime, adapter: VllmAdapter) -> dict[str, Any]:
+    """Requests come, prefill, decode and end while every wait for the device within our hooks is an error."""
+    if not torch.cuda.is_available():
+        return {"checked": False}
+    hooks: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (canary, ("before_forward", "after_forward", "after_step")),
+        (adapter, ("_view", "_announce")),
+    )
+    for owner, names in hooks:
+        for name in names:
+            setattr(owner, name, _strict(getattr(owner, name)))
+    before = dict(canary.health.faults)
+    host.ask(host.prompts(8, 300), 20)
+    host.run()
+    for owner, names in hooks:
+        for name in names:
+            delattr(owner, name)
+    caught = {part: count - before.get(part, 0) for part, count in canary.health.faults.items()}
+    return {"checked": True, "waits": {part: count for part, count in caught.items() if count}}
+
+
+def _strict(method: Any) -> Any:
+    def strict(*given: Any, **named: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return method(*given, **named)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return strict

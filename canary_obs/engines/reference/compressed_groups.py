@@ -1,0 +1,221 @@
+"""Compressed entries, index keys and compression states as the canary is shown them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from canary_kernels.buffers import KVSource
+from canary_kernels.hashing import chain_of
+from canary_obs.engines.reference.compressed_pool import CompressedPool
+from canary_obs.engines.reference.digests import PrefixDigests
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.entry_rows import EntryRows, IndexRows, StateRows
+from canary_obs.engines.reference.radix_cache import RadixCache
+from canary_obs.engines.reference.request import Request
+from canary_obs.engines.reference.runner import ForwardBatch
+from canary_obs.engines.reference.runs import RunBatch, Span
+from canary_obs.engines.reference.stand_ins import stand_ins
+from canary_obs.engines.reference.upload import placed
+from canary_obs.views import CachedSlots, GroupStep, GroupTokens, GroupView
+
+
+class EntryTokens:
+    """What a forward's entries of one ratio are: counted in runs, a stand-in for each."""
+
+    def __init__(self, engine: Engine, pool: CompressedPool) -> None:
+        self.pool = pool
+        self._digests = PrefixDigests(engine.config.max_running, pool.ratio)
+        self._last: tuple[ForwardBatch, GroupStep] | None = None
+
+    def step(self, batch: ForwardBatch) -> GroupStep:
+        """Slots and tokens of the entries that a forward completes; made once for all groups of a ratio."""
+        if self._last is None or self._last[0] is not batch:
+            self._last = batch, self._step(batch)
+        return self._last[1]
+
+    def _step(self, batch: ForwardBatch) -> GroupStep:
+        pool, ratio = self.pool, self.pool.ratio
+        runs, device = _runs_of(batch, pool), batch.rows.device
+        before = [span.first // ratio for span in runs.spans]
+        extends = [span.last // ratio - span.first // ratio for span in runs.spans]
+        ids = np.concatenate([_EMPTY, *(_entry_ids(span, ratio) for span in runs.spans)])
+        digests = self._digests.advance(batch.requests).tolist()
+        tokens = _group_tokens(before, extends, ids, digests, device)
+        return GroupStep(slot_table=pool.page_table, out_slots=runs.entry_slots, tokens=tokens)
+
+
+class EntryGroup:
+    """Entries or index keys: one slot per run, in the page of the run's tokens."""
+
+    def __init__(self, engine: Engine, tokens: EntryTokens, rows: EntryRows | IndexRows, name: str) -> None:
+        pool = tokens.pool
+        self._engine, self._pool, self._tokens, self._mark = engine, pool, tokens, -1
+        self.view = GroupView(
+            name=name, num_slots=pool.num_entries, page_size=pool.per_page, sources=_sources(pool, rows)
+        )
+
+    def step(self, batch: ForwardBatch) -> GroupStep:
+        """The entries that a forward completes."""
+        return self._tokens.step(batch)
+
+    def cached(self, *, unlocked_only: bool) -> CachedSlots:
+        """Entries of the runs that the radix cache holds: it holds whole pages, so whole runs."""
+        cache, ratio = self._cache, self._pool.ratio
+        self._mark = cache.clock
+        held = cache.held(unlocked_only=unlocked_only)
+        ends = held[held % ratio == ratio - 1]
+        before = cache.previous[ends - (ratio - 1)]
+        return CachedSlots(
+            slots=torch.from_numpy(ends // ratio),
+            positions=torch.from_numpy(cache.position[ends] // ratio),
+            previous=torch.from_numpy(np.where(before >= 0, before // ratio, -1)),
+        )
+
+    def still_cached(self, slots: Tensor) -> Tensor:
+        """bool [n]: held without interruption since the last `cached` call."""
+        return torch.from_numpy(self._cache.inserted_at[slots.numpy() * self._pool.ratio] <= self._mark)
+
+    def in_use(self) -> Tensor:
+        """int64 [n]: entries of running requests and of the prefix cache, on the CPU."""
+        own = [self._entries_of(request) for request in self._engine.scheduler.running]
+        return torch.from_numpy(np.unique(np.concatenate([*own, self._cache.held() // self._pool.ratio])))
+
+    def holders(self, slot: int) -> tuple[str, ...]:
+        """Running requests with the slot among the entries they have completed."""
+        running = self._engine.scheduler.running
+        return tuple(request.id for request in running if slot in self._entries_of(request))
+
+    @property
+    def _cache(self) -> RadixCache:
+        return self._engine.scheduler.cache
+
+    def _entries_of(self, request: Request) -> NDArray[np.int64]:
+        ratio = self._pool.ratio
+        return request.slots[ratio - 1 : request.computed : ratio] // ratio
+
+
+class StateGroup:
+    """Compression states: the tokens of each running request's incomplete run, one slot each.
+
+    Every run is a sequence of its own. A forward may read one run's states and fill the next one's, so each
+    request is shown twice: the run it was in, then the run it is in now.
+    """
+
+    def __init__(self, engine: Engine, pool: CompressedPool, name: str) -> None:
+        self._engine, self._pool = engine, pool
+        sources = _sources(pool, pool.states)
+        self.view = GroupView(name=name, num_slots=pool.num_states, page_size=1, sources=sources)
+
+    def step(self, batch: ForwardBatch) -> GroupStep:
+        """The states that a forward reads and keeps."""
+        pool, runs = self._pool, _runs_of(batch, self._pool)
+        ratio, spans = pool.ratio, runs.spans
+        none, before = [0] * len(spans), [span.first % ratio for span in spans]
+        moving = [span for span in spans if span.moves]
+        staying = [span for span in spans if not span.moves]
+        kept = [span.kept(ratio) for span in spans]
+        extends = [0 if span.moves else n for span, n in zip(spans, kept, strict=True)]
+        extends += [n if span.moves else 0 for span, n in zip(spans, kept, strict=True)]
+        ids = np.concatenate([_EMPTY, *(_kept_ids(span, ratio) for span in staying + moving)])
+        digests = [_state_digest(span, ratio) for span in spans] + none
+        rows = [2 * span.request.row + span.half for span in spans]
+        rows += [2 * span.request.row + span.next_half if span.moves else -1 for span in spans]
+        tokens = _group_tokens(before + none, extends, ids, digests, batch.rows.device, rows)
+        return GroupStep(slot_table=pool.state_table, out_slots=runs.kept_slots, tokens=tokens)
+
+    def cached(self, *, unlocked_only: bool) -> CachedSlots:
+        """None: states end with their request."""
+        del unlocked_only
+        nothing = torch.empty(0, dtype=torch.int64)
+        return CachedSlots(slots=nothing, positions=nothing, previous=nothing)
+
+    def still_cached(self, slots: Tensor) -> Tensor:
+        """bool [n]: False, there is nothing cached."""
+        return torch.zeros(slots.shape[0], dtype=torch.bool)
+
+    def in_use(self) -> Tensor:
+        """int64 [n]: states of running requests' incomplete runs, on the CPU."""
+        own = [self._slots_of(request) for request in self._engine.scheduler.running]
+        return torch.from_numpy(np.concatenate([_EMPTY, *own]))
+
+    def holders(self, slot: int) -> tuple[str, ...]:
+        """The running request whose incomplete run the slot is part of."""
+        running = self._engine.scheduler.running
+        return tuple(request.id for request in running if slot in self._slots_of(request))
+
+    def _slots_of(self, request: Request) -> NDArray[np.int64]:
+        ratio = self._pool.ratio
+        first = (2 * request.row + int(self._pool.half[request.row])) * ratio
+        return np.arange(first, first + request.computed % ratio)
+
+
+def compressed_groups(engine: Engine) -> tuple[EntryGroup | StateGroup, ...]:
+    """The groups of every ratio: entries, index keys where there is an indexer, states."""
+    found: list[EntryGroup | StateGroup] = []
+    for pool in engine.runner.pool.compressed:
+        tokens, name = EntryTokens(engine, pool), f"c{pool.ratio}"
+        found.append(EntryGroup(engine, tokens, pool.entries, name))
+        if pool.index is not None:
+            found.append(EntryGroup(engine, tokens, pool.index, f"{name}_indexer"))
+        found.append(StateGroup(engine, pool, f"{name}_state"))
+    return tuple(found)
+
+
+def _runs_of(batch: ForwardBatch, pool: CompressedPool) -> RunBatch:
+    return next(runs for runs in batch.runs if runs.pool is pool)
+
+
+def _sources(pool: CompressedPool, rows: EntryRows | IndexRows | StateRows) -> tuple[KVSource, ...]:
+    return tuple(source for layer, held in pool.held_as.items() for source in rows.sources(held, layer))
+
+
+def _entry_ids(span: Span, ratio: int) -> NDArray[np.int64]:
+    """int64 [n]: stand-ins of the runs that a request completes in a forward."""
+    first, last = span.first - span.first % ratio, span.last - span.last % ratio
+    if last <= span.first:
+        return _EMPTY
+    return stand_ins(span.request.tokens[first:last], ratio).astype(np.int64)
+
+
+def _kept_ids(span: Span, ratio: int) -> NDArray[np.int64]:
+    return span.request.tokens[span.last - span.kept(ratio) : span.last].astype(np.int64)
+
+
+def _state_digest(span: Span, ratio: int) -> int:
+    """Chain over the states that a request had kept before a forward."""
+    held = span.request.tokens[span.first - span.first % ratio : span.first]
+    return int(chain_of(torch.from_numpy(held))[-1])
+
+
+def _group_tokens(
+    before: Sequence[int],
+    extends: Sequence[int],
+    ids: NDArray[np.int64],
+    digests: Sequence[int],
+    device: torch.device,
+    rows: Sequence[int] | None = None,
+) -> GroupTokens:
+    prefixes, counts = np.array(before, dtype=np.int64), np.array(extends, dtype=np.int64)
+    starts = np.zeros(prefixes.size + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - prefixes, counts)
+    return GroupTokens(
+        prefix_lens=placed(prefixes, device),
+        extend_lens=placed(counts, device),
+        token_starts=placed(starts, device),
+        input_ids=placed(ids, device),
+        positions=placed(positions, device),
+        digests=placed(np.array(digests, dtype=np.int64), device),
+        # The ids are the requests' own tokens already, an oracle adds nothing. But attach compiles its
+        # kernels for one signature, the same for all groups.
+        expected_ids=placed(ids.astype(np.int32), device),
+        rows=None if rows is None else placed(np.array(rows, dtype=np.int64), device),
+    )
+
+
+_EMPTY = np.empty(0, dtype=np.int64)

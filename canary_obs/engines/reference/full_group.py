@@ -1,0 +1,59 @@
+"""Layers that keep every token, as the canary is shown them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.runner import ForwardBatch, Runner
+from canary_obs.views import CachedSlots, GroupStep, GroupView
+
+FULL = "full"
+
+
+class FullGroup:
+    """Layers that keep every token."""
+
+    def __init__(self, engine: Engine, runner: Runner, name: str = FULL) -> None:
+        self._engine = engine
+        pool, shape, first = runner.pool, runner.model.shape, engine.kv_heads.start
+        sources = [
+            replace(source, head_start=source.head_start + first)
+            for layer, store in enumerate(pool.stores)
+            if shape.sees_all(layer)
+            for source in store.sources(layer)
+        ]
+        self.view = GroupView(name=name, num_slots=pool.num_slots, page_size=1, sources=tuple(sources))
+        self._mark = -1
+
+    def step(self, batch: ForwardBatch) -> GroupStep:
+        """The engine's own slot table and output slots."""
+        return GroupStep(slot_table=self._engine.runner.pool.req_to_token, out_slots=batch.out_slots)
+
+    def cached(self, *, unlocked_only: bool) -> CachedSlots:
+        """The radix cache's slots, from its per-slot arrays."""
+        cache = self._engine.scheduler.cache
+        self._mark = cache.clock
+        slots = cache.held(unlocked_only=unlocked_only)
+        return CachedSlots(
+            slots=torch.from_numpy(slots),
+            positions=torch.from_numpy(cache.position[slots]),
+            previous=torch.from_numpy(cache.previous[slots]),
+        )
+
+    def still_cached(self, slots: Tensor) -> Tensor:
+        """bool [n]: held without interruption since the last `cached` call."""
+        cache = self._engine.scheduler.cache
+        return torch.from_numpy(cache.inserted_at[slots.numpy()] <= self._mark)
+
+    def in_use(self) -> Tensor:
+        """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
+        return torch.from_numpy(self._engine.scheduler.live_slots())
+
+    def holders(self, slot: int) -> tuple[str, ...]:
+        """Running requests with the slot among the positions they have computed."""
+        running = self._engine.scheduler.running
+        return tuple(request.id for request in running if slot in request.slots[: request.computed])

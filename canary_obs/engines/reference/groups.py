@@ -1,0 +1,44 @@
+"""The reference engine's KV groups as the canary is shown them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from canary_obs.engines.reference.compressed_groups import compressed_groups
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.full_group import FULL as FULL, FullGroup
+from canary_obs.engines.reference.runner import ForwardBatch
+from canary_obs.engines.reference.swa_group import SWA as SWA, SwaGroup
+from canary_obs.views import CachedSlots, GroupStep, GroupView
+
+
+class ShownGroup(Protocol):
+    """One group: its bytes, its slots in a forward, and what of it is alive."""
+
+    @property
+    def view(self) -> GroupView:
+        """Name, sizes and bytes."""
+
+    def step(self, batch: ForwardBatch) -> GroupStep:
+        """The forward's slots in this group."""
+
+    def cached(self, *, unlocked_only: bool) -> CachedSlots:
+        """Every slot the prefix cache holds now; marks the moment that `still_cached` refers to."""
+
+    def still_cached(self, slots: Tensor) -> Tensor:
+        """bool [n]: held without interruption since the last `cached` call."""
+
+    def in_use(self) -> Tensor:
+        """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
+
+    def holders(self, slot: int) -> tuple[str, ...]:
+        """Running requests with the slot among the positions they have computed."""
+
+
+def shown_groups(engine: Engine) -> tuple[ShownGroup, ...]:
+    """Every group that an engine's own forwards write."""
+    window, windows = engine.runner.pool.window, engine.scheduler.windows
+    sliding = () if window is None or windows is None else (SwaGroup(engine, window, windows),)
+    return FullGroup(engine, engine.runner), *sliding, *compressed_groups(engine)

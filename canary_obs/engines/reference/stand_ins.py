@@ -1,0 +1,20 @@
+"""Tokens that stand for runs of tokens, in the records of compressed entries."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canary_kernels.hashing import mix_arrays
+
+_BITS = 31  # a record's token is a signed 32-bit word; negative ones mean "unknown" to the write oracle
+
+
+def stand_ins(tokens: NDArray[np.int32], ratio: int) -> NDArray[np.int32]:
+    """int32 [n]: one for each run of tokens [n * ratio]; depends on each of them and its place in the run."""
+    if ratio == 1:
+        return tokens
+    mixed = mix_arrays(tokens, np.tile(np.arange(ratio), tokens.size // ratio))
+    folded = np.add.reduceat(mixed, np.arange(0, mixed.size, ratio)) if mixed.size else mixed
+    folded >>= np.uint64(64 - _BITS)
+    return folded.astype(np.int32)

@@ -1,0 +1,80 @@
+"""The reference engine's sliding-window layers as the canary is shown them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.pool import WindowPool
+from canary_obs.engines.reference.runner import ForwardBatch
+from canary_obs.engines.reference.windows import SlidingWindows
+from canary_obs.views import CachedSlots, GroupStep, GroupView, WindowTokens
+
+SWA = "swa"
+
+
+class SwaGroup:
+    """Layers that keep a window of tokens, in slots of their own."""
+
+    def __init__(self, engine: Engine, pool: WindowPool, windows: SlidingWindows) -> None:
+        self._scheduler, self._pool, self._slots = engine.scheduler, pool, windows.slots
+        sources = [source for layer, store in pool.stores.items() for source in store.sources(layer)]
+        self.view = GroupView(
+            name=SWA, num_slots=pool.num_slots, page_size=1, sources=tuple(sources), window=pool.window
+        )
+        self._mark = self._slots_mark = -1
+
+    def step(self, batch: ForwardBatch) -> GroupStep:
+        """The engine's own translated slot table: -1 where a token was evicted."""
+        assert batch.window_slots is not None
+        return GroupStep(slot_table=self._pool.table, out_slots=batch.window_slots)
+
+    def cached(self, *, unlocked_only: bool) -> CachedSlots:
+        """Resident slots only; marks the moment that `still_cached` refers to."""
+        cache, slots = self._scheduler.cache, self._slots
+        self._mark, self._slots_mark = cache.clock, slots.clock
+        full = cache.held()
+        full = full[slots.resident(full)]
+        if unlocked_only:
+            full = full[slots.locks[full] == 0]
+        before = cache.previous[full]
+        return CachedSlots(
+            slots=torch.from_numpy(slots.of[full]),
+            positions=torch.from_numpy(cache.position[full]),
+            previous=torch.from_numpy(np.where(before >= 0, slots.of[before], -1)),
+        )
+
+    def still_cached(self, slots: Tensor) -> Tensor:
+        """bool [n]: held for the same cached token since the last `cached` call."""
+        owner = self._slots.owner[slots.numpy()]
+        tenure = self._scheduler.cache.inserted_at[owner] <= self._mark
+        return torch.from_numpy((owner >= 0) & tenure & (self._slots.given_at[owner] <= self._slots_mark))
+
+    def in_use(self) -> Tensor:
+        """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
+        mine = self._slots.of[self._scheduler.live_slots()]
+        return torch.from_numpy(mine[mine >= 0])
+
+    def resident(self, full: Tensor) -> Tensor:
+        """bool [n]: these slots of the full group (int64 [n], CPU) have one here."""
+        return torch.from_numpy(self._slots.resident(full.numpy()))
+
+    def tokens(self) -> WindowTokens:
+        """Live tokens of the full group, by what this one has for them."""
+        full = self._scheduler.live_slots()
+        mine = self._slots.of[full]
+        resident = mine >= 0
+        return WindowTokens(
+            out_of_window=int((~resident).sum()), diverging=int((mine[resident] != full[resident]).sum())
+        )
+
+    def holders(self, slot: int) -> tuple[str, ...]:
+        """Running requests with the slot in their window."""
+        owner = int(self._slots.owner[slot])
+        return tuple(
+            request.id
+            for request in self._scheduler.running
+            if owner >= 0 and owner in request.slots[request.window_start : request.computed]
+        )

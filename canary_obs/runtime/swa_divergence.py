@@ -1,0 +1,60 @@
+"""A sliding-window group beside the full one: their difference shows that both are really looked at."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from canary_kernels import layout
+from canary_obs.records import SwaDivergence
+from canary_obs.views import ShowsWindow
+
+if TYPE_CHECKING:
+    from canary_obs.engines.adapter import EngineAdapter
+    from canary_obs.pipeline.delayed_device_host import Sample
+    from canary_obs.runtime.state import DeviceState
+
+log = logging.getLogger("canary_obs.swa_divergence")
+LOG_KEY = "kv_canary_swa_divergence"
+FULL, SWA = "full", "swa"
+_PHASES = (layout.Phase.HEAD, layout.Phase.TAIL)
+
+
+class SwaReporter:
+    """Reports every `interval` forward steps (0 = only at the end), from host bookkeeping and counters."""
+
+    def __init__(self, state: DeviceState, adapter: EngineAdapter, interval: int) -> None:
+        self._state, self._interval, self._reported = state, interval, 0
+        both = FULL in state.by_name and SWA in state.by_name
+        self._adapter = adapter if both and isinstance(adapter, ShowsWindow) else None
+        self.latest: SwaDivergence | None = None  # None = the engine has no such groups
+
+    def advance(self, step: int, sample: Sample | None) -> None:
+        """Report when it is time."""
+        due = self._interval and step // self._interval > self._reported // self._interval
+        if due or (self.latest is None and self._adapter is not None):
+            self.report(step, sample)
+
+    def report(self, step: int, sample: Sample | None) -> None:
+        """Count now, and say so in one line of the engine's log."""
+        tokens = self._adapter.window_tokens() if self._adapter is not None else None
+        if tokens is None:
+            return
+        self._reported = step
+        self.latest = SwaDivergence(
+            step=step,
+            verified_full=self._verified(FULL, sample),
+            verified_swa=self._verified(SWA, sample),
+            index_divergence=tokens.diverging,
+            out_of_window=tokens.out_of_window,
+        )
+        log.info("%s=%s", LOG_KEY, msgspec.json.encode(self.latest).decode())
+
+    def _verified(self, group: str, sample: Sample | None) -> int:
+        """Slots of a group verified around forwards, as of the newest host copy of the counters."""
+        if sample is None:
+            return 0
+        counters = sample.values.view(-1, layout.COUNTER_WORDS)[self._state.by_name[group].index]
+        return sum(int(counters[layout.COUNT_VERIFIED + phase]) for phase in _PHASES)

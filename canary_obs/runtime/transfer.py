@@ -1,0 +1,94 @@
+"""Records on the move between engines of different parallel shapes: fingerprints of shards add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_kernels.buffers import KVSource
+from canary_kernels.fingerprint import FingerprintPlan, hash_slots, plan_fingerprint
+from canary_obs.errors import EngineContractError
+from canary_obs.runtime.faults import Faults
+from canary_obs.runtime.state import DeviceState, Group
+
+_VERSION = 1
+_LINK = slice(layout.IDENTITY, layout.FINGERPRINT_K)
+_STATE = layout.STATE_MASK << 32
+
+
+class RecordShares:
+    """Splits records for receivers that each hold some of the heads. Plans are made at first use."""
+
+    def __init__(self, state: DeviceState, faults: Faults) -> None:
+        self._state, self._faults = state, faults
+        self._plans: dict[tuple[str, range], FingerprintPlan] = {}
+
+    def format_of(self, name: str) -> int | None:
+        """Two groups whose numbers differ cannot compare each other's fingerprints; None = no such group."""
+        group = self._state.by_name.get(name)
+        if group is None:
+            return None
+        sizes = sorted({(source.part, source.plane, source.head_bytes) for source in group.view.sources})
+        described = _VERSION, group.plan.coverage, sizes
+        return int.from_bytes(blake2b(repr(described).encode(), digest_size=7).digest(), "little")
+
+    def of(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor | None:
+        """int64 [n, RECORD_WORDS] of slots (int64 [n]), or [len(shares), n, RECORD_WORDS] that add up.
+
+        `shares` are ranges of global heads, together all that are held here. The last share's fingerprint is
+        what the record leaves over: bytes that no longer match the record fail at some receiver. None = this
+        failed, which is counted: the bytes then travel without records.
+        """
+        found: list[Tensor] = []
+        self._faults.guard("announce", lambda: found.append(self._of(name, slots, shares)))
+        return found[0] if found else None
+
+    def _of(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor:
+        (group,) = self._state.named((name,))
+        whole = group.records_of(slots)
+        if not shares:
+            return whole
+        records = whole.repeat(len(shares), 1, 1)
+        for number, share in enumerate(shares[:-1]):
+            part = hash_slots(self._state.backend, self._plan(group, share), slots)
+            records[number, :, layout.FINGERPRINT_K :] = part
+            records[-1, :, layout.FINGERPRINT_K :] -= part
+        return records
+
+    def _plan(self, group: Group, share: range) -> FingerprintPlan:
+        key = group.name, share
+        if key not in self._plans:
+            sources = [_narrowed(source, share) for source in group.view.sources]
+            self._plans[key] = plan_fingerprint(sources, group.plan.coverage, group.plan.device)
+        return self._plans[key]
+
+
+def joined(records: Tensor) -> Tensor:
+    """int64 [n, RECORD_WORDS] of records [n, RECORD_WORDS], or [shares, n, RECORD_WORDS] of all senders.
+
+    EMPTY where the senders disagree about token, position, chain or state, or where a forward never finished.
+    """
+    shares = records if records.dim() == 3 else records[None]
+    whole = shares[0].clone()
+    whole[:, layout.FINGERPRINT_K :] = shares[:, :, layout.FINGERPRINT_K :].sum(0)
+    agreed = (shares[:, :, _LINK] == shares[:1, :, _LINK]).flatten(2).all(2).all(0)
+    pending = (whole[:, layout.IDENTITY] & _STATE) == int(layout.RecordState.PENDING) << 32
+    return torch.where((agreed & ~pending)[:, None], whole, 0)
+
+
+def _narrowed(source: KVSource, share: range) -> KVSource:
+    first = share.start - source.head_start
+    if first < 0 or share.stop > source.head_start + source.num_heads:
+        held = range(source.head_start, source.head_start + source.num_heads)
+        raise EngineContractError(
+            f"share {share} of layer {source.layer} with {held}; the rule is heads that are held here; "
+            "ask for shares of this rank's own heads"
+        )
+    skipped = first * source.head_stride // source.tensor.element_size()
+    flat = source.tensor.as_strided((1,), (1,), source.tensor.storage_offset() + skipped)
+    return replace(source, tensor=flat, head_start=share.start, num_heads=len(share))

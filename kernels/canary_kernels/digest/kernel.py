@@ -1,0 +1,108 @@
+"""Digest in Triton: one program per request of the batch, one launch per step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from canary_kernels.jit import ANCHOR, mix64
+from canary_kernels.launch import Start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from canary_kernels.digest.op import DigestMemory, FedTokens, TokenLists
+
+# A decode step adds one token per request; a prompt found in the cache, or just prefilled, adds thousands.
+_BLOCK, _WARPS = 1024, 4
+
+
+@triton.jit
+def _added(tokens, first, count, BLOCK: tl.constexpr):
+    """int64: what tokens[:count], the first of them at position `first`, add to a chain."""
+    offset = tl.arange(0, BLOCK).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, count, BLOCK):
+        index = start + offset
+        mask = index < count
+        token = tl.load(tokens + index, mask=mask, other=0).to(tl.int32).to(tl.int64)
+        total += tl.where(mask, mix64(token, first + index).to(tl.int64), 0)
+    return tl.sum(total)
+
+
+@triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=["rows", "token_starts"])
+def lists_kernel(
+    chains, counts, digests, prefix_lens, extend_lens,
+    tokens, stride, computed, rows, token_starts, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program i advances the request at place i of the batch by the engine's own token list."""
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + place).to(tl.int64)
+    extend = tl.load(token_starts + place + 1) - tl.load(token_starts + place)
+    stop = tl.load(computed + row).to(tl.int64)
+    first = tl.load(counts + row)
+    chain = tl.load(chains + row)
+    begins = (first <= 0) | (first > stop)
+    first = tl.where(begins, 0, first)
+    chain = tl.where(begins, tl.full(chain.shape, ANCHOR, tl.uint64).to(tl.int64), chain)
+    chain += _added(tokens + row * stride + first, first, stop - first, BLOCK)
+    tl.store(chains + row, chain)
+    tl.store(counts + row, stop)
+    tl.store(digests + place, chain)
+    tl.store(prefix_lens + place, stop.to(tl.int32))
+    tl.store(extend_lens + place, extend.to(tl.int32))
+
+
+@triton.jit(
+    do_not_specialize=["stride"],
+    do_not_specialize_on_alignment=["places", "input_ids", "token_starts", "prefix_lens"],
+)
+def inputs_kernel(
+    chains, digests, places, stride, input_ids, token_starts, prefix_lens, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Program i tells the chain before the inputs of the request at place i, and adds them to its row."""
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(places + place)
+    fresh = tl.load(places + stride + place)
+    start = tl.load(places + 2 * stride + place)
+    first_token = tl.load(token_starts + place).to(tl.int64)
+    extend = tl.load(token_starts + place + 1).to(tl.int64) - first_token
+    prefix = tl.load(prefix_lens + place).to(tl.int64)
+    chain = tl.where(fresh != 0, start, tl.load(chains + row))
+    tl.store(digests + place, chain)
+    tl.store(chains + row, chain + _added(input_ids + first_token, prefix, extend, BLOCK))
+    tl.store(places + stride + place, fresh * 0)
+
+
+def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
+    """Launch; see `op.follow_lists`."""
+    tokens = lists.tokens
+    kept = memory.chains, memory.counts, memory.digests, memory.prefix_lens, memory.extend_lens
+    given = tokens, tokens.stride(0), lists.computed, lists.rows, lists.token_starts
+    _launch(lists_kernel, memory, lists.rows.shape[0], kept, given)
+
+
+def follow_inputs(memory: DigestMemory, fed: FedTokens) -> None:
+    """Launch; see `op.follow_inputs`."""
+    places = fed.places
+    given = places, places.stride(0), fed.input_ids, fed.token_starts, fed.prefix_lens
+    _launch(inputs_kernel, memory, places.shape[1], (memory.chains, memory.digests), given)
+
+
+def _launch(
+    kernel: Any, memory: DigestMemory, requests: int, kept: tuple[Tensor, ...], given: tuple[Any, ...]
+) -> None:
+    grid = requests, 1
+    types = tuple(getattr(value, "dtype", None) for value in given)
+    start: Callable[..., None] | None = memory.memo.get((kernel, types))
+    if start is not None:
+        start(grid, tuple(getattr(value, "data_ptr", lambda value=value: value)() for value in given))
+        return
+    compiled = kernel[grid](*kept, *given, BLOCK=_BLOCK, num_warps=_WARPS)
+    if hasattr(compiled, "packed_metadata"):
+        head = tuple(column.data_ptr() for column in kept)
+        memory.memo[kernel, types] = Start(compiled, memory.chains.device, head, (_BLOCK,))

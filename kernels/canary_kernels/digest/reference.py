@@ -1,0 +1,69 @@
+"""Digest on the CPU: request by request, on the tensors' own memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canary_kernels.hashing import Integers, mix_arrays
+from canary_kernels.layout import CHAIN_ANCHOR, signed
+
+if TYPE_CHECKING:
+    from canary_kernels.digest.op import DigestMemory, FedTokens, TokenLists
+
+_ANCHOR = signed(CHAIN_ANCHOR)
+
+
+def extend_chains(tokens: Integers, ends: Integers, counts: Integers, chains: Integers) -> None:
+    """Advance by host lists, all rows at once."""
+    back = ends < counts
+    counts[back], chains[back] = 0, _ANCHOR
+    lengths = ends - counts
+    rows = lengths.nonzero()[0]
+    if rows.size:
+        lengths = lengths[rows]
+        bounds = lengths.cumsum() - lengths
+        positions = np.arange(lengths.sum()) + np.repeat(counts[rows] - bounds, lengths)
+        mixed = mix_arrays(tokens[np.repeat(rows, lengths), positions], positions).view(np.int64)
+        chains[rows] += np.add.reduceat(mixed, bounds)
+        counts[:] = ends
+
+
+def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
+    """Advance by the engine's token lists."""
+    chains, counts = memory.chains.numpy(), memory.counts.numpy()
+    tokens, starts = lists.tokens.numpy(), lists.token_starts.numpy()
+    rows = lists.rows.numpy()
+    stops = lists.computed.numpy()[rows]
+    for row, stop in zip(rows.tolist(), stops.tolist(), strict=True):
+        first = int(counts[row])
+        if not 0 < first <= stop:
+            first, chains[row] = 0, _ANCHOR
+        chains[row : row + 1] += _added(tokens[row, first:stop], first)
+        counts[row] = stop
+    count = rows.shape[0]
+    memory.digests.numpy()[:count] = chains[rows]
+    memory.prefix_lens.numpy()[:count] = stops
+    memory.extend_lens.numpy()[:count] = np.diff(starts[: count + 1])
+
+
+def follow_inputs(memory: DigestMemory, fed: FedTokens) -> None:
+    """Advance by the forward's inputs."""
+    chains, places, ids = memory.chains.numpy(), fed.places.numpy(), fed.input_ids.numpy()
+    starts, prefix = fed.token_starts.tolist(), fed.prefix_lens.tolist()
+    results = memory.digests.numpy()
+    for place, (row, fresh, start) in enumerate(places.T.tolist()):
+        if fresh:
+            chains[row] = start
+        results[place] = chains[row]
+        chains[row : row + 1] += _added(ids[starts[place] : starts[place + 1]], prefix[place])
+    places[1] = 0
+
+
+def _added(tokens: Integers, first: int) -> NDArray[np.int64]:
+    # An array of one: NumPy's scalars warn where arrays wrap.
+    mixed = mix_arrays(tokens, np.arange(first, first + tokens.shape[0]))
+    added: NDArray[np.int64] = mixed.view(np.int64).sum(keepdims=True)
+    return added

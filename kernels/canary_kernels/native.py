@@ -1,0 +1,107 @@
+"""Python compiled for the CPU by numba: the decorator with its cache, loads and stores at addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import types
+from numba.extending import intrinsic
+
+_PACKAGE = Path(__file__).parent
+_BESIDE_SOURCES = _PACKAGE / "__pycache__"
+
+
+def kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function now, for this signature only, or take it from the cache; it runs without the GIL.
+
+    Called with other types it raises TypeError: nothing compiles while an engine is serving.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        options = {"nogil": True, "error_model": "numpy"}
+        folder = cache_folder()
+        # A full disk is no reason to do without.
+        with contextlib.suppress(OSError), _caching_in(folder):
+            return numba.njit(signature, cache=folder is not None, **options)(function)
+        return numba.njit(signature, **options)(function)
+
+    return decorate
+
+
+# Compiled into whatever kernel calls it.
+piece = numba.njit(nogil=True, error_model="numpy")
+
+
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept; None = nowhere, so every process compiles them again.
+
+    Under NUMBA_CACHE_DIR if that is set, else beside the sources, else under XDG_CACHE_HOME or ~/.cache: the
+    first that can be written. The last part of its name is a digest of the sources.
+    """
+    wanted = os.environ.get("NUMBA_CACHE_DIR")
+    own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    bases = [Path(wanted)] if wanted else [_BESIDE_SOURCES, Path(own) / "canary_obs"]
+    for base in bases:
+        folder = base / f"native-{_sources_digest()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    return None
+
+
+def _sources_digest() -> str:
+    # numba looks at the file of the kernel alone, not at what it calls.
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _caching_in(folder: Path | None) -> Iterator[None]:
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = before if folder is None else str(folder)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def _loader(element: Any, result: Any) -> Any:
+    """An intrinsic (address, index): element `index` of the integers that lie at the address, as 64 bits."""
+
+    def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        address, index = arguments
+        elements = builder.inttoptr(address, context.get_value_type(element).as_pointer())
+        value = builder.load(builder.gep(elements, [index]))
+        return context.cast(builder, value, element, result)
+
+    def typed(typingctx: Any, address: Any, index: Any) -> Any:  # noqa: ARG001
+        return result(types.int64, types.int64), code
+
+    return intrinsic(typed)
+
+
+load_int64 = _loader(types.int64, types.int64)
+load_int32 = _loader(types.int32, types.int64)
+load_uint32 = _loader(types.uint32, types.uint64)
+load_uint8 = _loader(types.uint8, types.uint64)
+
+
+@intrinsic
+def store_int64(typingctx: Any, address: Any, index: Any, value: Any) -> Any:  # noqa: ARG001
+    """(address, index, value): set element `index` of the int64 that lie at the address."""
+
+    def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        address, index, value = arguments
+        elements = builder.inttoptr(address, context.get_value_type(types.int64).as_pointer())
+        builder.store(value, builder.gep(elements, [index]))
+
+    return types.void(types.int64, types.int64, types.int64), code

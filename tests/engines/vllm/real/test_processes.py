@@ -1,0 +1,81 @@
+"""Engine core and workers in processes of their own: no server, pipeline stages, tensor parallel ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from canary_obs.config import ServiceConfig
+from canary_obs.pipeline.hub import Hub
+from canary_obs.pipeline.listener import ZmqListener
+from canary_obs.records import State
+
+MINIMUM_CHECKS = 50_000
+CASES: dict[str, dict[str, Any]] = {
+    "one": {},
+    "stages": {"pipeline_parallel_size": 2},
+    "shards": {"tensor_parallel_size": 2},
+}
+
+
+def answers(model: Path, result: Path, engine: dict[str, Any], canary: dict[str, str]) -> Any:
+    ranks = engine.get("pipeline_parallel_size", 1) * engine.get("tensor_parallel_size", 1)
+    binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(ranks))
+    environment = os.environ | canary | ({"VLLM_CPU_OMP_THREADS_BIND": binding} if ranks > 1 else {})
+    command = [sys.executable, "-m", "tests.engines.vllm.real.answers"]
+    done = subprocess.run(
+        [*command, str(model), str(result), json.dumps(engine)],
+        env=environment, check=False, timeout=280, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return json.loads(result.read_text())
+
+
+@pytest.fixture(scope="module")
+def unprotected(models: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("unprotected")
+    known: dict[str, Any] = {}
+
+    def of(case: str) -> Any:
+        # Stages compute what one process computes, bit for bit; shards add up in another order.
+        key = "shards" if case == "shards" else "one"
+        if key not in known:
+            known[key] = answers(models("llama"), folder / key, CASES[key], {"KV_CANARY_MODE": "none"})
+        return known[key]
+
+    return of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_is_protected_and_answers_stay(
+    models: Any, tmp_path: Path, unprotected: Any, case: str
+) -> None:
+    engine = CASES[case]
+    with TemporaryDirectory(prefix="kvc") as folder:
+        endpoint = f"ipc://{Path(folder)}/s.sock"
+        hub = Hub(ServiceConfig(endpoint=endpoint))
+        listener = ZmqListener(endpoint, hub)
+        try:
+            canary = {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
+            found = answers(models("llama"), tmp_path / "answers", engine, canary)
+        finally:
+            listener.close()
+    ranks = hub.ranks()
+    assert [rank.identity.rank for rank in ranks] == list(range(2 if engine else 1))
+    layers = 0
+    for rank in ranks:
+        assert rank.hello is not None
+        assert rank.snapshot is not None
+        assert (rank.snapshot.state, rank.snapshot.state_reasons) == (State.OK, ())
+        assert sum(rank.snapshot.groups["full"].verified.values()) > MINIMUM_CHECKS
+        layers += rank.hello.groups[0].layers
+    assert layers == (6 if case == "shards" else 3)
+    assert hub.violations() == []
+    assert found == unprotected(case)

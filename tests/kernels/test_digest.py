@@ -1,0 +1,100 @@
+"""Digests of requests that come, go on, fall back and end: equal to the chain over plain token lists."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from canary_kernels.checks import Backend
+from canary_kernels.digest import DigestMemory, FedTokens, TokenLists, follow_inputs, follow_lists
+from canary_kernels.hashing import chain_of
+from canary_kernels.layout import CHAIN_ANCHOR, signed
+from tests.kernels.scenes import device_of
+
+MAX_REQUESTS, WIDTH = 6, 3000
+BACKENDS = st.sampled_from(list(Backend))
+
+
+def chain(tokens, count):
+    return int(chain_of(torch.tensor(tokens[:count], dtype=torch.int64))[count])
+
+
+def starts_of(extends):
+    return torch.tensor([0, *extends], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+@settings(max_examples=30, deadline=None)
+@given(backend=BACKENDS, seed=st.integers(0, 2**32), kind=st.sampled_from([torch.int32, torch.int64]))
+def test_lists_are_followed(backend, seed, kind):
+    draw, device = random.Random(seed), device_of(backend)
+    memory = DigestMemory.allocate(MAX_REQUESTS, torch.device(device))
+    lists = [[draw.randrange(-(2**31), 2**31) for _ in range(WIDTH)] for _ in range(MAX_REQUESTS)]
+    computed = [0] * MAX_REQUESTS
+    for _ in range(4):
+        rows = draw.sample(range(MAX_REQUESTS), draw.randrange(1, MAX_REQUESTS + 1))
+        for row in rows:
+            # Forward by any length, or back to the start, or behind rejected drafts.
+            computed[row] = draw.choice((draw.randrange(WIDTH), min(computed[row] + 1, WIDTH), 0))
+        for row in set(range(MAX_REQUESTS)) - set(rows):
+            if draw.random() < 0.3:
+                lists[row] = [draw.randrange(-(2**31), 2**31) for _ in range(WIDTH)]
+                memory.counts[row] = 0
+        extends = [draw.randrange(5) for _ in rows]
+        step = TokenLists(
+            rows=torch.tensor(rows, dtype=kind, device=device),
+            tokens=torch.tensor(lists, dtype=torch.int32, device=device),
+            computed=torch.tensor(computed, dtype=kind, device=device),
+            token_starts=starts_of(extends).to(device),
+        )
+        follow_lists(backend, memory, step)
+        count = len(rows)
+        assert memory.digests[:count].tolist() == [chain(lists[row], computed[row]) for row in rows]
+        assert memory.prefix_lens[:count].tolist() == [computed[row] for row in rows]
+        assert memory.extend_lens[:count].tolist() == extends
+
+
+@settings(max_examples=30, deadline=None)
+@given(backend=BACKENDS, seed=st.integers(0, 2**32))
+def test_inputs_are_followed(backend, seed):
+    draw, device = random.Random(seed), device_of(backend)
+    memory = DigestMemory.allocate(MAX_REQUESTS, torch.device(device))
+    memory.chains.fill_(draw.randrange(2**62))
+    lists = [[draw.randrange(-(2**31), 2**31) for _ in range(WIDTH)] for _ in range(MAX_REQUESTS)]
+    known = {}
+    for _ in range(4):
+        rows = draw.sample(range(MAX_REQUESTS), draw.randrange(1, MAX_REQUESTS + 1))
+        fresh = [row not in known or draw.random() < 0.2 for row in rows]
+        for row, begins in zip(rows, fresh, strict=True):
+            known[row] = draw.randrange(500) if begins else known[row]
+        prefix = [known[row] for row in rows]
+        begun = [chain(lists[row], known[row]) for row in rows]
+        extends = [draw.choice((1, draw.randrange(600))) for _ in rows]
+        ids = [
+            token
+            for row, extend in zip(rows, extends, strict=True)
+            for token in lists[row][known[row] : known[row] + extend]
+        ]
+        places = torch.tensor([rows, [int(begins) for begins in fresh], begun], dtype=torch.int64)
+        step = FedTokens(
+            places=places.to(device),
+            input_ids=torch.tensor([*ids, 9, 9], dtype=torch.int32, device=device),
+            token_starts=starts_of(extends).to(device),
+            prefix_lens=torch.tensor(prefix, dtype=torch.int32, device=device),
+        )
+        follow_inputs(backend, memory, step)
+        assert memory.digests[: len(rows)].tolist() == [
+            chain(lists[row], length) for row, length in zip(rows, prefix, strict=True)
+        ]
+        assert not step.places[1].any()
+        known |= {row: known[row] + extend for row, extend in zip(rows, extends, strict=True)}
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_a_new_request_has_the_anchor(backend):
+    device = device_of(backend)
+    memory = DigestMemory.allocate(1, torch.device(device))
+    one = torch.zeros(1, dtype=torch.int32, device=device)
+    step = TokenLists(rows=one, tokens=one[None], computed=one, token_starts=starts_of([1]).to(device))
+    follow_lists(backend, memory, step)
+    assert memory.digests.tolist() == [signed(CHAIN_ANCHOR)]

@@ -1,0 +1,150 @@
+"""The compiled kernels against the reference, word for word, on what the oracle's scenes leave out."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from canary_kernels import layout, native
+from canary_kernels.buffers import GroupBuffers
+from canary_kernels.checks import Backend, KernelArgumentError
+from canary_kernels.fingerprint import compare_slots, complete_slots, hash_slots, plan_fingerprint
+from canary_kernels.layout import Phase, RealData
+from canary_kernels.verify import verify_list, verify_rows
+from canary_kernels.write import write_identities
+from tests.kernels import pools
+from tests.kernels.scenes import Scene, random_scene
+
+BOTH = Backend.TORCH, Backend.NUMBA
+
+
+def everything(buffers: GroupBuffers) -> list[torch.Tensor]:
+    return [buffers.records, buffers.counters, buffers.violations]
+
+
+def assert_equal(first: GroupBuffers, second: GroupBuffers) -> None:
+    for one, other in zip(everything(first), everything(second), strict=True):
+        assert torch.equal(one, other)
+
+
+def crowded_scene(seed: int, slots: int) -> Scene:
+    """A damaged scene folded into a few slots, so that requests share slots to read and to write."""
+    scene = random_scene(seed, damage=0.1, longest=12)
+
+    def folded(values: torch.Tensor) -> torch.Tensor:
+        return torch.where((values < 0) | (values == 10**6), values, values % slots)
+
+    table, out = folded(scene.batch.slot_table), folded(scene.batch.out_slots)
+    batch = dataclasses.replace(scene.batch, slot_table=table, out_slots=out)
+    chosen = random.Random(seed).sample(range(len(scene.records)), slots)
+    return Scene(records=scene.records[chosen], batch=batch)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), lane_rows=st.sampled_from([2, 3, 8]))
+def test_steps_leave_the_very_words_of_the_reference(seed, lane_rows):
+    """Slots written twice, rings that wrap, several launches and forwards at one clock and at others."""
+    pool = pools.separate("cpu")
+    plan = plan_fingerprint(pool.sources, RealData.ALL, "cpu")
+    scene = crowded_scene(seed, pools.SLOTS)
+    own = hash_slots(Backend.TORCH, plan, torch.arange(pools.SLOTS))
+    scene.records[::2, layout.FINGERPRINT_K :] = own[::2]  # what replaces these is a lost write
+    both = [scene.buffers(backend, lane_rows) for backend in BOTH]
+    listed = torch.tensor([*range(pools.SLOTS), 3, -1, 3, 10**6])
+    positions, previous = listed % 7, listed - 1
+    for clock in (0, 0, 5):
+        for backend, buffers in zip(BOTH, both, strict=True):
+            buffers.clock.fill_(clock)
+            batch = scene.batch_on(backend)
+            compare_slots(backend, buffers, plan, batch.out_slots, Phase.HEAD)
+            write_identities(backend, buffers, batch)
+            verify_rows(backend, buffers, batch, Phase.HEAD)
+            complete_slots(backend, buffers, plan, batch.out_slots)
+            verify_rows(backend, buffers, batch, Phase.TAIL)
+            verify_list(backend, buffers, listed, positions, previous, Phase.SWEEP)
+            compare_slots(backend, buffers, plan, listed, Phase.PATROL)
+        assert_equal(*both)
+        pool.bytes[layout.Part.K, 1][7][0, 5] ^= 1
+
+
+@pytest.mark.parametrize("make", pools.LAYOUTS)
+@pytest.mark.parametrize("coverage", [RealData.ALL, RealData.PARTIAL])
+def test_hashes_of_slots_listed_in_any_way(make, coverage):
+    plan = plan_fingerprint(make("cpu").sources, coverage, "cpu")
+    every_second = torch.arange(2 * pools.SLOTS)[::2] % pools.SLOTS  # not contiguous
+    assert torch.equal(
+        hash_slots(Backend.NUMBA, plan, every_second), hash_slots(Backend.TORCH, plan, every_second)
+    )
+
+
+def test_slots_without_memory_hash_to_nothing():
+    plan = plan_fingerprint(pools.separate("cpu").sources, RealData.ALL, "cpu")
+    assert hash_slots(Backend.NUMBA, plan, torch.tensor([-1, pools.SLOTS, 1 << 60])).tolist() == [[0, 0]] * 3
+
+
+def test_columns_that_are_views_with_gaps():
+    scene = random_scene(11, damage=0.0)
+    gapped = {
+        name: torch.stack([column, torch.full_like(column, 77)], 1)[:, 0]
+        for name in ("rows", "starts", "prefix_lens", "extend_lens", "token_starts", "input_ids", "positions")
+        for column in [getattr(scene.batch, name)]
+    }
+    both = [scene.buffers(backend) for backend in BOTH]
+    batch = dataclasses.replace(scene.batch, **gapped)
+    for backend, buffers in zip(BOTH, both, strict=True):
+        write_identities(backend, buffers, batch)
+    batch.input_ids.add_(1)  # what was copied must not be taken for the engine's own memory
+    for backend, buffers in zip(BOTH, both, strict=True):
+        write_identities(backend, buffers, batch)
+        verify_rows(backend, buffers, batch, Phase.TAIL)
+    assert both[1].counters[layout.COUNT_WRITTEN] > 0
+    assert_equal(*both)
+
+
+@pytest.mark.parametrize("shift", [-1, 1, 10**12])
+def test_tokens_outside_the_forward_are_refused_before_anything_is_written(shift):
+    scene = random_scene(11, damage=0.0)
+    busy = int(scene.batch.extend_lens.argmax())
+    starts = scene.batch.token_starts.clone()
+    starts[busy] = -1 if shift < 0 else scene.batch.input_ids.shape[0] - scene.batch.extend_lens[busy] + shift
+    buffers = scene.buffers(Backend.NUMBA)
+    with pytest.raises(
+        KernelArgumentError, match=rf"request {busy} adds \d+ tokens from number {starts[busy]} on"
+    ):
+        write_identities(Backend.NUMBA, buffers, dataclasses.replace(scene.batch, token_starts=starts))
+    assert torch.equal(buffers.records, scene.records)
+    assert not buffers.counters.any()
+
+
+def test_a_kernel_compiles_for_no_other_types():
+    @native.kernel("int64(int64)")
+    def doubled(value):
+        return value + value
+
+    assert doubled(21) == 42
+    assert len(doubled.signatures) == 1
+    with pytest.raises(TypeError):
+        doubled("21")
+    assert len(doubled.signatures) == 1
+
+
+def test_the_cache_moves_to_where_it_can_be_written(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "wished"))
+    wished = native.cache_folder()
+    assert wished.parent == tmp_path / "wished"
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    in_the_way = tmp_path / "a file"
+    in_the_way.touch()
+    monkeypatch.setattr(native, "_BESIDE_SOURCES", in_the_way)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    assert native.cache_folder() == tmp_path / "own" / "canary_obs" / wished.name
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_the_way))
+    assert native.cache_folder() is None
+
+    @native.kernel("int64(int64)")
+    def tripled(value):
+        return 3 * value
+
+    assert tripled(14) == 42

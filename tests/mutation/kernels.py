@@ -1,0 +1,156 @@
+"""Defects of the record mathematics, verify, write and fingerprint."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_KERNELS = "kernels/canary_kernels/"
+_HASH = "tests/kernels/test_hashing.py::"
+_PRINT = "tests/kernels/test_fingerprint.py::"
+_LIMITS = "tests/kernels/test_limits.py::"
+_RECORDS = "tests/kernels/test_records.py::"
+_ROWS = _RECORDS + "test_verify_rows[Backend.TORCH]"
+_CHAIN = _RECORDS + "test_one_damage_is_seen[chain-Backend.TORCH]"
+_ROWS_COMPILED = _RECORDS + "test_verify_rows[Backend.NUMBA]"
+_WRITES = _RECORDS + "test_write_identities[Backend.TORCH]"
+_BYTES = _PRINT + "test_complete_and_compare[Backend.TORCH]"
+
+HASHING = mutants(
+    _KERNELS + "hashing.py",
+    (
+        "_SHIFTS = np.uint64(30), np.uint64(27)",
+        "_SHIFTS = np.uint64(29), np.uint64(27)",
+        _HASH + "test_mix64_equals_plain_integers",
+    ),
+    (
+        "(value ^ value >> 27) * FINALIZE_SECOND",
+        "(value ^ value >> 26) * FINALIZE_SECOND",
+        _HASH + "test_design_vectors",
+    ),
+    ("    mixed += _MIX_OFFSET\n", "    mixed -= _MIX_OFFSET\n", _HASH + "test_mix64_equals_plain_integers"),
+    (
+        "mix_arrays(tokens.numpy(), np.arange(tokens.shape[0]))",
+        "mix_arrays(tokens.numpy(), np.zeros(tokens.shape[0]))",
+        _HASH + "test_chain_vector",
+    ),
+    (
+        "_finalize(words * _TOKEN_FACTOR) | np.uint64(1)",
+        "_finalize(words * _TOKEN_FACTOR)",
+        _HASH + "test_keys_equal_plain_integers",
+    ),
+    (
+        "_finalize(layers * _POSITION_FACTOR + _MIX_OFFSET)",
+        "_finalize(layers * _POSITION_FACTOR)",
+        _HASH + "test_keys_equal_plain_integers",
+    ),
+)
+
+VERIFY = mutants(
+    _KERNELS + "verify/reference.py",
+    ("unwritten &= ~pending", "unwritten &= pending", _ROWS),
+    ("misplaced = complete & (stored != positions)", "misplaced = complete & (stored < positions)", _ROWS),
+    ("& (positions > 0)\n", "& (positions > 1)\n", _CHAIN),
+    ("complete & ~misplaced & (linked", "complete & (linked", _ROWS),
+    (
+        "np.minimum(ends, table.shape[1] * batch.page_size) - starts",
+        "ends - starts",
+        _LIMITS + "test_lengths_beyond_the_table_are_cut[Backend.TORCH]",
+    ),
+    ("following[:-1] = records.chain[1:]", "following[:-1] = continued[:-1]", _CHAIN),
+)
+
+VERIFY_COMPILED = mutants(
+    _KERNELS + "verify/cpu.py",
+    (
+        "clean = position > 0 or load_int64(record, _CHAIN) == ANCHOR",
+        "clean = True",
+        _RECORDS + "test_one_damage_is_seen[first chain-Backend.NUMBA]",
+    ),
+    ("if state == _PENDING and phase == _HEAD:", "if state == _PENDING:", _ROWS_COMPILED),
+)
+
+WRITE = mutants(
+    _KERNELS + "write/reference.py",
+    ("new_records[~replaced, CHAIN + 1 :] = 0", "new_records[:, CHAIN + 1 :] = 0", _WRITES),
+    ("given != new.positions", "given < new.positions", _WRITES),
+    ("(wanted >= 0) & (wanted != new.ids)", "wanted != new.ids", _WRITES),
+    (
+        "sums = mixed.cumsum() - mixed",
+        "sums = mixed.cumsum()",
+        _LIMITS + "test_long_prefills_chain_across_chunks_and_forwards[True-Backend.TORCH]",
+    ),
+)
+
+WRITE_COMPILED = mutants(
+    _KERNELS + "write/cpu.py",
+    (
+        "if wanted >= 0 and wanted != found:",
+        "if wanted > 0 and wanted != found:",
+        _RECORDS + "test_one_wrong_input_is_seen[expected_ids-Backend.NUMBA]",
+    ),
+)
+
+FINGERPRINT = mutants(
+    _KERNELS + "fingerprint/reference.py",
+    (
+        "pending = _states(found) == RecordState.PENDING",
+        "pending = _states(found) > RecordState.EMPTY",
+        _BYTES,
+    ),
+    ("complete = states == RecordState.COMPLETE", "complete = states > RecordState.PENDING", _BYTES),
+)
+
+PLAN = mutants(
+    _KERNELS + "fingerprint/plan.py",
+    (
+        "source.plane * PLANE_WORDS + source.head_start * source.head_bytes // _WORD_BYTES",
+        "source.plane * PLANE_WORDS",
+        _PRINT + "test_shards_add_up_over_heads_and_layers[1-Backend.TORCH]",
+    ),
+    (
+        "// source.page_stride + 1)",
+        "// source.page_stride)",
+        _PRINT + "test_records_without_memory_behind_them_are_refused",
+    ),
+)
+
+LOCATE = mutants(
+    _KERNELS + "fingerprint/locate.py",
+    (
+        "(deltas > -_WORD_RANGE)",
+        "(deltas > 0)",
+        _PRINT + "test_every_single_bit_flip_is_seen_and_located[separate]",
+    ),
+    (
+        "    for _ in range(5):\n",
+        "    for _ in range(3):\n",
+        _PRINT + "test_locate_gives_back_any_overwritten_word",
+    ),
+)
+
+LOG = mutants(
+    _KERNELS + "violations.py",
+    (
+        "free = (log[places, ROW_STEP] != step) | (log[places, ROW_EVENT] == 0)",
+        "free = places >= 0",
+        _LIMITS + "test_a_log_row_is_written_once_per_step[Backend.TORCH]",
+    ),
+    (
+        "np.where(events == 0, 0, 1 + (events - 1) % latest)",
+        "events % (latest + 1)",
+        _LIMITS + "test_flood_keeps_the_first_row_whole_rows_and_every_count[Backend.TORCH]",
+    ),
+)
+
+DIGEST = mutants(
+    _KERNELS + "digest/reference.py",
+    (
+        "if not 0 < first <= stop:",
+        "if not 0 < first:",
+        "tests/kernels/test_digest.py::test_lists_are_followed",
+    ),
+)
+
+ALL = (
+    *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *FINGERPRINT, *PLAN, *LOCATE, *LOG, *DIGEST,
+)  # fmt: skip

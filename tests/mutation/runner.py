@@ -1,0 +1,111 @@
+"""Plants each defect in a copy of the tree and runs the tests that must notice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutation.mutant import Mutant
+
+ROOT = Path(__file__).parents[2]
+_PARTS = ("canary_obs", "kernels", "tests", "pyproject.toml")
+_PASSED, _FAILED = 0, 1  # pytest's exit codes
+_SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a defect: killed, survived, or why it could not be tried."""
+
+    mutant: Mutant
+    result: str
+    seconds: float
+
+    @property
+    def killed(self) -> bool:
+        """Whether a test failed because of it."""
+        return self.result == "killed"
+
+    def __str__(self) -> str:
+        change = f"{self.mutant.old.strip()!r} -> {self.mutant.new.strip()!r}"
+        return f"{self.result:9s} {self.seconds:5.1f} s  {self.mutant.file}: {change}"
+
+
+class Tree:
+    """A copy of the sources, changed and put right again, so that what is compiled stays valid."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.told = ""  # end of pytest's last output
+        for part in _PARTS:
+            source, target = ROOT / part, folder / part
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("results"))
+            else:
+                shutil.copy2(source, target)
+
+    def run(self, tests: Iterable[str]) -> int:
+        """Exit code of pytest on some tests; FAILED as well when they do not end."""
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(self._folder), str(self._folder / "kernels")]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        command = [sys.executable, "-m", "pytest", *options, *dict.fromkeys(tests)]
+        try:
+            done = subprocess.run(
+                command, cwd=self._folder, env=environment, timeout=_SECONDS, capture_output=True, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return _FAILED
+        self.told = done.stdout.decode()[-3000:]
+        return done.returncode
+
+    def try_out(self, mutant: Mutant) -> Verdict:
+        """Plant, test, put right."""
+        started = time.monotonic()
+        path = self._folder / mutant.file
+        before, stamp = path.read_text(encoding="utf-8"), path.stat()
+        if before.count(mutant.old) != 1:
+            result = f"text found {before.count(mutant.old)} times"
+        else:
+            path.write_text(before.replace(mutant.old, mutant.new), encoding="utf-8")
+            code = self.run(mutant.tests)
+            path.write_text(before, encoding="utf-8")
+            os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+            result = {_PASSED: "survived", _FAILED: "killed"}.get(code, f"pytest ended with {code}")
+        return Verdict(mutant=mutant, result=result, seconds=time.monotonic() - started)
+
+
+def try_all(mutants: Iterable[Mutant], folder: Path, workers: int) -> Iterator[Verdict]:
+    """Verdicts in order; raises RuntimeError when a test fails without any defect."""
+    mutants = tuple(mutants)
+    trees: SimpleQueue[Tree] = SimpleQueue()
+    with ThreadPoolExecutor(workers) as pool:
+        made = list(pool.map(lambda number: Tree(folder / str(number)), range(workers)))
+        tests = sorted({test for mutant in mutants for test in mutant.tests})
+        # Each tree its share: what they compile on the way serves the mutants after them.
+        shares = [tests[number::workers] for number in range(workers)]
+        for tree, code in zip(made, pool.map(Tree.run, made, shares), strict=True):
+            if code != _PASSED:
+                raise RuntimeError(f"pytest ended with {code} on sources without a defect:\n{tree.told}")
+            trees.put(tree)
+
+        def turn(mutant: Mutant) -> Verdict:
+            tree = trees.get()
+            try:
+                return tree.try_out(mutant)
+            finally:
+                trees.put(tree)
+
+        yield from pool.map(turn, mutants)

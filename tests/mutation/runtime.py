@@ -1,0 +1,229 @@
+"""Defects of walker, window translation, digests, pipeline, counters, health and ledger."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_SWEEP = "tests/runtime/test_sweep.py::"
+_CLEAN = "tests/runtime/test_kinds.py::test_traffic_is_clean"
+_SIGNALS = "tests/runtime/test_swa.py::test_the_three_signals"
+_TOKENS = "tests/runtime/test_swa.py::test_the_reported_tokens_are_those_of_the_device"
+_HOST = "tests/pipeline/test_delayed_device_host.py::"
+_LEDGER = "tests/runtime/test_perturb.py::test_the_ledger_matches_only_what_explains_the_injection"
+
+SWEEP = mutants(
+    "canary_obs/runtime/sweep.py",
+    (
+        'elif seen["violations"]:',
+        'elif seen["violations"] > 1:',
+        _SWEEP + "test_one_flipped_bit_anywhere_is_caught_by_the_next_sweep",
+    ),
+    (
+        "current.evicted += int((slots < 0).sum())",
+        "current.evicted += int((slots < -1).sum())",
+        _SWEEP + "test_slots_evicted_during_a_sweep_are_skipped_and_counted",
+    ),
+)
+
+WALK = mutants(
+    "canary_obs/runtime/sweep_walk.py",
+    (
+        "torch.where(held, slots, -1)",
+        "slots",
+        _SWEEP + "test_slots_evicted_during_a_sweep_are_skipped_and_counted",
+    ),
+    (
+        "torch.where(before_held, previous, -1)",
+        "torch.where(before_held, -1, previous)",
+        _SWEEP + "test_a_record_that_lost_its_link_is_found_without_reading_bytes",
+    ),
+)
+
+DIVERGENCE = mutants(
+    "canary_obs/runtime/swa_divergence.py",
+    ("verified_swa=self._verified(SWA, sample)", "verified_swa=self._verified(FULL, sample)", _SIGNALS),
+    ("index_divergence=tokens.diverging", "index_divergence=tokens.out_of_window", _TOKENS),
+)
+
+STATE = mutants(
+    "canary_obs/runtime/state.py",
+    (
+        "self.memory.index_copy_(0, self._places(destination), records)",
+        "self.memory.index_copy_(0, self._places(source), records)",
+        "tests/runtime/test_announcements.py::test_an_announced_copy_carries_its_records",
+    ),
+    ("torch.sub(prefix_lens, self._window - 1,", "torch.sub(prefix_lens, self._window,", _CLEAN + "[swa]"),
+    (
+        "self._reset(slots, layout.RecordState.ADOPTED)",
+        "self._reset(slots, layout.RecordState.EMPTY)",
+        "tests/runtime/test_announcements.py::test_received_bytes_are_unverified_not_accused",
+    ),
+)
+
+RECEIVED = mutants(
+    "canary_obs/runtime/announcements.py",
+    (
+        "slots, layout.Phase.HEAD)",
+        "slots[:0], layout.Phase.HEAD)",
+        "tests/runtime/test_host_tier.py::test_a_bit_flipped_in_host_memory_is_seen_before_its_first_use",
+    ),
+)
+
+PATROL = mutants(
+    "canary_obs/runtime/scout.py",
+    (
+        "moved[: layout.NUM_LANES].any()",
+        "moved[: layout.NUM_REASONS].any()",
+        "tests/runtime/test_patrol.py::test_a_suspicion_that_holds_is_counted_once_per_cycle",
+    ),
+    (
+        "ran=moved[_RUNS] == 1",
+        "ran=True",
+        "tests/runtime/test_patrol.py::test_a_kernel_that_leaves_no_trace_is_a_stall",
+    ),
+)
+
+HEALTH = mutants(
+    "canary_obs/runtime/health.py",
+    (
+        "self._rebase(group, phase, missing)",
+        "pass",
+        "tests/runtime/test_health.py::test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged",
+    ),
+    (
+        "self.stalled.clear()",
+        "pass",
+        "tests/runtime/test_health.py::test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged",
+    ),
+    (
+        "if vitals.violations > self._acknowledged_violations:",
+        "if vitals.violations > self._acknowledged_violations + 2:",
+        "tests/runtime/test_health.py::test_each_input_of_ok_can_stop_it",
+    ),
+)
+
+LOG = mutants(
+    "canary_obs/runtime/violation_log.py",
+    (
+        "if done < row[layout.ROW_EVENT] <= count",
+        "if done <= row[layout.ROW_EVENT] <= count",
+        "tests/runtime/test_violation_log.py::test_each_event_is_read_once",
+    ),
+    (
+        "self.dropped += count - done - len(rows)",
+        "self.dropped += 0",
+        "tests/runtime/test_violation_log.py::test_a_flood_keeps_its_first_and_latest_counts_the_rest_and_hides_nothing",
+    ),
+    (
+        "hidden = reason in _PRIVATE and not self._reveal",
+        "hidden = reason is Reason.TOKEN and not self._reveal",
+        "tests/runtime/test_violation_log.py::test_digests_and_tokens_are_redacted_unless_revealed",
+    ),
+)
+
+PIPELINE = mutants(
+    "canary_obs/pipeline/delayed_device_host.py",
+    ("self.skipped += 1", "pass", _HOST + "test_a_full_ring_skips_and_counts_and_recovers"),
+    (
+        "torch.from_numpy(self.words.copy())",
+        "torch.from_numpy(self.words)",
+        _HOST + "test_a_taken_sample_does_not_change_when_its_row_is_reused",
+    ),
+    (
+        "return max(step - arrived, 0)",
+        "return max(step - oldest[2], 0)",
+        _HOST + "test_lag_is_zero_when_nothing_is_under_way",
+    ),
+)
+
+COUNTERS = mutants(
+    "canary_obs/pipeline/counters.py",
+    (
+        "    return mine + base\n",
+        "    return max(mine, base)\n",
+        "tests/pipeline/test_hub.py::test_counters_are_carried_over_a_restart",
+    ),
+    (
+        "return base | mine | {key",
+        "return mine | {key",
+        "tests/pipeline/test_hub.py::test_a_group_only_the_earlier_life_had_keeps_its_counts",
+    ),
+)
+
+RANKS = mutants(
+    "canary_obs/pipeline/ranks.py",
+    (
+        "snapshot.sequence > self.snapshot.sequence",
+        "snapshot.sequence != self.snapshot.sequence",
+        "tests/pipeline/test_hub.py::test_an_older_snapshot_does_not_replace_a_newer_one",
+    ),
+    (
+        "return State.VIOLATED if violated else State.BLIND, (blind, *reasons)",
+        "return State.BLIND, (blind, *reasons)",
+        "tests/pipeline/test_hub.py::test_silence_does_not_undo_damage",
+    ),
+)
+
+WIRE = mutants(
+    "canary_obs/pipeline/wire.py",
+    (
+        "if version != PROTOCOL_VERSION:",
+        "if version > 255:",
+        "tests/pipeline/test_wire.py::test_another_version_is_refused_by_number",
+    ),
+)
+
+LEDGER = mutants(
+    "canary_obs/runtime/perturb/ledger.py",
+    ("and violation.step >= self.step", "", _LEDGER),
+    ("(violation.slot == self.slot or violation.slot in self.also)", "True", _LEDGER),
+    ("violation.step - injection.step", "violation.step - injection.step + 1", _LEDGER),
+)
+
+INJECTOR = mutants(
+    "canary_obs/runtime/perturb/injector.py",
+    (
+        "if injection.mode is PerturbMode.REAL_KV_USED:",
+        "if injection.mode is not PerturbMode.REAL_KV_USED:",
+        "tests/runtime/test_perturb.py::test_without_the_checks_the_ledger_says_missed",
+    ),
+)
+
+DIGESTS = mutants(
+    "canary_obs/engines/reference/digests.py",
+    (
+        "fresh = (self._owner[rows] != serials) | (starts > ends)",
+        "fresh = starts > ends",
+        "tests/engines/test_adapter.py::test_digests_survive_row_changes_and_restarts",
+    ),
+    (
+        "positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, lengths)",
+        "positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)",
+        "tests/engines/test_adapter.py::test_digests_survive_row_changes_and_restarts",
+    ),
+)
+
+WINDOWS = mutants(
+    "canary_obs/engines/reference/swa_group.py",
+    ("torch.from_numpy(slots.of[full])", "torch.from_numpy(full % slots.owner.size)", _CLEAN + "[swa]"),
+)
+
+RESIDENT = mutants(
+    "canary_obs/engines/reference/window_slots.py",
+    (
+        "np.minimum(ends, self.window - 1)",
+        "np.minimum(ends, self.window - 2)",
+        "tests/engines/test_windows.py::test_resumable_lengths",
+    ),
+    (
+        "        self.of[full] = NONE\n",
+        "        pass\n",
+        "tests/engines/test_windows.py::test_load_is_exact_and_accounted_for",
+    ),
+)
+
+ALL = (
+    *SWEEP, *WALK, *DIVERGENCE, *STATE, *RECEIVED, *PATROL, *HEALTH, *LOG, *PIPELINE, *COUNTERS,
+    *RANKS, *WIRE,
+    *LEDGER, *INJECTOR, *DIGESTS, *WINDOWS, *RESIDENT,
+)  # fmt: skip

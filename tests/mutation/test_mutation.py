@@ -1,0 +1,32 @@
+"""Every seeded defect is killed by the suite, by the test named beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutation import kernels, runtime
+from tests.mutation.runner import ROOT, try_all
+
+MUTANTS = kernels.ALL + runtime.ALL
+WORKERS = 2
+
+
+def test_every_defect_applies() -> None:
+    for mutant in MUTANTS:
+        text = (ROOT / mutant.file).read_text(encoding="utf-8")
+        assert text.count(mutant.old) == 1, mutant
+        assert mutant.old != mutant.new
+        assert all((ROOT / test.split("::")[0]).exists() for test in mutant.tests)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_defect_is_killed(tmp_path: Path) -> None:
+    verdicts = []
+    for verdict in try_all(MUTANTS, tmp_path, WORKERS):
+        print(verdict)
+        verdicts.append(verdict)
+    print(f"{sum(verdict.killed for verdict in verdicts)} of {len(verdicts)} killed")
+    assert [verdict for verdict in verdicts if not verdict.killed] == []

@@ -1,0 +1,90 @@
+"""Records travel with the pages of the host tier: damage in host memory is seen before its first use."""
+
+from __future__ import annotations
+
+import torch
+
+from canary_obs.records import Cause, Phase, Reason, Snapshot, State
+from tests.engines.test_host_tier import TIERED
+from tests.engines.workloads import answer
+from tests.runtime.conftest import MakeRig, Rig
+
+
+def violations(final: Snapshot) -> int:
+    return sum(sum(by.values()) for by in final.groups["full"].violations.values())
+
+
+def offloaded(rig: Rig) -> None:
+    for number in range(4):
+        answer(rig.engine, number)
+    assert rig.engine.scheduler.host_tier is not None
+    assert len(rig.engine.scheduler.host_tier) > 10
+
+
+def test_reload_with_records_is_verified(make_rig: MakeRig) -> None:
+    rig = make_rig(engine=TIERED)
+    for _ in range(3):
+        offloaded(rig)
+    rig.canary.check_everything()
+    final = rig.canary.detach()
+    group = final.groups["full"]
+    assert rig.engine.statistics.reloaded_slots > 300
+    assert group.hashed[Phase.HEAD] >= rig.engine.statistics.reloaded_slots
+    assert group.unverified.get(Cause.ADOPTED, 0) == 0
+    assert violations(final) == 0
+
+
+def test_a_bit_flipped_in_host_memory_is_seen_before_its_first_use(make_rig: MakeRig) -> None:
+    rig = make_rig(engine=TIERED)
+    offloaded(rig)
+    tier = rig.engine.scheduler.host_tier
+    assert tier is not None
+    step = rig.canary.step
+    for page in tier._pages.values():
+        page.bytes[1].view(torch.uint8).view(-1)[5] ^= 8
+    answer(rig.engine, 0)
+    rig.canary.check_everything()
+    violations = rig.canary.detach().groups["full"].violations
+    assert violations[Phase.HEAD][Reason.KV_DATA] >= 1
+    assert rig.engine.statistics.reloaded_slots >= 1
+    assert rig.canary.step > step
+
+
+def test_a_page_loaded_into_the_wrong_slots_is_seen(make_rig: MakeRig) -> None:
+    rig = make_rig(engine=TIERED)
+    offloaded(rig)
+    tier = rig.engine.scheduler.host_tier
+    assert tier is not None
+    pages = list(tier._pages.values())
+    one, other = pages[0], pages[1]
+    held = tuple(tensor.clone() for tensor in one.bytes)
+    for mine, theirs in zip(one.bytes, other.bytes, strict=True):
+        mine.copy_(theirs)
+    for mine, kept in zip(other.bytes, held, strict=True):
+        mine.copy_(kept)
+    for number in range(4):
+        answer(rig.engine, number)
+    rig.canary.check_everything()
+    assert rig.canary.detach().groups["full"].violations[Phase.HEAD][Reason.KV_DATA] >= 1
+
+
+def test_reload_without_records_counts_as_unverified(make_rig: MakeRig) -> None:
+    rig = make_rig(engine=TIERED)
+    offloaded(rig)
+    watch = rig.canary._adapter._tier  # type: ignore[attr-defined]
+    watch._records.clear()
+    answer(rig.engine, 0)
+    rig.canary.check_everything()
+    final = rig.canary.detach()
+    assert final.groups["full"].unverified[Cause.ADOPTED] > 0
+    assert violations(final) == 0
+
+
+def test_traffic_over_the_tier_is_clean(make_rig: MakeRig) -> None:
+    rig = make_rig(engine={"page_size": 4, "host_pages": 200})
+    rig.run(600)
+    rig.finish_requests()
+    rig.canary.check_everything()
+    assert rig.engine.statistics.reloaded_slots > 200
+    assert rig.canary.verdict()[0] is State.OK
+    assert violations(rig.canary.detach()) == 0

@@ -1,0 +1,59 @@
+"""Every kind of model and KV cache: clean without faults, no planted fault missed."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from canary_obs.engines.reference.adapter import ReferenceAdapter
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.settings import MODELS, tiny, with_model
+from canary_obs.records import PerturbMode, State
+from tests.runtime.conftest import MakeRig
+
+STEPS = {"compressed": 200}  # seven groups, slower steps
+USUAL_STEPS = 400
+
+
+@cache
+def groups_of(model: str) -> tuple[str, ...]:
+    return tuple(group.name for group in ReferenceAdapter(Engine(with_model(tiny(), model))).groups)
+
+
+CASES = [(model, group) for model in MODELS for group in groups_of(model)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_traffic_is_clean(make_rig: MakeRig, model: str) -> None:
+    rig = make_rig(model=model, sweep_interval=50)
+    rig.run(STEPS.get(model, USUAL_STEPS))
+    rig.finish_requests()
+    rig.canary.check_everything()
+    assert rig.canary.verdict() == (State.OK, ())
+    assert rig.canary.state.coverage == 1.0
+    statistics = rig.engine.statistics
+    assert min(statistics.evictions, statistics.prefix_hit_tokens, statistics.aborts) > 0
+    final = rig.canary.detach()
+    for name in groups_of(model):
+        group = final.groups[name]
+        assert sum(group.verified.values()) > 0
+        assert group.completed > 0
+        assert sum(sum(reasons.values()) for reasons in group.violations.values()) == 0
+
+
+@pytest.mark.parametrize(("model", "group"), CASES)
+def test_no_planted_fault_is_missed(make_rig: MakeRig, model: str, group: str) -> None:
+    rig = make_rig(
+        model=model, perturb=",".join(f"{mode.value}=0.15" for mode in PerturbMode), perturb_enabled=True,
+        perturb_group=group, perturb_seed=7, patrol_budget="50%", sweep_interval=40,
+    )  # fmt: skip
+    rig.run(STEPS.get(model, USUAL_STEPS))
+    rig.canary.check_everything()
+    assert rig.canary.injector is not None
+    for mode, tally in rig.canary.injector.ledger.counts().items():
+        assert (mode, tally.missed, tally.open) == (mode, 0, 0)
+        if group.endswith("_state") and mode is PerturbMode.REAL_KV_UNUSED_CACHE:
+            assert tally.injected == 0  # states end with their request: the prefix cache holds none
+        else:
+            assert tally.detected > 0, mode

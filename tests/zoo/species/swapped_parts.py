@@ -1,0 +1,40 @@
+"""K and V swapped in a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from tests.zoo.mover import copying
+from tests.zoo.specimen import Specimen
+from tests.zoo.stage import Stage
+
+
+def plant(stage: Stage) -> None:
+    """Every copy exchanges keys and values."""
+
+    def copy(original: Callable[..., None], source: Tensor, target: Tensor) -> None:
+        if not stage.warm:
+            original(source, target)
+            return
+        stage.strike()
+        for store in stage.pool.stores:
+            key, value = store.tensors()
+            key[target], value[target] = value[source], key[source]
+
+    stage.around(stage.mover, "copy", copy)
+
+
+SPECIMEN = Specimen(
+    title="K and V swapped in a copy",
+    place="copy",
+    story="a copy takes the two halves of a layer in the wrong order",
+    reports=(
+        "https://github.com/LMCache/LMCache/issues/683",
+        "https://github.com/LMCache/LMCache/pull/4220",
+    ),
+    plant=plant,
+    finds=("tail kv_data",),
+    furnish=copying,
+)

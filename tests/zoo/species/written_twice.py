@@ -1,0 +1,38 @@
+"""Chunk written twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from canary_obs.engines.reference.host_tier import HostPage, Slots
+from tests.zoo.specimen import Specimen
+from tests.zoo.stage import Stage
+
+
+def plant(stage: Stage) -> None:
+    """The first page of every reload is written after itself once more."""
+    tier = stage.scheduler.host_tier
+
+    def load(original: Callable[..., None], pages: Sequence[HostPage], slots: Slots) -> None:
+        if not stage.warm:
+            original(pages, slots)
+            return
+        stage.strike()
+        original(pages, slots)
+        original(pages[:1], (slots[: stage.page] + stage.page) % stage.pool.num_slots)
+
+    stage.around(tier, "load", load)
+
+
+SPECIMEN = Specimen(
+    title="chunk written twice",
+    place="host tier",
+    story="a page is written to the next page's place as well",
+    reports=(
+        "https://github.com/vllm-project/vllm/pull/51667",
+        "https://github.com/LMCache/LMCache/pull/4830",
+    ),
+    plant=plant,
+    finds=("tail kv_data",),
+    engine={"model": "host_tier"},
+)

@@ -1,0 +1,38 @@
+"""Reload to the wrong slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from canary_obs.engines.reference.host_tier import HostPage, Slots
+from tests.zoo.specimen import Specimen
+from tests.zoo.stage import Stage
+
+
+def plant(stage: Stage) -> None:
+    """Every reload lands one page further."""
+    tier = stage.scheduler.host_tier
+
+    def load(original: Callable[..., None], pages: Sequence[HostPage], slots: Slots) -> None:
+        if not stage.warm:
+            original(pages, slots)
+            return
+        stage.strike()
+        original(pages, (slots + stage.page) % stage.pool.num_slots)
+
+    stage.around(tier, "load", load)
+
+
+SPECIMEN = Specimen(
+    title="reload to the wrong slots",
+    place="host tier",
+    story="pages come back from the host one page off",
+    reports=(
+        "https://github.com/sgl-project/sglang/issues/39830",
+        "https://github.com/kvcache-ai/Mooncake/issues/4153",
+    ),
+    plant=plant,
+    finds=("head kv_data",),
+    latency=-1,
+    engine={"model": "host_tier"},
+)
