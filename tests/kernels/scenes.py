@@ -16,6 +16,7 @@ from tests.oracles import records as oracle
 STEP = 7
 TRITON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _MAX_TOKEN = (1 << 31) - 1
+CHAINS = {"chain": None, "first chain": 0, "second chain": 1}  # kind of damage -> its position; None = any
 
 
 def device_of(backend: Backend) -> str:
@@ -166,12 +167,12 @@ def _damage_once(rng: random.Random, kind: str, scene: dict, packed: list) -> No
             scene[kind][index] = 0 if kind == "expected_ids" else scene[kind][index] ^ 1
         return
     live = [words for words in packed if words[1] and words[0] >> 32 & layout.STATE_MASK == oracle.COMPLETE]
-    if kind == "first chain":
-        live = [words for words in live if words[0] >> 34 == 0]
+    if (position := CHAINS.get(kind)) is not None:
+        live = [words for words in live if words[0] >> 34 == position]
     if not live:
         return
     words = rng.choice(live)
-    if kind.endswith("chain"):
+    if kind in CHAINS:
         words[1] = oracle.signed(words[1] ^ 1 << rng.randrange(63))
     else:
         bit = {"token": rng.randrange(31), "position": 34 + rng.randrange(8), "state": 32 + rng.randrange(2)}

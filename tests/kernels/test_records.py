@@ -10,7 +10,7 @@ from canary_kernels.checks import Backend
 from canary_kernels.layout import Phase, Reason
 from canary_kernels.verify import verify_list, verify_rows
 from canary_kernels.write import write_identities
-from tests.kernels.scenes import assert_same, device_of, random_scene
+from tests.kernels.scenes import CHAINS, assert_same, device_of, random_scene
 from tests.oracles import records as oracle
 
 every_backend = pytest.mark.parametrize("backend", list(Backend))
@@ -31,7 +31,7 @@ def test_verify_rows(backend, seed, phase, page_size, dtype):
 
 
 @every_backend
-@pytest.mark.parametrize("only", ["chain", "first chain", "token", "position", "state", "digests"])
+@pytest.mark.parametrize("only", [*CHAINS, "token", "position", "state", "digests"])
 @settings(max_examples=8, deadline=None)
 @given(seed=SEEDS, phase=st.sampled_from([Phase.HEAD, Phase.TAIL]))
 def test_one_damage_is_seen(backend, only, seed, phase):

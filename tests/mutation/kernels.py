@@ -11,6 +11,7 @@ _LIMITS = "tests/kernels/test_limits.py::"
 _RECORDS = "tests/kernels/test_records.py::"
 _ROWS = _RECORDS + "test_verify_rows[Backend.TORCH]"
 _CHAIN = _RECORDS + "test_one_damage_is_seen[chain-Backend.TORCH]"
+_SECOND_CHAIN = _RECORDS + "test_one_damage_is_seen[second chain-Backend.TORCH]"
 _ROWS_COMPILED = _RECORDS + "test_verify_rows[Backend.NUMBA]"
 _WRITES = _RECORDS + "test_write_identities[Backend.TORCH]"
 _BYTES = _PRINT + "test_complete_and_compare[Backend.TORCH]"
@@ -49,7 +50,7 @@ VERIFY = mutants(
     _KERNELS + "verify/reference.py",
     ("unwritten &= ~pending", "unwritten &= pending", _ROWS),
     ("misplaced = complete & (stored != positions)", "misplaced = complete & (stored < positions)", _ROWS),
-    ("& (positions > 0)\n", "& (positions > 1)\n", _CHAIN),
+    ("& (positions > 0)\n", "& (positions > 1)\n", _SECOND_CHAIN),
     ("complete & ~misplaced & (linked", "complete & (linked", _ROWS),
     (
         "np.minimum(ends, table.shape[1] * batch.page_size) - starts",
