@@ -33,7 +33,8 @@ CASES = {
     "sliding": Case(model="mistral", engine={"num_gpu_blocks_override": 60}, preempts=True, checks=100_000),
     "latent": Case(
         model="deepseek",
-        engine={"block_size": 16, "num_gpu_blocks_override": 120},
+        # By name: where the CPU has AMX, vLLM would take the backend that wants bfloat16.
+        engine={"attention_backend": "CPU_MLA", "block_size": 16, "num_gpu_blocks_override": 120},
         preempts=True,
         checks=200_000,
     ),
