@@ -17,7 +17,7 @@ from canary_obs.runtime.state import DeviceState, Group
 _CPU_CHUNK = 128  # slots
 _DEVICE_CHUNK_BYTES = 1 << 24
 _MAX_CREDIT_SECONDS = 1.0  # an engine that was busy elsewhere is not charged the whole absence at once
-# On a GPU errands are few and long: each costs the engine's thread some 50 us, and beside real forwards a
+# On a GPU errands are few and long: each costs the engine's thread some 100 us, and beside real forwards a
 # burst over the whole GPU disturbs less than a few programs that hold on to their multiprocessors (H200, 8B
 # shape, 64 x 4096, separate runs: 9 % slower steps at 20 GB/s from 8 programs, 0.9 % at 43 GB/s from bursts).
 _ERRAND_SECONDS, _LONGEST_ERRAND_SECONDS = 0.05, 0.1
@@ -59,16 +59,22 @@ class Patrol:
         if not self.enabled:
             return
         started = time.perf_counter()
-        self._receive()
         rate = self._rate if idle else self._rate * self._busy_share
         self._credit = min(self._credit + (now - self._refilled) * rate, _MAX_CREDIT_SECONDS * rate)
         self._refilled = now
         if self._on_cpu:
             self._spend(now, started)
-        elif self._credit >= _ERRAND_SECONDS * rate and not self._scout.full:
-            # A GPU too busy to bring the last errands back is not given more.
+        else:
+            self._take_turn(now, rate)
+
+    def _take_turn(self, now: float, rate: float) -> None:
+        """On a GPU: send an errand, arrange its way back, or take one back; a step has time for one."""
+        if self._scout.unreported:
+            self._scout.report(now)
+        # A GPU too busy to bring the last errands back is not given more.
+        elif not self._receive() and self._credit >= _ERRAND_SECONDS * rate and not self._scout.full:
             errand = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
-            self._scout.send(errand, now)
+            self._scout.send(errand)
             self._credit -= (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
 
     def _spend(self, now: float, started: float) -> None:
@@ -77,7 +83,8 @@ class Patrol:
             if self._credit <= (time.perf_counter() - started if self._timed else 0.0):
                 break
             errand = self._next(1)
-            self._scout.send(errand, now)
+            self._scout.send(errand)
+            self._scout.report(now)
             self._receive()
             if not self._timed:
                 self._credit -= (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
@@ -90,6 +97,8 @@ class Patrol:
 
     def whole_cycle(self) -> None:
         """At rest: take what is under way, then check every chunk once, whatever the budget."""
+        if self._scout.unreported:
+            self._scout.report(time.monotonic())
         self._receive(timeout=10.0)
         self._cursor = self._arrived = 0
         for _ in self._chunks:
@@ -111,13 +120,17 @@ class Patrol:
         group, start, stop = self._chunks[self._cursor]
         return max(1, int(min(self._credit, most) / ((stop - start) * group.plan.bytes_per_slot)))
 
-    def _receive(self, timeout: float = 0.0) -> None:
+    def _receive(self, timeout: float = 0.0) -> bool:
+        """Whether anything came back."""
+        returned = False
         for back in self._scout.returned(timeout):
             if not back.ran:
                 self._health.stalled.add((back.errand.group.index, layout.Phase.PATROL))
             if back.suspicious:
                 self._confirm(back.errand)
             self._checked(back.errand)
+            returned = True
+        return returned
 
     def _confirm(self, errand: Errand) -> None:
         """Compare on the engine's stream, in order with every writer: what differs here is corrupt."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +67,8 @@ class Scout:
         )
         self._host = DelayedDeviceHost(counters.view(-1), _IN_FLIGHT, side_stream=False)
         self._errands: deque[Errand] = deque()
-        self._seen = torch.zeros((count, layout.COUNTER_WORDS), dtype=torch.int64)
+        self.unreported = False  # an errand was sent, and its way back is not yet arranged
+        self._seen = np.zeros((count, layout.COUNTER_WORDS), dtype=np.int64)
 
     @property
     def full(self) -> bool:
@@ -76,28 +78,34 @@ class Scout:
     @property
     def counted(self) -> Tensor:
         """int64 [groups, COUNTER_WORDS] on the host: slots hashed and skipped so far; no violations."""
-        counted = self._seen.clone()
+        counted = torch.from_numpy(self._seen.copy())
         counted[:, : layout.NUM_LANES] = 0
         return counted
 
-    def send(self, errand: Errand, now: float) -> None:
-        """Start a comparison. Only when not full."""
+    def send(self, errand: Errand) -> None:
+        """Start a comparison. Only when not full and nothing is unreported."""
         group = errand.group
         with self._beside:
             # Made on the stream that reads them: the engine's own is still busy with what it was given.
             slots = group.slots_between(errand.start, errand.stop)
             buffers = self._buffers[group.index]
             compare_slots(self._backend, buffers, group.plan, slots, layout.Phase.PATROL)
-            self._host.push(0, now)
         self._errands.append(errand)
+        self.unreported = True
+
+    def report(self, now: float) -> None:
+        """Start the copy of what the errand sent last counts. Only when it is unreported."""
+        with self._beside:
+            self._host.push(0, now)
+        self.unreported = False
 
     def returned(self, timeout: float = 0.0) -> Iterator[Return]:
         """Errands that came back, oldest first; waits up to `timeout` seconds for all of them."""
         for sample in self._host.flush(timeout) if timeout else self._host.poll():
-            values = sample.values.view_as(self._seen)
+            values = sample.values.numpy().reshape(self._seen.shape)
             errand = self._errands.popleft()
             number = errand.group.index
-            moved = values[number].numpy() - self._seen[number].numpy()
+            moved = values[number] - self._seen[number]
             self._seen = values
             suspicious = bool(moved[: layout.NUM_LANES].any())
             yield Return(errand=errand, ran=moved[_RUNS] == 1, suspicious=suspicious)

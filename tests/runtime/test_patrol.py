@@ -26,10 +26,10 @@ def test_a_suspicion_that_does_not_hold_is_no_violation(make_rig, monkeypatch) -
     address = locate_byte(group.view.sources[0], slot, 3)
     sent = Scout.send
 
-    def send_while_writing(scout: Scout, errand, now: float) -> None:
+    def send_while_writing(scout: Scout, errand) -> None:
         # The bytes are being rewritten just while the scout reads them.
         address.flip(1)
-        sent(scout, errand, now)
+        sent(scout, errand)
         address.flip(1)
 
     runs = rig.canary.health.launched[0][layout.Phase.PATROL]
@@ -72,3 +72,51 @@ def test_a_kernel_that_leaves_no_trace_is_a_stall(make_rig, monkeypatch) -> None
     monkeypatch.setattr("canary_obs.runtime.scout.compare_slots", lambda *_: None)
     turn(rig)
     assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
+
+
+def test_on_a_gpu_a_turn_sends_or_reports_or_takes_back(make_rig, monkeypatch) -> None:
+    """The GPU's turns, on the CPU: whole cycles with no turn that does two things, and a fault found."""
+    rig = make_rig(patrol_budget="1GB/s", idle_sweep=False, reuse_data=False)
+    rig.run(60)
+    patrol, done = rig.canary.patrol, []
+    monkeypatch.setattr(patrol, "_on_cpu", False)
+    for name in ("send", "report"):
+        monkeypatch.setattr(Scout, name, noting(getattr(Scout, name), name, done))
+    received = patrol._receive
+    monkeypatch.setattr(patrol, "_receive", lambda timeout=0.0: received(timeout) and not done.append("back"))
+    slot = int(rig.engine.scheduler.live_slots()[0])
+    locate_byte(rig.canary.state.groups[0].view.sources[0], slot, 3).flip(1)
+    cycles, turns = patrol.cycles, []
+    while patrol.cycles < cycles + 2:
+        patrol._credit = 1e9
+        patrol.advance(time.monotonic())
+        turns.append(tuple(done))
+        done.clear()
+    assert set(turns) == {("send",), ("report",), ("back",)}
+    rig.canary.pump.drain(rig.canary.step, 1.0)
+    assert rig.canary.pump.violations == 2
+    assert rig.canary.pump.sample.values[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] == 2
+
+
+def test_an_errand_under_way_is_waited_for_before_a_whole_cycle(make_rig, monkeypatch) -> None:
+    rig = make_rig(patrol_budget="1GB/s", idle_sweep=False)
+    rig.run(60)
+    patrol = rig.canary.patrol
+    monkeypatch.setattr(patrol, "_on_cpu", False)
+    patrol._credit = 1e9
+    patrol.advance(time.monotonic())
+    assert patrol._scout.unreported
+    runs = int(patrol.counted[0, layout.COUNT_RUNS + layout.Phase.PATROL])
+    patrol.whole_cycle()
+    assert not patrol._scout.unreported
+    assert int(patrol.counted[0, layout.COUNT_RUNS + layout.Phase.PATROL]) == runs + 1
+
+
+def noting(method, name: str, done: list[str]):
+    """The method, which also writes its name down."""
+
+    def noted(*given) -> None:
+        done.append(name)
+        method(*given)
+
+    return noted
