@@ -96,7 +96,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = msgspec.field(default_factory=default_endpoint)
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
-    token: str = ""  # bearer token; empty = open, loopback only
+    token: str = ""  # bearer token with the scopes read and operate; no token at all = open, loopback only
+    tokens_file: str = ""  # TOML: further tokens by name, each with its scopes
     log_file: str = ""  # violation log (JSON lines); empty = standard error
     violations_kept: Positive = 10_000
     incidents_kept: Positive = 256
@@ -198,12 +199,12 @@ def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
 
 
 def _check_service(settings: ServiceConfig, labels: Mapping[str, str]) -> None:
-    if settings.token == "" and not is_loopback(settings.host):
+    if not settings.token and not settings.tokens_file and not is_loopback(settings.host):
         raise ConfigurationError(
             labels.get("host", "host"),
             settings.host,
             "without a token the service binds to loopback only",
-            f"Set {PREFIX}TOKEN, or bind to 127.0.0.1.",
+            f"Set {PREFIX}TOKEN or {PREFIX}TOKENS_FILE, or bind to 127.0.0.1.",
         )
 
 

@@ -20,7 +20,8 @@ from canary_obs.pipeline.listener import LocalListener, ZmqListener
 from canary_obs.pipeline.mailbox import LocalLink
 from canary_obs.records import State
 from canary_obs.service.app import create_app
-from canary_obs.service.auth import check_exposure
+from canary_obs.service.desk import Surroundings
+from canary_obs.service.tokens import Keyring
 from canary_obs.telemetry.log import open_log
 from canary_obs.telemetry.tracing import Tracing, open_tracing
 
@@ -47,7 +48,7 @@ class ServiceThread:
     def __init__(self, config: ServiceConfig | None = None, *, link: LocalLink | None = None) -> None:
         """With `link` the engine is in this process; without, engines reach `config.endpoint`."""
         self.config = ServiceConfig() if config is None else config
-        check_exposure(self.config)
+        keyring = Keyring(self.config)
         self.hub = Hub(self.config)
         self._socket = bind_port(self.config)
         try:
@@ -61,13 +62,12 @@ class ServiceThread:
             self._socket.close()
             raise
         self.port: int = self._socket.getsockname()[1]
-        app = create_app(
-            self.hub,
-            self.config,
+        around = Surroundings(
             log_dropped=lambda: self._log.dropped,
             exports=lambda: self._tracing.counts if self._tracing else {},
             listening=lambda: self._listener.alive,
         )
+        app = create_app(self.hub, self.config, keyring=keyring, around=around)
         options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
         self._server = _Server(
             uvicorn.Config(app, **options, timeout_graceful_shutdown=SHUTDOWN_SECONDS, server_header=False)

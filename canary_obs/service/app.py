@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,23 +9,27 @@ from fastapi import FastAPI
 from canary_obs import __version__
 from canary_obs.config import ServiceConfig
 from canary_obs.pipeline.hub import Hub
-from canary_obs.service.auth import Gate, check_exposure
-from canary_obs.service.desk import Desk
+from canary_obs.service.access import Doors
+from canary_obs.service.auth import Gate
+from canary_obs.service.desk import Desk, Surroundings
 from canary_obs.service.problems import answer_with_problems
 from canary_obs.service.routes import canary, incidents, page, probes, sweeps
-from canary_obs.service.schemas import components
-from canary_obs.telemetry.export_queue import ExportCounts
+from canary_obs.service.schemas import components, guarded
+from canary_obs.service.tokens import Keyring
 from canary_obs.telemetry.prometheus import HubCollector, registry_for
+
+ROUTERS = tuple(routes.router for routes in (probes, canary, incidents, sweeps, page))
 
 
 class CanaryApp(FastAPI):
-    """FastAPI whose OpenAPI document also holds the answers' own schemas."""
+    """FastAPI whose OpenAPI document also holds the answers' own schemas and who may ask."""
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document."""
         if not self.openapi_schema:
             document = super().openapi()
             document.setdefault("components", {}).setdefault("schemas", {}).update(components())
+            guarded(document, with_tokens=self.state.with_tokens)
         assert self.openapi_schema is not None
         return self.openapi_schema
 
@@ -35,23 +38,24 @@ def create_app(
     hub: Hub,
     config: ServiceConfig | None = None,
     *,
-    log_dropped: Callable[[], int] = lambda: 0,
-    exports: Callable[[], Mapping[str, ExportCounts]] = dict,
-    listening: Callable[[], bool] = lambda: True,
+    keyring: Keyring | None = None,
+    around: Surroundings | None = None,
 ) -> FastAPI:
-    """The application. Raises ConfigurationError for a bind wider than loopback without a token."""
+    """The application. Raises ConfigurationError for tokens that cannot be used or that are missing."""
     config = hub.config if config is None else config
-    check_exposure(config)
-    # FastAPI's own documentation pages load scripts from elsewhere.
-    app = CanaryApp(title="canary_obs", version=__version__, docs_url=None, redoc_url=None)
+    keyring = Keyring(config) if keyring is None else keyring
+    around = Surroundings() if around is None else around
+    # FastAPI's own documentation pages load scripts from elsewhere; the document itself has a route of ours.
+    app = CanaryApp(title="canary_obs", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.with_tokens = not keyring.empty
     app.state.desk = Desk(
         hub=hub,
         config=config,
-        registry=registry_for(HubCollector(hub, log_dropped, exports)),
-        listening=listening,
+        registry=registry_for(HubCollector(hub, around.log_dropped, around.exports)),
+        listening=around.listening,
     )
-    for routes in (probes, canary, incidents, sweeps, page):
-        app.include_router(routes.router)
+    for router in ROUTERS:
+        app.include_router(router)
     answer_with_problems(app)
-    app.add_middleware(Gate, token=config.token)
+    app.add_middleware(Gate, doors=Doors(ROUTERS), keyring=keyring)
     return app

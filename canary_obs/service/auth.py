@@ -1,20 +1,18 @@
-"""Who may ask: a bearer token on every route when one is set, and no strangers' web pages in any case."""
+"""Who may ask: a token with the route's scope where tokens are set, and never a stranger's web page."""
 
 from __future__ import annotations
 
-import hmac
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from canary_obs.config import PREFIX, ServiceConfig, is_loopback
-from canary_obs.errors import ConfigurationError
+from canary_obs.config import PREFIX, is_loopback
+from canary_obs.service.access import Door, Doors
 from canary_obs.service.problems import problem
+from canary_obs.service.tokens import Caller, Keyring
 
-# Probes carry no token; these two answer yes or no and nothing else.
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 MAX_BODY_BYTES = 64 << 10
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -25,18 +23,11 @@ _SECURITY_HEADERS = (
 )
 
 
-def check_exposure(config: ServiceConfig) -> None:
-    """Refuse to bind wider than loopback without a token. Raises ConfigurationError."""
-    if not config.token and not is_loopback(config.host):
-        rule = "without a token the service binds to loopback only"
-        raise ConfigurationError("host", config.host, rule, f"Set {PREFIX}TOKEN, or bind to 127.0.0.1.")
-
-
 class Gate:
-    """ASGI middleware in front of everything, so that a new route is closed until it is let through."""
+    """ASGI middleware in front of everything: what has no door stays closed."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._token = app, token.encode()
+    def __init__(self, app: ASGIApp, doors: Doors, keyring: Keyring) -> None:
+        self._app, self._doors, self._keyring = app, doors, keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it with a problem document."""
@@ -49,20 +40,27 @@ class Gate:
                 message["headers"] = [*message["headers"], *_SECURITY_HEADERS]
             await send(message)
 
-        refused = self._refusal(scope, Headers(scope=scope))
+        headers = Headers(scope=scope)
+        door = self._doors.find(scope["method"], scope["path"])
+        caller = self._keyring.caller(headers.get("authorization", ""))
+        refused = self._refusal(scope, headers, door, caller)
         await (refused or self._app)(scope, _Limited(receive), send_secured)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+    def _refusal(
+        self, scope: Scope, headers: Headers, door: Door | None, caller: Caller | None
+    ) -> Response | None:
         path = scope["path"]
-        if self._token:
-            if path not in OPEN_PATHS and not self._knows_token(headers):
-                challenge = {"WWW-Authenticate": 'Bearer realm="canary_obs"'}
-                detail = "send the service's token as Authorization: Bearer TOKEN"
-                return problem(401, detail, path, headers=challenge)
-        elif not is_loopback(_host_of(headers.get("host", "localhost"))):
+        if self._keyring.empty and not is_loopback(_host_of(headers.get("host", "localhost"))):
             # DNS rebinding: a web page whose name was pointed at this machine.
             detail = f"without a token only loopback names are served; set {PREFIX}TOKEN for others"
             return problem(421, detail, path)
+        if door is None or door.scope is not None:
+            if caller is None:
+                challenge = {"WWW-Authenticate": 'Bearer realm="canary_obs"'}
+                detail = "send a token of the service as Authorization: Bearer TOKEN"
+                return problem(401, detail, path, headers=challenge)
+            if (closed := self._closed(scope, door, caller)) is not None:
+                return closed
         origin = headers.get("origin")
         if origin and scope["method"] not in _SAFE_METHODS and urlsplit(origin).netloc != headers.get("host"):
             return problem(403, "a page of another origin may not give orders", path)
@@ -71,11 +69,19 @@ class Gate:
             return problem(413, f"a body may have {MAX_BODY_BYTES} bytes", path)
         return None
 
-    def _knows_token(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        # Header values arrive as latin-1; back to the bytes that were sent.
-        matches = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
-        return matches and scheme.lower() == "bearer"
+    def _closed(self, scope: Scope, door: Door | None, caller: Caller) -> Response | None:
+        method, path = scope["method"], scope["path"]
+        if door is None:
+            if methods := ", ".join(self._doors.methods(path)):
+                detail = f"{method} {path}: use {methods}"
+                return problem(405, detail, path, headers={"Allow": methods})
+            return problem(404, f"{method} {path}: not found; GET /openapi.json lists what there is", path)
+        if door.scope is None or door.scope in caller.scopes:
+            return None
+        who = "without a token" if caller.name is None else f"token {caller.name!r}"
+        detail = f"{who} may not do this: it needs the scope {door.scope.value!r}"
+        granted = sorted(caller.scopes)
+        return problem(403, detail, path, kind="missing-scope", needed=door.scope.value, granted=granted)
 
 
 class _Limited:

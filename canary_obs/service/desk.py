@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -14,8 +14,18 @@ from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.orders import StartSweepRequest
 from canary_obs.pipeline.sweeps import SweepRecord
 from canary_obs.service.problems import Problem
+from canary_obs.telemetry.export_queue import ExportCounts
 
 KEYS_KEPT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the process around the app tells it."""
+
+    log_dropped: Callable[[], int] = lambda: 0
+    exports: Callable[[], Mapping[str, ExportCounts]] = dict
+    listening: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import compile_path
 
 from canary_obs.pipeline.orders import NoEngine, UnknownGroup
 from canary_obs.pipeline.sweeps import SweepInProgress
@@ -72,18 +71,7 @@ def _on_http(request: Request, error: HTTPException) -> JSONResponse:
     if error.status_code == 400:
         # FastAPI's word for a body that is not even text; for clients it is one more malformed body.
         return problem(422, detail, request.url.path, kind="invalid-request")
-    headers = dict(error.headers or {})
-    if error.status_code == 405 and (methods := _methods(request)):
-        headers["Allow"] = ", ".join(methods)
-    return problem(error.status_code, detail, request.url.path, headers=headers)
-
-
-def _methods(request: Request) -> list[str]:
-    # Starlette names the methods of the first route that has the path, not of all.
-    path = request.url.path
-    operations = request.app.openapi()["paths"]
-    named = [methods for template, methods in operations.items() if compile_path(template)[0].match(path)]
-    return sorted({method.upper() for methods in named for method in methods})
+    return problem(error.status_code, detail, request.url.path, headers=error.headers)
 
 
 def _on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:

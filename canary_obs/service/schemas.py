@@ -13,6 +13,7 @@ from canary_obs.pipeline.journal import ViolationEvent
 from canary_obs.pipeline.ranks import RankView
 from canary_obs.pipeline.sweeps import SweepRecord
 from canary_obs.records import Phase, Reason, State
+from canary_obs.service.access import EXTENSION, TokenScope
 from canary_obs.service.problems import MEDIA_TYPE
 from canary_obs.telemetry.incidents import IncidentBundle
 
@@ -154,6 +155,21 @@ def _document(status: int, answer: type[msgspec.Struct]) -> dict[str, Any]:
     media = MEDIA_TYPE if status >= 400 else "application/json"
     schema = {"$ref": _REF.format(name=answer.__name__)}
     return {"description": (answer.__doc__ or "").strip(), "content": {media: {"schema": schema}}}
+
+
+def guarded(document: dict[str, Any], *, with_tokens: bool) -> None:
+    """Say in an OpenAPI document which operation needs which scope, and how it is refused."""
+    if with_tokens:
+        bearer = {"type": "http", "scheme": "bearer"}
+        document["components"]["securitySchemes"] = {"bearer": bearer}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            needed = operation[EXTENSION]
+            if needed in list(TokenScope):
+                refusals = documented(ProblemDocument, *((401, 403) if with_tokens else (403,)))
+                operation["responses"] |= {str(status): answer for status, answer in refusals.items()}
+                if with_tokens:
+                    operation["security"] = [{"bearer": [needed]}]
 
 
 def components() -> dict[str, Any]:

@@ -17,6 +17,22 @@ from tests.service.fakes import hello, identity, progress, snapshot
 URL = "http://127.0.0.1"
 
 
+def check_problem(answer, status, kind=None):
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    document = answer.json()
+    assert document.keys() >= {"type", "title", "status", "detail", "instance"}
+    assert document["status"] == status
+    assert document["instance"] == answer.request.url.path
+    assert document["detail"]
+    assert document["type"] == (f"urn:canary-obs:problem:{kind}" if kind else "about:blank")
+    return document
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}".encode()}
+
+
 class AppClient:
     """Synchronous calls of an ASGI app, from any thread."""
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from canary_obs import __version__
 from canary_obs.pipeline.journal import ViolationFilter
+from canary_obs.service.access import TokenScope, needs
 from canary_obs.service.desk import desk_of
 from canary_obs.service.schemas import (
     Reached,
@@ -21,7 +22,7 @@ from canary_obs.service.schemas import (
 router = APIRouter(prefix="/canary", tags=["canary"])
 
 
-@router.get("/status", responses=documented(StatusReport, 200))
+@router.get("/status", openapi_extra=needs(TokenScope.READ), responses=documented(StatusReport, 200))
 async def status(request: Request) -> Response:
     """The verdict with its reasons, and every rank with its latest snapshot."""
     hub = desk_of(request).hub
@@ -29,7 +30,9 @@ async def status(request: Request) -> Response:
     return reply(StatusReport(version=__version__, state=state, reasons=reasons, ranks=hub.ranks()))
 
 
-@router.get("/violations", responses=documented(ViolationPage, 200, 422))
+@router.get(
+    "/violations", openapi_extra=needs(TokenScope.READ), responses=documented(ViolationPage, 200, 422)
+)
 def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> Response:
     """Violations kept, newest first; tokens are redacted by the engine unless it was told to reveal them."""
     hub = desk_of(request).hub
@@ -41,19 +44,34 @@ def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> 
     return reply(ViolationPage(violations=page, matching=len(found), evicted=evicted, next=following))
 
 
-@router.post("/pause", status_code=202, responses=documented(Reached, 202, 503))
+@router.post(
+    "/pause",
+    status_code=202,
+    responses=documented(Reached, 202, 503),
+    openapi_extra=needs(TokenScope.OPERATE),
+)
 async def pause(request: Request) -> Response:
     """Stop sweeps and patrol on every rank; the checks around the forward go on."""
     return _reached(desk_of(request).hub.pause())
 
 
-@router.post("/resume", status_code=202, responses=documented(Reached, 202, 503))
+@router.post(
+    "/resume",
+    status_code=202,
+    responses=documented(Reached, 202, 503),
+    openapi_extra=needs(TokenScope.OPERATE),
+)
 async def resume(request: Request) -> Response:
     """Undo pause."""
     return _reached(desk_of(request).hub.resume())
 
 
-@router.post("/acknowledge", status_code=202, responses=documented(Reached, 202))
+@router.post(
+    "/acknowledge",
+    status_code=202,
+    responses=documented(Reached, 202),
+    openapi_extra=needs(TokenScope.OPERATE),
+)
 async def acknowledge(request: Request) -> Response:
     """An operator has seen everything up to now; ranks that are gone are dismissed."""
     return _reached(desk_of(request).hub.acknowledge())

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from canary_obs.service.access import TokenScope, needs
 from canary_obs.service.desk import desk_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.schemas import IncidentList, IncidentsQuery, documented, reply
@@ -16,14 +17,18 @@ router = APIRouter(prefix="/canary", tags=["incidents"])
 IncidentId = Annotated[str, Path(min_length=1, max_length=128)]
 
 
-@router.get("/incidents", responses=documented(IncidentList, 200, 422))
+@router.get("/incidents", openapi_extra=needs(TokenScope.READ), responses=documented(IncidentList, 200, 422))
 async def list_incidents(request: Request, query: Annotated[IncidentsQuery, Query()]) -> Response:
     """Incidents kept, newest first."""
     found = desk_of(request).hub.incidents.newest_first()
     return reply(IncidentList(incidents=tuple(found[: query.limit])))
 
 
-@router.get("/incidents/{incident_id}", responses=documented(IncidentBundle, 200, 404, 422))
+@router.get(
+    "/incidents/{incident_id}",
+    openapi_extra=needs(TokenScope.READ),
+    responses=documented(IncidentBundle, 200, 404, 422),
+)
 async def show_incident(request: Request, incident_id: IncidentId) -> Response:
     """The evidence bundle: violations, records and bytes expected and found, what changed, who was there."""
     bundle = bundle_of(desk_of(request).hub, incident_id)

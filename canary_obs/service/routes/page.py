@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse
 from canary_obs import __version__
 from canary_obs.pipeline.journal import ViolationEvent
 from canary_obs.pipeline.ranks import RankView, label
+from canary_obs.service.access import TokenScope, needs
 from canary_obs.service.desk import desk_of
 
 router = APIRouter(tags=["page"])
@@ -23,7 +24,7 @@ _PAGE = Template(files("canary_obs.service").joinpath("web/status.html").read_te
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
 
 
-@router.get("/", response_class=HTMLResponse)
+@router.get("/", openapi_extra=needs(TokenScope.READ), response_class=HTMLResponse)
 def page(request: Request) -> HTMLResponse:
     """State, ranks and the latest violations."""
     hub = desk_of(request).hub

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
+from canary_obs.service.access import TokenScope, needs, open_to_all
 from canary_obs.service.desk import desk_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.schemas import Health, documented, reply
@@ -12,13 +14,13 @@ from canary_obs.telemetry.exposition import exposition
 router = APIRouter(tags=["probes"])
 
 
-@router.get("/healthz", responses=documented(Health, 200))
+@router.get("/healthz", openapi_extra=open_to_all(), responses=documented(Health, 200))
 def healthz() -> Response:
     """The process answers. Open even when a token is set."""
     return reply(Health(status="ok"))
 
 
-@router.get("/readyz", responses=documented(Health, 200, 503))
+@router.get("/readyz", openapi_extra=open_to_all(), responses=documented(Health, 200, 503))
 def readyz(request: Request) -> Response:
     """Engines can reach the service. Open even when a token is set; whether one does is not asked here."""
     if not desk_of(request).listening():
@@ -26,8 +28,18 @@ def readyz(request: Request) -> Response:
     return reply(Health(status="ok"))
 
 
-@router.get("/metrics", responses={200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}}})
+@router.get(
+    "/metrics",
+    openapi_extra=needs(TokenScope.READ),
+    responses={200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}}},
+)
 def metrics(request: Request) -> Response:
     """Every metric, as Prometheus text or OpenMetrics by the Accept header."""
     page, media_type = exposition(desk_of(request).registry, request.headers.get("accept", ""))
     return Response(page, headers={"content-type": media_type})
+
+
+@router.get("/openapi.json", openapi_extra=needs(TokenScope.READ), include_in_schema=False)
+async def openapi(request: Request) -> JSONResponse:
+    """What there is to ask for."""
+    return JSONResponse(request.app.openapi())

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from canary_obs.pipeline.orders import StartSweepRequest
 from canary_obs.pipeline.sweeps import SweepRecord
 from canary_obs.records import SweepStatus
+from canary_obs.service.access import TokenScope, needs
 from canary_obs.service.desk import desk_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.schemas import SweepBody, SweepList, SweepQuery, SweepsQuery, documented, reply
@@ -20,7 +21,12 @@ SweepId = Annotated[str, Path(min_length=1, max_length=128)]
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=128)]
 
 
-@router.post("/sweep", status_code=202, responses=documented(SweepRecord, 200, 202, 409, 422, 503))
+@router.post(
+    "/sweep",
+    openapi_extra=needs(TokenScope.OPERATE),
+    status_code=202,
+    responses=documented(SweepRecord, 200, 202, 409, 422, 503),
+)
 async def start_sweep(
     request: Request,
     query: Annotated[SweepQuery, Query()],
@@ -41,19 +47,28 @@ async def start_sweep(
     return reply(record, status, {"Location": f"/canary/sweeps/{record.id}"})
 
 
-@router.get("/sweeps", responses=documented(SweepList, 200, 422))
+@router.get("/sweeps", openapi_extra=needs(TokenScope.READ), responses=documented(SweepList, 200, 422))
 async def list_sweeps(request: Request, query: Annotated[SweepsQuery, Query()]) -> Response:
     """Sweeps of late, newest first: on demand, by interval, and while idle."""
     return reply(SweepList(sweeps=tuple(desk_of(request).hub.sweeps()[: query.limit])))
 
 
-@router.get("/sweeps/{sweep_id}", responses=documented(SweepRecord, 200, 404, 422))
+@router.get(
+    "/sweeps/{sweep_id}",
+    openapi_extra=needs(TokenScope.READ),
+    responses=documented(SweepRecord, 200, 404, 422),
+)
 async def show_sweep(request: Request, sweep_id: SweepId) -> Response:
     """One sweep with the progress of every rank."""
     return reply(_found(desk_of(request).hub.sweep(sweep_id), sweep_id))
 
 
-@router.delete("/sweeps/{sweep_id}", status_code=202, responses=documented(SweepRecord, 200, 202, 404, 422))
+@router.delete(
+    "/sweeps/{sweep_id}",
+    openapi_extra=needs(TokenScope.OPERATE),
+    status_code=202,
+    responses=documented(SweepRecord, 200, 202, 404, 422),
+)
 async def cancel_sweep(request: Request, sweep_id: SweepId) -> Response:
     """Ask the ranks to stop it: 202. A sweep that has ended stays as it is: 200."""
     record = _found(desk_of(request).hub.cancel(sweep_id), sweep_id)
