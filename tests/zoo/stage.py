@@ -75,6 +75,17 @@ class Stage:
         original = getattr(owner, name)
         vars(owner)[name] = lambda *given, **named: hook(original, *given, **named)
 
+    def spoil(self, owner: object, name: str, hook: Callable[..., Any]) -> None:
+        """Once the engine is warm, every call of a method is hook(original, *arguments), and a fault."""
+
+        def call(original: Callable[..., Any], *given: Any) -> Any:
+            if not self.warm:
+                return original(*given)
+            self.strike()
+            return hook(original, *given)
+
+        self.around(owner, name, call)
+
     def damage(self, harm: Callable[[Tensor], bool | None]) -> None:
         """Between scheduling and forward, harm slots (int64 [n]) that a decoding request is about to read.
 

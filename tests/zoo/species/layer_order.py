@@ -15,16 +15,12 @@ def plant(stage: Stage) -> None:
     """Every copy shifts all layers by one."""
 
     def copy(original: Callable[..., None], source: Tensor, target: Tensor) -> None:
-        if not stage.warm:
-            original(source, target)
-            return
-        stage.strike()
         stores = stage.pool.stores
         for here, there in zip(stores, (*stores[1:], stores[0]), strict=True):
             for old, new in zip(here.tensors(), there.tensors(), strict=True):
                 new[target] = old[source]
 
-    stage.around(stage.mover, "copy", copy)
+    stage.spoil(stage.mover, "copy", copy)
 
 
 SPECIMEN = Specimen(

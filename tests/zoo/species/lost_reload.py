@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from canary_obs.engines.reference.host_tier import HostPage, Slots
 from tests.zoo.specimen import Specimen
 from tests.zoo.stage import Stage
 
 
 def plant(stage: Stage) -> None:
     """No reload moves anything."""
-    tier = stage.scheduler.host_tier
-
-    def load(original: Callable[..., None], pages: Sequence[HostPage], slots: Slots) -> None:
-        if not stage.warm:
-            original(pages, slots)
-            return
-        stage.strike()
-        return
-
-    stage.around(tier, "load", load)
+    stage.spoil(stage.scheduler.host_tier, "load", lambda *_: None)
 
 
 SPECIMEN = Specimen(

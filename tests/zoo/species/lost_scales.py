@@ -11,19 +11,14 @@ from tests.zoo.stage import Stage
 
 def plant(stage: Stage) -> None:
     """Every reload leaves the scales of its slots as they are."""
-    tier = stage.scheduler.host_tier
 
     def load(original: Callable[..., None], pages: Sequence[HostPage], slots: Slots) -> None:
-        if not stage.warm:
-            original(pages, slots)
-            return
-        stage.strike()
         scales = [store.scales.clone() for store in stage.pool.stores]
         original(pages, slots)
         for store, before in zip(stage.pool.stores, scales, strict=True):
             store.scales.copy_(before)
 
-    stage.around(tier, "load", load)
+    stage.spoil(stage.scheduler.host_tier, "load", load)
 
 
 SPECIMEN = Specimen(

@@ -15,16 +15,12 @@ def plant(stage: Stage) -> None:
     """Every copy reads heads-first what was stored tokens-first."""
 
     def copy(original: Callable[..., None], source: Tensor, target: Tensor) -> None:
-        if not stage.warm:
-            original(source, target)
-            return
-        stage.strike()
         for store in stage.pool.stores:
             for tensor in store.tensors():
                 rows = tensor[source]
                 tensor[target] = rows.transpose(0, 1).reshape(rows.shape)
 
-    stage.around(stage.mover, "copy", copy)
+    stage.spoil(stage.mover, "copy", copy)
 
 
 SPECIMEN = Specimen(

@@ -15,10 +15,6 @@ def plant(stage: Stage) -> None:
     """Every copy's bytes arrive after the last layer has read."""
 
     def copy(original: Callable[..., None], source: Tensor, target: Tensor) -> None:
-        if not stage.warm:
-            original(source, target)
-            return
-        stage.strike()
         late = stage.mover.store(source)
 
         def sample(sampled: Callable[..., object], *given: object) -> object:
@@ -29,7 +25,7 @@ def plant(stage: Stage) -> None:
 
         stage.around(stage.runner, "sample", sample)
 
-    stage.around(stage.mover, "copy", copy)
+    stage.spoil(stage.mover, "copy", copy)
 
 
 SPECIMEN = Specimen(

@@ -11,16 +11,11 @@ from tests.zoo.stage import Stage
 
 def plant(stage: Stage) -> None:
     """Every reload fills its slots in reverse."""
-    tier = stage.scheduler.host_tier
 
     def load(original: Callable[..., None], pages: Sequence[HostPage], slots: Slots) -> None:
-        if not stage.warm:
-            original(pages, slots)
-            return
-        stage.strike()
         original(pages, slots[::-1].copy())
 
-    stage.around(tier, "load", load)
+    stage.spoil(stage.scheduler.host_tier, "load", load)
 
 
 SPECIMEN = Specimen(

@@ -14,14 +14,10 @@ def plant(stage: Stage) -> None:
     tier = stage.scheduler.host_tier
 
     def load(original: Callable[..., None], pages: Sequence[HostPage], slots: Slots) -> None:
-        if not stage.warm:
-            original(pages, slots)
-            return
-        stage.strike()
         latest = next(reversed(tier._pages.values()))
         original([latest] * len(pages), slots)
 
-    stage.around(tier, "load", load)
+    stage.spoil(tier, "load", load)
 
 
 SPECIMEN = Specimen(

@@ -15,14 +15,10 @@ def plant(stage: Stage) -> None:
     """Every copy moves half of its slots."""
 
     def copy(original: Callable[..., None], source: Tensor, target: Tensor) -> None:
-        if not stage.warm:
-            original(source, target)
-            return
-        stage.strike()
         half = source.numel() // 2
         original(source[:half], target[:half])
 
-    stage.around(stage.mover, "copy", copy)
+    stage.spoil(stage.mover, "copy", copy)
 
 
 SPECIMEN = Specimen(

@@ -11,17 +11,12 @@ from tests.zoo.stage import Stage
 
 def plant(stage: Stage) -> None:
     """The first page of every reload is written after itself once more."""
-    tier = stage.scheduler.host_tier
 
     def load(original: Callable[..., None], pages: Sequence[HostPage], slots: Slots) -> None:
-        if not stage.warm:
-            original(pages, slots)
-            return
-        stage.strike()
         original(pages, slots)
         original(pages[:1], (slots[: stage.page] + stage.page) % stage.pool.num_slots)
 
-    stage.around(tier, "load", load)
+    stage.spoil(stage.scheduler.host_tier, "load", load)
 
 
 SPECIMEN = Specimen(

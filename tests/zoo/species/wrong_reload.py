@@ -11,16 +11,11 @@ from tests.zoo.stage import Stage
 
 def plant(stage: Stage) -> None:
     """Every reload lands one page further."""
-    tier = stage.scheduler.host_tier
 
     def load(original: Callable[..., None], pages: Sequence[HostPage], slots: Slots) -> None:
-        if not stage.warm:
-            original(pages, slots)
-            return
-        stage.strike()
         original(pages, (slots + stage.page) % stage.pool.num_slots)
 
-    stage.around(tier, "load", load)
+    stage.spoil(stage.scheduler.host_tier, "load", load)
 
 
 SPECIMEN = Specimen(

@@ -15,13 +15,9 @@ def plant(stage: Stage) -> None:
     """Every copy lands one slot further."""
 
     def copy(original: Callable[..., None], source: Tensor, target: Tensor) -> None:
-        if not stage.warm:
-            original(source, target)
-            return
-        stage.strike()
         original(source, (target + 1) % stage.pool.num_slots)
 
-    stage.around(stage.mover, "copy", copy)
+    stage.spoil(stage.mover, "copy", copy)
 
 
 SPECIMEN = Specimen(
