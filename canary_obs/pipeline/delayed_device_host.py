@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -58,6 +58,15 @@ class _Row:
         return torch.from_numpy(self.words.copy())
 
 
+class _Copy(NamedTuple):
+    """One copy under way; the fields are those of its Sample."""
+
+    row: _Row
+    sequence: int
+    step: int
+    pushed: float
+
+
 class DelayedDeviceHost:
     """A ring of in-flight copies of one int64 tensor; `push` starts one, `poll` takes those that arrived.
 
@@ -92,7 +101,7 @@ class DelayedDeviceHost:
             )
             for row in pinned
         )
-        self._in_flight: deque[tuple[_Row, int, int, float]] = deque()
+        self._in_flight: deque[_Copy] = deque()
         self._arrived_step: int | None = None
         self.pushed = 0
         self.skipped = 0
@@ -121,34 +130,21 @@ class DelayedDeviceHost:
             with self._side:
                 row.pinned.copy_(row.staging, non_blocking=True)
                 row.event.record()
-        self._in_flight.append((row, self.pushed, step, now))
+        self._in_flight.append(_Copy(row, self.pushed, step, now))
         self.pushed += 1
         return True
 
     def poll(self) -> list[Sample]:
         """Copies that have arrived, oldest first. Never waits."""
-        samples = []
-        while self._in_flight and self._in_flight[0][0].event.query():
-            row, sequence, step, pushed = self._in_flight.popleft()
-            samples.append(Sample(sequence=sequence, step=step, pushed=pushed, values=row.copied()))
-            self._arrived_step = step
-            self._free.append(row)
-        return samples
+        return [self._landed(copy) for copy in self._arrived()]
 
     def newest(self) -> Sample | None:
         """The newest copy that has arrived; older ones are dropped. None = nothing new. Never waits."""
-        found: tuple[_Row, int, int, float] | None = None
-        while self._in_flight and self._in_flight[0][0].event.query():
-            if found is not None:
-                self._free.append(found[0])
-            found = self._in_flight.popleft()
-        if found is None:
+        arrived = self._arrived()
+        if not arrived:
             return None
-        row, sequence, step, pushed = found
-        sample = Sample(sequence=sequence, step=step, pushed=pushed, values=row.copied())
-        self._arrived_step = step
-        self._free.append(row)
-        return sample
+        self._free.extend(copy.row for copy in arrived[:-1])
+        return self._landed(arrived[-1])
 
     @property
     def full(self) -> bool:
@@ -165,8 +161,8 @@ class DelayedDeviceHost:
         if not self._in_flight:
             return 0, 0.0
         oldest = self._in_flight[0]
-        arrived = self._arrived_step if self._arrived_step is not None else oldest[2] - 1
-        return max(step - arrived, 0), now - oldest[3]
+        arrived = self._arrived_step if self._arrived_step is not None else oldest.step - 1
+        return max(step - arrived, 0), now - oldest.pushed
 
     def flush(self, timeout: float) -> list[Sample]:
         """At shutdown: poll until everything arrived or `timeout` seconds passed."""
@@ -176,3 +172,16 @@ class DelayedDeviceHost:
             time.sleep(0.0005)
             samples += self.poll()
         return samples
+
+    def _arrived(self) -> list[_Copy]:
+        """Copies that are under way no more; their rows are still taken."""
+        arrived = []
+        while self._in_flight and self._in_flight[0].row.event.query():
+            arrived.append(self._in_flight.popleft())
+        return arrived
+
+    def _landed(self, copy: _Copy) -> Sample:
+        values = copy.row.copied()
+        self._arrived_step = copy.step
+        self._free.append(copy.row)
+        return Sample(sequence=copy.sequence, step=copy.step, pushed=copy.pushed, values=values)

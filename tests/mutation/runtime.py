@@ -131,8 +131,13 @@ PIPELINE = mutants(
     ),
     (
         "return max(step - arrived, 0)",
-        "return max(step - oldest[2], 0)",
+        "return max(step - oldest.step, 0)",
         _HOST + "test_lag_is_zero_when_nothing_is_under_way",
+    ),
+    (
+        "self._free.extend(copy.row for copy in arrived[:-1])",
+        "pass",
+        _HOST + "test_the_newest_arrival_stands_for_those_before_it",
     ),
 )
 

@@ -73,9 +73,9 @@ def test_the_newest_arrival_stands_for_those_before_it() -> None:
     assert found is not None
     assert (found.sequence, found.step, found.values.unique().tolist()) == (2, 2, [2])
     assert ring.lag(4, 0.0)[0] == 2
-    assert not ring.full
+    assert [ring.push(step, 0.0) for step in range(4, 8)] == [True, True, True, False]  # one is under way
     device.now += 2
-    assert [sample.sequence for sample in ring.poll()] == [3]
+    assert [sample.sequence for sample in ring.poll()] == [3, 4, 5, 6]
 
 
 def test_a_taken_sample_does_not_change_when_its_row_is_reused() -> None:
