@@ -176,6 +176,11 @@ WIRE = mutants(
         "if version > 255:",
         "tests/pipeline/test_wire.py::test_another_version_is_refused_by_number",
     ),
+    (
+        "PROTOCOL_VERSION = 2",
+        "PROTOCOL_VERSION = 1",
+        "tests/pipeline/test_wire.py::test_what_a_release_of_the_first_schema_sends_is_refused",
+    ),
 )
 
 LEDGER = mutants(

@@ -159,10 +159,10 @@ def test_a_fault_of_the_service_is_blindness_until_acknowledged(bench):
 
 def test_undecodable_frames_degrade(bench):
     bench.attach()
-    bench.hub.undecodable(WireError("protocol version 2, this side speaks 1"))
+    bench.hub.undecodable(WireError("protocol version 1, this side speaks 2"))
     state, reasons = bench.hub.verdict()
     assert state is State.DEGRADED
-    assert "protocol version 2" in reasons[0]
+    assert "protocol version 1" in reasons[0]
     assert bench.hub.counts().undecodable == 1
 
 

@@ -173,7 +173,7 @@ def test_an_oversized_message_is_dropped_and_counted(link, monkeypatch):
 
 def test_garbage_on_the_socket_is_counted_and_harmless(listener, link):
     link._socket.send(b"not ours")
-    link._socket.send_multipart([b"kvc\x01", b"\xc1"])
+    link._socket.send_multipart([b"kvc\x02", b"\xc1"])
     eventually(lambda: hub_of(listener).counts().undecodable == 2)
     link.send(hello(ME))
     eventually(hub_of(listener).ranks)
