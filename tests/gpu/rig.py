@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+
+import pytest
+import torch
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
@@ -11,6 +15,8 @@ from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.runner import Runner
 from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
+
+HOOKS = ("before_forward", "after_forward", "after_step")
 
 
 @dataclass(slots=True)
@@ -43,3 +49,29 @@ def make_rig(
     canary.mark_ready()
     traffic = Traffic(scaled_traffic(built.config.max_context, built.config.max_running), seed)
     return Rig(built, traffic, canary)
+
+
+def refuse_waits(canary: CanaryRuntime, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """From now on a hook that waits for the device raises; returns the calls of each hook, kept current."""
+    calls = dict.fromkeys(HOOKS, 0)
+
+    def guard(name: str) -> None:
+        hook = getattr(canary, name)
+
+        def call(*arguments: object) -> None:
+            calls[name] += 1
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                hook(*arguments)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        monkeypatch.setattr(canary, name, call)
+
+    for name in HOOKS:
+        guard(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype, once per process
+        torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+    return calls

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 
 import pytest
 import torch
@@ -14,9 +13,7 @@ from canary_obs.engines.reference.graph import DecodeGraphs
 from canary_obs.engines.reference.runner import Runner
 from canary_obs.records import PerturbMode, Phase, State
 from tests.engines.workloads import drive
-from tests.gpu.rig import make_rig
-
-HOOKS = ("before_forward", "after_forward", "after_step")
+from tests.gpu.rig import HOOKS, make_rig, refuse_waits
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -50,30 +47,11 @@ def test_every_injection_is_accounted_for(mode: str) -> None:
 def test_no_hook_synchronises(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(sweep_interval=10, patrol_budget="1GB/s")
     rig.run(20)
-    calls = dict.fromkeys(HOOKS, 0)
-
-    def guarded(name: str) -> None:
-        hook = getattr(rig.canary, name)
-
-        def call(*arguments: object) -> None:
-            calls[name] += 1
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                hook(*arguments)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-
-        monkeypatch.setattr(rig.canary, name, call)
+    calls = refuse_waits(rig.canary, monkeypatch)
 
     def refuse(*_: object) -> None:
         raise AssertionError("the canary synchronised")
 
-    for name in HOOKS:
-        guarded(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the mode a prototype, once per process
-        torch.cuda.set_sync_debug_mode("error")
-    torch.cuda.set_sync_debug_mode("default")
     monkeypatch.setattr(torch.cuda, "synchronize", refuse)
     monkeypatch.setattr(torch.cuda.Event, "synchronize", refuse)
     rig.run(300)

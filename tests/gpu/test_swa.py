@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
-import torch
 
 from canary_obs.records import PerturbMode, State
 from tests.engines.workloads import account
-from tests.gpu.rig import make_rig
-
-HOOKS = ("before_forward", "after_forward", "after_step")
+from tests.gpu.rig import make_rig, refuse_waits
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -51,27 +46,7 @@ def test_every_injection_is_accounted_for(mode: str, group: str) -> None:
 def test_no_hook_synchronises(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(model="swa", swa_divergence_interval=1, sweep_interval=10, patrol_budget="1GB/s")
     rig.run(20)
-    calls = dict.fromkeys(HOOKS, 0)
-
-    def guarded(name: str) -> None:
-        hook = getattr(rig.canary, name)
-
-        def call(*arguments: object) -> None:
-            calls[name] += 1
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                hook(*arguments)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-
-        monkeypatch.setattr(rig.canary, name, call)
-
-    for name in HOOKS:
-        guarded(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the mode a prototype, once per process
-        torch.cuda.set_sync_debug_mode("error")
-    torch.cuda.set_sync_debug_mode("default")
+    calls = refuse_waits(rig.canary, monkeypatch)
     rig.run(60)
     assert min(calls.values()) >= 60
     assert not rig.canary.health.faults
