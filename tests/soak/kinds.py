@@ -1,0 +1,90 @@
+"""Every kind of model in one process, and one of them split into a prefill and a decode process."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from canary_obs.engines.reference.cluster import Cluster
+from canary_obs.engines.reference.decode import DecodeSide
+from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.prefill import PrefillSide
+from canary_obs.engines.reference.settings import MODELS, tiny, with_model
+from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
+from tests.engines.two_engines import ranks
+from tests.soak.watched import BATCH, SIZES, KindReport, Watched
+
+DISAGGREGATED = "disaggregated"
+KINDS = (*MODELS, DISAGGREGATED)
+Sizes = dict[str, int]
+
+
+def soak(kind: str, checks: int, seed: int = 1, sizes: Sizes | None = None) -> list[KindReport]:
+    """Run one kind until this many records were checked; a report for each of its processes."""
+    sizes = SIZES if sizes is None else sizes
+    if kind != DISAGGREGATED:
+        return [_alone(kind, checks, seed, sizes)]
+    with tempfile.TemporaryDirectory() as folder, ranks(1, 1, Path(folder)) as pair:
+        return pair.run(half, checks=checks, seed=seed, sizes=sizes)
+
+
+def _alone(model: str, checks: int, seed: int, sizes: Sizes) -> KindReport:
+    engine = Engine(with_model(tiny(seed=seed, **sizes), model))
+    watched = Watched(engine, engine.abort, seed)
+    traffic = _load(engine, seed)
+    while watched.records_checked < checks:
+        for _ in range(BATCH):
+            traffic.advance(engine)
+            watched.disturb(request.id for request in engine.unfinished)
+            if engine.has_work():
+                engine.step()
+    return watched.finish(model)
+
+
+def half(cluster: Cluster, *, checks: int, seed: int, sizes: Sizes) -> KindReport:
+    """One process of the pair: both go on until they have checked this many records together."""
+    engine = cluster.engine(tiny(seed=seed, **sizes))
+    if cluster.prefills:
+        return _prefill(cluster.prefill_side(engine), checks, seed)
+    return _decode(cluster.decode_side(engine), checks, seed + 1)
+
+
+def _prefill(side: PrefillSide, checks: int, seed: int) -> KindReport:
+    engine = side.engine
+    watched, traffic = Watched(engine, side.abort, seed), _load(engine, seed)
+    while _together(watched.records_checked) < checks:
+        for _ in range(BATCH):
+            traffic.advance(side)
+            held = [one.offer.id for one in side._held]
+            watched.disturb([*held, *(request.id for request in engine.unfinished)])
+            side.step()
+    while side.has_work():
+        side.step()
+    side.close()
+    return watched.finish(f"{DISAGGREGATED}: prefill")
+
+
+def _decode(side: DecodeSide, checks: int, seed: int) -> KindReport:
+    engine = side.engine
+    watched = Watched(engine, side.abort, seed)
+    while _together(watched.records_checked) < checks:
+        for _ in range(BATCH):
+            watched.disturb(request.id for request in engine.unfinished)
+            side.step()
+    while side.has_work():
+        side.step()
+    return watched.finish(f"{DISAGGREGATED}: decode")
+
+
+def _together(checked: int) -> int:
+    """The sum over both processes: each makes one exchange per step, so both are at the same step here."""
+    total = torch.tensor([checked])
+    dist.all_reduce(total)
+    return int(total)
+
+
+def _load(engine: Engine, seed: int) -> Traffic:
+    return Traffic(scaled_traffic(engine.config.max_context, engine.config.max_running), seed)
