@@ -20,6 +20,6 @@ def test_no_false_alarm(kind: str) -> None:
     for one in found:
         assert (one.violations, one.observer_faults) == (0, 0)
         assert one.state == "ok"
-        assert min(one.evictions, one.aborts, one.storms, one.sweep_passes, one.requests) > 0
+        assert min(one.evictions, one.aborts, one.storm_aborts, one.sweep_passes, one.requests) > 0
         assert one.bytes_checked > 1000
         assert one.unverified == 0

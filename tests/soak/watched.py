@@ -35,6 +35,7 @@ class KindReport:
     preemptions: int
     aborts: int
     storms: int
+    storm_aborts: int  # requests that storms dropped, wherever they waited
     state: str
     observer_faults: int
 
@@ -52,7 +53,8 @@ class Watched:
         canary.mark_ready()
         self._engine, self._abort, self._canary = engine, abort, canary
         self._draw = np.random.default_rng(seed)
-        self._storms, self._started = 0, time.monotonic()
+        self._storms = self._dropped = 0
+        self._started = time.monotonic()
 
     @property
     def records_checked(self) -> int:
@@ -73,7 +75,7 @@ class Watched:
             self._storms += 1
             for request in list(unfinished):
                 if self._draw.random() < 0.8:
-                    self._abort(request)
+                    self._dropped += self._abort(request)
 
     def finish(self, model: str) -> KindReport:
         """Check every record, leave the engine, and tell."""
@@ -95,6 +97,7 @@ class Watched:
             preemptions=statistics.preemptions,
             aborts=statistics.aborts,
             storms=self._storms,
+            storm_aborts=self._dropped,
             state=state.value,
             observer_faults=sum(final.observer_faults.values()),
         )
