@@ -98,7 +98,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
     token: str = ""  # bearer token with the scopes read and operate; no token at all = open, loopback only
     tokens_file: str = ""  # TOML: further tokens by name, each with its scopes
-    log_file: str = ""  # violation log (JSON lines); empty = standard error
+    orders_per_minute: Positive = 60  # of one token: this many at once, then evenly; reading is not limited
+    log_file: str = ""  # violations and orders (JSON lines); empty = standard error
     violations_kept: Positive = 10_000
     incidents_kept: Positive = 256
     incident_quiet_seconds: Seconds = 60.0  # an incident without a new violation for this long is closed

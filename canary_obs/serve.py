@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -22,7 +23,7 @@ from canary_obs.records import State
 from canary_obs.service.app import create_app
 from canary_obs.service.desk import Surroundings
 from canary_obs.service.tokens import Keyring
-from canary_obs.telemetry.log import open_log
+from canary_obs.telemetry.log import Event, EventLog, Fields, open_log, order_fields, violation_fields
 from canary_obs.telemetry.tracing import Tracing, open_tracing
 
 START_SECONDS = 30.0
@@ -52,9 +53,8 @@ class ServiceThread:
         self.hub = Hub(self.config)
         self._socket = bind_port(self.config)
         try:
-            self._log = open_log(
-                self.config.log_file, lambda error: self.hub.fault("violation_log", error, State.DEGRADED)
-            )
+            self._log = self._write("violation_log", violation_fields)
+            self._audit = self._write("audit_log", order_fields)
             self.hub.subscribe(self._log)
             self._tracing = self._trace()
             self._listener = self._listen(link)
@@ -63,9 +63,10 @@ class ServiceThread:
             raise
         self.port: int = self._socket.getsockname()[1]
         around = Surroundings(
-            log_dropped=lambda: self._log.dropped,
+            log_dropped=lambda: self._log.dropped + self._audit.dropped,
             exports=lambda: self._tracing.counts if self._tracing else {},
             listening=lambda: self._listener.alive,
+            audit=lambda order: self._audit((order,)),
         )
         app = create_app(self.hub, self.config, keyring=keyring, around=around)
         options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
@@ -96,14 +97,24 @@ class ServiceThread:
         self._listener.close()
         if self._tracing is not None:
             self._tracing.close()
-        self._log.close()
+        self._close_logs()
         self._socket.close()
+
+    def _write(self, part: str, fields: Callable[[Event], Fields]) -> EventLog[Event]:
+        def on_drop(error: Exception) -> None:
+            self.hub.fault(part, error, State.DEGRADED)
+
+        return open_log(self.config.log_file, fields, on_drop)
+
+    def _close_logs(self) -> None:
+        self._log.close()
+        self._audit.close()
 
     def _trace(self) -> Tracing | None:
         try:
             tracing = open_tracing(self.hub)
         except BaseException:
-            self._log.close()
+            self._close_logs()
             raise
         if tracing is not None:
             self.hub.subscribe(tracing)
@@ -117,7 +128,7 @@ class ServiceThread:
         except BaseException:
             if self._tracing is not None:
                 self._tracing.close()
-            self._log.close()
+            self._close_logs()
             raise
 
     def _run(self) -> None:

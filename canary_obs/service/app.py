@@ -10,6 +10,7 @@ from canary_obs import __version__
 from canary_obs.config import ServiceConfig
 from canary_obs.pipeline.hub import Hub
 from canary_obs.service.access import Doors
+from canary_obs.service.allowance import Allowance
 from canary_obs.service.auth import Gate
 from canary_obs.service.desk import Desk, Surroundings
 from canary_obs.service.problems import answer_with_problems
@@ -57,5 +58,6 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router)
     answer_with_problems(app)
-    app.add_middleware(Gate, doors=Doors(ROUTERS), keyring=keyring)
+    allowance = Allowance(config.orders_per_minute)
+    app.add_middleware(Gate, Doors(ROUTERS), keyring, allowance, around.audit)
     return app

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -9,11 +12,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from canary_obs.config import PREFIX, is_loopback
-from canary_obs.service.access import Door, Doors
+from canary_obs.pipeline.orders import OrderEvent
+from canary_obs.service.access import ORDERS, Door, Doors
+from canary_obs.service.allowance import Allowance
 from canary_obs.service.problems import problem
 from canary_obs.service.tokens import Caller, Keyring
 
 MAX_BODY_BYTES = 64 << 10
+MAX_PATH_LOGGED = 256
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _SECURITY_HEADERS = (
@@ -23,11 +29,17 @@ _SECURITY_HEADERS = (
 )
 
 
-class Gate:
-    """ASGI middleware in front of everything: what has no door stays closed."""
+Audit = Callable[[OrderEvent], None]
 
-    def __init__(self, app: ASGIApp, doors: Doors, keyring: Keyring) -> None:
+
+class Gate:
+    """ASGI middleware in front of everything: what has no door stays closed, every order is written down."""
+
+    def __init__(
+        self, app: ASGIApp, doors: Doors, keyring: Keyring, allowance: Allowance, audit: Audit
+    ) -> None:
         self._app, self._doors, self._keyring = app, doors, keyring
+        self._allowance, self._audit = allowance, audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it with a problem document."""
@@ -44,7 +56,21 @@ class Gate:
         door = self._doors.find(scope["method"], scope["path"])
         caller = self._keyring.caller(headers.get("authorization", ""))
         refused = self._refusal(scope, headers, door, caller)
-        await (refused or self._app)(scope, _Limited(receive), send_secured)
+        if door is None or door.scope not in ORDERS or caller is None:
+            await (refused or self._app)(scope, _Limited(receive), send_secured)
+            return
+        answer = _Answer(send_secured)
+        arrived_ns, began = time.time_ns(), time.monotonic()
+        try:
+            await (refused or self._app)(scope, _Limited(receive), answer)
+        finally:
+            order = OrderEvent(
+                time_ns=arrived_ns, method=scope["method"], route=door.path,
+                path=scope["path"][:MAX_PATH_LOGGED], scope=door.scope.value, token=caller.name,
+                client=scope["client"][0] if scope.get("client") else None,
+                status=answer.status, location=answer.location, seconds=time.monotonic() - began,
+            )  # fmt: skip
+            self._audit(order)
 
     def _refusal(
         self, scope: Scope, headers: Headers, door: Door | None, caller: Caller | None
@@ -67,7 +93,16 @@ class Gate:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             return problem(413, f"a body may have {MAX_BODY_BYTES} bytes", path)
+        if door is not None and door.scope in ORDERS and caller is not None:
+            return self._too_many(caller, path)
         return None
+
+    def _too_many(self, caller: Caller, path: str) -> Response | None:
+        seconds = math.ceil(self._allowance.wait(caller.name))
+        if seconds == 0:
+            return None
+        detail = f"too many orders; the next one may come in {seconds} s ({PREFIX}ORDERS_PER_MINUTE)"
+        return problem(429, detail, path, kind="too-many-orders", headers={"Retry-After": str(seconds)})
 
     def _closed(self, scope: Scope, door: Door | None, caller: Caller) -> Response | None:
         method, path = scope["method"], scope["path"]
@@ -82,6 +117,21 @@ class Gate:
         detail = f"{who} may not do this: it needs the scope {door.scope.value!r}"
         granted = sorted(caller.scopes)
         return problem(403, detail, path, kind="missing-scope", needed=door.scope.value, granted=granted)
+
+
+class _Answer:
+    """Passes an answer on and remembers what it was."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status: int | None = None
+        self.location: str | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.location = dict(message["headers"]).get(b"location", b"").decode("latin-1") or None
+        await self._send(message)
 
 
 class _Limited:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from canary_obs.config import ServiceConfig
 from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.orders import StartSweepRequest
+from canary_obs.pipeline.orders import OrderEvent, StartSweepRequest
 from canary_obs.pipeline.sweeps import SweepRecord
 from canary_obs.service.problems import Problem
 from canary_obs.telemetry.export_queue import ExportCounts
@@ -26,6 +26,7 @@ class Surroundings:
     log_dropped: Callable[[], int] = lambda: 0
     exports: Callable[[], Mapping[str, ExportCounts]] = dict
     listening: Callable[[], bool] = lambda: True
+    audit: Callable[[OrderEvent], None] = lambda _order: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

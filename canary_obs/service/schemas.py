@@ -13,7 +13,7 @@ from canary_obs.pipeline.journal import ViolationEvent
 from canary_obs.pipeline.ranks import RankView
 from canary_obs.pipeline.sweeps import SweepRecord
 from canary_obs.records import Phase, Reason, State
-from canary_obs.service.access import EXTENSION, TokenScope
+from canary_obs.service.access import EXTENSION, ORDERS, TokenScope
 from canary_obs.service.problems import MEDIA_TYPE
 from canary_obs.telemetry.incidents import IncidentBundle
 
@@ -166,7 +166,8 @@ def guarded(document: dict[str, Any], *, with_tokens: bool) -> None:
         for operation in operations.values():
             needed = operation[EXTENSION]
             if needed in list(TokenScope):
-                refusals = documented(ProblemDocument, *((401, 403) if with_tokens else (403,)))
+                statuses = [403] + [401] * with_tokens + [429] * (needed in ORDERS)
+                refusals = documented(ProblemDocument, *statuses)
                 operation["responses"] |= {str(status): answer for status, answer in refusals.items()}
                 if with_tokens:
                     operation["security"] = [{"bearer": [needed]}]

@@ -125,7 +125,7 @@ SERVICE_METRICS: tuple[ServiceMetric, ...] = (
     _service(_C, "hub_frames_undecodable_total", "", "", "Frames that were not ours or of another version.", service_readings.hub_undecodable),
     _service(_C, "hub_violations_evicted_total", "", "", "Violation rows that made room for newer ones.", service_readings.hub_evicted),
     _service(_C, "service_faults_total", "", "part", "Exceptions caught in the service.", service_readings.service_faults),
-    _service(_C, "log_events_dropped_total", "", "", "Violation log lines that could not be written.", service_readings.log_dropped),
+    _service(_C, "log_events_dropped_total", "", "", "Log lines (violations, orders) that could not be written.", service_readings.log_dropped),
     _service(_C, "incidents_total", "", "", "Incidents (bursts of violations of one engine instance) opened.", service_readings.incidents_opened),
     _service(_G, "incident_info", "", "engine instance rank incident_id", "The rank's latest incident that no operator has acknowledged; always 1.", service_readings.incident_info),
     _service(_C, "telemetry_exported_total", "", "signal", "Spans and log records that an OTLP receiver took.", service_readings.exported),

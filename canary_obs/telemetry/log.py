@@ -1,44 +1,52 @@
-"""One structured event per violation, as a line of JSON; a full disk is counted and never raises."""
+"""One structured event per violation and per order, as a line of JSON; a full disk never raises."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Full, Queue
-from typing import TextIO
+from typing import Generic, TextIO, TypeVar
 
 import structlog
 
 from canary_obs.errors import ConfigurationError
 from canary_obs.pipeline.journal import ViolationEvent
+from canary_obs.pipeline.orders import OrderEvent
 
 log = logging.getLogger("canary_obs")
 
 QUEUED_EVENTS = 10_000
 Open = Callable[[], TextIO]
 OnDrop = Callable[[Exception], None]
+Event = TypeVar("Event")
+Fields = Mapping[str, str | int | float | None]
 
 
-class ViolationLog:
-    """A hub subscriber. Lines are written by a thread of its own: a slow disk delays nobody."""
+class EventLog(Generic[Event]):
+    """Takes events from any thread. Lines are written by a thread of its own: a slow disk delays nobody."""
 
     def __init__(
-        self, open_file: Open, *, capacity: int = QUEUED_EVENTS, on_drop: OnDrop | None = None
+        self,
+        fields: Callable[[Event], Fields],
+        open_file: Open,
+        *,
+        capacity: int = QUEUED_EVENTS,
+        on_drop: OnDrop | None = None,
     ) -> None:
-        self._open, self._on_drop = open_file, on_drop
-        self._queue: Queue[ViolationEvent | None] = Queue(capacity)
+        self._fields, self._open, self._on_drop = fields, open_file, on_drop
+        self._queue: Queue[Event | None] = Queue(capacity)
         self._counted = threading.Lock()
         self._file: TextIO | None = None
         self.written = self.dropped = 0
         self._render = structlog.processors.JSONRenderer(sort_keys=False)
-        self._thread = threading.Thread(target=self._run, name="canary-violation-log", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"canary-log-{fields.__name__}", daemon=True)
         self._thread.start()
 
-    def __call__(self, events: tuple[ViolationEvent, ...]) -> None:
+    def __call__(self, events: tuple[Event, ...]) -> None:
         """Queue events; those that find no room are counted."""
         for event in events:
             try:
@@ -59,16 +67,16 @@ class ViolationLog:
                 self.written += 1
             except (OSError, ValueError) as error:
                 if self.dropped == 0:
-                    log.error("canary_obs: the violation log cannot be written: %s", error)
+                    log.error("canary_obs: the log cannot be written: %s", error)
                 self._drop(error)
                 self._reset()
         self._reset()
 
-    def _write(self, event: ViolationEvent) -> None:
+    def _write(self, event: Event) -> None:
         # Opened again after a failure: a rotated file or a disk with room again heals by itself.
         if self._file is None:
             self._file = self._open()
-        self._file.write(str(self._render(None, "error", violation_fields(event))) + "\n")
+        self._file.write(str(self._render(None, "", dict(self._fields(event)))) + "\n")
         self._file.flush()
 
     def _reset(self) -> None:
@@ -78,7 +86,7 @@ class ViolationLog:
         try:
             file.close()
         except (OSError, ValueError):
-            log.debug("canary_obs: the violation log could not be closed", exc_info=True)
+            log.debug("canary_obs: the log could not be closed", exc_info=True)
 
     def _drop(self, error: Exception) -> None:
         with self._counted:
@@ -87,10 +95,10 @@ class ViolationLog:
             self._on_drop(error)
 
 
-def open_log(path: str, on_drop: OnDrop | None = None) -> ViolationLog:
-    """The log of a `log_file` setting; empty = standard error. Raises ConfigurationError."""
+def open_log(path: str, fields: Callable[[Event], Fields], on_drop: OnDrop | None = None) -> EventLog[Event]:
+    """A log into the `log_file` setting's file; empty = standard error. Raises ConfigurationError."""
     if path == "":
-        return ViolationLog(lambda: sys.stderr, on_drop=on_drop)
+        return EventLog(fields, lambda: sys.stderr, on_drop=on_drop)
 
     def append() -> TextIO:
         return Path(path).open("a", encoding="utf-8")
@@ -101,7 +109,27 @@ def open_log(path: str, on_drop: OnDrop | None = None) -> ViolationLog:
         rule = f"cannot be written: {error.strerror}"
         remedy = "Name a file in a folder that the service may write, or leave it empty for standard error."
         raise ConfigurationError("log_file", path, rule, remedy) from None
-    return ViolationLog(append, on_drop=on_drop)
+    return EventLog(fields, append, on_drop=on_drop)
+
+
+def order_fields(order: OrderEvent) -> dict[str, str | int | float | None]:
+    """The order as flat fields; its level is `warning` when it was refused or failed."""
+    done = order.status is not None and order.status < 400
+    return {
+        "event": "order",
+        "timestamp": datetime.fromtimestamp(order.time_ns / 1e9, UTC).isoformat(),
+        "level": "info" if done else "warning",
+        "outcome": "done" if done else "failed" if order.status is None or order.status >= 500 else "refused",
+        "method": order.method,
+        "route": order.route,
+        "path": order.path,
+        "scope": order.scope,
+        "token": order.token,
+        "client": order.client,
+        "status": order.status,
+        "location": order.location,
+        "seconds": order.seconds,
+    }
 
 
 def violation_fields(event: ViolationEvent) -> dict[str, str | int | None]:

@@ -13,7 +13,7 @@ from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
 
 # Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
-SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log", "tracing")
+SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log", "audit_log", "tracing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

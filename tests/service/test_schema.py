@@ -13,7 +13,7 @@ from canary_obs.service.app import create_app
 from tests.service.conftest import ObedientRank
 from tests.service.fakes import violation
 
-HUB = Hub(ServiceConfig(snapshot_stale_seconds=3600.0))
+HUB = Hub(ServiceConfig(snapshot_stale_seconds=3600.0, orders_per_minute=100_000))
 # Without its hello the hub knows no groups, so a made-up group name is for the engine to judge.
 RANK = ObedientRank(HUB, greets=False)
 RANK.say(Violations(identity=RANK.who, rows=tuple(violation(slot) for slot in range(5))))

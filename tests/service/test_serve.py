@@ -8,6 +8,7 @@ import sys
 import threading
 
 import httpx
+import msgspec
 import pytest
 
 from canary_obs.config import ServiceConfig
@@ -145,3 +146,22 @@ def test_the_engine_side_of_the_wire_loads_no_web_and_no_exporter():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert json.loads(result.stdout) == []
+
+
+def test_orders_and_violations_stand_in_the_same_log(config, tmp_path):
+    link = LocalLink()
+    logged = msgspec.structs.replace(config, token="very-secret", log_file=str(tmp_path / "v.log"))
+    service, me = ServiceThread(logged, link=link), identity()
+    for message in (hello(me), snapshot(me, 1), Violations(identity=me, rows=(violation(),))):
+        link.send(message)
+    eventually(lambda: service.hub.violations())
+    credentials = {"Authorization": "Bearer very-secret"}
+    assert httpx.post(f"{service.url}/canary/acknowledge", headers=credentials).status_code == 202
+    service.close()
+    text = (tmp_path / "v.log").read_text()
+    lines = {line["event"]: line for line in map(json.loads, text.splitlines())}
+    assert lines.keys() == {"kv_cache_violation", "order"}
+    order = lines["order"]
+    assert (order["route"], order["token"], order["status"]) == ("/canary/acknowledge", "default", 202)
+    assert order["client"] == "127.0.0.1"
+    assert "very-secret" not in text

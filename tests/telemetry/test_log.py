@@ -5,12 +5,14 @@ import json
 import os
 import threading
 
+import msgspec
 import pytest
 
 from canary_obs.errors import ConfigurationError
 from canary_obs.pipeline.hub import Hub
+from canary_obs.pipeline.orders import OrderEvent
 from canary_obs.records import Violations
-from canary_obs.telemetry.log import ViolationLog, open_log
+from canary_obs.telemetry.log import EventLog, open_log, order_fields, violation_fields
 from tests.service.fakes import identity, violation
 
 
@@ -21,7 +23,7 @@ def report(log, *rows):
 
 
 def test_one_line_of_json_per_violation(tmp_path):
-    log = open_log(str(tmp_path / "v.log"))
+    log = open_log(str(tmp_path / "v.log"), violation_fields)
     report(log, violation(1), violation(2, expected=None, actual=None))
     log.close()
     first, second = map(json.loads, (tmp_path / "v.log").read_text().splitlines())
@@ -38,8 +40,54 @@ def test_one_line_of_json_per_violation(tmp_path):
     assert (log.written, log.dropped) == (2, 0)
 
 
+ORDER = OrderEvent(
+    time_ns=1_700_000_000_000_000_000,
+    method="POST",
+    route="/canary/pause",
+    path="/canary/pause",
+    scope="operate",
+    token="oncall",
+    client="10.0.0.7",
+    status=202,
+    location=None,
+    seconds=0.5,
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "level"),
+    [
+        (200, "done", "info"),
+        (202, "done", "info"),
+        (403, "refused", "warning"),
+        (429, "refused", "warning"),
+        (503, "failed", "warning"),
+        (None, "failed", "warning"),
+    ],
+)
+def test_one_line_of_json_per_order(tmp_path, status, outcome, level):
+    log = open_log(str(tmp_path / "v.log"), order_fields)
+    log((msgspec.structs.replace(ORDER, status=status),))
+    log.close()
+    assert json.loads((tmp_path / "v.log").read_text()) == {
+        "event": "order",
+        "timestamp": "2023-11-14T22:13:20+00:00",
+        "level": level,
+        "outcome": outcome,
+        "method": "POST",
+        "route": "/canary/pause",
+        "path": "/canary/pause",
+        "scope": "operate",
+        "token": "oncall",
+        "client": "10.0.0.7",
+        "status": status,
+        "location": None,
+        "seconds": 0.5,
+    }
+
+
 def test_without_a_file_it_goes_to_standard_error(capsys):
-    log = open_log("")
+    log = open_log("", violation_fields)
     report(log, violation(8))
     log.close()
     assert json.loads(capsys.readouterr().err)["slot"] == 8
@@ -47,7 +95,7 @@ def test_without_a_file_it_goes_to_standard_error(capsys):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
 def test_a_full_disk_is_counted_and_raises_nothing(caplog):
-    log = open_log("/dev/full")
+    log = open_log("/dev/full", violation_fields)
     report(log, violation(), violation())
     log.close()
     assert (log.written, log.dropped) == (0, 2)
@@ -62,7 +110,7 @@ def test_a_disk_that_has_room_again_is_used_again():
     kept = io.StringIO()
     files = [Broken(), kept]
     kept.close = lambda: None
-    log = ViolationLog(lambda: files.pop(0))
+    log = EventLog(violation_fields, lambda: files.pop(0))
     report(log, violation(1), violation(2))
     log.close()
     assert (log.written, log.dropped) == (1, 1)
@@ -78,7 +126,7 @@ def test_a_slow_disk_delays_nobody():
             release.wait(30)
             return len(text)
 
-    log = ViolationLog(Slow, capacity=2)
+    log = EventLog(violation_fields, Slow, capacity=2)
     report(log, violation())
     assert entered.wait(30)
     report(log, *(violation(slot) for slot in range(5)))
@@ -90,5 +138,5 @@ def test_a_slow_disk_delays_nobody():
 
 def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be written") as caught:
-        open_log(str(tmp_path / "missing/v.log"))
+        open_log(str(tmp_path / "missing/v.log"), violation_fields)
     assert caught.value.setting == "log_file"
