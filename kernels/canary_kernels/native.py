@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from numba.extending import intrinsic
 
 _PACKAGE = Path(__file__).parent
 _BESIDE_SOURCES = _PACKAGE / "__pycache__"
+_FOLDER_PREFIX, _DIGEST_LENGTH = "native-", 16
+_FOLDERS_KEPT = 4  # by last use: environments that share ~/.cache keep theirs, those of old versions go
 
 
 def kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
@@ -42,18 +45,32 @@ def cache_folder() -> Path | None:
     """Where compiled kernels are kept; None = nowhere, so every process compiles them again.
 
     Under NUMBA_CACHE_DIR if that is set, else beside the sources, else under XDG_CACHE_HOME or ~/.cache: the
-    first that can be written. The last part of its name is a digest of the sources.
+    first that can be written. The last part of its name is a digest of the sources; a new one pushes out
+    those that were used least recently.
     """
     wanted = os.environ.get("NUMBA_CACHE_DIR")
     own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     bases = [Path(wanted)] if wanted else [_BESIDE_SOURCES, Path(own) / "canary_obs"]
     for base in bases:
-        folder = base / f"native-{_sources_digest()}"
+        folder = base / f"{_FOLDER_PREFIX}{_sources_digest()}"
         with contextlib.suppress(OSError):
+            fresh = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
+                os.utime(folder)
+                if fresh:
+                    _prune(base)
                 return folder
     return None
+
+
+def _prune(base: Path) -> None:
+    """Of the caches in a folder, keep the few last used. A process that starts on another compiles again."""
+    cached = base.glob(_FOLDER_PREFIX + "[0-9a-f]" * _DIGEST_LENGTH)
+    # Another process may prune at the same time.
+    with contextlib.suppress(OSError):
+        for folder in sorted(cached, key=lambda one: one.stat().st_mtime_ns, reverse=True)[_FOLDERS_KEPT:]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sources_digest() -> str:
@@ -61,7 +78,7 @@ def _sources_digest() -> str:
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:_DIGEST_LENGTH]
 
 
 @contextlib.contextmanager

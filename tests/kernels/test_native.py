@@ -1,6 +1,7 @@
 """The compiled kernels against the reference, word for word, on what the oracle's scenes leave out."""
 
 import dataclasses
+import os
 import random
 
 import pytest
@@ -148,3 +149,22 @@ def test_the_cache_moves_to_where_it_can_be_written(monkeypatch, tmp_path):
         return 3 * value
 
     assert tripled(14) == 42
+
+
+def test_a_new_version_pushes_out_the_caches_used_least_recently(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    (tmp_path / "native-somebody-else's").mkdir()
+    for age in range(6):
+        old = tmp_path / f"native-{age:016x}"
+        old.mkdir()
+        (old / "kernel.nbc").touch()
+        os.utime(old, (1e9 - age, 1e9 - age))
+    mine = native.cache_folder()
+    left = {folder.name for folder in tmp_path.iterdir()}
+    assert left == {mine.name, "native-somebody-else's", *(f"native-{age:016x}" for age in range(3))}
+    os.utime(mine, (1, 1))
+    another = tmp_path / f"native-{7:016x}"
+    another.mkdir()
+    assert native.cache_folder() == mine
+    assert mine.stat().st_mtime > 1e9  # in use again
+    assert another.exists()  # nothing new, nothing pruned
