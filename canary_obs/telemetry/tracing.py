@@ -14,8 +14,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.incidents import Incident
 from canary_obs.pipeline.journal import ViolationEvent
-from canary_obs.pipeline.sweeps import RankSweep, SweepRecord
-from canary_obs.records import Evidence, Identity, SweepStatus
+from canary_obs.records import Evidence, Identity
 from canary_obs.telemetry.export_queue import ExportCounts, ExportQueue
 from canary_obs.telemetry.log import violation_fields
 from canary_obs.telemetry.otlp import (
@@ -29,12 +28,12 @@ from canary_obs.telemetry.otlp import (
     service_resource,
 )
 from canary_obs.telemetry.spans import SpanMaker, link_to, log_record, place_of, rank_resource
+from canary_obs.telemetry.sweep_spans import tell_sweep
 from canary_obs.terms import Plane
 
 LOOK_SECONDS = 0.5
 CLOSE_SECONDS = 3.0
 LINKS_KEPT = 32
-_UNFINISHED = frozenset({SweepStatus.FAILED, SweepStatus.VIOLATED})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +124,7 @@ class Tracing:
         records = self._hub.sweeps()
         for record in reversed(records):
             if record.ended_ns is not None and record.id not in self._told_sweeps:
-                self._tell_sweep(spans, record)
+                tell_sweep(spans, record, self._identity)
                 self._told_sweeps.add(record.id)
         self._told_sweeps &= {record.id for record in records}
         summaries = self._hub.incidents.newest_first()
@@ -135,62 +134,6 @@ class Tracing:
                 if incident is not None:
                     self._follow(spans, incident)
         self._known_incidents = {summary.id for summary in summaries}
-
-    # Sweeps.
-
-    def _tell_sweep(self, spans: SpanMaker, record: SweepRecord) -> None:
-        place = place_of("sweep", record.id)
-        fields = {
-            "kv_canary.sweep.id": record.id,
-            "kv_canary.sweep.trigger": record.trigger.value,
-            "kv_canary.sweep.status": record.status.value,
-            "kv_canary.sweep.data": record.data,
-        }
-        root = spans.start("kv_canary.sweep", record.requested_ns, place=place, attributes=fields)
-        last = record.ended_ns or record.requested_ns
-        for part in record.ranks:
-            last = max(last, self._tell_rank(spans, record, part))
-        _mark(root, record.status, None)
-        root.end(end_time=last)
-
-    def _tell_rank(self, spans: SpanMaker, record: SweepRecord, part: RankSweep) -> int:
-        ended_ns, done = record.ended_ns or record.requested_ns, part.progress
-        identity = self._identity(part.key)
-        started_ns = done.started_ns if done else record.requested_ns
-        fields: dict[str, str | int] = {
-            "kv_canary.sweep.id": record.id,
-            "kv_canary.sweep.status": part.status.value,
-        }
-        if done is not None:
-            ended_ns = done.started_ns + round(done.seconds * 1e9)
-            fields |= {
-                "kv_canary.step": done.step,
-                "kv_canary.slots.total": done.total,
-                "kv_canary.slots.checked": done.checked,
-                "kv_canary.slots.skipped": sum(done.skipped.values()),
-                "kv_canary.violations": done.violations,
-            }
-        parent = place_of("sweep", record.id)
-        span = spans.start(
-            "kv_canary.sweep.rank", started_ns, rank=identity, parent=parent, attributes=fields
-        )
-        for share in done.shares if done else ():
-            child = spans.start(
-                "kv_canary.sweep.group",
-                started_ns + round(share.began * 1e9),
-                rank=identity,
-                parent=span.get_span_context(),
-                attributes={
-                    "kv_canary.group": share.group,
-                    "kv_canary.slots.total": share.total,
-                    "kv_canary.slots.checked": share.checked,
-                    "kv_canary.violations": share.violations,
-                },
-            )
-            child.end(end_time=started_ns + round(share.ended * 1e9))
-        _mark(span, part.status, part.error)
-        span.end(end_time=ended_ns)
-        return ended_ns
 
     def _identity(self, key: tuple[str, str, int]) -> Identity | None:
         return next((rank.identity for rank in self._hub.ranks() if rank.identity.key == key), None)
@@ -281,11 +224,6 @@ def open_tracing(hub: Hub, environ: Mapping[str, str] | None = None) -> Tracing 
 
 def _taken(result: object) -> bool:
     return getattr(result, "name", "") == "SUCCESS"
-
-
-def _mark(span: Span, status: SweepStatus, error: str | None) -> None:
-    if status in _UNFINISHED:
-        span.set_status(Status(StatusCode.ERROR, error or status.value))
 
 
 def _close(span: Span, incident: Incident) -> None:
