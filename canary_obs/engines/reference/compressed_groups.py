@@ -129,7 +129,7 @@ class StateGroup:
         return GroupStep(slot_table=pool.state_table, out_slots=runs.kept_slots, tokens=tokens)
 
     def cached(self, *, unlocked_only: bool) -> CachedSlots:
-        """None: states end with their request."""
+        """None: the cache holds whole pages, so whole runs, and states are of incomplete ones."""
         del unlocked_only
         nothing = torch.empty(0, dtype=torch.int64)
         return CachedSlots(slots=nothing, positions=nothing, previous=nothing)
