@@ -133,13 +133,15 @@ class PerturbCount(_Struct, frozen=True, kw_only=True):
 
 
 class SwaDivergence(_Struct, frozen=True, kw_only=True):
-    """A sliding-window group beside the full one. Both protected and alive = all four differ from 0."""
+    """Sliding-window groups beside full ones, of several the least. All protected and alive = no 0."""
 
     step: int
     verified_full: int  # slots verified at head and tail since attach
     verified_swa: int
     index_divergence: int  # live tokens whose slots in the two groups have different numbers
     out_of_window: int  # live tokens of the full group that have no slot in swa any more
+    full_groups: tuple[str, ...]
+    swa_groups: tuple[str, ...]
 
 
 class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):

@@ -86,8 +86,13 @@ class CachedSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTokens:
-    """Live tokens of the full group, by what the sliding-window group has for them."""
+    """Live tokens of the full groups, by what the sliding-window groups have for them.
 
+    Counted for each full group beside each sliding-window group; of several pairs the least.
+    """
+
+    full: tuple[str, ...]  # names of the groups
+    windowed: tuple[str, ...]
     out_of_window: int  # nothing any more
     diverging: int  # a slot of another number
 
@@ -97,7 +102,7 @@ class ShowsWindow(Protocol):
     """What an adapter offers besides where sliding-window layers have slots of their own."""
 
     def window_tokens(self) -> WindowTokens | None:
-        """From the engine's host bookkeeping; None = this engine has no such layers."""
+        """From the engine's host bookkeeping; None = no such layers, or no live tokens now."""
 
 
 @runtime_checkable

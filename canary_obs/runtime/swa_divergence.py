@@ -1,4 +1,4 @@
-"""A sliding-window group beside the full one: their difference shows that both are really looked at."""
+"""Sliding-window groups beside full ones: their difference shows that both are really looked at."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("canary_obs.swa_divergence")
 LOG_KEY = "kv_canary_swa_divergence"
-FULL, SWA = "full", "swa"
 _PHASES = (layout.Phase.HEAD, layout.Phase.TAIL)
 
 
@@ -27,8 +26,8 @@ class SwaReporter:
 
     def __init__(self, state: DeviceState, adapter: EngineAdapter, interval: int) -> None:
         self._state, self._interval, self._reported = state, interval, 0
-        both = FULL in state.by_name and SWA in state.by_name
-        self._adapter = adapter if both and isinstance(adapter, ShowsWindow) else None
+        windowed = any(group.view.window is not None for group in state.groups)
+        self._adapter = adapter if windowed and isinstance(adapter, ShowsWindow) else None
         self.latest: SwaDivergence | None = None  # None = the engine has no such groups
 
     def advance(self, step: int, sample: Sample | None) -> None:
@@ -45,16 +44,21 @@ class SwaReporter:
         self._reported = step
         self.latest = SwaDivergence(
             step=step,
-            verified_full=self._verified(FULL, sample),
-            verified_swa=self._verified(SWA, sample),
+            verified_full=self._verified(tokens.full, sample),
+            verified_swa=self._verified(tokens.windowed, sample),
             index_divergence=tokens.diverging,
             out_of_window=tokens.out_of_window,
+            full_groups=tokens.full,
+            swa_groups=tokens.windowed,
         )
         log.info("%s=%s", LOG_KEY, msgspec.json.encode(self.latest).decode())
 
-    def _verified(self, group: str, sample: Sample | None) -> int:
-        """Slots of a group verified around forwards, as of the newest host copy of the counters."""
+    def _verified(self, groups: tuple[str, ...], sample: Sample | None) -> int:
+        """Slots of the least verified of these groups, around forwards, as of the newest host copy."""
         if sample is None:
             return 0
-        counters = sample.values.view(-1, layout.COUNTER_WORDS)[self._state.by_name[group].index]
-        return sum(int(counters[layout.COUNT_VERIFIED + phase]) for phase in _PHASES)
+        counters = sample.values.view(-1, layout.COUNTER_WORDS)
+        return min(
+            sum(int(counters[group.index, layout.COUNT_VERIFIED + phase]) for phase in _PHASES)
+            for group in self._state.named(groups)
+        )

@@ -108,7 +108,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_C, "pipeline_skipped_total", "", "", "Steps whose counters were not copied because the ring was full.", readings.skipped),
     _rank(_G, "swa_index_divergence", "", "", "Live tokens whose full and sliding-window slots have different numbers.", readings.swa_diverging),
     _rank(_G, "swa_out_of_window_tokens", "", "", "Live tokens of the full group without a sliding-window slot.", readings.swa_out_of_window),
-    _rank(_C, "swa_slots_verified_total", "", "group", "Slots of the full and the sliding-window group verified around forwards.", readings.swa_verified),
+    _rank(_C, "swa_slots_verified_total", "", "group", "Slots of the full and the sliding-window groups verified around forwards; of several the least.", readings.swa_verified),
     _rank(_C, "perturbations_total", "", "mode outcome", "Faults planted on purpose, and how they ended.", readings.perturbations),
     _rank(_G, "perturbations_open", "", "mode", "Planted faults that have not ended.", readings.perturbations_open),
     _rank(_H, "detection_latency_seconds", "seconds", "mode", "From planting a fault to the host seeing its violation.", readings.detection_latency),

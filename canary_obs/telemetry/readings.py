@@ -246,9 +246,11 @@ def swa_out_of_window(rank: RankView) -> Iterator[Reading]:
 def swa_verified(rank: RankView) -> Iterator[Reading]:
     if rank.totals is None or rank.totals.swa_divergence is None:
         return
-    for group, counters in rank.totals.groups.items():
-        if group in ("full", "swa"):
-            yield (group,), float(counters.verified[Phase.HEAD] + counters.verified[Phase.TAIL])
+    found = rank.totals.swa_divergence
+    for kind, names in (("full", found.full_groups), ("swa", found.swa_groups)):
+        if rank.totals.groups.keys() >= set(names):
+            counters = [rank.totals.groups[name].verified for name in names]
+            yield (kind,), float(min(verified[Phase.HEAD] + verified[Phase.TAIL] for verified in counters))
 
 
 def perturbations(rank: RankView) -> Iterator[Reading]:

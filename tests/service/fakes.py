@@ -106,7 +106,13 @@ def snapshot(who: Identity, step: int, *, violations: int = 0, **changes: Any) -
         paused=False,
         kernels_stalled={},
         swa_divergence=SwaDivergence(
-            step=step, verified_full=20 * step, verified_swa=7 * step, index_divergence=5, out_of_window=9
+            step=step,
+            verified_full=20 * step,
+            verified_swa=7 * step,
+            index_divergence=5,
+            out_of_window=9,
+            full_groups=("full",),
+            swa_groups=("swa",),
         ),
     )
     return msgspec.structs.replace(plain, **changes)

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs.pipeline.hub import Hub
-from canary_obs.records import State, Violations
+from canary_obs.records import State, SwaDivergence, Violations
 from canary_obs.telemetry import readings
 from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
 from canary_obs.telemetry.export_queue import ExportCounts
@@ -162,6 +162,18 @@ def test_verified_slots_of_both_groups_stand_side_by_side():
     found = samples(filled_hub(groups=groups))
     verified = {dict(key[1:])["group"]: value for key, value in found.items() if "swa_slots" in key[0]}
     assert verified == {"full": 60.0, "swa": 40.0}
+
+
+def test_of_several_window_groups_the_least_verified_one_counts():
+    groups = {"full": counters(3), "swa": counters(2), "swa2": counters(1)}
+    windows = SwaDivergence(
+        step=1, verified_full=9, verified_swa=9, index_divergence=9, out_of_window=9,
+        full_groups=("full",), swa_groups=("swa", "swa2"),
+    )  # fmt: skip
+    for shown, wanted in ((groups, {"full": 60.0, "swa": 20.0}), ({"full": counters(3)}, {"full": 60.0})):
+        found = samples(filled_hub(groups=shown, swa_divergence=windows))
+        verified = {dict(key[1:])["group"]: value for key, value in found.items() if "swa_slots" in key[0]}
+        assert verified == wanted
 
 
 def test_a_stalled_kernel_is_unhealthy():

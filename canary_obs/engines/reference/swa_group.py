@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.full_group import FULL
 from canary_obs.engines.reference.pool import WindowPool
 from canary_obs.engines.reference.runner import ForwardBatch
 from canary_obs.engines.reference.windows import SlidingWindows
@@ -67,7 +68,10 @@ class SwaGroup:
         mine = self._slots.of[full]
         resident = mine >= 0
         return WindowTokens(
-            out_of_window=int((~resident).sum()), diverging=int((mine[resident] != full[resident]).sum())
+            full=(FULL,),
+            windowed=(SWA,),
+            out_of_window=int((~resident).sum()),
+            diverging=int((mine[resident] != full[resident]).sum()),
         )
 
     def holders(self, slot: int) -> tuple[str, ...]:

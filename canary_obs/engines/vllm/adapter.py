@@ -20,10 +20,9 @@ from canary_obs.engines.vllm.groups import FoundGroup, find_groups
 from canary_obs.engines.vllm.idle import IdleThread
 from canary_obs.engines.vllm.seams import Seams
 from canary_obs.engines.vllm.versions import check_version
+from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, served_by
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.views import GroupView, StepView
-
-NULL_BLOCK = 0
+from canary_obs.views import GroupView, StepView, WindowTokens
 
 
 class VllmAdapter:
@@ -43,6 +42,7 @@ class VllmAdapter:
         shapes = {group.view.name: (group.number, group.num_blocks, group.block_size) for group in self.found}
         self.blocks = CachedBlocks(shapes, self._blocks_of_requests)
         self._by_name = {group.view.name: group for group in self.found}
+        self._windows = WindowTables(self.found)
         self._seams = Seams()
         self._lock = threading.Lock()
         self._idle: IdleThread | None = None
@@ -50,6 +50,7 @@ class VllmAdapter:
         # Drafts are made between two steps, and with them the inputs of a forward change.
         self._aside = Aside(runner.device, wanted=runner.speculative_config is None)
         self.output: Any = None  # the scheduler output of the step under way
+        self._served: Any = None  # the last output that had tokens to compute
         self.open: StepView | None = None  # the forward under way in it
         self._spent = 0.0  # seconds of host time in this adapter since it was last reported
 
@@ -73,6 +74,13 @@ class VllmAdapter:
         found = self._by_name[group]
         block = slot // found.block_size
         return tuple(request for request, blocks in self.request_blocks(found.number) if block in blocks)
+
+    def window_tokens(self) -> WindowTokens | None:
+        """Tokens of the last forward's requests, in the block lists that it used."""
+        if self._served is None or not self._windows.numbers:
+            return None
+        lists = {number: dict(self.request_blocks(number)) for number in self._windows.numbers}
+        return self._windows.compare(served_by(self._served), lists)
 
     def attach(self, observer: Observer) -> None:
         """Wrap the runner's methods on the instance and start the idle thread."""
@@ -142,6 +150,7 @@ class VllmAdapter:
                         self.output = None
                         idle.last_step = time.monotonic()
                     if scheduler_output.total_num_scheduled_tokens:
+                        self._served = scheduler_output
                         observer.overhead["adapter"] += self._spent
                         self._spent = 0.0
                         with self._aside.entered():

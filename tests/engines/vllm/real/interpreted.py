@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR",
     VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", TRITON_INTERPRET="1",
@@ -73,6 +75,9 @@ def main(model: Path, result: Path, engine: dict[str, Any]) -> None:
         told["zeroed"] = sorted({violation.reason.value for violation in rig.settle()})
         rig.start({"a": asked[0], "b": list(range(50, 150))}, 20)
         rig.step(6)
+        if (windows := rig.canary.swa.latest) is not None:
+            told["windows"] = {"step": rig.canary.step, "scheduled": rig.scheduled_windows()}
+            told["windows"]["reported"] = msgspec.to_builtins(windows)
         tables = rig.runner.block_tables.block_tables[0].gpu
         rows = [rig.runner.req_states.req_id_to_index[name] for name in rig.runner.req_states.req_id_to_index]
         tables[rows[:2]] = tables[rows[:2][::-1]]

@@ -133,6 +133,26 @@ class Rig:
             if block.block_hash is not None and block.ref_cnt == 0 and get_group_id(block.block_hash) == group
         ]
 
+    def scheduled_windows(self) -> tuple[int, int]:
+        """Running tokens out of the window, and diverging, by the scheduler's lists; of groups the least."""
+        running = self.core.scheduler.running
+        managers = self.core.scheduler.kv_cache_manager.coordinator.single_type_managers
+        groups = self.adapter.found
+        full = managers[next(group.number for group in groups if group.view.window is None)].req_to_blocks
+        counts = []
+        for group in groups:
+            if group.view.window is None:
+                continue
+            lists, gone, diverging = managers[group.number].req_to_blocks, 0, 0
+            for request in running:
+                for at in range(request.num_computed_tokens):
+                    block = lists[request.request_id][at // group.block_size]
+                    other = full[request.request_id][at // group.block_size]
+                    gone += block.is_null
+                    diverging += not block.is_null and block.block_id != other.block_id
+            counts.append((gone, diverging))
+        return min(gone for gone, _ in counts), min(diverging for _, diverging in counts)
+
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
 

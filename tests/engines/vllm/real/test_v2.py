@@ -17,9 +17,10 @@ ENGINE = {"max_num_seqs": 8, "max_model_len": 512, "num_gpu_blocks_override": 20
 def run(model: Path, folder: Path, mode: str, engine: dict[str, Any]) -> dict[str, Any]:
     result = folder / f"{mode}.json"
     command = [sys.executable, "-m", "tests.engines.vllm.real.interpreted"]
+    settings = {"KV_CANARY_MODE": mode, "KV_CANARY_SWA_DIVERGENCE_INTERVAL": "1"}
     subprocess.run(
         [*command, str(model), str(result), json.dumps(engine)],
-        env=os.environ | {"KV_CANARY_MODE": mode}, check=True, timeout=280, capture_output=True,
+        env=os.environ | settings, check=True, timeout=280, capture_output=True,
     )  # fmt: skip
     told: dict[str, Any] = json.loads(result.read_text())
     return told
@@ -36,4 +37,15 @@ def test_clean_and_two_faults(models: Any, tmp_path: Path, model: str, groups: l
     assert told["swept"] > 0
     assert told["zeroed"] == ["kv_data"]
     assert "token" in told["exchanged"]
+    assert ("windows" in told) is ("swa" in groups)
+    if windows := told.get("windows"):
+        assert windows["reported"]["step"] == windows["step"]
+        assert (windows["reported"]["swa_groups"], windows["reported"]["full_groups"]) == (
+            ["swa", "swa2"],
+            ["full"],
+        )
+        counts = [windows["reported"][name] for name in ("out_of_window", "index_divergence")]
+        assert counts == windows["scheduled"]
+        assert min(counts) >= 1
+        assert 0 < windows["reported"]["verified_swa"] < windows["reported"]["verified_full"]
     assert run(models(model), tmp_path, "none", ENGINE)["answers"] == told["answers"]

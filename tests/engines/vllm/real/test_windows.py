@@ -1,0 +1,82 @@
+"""Full and sliding-window groups of a hybrid model, side by side."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from canary_obs.records import Phase, State
+from canary_obs.runtime.swa_divergence import LOG_KEY
+from tests.engines.vllm.real.rig import prompts
+
+
+def test_the_three_signals(make_rig: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "canary_obs")
+    rig = make_rig("gemma3", canary={"swa_divergence_interval": "10"}, num_gpu_blocks_override=150)
+    rig.generate(prompts(24), 24)
+    rig.generate(prompts(24)[::-1], 24)
+    assert rig.settle() == []
+    assert rig.canary.verdict() == (State.OK, ())
+    final = rig.canary.detach()
+    lines = [line for line in caplog.messages if line.startswith(LOG_KEY)]
+    reports = [json.loads(line.removeprefix(f"{LOG_KEY}=")) for line in lines]
+    assert [report["step"] for report in reports[:4]] == [1, 10, 20, 30]
+    for report in reports[2:]:
+        assert report["out_of_window"] >= 1
+        assert report["index_divergence"] >= 1
+        assert 0 < report["verified_swa"] < report["verified_full"]
+        assert (report["full_groups"], report["swa_groups"]) == (["full"], ["swa", "swa2"])
+    assert final.swa_divergence is not None
+    verified = {name: group.verified for name, group in final.groups.items()}
+    around = {name: phases[Phase.HEAD] + phases[Phase.TAIL] for name, phases in verified.items()}
+    assert reports[-1]["step"] == final.swa_divergence.step == final.step
+    assert reports[-1]["verified_full"] == around["full"]
+    assert reports[-1]["verified_swa"] == min(around["swa"], around["swa2"])
+
+
+def test_the_reported_tokens_are_those_of_the_schedulers_tables(make_rig: Any) -> None:
+    rig = make_rig("gemma3", canary={"swa_divergence_interval": "1"}, num_gpu_blocks_override=150)
+    rig.start({f"r{number}": prompt for number, prompt in enumerate(prompts(6))}, 30)
+    seen = set()
+    for _ in range(24):
+        rig.step()
+        found = rig.canary.swa.latest
+        assert found is not None
+        assert found.step == rig.canary.step
+        wanted = rig.scheduled_windows()
+        assert (found.out_of_window, found.index_divergence) == wanted
+        seen.add(wanted)
+    assert len(seen) > 10
+    assert max(gone for gone, _ in seen) > 0
+    rig.finish()
+
+
+def test_a_window_group_that_is_shown_the_full_tables_has_no_divergence(make_rig: Any) -> None:
+    rig = make_rig("gemma3", canary={"swa_divergence_interval": "1"})
+    rig.start({"a": prompts(1)[0]}, 30)
+    rig.step(3)
+    assert rig.canary.swa.latest.index_divergence > 0
+    lists = rig.runner.requests[next(iter(rig.runner.requests))].block_ids
+    right = list(lists[0])
+    lists[0][:] = lists[2][: len(right)]
+    rig.step()
+    assert rig.canary.swa.latest.index_divergence == 0
+    lists[0][: len(right)] = right
+    rig.step()
+    assert rig.canary.swa.latest.index_divergence > 0
+    rig.finish()
+
+
+@pytest.mark.parametrize("model", ["llama", "mistral"])
+def test_nothing_is_reported_without_both_kinds(
+    make_rig: Any, caplog: pytest.LogCaptureFixture, model: str
+) -> None:
+    caplog.set_level(logging.INFO, "canary_obs")
+    rig = make_rig(model, canary={"swa_divergence_interval": "1"})
+    rig.generate(prompts(2), 4)
+    assert rig.canary.step > 3
+    assert rig.canary.detach().swa_divergence is None
+    assert LOG_KEY not in caplog.text
