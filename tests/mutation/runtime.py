@@ -8,6 +8,7 @@ _SWEEP = "tests/runtime/test_sweep.py::"
 _CLEAN = "tests/runtime/test_kinds.py::test_traffic_is_clean"
 _SIGNALS = "tests/runtime/test_swa.py::test_the_three_signals"
 _TOKENS = "tests/runtime/test_swa.py::test_the_reported_tokens_are_those_of_the_device"
+_WALKED = "tests/engines/vllm/test_window_tables.py::test_as_a_walk_over_every_token"
 _HOST = "tests/pipeline/test_delayed_device_host.py::"
 _LEDGER = "tests/runtime/test_perturb.py::test_the_ledger_matches_only_what_explains_the_injection"
 
@@ -41,8 +42,23 @@ WALK = mutants(
 
 DIVERGENCE = mutants(
     "canary_obs/runtime/swa_divergence.py",
-    ("verified_swa=self._verified(SWA, sample)", "verified_swa=self._verified(FULL, sample)", _SIGNALS),
+    (
+        "verified_swa=self._verified(tokens.windowed, sample)",
+        "verified_swa=self._verified(tokens.full, sample)",
+        _SIGNALS,
+    ),
     ("index_divergence=tokens.diverging", "index_divergence=tokens.out_of_window", _TOKENS),
+)
+
+TABLES = mutants(
+    "canary_obs/engines/vllm/window_tables.py",
+    ("np.maximum(before - window + 1, 0)", "np.maximum(before - window, 0)", _WALKED),
+    ("held & (mine != other)", "mine != other", _WALKED),
+    (
+        "diverging=min(",
+        "diverging=max(",
+        "tests/engines/vllm/test_window_tables.py::test_of_several_groups_the_least",
+    ),
 )
 
 STATE = mutants(
@@ -233,7 +249,7 @@ RESIDENT = mutants(
 )
 
 ALL = (
-    *SWEEP, *WALK, *DIVERGENCE, *STATE, *RECEIVED, *PATROL, *HEALTH, *LOG, *PIPELINE, *COUNTERS,
+    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *STATE, *RECEIVED, *PATROL, *HEALTH, *LOG, *PIPELINE, *COUNTERS,
     *RANKS, *WIRE,
     *LEDGER, *INJECTOR, *DIGESTS, *WINDOWS, *RESIDENT,
 )  # fmt: skip
