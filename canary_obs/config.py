@@ -99,6 +99,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""  # bearer token with the scopes read and operate; no token at all = open, loopback only
     tokens_file: str = ""  # TOML: further tokens by name, each with its scopes
     orders_per_minute: Positive = 60  # of one token: this many at once, then evenly; reading is not limited
+    events_heartbeat_seconds: Seconds = (
+        15.0  # a stream of /canary/events says at least this often that it lives
+    )
     log_file: str = ""  # violations and orders (JSON lines); empty = standard error
     violations_kept: Positive = 10_000
     incidents_kept: Positive = 256

@@ -22,6 +22,7 @@ from canary_obs.pipeline.mailbox import LocalLink
 from canary_obs.records import State
 from canary_obs.service.app import create_app
 from canary_obs.service.desk import Surroundings
+from canary_obs.service.feed import Feed
 from canary_obs.service.tokens import Keyring
 from canary_obs.telemetry.log import Event, EventLog, Fields, open_log, order_fields, violation_fields
 from canary_obs.telemetry.tracing import Tracing, open_tracing
@@ -69,6 +70,7 @@ class ServiceThread:
             audit=lambda order: self._audit((order,)),
         )
         app = create_app(self.hub, self.config, keyring=keyring, around=around)
+        self._feed: Feed = app.state.desk.feed
         options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
         self._server = _Server(
             uvicorn.Config(app, **options, timeout_graceful_shutdown=SHUTDOWN_SECONDS, server_header=False)
@@ -92,6 +94,7 @@ class ServiceThread:
 
     def close(self) -> None:
         """Finish requests, take what engines have sent, write the log, release everything; idempotent."""
+        self._feed.close()
         self._server.should_exit = True
         self._thread.join()
         self._listener.close()

@@ -13,13 +13,14 @@ from canary_obs.service.access import Doors
 from canary_obs.service.allowance import Allowance
 from canary_obs.service.auth import Gate
 from canary_obs.service.desk import Desk, Surroundings
+from canary_obs.service.feed import Feed
 from canary_obs.service.problems import answer_with_problems
-from canary_obs.service.routes import canary, incidents, page, probes, sweeps
+from canary_obs.service.routes import canary, events, incidents, page, probes, sweeps
 from canary_obs.service.schemas import components, guarded
 from canary_obs.service.tokens import Keyring
 from canary_obs.telemetry.prometheus import HubCollector, registry_for
 
-ROUTERS = tuple(routes.router for routes in (probes, canary, incidents, sweeps, page))
+ROUTERS = tuple(routes.router for routes in (probes, canary, events, incidents, sweeps, page))
 
 
 class CanaryApp(FastAPI):
@@ -46,12 +47,15 @@ def create_app(
     config = hub.config if config is None else config
     keyring = Keyring(config) if keyring is None else keyring
     around = Surroundings() if around is None else around
+    feed = Feed(hub)
+    hub.subscribe(feed)
     # FastAPI's own documentation pages load scripts from elsewhere; the document itself has a route of ours.
     app = CanaryApp(title="canary_obs", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.with_tokens = not keyring.empty
     app.state.desk = Desk(
         hub=hub,
         config=config,
+        feed=feed,
         registry=registry_for(HubCollector(hub, around.log_dropped, around.exports)),
         listening=around.listening,
     )

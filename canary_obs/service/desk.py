@@ -13,6 +13,7 @@ from canary_obs.config import ServiceConfig
 from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.orders import OrderEvent, StartSweepRequest
 from canary_obs.pipeline.sweeps import SweepRecord
+from canary_obs.service.feed import Feed
 from canary_obs.service.problems import Problem
 from canary_obs.telemetry.export_queue import ExportCounts
 
@@ -35,6 +36,7 @@ class Desk:
 
     hub: Hub
     config: ServiceConfig
+    feed: Feed
     registry: CollectorRegistry
     listening: Callable[[], bool]
     served: OrderedDict[str, tuple[StartSweepRequest, str]] = field(default_factory=OrderedDict)

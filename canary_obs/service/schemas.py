@@ -14,6 +14,7 @@ from canary_obs.pipeline.ranks import RankView
 from canary_obs.pipeline.sweeps import SweepRecord
 from canary_obs.records import Phase, Reason, State
 from canary_obs.service.access import EXTENSION, ORDERS, TokenScope
+from canary_obs.service.feed import Dropped, StateChange
 from canary_obs.service.problems import MEDIA_TYPE
 from canary_obs.telemetry.incidents import IncidentBundle
 
@@ -135,6 +136,10 @@ _ANSWERS = (
     ViolationPage,
     IncidentList,
     IncidentBundle,
+    IncidentSummary,
+    ViolationEvent,
+    StateChange,
+    Dropped,
     Reached,
     Health,
     ProblemDocument,

@@ -17,7 +17,9 @@ HUB = Hub(ServiceConfig(snapshot_stale_seconds=3600.0, orders_per_minute=100_000
 # Without its hello the hub knows no groups, so a made-up group name is for the engine to judge.
 RANK = ObedientRank(HUB, greets=False)
 RANK.say(Violations(identity=RANK.who, rows=tuple(violation(slot) for slot in range(5))))
-schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(HUB), headers={"Host": "127.0.0.1"})
+APP = create_app(HUB)
+APP.state.desk.feed.close()  # streams of events end at once
+schema = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"Host": "127.0.0.1"})
 
 
 @schema.parametrize()

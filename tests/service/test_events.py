@@ -1,0 +1,196 @@
+"""/canary/events through uvicorn, with a client that reads as the bytes come."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import msgspec
+import pytest
+
+from canary_obs.config import ServiceConfig
+from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.records import SweepReport, SweepStatus, Violations
+from canary_obs.serve import ServiceThread
+from canary_obs.service.feed import EVENTS_KEPT
+from canary_obs.service.routes.events import STREAMS_MAX
+from tests.service.conftest import check_problem
+from tests.service.fakes import eventually, hello, identity, progress, snapshot, violation
+
+ME = identity()
+
+
+class Stage:
+    """A running service; what an engine says goes straight into its hub."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.service = ServiceThread(config, link=LocalLink())
+        self.say(hello(ME))
+        self.say(snapshot(ME, 1))
+
+    def say(self, message) -> None:
+        self.service.hub.ingest(message, lambda command: None)
+
+    def violate(self, *slots: int) -> None:
+        self.say(Violations(identity=ME, rows=tuple(map(violation, slots))))
+
+    @contextmanager
+    def stream(self, last: str | None = None):
+        headers = {} if last is None else {"Last-Event-ID": last}
+        url = f"{self.service.url}/canary/events"
+        with httpx.stream("GET", url, headers=headers, timeout=30) as answer:
+            assert answer.status_code == 200
+            yield Stream(answer)
+
+
+class Stream:
+    """Server-sent events as a browser reads them."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self.answer = answer
+        self._lines = answer.iter_lines()
+
+    def next(self) -> dict:
+        """The next event: id, event and data."""
+        fields: dict = {}
+        for line in self._lines:
+            name, _, value = line.partition(": ")
+            if line:
+                fields[name] = json.loads(value) if name == "data" else value
+            elif fields.keys() > {"event"}:
+                return fields
+            else:
+                fields = {}
+        raise EOFError
+
+    def comment(self) -> str:
+        """The next line that is no event's."""
+        return next(line for line in self._lines if line.startswith(":"))
+
+    def until(self, kind: str) -> list[dict]:
+        """Events up to the first of a kind."""
+        events = [self.next()]
+        while events[-1]["event"] != kind:
+            events.append(self.next())
+        return events
+
+
+@pytest.fixture
+def config(tmp_path):
+    return ServiceConfig(
+        endpoint=f"ipc://{tmp_path}/service.sock",
+        port=0,
+        log_file=str(tmp_path / "v.log"),
+        snapshot_stale_seconds=600.0,
+    )
+
+
+@pytest.fixture
+def stage(config):
+    stage = Stage(config)
+    yield stage
+    stage.service.close()
+
+
+def test_a_stream_begins_with_the_state_and_tells_what_happens(stage):
+    with stage.stream() as stream:
+        assert stream.answer.headers["content-type"].startswith("text/event-stream")
+        assert stream.answer.headers["cache-control"] == "no-store"
+        first = stream.next()
+        assert (first["event"], first["data"]["state"], first["data"]["identity"]) == ("state", "ok", None)
+        stage.violate(7)
+        told = stream.until("incident_opened")[-2:]
+        assert told[0]["event"] == "violation"
+        assert told[0]["data"]["violation"]["slot"] == 7
+        assert told[1]["data"]["id"] == told[0]["data"]["incident"]
+        stage.say(snapshot(ME, 2, violations=1))
+        change = stream.until("state")[-1]["data"]
+        assert (change["before"], change["state"]) == ("ok", "violated")
+        stage.say(SweepReport(identity=ME, progress=progress("s1", SweepStatus.RUNNING)))
+        assert stream.until("sweep_begun")[-1]["data"]["id"] == "s1"
+        stage.say(SweepReport(identity=ME, progress=progress("s1", SweepStatus.VIOLATED)))
+        assert stream.until("sweep_ended")[-1]["data"]["status"] == "violated"
+        httpx.post(f"{stage.service.url}/canary/acknowledge")
+        assert stream.until("incident_closed")[-1]["data"]["acknowledged"] is True
+
+
+def test_a_client_that_comes_back_misses_nothing_and_gets_nothing_twice(stage):
+    with stage.stream() as stream:
+        stream.next()
+        stage.violate(1)
+        place = stream.until("violation")[-1]["id"]
+    stage.violate(2, 3)
+    with stage.stream(last=place) as stream:
+        told = stream.until("violation")
+        stage.violate(4)
+        while "violation" not in told[-1]["data"] or told[-1]["data"]["violation"]["slot"] != 4:
+            told.append(stream.next())
+    slots = [event["data"]["violation"]["slot"] for event in told if event["event"] == "violation"]
+    assert slots == [2, 3, 4]
+    numbers = [int(event["id"].partition("-")[2]) for event in told]
+    assert numbers == list(range(int(place.partition("-")[2]) + 1, numbers[-1] + 1))
+
+
+@pytest.mark.parametrize("last", ["other-3", "3", "", "nonsense"])
+def test_a_place_in_another_life_starts_at_the_beginning_and_says_so(stage, last):
+    stage.violate(1)
+    with stage.stream(last=last) as stream:
+        gap = stream.next()
+        assert (gap["event"], gap["data"]) == ("dropped", {"count": None})
+        assert stream.until("violation")[-1]["data"]["violation"]["slot"] == 1
+    life = gap["id"].partition("-")[0]
+    with stage.stream(last=f"{life}-99999") as stream:
+        assert stream.next()["event"] == "dropped"
+
+
+def test_a_client_that_does_not_read_holds_nobody_up_and_is_told_what_it_lost(stage):
+    host, port = "127.0.0.1", stage.service.port
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((host, port))
+        slow.settimeout(30)
+        slow.sendall(b"GET /canary/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        with stage.stream() as quick:
+            quick.next()
+            # Each batch fits into the history, all of them into no buffer on the way.
+            for end in range(EVENTS_KEPT, 21 * EVENTS_KEPT, EVENTS_KEPT):
+                stage.violate(*range(end - EVENTS_KEPT, end))
+                while quick.until("violation")[-1]["data"]["violation"]["slot"] != end - 1:
+                    pass
+        heard = b""
+        while b"event: dropped" not in heard:
+            heard = heard[-100:] + slow.recv(1 << 16)
+
+
+def test_a_quiet_stream_is_kept_alive(config):
+    stage = Stage(msgspec.structs.replace(config, events_heartbeat_seconds=0.01))
+    with stage.stream() as stream:
+        stream.next()
+        assert [stream.comment() for _ in range(3)] == [": heartbeat"] * 3
+    stage.service.close()
+
+
+def test_the_service_ends_with_streams_open(stage):
+    with stage.stream() as stream:
+        stream.next()
+        stage.service.close()
+        with pytest.raises(EOFError):  # a clean end of the answer; cut off, httpx would say so
+            stream.until("never")
+
+
+def test_there_are_so_many_streams_and_no_more(stage):
+    url = f"{stage.service.url}/canary/events"
+    with ExitStack() as rest:
+        with ExitStack() as first:
+            kept = [first.enter_context(stage.stream())]
+            kept += [rest.enter_context(stage.stream()) for _ in range(STREAMS_MAX - 1)]
+            assert [stream.next()["event"] for stream in kept] == ["state"] * STREAMS_MAX
+            check_problem(httpx.get(url, timeout=30), 503, "too-many-streams")
+        eventually(lambda: opened(url))
+
+
+def opened(url):
+    with httpx.stream("GET", url, timeout=30) as answer:
+        return answer.status_code == 200
