@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,14 +39,14 @@ def _pool(tensors: dict[tuple[Part, int], Tensor], dtype: torch.dtype) -> Pool:
 
 
 class _PagedBytes:
-    """Indexing [pages, page, heads, bytes] by slot, in place."""
+    """Indexing [pages, page, heads, bytes] by slot, in place; a page may be [tiles, tile]."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Tensor, *, tiled: bool = False) -> None:
+        self.tensor = tensor if tiled else tensor.unsqueeze(1)
 
     def __getitem__(self, slot: int) -> Tensor:
-        page = self.tensor.shape[1]
-        return self.tensor[slot // page, slot % page]
+        _, tiles, tile = self.tensor.shape[:3]
+        return self.tensor[slot // (tiles * tile), slot // tile % tiles, slot % tile]
 
 
 def separate(device: str) -> Pool:
@@ -133,6 +134,32 @@ def split_elements(device: str) -> Pool:
     return Pool(sources=sources, bytes=views)
 
 
+def tiled(device: str) -> Pool:
+    """Pages of 8 slots, heads of 64 two-byte elements as vLLM tiles them for the matrix unit of a CPU.
+
+    K: [tiles of 4 slots, element pairs, slots, pair]; V: [groups of 16 elements, slot pairs, elements, pair].
+    """
+    size, head = 8, 8 * 64 * 2
+    memory = _noise((2, SLOTS // size, 2, 2, head), device)
+    keys = memory[:, :, :, 0].unflatten(-1, (size // 4, 32, 4, 4))
+    values = memory[:, :, :, 1].unflatten(-1, (4, size // 2, 16, 2, 2))
+    whole: dict[str, Any] = {
+        "num_heads": 2, "head_start": 0, "head_bytes": 128, "head_stride": 2 * head,
+        "page_size": size, "page_stride": 4 * head,
+    }  # fmt: skip
+    k_tiles = {"tile_size": 4, "tile_stride": 512, "slot_stride": 4, "element_bytes": 4, "element_stride": 16}
+    v_tiles = {"tile_size": 2, "tile_stride": 64, "slot_stride": 2, "element_bytes": 2, "element_stride": 4}
+    v_tiles |= {"group_bytes": 32, "group_stride": 64 * size // 2}
+    sources: list[KVSource] = []
+    views: dict[tuple[Part, int], Any] = {}
+    for layer in range(2):
+        sources.append(KVSource(tensor=keys[layer], part=Part.K, layer=layer, **whole, **k_tiles))
+        sources.append(KVSource(tensor=values[layer], part=Part.V, layer=layer, **whole, **v_tiles))
+        views[Part.K, layer] = _PagedBytes(keys[layer].permute(0, 2, 4, 1, 3, 5), tiled=True)
+        views[Part.V, layer] = _PagedBytes(values[layer].permute(0, 3, 5, 1, 2, 4, 6), tiled=True)
+    return Pool(sources=sources, bytes=views)
+
+
 def inline_scales(device: str) -> Pool:
     """Heads of 256 data bytes, a float32 scale and 4 spare bytes (vLLM's fp8 per token and head)."""
     keys = [(part, layer) for layer in range(2) for part in (Part.K, Part.V)]
@@ -164,5 +191,5 @@ def _with_scales(data: dict[tuple[Part, int], Tensor], scales: dict[tuple[Part, 
 SCALED: list[Callable[[str], Pool]] = [separate_scales, page_scales]
 LAYOUTS: list[Callable[[str], Pool]] = [
     separate, together, interleaved, heads_first, padded_pages, latent, odd_bytes, odd_heads, wide_rows,
-    unequal, split_elements, inline_scales,
+    unequal, split_elements, tiled, inline_scales,
 ]  # fmt: skip

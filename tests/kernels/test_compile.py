@@ -20,11 +20,11 @@ INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "n
 INTEGERS |= {"num_k", "num_sources", "stride"}
 FULL = {
     "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True,
-    "GEOMETRY": (2048,) * 5, "PAGES": (1, 2048, 0), "ALIGNMENT": 16, "BLOCK": 512,
+    "GEOMETRY": (2048,) * 6 + (0,), "PAGES": (1, 2048, 0, 1, 0), "ALIGNMENT": 16, "BLOCK": 512,
 }
 ODD = {
     "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False,
-    "GEOMETRY": (6, 10, 2, 4, 18), "PAGES": (16, 1000, 12), "ALIGNMENT": 2, "BLOCK": 128,
+    "GEOMETRY": (24, 100, 2, 4, 96, 8, 50), "PAGES": (16, 1000, 12, 4, 60), "ALIGNMENT": 2, "BLOCK": 128,
 }
 LONG = {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 256, "WIDE": 4096}
 SHORT = {"PAGE_SIZE": 1, "HAS_DIGESTS": True, "HAS_EXPECTED": False, "BLOCK": 64, "WIDE": 64}

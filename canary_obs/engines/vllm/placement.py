@@ -38,18 +38,26 @@ class Placement:
     head_bytes: int
     page_size: int
     page_stride: int
+    tile_size: int
+    tile_stride: int
     slot_stride: int
     head_stride: int
+    group_bytes: int
+    group_stride: int
     element_bytes: int
     element_stride: int
 
     def offset(self, slot: int) -> Tensor:
         """int64 [heads, head_bytes]: predicted offsets of a slot's bytes."""
         byte = torch.arange(self.head_bytes)
-        within = byte // self.element_bytes * self.element_stride + byte % self.element_bytes
+        of_group = byte % self.group_bytes
+        within = of_group // self.element_bytes * self.element_stride + of_group % self.element_bytes
+        within += byte // self.group_bytes * self.group_stride
         heads = torch.arange(self.num_heads) * self.head_stride
+        of_page = slot % self.page_size
         start = self.first + slot // self.page_size * self.page_stride
-        return heads[:, None] + within + start + slot % self.page_size * self.slot_stride
+        start += of_page // self.tile_size * self.tile_stride + of_page % self.tile_size * self.slot_stride
+        return heads[:, None] + within + start
 
     def source(self, cache: Tensor, layer: int, head_start: int) -> KVSource:
         """The same as the kernels take it."""
@@ -59,7 +67,8 @@ class Placement:
         return KVSource(
             tensor=base, part=self.part, layer=layer, head_start=head_start, num_heads=self.num_heads,
             head_bytes=self.head_bytes, page_size=self.page_size, page_stride=self.page_stride,
-            slot_stride=self.slot_stride, head_stride=self.head_stride,
+            tile_size=self.tile_size, tile_stride=self.tile_stride, slot_stride=self.slot_stride,
+            head_stride=self.head_stride, group_bytes=self.group_bytes, group_stride=self.group_stride,
             element_bytes=self.element_bytes, element_stride=self.element_stride,
         )  # fmt: skip
 
@@ -93,7 +102,9 @@ class _Probe:
         self.offsets = offsets.flatten()
         size = layer.page_size
         last = (num_pages - 1) * size
-        self.slots = sorted({0, min(1, size - 1), size // 2, size - 1, last, last + size - 1})
+        # A tile's size shows in the first power of two beyond it; the other slots confirm.
+        within = {1 << bit for bit in range(size.bit_length())} | {0, 3, size - 1}
+        self.slots = sorted({slot for slot in within if slot < size} | {last, last + size - 1})
 
     def image(self, part: Part, values: Tensor, slots: list[int]) -> Tensor:
         """uint8 [bytes]: the pages after `values` [heads, elements] of a part were written to slots."""
@@ -143,6 +154,10 @@ def _affine(part: Part, page_size: int, seen: dict[int, Tensor]) -> Placement:
     breaks = (row.diff() != 1).nonzero()
     run = int(breaks[0]) + 1 if breaks.numel() else head_bytes
     run = run if head_bytes % run == 0 else 1
+    elements, slots = row[::run], sorted(slot for slot in seen if slot < page_size)
+    group, group_stride = _even(torch.arange(len(elements)), elements, len(elements))
+    starts = torch.stack([seen[slot][0, 0] for slot in slots])
+    tile, tile_stride = _even(torch.tensor(slots), starts, page_size)
     pages = max(seen) // page_size
     return Placement(
         part=part,
@@ -151,11 +166,24 @@ def _affine(part: Part, page_size: int, seen: dict[int, Tensor]) -> Placement:
         head_bytes=head_bytes,
         page_size=page_size,
         page_stride=int(seen[pages * page_size][0, 0] - first[0, 0]) // pages,
+        tile_size=tile,
+        tile_stride=tile_stride,
         slot_stride=int(seen[1][0, 0] - first[0, 0]) if page_size > 1 else head_bytes,
         head_stride=int(first[1, 0] - first[0, 0]) if heads > 1 else head_bytes,
+        group_bytes=group * run,
+        group_stride=group_stride,
         element_bytes=run,
         element_stride=int(row[run]) if run < head_bytes else run,
     )
+
+
+def _even(numbers: Tensor, places: Tensor, total: int) -> tuple[int, int]:
+    """How many lie as the first two do, and how far away the next one lies; total and 0 when all do."""
+    away = places - places[0]
+    uneven = (away != numbers * away[min(1, len(away) - 1)]).nonzero()
+    if not uneven.numel() or total % int(numbers[uneven[0]]):
+        return total, 0
+    return int(numbers[uneven[0]]), int(away[uneven[0]])
 
 
 def _unexplained(layer: LayerWrite, found: str) -> UnsupportedEngine:

@@ -31,12 +31,17 @@ def locate_byte(source: KVSource, slot: int, byte: int) -> ByteAddress:
     if not 0 <= byte < source.slot_bytes:
         raise IndexError(f"byte {byte} of a slot of {source.slot_bytes} bytes; count from 0, head-major")
     head, inner = divmod(byte, source.head_bytes)
+    group, inner = divmod(inner, source.group_bytes or source.head_bytes)
+    page, in_page = divmod(slot, source.page_size)
+    tile, in_tile = divmod(in_page, source.tile_size or source.page_size)
     tensor = source.tensor
     offset = (
         int(tensor.storage_offset()) * tensor.element_size()
-        + slot // source.page_size * source.page_stride
-        + slot % source.page_size * source.slot_stride
+        + page * source.page_stride
+        + tile * source.tile_stride
+        + in_tile * source.slot_stride
         + head * source.head_stride
+        + group * source.group_stride
         + inner // source.element_bytes * source.element_stride
         + inner % source.element_bytes
     )

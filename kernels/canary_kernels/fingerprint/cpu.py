@@ -43,9 +43,10 @@ _PENDING_TO_COMPLETE = (_COMPLETE - _PENDING) << 32
 # Words of a plan's frame: the head, then _BUNDLE_WORDS for each bundle.
 _COVERED, _NUM_BUNDLES, _PLAN_SLOTS, _HEAD_WORDS = range(4)
 (
-    _TABLE, _WORD_KEYS, _NUM_SOURCES, _NUM_K, _PAGE_SIZE, _PAGE_STRIDE, _SLOT_STRIDE, _HEAD_BYTES,
-    _HEAD_STRIDE, _ELEMENT_BYTES, _ELEMENT_STRIDE, _NUM_BYTES, _ALIGNMENT, _BUNDLE_WORDS,
-) = range(14)  # fmt: skip
+    _TABLE, _WORD_KEYS, _NUM_SOURCES, _NUM_K, _PAGE_SIZE, _PAGE_STRIDE, _TILE_SIZE, _TILE_STRIDE,
+    _SLOT_STRIDE, _HEAD_BYTES, _HEAD_STRIDE, _GROUP_BYTES, _GROUP_STRIDE, _ELEMENT_BYTES, _ELEMENT_STRIDE,
+    _NUM_BYTES, _ALIGNMENT, _BUNDLE_WORDS,
+) = range(18)  # fmt: skip
 _WORD_BYTES = 4
 
 
@@ -59,38 +60,41 @@ def _sum_words(address, keys, length):
 
 
 @piece
-def _sum_runs(address, bundle, keys):
-    """uint64: a slot in one source whose runs are whole, aligned words."""
-    head_bytes, element_bytes = load_int64(bundle, _HEAD_BYTES), load_int64(bundle, _ELEMENT_BYTES)
-    head_stride, element_stride = load_int64(bundle, _HEAD_STRIDE), load_int64(bundle, _ELEMENT_STRIDE)
-    left = load_int64(bundle, _NUM_BYTES)
+def _sum_run_bytes(address, keys, first, length):
+    """uint64: bytes that follow one another, each as its place in its word times the word's key."""
     total = np.uint64(0)
-    while left > 0:
-        head = min(left, head_bytes)
-        left -= head
-        run = address
-        while head > 0:
-            length = min(head, element_bytes) // _WORD_BYTES
-            total += _sum_words(run, keys, length)
-            keys += 8 * length
-            head -= element_bytes
-            run += element_stride
-        address += head_stride
+    for byte in range(length):
+        number = first + byte
+        value = load_uint8(address, byte) << np.uint64(8 * (number % _WORD_BYTES))
+        total += value * np.uint64(load_int64(keys, number // _WORD_BYTES))
     return total
 
 
 @piece
-def _sum_bytes(address, bundle, keys):
-    """uint64: a slot in one source, byte by byte; what is missing of the last word counts as zeros."""
-    head_bytes, element_bytes = load_int64(bundle, _HEAD_BYTES), load_int64(bundle, _ELEMENT_BYTES)
-    head_stride, element_stride = load_int64(bundle, _HEAD_STRIDE), load_int64(bundle, _ELEMENT_STRIDE)
-    total = np.uint64(0)
-    for number in range(load_int64(bundle, _NUM_BYTES)):
-        within = number % head_bytes
-        place = number // head_bytes * head_stride
-        place += within // element_bytes * element_stride + within % element_bytes
-        byte = load_uint8(address, place) << np.uint64(8 * (number % _WORD_BYTES))
-        total += byte * np.uint64(load_int64(keys, number // _WORD_BYTES))
+def _sum_source(address, bundle, keys, whole):
+    """uint64: a slot in one source; whole = its runs are aligned words.
+
+    Without, it goes byte by byte; what is missing of the last word counts as zeros.
+    """
+    head_bytes, head_stride = load_int64(bundle, _HEAD_BYTES), load_int64(bundle, _HEAD_STRIDE)
+    group_bytes, group_stride = load_int64(bundle, _GROUP_BYTES), load_int64(bundle, _GROUP_STRIDE)
+    element_bytes, element_stride = load_int64(bundle, _ELEMENT_BYTES), load_int64(bundle, _ELEMENT_STRIDE)
+    covered = load_int64(bundle, _NUM_BYTES)
+    total, number = np.uint64(0), 0
+    while number < covered:
+        head_end, group_at = min(number + head_bytes, covered), address
+        while number < head_end:
+            group_end, run = min(number + group_bytes, head_end), group_at
+            while number < group_end:
+                length = min(element_bytes, group_end - number)
+                if whole:
+                    total += _sum_words(run, keys + 2 * number, length // _WORD_BYTES)
+                else:
+                    total += _sum_run_bytes(run, keys, number, length)
+                number += length
+                run += element_stride
+            group_at += group_stride
+        address += head_stride
     return total
 
 
@@ -102,13 +106,16 @@ def _hash_slot(plan, slot):
         bundle = plan + 8 * (_HEAD_WORDS + number * _BUNDLE_WORDS)
         page_size, page_stride = load_int64(bundle, _PAGE_SIZE), load_int64(bundle, _PAGE_STRIDE)
         page = slot // page_size
-        start = page * page_stride + (slot - page * page_size) * load_int64(bundle, _SLOT_STRIDE)
+        in_page, tile_size = slot - page * page_size, load_int64(bundle, _TILE_SIZE)
+        tile = in_page // tile_size
+        start = page * page_stride + tile * load_int64(bundle, _TILE_STRIDE)
+        start += (in_page - tile * tile_size) * load_int64(bundle, _SLOT_STRIDE)
         table, keys = load_int64(bundle, _TABLE), load_int64(bundle, _WORD_KEYS)
         sources, num_k = load_int64(bundle, _NUM_SOURCES), load_int64(bundle, _NUM_K)
         whole = load_int64(bundle, _ALIGNMENT) % _WORD_BYTES == 0
         for source in range(sources):
             address = load_int64(table, source) + start
-            total = _sum_runs(address, bundle, keys) if whole else _sum_bytes(address, bundle, keys)
+            total = _sum_source(address, bundle, keys, whole)
             total *= np.uint64(load_int64(table, sources + source))
             if source < num_k:
                 hash_k += total
@@ -244,8 +251,9 @@ def _frame_of_plan(plan: FingerprintPlan) -> Frame:
         where = bundle.geometry
         words.extend((
             bundle.table.data_ptr(), bundle.word_keys.data_ptr(), len(bundle.sources), bundle.num_k,
-            where.page_size, where.page_stride, where.slot_stride, where.head_bytes, where.head_stride,
-            where.element_bytes, where.element_stride, where.num_bytes, bundle.alignment,
+            where.page_size, where.page_stride, where.tile_size, where.tile_stride, where.slot_stride,
+            where.head_bytes, where.head_stride, where.group_bytes, where.group_stride, where.element_bytes,
+            where.element_stride, where.num_bytes, bundle.alignment,
         ))  # fmt: skip
     tables = [table for bundle in plan.bundles for table in (bundle.table, bundle.word_keys)]
     tensors = [source.tensor for bundle in plan.bundles for source in bundle.sources]

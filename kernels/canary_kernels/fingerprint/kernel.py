@@ -236,7 +236,7 @@ def _constants_of(plan: FingerprintPlan, number: int, work: tuple[int, Phase, bo
         nothing = torch.empty(0, dtype=torch.int64, device=plan.device)
         return frame | {
             "table": nothing, "word_keys": nothing, "num_k": 0, "num_sources": 0,
-            "GEOMETRY": (0, 0, 0, 0, 0), "PAGES": (1, 0, 0), "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK,
+            "GEOMETRY": (0,) * 7, "PAGES": (1, 0, 0, 1, 0), "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK,
             "num_warps": 1,
         }  # fmt: skip
     bundle = plan.bundles[number]
@@ -249,9 +249,12 @@ def _constants_of(plan: FingerprintPlan, number: int, work: tuple[int, Phase, bo
         "table": bundle.table, "word_keys": bundle.word_keys,
         "num_k": bundle.num_k, "num_sources": len(bundle.sources),
         "GEOMETRY": (
-            where.head_bytes, where.head_stride, where.element_bytes, where.element_stride, where.num_bytes
+            where.head_bytes, where.head_stride, where.element_bytes, where.element_stride, where.num_bytes,
+            where.group_bytes, where.group_stride,
         ),
-        "PAGES": (where.page_size, where.page_stride, where.slot_stride),
+        "PAGES": (
+            where.page_size, where.page_stride, where.slot_stride, where.tile_size, where.tile_stride
+        ),
         "ALIGNMENT": bundle.alignment, "BLOCK": block,
         "num_warps": max(1, min(_MAX_WARPS, block // words)),
     }  # fmt: skip

@@ -101,11 +101,15 @@ def read_words(where: Geometry, source: KVSource, slot: int) -> list[int]:
     storage = tensor.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
     start = tensor.data_ptr() - storage.data_ptr()
-    start += slot // where.page_size * where.page_stride + slot % where.page_size * where.slot_stride
+    in_page = slot % where.page_size
+    start += slot // where.page_size * where.page_stride + in_page // where.tile_size * where.tile_stride
+    start += in_page % where.tile_size * where.slot_stride
     index = torch.arange(where.num_bytes)
     head, within = index // where.head_bytes, index % where.head_bytes
+    group, within = within // where.group_bytes, within % where.group_bytes
     offset = within // where.element_bytes * where.element_stride + within % where.element_bytes
-    slot_bytes = memory[(offset + head * where.head_stride + start).to(tensor.device)].cpu().numpy()
+    offset += group * where.group_stride + head * where.head_stride
+    slot_bytes = memory[(offset + start).to(tensor.device)].cpu().numpy()
     padded = np.zeros(where.num_words * _WORD_BYTES, dtype=np.uint8)
     padded[: where.num_bytes] = slot_bytes
     return [int(word) for word in padded.view("<u4")]

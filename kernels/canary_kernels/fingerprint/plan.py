@@ -26,9 +26,13 @@ class Geometry:
 
     page_size: int  # 1 when slots follow one another at page_stride
     page_stride: int
+    tile_size: int  # slots; page_size when its slots lie evenly
+    tile_stride: int
     slot_stride: int  # 0 when page_size is 1
     head_bytes: int  # all of the slot's bytes when its heads follow one another
     head_stride: int
+    group_bytes: int  # head_bytes when its elements lie evenly
+    group_stride: int
     element_bytes: int
     element_stride: int
     first_word: int
@@ -100,22 +104,32 @@ def _geometry_of(source: KVSource, coverage: RealData) -> Geometry:
     if coverage is RealData.PARTIAL:
         num_bytes = min(num_bytes, max(0, PARTIAL_WORDS - first_word) * _WORD_BYTES)
     element_bytes, element_stride = source.element_bytes, source.element_stride
+    group_bytes, group_stride = source.group_bytes or source.head_bytes, source.group_stride
     head_bytes, head_stride = source.head_bytes, source.head_stride
+    if element_bytes in (element_stride, group_bytes) and group_bytes < head_bytes:
+        element_bytes, element_stride, group_bytes = group_bytes, group_stride, head_bytes
     if element_bytes in (element_stride, head_bytes):
-        element_bytes = element_stride = head_bytes
+        element_bytes = element_stride = group_bytes = head_bytes
         if head_stride == head_bytes or source.num_heads == 1:
-            head_bytes = head_stride = element_bytes = element_stride = source.slot_bytes
+            head_bytes = head_stride = source.slot_bytes
+            element_bytes = element_stride = group_bytes = head_bytes
     page_size, page_stride, slot_stride = source.page_size, source.page_stride, source.slot_stride
-    if page_stride == page_size * slot_stride:
+    tile_size, tile_stride = source.tile_size or page_size, source.tile_stride
+    if tile_size == page_size and page_stride == page_size * slot_stride:
         page_size, page_stride, slot_stride = 1, slot_stride, 0
     elif page_size == 1:
         slot_stride = 0
+    tiled, grouped = tile_size < page_size, group_bytes < head_bytes
     return Geometry(
         page_size=page_size,
         page_stride=page_stride,
+        tile_size=tile_size if tiled else page_size,
+        tile_stride=tile_stride if tiled else 0,
         slot_stride=slot_stride,
         head_bytes=head_bytes,
         head_stride=head_stride,
+        group_bytes=group_bytes,
+        group_stride=group_stride if grouped else 0,
         element_bytes=element_bytes,
         element_stride=element_stride,
         first_word=first_word,
@@ -126,14 +140,17 @@ def _geometry_of(source: KVSource, coverage: RealData) -> Geometry:
 def _bundle(geometry: Geometry, sources: list[KVSource], device: torch.device) -> Bundle:
     ordered = tuple(sorted(sources, key=lambda source: (source.part, source.layer)))
     addresses = [source.tensor.data_ptr() for source in ordered]
-    strides = geometry.page_stride, geometry.slot_stride, geometry.head_stride, geometry.element_stride
-    runs = geometry.head_bytes, geometry.element_bytes
+    units = (
+        geometry.page_stride, geometry.tile_stride, geometry.slot_stride, geometry.head_bytes,
+        geometry.head_stride, geometry.group_bytes, geometry.group_stride, geometry.element_bytes,
+        geometry.element_stride,
+    )  # fmt: skip
     keys = torch.cat([layer_keys(source.layer, 1) for source in ordered])
     return Bundle(
         geometry=geometry,
         sources=ordered,
         num_k=sum(source.part is Part.K for source in ordered),
-        alignment=math.gcd(_VECTOR_BYTES, *strides, *runs, *addresses),
+        alignment=math.gcd(_VECTOR_BYTES, *units, *addresses),
         table=torch.stack([torch.tensor(addresses), keys]).to(device),
         word_keys=word_keys(geometry.first_word, geometry.num_words).to(device),
     )
@@ -143,9 +160,11 @@ def _capacity(source: KVSource) -> int:
     """Slots whose bytes lie inside the source's memory."""
     storage = source.tensor.untyped_storage()
     room = storage.nbytes() - (source.tensor.data_ptr() - storage.data_ptr())
-    elements = source.head_bytes // source.element_bytes
-    extent = (source.num_heads - 1) * source.head_stride + (elements - 1) * source.element_stride
-    extent += (source.page_size - 1) * source.slot_stride + source.element_bytes
+    tile, group = source.tile_size or source.page_size, source.group_bytes or source.head_bytes
+    extent = (source.num_heads - 1) * source.head_stride + source.element_bytes
+    extent += (source.page_size // tile - 1) * source.tile_stride + (tile - 1) * source.slot_stride
+    extent += (source.head_bytes // group - 1) * source.group_stride
+    extent += (group // source.element_bytes - 1) * source.element_stride
     return max(0, (room - extent) // source.page_stride + 1) * source.page_size
 
 
@@ -162,14 +181,23 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
             source.num_heads,
             source.head_bytes,
             source.element_bytes,
+            source.group_bytes or source.head_bytes,
             source.page_size,
+            source.tile_size or source.page_size,
             source.page_stride,
         )
-        strides = source.slot_stride, source.head_stride, source.element_stride
-        if min(sizes) < 1 or min(strides) < 0 or source.head_bytes % source.element_bytes:
+        strides = (
+            source.tile_stride,
+            source.slot_stride,
+            source.head_stride,
+            source.group_stride,
+            source.element_stride,
+        )
+        if min(sizes) < 1 or min(strides) < 0 or not _divides(source):
             raise KernelArgumentError(
                 f"{where} has sizes {sizes} and strides {strides}; the rule is sizes >= 1, strides >= 0, "
-                "element_bytes dividing head_bytes; describe another layout by several sources"
+                "element_bytes dividing group_bytes, group_bytes head_bytes, tile_size page_size; "
+                "describe another layout by several sources"
             )
         if source.head_start and source.head_bytes % _WORD_BYTES:
             raise KernelArgumentError(
@@ -197,3 +225,8 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
                 "or plane SCALES for scales"
             )
         seen |= heads
+
+
+def _divides(source: KVSource) -> bool:
+    tile, group = source.tile_size or source.page_size, source.group_bytes or source.head_bytes
+    return not (source.page_size % tile or source.head_bytes % group or group % source.element_bytes)

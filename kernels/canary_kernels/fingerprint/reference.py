@@ -143,14 +143,21 @@ def _words(view: BundleView, slots: Longs) -> NDArray[np.uint32]:
     first = 0
     for stack in view.stacks:
         into = words[first : first + stack.shape[0], :, :width]
-        if view.page_size == 1 and stack.shape[2:4] == (1, 1):
-            _take_rows(stack[:, :, 0, 0], slots, into)
+        if view.page_size == 1 and stack.shape[2:5] == (1, 1, 1):
+            _take_rows(stack[:, :, 0, 0, 0], slots, into)
         else:
-            pages = (slots,) if view.page_size == 1 else (slots // view.page_size, slots % view.page_size)
-            found = stack[(slice(None), *pages)]
+            found = stack[_places(view, slots)]
             into[:] = found.reshape(*found.shape[:2], -1)[:, :, :width]
         first += stack.shape[0]
     return words.view(np.uint32)
+
+
+def _places(view: BundleView, slots: Longs) -> tuple[slice | Longs, ...]:
+    """Index of slots in a stack: sources, page, tile, slot of the tile; no last two in pages of one slot."""
+    if view.page_size == 1:
+        return slice(None), slots
+    within = slots % view.page_size
+    return slice(None), slots // view.page_size, within // view.tile_size, within % view.tile_size
 
 
 def _take_rows(rows: NDArray[np.generic], slots: Longs, into: NDArray[np.generic]) -> None:

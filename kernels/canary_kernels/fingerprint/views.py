@@ -28,9 +28,10 @@ _WORD_BYTES = 4
 class BundleView:
     """The sources of one geometry as gatherable views."""
 
-    stacks: tuple[Stack, ...]  # each [sources, pages, (page_size,) heads, elements, run]; bytes or words
+    stacks: tuple[Stack, ...]  # each [sources, pages, (tiles, slots,) heads, groups, elements, run]
     num_sources: int
     page_size: int
+    tile_size: int
     num_bytes: int  # covered, per source and slot
     source_keys: Words  # [num_sources, 2]; the layer key in its part's column, K and V
     word_keys: Words  # [num_words]
@@ -52,6 +53,7 @@ def view_bundle(geometry: Geometry, sources: Sequence[KVSource]) -> BundleView:
         stacks=tuple(_stack(geometry, stack) for stack in stacks),
         num_sources=len(spaced),
         page_size=geometry.page_size,
+        tile_size=geometry.tile_size,
         num_bytes=geometry.num_bytes,
         source_keys=keys,
         word_keys=word_keys(geometry.first_word, geometry.num_words).numpy().view(np.uint64),
@@ -73,23 +75,27 @@ def _stack(geometry: Geometry, sources: list[KVSource]) -> Stack:
     # A partial cover needs only the first heads, elements, bytes.
     covered = geometry.num_bytes
     heads = -(-covered // geometry.head_bytes)
-    elements = -(-min(covered, geometry.head_bytes) // geometry.element_bytes)
+    groups = -(-min(covered, geometry.head_bytes) // geometry.group_bytes)
+    elements = -(-min(covered, geometry.group_bytes) // geometry.element_bytes)
     run = min(covered, geometry.element_bytes)
+    tiles = geometry.page_size // geometry.tile_size
     strides = [
         step,
         geometry.page_stride,
+        geometry.tile_stride,
         geometry.slot_stride,
         geometry.head_stride,
+        geometry.group_stride,
         geometry.element_stride,
     ]
     unit = _WORD_BYTES if all(n % _WORD_BYTES == 0 for n in (*strides, offset, run)) else 1
-    page_extent = (geometry.page_size - 1) * geometry.slot_stride + run
-    page_extent += (heads - 1) * geometry.head_stride + (elements - 1) * geometry.element_stride
+    inner = [tiles, geometry.tile_size, heads, groups, elements]
+    page_extent = run + sum((size - 1) * stride for size, stride in zip(inner, strides[2:], strict=True))
     room = storage.nbytes() - offset - step * (len(sources) - 1)
     pages = (room - page_extent) // geometry.page_stride + 1
-    sizes = [len(sources), pages, geometry.page_size, heads, elements, run // unit]
+    sizes = [len(sources), pages, *inner, run // unit]
     strides = [stride // unit for stride in strides] + [1]
     if geometry.page_size == 1:
-        del sizes[2], strides[2]
+        del sizes[2:4], strides[2:4]
     base = torch.empty(0, dtype=torch.int32 if unit == _WORD_BYTES else torch.uint8)
     return base.set_(storage, offset // unit, sizes, strides).numpy()

@@ -14,11 +14,16 @@ def _byte_offset(index, GEOMETRY: tl.constexpr):
     element_bytes: tl.constexpr = GEOMETRY[2]
     element_stride: tl.constexpr = GEOMETRY[3]
     num_bytes: tl.constexpr = GEOMETRY[4]
+    group_bytes: tl.constexpr = GEOMETRY[5]
+    group_stride: tl.constexpr = GEOMETRY[6]
     if num_bytes <= head_bytes and element_bytes == head_bytes:
         offset = index
     else:
         within = index % head_bytes
         offset = index // head_bytes * head_stride
+        if group_bytes < head_bytes:
+            offset += within // group_bytes * group_stride
+            within = within % group_bytes
         offset += within // element_bytes * element_stride + within % element_bytes
     return offset.to(tl.int64)
 
@@ -79,7 +84,12 @@ def hash_slot(
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """int64 pair: sums over the words of a bundle's K sources and V sources."""
-    start = slot // PAGES[0] * PAGES[1] + slot % PAGES[0] * PAGES[2]
+    start = slot // PAGES[0] * PAGES[1]
+    if PAGES[3] < PAGES[0]:
+        in_page = slot % PAGES[0]
+        start += in_page // PAGES[3] * PAGES[4] + in_page % PAGES[3] * PAGES[2]
+    else:
+        start += slot % PAGES[0] * PAGES[2]
     hash_k = _hash_part(table, word_keys, start, 0, num_k, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
     hash_v = _hash_part(table, word_keys, start, num_k, num_sources, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
     return hash_k, hash_v

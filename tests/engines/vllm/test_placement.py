@@ -70,6 +70,58 @@ def test_elements_apart() -> None:
     assert (values.element_bytes, values.slot_stride) == (4 * DIM, 4 * DIM)
 
 
+def in_tiles(tensor: torch.Tensor, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of a cache [pages, heads, 2 * slots * elements] in the tiles of a CPU's matrix unit.
+
+    K: [pages, heads, tiles, pairs, tile, pair]; V: [pages, heads, groups, slot pairs, group, slot pair].
+    """
+    keys, values = tensor.chunk(2, dim=2)
+    pairs = values.unflatten(2, (DIM // 2, SIZE // 2, 2, 2))
+    return keys.unflatten(2, (SIZE // tile, DIM // 2, tile, 2)), pairs
+
+
+def tiled(cache: torch.Tensor, tile: int = 4) -> Any:
+    keys, values = in_tiles(cache, tile)
+
+    def write(parts: dict[Part, torch.Tensor], slots: torch.Tensor) -> None:
+        for index, slot in enumerate(slots.tolist()):
+            page, at = divmod(slot, SIZE)
+            key, value = parts[Part.K][index], parts[Part.V][index]
+            keys[page, :, at // tile, :, at % tile] = key.unflatten(1, (-1, 2)).to(cache.dtype)
+            values[page, :, :, at // 2, :, at % 2] = value.unflatten(1, (-1, 2)).to(cache.dtype)
+
+    return write
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("tile", [2, 4])
+def test_slots_in_tiles_and_elements_in_groups(dtype: torch.dtype, tile: int) -> None:
+    cache = torch.zeros(PAGES, HEADS, 2 * SIZE * DIM, dtype=dtype)
+    width = cache.element_size()
+    keys, values = find_placements(layer(cache, tiled(cache, tile)))
+    places = torch.arange(cache.numel()).view(cache.shape) * width
+    key_places, value_places = in_tiles(places, tile)
+    for slot in range(PAGES * SIZE):
+        page, at = divmod(slot, SIZE)
+        of_key = key_places[page, :, at // tile, :, at % tile].flatten(1)
+        of_value = value_places[page, :, :, at // 2, :, at % 2].flatten(1)
+        for place, expected in ((keys, of_key), (values, of_value)):
+            assert torch.equal(place.offset(slot), (expected[..., None] + torch.arange(width)).flatten(1))
+    assert (keys.tile_size, values.tile_size, values.group_bytes) == (tile, 2, 2 * width)
+
+
+def test_tiles_that_do_not_divide_the_page_are_refused() -> None:
+    cache = torch.zeros(PAGES, HEADS, SIZE, 2 * DIM)
+    plain = together(cache)
+
+    def uneven(parts: dict[Part, torch.Tensor], slots: torch.Tensor) -> None:
+        at = slots % SIZE
+        plain(parts, slots - at + torch.where(at < 3, at, SIZE + 2 - at))
+
+    with pytest.raises(UnsupportedEngine, match="no affine map"):
+        find_placements(layer(cache, uneven))
+
+
 def test_a_layout_without_an_affine_map_is_refused() -> None:
     cache = torch.zeros(PAGES, HEADS, SIZE, 2 * DIM)
     plain = together(cache)
