@@ -24,7 +24,7 @@ def compressed_part(sizes: CompressedShape, layer: int, weights: dict[str, Tenso
         rope = turned(row[sizes.rank : sizes.entry], start).bfloat16().double()
         entries.append(torch.cat([_rounded_blocks(row[: sizes.rank]), rope]))
         if indexed:
-            keys.append(_rounded(turned(row[sizes.entry :], start)))
+            keys.append(rounded(turned(row[sizes.entry :], start)))
     mixed = []
     for position, vector in enumerate(normed):
         visible = list(range((position + 1) // ratio))
@@ -63,7 +63,8 @@ def _nearest(values: Tensor) -> Tensor:
     return _FP8[(values[:, None] - _FP8).abs().argmin(1)]
 
 
-def _rounded(vector: Tensor) -> Tensor:
+def rounded(vector: Tensor) -> Tensor:
+    """vector [dim] as fp8 with one scale."""
     scale = vector.abs().max() / 448
     return _nearest(vector / scale) * scale
 

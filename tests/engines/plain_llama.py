@@ -9,6 +9,7 @@ from torch import Tensor
 
 from canary_obs.engines.reference.model import ModelShape
 from tests.engines.plain_compression import compressed_part
+from tests.engines.plain_sparse import chosen_positions
 
 
 def plain_logits(shape: ModelShape, weights: dict[str, Tensor], tokens: list[int]) -> Tensor:
@@ -33,6 +34,7 @@ def plain_logits(shape: ModelShape, weights: dict[str, Tensor], tokens: list[int
                 for part in "qkv"
             )
             query, key = _turned(query, turn), _turned(key, turn)
+        sparse = _chosen(shape, layer, double, normed) if shape.sparse else None
         heads = []
         for head in range(shape.heads):
             shared = head * key.shape[1] // shape.heads
@@ -40,6 +42,8 @@ def plain_logits(shape: ModelShape, weights: dict[str, Tensor], tokens: list[int
             hidden_from = torch.ones_like(scores, dtype=torch.bool).triu(1)
             if shape.windows and (window := shape.windows[layer]) is not None:
                 hidden_from |= torch.ones_like(hidden_from).tril(-window)
+            if sparse is not None:
+                hidden_from |= ~sparse
             heads.append(scores.masked_fill(hidden_from, -torch.inf).softmax(-1) @ value[:, shared])
         hidden = hidden + linear("self_attn.o_proj", torch.cat(heads, dim=-1))
         if shape.compressed:
@@ -67,6 +71,16 @@ def _latent_heads(
     rope = _turned(row[:, None, rank:], turn).expand(-1, shape.heads, -1)
     query = torch.cat([query[..., :dim], _turned(query[..., dim:], turn)], dim=-1)
     return query, torch.cat([up[:, :, 0], rope], dim=-1), up[:, :, 1]
+
+
+def _chosen(shape: ModelShape, layer: int, weights: dict[str, Tensor], normed: Tensor) -> Tensor:
+    assert shape.sparse is not None
+    assert shape.latent is not None
+    seen = torch.zeros(len(normed), len(normed), dtype=torch.bool)
+    positions = chosen_positions(shape.sparse, layer, weights, normed, shape.latent.rope)
+    for position, chosen in enumerate(positions):
+        seen[position, chosen] = True
+    return seen
 
 
 def _norm(value: Tensor, weight: Tensor, eps: float) -> Tensor:

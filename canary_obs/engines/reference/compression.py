@@ -116,10 +116,15 @@ def chosen_entries(question: Question, keys: Tensor, visible: Tensor, top_k: int
     """bool [tokens, entries]: of the visible ones, those that the indexer scores highest."""
     assert question.index_query is not None
     assert question.index_weights is not None
+    scores = torch.einsum("thd,ed->the", question.index_query, keys)
+    return highest(scores, question.index_weights, visible, top_k)
+
+
+def highest(scores: Tensor, weights: Tensor, visible: Tensor, top_k: int) -> Tensor:
+    """bool [tokens, n]: the best that are visible. scores [tokens, heads, n], weights [tokens, heads]."""
     # DeepSeek has relu here; with few heads that leaves ties, which topk breaks as it likes.
-    scores = functional.silu(torch.einsum("thd,ed->the", question.index_query, keys))
-    ranked = torch.einsum("the,th->te", scores, question.index_weights)
-    best = ranked.masked_fill(~visible, -torch.inf).topk(min(top_k, keys.shape[0]), dim=-1).indices
+    ranked = torch.einsum("the,th->te", functional.silu(scores), weights)
+    best = ranked.masked_fill(~visible, -torch.inf).topk(min(top_k, scores.shape[2]), dim=-1).indices
     return torch.zeros_like(visible).scatter_(1, best, value=True) & visible
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from canary_obs.engines.reference.model import Llama
 from canary_obs.engines.reference.pool import KVPool
+from canary_obs.engines.reference.sparse import Pick
 from canary_obs.engines.reference.storage import PlainStore
 
 if TYPE_CHECKING:
@@ -98,9 +99,10 @@ class DecodeGraphs:
         attention = PagedAttention(size, shape.heads, shape.kv_heads, shape.head_dim, device)
         rows, positions = inputs.rows[:size], inputs.positions[:size]
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, pick: Pick | None = None) -> Tensor:
             store = pool.stores[layer]
             assert isinstance(store, PlainStore), "captured for plain pools only"
+            assert pick is None
             if pool.window is None or shape.sees_all(layer):
                 table, slots, window = pool.req_to_token, inputs.out_slots[:size], 0
             else:

@@ -15,6 +15,7 @@ from canary_obs.engines.reference.rotary import Turn, rotate
 
 if TYPE_CHECKING:
     from canary_obs.engines.reference.model import Attend, ModelShape
+    from canary_obs.engines.reference.sparse import Indexer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,14 @@ class LatentShape:
 class LatentAttention:
     """One layer, with the up-projections absorbed: to the cache it is one key head of `row` elements."""
 
-    def __init__(self, shape: ModelShape, sizes: LatentShape, weights: dict[str, Tensor]) -> None:
-        self._shape, self._sizes = shape, sizes
+    def __init__(
+        self,
+        shape: ModelShape,
+        sizes: LatentShape,
+        weights: dict[str, Tensor],
+        indexer: Indexer | None = None,
+    ) -> None:
+        self._shape, self._sizes, self._indexer = shape, sizes, indexer
         self._query, self._down = weights["q_proj"], weights["kv_a_proj_with_mqa"]
         self._norm, self._output = weights["kv_a_layernorm"], weights["o_proj"]
         up = weights["kv_b_proj"].view(shape.heads, 2, shape.head_dim, sizes.rank)
@@ -62,7 +69,8 @@ class LatentAttention:
         latent = functional.rms_norm(latent, (sizes.rank,), self._norm, shape.norm_eps)
         key = torch.cat([latent[:, None], rotate(shared[:, None], turn)], dim=-1)
         wanted = torch.cat([asked, rotate(turned, turn)], dim=-1) * self._scale
-        mixed = attend(layer, wanted, key, latent[:, None]).view(-1, shape.heads, sizes.rank)
+        pick = None if self._indexer is None else self._indexer(normed, turn)
+        mixed = attend(layer, wanted, key, latent[:, None], pick).view(-1, shape.heads, sizes.rank)
         values = torch.einsum("thr,hdr->thd", mixed, self._up_value)
         return functional.linear(values.flatten(1), self._output)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from canary_obs.engines.reference.compression import Compress, CompressedAttention, CompressedShape
 from canary_obs.engines.reference.latent import LatentAttention, LatentShape
 from canary_obs.engines.reference.rotary import Rotary, Turn, rotate
+from canary_obs.engines.reference.sparse import Indexer, Pick, SparseShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class ModelShape:
     norm_eps: float = 1e-5
     tied_embeddings: bool = False
     latent: LatentShape | None = None  # None = grouped-query attention
+    sparse: SparseShape | None = None  # latent attention reads only what an indexer chooses
     compressed: CompressedShape | None = None  # layers read compressed entries, too
     windows: tuple[int | None, ...] = ()  # by layer: tokens that attention sees; None or () = all
 
@@ -62,6 +64,8 @@ class ModelShape:
             if self.compressed:
                 ratio = self.compressed.ratios[layer]
                 shapes |= self.compressed.tensors(prefix + "compressor.", self.hidden, ratio)
+            if self.sparse:
+                shapes |= self.sparse.tensors(prefix + "indexer.", self.hidden)
             if self.latent:
                 shapes |= self.latent.tensors(prefix + "self_attn.", self)
             else:
@@ -83,10 +87,12 @@ class ModelShape:
 class Attend(Protocol):
     """Stores the new keys and values of a layer and attends over everything the tokens may see."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, pick: Pick | None = None
+    ) -> Tensor:
         """query [tokens, heads, dim], key [tokens, kv_heads, dim], value [tokens, kv_heads, value dim].
 
-        Returns [tokens, heads * value dim].
+        Returns [tokens, heads * value dim]. `pick`: attend to no more than this chooses.
         """
 
 
@@ -193,9 +199,10 @@ class Llama:
         projections = part("self_attn.")
         if shape.compressed and self.entry_rotary:
             compressed = CompressedAttention(shape, part("compressor."), self.entry_rotary)
+        indexer = Indexer(shape.sparse, part("indexer.")) if shape.sparse else None
         return Block(
             input_norm=own["input_layernorm"],
-            attention=LatentAttention(shape, latent, projections)
+            attention=LatentAttention(shape, latent, projections, indexer)
             if latent
             else GroupedQueryAttention(shape, projections),
             compressed=compressed,

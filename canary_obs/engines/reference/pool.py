@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engines.reference.compressed_pool import CompressedPool
+from canary_obs.engines.reference.entry_rows import IndexRows
 from canary_obs.engines.reference.model import ModelShape
 from canary_obs.engines.reference.settings import EngineConfig
 from canary_obs.engines.reference.storage import LayerStore, PlainStore, packed_stores, stored_plainly
@@ -116,6 +117,11 @@ class KVPool:
         sizes = shape.compressed
         ratios = sorted(set(sizes.ratios)) if sizes else []
         self.compressed = tuple(CompressedPool(sizes, ratio, config) for ratio in ratios if sizes)
+        self.index: IndexRows | None = None  # of sparse layers, in the slots of their tokens
+        if shape.sparse is not None:
+            pages = config.num_slots // config.page_size
+            size = shape.sparse.size
+            self.index = IndexRows(shape.layers, pages, config.page_size, size, config.device)
         self.num_slots = config.num_slots
         rows = (config.max_running, config.max_context)
         self.req_to_token = torch.zeros(rows, dtype=torch.int32, device=device)  # row x position -> slot

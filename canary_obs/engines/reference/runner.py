@@ -17,6 +17,7 @@ from canary_obs.engines.reference.pool import KVPool
 from canary_obs.engines.reference.request import Request
 from canary_obs.engines.reference.runs import EntryReach, RunBatch, plan_runs
 from canary_obs.engines.reference.scheduler import Plan
+from canary_obs.engines.reference.sparse import Pick
 from canary_obs.engines.reference.upload import placed
 
 
@@ -46,7 +47,7 @@ class Padded:
 
     tokens: Tensor  # int64 [n]; their places in the flat batch
     slots: Tensor  # int64 [n * width]; own first slot beyond the length
-    mask: Tensor  # bool [n, 1, 1, width]; True = attend
+    mask: Tensor  # bool [n, width]; True = attend
     width: int
 
 
@@ -148,10 +149,12 @@ class Runner:
         shape = self.model.shape
         groups = shape.heads // shape.kv_heads
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, pick: Pick | None = None) -> Tensor:
             reach = windowed if windowed is not None and not shape.sees_all(layer) else full
             padded = reach.padded
             self.pool.write(layer, reach.out_slots, key, value)
+            if pick is not None and self.pool.index is not None:
+                self.pool.index.write(layer, reach.out_slots, pick.key)
             mixed = query.new_empty((*query.shape[:2], value.shape[-1]))
             if padded is not None:
                 # Query heads that share a KV head stand in as query positions: no repeated keys.
@@ -162,7 +165,7 @@ class Runner:
                     asked,
                     keys.view(*wide, keys.shape[-1]).transpose(1, 2),
                     values.reshape(*wide, values.shape[-1]).transpose(1, 2),
-                    attn_mask=padded.mask,
+                    attn_mask=self._mask(layer, pick, padded.tokens, padded)[:, None, None],
                 )
                 mixed[padded.tokens] = answer.flatten(1, 2)
             for chunk in reach.chunks:
@@ -171,13 +174,21 @@ class Runner:
                     query[chunk.start : chunk.stop].transpose(0, 1)[None],
                     keys.transpose(0, 1).repeat_interleave(groups, dim=0)[None],
                     values.transpose(0, 1).repeat_interleave(groups, dim=0)[None],
-                    attn_mask=chunk.mask,
+                    attn_mask=self._mask(layer, pick, slice(chunk.start, chunk.stop), chunk),
                 )
                 mixed[chunk.start : chunk.stop] = answer[0].transpose(0, 1)
             return mixed.flatten(1)
 
         hidden = self.model.forward(batch.input_ids, batch.positions, attend, self._entry_reach(batch))
         return self.model.logits(hidden[batch.scored])
+
+    def _mask(self, layer: int, pick: Pick | None, tokens: Tensor | slice, part: Padded | Chunk) -> Tensor:
+        """bool [n, width]: what some tokens of the batch see of their slots; of that, what they choose."""
+        index, sparse = self.pool.index, self.model.shape.sparse
+        if pick is None or index is None or sparse is None:
+            return part.mask
+        keys = index.read(layer, part.slots).to(pick.query.dtype)
+        return pick.choose(tokens, keys.view(-1, part.mask.shape[1], sparse.size), part.mask, sparse.top_k)
 
     def sample(self, batch: ForwardBatch, logits: Tensor) -> list[int | None]:
         """The next token of each request; None where a prompt is not through yet. Waits for the device."""
@@ -245,7 +256,7 @@ class Runner:
         return Padded(
             tokens=batch.token_starts[index],
             slots=slots.reshape(-1),
-            mask=seen[:, None, None, :],
+            mask=seen,
             width=width,
         )
 

@@ -12,6 +12,7 @@ import torch
 from canary_obs.engines.reference.compression import CompressedShape
 from canary_obs.engines.reference.latent import LatentShape
 from canary_obs.engines.reference.model import ModelShape
+from canary_obs.engines.reference.sparse import SparseShape
 from canary_obs.engines.reference.tokenizer import VOCAB_SIZE
 from canary_obs.errors import ConfigurationError
 
@@ -98,6 +99,22 @@ class EngineConfig:
             )
 
         self._check_compressed()
+        self._check_sparse()
+
+    def _check_sparse(self) -> None:
+        if self.shape.sparse is None:
+            return
+        if self.shape.latent is None:
+            rule = "the indexer chooses latent rows, the model has none"
+        elif self.host_pages:
+            rule = "the host tier (host_pages) keeps no index keys"
+        elif self.draft_layers:
+            rule = "a draft model (draft_layers) has no index keys"
+        else:
+            return
+        raise ConfigurationError(
+            "sparse", self.shape.sparse, rule, "Use a latent shape, host_pages 0 and draft_layers 0."
+        )
 
     def _check_compressed(self) -> None:
         sizes = self.shape.compressed
@@ -177,6 +194,12 @@ def latent_shape(shape: ModelShape) -> ModelShape:
     return replace(shape, kv_heads=1, latent=LatentShape(rank=32, rope=8))
 
 
+def sparse_latent(config: EngineConfig) -> EngineConfig:
+    """Latent attention over what an indexer chooses; pages hold index keys, then the scales of these."""
+    shape = replace(latent_shape(config.shape), sparse=SparseShape(top_k=max(2, config.max_context // 8)))
+    return replace(config, shape=shape, page_size=8)
+
+
 def with_windows(config: EngineConfig) -> EngineConfig:
     """Every third layer sees everything, the others an eighth of the context; half of the slots for them."""
     layers = config.shape.layers
@@ -205,6 +228,7 @@ MODELS: dict[str, Callable[[EngineConfig], EngineConfig]] = {
     "fp8": lambda config: replace(config, kv_format=KVFormat.FP8),
     "int8": lambda config: replace(config, kv_format=KVFormat.INT8),
     "mla": lambda config: replace(config, shape=latent_shape(config.shape)),
+    "mla_sparse": sparse_latent,
     "host_tier": lambda config: replace(config, page_size=4, host_pages=config.num_slots // 4),
     "speculative": lambda config: replace(config, draft_layers=max(1, config.shape.layers // 2)),
     "swa": with_windows,

@@ -86,6 +86,10 @@ def _check(engine: Engine, links: Sequence[Link]) -> None:
         raise ConfigurationError(
             "disaggregated", "windows or compression", "their slots do not travel", "Use another model."
         )
+    if engine.runner.pool.index is not None:
+        raise ConfigurationError(
+            "disaggregated", "sparse attention", "index keys do not travel", "Use another model."
+        )
     if engine.drafter is not None:
         raise ConfigurationError(
             "disaggregated", "draft_layers", "draft KV does not travel", "Use draft_layers 0."
