@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
 
 from canary_obs.engines.reference.compressed_groups import compressed_groups
 from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.entry_rows import IndexRows
 from canary_obs.engines.reference.full_group import FULL as FULL, FullGroup
 from canary_obs.engines.reference.runner import ForwardBatch
 from canary_obs.engines.reference.swa_group import SWA as SWA, SwaGroup
@@ -37,8 +39,19 @@ class ShownGroup(Protocol):
         """Running requests with the slot among the positions they have computed."""
 
 
+class IndexGroup(FullGroup):
+    """Index keys of sparse layers and their scales: other bytes, in the slots of the latent rows."""
+
+    def __init__(self, engine: Engine, rows: IndexRows) -> None:
+        super().__init__(engine, engine.runner, "indexer")
+        layers = range(engine.runner.model.shape.layers)
+        sources = tuple(source for layer in layers for source in rows.sources(layer, layer))
+        self.view = replace(self.view, sources=sources)
+
+
 def shown_groups(engine: Engine) -> tuple[ShownGroup, ...]:
     """Every group that an engine's own forwards write."""
-    window, windows = engine.runner.pool.window, engine.scheduler.windows
-    sliding = () if window is None or windows is None else (SwaGroup(engine, window, windows),)
-    return FullGroup(engine, engine.runner), *sliding, *compressed_groups(engine)
+    pool, windows = engine.runner.pool, engine.scheduler.windows
+    sliding = () if pool.window is None or windows is None else (SwaGroup(engine, pool.window, windows),)
+    index = () if pool.index is None else (IndexGroup(engine, pool.index),)
+    return FullGroup(engine, engine.runner), *sliding, *index, *compressed_groups(engine)
