@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from canary_kernels.layout import Part, Plane
+from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.model import random_weights
 from canary_obs.engines.reference.request import Sampling
@@ -61,6 +63,16 @@ def test_wrong_bytes_change_outputs(kind: str) -> None:
         return request.output.tobytes()
 
     assert answer(damaged=True) != answer(damaged=False)
+
+
+def test_keys_and_scales_of_every_layer_are_a_group() -> None:
+    full, indexer = ReferenceAdapter(engine_of()).groups
+    assert (full.name, indexer.name) == ("full", "indexer")
+    assert indexer.num_slots == full.num_slots
+    found = [(source.layer, source.part, source.plane, source.slot_bytes) for source in indexer.sources]
+    wanted = [(Part.K, Plane.DATA, 16), (Part.K, Plane.SCALES, 4)]
+    assert found == [(layer, *rest) for layer in range(2) for rest in wanted]
+    assert {source.page_size for source in indexer.sources} == {8}
 
 
 @pytest.mark.parametrize(
