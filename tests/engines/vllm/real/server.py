@@ -70,6 +70,21 @@ class Process:
                 time.sleep(0.2)
         raise AssertionError(f"{url} did not answer\n{self.log.read_text()[-4000:]}")
 
+    def wait(self, seconds: float) -> int:
+        """Exit status. Raises subprocess.TimeoutExpired."""
+        return self._process.wait(seconds)
+
+    def session(self) -> list[str]:
+        """Names of the processes of its session that have not ended, its own included."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                name, _, fields = stat.read_text().rpartition(")")
+                state, _, _, session = fields.split()[:4]
+                if int(session) == self.pid and state != "Z":
+                    found.append(name)
+        return found
+
     def stop(self) -> None:
         if self.alive:
             self._process.send_signal(signal.SIGTERM)

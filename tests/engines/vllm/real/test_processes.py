@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +15,8 @@ from canary_obs.config import ServiceConfig
 from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.listener import ZmqListener
 from canary_obs.records import State
+from tests.engines.vllm.real.server import Process
+from tests.engines.vllm.real.test_server import wait_until
 
 MINIMUM_CHECKS = 50_000
 CASES: dict[str, dict[str, Any]] = {
@@ -23,18 +24,30 @@ CASES: dict[str, dict[str, Any]] = {
     "stages": {"pipeline_parallel_size": 2},
     "shards": {"tensor_parallel_size": 2},
 }
+PLANTED = {
+    "KV_CANARY_PERTURB": "real_kv_used=1",
+    "KV_CANARY_PERTURB_ENABLED": "true",
+    "KV_CANARY_PERTURB_WARMUP": "3",
+}
+SECONDS = 280.0
+
+
+def start(model: Path, result: Path, engine: dict[str, Any], canary: dict[str, str]) -> Process:
+    ranks = engine.get("pipeline_parallel_size", 1) * engine.get("tensor_parallel_size", 1)
+    binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(ranks))
+    environment = canary | ({"VLLM_CPU_OMP_THREADS_BIND": binding} if ranks > 1 else {})
+    command = [sys.executable, "-m", "tests.engines.vllm.real.answers"]
+    return Process(
+        [*command, str(model), str(result), json.dumps(engine)], environment, result.with_suffix(".log")
+    )
 
 
 def answers(model: Path, result: Path, engine: dict[str, Any], canary: dict[str, str]) -> Any:
-    ranks = engine.get("pipeline_parallel_size", 1) * engine.get("tensor_parallel_size", 1)
-    binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(ranks))
-    environment = os.environ | canary | ({"VLLM_CPU_OMP_THREADS_BIND": binding} if ranks > 1 else {})
-    command = [sys.executable, "-m", "tests.engines.vllm.real.answers"]
-    done = subprocess.run(
-        [*command, str(model), str(result), json.dumps(engine)],
-        env=environment, check=False, timeout=280, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    process = start(model, result, engine, canary)
+    try:
+        assert process.wait(SECONDS) == 0, process.log.read_text()[-12000:]
+    finally:
+        process.stop()
     return json.loads(result.read_text())
 
 
@@ -79,3 +92,19 @@ def test_every_rank_is_protected_and_answers_stay(
     assert layers == (6 if case == "shards" else 3)
     assert hub.violations() == []
     assert found == unprotected(case)
+
+
+@pytest.mark.parametrize("case", ["one", "shards"])
+def test_raise_ends_engine_and_workers_with_the_evidence(models: Any, tmp_path: Path, case: str) -> None:
+    canary = {"KV_CANARY_MODE": "raise", "KV_CANARY_ENDPOINT": "inproc", **PLANTED}
+    process = start(models("llama"), tmp_path / "answers", CASES[case], canary)
+    try:
+        status = process.wait(SECONDS)
+        said = process.log.read_text()
+        wait_until(lambda: not process.session())
+    finally:
+        process.stop()
+    assert status != 0
+    assert not (tmp_path / "answers").exists()
+    assert "KVCacheViolation: KV cache violation: reason=kv_data, phase=tail, group=full" in said
+    assert "EngineDeadError" in said
