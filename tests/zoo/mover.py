@@ -12,7 +12,7 @@ from canary_obs.engines.reference.request import Request
 from canary_obs.engines.reference.scheduler import Plan
 from tests.zoo.stage import Stage
 
-GROUP, EVERY, PAGES = "full", 4, 8
+EVERY, SLOTS = 4, 8
 
 
 class Mover:
@@ -20,6 +20,7 @@ class Mover:
 
     def __init__(self, stage: Stage, carry: Callable[[Mover, Tensor, Tensor], None]) -> None:
         self.stage, self.carry = stage, carry
+        self.pages = max(1, SLOTS // stage.page)
         stage.around(stage.scheduler, "schedule", self._schedule)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
@@ -27,6 +28,14 @@ class Mover:
         for store in self.stage.pool.stores:
             for tensor in store.tensors():
                 tensor[target] = tensor[source]
+        if self.stage.pool.index is not None:
+            self.copy_index(source, target)
+
+    def copy_index(self, source: Tensor, target: Tensor) -> None:
+        """The index keys of slots (int64 [n] each) and their scales: a page holds several."""
+        index, page = self.stage.pool.index, self.stage.page
+        for held in (index.keys, index.scales):
+            held[:, target // page, target % page] = held[:, source // page, source % page]
 
     def store(self, source: Tensor) -> list[list[Tensor]]:
         """Copies of the bytes of slots (int64 [n]), by layer."""
@@ -41,17 +50,17 @@ class Mover:
     def _schedule(self, original: Callable[[], Plan]) -> Plan:
         plan = original()
         if self.stage.forward % EVERY == 0:
-            for request in self.stage.veterans(own=PAGES * self.stage.page):
+            for request in self.stage.veterans(own=self.pages * self.stage.page):
                 if request in plan.requests and self._move(request):
                     break
         return plan
 
     def _move(self, request: Request) -> bool:
         allocator = self.stage.scheduler.allocator
-        if allocator.free_pages < PAGES:
+        if allocator.free_pages < self.pages:
             return False
-        place = slice(request.shared, request.shared + PAGES * self.stage.page)
-        source, target = request.slots[place].copy(), allocator.allocate(PAGES)
+        place = slice(request.shared, request.shared + self.pages * self.stage.page)
+        source, target = request.slots[place].copy(), allocator.allocate(self.pages)
         self.carry(self, torch.from_numpy(source), torch.from_numpy(target))
         request.slots[place] = target
         self.stage.pool.req_to_token[request.row, place] = torch.from_numpy(target.astype(np.int32))
@@ -64,6 +73,7 @@ def copying(stage: Stage) -> None:
 
     def carry(mover: Mover, source: Tensor, target: Tensor) -> None:
         mover.copy(source, target)
-        stage.canary.copied(GROUP, source, target)
+        for group in stage.canary.state.by_name:
+            stage.canary.copied(group, source, target)
 
     stage.mover = Mover(stage, carry)
