@@ -67,9 +67,9 @@ class RowBatch:
 class KVSource:
     """Where one layer's K or V bytes of a slot lie, and which words of the whole model they are.
 
-    Byte b of head h of slot s, with t = s % page_size and c = b % group_bytes: base + h * head_stride
+    Byte b of head h of slot s, with t = s % page_size and c = b % band_bytes: base + h * head_stride
     + s // page_size * page_stride + t // tile_size * tile_stride + t % tile_size * slot_stride
-    + b // group_bytes * group_stride + c // element_bytes * element_stride + c % element_bytes.
+    + b // band_bytes * band_stride + c // element_bytes * element_stride + c % element_bytes.
     It belongs to word plane * PLANE_WORDS + (h * head_bytes + b) // 4 of the layer and part, h global.
     Scales held apart from their data are a plane of their own; scales within a head's bytes are part of them.
     """
@@ -88,8 +88,8 @@ class KVSource:
     element_stride: int
     tile_size: int = 0  # slots of a page that lie slot_stride apart; 0 = all of them
     tile_stride: int = 0
-    group_bytes: int = 0  # bytes of a head whose elements lie element_stride apart; 0 = all of them
-    group_stride: int = 0
+    band_bytes: int = 0  # bytes of a head whose elements lie element_stride apart; 0 = all of them
+    band_stride: int = 0
     plane: Plane = Plane.DATA
 
     @property

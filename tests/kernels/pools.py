@@ -137,7 +137,7 @@ def split_elements(device: str) -> Pool:
 def tiled(device: str) -> Pool:
     """Pages of 8 slots, heads of 64 two-byte elements as vLLM tiles them for the matrix unit of a CPU.
 
-    K: [tiles of 4 slots, element pairs, slots, pair]; V: [groups of 16 elements, slot pairs, elements, pair].
+    K: [tiles of 4 slots, element pairs, slots, pair]; V: [bands of 16 elements, slot pairs, elements, pair].
     """
     size, head = 8, 8 * 64 * 2
     memory = _noise((2, SLOTS // size, 2, 2, head), device)
@@ -149,7 +149,7 @@ def tiled(device: str) -> Pool:
     }  # fmt: skip
     k_tiles = {"tile_size": 4, "tile_stride": 512, "slot_stride": 4, "element_bytes": 4, "element_stride": 16}
     v_tiles = {"tile_size": 2, "tile_stride": 64, "slot_stride": 2, "element_bytes": 2, "element_stride": 4}
-    v_tiles |= {"group_bytes": 32, "group_stride": 64 * size // 2}
+    v_tiles |= {"band_bytes": 32, "band_stride": 64 * size // 2}
     sources: list[KVSource] = []
     views: dict[tuple[Part, int], Any] = {}
     for layer in range(2):

@@ -276,8 +276,8 @@ def test_long_lists_are_hashed_in_chunks(monkeypatch):
     [
         ({"part": Part.IDENTITY}, "part K or V"),
         ({"layer": -1}, "indices >= 0"),
-        ({"element_bytes": 5}, "element_bytes dividing group_bytes"),
-        ({"group_bytes": 10, "element_bytes": 2}, "group_bytes head_bytes"),
+        ({"element_bytes": 5}, "element_bytes dividing band_bytes"),
+        ({"band_bytes": 10, "element_bytes": 2}, "band_bytes head_bytes"),
         ({"tile_size": 2}, "tile_size page_size"),
         ({"tile_stride": -4}, "strides >= 0"),
         ({"page_stride": 0}, "sizes >= 1"),

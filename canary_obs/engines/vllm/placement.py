@@ -42,17 +42,17 @@ class Placement:
     tile_stride: int
     slot_stride: int
     head_stride: int
-    group_bytes: int
-    group_stride: int
+    band_bytes: int
+    band_stride: int
     element_bytes: int
     element_stride: int
 
     def offset(self, slot: int) -> Tensor:
         """int64 [heads, head_bytes]: predicted offsets of a slot's bytes."""
         byte = torch.arange(self.head_bytes)
-        of_group = byte % self.group_bytes
-        within = of_group // self.element_bytes * self.element_stride + of_group % self.element_bytes
-        within += byte // self.group_bytes * self.group_stride
+        of_band = byte % self.band_bytes
+        within = of_band // self.element_bytes * self.element_stride + of_band % self.element_bytes
+        within += byte // self.band_bytes * self.band_stride
         heads = torch.arange(self.num_heads) * self.head_stride
         of_page = slot % self.page_size
         start = self.first + slot // self.page_size * self.page_stride
@@ -68,7 +68,7 @@ class Placement:
             tensor=base, part=self.part, layer=layer, head_start=head_start, num_heads=self.num_heads,
             head_bytes=self.head_bytes, page_size=self.page_size, page_stride=self.page_stride,
             tile_size=self.tile_size, tile_stride=self.tile_stride, slot_stride=self.slot_stride,
-            head_stride=self.head_stride, group_bytes=self.group_bytes, group_stride=self.group_stride,
+            head_stride=self.head_stride, band_bytes=self.band_bytes, band_stride=self.band_stride,
             element_bytes=self.element_bytes, element_stride=self.element_stride,
         )  # fmt: skip
 
@@ -155,7 +155,7 @@ def _affine(part: Part, page_size: int, seen: dict[int, Tensor]) -> Placement:
     run = int(breaks[0]) + 1 if breaks.numel() else head_bytes
     run = run if head_bytes % run == 0 else 1
     elements, slots = row[::run], sorted(slot for slot in seen if slot < page_size)
-    group, group_stride = _even(torch.arange(len(elements)), elements, len(elements))
+    band, band_stride = _even(torch.arange(len(elements)), elements, len(elements))
     starts = torch.stack([seen[slot][0, 0] for slot in slots])
     tile, tile_stride = _even(torch.tensor(slots), starts, page_size)
     pages = max(seen) // page_size
@@ -170,8 +170,8 @@ def _affine(part: Part, page_size: int, seen: dict[int, Tensor]) -> Placement:
         tile_stride=tile_stride,
         slot_stride=int(seen[1][0, 0] - first[0, 0]) if page_size > 1 else head_bytes,
         head_stride=int(first[1, 0] - first[0, 0]) if heads > 1 else head_bytes,
-        group_bytes=group * run,
-        group_stride=group_stride,
+        band_bytes=band * run,
+        band_stride=band_stride,
         element_bytes=run,
         element_stride=int(row[run]) if run < head_bytes else run,
     )

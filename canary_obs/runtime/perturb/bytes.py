@@ -31,7 +31,7 @@ def locate_byte(source: KVSource, slot: int, byte: int) -> ByteAddress:
     if not 0 <= byte < source.slot_bytes:
         raise IndexError(f"byte {byte} of a slot of {source.slot_bytes} bytes; count from 0, head-major")
     head, inner = divmod(byte, source.head_bytes)
-    group, inner = divmod(inner, source.group_bytes or source.head_bytes)
+    band, inner = divmod(inner, source.band_bytes or source.head_bytes)
     page, in_page = divmod(slot, source.page_size)
     tile, in_tile = divmod(in_page, source.tile_size or source.page_size)
     tensor = source.tensor
@@ -41,7 +41,7 @@ def locate_byte(source: KVSource, slot: int, byte: int) -> ByteAddress:
         + tile * source.tile_stride
         + in_tile * source.slot_stride
         + head * source.head_stride
-        + group * source.group_stride
+        + band * source.band_stride
         + inner // source.element_bytes * source.element_stride
         + inner % source.element_bytes
     )

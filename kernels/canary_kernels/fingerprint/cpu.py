@@ -44,7 +44,7 @@ _PENDING_TO_COMPLETE = (_COMPLETE - _PENDING) << 32
 _COVERED, _NUM_BUNDLES, _PLAN_SLOTS, _HEAD_WORDS = range(4)
 (
     _TABLE, _WORD_KEYS, _NUM_SOURCES, _NUM_K, _PAGE_SIZE, _PAGE_STRIDE, _TILE_SIZE, _TILE_STRIDE,
-    _SLOT_STRIDE, _HEAD_BYTES, _HEAD_STRIDE, _GROUP_BYTES, _GROUP_STRIDE, _ELEMENT_BYTES, _ELEMENT_STRIDE,
+    _SLOT_STRIDE, _HEAD_BYTES, _HEAD_STRIDE, _BAND_BYTES, _BAND_STRIDE, _ELEMENT_BYTES, _ELEMENT_STRIDE,
     _NUM_BYTES, _ALIGNMENT, _BUNDLE_WORDS,
 ) = range(18)  # fmt: skip
 _WORD_BYTES = 4
@@ -77,23 +77,23 @@ def _sum_source(address, bundle, keys, whole):
     Without, it goes byte by byte; what is missing of the last word counts as zeros.
     """
     head_bytes, head_stride = load_int64(bundle, _HEAD_BYTES), load_int64(bundle, _HEAD_STRIDE)
-    group_bytes, group_stride = load_int64(bundle, _GROUP_BYTES), load_int64(bundle, _GROUP_STRIDE)
+    band_bytes, band_stride = load_int64(bundle, _BAND_BYTES), load_int64(bundle, _BAND_STRIDE)
     element_bytes, element_stride = load_int64(bundle, _ELEMENT_BYTES), load_int64(bundle, _ELEMENT_STRIDE)
     covered = load_int64(bundle, _NUM_BYTES)
     total, number = np.uint64(0), 0
     while number < covered:
-        head_end, group_at = min(number + head_bytes, covered), address
+        head_end, band_at = min(number + head_bytes, covered), address
         while number < head_end:
-            group_end, run = min(number + group_bytes, head_end), group_at
-            while number < group_end:
-                length = min(element_bytes, group_end - number)
+            band_end, run = min(number + band_bytes, head_end), band_at
+            while number < band_end:
+                length = min(element_bytes, band_end - number)
                 if whole:
                     total += _sum_words(run, keys + 2 * number, length // _WORD_BYTES)
                 else:
                     total += _sum_run_bytes(run, keys, number, length)
                 number += length
                 run += element_stride
-            group_at += group_stride
+            band_at += band_stride
         address += head_stride
     return total
 
@@ -252,7 +252,7 @@ def _frame_of_plan(plan: FingerprintPlan) -> Frame:
         words.extend((
             bundle.table.data_ptr(), bundle.word_keys.data_ptr(), len(bundle.sources), bundle.num_k,
             where.page_size, where.page_stride, where.tile_size, where.tile_stride, where.slot_stride,
-            where.head_bytes, where.head_stride, where.group_bytes, where.group_stride, where.element_bytes,
+            where.head_bytes, where.head_stride, where.band_bytes, where.band_stride, where.element_bytes,
             where.element_stride, where.num_bytes, bundle.alignment,
         ))  # fmt: skip
     tables = [table for bundle in plan.bundles for table in (bundle.table, bundle.word_keys)]

@@ -250,7 +250,7 @@ def _constants_of(plan: FingerprintPlan, number: int, work: tuple[int, Phase, bo
         "num_k": bundle.num_k, "num_sources": len(bundle.sources),
         "GEOMETRY": (
             where.head_bytes, where.head_stride, where.element_bytes, where.element_stride, where.num_bytes,
-            where.group_bytes, where.group_stride,
+            where.band_bytes, where.band_stride,
         ),
         "PAGES": (
             where.page_size, where.page_stride, where.slot_stride, where.tile_size, where.tile_stride

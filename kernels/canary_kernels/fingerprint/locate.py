@@ -106,9 +106,9 @@ def read_words(where: Geometry, source: KVSource, slot: int) -> list[int]:
     start += in_page % where.tile_size * where.slot_stride
     index = torch.arange(where.num_bytes)
     head, within = index // where.head_bytes, index % where.head_bytes
-    group, within = within // where.group_bytes, within % where.group_bytes
+    band, within = within // where.band_bytes, within % where.band_bytes
     offset = within // where.element_bytes * where.element_stride + within % where.element_bytes
-    offset += group * where.group_stride + head * where.head_stride
+    offset += band * where.band_stride + head * where.head_stride
     slot_bytes = memory[(offset + start).to(tensor.device)].cpu().numpy()
     padded = np.zeros(where.num_words * _WORD_BYTES, dtype=np.uint8)
     padded[: where.num_bytes] = slot_bytes

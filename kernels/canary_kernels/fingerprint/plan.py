@@ -31,8 +31,8 @@ class Geometry:
     slot_stride: int  # 0 when page_size is 1
     head_bytes: int  # all of the slot's bytes when its heads follow one another
     head_stride: int
-    group_bytes: int  # head_bytes when its elements lie evenly
-    group_stride: int
+    band_bytes: int  # head_bytes when its elements lie evenly
+    band_stride: int
     element_bytes: int
     element_stride: int
     first_word: int
@@ -104,22 +104,22 @@ def _geometry_of(source: KVSource, coverage: RealData) -> Geometry:
     if coverage is RealData.PARTIAL:
         num_bytes = min(num_bytes, max(0, PARTIAL_WORDS - first_word) * _WORD_BYTES)
     element_bytes, element_stride = source.element_bytes, source.element_stride
-    group_bytes, group_stride = source.group_bytes or source.head_bytes, source.group_stride
+    band_bytes, band_stride = source.band_bytes or source.head_bytes, source.band_stride
     head_bytes, head_stride = source.head_bytes, source.head_stride
-    if element_bytes in (element_stride, group_bytes) and group_bytes < head_bytes:
-        element_bytes, element_stride, group_bytes = group_bytes, group_stride, head_bytes
+    if element_bytes in (element_stride, band_bytes) and band_bytes < head_bytes:
+        element_bytes, element_stride, band_bytes = band_bytes, band_stride, head_bytes
     if element_bytes in (element_stride, head_bytes):
-        element_bytes = element_stride = group_bytes = head_bytes
+        element_bytes = element_stride = band_bytes = head_bytes
         if head_stride == head_bytes or source.num_heads == 1:
             head_bytes = head_stride = source.slot_bytes
-            element_bytes = element_stride = group_bytes = head_bytes
+            element_bytes = element_stride = band_bytes = head_bytes
     page_size, page_stride, slot_stride = source.page_size, source.page_stride, source.slot_stride
     tile_size, tile_stride = source.tile_size or page_size, source.tile_stride
     if tile_size == page_size and page_stride == page_size * slot_stride:
         page_size, page_stride, slot_stride = 1, slot_stride, 0
     elif page_size == 1:
         slot_stride = 0
-    tiled, grouped = tile_size < page_size, group_bytes < head_bytes
+    tiled, banded = tile_size < page_size, band_bytes < head_bytes
     return Geometry(
         page_size=page_size,
         page_stride=page_stride,
@@ -128,8 +128,8 @@ def _geometry_of(source: KVSource, coverage: RealData) -> Geometry:
         slot_stride=slot_stride,
         head_bytes=head_bytes,
         head_stride=head_stride,
-        group_bytes=group_bytes,
-        group_stride=group_stride if grouped else 0,
+        band_bytes=band_bytes,
+        band_stride=band_stride if banded else 0,
         element_bytes=element_bytes,
         element_stride=element_stride,
         first_word=first_word,
@@ -142,7 +142,7 @@ def _bundle(geometry: Geometry, sources: list[KVSource], device: torch.device) -
     addresses = [source.tensor.data_ptr() for source in ordered]
     units = (
         geometry.page_stride, geometry.tile_stride, geometry.slot_stride, geometry.head_bytes,
-        geometry.head_stride, geometry.group_bytes, geometry.group_stride, geometry.element_bytes,
+        geometry.head_stride, geometry.band_bytes, geometry.band_stride, geometry.element_bytes,
         geometry.element_stride,
     )  # fmt: skip
     keys = torch.cat([layer_keys(source.layer, 1) for source in ordered])
@@ -160,11 +160,11 @@ def _capacity(source: KVSource) -> int:
     """Slots whose bytes lie inside the source's memory."""
     storage = source.tensor.untyped_storage()
     room = storage.nbytes() - (source.tensor.data_ptr() - storage.data_ptr())
-    tile, group = source.tile_size or source.page_size, source.group_bytes or source.head_bytes
+    tile, band = source.tile_size or source.page_size, source.band_bytes or source.head_bytes
     extent = (source.num_heads - 1) * source.head_stride + source.element_bytes
     extent += (source.page_size // tile - 1) * source.tile_stride + (tile - 1) * source.slot_stride
-    extent += (source.head_bytes // group - 1) * source.group_stride
-    extent += (group // source.element_bytes - 1) * source.element_stride
+    extent += (source.head_bytes // band - 1) * source.band_stride
+    extent += (band // source.element_bytes - 1) * source.element_stride
     return max(0, (room - extent) // source.page_stride + 1) * source.page_size
 
 
@@ -181,7 +181,7 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
             source.num_heads,
             source.head_bytes,
             source.element_bytes,
-            source.group_bytes or source.head_bytes,
+            source.band_bytes or source.head_bytes,
             source.page_size,
             source.tile_size or source.page_size,
             source.page_stride,
@@ -190,13 +190,13 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
             source.tile_stride,
             source.slot_stride,
             source.head_stride,
-            source.group_stride,
+            source.band_stride,
             source.element_stride,
         )
         if min(sizes) < 1 or min(strides) < 0 or not _divides(source):
             raise KernelArgumentError(
                 f"{where} has sizes {sizes} and strides {strides}; the rule is sizes >= 1, strides >= 0, "
-                "element_bytes dividing group_bytes, group_bytes head_bytes, tile_size page_size; "
+                "element_bytes dividing band_bytes, band_bytes head_bytes, tile_size page_size; "
                 "describe another layout by several sources"
             )
         if source.head_start and source.head_bytes % _WORD_BYTES:
@@ -228,5 +228,5 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
 
 
 def _divides(source: KVSource) -> bool:
-    tile, group = source.tile_size or source.page_size, source.group_bytes or source.head_bytes
-    return not (source.page_size % tile or source.head_bytes % group or group % source.element_bytes)
+    tile, band = source.tile_size or source.page_size, source.band_bytes or source.head_bytes
+    return not (source.page_size % tile or source.head_bytes % band or band % source.element_bytes)

@@ -28,7 +28,7 @@ _WORD_BYTES = 4
 class BundleView:
     """The sources of one geometry as gatherable views."""
 
-    stacks: tuple[Stack, ...]  # each [sources, pages, (tiles, slots,) heads, groups, elements, run]
+    stacks: tuple[Stack, ...]  # each [sources, pages, (tiles, slots,) heads, bands, elements, run]
     num_sources: int
     page_size: int
     tile_size: int
@@ -75,8 +75,8 @@ def _stack(geometry: Geometry, sources: list[KVSource]) -> Stack:
     # A partial cover needs only the first heads, elements, bytes.
     covered = geometry.num_bytes
     heads = -(-covered // geometry.head_bytes)
-    groups = -(-min(covered, geometry.head_bytes) // geometry.group_bytes)
-    elements = -(-min(covered, geometry.group_bytes) // geometry.element_bytes)
+    bands = -(-min(covered, geometry.head_bytes) // geometry.band_bytes)
+    elements = -(-min(covered, geometry.band_bytes) // geometry.element_bytes)
     run = min(covered, geometry.element_bytes)
     tiles = geometry.page_size // geometry.tile_size
     strides = [
@@ -85,11 +85,11 @@ def _stack(geometry: Geometry, sources: list[KVSource]) -> Stack:
         geometry.tile_stride,
         geometry.slot_stride,
         geometry.head_stride,
-        geometry.group_stride,
+        geometry.band_stride,
         geometry.element_stride,
     ]
     unit = _WORD_BYTES if all(n % _WORD_BYTES == 0 for n in (*strides, offset, run)) else 1
-    inner = [tiles, geometry.tile_size, heads, groups, elements]
+    inner = [tiles, geometry.tile_size, heads, bands, elements]
     page_extent = run + sum((size - 1) * stride for size, stride in zip(inner, strides[2:], strict=True))
     room = storage.nbytes() - offset - step * (len(sources) - 1)
     pages = (room - page_extent) // geometry.page_stride + 1

@@ -14,16 +14,16 @@ def _byte_offset(index, GEOMETRY: tl.constexpr):
     element_bytes: tl.constexpr = GEOMETRY[2]
     element_stride: tl.constexpr = GEOMETRY[3]
     num_bytes: tl.constexpr = GEOMETRY[4]
-    group_bytes: tl.constexpr = GEOMETRY[5]
-    group_stride: tl.constexpr = GEOMETRY[6]
+    band_bytes: tl.constexpr = GEOMETRY[5]
+    band_stride: tl.constexpr = GEOMETRY[6]
     if num_bytes <= head_bytes and element_bytes == head_bytes:
         offset = index
     else:
         within = index % head_bytes
         offset = index // head_bytes * head_stride
-        if group_bytes < head_bytes:
-            offset += within // group_bytes * group_stride
-            within = within % group_bytes
+        if band_bytes < head_bytes:
+            offset += within // band_bytes * band_stride
+            within = within % band_bytes
         offset += within // element_bytes * element_stride + within % element_bytes
     return offset.to(tl.int64)
 

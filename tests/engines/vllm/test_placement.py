@@ -73,7 +73,7 @@ def test_elements_apart() -> None:
 def in_tiles(tensor: torch.Tensor, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of a cache [pages, heads, 2 * slots * elements] in the tiles of a CPU's matrix unit.
 
-    K: [pages, heads, tiles, pairs, tile, pair]; V: [pages, heads, groups, slot pairs, group, slot pair].
+    K: [pages, heads, tiles, pairs, tile, pair]; V: [pages, heads, bands, slot pairs, band, slot pair].
     """
     keys, values = tensor.chunk(2, dim=2)
     pairs = values.unflatten(2, (DIM // 2, SIZE // 2, 2, 2))
@@ -107,7 +107,7 @@ def test_slots_in_tiles_and_elements_in_groups(dtype: torch.dtype, tile: int) ->
         of_value = value_places[page, :, :, at // 2, :, at % 2].flatten(1)
         for place, expected in ((keys, of_key), (values, of_value)):
             assert torch.equal(place.offset(slot), (expected[..., None] + torch.arange(width)).flatten(1))
-    assert (keys.tile_size, values.tile_size, values.group_bytes) == (tile, 2, 2 * width)
+    assert (keys.tile_size, values.tile_size, values.band_bytes) == (tile, 2, 2 * width)
 
 
 def test_tiles_that_do_not_divide_the_page_are_refused() -> None:
