@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from tests.soak.watched import BATCH, SIZES, KindReport, Watched
 
 DISAGGREGATED = "disaggregated"
 KINDS = (*MODELS, DISAGGREGATED)
+CROWD = 3  # times the usual arrivals: prompts wait to be handed over, where a storm finds them
 Sizes = dict[str, int]
 
 
@@ -54,7 +56,7 @@ def half(cluster: Cluster, *, checks: int, seed: int, sizes: Sizes) -> KindRepor
 
 def _prefill(side: PrefillSide, checks: int, seed: int) -> KindReport:
     engine = side.engine
-    watched, traffic = Watched(engine, side.abort, seed), _load(engine, seed)
+    watched, traffic = Watched(engine, side.abort, seed), _load(engine, seed, crowd=CROWD)
     while _together(watched.records_checked) < checks:
         for _ in range(BATCH):
             traffic.advance(side)
@@ -86,5 +88,6 @@ def _together(checked: int) -> int:
     return int(total)
 
 
-def _load(engine: Engine, seed: int) -> Traffic:
-    return Traffic(scaled_traffic(engine.config.max_context, engine.config.max_running), seed)
+def _load(engine: Engine, seed: int, crowd: int = 1) -> Traffic:
+    usual = scaled_traffic(engine.config.max_context, engine.config.max_running)
+    return Traffic(replace(usual, arrivals=crowd * usual.arrivals), seed)
