@@ -24,8 +24,8 @@ Scenario = Callable[..., Any]
 class Ranks:
     """The processes of one cluster."""
 
-    def __init__(self, prefill: int, decode: int, rendezvous: Path) -> None:
-        self.prefill, self.decode = prefill, decode
+    def __init__(self, prefill: int, decode: int, rendezvous: Path, patience: float) -> None:
+        self.prefill, self.decode, self._patience = prefill, decode, patience
         self._ends: list[Connection] = []
         self._processes = []
         for rank in range(prefill + decode):
@@ -43,7 +43,7 @@ class Ranks:
             end.send((scenario, arguments))
         answers = []
         for rank, end in enumerate(self._ends):
-            if not end.poll(_ANSWER_SECONDS):
+            if not end.poll(self._patience):
                 raise TimeoutError(f"rank {rank} did not answer {scenario.__name__} {arguments}")
             failed, answer = end.recv()
             if failed:
@@ -63,10 +63,10 @@ class Ranks:
 
 
 @contextmanager
-def ranks(prefill: int, decode: int, folder: Path) -> Iterator[Ranks]:
-    """A cluster for the duration of a block."""
+def ranks(prefill: int, decode: int, folder: Path, patience: float = _ANSWER_SECONDS) -> Iterator[Ranks]:
+    """A cluster for the duration of a block; `patience`: seconds until an answer counts as a hang."""
     _CONTEXT.set_forkserver_preload(_PRELOADED)
-    started = Ranks(prefill, decode, folder / f"rendezvous-{prefill}-{decode}")
+    started = Ranks(prefill, decode, folder / f"rendezvous-{prefill}-{decode}", patience)
     try:
         yield started
     finally:

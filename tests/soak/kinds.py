@@ -21,6 +21,7 @@ from tests.soak.watched import BATCH, SIZES, KindReport, Watched
 DISAGGREGATED = "disaggregated"
 KINDS = (*MODELS, DISAGGREGATED)
 CROWD = 3  # times the usual arrivals: prompts wait to be handed over, where a storm finds them
+SLOWEST = 20_000  # checks per second that a loaded machine still makes
 Sizes = dict[str, int]
 
 
@@ -29,7 +30,8 @@ def soak(kind: str, checks: int, seed: int = 1, sizes: Sizes | None = None) -> l
     sizes = SIZES if sizes is None else sizes
     if kind != DISAGGREGATED:
         return [_alone(kind, checks, seed, sizes)]
-    with tempfile.TemporaryDirectory() as folder, ranks(1, 1, Path(folder)) as pair:
+    patience = 240 + checks / SLOWEST
+    with tempfile.TemporaryDirectory() as folder, ranks(1, 1, Path(folder), patience) as pair:
         return pair.run(half, checks=checks, seed=seed, sizes=sizes)
 
 
