@@ -90,6 +90,41 @@ def test_inputs_are_followed(backend, seed):
         known |= {row: known[row] + extend for row, extend in zip(rows, extends, strict=True)}
 
 
+@settings(max_examples=30, deadline=None)
+@given(backend=BACKENDS, seed=st.integers(0, 2**32), tail=st.sampled_from([1, 3, 4]))
+def test_rejected_drafts_leave_the_chain(backend, seed, tail):
+    draw, device = random.Random(seed), device_of(backend)
+    memory = DigestMemory.allocate(MAX_REQUESTS, torch.device(device), tail)
+    memory.chains.fill_(draw.randrange(2**62))
+    memory.counts.fill_(draw.randrange(100))
+    lists = [[draw.randrange(-(2**31), 2**31) for _ in range(WIDTH)] for _ in range(MAX_REQUESTS)]
+    known, fed = {}, {}
+    for _ in range(4):
+        rows = draw.sample(range(MAX_REQUESTS), draw.randrange(1, MAX_REQUESTS + 1))
+        fresh = [row not in known or draw.random() < 0.2 for row in rows]
+        for row, begins in zip(rows, fresh, strict=True):
+            if begins:
+                known[row] = draw.randrange(500)
+            else:
+                rejected = draw.randrange(min(tail, fed[row]) + 1)
+                known[row] += fed[row] - rejected
+                others = [draw.randrange(1000) for _ in range(rejected)]
+                lists[row][known[row] : known[row] + rejected] = others
+            fed[row] = draw.choice((1, 1 + tail, draw.randrange(1, 600)))
+        extends = [fed[row] for row in rows]
+        ids = [token for row in rows for token in lists[row][known[row] : known[row] + fed[row]]]
+        places = [rows, list(map(int, fresh)), [chain(lists[row], known[row]) for row in rows]]
+        step = FedTokens(
+            places=torch.tensor(places, dtype=torch.int64, device=device),
+            input_ids=torch.tensor([*ids, 9, 9], dtype=torch.int32, device=device),
+            token_starts=starts_of(extends).to(device),
+            prefix_lens=torch.tensor([known[row] for row in rows], dtype=torch.int32, device=device),
+        )
+        follow_inputs(backend, memory, step)
+        assert memory.digests[: len(rows)].tolist() == places[2]
+        assert not step.places[1].any()
+
+
 @pytest.mark.parametrize("backend", list(Backend))
 def test_a_new_request_has_the_anchor(backend):
     device = device_of(backend)

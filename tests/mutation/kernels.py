@@ -150,6 +150,11 @@ DIGEST = mutants(
         "if not 0 < first:",
         "tests/kernels/test_digest.py::test_lists_are_followed",
     ),
+    (
+        "accepted = max(first - int(counts[row]), 0)",
+        "accepted = tails.shape[1]",
+        "tests/kernels/test_digest.py::test_rejected_drafts_leave_the_chain",
+    ),
 )
 
 ALL = (

@@ -229,6 +229,15 @@ DIGESTS = mutants(
     ),
 )
 
+FED = mutants(
+    "canary_obs/engines/vllm/device_digests.py",
+    (
+        "(ended <= computed + self._drafts)",
+        "(ended <= computed)",
+        "tests/engines/vllm/test_device_digests.py::test_counts_of_the_host_that_run_ahead_of_rejected_drafts",
+    ),
+)
+
 WINDOWS = mutants(
     "canary_obs/engines/reference/swa_group.py",
     ("torch.from_numpy(slots.of[full])", "torch.from_numpy(full % slots.owner.size)", _CLEAN + "[swa]"),
@@ -251,5 +260,5 @@ RESIDENT = mutants(
 ALL = (
     *SWEEP, *WALK, *DIVERGENCE, *TABLES, *STATE, *RECEIVED, *PATROL, *HEALTH, *LOG, *PIPELINE, *COUNTERS,
     *RANKS, *WIRE,
-    *LEDGER, *INJECTOR, *DIGESTS, *WINDOWS, *RESIDENT,
+    *LEDGER, *INJECTOR, *DIGESTS, *FED, *WINDOWS, *RESIDENT,
 )  # fmt: skip

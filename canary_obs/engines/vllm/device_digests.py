@@ -51,11 +51,14 @@ class InputDigests:
     """The chain over what each request was fed, for a runner whose newest ids are on the device only.
 
     A request that does not go on where its last step ended starts over from the runner's host list, which
-    is complete up to there then: the scheduler sends the ids of requests that come back.
+    is complete up to there then: the scheduler sends the ids of requests that come back. With drafts, the
+    host's counts run ahead by what was rejected meanwhile; the device's are right.
     """
 
-    def __init__(self, max_requests: int, device: torch.device) -> None:
-        self.memory = DigestMemory.allocate(max_requests, device)
+    def __init__(self, max_requests: int, device: torch.device, drafts: int = 0) -> None:
+        """`drafts`: tokens that may be rejected, per request and step."""
+        self.memory = DigestMemory.allocate(max_requests, device, drafts)
+        self._drafts = drafts
         self._backend = backend_for(device)
         self._places = torch.zeros((3, max_requests), dtype=torch.int64, device=device)
         pinned = device.type == "cuda"
@@ -74,7 +77,7 @@ class InputDigests:
 
     def seat(self, requests: list[str], tokens: _Ints, computed: _Ints, scheduled: _Ints) -> None:
         """The batch of a step: host lists int [n, width], tokens computed and scheduled, int [n] each."""
-        if requests != self._requests or not np.array_equal(computed, self._ends):
+        if requests != self._requests or not self._goes_on(self._ends, computed).all():
             self._reseat(requests, tokens, computed)
         self._ends = computed + scheduled
 
@@ -90,6 +93,9 @@ class InputDigests:
         follow_inputs(self._backend, self.memory, fed)
         return self.memory.digests[:count]
 
+    def _goes_on(self, ended: Any, computed: Any) -> Any:
+        return (computed <= ended) & (ended <= computed + self._drafts)
+
     def _reseat(self, requests: list[str], tokens: _Ints, computed: _Ints) -> None:
         """Rows for the requests of this batch, and where those that do not go on start."""
         known = dict(zip(self._requests, zip(self._rows, self._ends.tolist(), strict=True), strict=True))
@@ -101,7 +107,7 @@ class InputDigests:
         rows = []
         for place, (request, end) in enumerate(zip(requests, computed.tolist(), strict=True)):
             row, ended = known[request] if request in known else (free.pop(), -1)
-            fresh = ended != end
+            fresh = not self._goes_on(ended, end)
             columns[:, place] = row, fresh, _chain(tokens[place, :end]) if fresh else 0
             rows.append(row)
         self._places.copy_(stage, non_blocking=True)

@@ -24,15 +24,17 @@ class V1Adapter(VllmAdapter):
 
     def __init__(self, runner: Any) -> None:
         speculates = runner.speculative_config is not None
-        if runner.use_async_scheduling and speculates:
+        corrects = getattr(runner, "use_async_spec_decode", False)
+        if runner.use_async_scheduling and speculates and not corrects:
             raise UnsupportedEngine(
-                "vLLM's V1 model runner with asynchronous scheduling and speculative decoding keeps what it "
-                "accepted on the device only; use --no-async-scheduling, or the V2 model runner"
+                "this vLLM's V1 model runner does not correct its counts on the device when asynchronous "
+                "scheduling meets speculative decoding; use --no-async-scheduling, or the V2 model runner"
             )
         super().__init__(runner)
         # A copy of digests to a GPU would wait for it; rejected drafts are known on the host only.
         on_device = runner.use_async_scheduling or (runner.device.type == "cuda" and not speculates)
-        self._fed = InputDigests(runner.max_num_reqs, runner.device) if on_device else None
+        drafts = runner.num_spec_tokens if speculates else 0
+        self._fed = InputDigests(runner.max_num_reqs, runner.device, drafts) if on_device else None
         self._digests = TokenDigests(choose_backend("auto", torch.device("cpu")))
         self._of_tokens = self._fed or self._digests
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
@@ -105,11 +107,13 @@ class V1Adapter(VllmAdapter):
             yield request, state.block_ids[number]
 
     def requests_changed(self, output: Any) -> None:
-        """Drop the digests of requests that ended or come with new token lists."""
+        """Drop the digests of requests that ended, were resumed or come with new token lists."""
         if output.finished_req_ids:
             self._of_tokens.forget(output.finished_req_ids)
         if output.scheduled_new_reqs:
             self._of_tokens.forget(request.req_id for request in output.scheduled_new_reqs)
+        if resumed := output.scheduled_cached_reqs.resumed_req_ids:
+            self._of_tokens.forget(resumed)
 
     def _view(self, input_ids: Any = None, positions: Any = None, *_: Any, **__: Any) -> StepView:
         runner, output = self.runner, self.output

@@ -62,9 +62,14 @@ def lists_kernel(
     do_not_specialize_on_alignment=["places", "input_ids", "token_starts", "prefix_lens"],
 )
 def inputs_kernel(
-    chains, digests, places, stride, input_ids, token_starts, prefix_lens, BLOCK: tl.constexpr
+    chains, digests, counts, tails, places, stride, input_ids, token_starts, prefix_lens,
+    BLOCK: tl.constexpr, TAIL: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """Program i tells the chain before the inputs of the request at place i, and adds them to its row."""
+    """Program i tells the chain before the inputs of the request at place i, and adds them to its row.
+
+    With TAIL > 0 the last of them wait in `tails` until the next prefix length tells how many were accepted.
+    ROOM: TAIL rounded up to a power of two.
+    """
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(places + place)
     fresh = tl.load(places + stride + place)
@@ -73,6 +78,18 @@ def inputs_kernel(
     extend = tl.load(token_starts + place + 1).to(tl.int64) - first_token
     prefix = tl.load(prefix_lens + place).to(tl.int64)
     chain = tl.where(fresh != 0, start, tl.load(chains + row))
+    if TAIL > 0:
+        count = tl.load(counts + row)
+        accepted = tl.where(fresh != 0, 0, tl.minimum(prefix - count, TAIL))
+        chain += _added(tails + row * TAIL, count, accepted, BLOCK)
+        kept = tl.minimum(extend, TAIL)
+        extend -= kept
+        tl.store(counts + row, prefix + extend)
+        # Other threads of this program may still read what is stored over here.
+        tl.debug_barrier()
+        offset = tl.arange(0, ROOM)
+        token = tl.load(input_ids + first_token + extend + offset, mask=offset < kept, other=0)
+        tl.store(tails + row * TAIL + offset, token.to(tl.int32), mask=offset < kept)
     tl.store(digests + place, chain)
     tl.store(chains + row, chain + _added(input_ids + first_token, prefix, extend, BLOCK))
     tl.store(places + stride + place, fresh * 0)
@@ -83,18 +100,26 @@ def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
     tokens = lists.tokens
     kept = memory.chains, memory.counts, memory.digests, memory.prefix_lens, memory.extend_lens
     given = tokens, tokens.stride(0), lists.computed, lists.rows, lists.token_starts
-    _launch(lists_kernel, memory, lists.rows.shape[0], kept, given)
+    _launch(lists_kernel, memory, lists.rows.shape[0], kept, given, {"BLOCK": _BLOCK})
 
 
 def follow_inputs(memory: DigestMemory, fed: FedTokens) -> None:
     """Launch; see `op.follow_inputs`."""
     places = fed.places
     given = places, places.stride(0), fed.input_ids, fed.token_starts, fed.prefix_lens
-    _launch(inputs_kernel, memory, places.shape[1], (memory.chains, memory.digests), given)
+    kept = memory.chains, memory.digests, memory.counts, memory.tails
+    tail = memory.tails.shape[1]
+    constants = {"BLOCK": _BLOCK, "TAIL": tail, "ROOM": triton.next_power_of_2(tail)}
+    _launch(inputs_kernel, memory, places.shape[1], kept, given, constants)
 
 
 def _launch(
-    kernel: Any, memory: DigestMemory, requests: int, kept: tuple[Tensor, ...], given: tuple[Any, ...]
+    kernel: Any,
+    memory: DigestMemory,
+    requests: int,
+    kept: tuple[Tensor, ...],
+    given: tuple[Any, ...],
+    constants: dict[str, int],
 ) -> None:
     grid = requests, 1
     types = tuple(getattr(value, "dtype", None) for value in given)
@@ -102,7 +127,7 @@ def _launch(
     if start is not None:
         start(grid, tuple(getattr(value, "data_ptr", lambda value=value: value)() for value in given))
         return
-    compiled = kernel[grid](*kept, *given, BLOCK=_BLOCK, num_warps=_WARPS)
+    compiled = kernel[grid](*kept, *given, **constants, num_warps=_WARPS)
     if hasattr(compiled, "packed_metadata"):
         head = tuple(column.data_ptr() for column in kept)
-        memory.memo[kernel, types] = Start(compiled, memory.chains.device, head, (_BLOCK,))
+        memory.memo[kernel, types] = Start(compiled, memory.chains.device, head, tuple(constants.values()))

@@ -30,15 +30,17 @@ class DigestMemory:
     digests: Tensor  # int64 [max_requests]; result of a step, by place in the batch
     prefix_lens: Tensor  # int32 [max_requests]; likewise
     extend_lens: Tensor  # int32 [max_requests]; likewise
+    tails: Tensor  # int32 [max_requests, width]; fed last, of which the engine may yet reject some
     memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
-    def allocate(cls, max_requests: int, device: torch.device) -> DigestMemory:
-        """Zeroed."""
+    def allocate(cls, max_requests: int, device: torch.device, tail: int = 0) -> DigestMemory:
+        """Zeroed. `tail`: tokens that the engine may reject of what it feeds a request in one step."""
         kinds = torch.int64, torch.int64, torch.int64, torch.int32, torch.int32
         names = "chains", "counts", "digests", "prefix_lens", "extend_lens"
         columns = (torch.zeros(max_requests, dtype=kind, device=device) for kind in kinds)
-        return cls(**dict(zip(names, columns, strict=True)))
+        tails = torch.zeros((max_requests, tail), dtype=torch.int32, device=device)
+        return cls(tails=tails, **dict(zip(names, columns, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,8 @@ def follow_lists(backend: Backend, memory: DigestMemory, lists: TokenLists) -> N
 def follow_inputs(backend: Backend, memory: DigestMemory, fed: FedTokens) -> None:
     """Results are the chains before this forward's inputs, which are then added to their rows.
 
-    The marks of chains that start over are cleared. Every token fed must be accepted by the engine.
+    The marks of chains that start over are cleared. Of the last tokens fed, as many as a tail holds, those
+    count that the next step's prefix_lens has room for; the engine must accept all before them.
     """
     if backend is Backend.TRITON:
         _kernel().follow_inputs(memory, fed)

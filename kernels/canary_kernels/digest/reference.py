@@ -51,14 +51,22 @@ def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
 
 def follow_inputs(memory: DigestMemory, fed: FedTokens) -> None:
     """Advance by the forward's inputs."""
-    chains, places, ids = memory.chains.numpy(), fed.places.numpy(), fed.input_ids.numpy()
+    chains, counts, tails = memory.chains.numpy(), memory.counts.numpy(), memory.tails.numpy()
+    places, ids = fed.places.numpy(), fed.input_ids.numpy()
     starts, prefix = fed.token_starts.tolist(), fed.prefix_lens.tolist()
     results = memory.digests.numpy()
     for place, (row, fresh, start) in enumerate(places.T.tolist()):
+        first, stop = prefix[place], starts[place + 1]
         if fresh:
             chains[row] = start
+        else:
+            accepted = max(first - int(counts[row]), 0)
+            chains[row : row + 1] += _added(tails[row, :accepted], int(counts[row]))
         results[place] = chains[row]
-        chains[row : row + 1] += _added(ids[starts[place] : starts[place + 1]], prefix[place])
+        sure = max(stop - tails.shape[1], starts[place])
+        chains[row : row + 1] += _added(ids[starts[place] : sure], first)
+        counts[row] = first + sure - starts[place]
+        tails[row, : stop - sure] = ids[sure:stop]
     places[1] = 0
 
 

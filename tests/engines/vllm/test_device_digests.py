@@ -68,3 +68,31 @@ def test_other_inputs_than_the_requests_own_give_another_digest():
     lists = {"a": list(range(WIDTH)), "b": list(range(7, 7 + WIDTH))}
     step(digests, ["a"], {"a": lists["b"]}, {"a": 0}, {"a": 3})
     assert step(digests, ["a"], lists, {"a": 3}, {"a": 1}) == [chain(lists["b"], 3)]
+
+
+DRAFTS = 3
+
+
+def test_counts_of_the_host_that_run_ahead_of_rejected_drafts():
+    draw = random.Random(2)
+    digests = InputDigests(SEATS, CPU, DRAFTS)
+    lists = {str(i): [draw.randrange(1000) for _ in range(40 * WIDTH)] for i in range(SEATS)}
+    names = list(lists)
+    right, ahead, fed = dict.fromkeys(names, 0), dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    unknown = np.full((SEATS, 1), -1, dtype=np.int32)
+    for number in range(300):
+        names = draw.sample(names, SEATS)
+        rejected = {name: draw.randrange(DRAFTS + 1) if fed[name] > DRAFTS else 0 for name in names}
+        # The host learns one step later how many the last one's were.
+        computed = {name: ahead[name] + fed[name] for name in names}
+        right = {name: right[name] + fed[name] - rejected[name] for name in names}
+        for name in names:
+            lists[name][right[name] : right[name] + rejected[name]] = [draw.randrange(1000)] * rejected[name]
+        fed = {name: draw.choice((1, 1 + DRAFTS)) for name in names}
+        digests.seat(names, unknown, *(np.array([of[name] for name in names]) for of in (computed, fed)))
+        ids = [token for name in names for token in lists[name][right[name] :][: fed[name]]]
+        starts = np.cumsum([0, *(fed[name] for name in names)], dtype=np.int32)
+        prefixes = torch.tensor([right[name] for name in names], dtype=torch.int32)
+        found = digests.follow(torch.tensor(ids, dtype=torch.int32), torch.from_numpy(starts), prefixes)
+        assert found.tolist() == [chain(lists[name], right[name]) for name in names], number
+        ahead = right

@@ -38,6 +38,15 @@ def _llama_draft() -> Any:
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, tie_word_embeddings=False, **_COMMON))
 
 
+def _llama_near() -> Any:
+    """Proposes what `llama` would say often, but not always."""
+    model = _llama()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights += torch.randn_like(weights) * weights.std() * 0.1
+    return model
+
+
 def _gemma3() -> Any:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -71,6 +80,7 @@ def _deepseek() -> Any:
 _BUILDERS = {
     "llama": _llama,
     "llama_draft": _llama_draft,
+    "llama_near": _llama_near,
     "gemma3": _gemma3,
     "mistral": _mistral,
     "deepseek": _deepseek,
