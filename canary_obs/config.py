@@ -77,6 +77,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     coverage_target: Fraction = 0.99  # protected bytes / pool bytes below this is `degraded`
     sweep_max_age_seconds: Seconds = 3600.0
     patrol_max_cycle_seconds: Seconds = 3600.0
+    drill_enabled: bool = False  # sets a slot apart at attach, for POST /canary/drill
     perturb: str = ""  # "real_kv_used=0.05,req_to_token=0.01": probability per step
     perturb_enabled: bool = False  # the second key: perturb is refused without it
     perturb_seed: int = 0
@@ -99,6 +100,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""  # bearer token with the scopes read and operate; no token at all = open, loopback only
     tokens_file: str = ""  # TOML: further tokens by name, each with its scopes
     orders_per_minute: Positive = 60  # of one token: this many at once, then evenly; reading is not limited
+    drill_enabled: bool = False  # offers POST /canary/drill to tokens with the scope inject
     events_heartbeat_seconds: Seconds = (
         15.0  # a stream of /canary/events says at least this often that it lives
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from canary_obs.terms import Part, Plane, SlotEventKind, SlotState
+from canary_obs.terms import DrillOutcome, Part, Phase, Plane, Reason, SlotEventKind, SlotState
 
 
 class SlotEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,3 +44,17 @@ class ChangedWord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     word: int  # of the layer's plane, counted over all heads
     original: str | None  # hex, as recorded; None = the slot was written again before it could be read
     current: str | None
+
+
+class DrillFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of a fault that one rank planted in a slot nobody uses. None = does not apply."""
+
+    id: str
+    outcome: DrillOutcome
+    error: str | None = None  # why it was missed or refused
+    group: str | None = None
+    slot: int | None = None
+    phase: Phase | None = None  # of the check that saw it
+    reason: Reason | None = None
+    latency_steps: int | None = None  # from planting to the check
+    latency_ms: float | None = None  # from planting to the host seeing it

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from canary_obs.evidence import ChangedWord, SlotEvent, SlotFacts
-from canary_obs.terms import (
-    Cause as Cause,
-    Mode as Mode,
-    Part as Part,
-    PerturbMode as PerturbMode,
-    Phase as Phase,
-    Reason as Reason,
-    State as State,
-    SweepStatus as SweepStatus,
-    Trigger as Trigger,
-    worst as worst,
-)
+from canary_obs.evidence import ChangedWord, DrillFinding, SlotEvent, SlotFacts
+
+from canary_obs.terms import (  # isort: skip
+    Cause as Cause, Mode as Mode, Part as Part, PerturbMode as PerturbMode, Phase as Phase,
+    Reason as Reason, State as State, SweepStatus as SweepStatus, Trigger as Trigger, worst as worst,
+)  # fmt: skip
 
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -235,6 +228,13 @@ class Evidence(_Struct, frozen=True, kw_only=True, tag="evidence"):
     holders: tuple[str, ...]
 
 
+class DrillReport(_Struct, frozen=True, kw_only=True, tag="drill_report"):
+    """How a drill ended."""
+
+    identity: Identity
+    finding: DrillFinding
+
+
 class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The rank detached on purpose."""
 
@@ -242,7 +242,7 @@ class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
     final: Snapshot
 
 
-EngineMessage = Hello | Snapshot | Violations | SweepReport | Evidence | Goodbye
+EngineMessage = Hello | Snapshot | Violations | SweepReport | Evidence | DrillReport | Goodbye
 
 
 class StartSweep(_Struct, frozen=True, kw_only=True, tag="start_sweep"):
@@ -269,6 +269,12 @@ class CollectEvidence(_Struct, frozen=True, kw_only=True, tag="collect_evidence"
     slot: int
 
 
+class StartDrill(_Struct, frozen=True, kw_only=True, tag="start_drill"):
+    """Plant one fault where nobody is hurt and see it found; answered with a DrillReport."""
+
+    id: str
+
+
 class Pause(_Struct, frozen=True, kw_only=True, tag="pause"):
     """Stop sweeps and patrol until Resume; head and tail go on."""
 
@@ -287,4 +293,4 @@ class Ping(_Struct, frozen=True, kw_only=True, tag="ping"):
     want_hello: bool = False
 
 
-Command = StartSweep | CancelSweep | CollectEvidence | Pause | Resume | Acknowledge | Ping
+Command = StartSweep | CancelSweep | CollectEvidence | StartDrill | Pause | Resume | Acknowledge | Ping

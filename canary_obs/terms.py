@@ -103,6 +103,15 @@ class PerturbMode(StrEnum):
     REAL_KV_POST_FORWARD = "real_kv_post_forward"
 
 
+class DrillOutcome(StrEnum):
+    """How a drill ended on one rank; REFUSED = nothing was planted."""
+
+    DETECTED = "detected"
+    MISSED = "missed"
+    REFUSED = "refused"
+    UNANSWERED = "unanswered"
+
+
 class SlotState(StrEnum):
     """The life of a record: PENDING between head and tail; ADOPTED = live, but no history known."""
 

@@ -106,6 +106,17 @@ class ShowsWindow(Protocol):
 
 
 @runtime_checkable
+class LendsScratch(Protocol):
+    """What an adapter offers besides, for drills."""
+
+    def lend_scratch(self) -> tuple[str, int]:
+        """A group, and a slot of it that holds no live KV until detach.
+
+        Its bytes may change and be changed back. Raises UnsupportedEngine, saying why, where there is none.
+        """
+
+
+@runtime_checkable
 class WalksWindow(Protocol):
     """What a prefix cache offers besides where sliding-window layers have slots of their own."""
 

@@ -15,6 +15,7 @@ import msgspec
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
 from canary_obs.pipeline.counters import HubCounts
+from canary_obs.pipeline.drills import DrillBook
 from canary_obs.pipeline.incidents import IncidentBook
 from canary_obs.pipeline.journal import ViolationEvent, ViolationFilter, ViolationJournal
 from canary_obs.pipeline.orders import NoEngine, StartSweepRequest, UnknownGroup
@@ -24,6 +25,7 @@ from canary_obs.records import (
     Acknowledge,
     CancelSweep,
     Command,
+    DrillReport,
     EngineMessage,
     Evidence,
     Hello,
@@ -62,6 +64,7 @@ class Hub:
         self._sweeps = SweepLedger()
         self._journal = ViolationJournal(self.config.violations_kept)
         self.incidents = IncidentBook(self.config.incidents_kept, self.config.incident_quiet_seconds, wall_ns)
+        self.drills = DrillBook(wall_ns)
         self._messages: Counter[str] = Counter(dict.fromkeys(_KINDS.values(), 0))
         self._refused = self._undecodable = 0
         self._faults: Counter[str] = Counter()
@@ -127,6 +130,8 @@ class Hub:
             return self._enter(rank, message, now)
         elif isinstance(message, Evidence):
             self.incidents.add(message)
+        elif isinstance(message, DrillReport):
+            self.drills.observe(message)
         elif isinstance(message, SweepReport):
             self._sweeps.observe(message.identity, message.progress, now)
         else:
@@ -210,12 +215,9 @@ class Hub:
         """What the hub did since its start."""
         with self._lock:
             return HubCounts(
-                messages=dict(self._messages),
-                refused=self._refused,
-                undecodable=self._undecodable,
-                evicted=self._journal.evicted,
-                faults=dict(self._faults),
-            )
+                messages=dict(self._messages), refused=self._refused, undecodable=self._undecodable,
+                evicted=self._journal.evicted, faults=dict(self._faults),
+            )  # fmt: skip
 
     def start_sweep(self, request: StartSweepRequest) -> SweepRecord:
         """Ask every live rank. Raises NoEngine, UnknownGroup or SweepInProgress."""
@@ -254,10 +256,6 @@ class Hub:
         with self._lock:
             return self._sweeps.future(sweep_id)
 
-    def wait_sweep(self, sweep_id: str, timeout: float) -> SweepRecord:
-        """Block until the sweep's end. Raises KeyError, or TimeoutError after `timeout` seconds."""
-        return self.sweep_future(sweep_id).result(timeout)
-
     def violations(self, wanted: ViolationFilter | None = None) -> list[ViolationEvent]:
         """Violations kept that pass the filter, newest first."""
         with self._lock:
@@ -266,11 +264,11 @@ class Hub:
 
     def pause(self) -> int:
         """Stop sweeps and patrol on every live rank; returns how many. Raises NoEngine."""
-        return self._broadcast(Pause())
+        return len(self.order(Pause()))
 
     def resume(self) -> int:
         """Undo pause; returns how many ranks were asked. Raises NoEngine."""
-        return self._broadcast(Resume())
+        return len(self.order(Resume()))
 
     def acknowledge(self) -> int:
         """An operator has seen everything: live ranks are told, dead ones and past faults are dismissed."""
@@ -285,12 +283,13 @@ class Hub:
                     rank.reply(Acknowledge())
             return sum(not rank.departed for rank in self._ranks.values())
 
-    def _broadcast(self, command: Command) -> int:
+    def order(self, command: Command) -> list[RankKey]:
+        """Send a command to every live rank; returns which. Raises NoEngine."""
         with self._lock:
             live = self._live(self._clock())
             for rank in live:
                 rank.reply(command)
-            return len(live)
+            return [rank.identity.key for rank in live]
 
     def _live(self, now: float) -> list[Rank]:
         live = [rank for rank in self._ranks.values() if not self._gone(rank, now)]

@@ -16,6 +16,7 @@ from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import Mode, Snapshot, State, Trigger, Violation
 from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.bandwidth import measured_bandwidth
+from canary_obs.runtime.drill import Drill
 from canary_obs.runtime.evidence import EvidenceDesk
 from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.forward import ForwardChecks
@@ -68,6 +69,7 @@ class CanaryRuntime:
             self.state, self.history, adapter.holders, reveal_tokens=config.reveal_tokens
         )
         self.injector = Injector(self.state, adapter.prefix_cache, config) if config.perturb else None
+        self.drill = Drill(adapter, config, device, self.reporter)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         self.step = 0
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
@@ -94,6 +96,7 @@ class CanaryRuntime:
 
     def detach(self) -> Snapshot:
         """Restore the engine, drain the pipeline, say goodbye; returns the final snapshot."""
+        self._guard("drill", self.drill.close)
         self._adapter.detach()
         self._deliver(self.pump.drain(self.step, 5.0))
         self._guard("swa_divergence", self.swa.report, self.step, self.pump.sample)
@@ -241,13 +244,14 @@ class CanaryRuntime:
 
     def _background(self, budget_seconds: float, *, idle: bool) -> None:
         started = time.perf_counter()
+        self._guard("drill", self.drill.advance, self.step)
         self._guard("mailbox", obey, self)
         if not self.paused:
             if not self._guard("sweep", self.sweeper.advance, budget_seconds, self.pump.next_sequence):
                 self.sweeper.abort("the sweep itself failed; see the engine's log")
             swept = time.perf_counter()
             self.overhead["sweep"] += swept - started
-            self._guard("patrol", self._advance_patrol, idle)
+            self._guard("patrol", lambda: self.patrol.advance(time.monotonic(), idle=idle))
             started = time.perf_counter()
             self.overhead["patrol"] += started - swept
         self._guard("pump", self._turn_pump)
@@ -260,9 +264,6 @@ class CanaryRuntime:
         if self._raising:
             found, self._raising = tuple(self._raising), []
             raise KVCacheViolation(found)
-
-    def _advance_patrol(self, idle: bool) -> None:
-        self.patrol.advance(time.monotonic(), idle=idle)
 
     def _turn_pump(self) -> None:
         self._deliver(self.pump.turn(self.step))

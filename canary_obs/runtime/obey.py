@@ -12,6 +12,7 @@ from canary_obs.records import (
     Pause,
     Ping,
     Resume,
+    StartDrill,
     StartSweep,
 )
 from canary_obs.runtime.status import vitals_of
@@ -34,6 +35,8 @@ def _execute(canary: CanaryRuntime, command: Command) -> None:
             canary.sweeper.cancel(command.id)
         case CollectEvidence():
             canary.evidence.demand(command)
+        case StartDrill():
+            canary.drill.demand(command, canary.step)
         case Pause():
             canary.paused = True
         case Resume():

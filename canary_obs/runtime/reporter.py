@@ -20,6 +20,7 @@ from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import (
     Cause,
     Command,
+    DrillReport,
     EngineMessage,
     Evidence,
     Goodbye,
@@ -99,9 +100,9 @@ class Reporter:
         if self._backlog and self._send(Violations(identity=self.identity, rows=tuple(self._backlog))):
             self._backlog.clear()
 
-    def tell(self, evidence: Evidence) -> None:
-        """Answer a question about a slot."""
-        self._send(evidence)
+    def tell(self, answer: Evidence | DrillReport) -> None:
+        """Answer a question."""
+        self._send(answer)
 
     def sweep(self, progress: SweepProgress) -> None:
         """A sweep started or ended."""

@@ -15,12 +15,12 @@ from canary_obs.service.auth import Gate
 from canary_obs.service.desk import Desk, Surroundings
 from canary_obs.service.feed import Feed
 from canary_obs.service.problems import answer_with_problems
-from canary_obs.service.routes import canary, events, incidents, page, probes, sweeps
+from canary_obs.service.routes import canary, drills, events, incidents, page, probes, sweeps
 from canary_obs.service.schemas import components, guarded
 from canary_obs.service.tokens import Keyring
 from canary_obs.telemetry.prometheus import HubCollector, registry_for
 
-ROUTERS = tuple(routes.router for routes in (probes, canary, events, incidents, sweeps, page))
+ROUTERS = tuple(routes.router for routes in (probes, canary, drills, events, incidents, sweeps, page))
 
 
 class CanaryApp(FastAPI):

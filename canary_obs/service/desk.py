@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from fastapi import Request
 from prometheus_client import CollectorRegistry
 
 from canary_obs.config import ServiceConfig
+from canary_obs.pipeline.drills import DrillRecord
 from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.orders import OrderEvent, StartSweepRequest
+from canary_obs.pipeline.orders import NoEngine, OrderEvent, StartSweepRequest
 from canary_obs.pipeline.sweeps import SweepRecord
+from canary_obs.records import StartDrill
 from canary_obs.service.feed import Feed
 from canary_obs.service.problems import Problem
 from canary_obs.telemetry.export_queue import ExportCounts
 
 KEYS_KEPT = 1024
+DRILL_SECONDS = 30.0  # a rank that has not answered by then counts as unanswered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,17 @@ class Desk:
             if len(self.served) > KEYS_KEPT:
                 self.served.popitem(last=False)
         return record
+
+    def start_drill(self) -> tuple[str, Future[DrillRecord]]:
+        """Ask every live rank for a drill; returns its id and its end. Raises NoEngine or DrillInProgress."""
+        drill_id, ended = self.hub.drills.begin(DRILL_SECONDS)
+        try:
+            asked = self.hub.order(StartDrill(id=drill_id))
+        except NoEngine:
+            self.hub.drills.end(drill_id)
+            raise
+        self.hub.drills.expect(drill_id, asked)
+        return drill_id, ended
 
 
 def desk_of(request: Request) -> Desk:

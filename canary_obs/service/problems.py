@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from canary_obs.pipeline.drills import DrillInProgress
 from canary_obs.pipeline.orders import NoEngine, UnknownGroup
 from canary_obs.pipeline.sweeps import SweepInProgress
 
@@ -57,6 +58,7 @@ def answer_with_problems(app: FastAPI) -> None:
     app.exception_handler(HTTPException)(_on_http)
     app.exception_handler(RequestValidationError)(_on_invalid)
     app.exception_handler(SweepInProgress)(_on_sweep_running)
+    app.exception_handler(DrillInProgress)(_on_drill_running)
     app.exception_handler(NoEngine)(_on_no_engine)
     app.exception_handler(UnknownGroup)(_on_unknown_group)
     app.exception_handler(Exception)(_on_bug)
@@ -86,6 +88,10 @@ def _on_invalid(request: Request, error: RequestValidationError) -> JSONResponse
 def _on_sweep_running(request: Request, error: SweepInProgress) -> JSONResponse:
     running = error.running_id
     return problem(409, str(error), request.url.path, kind="sweep-in-progress", running_id=running)
+
+
+def _on_drill_running(request: Request, error: DrillInProgress) -> JSONResponse:
+    return problem(409, str(error), request.url.path, kind="drill-in-progress")
 
 
 def _on_no_engine(request: Request, error: NoEngine) -> JSONResponse:

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from canary_obs.pipeline.drills import DrillRecord
 from canary_obs.pipeline.incidents import IncidentSummary
 from canary_obs.pipeline.journal import ViolationEvent
 from canary_obs.pipeline.ranks import RankView
@@ -136,6 +137,7 @@ _ANSWERS = (
     ViolationPage,
     IncidentList,
     IncidentBundle,
+    DrillRecord,
     IncidentSummary,
     ViolationEvent,
     StateChange,

@@ -128,6 +128,8 @@ SERVICE_METRICS: tuple[ServiceMetric, ...] = (
     _service(_C, "log_events_dropped_total", "", "", "Log lines (violations, orders) that could not be written.", service_readings.log_dropped),
     _service(_C, "incidents_total", "", "", "Incidents (bursts of violations of one engine instance) opened.", service_readings.incidents_opened),
     _service(_G, "incident_info", "", "engine instance rank incident_id", "The rank's latest incident that no operator has acknowledged; always 1.", service_readings.incident_info),
+    _service(_C, "drills_total", "", "engine instance rank outcome", "Drills (one fault planted in a slot that nobody uses), and how they ended.", service_readings.drills),
+    _service(_G, "drill_last_detected_timestamp_seconds", "seconds", "engine instance rank", "When the rank's latest drill was detected.", service_readings.drill_detected),
     _service(_C, "telemetry_exported_total", "", "signal", "Spans and log records that an OTLP receiver took.", service_readings.exported),
     _service(_C, "telemetry_dropped_total", "", "signal cause", "Spans and log records lost on the way to the OTLP receiver.", service_readings.export_dropped),
     _service(_G, "scrape_duration_seconds", "seconds", "", "Time the previous collection took.", service_readings.scrape_duration),

@@ -73,6 +73,7 @@ class HubCollector(Collector):
             counts=self._hub.counts(),
             incidents=tuple(self._hub.incidents.newest_first()),
             incidents_opened=self._hub.incidents.opened,
+            drills=self._hub.drills.counts() if self._hub.config.drill_enabled else None,
             exports=self._exports(),
             log_dropped=self._log_dropped(),
             scrape_seconds=self._seconds,

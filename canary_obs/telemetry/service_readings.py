@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from canary_obs.pipeline.counters import HubCounts
+from canary_obs.pipeline.drills import DrillCount
 from canary_obs.pipeline.incidents import IncidentSummary
 from canary_obs.pipeline.ranks import RankView
+from canary_obs.pipeline.sweeps import RankKey
 from canary_obs.records import State
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
+from canary_obs.terms import DrillOutcome
 
 # Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
 SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log", "audit_log", "tracing")
@@ -26,6 +29,7 @@ class ServiceView:
     counts: HubCounts
     incidents: tuple[IncidentSummary, ...]  # newest first
     incidents_opened: int
+    drills: Mapping[RankKey, DrillCount] | None  # None = drills are off
     exports: Mapping[str, ExportCounts]  # by signal; only those that are exported
     log_dropped: int
     scrape_seconds: float | None  # None before the first
@@ -90,6 +94,25 @@ def incident_info(service: ServiceView) -> Iterator[Reading]:
             if not incident.acknowledged and key not in shown:
                 shown.add(key)
                 yield (*key, incident.id), 1.0
+
+
+def drills(service: ServiceView) -> Iterator[Reading]:
+    for rank, count in _drills(service):
+        for outcome in DrillOutcome:
+            yield (*rank, outcome.value), float(count.outcomes.get(outcome, 0))
+
+
+def drill_detected(service: ServiceView) -> Iterator[Reading]:
+    for rank, count in _drills(service):
+        if count.detected_ns is not None:
+            yield rank, count.detected_ns / 1e9
+
+
+def _drills(service: ServiceView) -> Iterator[tuple[tuple[str, str, str], DrillCount]]:
+    if service.drills is not None:
+        for rank in service.ranks:
+            engine, instance, number = rank.identity.key
+            yield (engine, instance, str(number)), service.drills.get(rank.identity.key, DrillCount())
 
 
 def exported(service: ServiceView) -> Iterator[Reading]:

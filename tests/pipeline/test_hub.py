@@ -267,7 +267,7 @@ def test_a_sweep_ends_when_every_rank_has(bench):
     assert not ended.done()
     bench.says(SweepReport(identity=second, progress=progress(record.id, SweepStatus.PASSED)))
     assert ended.result(0).status is SweepStatus.PASSED
-    assert bench.hub.wait_sweep(record.id, 0).ended_ns is not None
+    assert bench.hub.sweep_future(record.id).result(0).ended_ns is not None
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_sweep_never_hangs_on_a_rank_that_is_gone(how):
             bench.says(bench.snapshot(me))
             bench.hub.tick()
         assert bench.heard(CancelSweep) == [CancelSweep(id=record.id)]
-    ended = bench.hub.wait_sweep(record.id, 0)
+    ended = bench.hub.sweep_future(record.id).result(0)
     assert ended.status is SweepStatus.FAILED
     assert ended.ranks[0].error == reason
 
@@ -347,7 +347,7 @@ def test_the_end_of_a_sweep_is_found_in_a_snapshot_when_its_report_was_lost(benc
     me = bench.attach()
     record = bench.hub.start_sweep(StartSweepRequest())
     bench.says(bench.snapshot(me, sweep=progress(record.id, SweepStatus.VIOLATED, checked=100)))
-    assert bench.hub.wait_sweep(record.id, 0).status is SweepStatus.VIOLATED
+    assert bench.hub.sweep_future(record.id).result(0).status is SweepStatus.VIOLATED
 
 
 def test_a_sweep_the_service_forgot_in_a_restart_is_taken_up_again(bench):
@@ -394,7 +394,7 @@ def test_a_waiter_in_another_thread_is_woken(bench):
     me = bench.attach()
     record = bench.hub.start_sweep(StartSweepRequest())
     results = []
-    waiter = threading.Thread(target=lambda: results.append(bench.hub.wait_sweep(record.id, 10)))
+    waiter = threading.Thread(target=lambda: results.append(bench.hub.sweep_future(record.id).result(10)))
     waiter.start()
     bench.says(SweepReport(identity=me, progress=progress(record.id, SweepStatus.PASSED)))
     waiter.join(10)

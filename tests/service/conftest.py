@@ -10,9 +10,9 @@ from anyio.from_thread import start_blocking_portal
 
 from canary_obs.config import ServiceConfig
 from canary_obs.pipeline.hub import Hub
-from canary_obs.records import CancelSweep, StartSweep, SweepReport, SweepStatus
+from canary_obs.records import CancelSweep, StartDrill, StartSweep, SweepReport, SweepStatus
 from canary_obs.service.app import create_app
-from tests.service.fakes import hello, identity, progress, snapshot
+from tests.service.fakes import drilled, hello, identity, progress, snapshot
 
 URL = "http://127.0.0.1"
 
@@ -82,6 +82,8 @@ class ObedientRank:
         self.received.append(command)
         if isinstance(command, StartSweep) and self.finishes:
             self.report(command.id, SweepStatus.PASSED)
+        elif isinstance(command, StartDrill) and self.finishes:
+            self.say(drilled(self.who, command.id))
         elif isinstance(command, CancelSweep):
             self.report(command.id, SweepStatus.CANCELLED)
 

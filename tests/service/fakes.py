@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from canary_obs.evidence import DrillFinding
 from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import (
     CancelSweep,
     Cause,
     Command,
+    DrillReport,
     EngineMessage,
     GroupCounters,
     GroupInfo,
@@ -29,6 +31,7 @@ from canary_obs.records import (
     PipelineStatus,
     Reason,
     Snapshot,
+    StartDrill,
     StartSweep,
     State,
     SwaDivergence,
@@ -38,6 +41,7 @@ from canary_obs.records import (
     Trigger,
     Violation,
 )
+from canary_obs.terms import DrillOutcome
 
 FULL = GroupInfo(
     name="full", layers=2, parts=(Part.K, Part.V), slots=100, slot_bytes=64, protected_slot_bytes=64
@@ -155,6 +159,14 @@ def progress(sweep_id: str, status: SweepStatus, *, checked: int = 0, **changes:
     return msgspec.structs.replace(plain, **changes)
 
 
+def drilled(who: Identity, name: str) -> DrillReport:
+    found = DrillFinding(
+        id=name, outcome=DrillOutcome.DETECTED, group="full", slot=0, phase=Phase.PATROL,
+        reason=Reason.KV_DATA, latency_steps=1, latency_ms=2.5,
+    )  # fmt: skip
+    return DrillReport(identity=who, finding=found)
+
+
 class FakeEngine:
     """A thread that sends snapshots over a link and answers commands like a rank."""
 
@@ -186,6 +198,8 @@ class FakeEngine:
             return [hello(self.who)]
         if isinstance(command, StartSweep):
             states = [SweepStatus.RUNNING] + [SweepStatus.PASSED] * self.finish_sweeps
+        elif isinstance(command, StartDrill):
+            return [drilled(self.who, command.id)]
         elif isinstance(command, CancelSweep):
             states = [SweepStatus.CANCELLED]
         else:

@@ -18,7 +18,7 @@ def guarded(hub, rank, tmp_path):
     tables = [f'[{scope.value}]\ntoken = "{SECRETS[scope]}"\nscopes = ["{scope}"]\n' for scope in TokenScope]
     path = tmp_path / "tokens.toml"
     path.write_text("".join(tables))
-    app = create_app(hub, ServiceConfig(host="0.0.0.0", tokens_file=str(path)))
+    app = create_app(hub, ServiceConfig(host="0.0.0.0", tokens_file=str(path), drill_enabled=True))
     with client_of(app, "http://canary.example") as client:
         yield client
 

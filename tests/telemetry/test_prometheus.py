@@ -9,13 +9,16 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from canary_obs.config import ServiceConfig
+from canary_obs.evidence import DrillFinding
 from canary_obs.pipeline.hub import Hub
-from canary_obs.records import State, SwaDivergence, Violations
+from canary_obs.records import DrillReport, State, SwaDivergence, Violations
 from canary_obs.telemetry import readings
 from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import exposition
 from canary_obs.telemetry.prometheus import HubCollector, registry_for
+from canary_obs.terms import DrillOutcome
 from tests.service.fakes import counters, hello, identity, snapshot, violation
 
 GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"
@@ -23,11 +26,18 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def filled_hub(**changes):
-    hub = Hub(clock=lambda: 5.0, wall_ns=lambda: 1_000)
+    hub = Hub(ServiceConfig(drill_enabled=True), clock=lambda: 5.0, wall_ns=lambda: 1_000)
     me = identity()
     hub.ingest(hello(me), lambda command: None)
     hub.ingest(snapshot(me, 3, time_ns=1_000, **changes), lambda command: None)
     return hub
+
+
+def drill(hub, outcome):
+    name, _ = hub.drills.begin(60.0)
+    hub.drills.expect(name, [identity().key])
+    finding = DrillFinding(id=name, outcome=outcome)
+    hub.ingest(DrillReport(identity=identity(), finding=finding), lambda command: None)
 
 
 def page(hub, accept="", **options):
@@ -76,6 +86,7 @@ def test_open_metrics_is_spoken_when_asked_for():
 def test_every_row_is_exposed_by_a_full_snapshot():
     hub = filled_hub(violations=1)
     hub.ingest(Violations(identity=identity(), rows=(violation(),)), lambda command: None)
+    drill(hub, DrillOutcome.DETECTED)
     exports = {"traces": ExportCounts(exported=1, queue_full=2, failed=3)}
     found = samples(hub, exports=lambda: exports)
     exposed = {key[0] for key in found | samples_with_second_scrape()}
@@ -210,3 +221,32 @@ def test_label_values_are_escaped():
     me = msgspec.structs.replace(identity(), instance='a"b\nc')
     hub.ingest(snapshot(me, 1, time_ns=1_000), lambda command: None)
     assert any(("instance", 'a"b\nc') in key for key in samples(hub))
+
+
+def test_drills_are_counted_by_rank_and_are_no_violations():
+    hub = filled_hub()
+    rank = (("engine", "fake"), ("instance", "test"))
+    before = samples(hub)
+    zeros = {key: value for key, value in before.items() if key[0] == PREFIX + "drills_total"}
+    assert len(zeros) == len(DrillOutcome)
+    assert set(zeros.values()) == {0.0}
+    assert not any(key[0] == PREFIX + "drill_last_detected_timestamp_seconds" for key in before)
+    drill(hub, DrillOutcome.MISSED)
+    drill(hub, DrillOutcome.DETECTED)
+    drill(hub, DrillOutcome.DETECTED)
+    found = samples(hub)
+    drills = {
+        outcome.value: found[PREFIX + "drills_total", *rank, ("outcome", outcome.value), ("rank", "0")]
+        for outcome in DrillOutcome
+    }
+    assert drills == {"detected": 2.0, "missed": 1.0, "refused": 0.0, "unanswered": 0.0}
+    assert found[PREFIX + "drill_last_detected_timestamp_seconds", *rank, ("rank", "0")] == 1e-6
+    changed = {key[0] for key in found if found[key] != before.get(key)} - {
+        PREFIX + "scrape_duration_seconds"
+    }
+    assert changed == {
+        PREFIX + "drills_total",
+        PREFIX + "drill_last_detected_timestamp_seconds",
+        PREFIX + "hub_messages_total",
+    }
+    assert not any(key[0].startswith(PREFIX + "drill") for key in samples(Hub()))

@@ -71,6 +71,7 @@ class ReferenceAdapter:
         self._observer: Observer | None = None
         self._tier: TierWatch | None = None
         self._port: PortWatch | None = None
+        self._scratch: NDArray[np.int64] | None = None
         self._digests = PrefixDigests(engine.config.max_running)
         largest = engine.config.max_running + engine.config.token_budget
         self._uploads = UploadRing(largest, _STEPS_AHEAD, engine.runner.device)
@@ -98,6 +99,14 @@ class ReferenceAdapter:
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Running requests with the slot among the positions they have computed."""
         return _named(self._groups, group).holders(slot)
+
+    def lend_scratch(self) -> tuple[str, int]:
+        """The first slot of a page taken from the allocator until detach."""
+        allocator = self._engine.scheduler.allocator
+        if allocator.free_pages == 0:
+            raise UnsupportedEngine("no page of the pool is free; attach before the engine has filled it")
+        self._scratch = allocator.allocate(1)
+        return FULL, int(self._scratch[0])
 
     def window_tokens(self) -> WindowTokens | None:
         """None = the model has no sliding-window layers."""
@@ -153,7 +162,10 @@ class ReferenceAdapter:
         vars(engine).update(step=observed_step, idle=observed_idle)
 
     def detach(self) -> None:
-        """Remove the wrappers; idempotent."""
+        """Remove the wrappers, give the lent page back; idempotent."""
+        if self._scratch is not None:
+            self._engine.scheduler.allocator.free(self._scratch)
+            self._scratch = None
         if self._observer is None:
             return
         self._observer = None

@@ -75,6 +75,13 @@ class VllmAdapter:
         block = slot // found.block_size
         return tuple(request for request, blocks in self.request_blocks(found.number) if block in blocks)
 
+    def lend_scratch(self) -> tuple[str, int]:
+        """The first slot of the null block, which vLLM sets apart: nothing that is read lies there."""
+        for found in self.found:
+            if found.view.sources and not found.draft:
+                return found.view.name, NULL_BLOCK * found.block_size
+        raise UnsupportedEngine("no group shows its bytes; nothing could be planted")
+
     def window_tokens(self) -> WindowTokens | None:
         """Tokens of the last forward's requests, in the block lists that it used."""
         if self._served is None or not self._windows.numbers:

@@ -1,0 +1,50 @@
+"""Drills in a real vLLM: planted in the null block, found, healed, and felt by nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from canary_obs.records import Phase, Reason, StartDrill
+from canary_obs.runtime.perturb.bytes import locate_byte
+from canary_obs.terms import DrillOutcome
+from tests.engines.vllm.real.rig import Rig, prompts
+
+
+def answers(rig: Rig, *, drills: bool) -> dict[str, list[int]]:
+    """What requests are answered, with a drill begun at every step of the engine or none at all."""
+    rig.start({f"r{number}": prompt for number, prompt in enumerate(prompts(6))}, tokens=100)
+    found: dict[str, list[int]] = {}
+    step = 0
+    while rig.llm.llm_engine.has_unfinished_requests():
+        if drills:
+            with rig.adapter.at_rest():
+                rig.canary.drill.demand(StartDrill(id=f"d{step}"), rig.canary.step)
+        step += 1
+        for output in rig.llm.llm_engine.step():
+            if output.finished:
+                found[output.request_id] = list(output.outputs[0].token_ids)
+    return found
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_a_drill_in_the_null_block_is_found_and_changes_no_token(make_rig: Any, model: str) -> None:
+    rig = make_rig(model, canary={"drill_enabled": "true"})
+    quiet = answers(rig, drills=False)
+    rig.fresh()
+    told: list[Any] = []
+    rig.canary.reporter.tell = told.append
+    lent = [locate_byte(source, 0, 0) for source in rig.adapter.found[0].view.sources]
+    before = [address.read() for address in lent]
+    assert answers(rig, drills=True) == quiet
+    findings = [report.finding for report in told]
+    detected = [one for one in findings if one.outcome is DrillOutcome.DETECTED]
+    # One that is under way refuses the next: nothing else may keep a drill from being detected.
+    assert {one.outcome for one in findings} <= {DrillOutcome.DETECTED, DrillOutcome.REFUSED}
+    assert len(detected) > 20
+    assert {(one.phase, one.reason, one.slot) for one in detected} == {(Phase.PATROL, Reason.KV_DATA, 0)}
+    assert all(one.latency_steps <= 1 for one in detected)
+    assert rig.settle() == []
+    rig.canary.drill.close()
+    assert [address.read() for address in lent] == before

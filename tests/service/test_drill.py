@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import concurrent.futures
+
+import pytest
+
+from canary_obs.config import ServiceConfig
+from canary_obs.records import StartDrill
+from canary_obs.service import desk
+from canary_obs.service.app import create_app
+from canary_obs.service.routes import drills
+from tests.service.conftest import ObedientRank, bearer, check_problem, client_of
+from tests.service.fakes import drilled, eventually
+
+SECRET, SINGLE = "drill-0123456789abcdef", "single-0123456789abcdef"
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    path = tmp_path / "tokens.toml"
+    path.write_text(f'[drills]\ntoken = "{SECRET}"\nscopes = ["inject"]\n')
+    return {"token": SINGLE, "tokens_file": str(path)}
+
+
+@pytest.fixture
+def drilling(hub, tokens):
+    with client_of(create_app(hub, ServiceConfig(drill_enabled=True, **tokens))) as client:
+        yield client
+
+
+def drill(client, token=SECRET):
+    return client.post("/canary/drill", headers=bearer(token))
+
+
+def test_a_drill_answers_for_every_rank(drilling, rank):
+    answer = drill(drilling)
+    assert answer.status_code == 200
+    (one,) = answer.json()["ranks"]
+    assert one["key"] == ["fake", "test", 0]
+    assert one["finding"] == {
+        "id": answer.json()["id"],
+        "outcome": "detected",
+        "error": None,
+        "group": "full",
+        "slot": 0,
+        "phase": "patrol",
+        "reason": "kv_data",
+        "latency_steps": 1,
+        "latency_ms": 2.5,
+    }
+
+
+def test_only_a_token_with_inject_may_and_only_where_drills_are_on(drilling, hub, rank, tokens):
+    check_problem(drill(drilling, SINGLE), 403, "missing-scope")
+    with client_of(create_app(hub, ServiceConfig(drill_enabled=True))) as anybody:
+        check_problem(anybody.post("/canary/drill"), 403, "missing-scope")
+    with client_of(create_app(hub, ServiceConfig(**tokens))) as off:
+        document = check_problem(drill(off), 403, "drills-disabled")
+    assert "KV_CANARY_DRILL_ENABLED" in document["detail"]
+    assert not any(isinstance(command, StartDrill) for command in rank.received)
+
+
+def test_without_an_engine_nothing_is_left_open(drilling, hub):
+    check_problem(drill(drilling), 503, "no-engine")
+    ObedientRank(hub)
+    assert drill(drilling).status_code == 200
+
+
+def test_a_second_drill_waits_its_turn(drilling, rank):
+    rank.finishes = False
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(drill, drilling)
+        asked = eventually(lambda: [one for one in rank.received if isinstance(one, StartDrill)])[0]
+        check_problem(drill(drilling), 409, "drill-in-progress")
+        rank.say(drilled(rank.who, asked.id))
+        assert waiting.result(10).json()["ranks"][0]["finding"]["outcome"] == "detected"
+
+
+def test_a_silent_rank_is_named(drilling, rank, monkeypatch):
+    rank.finishes = False
+    monkeypatch.setattr(drills, "DRILL_SECONDS", 0.05)
+    (one,) = drill(drilling).json()["ranks"]
+    assert one["finding"]["outcome"] == "unanswered"
+    assert desk.DRILL_SECONDS > 10
