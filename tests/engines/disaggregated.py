@@ -18,7 +18,7 @@ from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.messages import Grants, Offers
 from canary_obs.engines.reference.request import Sampling
 from canary_obs.engines.reference.runner import ForwardBatch
-from canary_obs.engines.reference.settings import tiny
+from canary_obs.engines.reference.settings import tiny, with_model
 from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
 from canary_obs.engines.reference.transfer import KVSender
 from canary_obs.errors import KVCacheViolation
@@ -89,10 +89,19 @@ class DamagedAtSource(KVSender):
         super().send(source, granted)
 
 
+class NoIndexKeys(KVSender):
+    """Of sparse layers only the latent rows are sent."""
+
+    def moves(self, source, target) -> Moves:
+        layers = len(self._engine.runner.pool.stores)
+        return (move for move in super().moves(source, target) if move[0] < layers)
+
+
 SENDERS = {
     sender.__name__: sender
     for sender in (
         KVSender, Truncated, MissingLayer, Reordered, Duplicated, Misdirected, WrongSource, DamagedAtSource,
+        NoIndexKeys,
     )
 }  # fmt: skip
 
@@ -111,11 +120,11 @@ class Report:
     ledger: dict[str, Any] | None = None
 
 
-def prompts(count: int, seed: int = 0) -> list[NDArray[np.int32]]:
+def prompts(count: int, shortest: int = 6, seed: int = 0) -> list[NDArray[np.int32]]:
     random = np.random.default_rng(seed)
     system = random.integers(0, 256, 20)
     return [
-        np.concatenate([system[: 20 * (i % 2)], random.integers(0, 256, 6 + i)]).astype(np.int32)
+        np.concatenate([system[: 20 * (i % 2)], random.integers(0, 256, shortest + i)]).astype(np.int32)
         for i in range(count)
     ]
 
@@ -132,6 +141,8 @@ def serve(
     *,
     count: int = 1,
     sender: str = "KVSender",
+    model: str = "llama",
+    shortest: int = 6,
     engine: dict[str, object] | None = None,
     **canary: Any,
 ) -> Report:
@@ -140,7 +151,7 @@ def serve(
         name: value[not cluster.prefills] if isinstance(value, tuple) else value
         for name, value in (engine or {}).items()
     }
-    runner = cluster.engine(tiny(**({"dtype": torch.float64} | sizes)))
+    runner = cluster.engine(with_model(tiny(**({"dtype": torch.float64} | sizes)), model))
     if not cluster.prefills and "decode_data" in canary:
         canary["real_data"] = canary["decode_data"]
     canary.pop("decode_data", None)
@@ -153,7 +164,7 @@ def serve(
         _note_first_steps(runner, watch, report)
     if cluster.prefills:
         side = cluster.prefill_side(runner, SENDERS[sender])
-        for prompt, sampling in zip(prompts(count), samplings(count), strict=True):
+        for prompt, sampling in zip(prompts(count, shortest), samplings(count), strict=True):
             side.add_request(prompt, sampling)
         while side.has_work():
             side.step()
@@ -204,10 +215,10 @@ def traffic(
     return report
 
 
-def alone(count: int) -> dict[str, list[int]]:
+def alone(count: int, model: str = "llama", shortest: int = 6) -> dict[str, list[int]]:
     """The same prompts through one engine."""
-    engine = Engine(tiny(dtype=torch.float64))
-    for prompt, sampling in zip(prompts(count), samplings(count), strict=True):
+    engine = Engine(with_model(tiny(dtype=torch.float64), model))
+    for prompt, sampling in zip(prompts(count, shortest), samplings(count), strict=True):
         engine.add_request(prompt, sampling)
     outputs = {}
     while engine.has_work():

@@ -25,6 +25,23 @@ def test_answers_are_those_of_one_engine(pair: Ranks) -> None:
     assert sum(full.unverified.values()) == 0
 
 
+@pytest.mark.parametrize("model", ["fp8", "int8", "mla", "mla_sparse"])
+def test_every_byte_of_a_slot_travels(pair: Ranks, model: str) -> None:
+    """Scales and index keys, too: without them the answers would differ, and the bytes their fingerprints."""
+    prefill, decode = pair.run(serve, count=6, model=model, shortest=24)
+    assert decode.outputs == alone(6, model, 24)
+    assert prefill.violations == decode.violations == []
+    for group in decode.final.groups.values():
+        assert group.hashed[Phase.HEAD] > 100
+        assert sum(group.unverified.values()) == 0
+
+
+def test_missing_index_keys_are_said_to_be_index_keys(pair: Ranks) -> None:
+    _, decode = pair.run(serve, sender="NoIndexKeys", model="mla_sparse", shortest=24)
+    assert before_use(decode) == [(Phase.HEAD, Reason.KV_DATA)] * 24
+    assert {violation.group for violation in decode.violations} == {"indexer"}
+
+
 def before_use(report: Report) -> list[tuple[Phase, Reason]]:
     """What was found before the first forward of any request was over."""
     first = min(report.first_steps.values())

@@ -14,7 +14,6 @@ from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.model import random_weights
 from canary_obs.engines.reference.request import Sampling
 from canary_obs.engines.reference.settings import tiny, with_model
-from canary_obs.engines.reference.transfer import KVReceiver, KVSender
 from canary_obs.errors import ConfigurationError
 from tests.engines.plain_llama import plain_logits
 from tests.engines.test_engine import prompt, recorded
@@ -88,9 +87,3 @@ def test_an_indexer_needs_latent_rows() -> None:
     config = with_model(tiny(), "mla_sparse")
     with pytest.raises(ConfigurationError, match="the model has none"):
         Engine(replace(config, shape=replace(config.shape, latent=None)))
-
-
-@pytest.mark.parametrize("half", [KVSender, KVReceiver])
-def test_disaggregation_is_refused(half: type) -> None:
-    with pytest.raises(ConfigurationError, match="index keys do not travel"):
-        half(engine_of(), ())

@@ -257,8 +257,17 @@ RESIDENT = mutants(
     ),
 )
 
+TRAVEL = mutants(
+    "canary_obs/engines/reference/port_watch.py",
+    (
+        "return torch.cat(records, dim=-1) if",
+        "return torch.cat(records[::-1], dim=-1) if",
+        "tests/engines/test_disaggregated.py::test_every_byte_of_a_slot_travels",
+    ),
+)
+
 ALL = (
     *SWEEP, *WALK, *DIVERGENCE, *TABLES, *STATE, *RECEIVED, *PATROL, *HEALTH, *LOG, *PIPELINE, *COUNTERS,
     *RANKS, *WIRE,
-    *LEDGER, *INJECTOR, *DIGESTS, *FED, *WINDOWS, *RESIDENT,
+    *LEDGER, *INJECTOR, *DIGESTS, *FED, *WINDOWS, *RESIDENT, *TRAVEL,
 )  # fmt: skip

@@ -19,9 +19,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("fault", TRANSFERS, ids=lambda fault: fault.sender)
 def test_transfer_fault(pair: Ranks, fault: TransferFault) -> None:
-    prefill, decode = pair.run(serve, sender=fault.sender)
+    prefill, decode = pair.run(serve, sender=fault.sender, model=fault.model, shortest=fault.shortest)
     assert prefill.violations == []
     (first,) = decode.first_steps.values()
     seen = {f"{v.phase} {v.reason}" for v in decode.violations if v.step <= first and v.phase == "head"}
     assert tuple(sorted(seen)) == fault.finds
-    assert (decode.outputs == alone(1)) is bool(fault.harmless)
+    assert (decode.outputs == alone(1, fault.model, fault.shortest)) is bool(fault.harmless)

@@ -15,6 +15,8 @@ class TransferFault:
     reports: tuple[str, ...]
     finds: tuple[str, ...] = ("head kv_data",)  # "phase reason", sorted
     harmless: str = ""  # why the answer stays as it was
+    model: str = "llama"
+    shortest: int = 6  # tokens of the prompt
 
 
 TRANSFERS = (
@@ -32,6 +34,14 @@ TRANSFERS = (
         story="the last layer is not sent, or read before it was computed",
         sender="MissingLayer",
         reports=("https://github.com/sgl-project/sglang/pull/31239",),
+    ),
+    TransferFault(
+        title="transfer without index keys",
+        story="the keys that sparse attention chooses by are not sent: decode reads the wrong tokens",
+        sender="NoIndexKeys",
+        reports=("https://github.com/ROCm/ATOM/pull/1368",),
+        model="mla_sparse",
+        shortest=24,  # more than attention reads: else there is nothing to choose
     ),
     TransferFault(
         title="transfer in another order",

@@ -13,6 +13,7 @@ from canary_obs.engines.adapter import Observer
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
 from canary_obs.engines.reference.engine import Engine
+from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.engines.reference.groups import FULL, ShownGroup, shown_groups
 from canary_obs.engines.reference.port_watch import PortWatch
 from canary_obs.engines.reference.request import Request
@@ -152,7 +153,8 @@ class ReferenceAdapter:
         if engine.scheduler.host_tier is not None:
             self._tier = TierWatch(engine.scheduler.host_tier, observer, FULL)
             self._tier.wrap()
-        self._port = PortWatch(engine.port, observer, FULL)
+        travelling = [name for name, group in self._written.items() if isinstance(group, FullGroup)]
+        self._port = PortWatch(engine.port, observer, travelling)
         self._port.wrap()
         vars(runner)["forward"] = _observed(runner, self._view, observer)
         if self._draft is not None:

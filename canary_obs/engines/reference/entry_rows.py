@@ -83,6 +83,10 @@ class IndexRows:
         scales: Tensor = self.scales[layer, pages, places, 0]
         return elements * scales
 
+    def tensors(self, layer: int) -> tuple[Tensor, ...]:
+        """Keys and scales of a layer: [pages, per_page, ...]."""
+        return self.keys[layer], self.scales[layer]
+
     def sources(self, layer: int, number: int) -> tuple[KVSource, ...]:
         """Keys and scales of the global layer `number`, held here as `layer`."""
         return (

@@ -38,15 +38,15 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True):
     grants: list[Grant]
 
 
-class LayerMove(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one layer and the slots that they go to: the sender says where."""
+class RegionMove(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one region and the slots that they go to: the sender says where."""
 
-    layer: int
+    region: int  # the layers' KV in order, then their index keys
     slots: list[int]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What follows for one request: each move's bytes in order, then sidecars [slots granted, words]."""
 
-    moves: list[LayerMove]
+    moves: list[RegionMove]
     words: int  # 0 = no sidecars

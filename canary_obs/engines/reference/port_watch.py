@@ -12,14 +12,16 @@ from canary_obs.engines.adapter import Observer
 from canary_obs.engines.reference.port import NO_SIDECAR, KVPort
 from canary_obs.errors import KVCacheViolation
 
+_KINDS, _KIND_FACTOR = 1 << 56, 31  # the formats of all groups in one number
+
 
 class PortWatch:
-    """Wraps one port: a sidecar is the records of its slots."""
+    """Wraps one port: a sidecar is the records of its slots, group after group."""
 
     _SEAMS = ("kind", "outgoing", "reserved", "landed")
 
-    def __init__(self, port: KVPort, observer: Observer, group: str) -> None:
-        self._port, self._observer, self._group = port, observer, group
+    def __init__(self, port: KVPort, observer: Observer, groups: Sequence[str]) -> None:
+        self._port, self._observer, self._groups = port, observer, tuple(groups)
 
     def wrap(self) -> None:
         """In the instance dictionary: deleting the entries restores the port exactly."""
@@ -44,14 +46,22 @@ class PortWatch:
         return observed
 
     def _kind(self) -> int:
-        return self._observer.record_format(self._group) or NO_SIDECAR
+        kind = NO_SIDECAR
+        for group in self._groups:
+            kind = (_KIND_FACTOR * kind + (self._observer.record_format(group) or NO_SIDECAR)) % _KINDS
+        return kind
 
     def _outgoing(self, slots: Tensor, shares: Sequence[range]) -> Tensor | None:
-        return self._observer.records_of(self._group, slots, shares)
+        found = [self._observer.records_of(group, slots, shares) for group in self._groups]
+        records = [one for one in found if one is not None]
+        return torch.cat(records, dim=-1) if len(records) == len(found) else None
 
     def _reserved(self, slots: Tensor) -> None:
-        self._observer.invalidated(self._group, slots)
+        for group in self._groups:
+            self._observer.invalidated(group, slots)
 
     def _landed(self, slots: Tensor, sidecars: Sequence[Tensor], kind: int) -> None:
         readable = bool(sidecars) and kind == self._kind()
-        self._observer.received(self._group, slots, torch.stack(tuple(sidecars)) if readable else None)
+        records = torch.stack(tuple(sidecars)).chunk(len(self._groups), dim=-1) if readable else ()
+        for number, group in enumerate(self._groups):
+            self._observer.received(group, slots, records[number].contiguous() if readable else None)

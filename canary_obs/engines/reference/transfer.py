@@ -1,8 +1,9 @@
-"""KV of a request from one engine's pool to another's, layer by layer, one-sided: the sender says where."""
+"""KV of a request from one engine's pool to another's, region by region, one-sided: the sender says where."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,11 +11,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.messages import LayerMove, Manifest
+from canary_obs.engines.reference.messages import Manifest, RegionMove
 from canary_obs.engines.reference.wire import Link
 from canary_obs.errors import ConfigurationError
 
 Slots = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Tensors that a slot's bytes of one kind lie in."""
+
+    tensors: tuple[Tensor, ...]  # slots on the first axis, or pages and the slots of a page on the first two
+    paged: bool = False
+
+    def send(self, link: Link, slots: Tensor) -> None:
+        """The bytes of slots (int64 [n]), tensor by tensor."""
+        for tensor in self.tensors:
+            link.send(tensor[self._places(tensor, slots)])
+
+    def receive(self, link: Link, slots: Tensor) -> None:
+        """What `send` of the same region sends, into slots (int64 [n])."""
+        for tensor in self.tensors:
+            shape = slots.shape[0], *tensor.shape[1 + self.paged :]
+            tensor[self._places(tensor, slots)] = link.receive(shape, tensor.dtype)
+
+    def _places(self, tensor: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
+        return (slots // tensor.shape[1], slots % tensor.shape[1]) if self.paged else (slots,)
 
 
 class KVSender:
@@ -32,19 +55,18 @@ class KVSender:
         words = 0 if sidecars is None else sidecars.shape[2]
         for number, (link, target) in enumerate(zip(self._links, granted, strict=True)):
             moves = tuple(self.moves(source, target))
-            told = [LayerMove(layer=layer, slots=write.tolist()) for layer, _, write in moves]
+            told = [RegionMove(region=region, slots=write.tolist()) for region, _, write in moves]
             link.tell(Manifest(moves=told, words=words))
-            for layer, read, _ in moves:
-                places = torch.from_numpy(read).to(pool.device)
-                for tensor in _held_heads(self._engine, layer, link.heads):
-                    link.send(tensor[places])
+            held = regions(self._engine, link.heads)
+            for region, read, _ in moves:
+                held[region].send(link, torch.from_numpy(read).to(pool.device))
             if sidecars is not None:
                 link.send(sidecars[number])
 
     def moves(self, source: Slots, target: Slots) -> Iterator[tuple[int, Slots, Slots]]:
-        """Every copy to make: layer, slots to read here, slots to write there."""
-        for layer in range(len(self._engine.runner.pool.stores)):
-            yield layer, source, target
+        """Every copy to make: region, slots to read here, slots to write there."""
+        for region in range(len(regions(self._engine, self._engine.kv_heads))):
+            yield region, source, target
 
 
 class KVReceiver:
@@ -64,12 +86,19 @@ class KVReceiver:
     def _from(self, link: Link, count: int) -> Tensor | None:
         pool = self._engine.runner.pool
         manifest = link.hear(Manifest)
+        held = regions(self._engine, link.heads)
         for move in manifest.moves:
-            places = torch.tensor(move.slots, dtype=torch.int64, device=pool.device)
-            for tensor in _held_heads(self._engine, move.layer, link.heads):
-                arrived = link.receive((places.shape[0], *tensor.shape[1:]), tensor.dtype)
-                tensor.index_copy_(0, places, arrived)
+            held[move.region].receive(link, torch.tensor(move.slots, dtype=torch.int64, device=pool.device))
         return link.receive((count, manifest.words), torch.int64) if manifest.words else None
+
+
+def regions(engine: Engine, heads: range) -> tuple[Region, ...]:
+    """What belongs to a slot: each layer's KV of some global heads, then each layer's index keys."""
+    pool = engine.runner.pool
+    kv = tuple(Region(tensors=_held_heads(engine, layer, heads)) for layer in range(len(pool.stores)))
+    if pool.index is None:
+        return kv
+    return kv + tuple(Region(tensors=pool.index.tensors(layer), paged=True) for layer in range(len(kv)))
 
 
 def _held_heads(engine: Engine, layer: int, heads: range) -> tuple[Tensor, ...]:
@@ -85,10 +114,6 @@ def _check(engine: Engine, links: Sequence[Link]) -> None:
     if engine.runner.pool.window is not None or engine.runner.pool.compressed:
         raise ConfigurationError(
             "disaggregated", "windows or compression", "their slots do not travel", "Use another model."
-        )
-    if engine.runner.pool.index is not None:
-        raise ConfigurationError(
-            "disaggregated", "sparse attention", "index keys do not travel", "Use another model."
         )
     if engine.drafter is not None:
         raise ConfigurationError(
