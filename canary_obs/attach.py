@@ -40,7 +40,9 @@ def install_canary(
     if link is None and config.endpoint != IN_PROCESS:
         link = open_link(config.endpoint)
     try:
-        runtime = CanaryRuntime(adapter, config, device_of(adapter), link)
+        device = device_of(adapter)
+        check_current_device(device)
+        runtime = CanaryRuntime(adapter, config, device, link)
         adapter.attach(runtime)
     except Exception:
         adapter.detach()
@@ -58,6 +60,16 @@ def device_of(adapter: EngineAdapter) -> torch.device:
         named = sorted(map(str, devices)) or "none"
         raise UnsupportedEngine(f"KV tensors lie on devices {named}; one rank protects exactly one device")
     return devices.pop()
+
+
+def check_current_device(device: torch.device) -> None:
+    """Raises UnsupportedEngine when this thread launches kernels on another GPU than the one with the KV."""
+    if device.type == "cuda" and (current := torch.cuda.current_device()) != device.index:
+        raise UnsupportedEngine(
+            f"the KV lies on {device}, and this thread's current device is cuda:{current}, where kernels are "
+            f"launched; call torch.cuda.set_device({device.index}) in the thread that runs the engine, and "
+            "attach from there"
+        )
 
 
 def memory_report(runtime: CanaryRuntime) -> str:

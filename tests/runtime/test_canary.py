@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from canary_obs import attach
 from canary_obs.attach import install_canary, memory_report
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference import settings
@@ -86,6 +87,20 @@ def test_mode_none_touches_nothing() -> None:
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(UnsupportedEngine, match="no adapter"):
         install_canary(object(), CanaryConfig(endpoint=IN_PROCESS))
+
+
+def test_a_thread_that_launches_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No GPU here: where the KV lies and where kernels would go are told instead of found.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for fitting in ("cpu", "cuda:0"):
+        attach.check_current_device(torch.device(fitting))
+    monkeypatch.setattr(attach, "device_of", lambda _: torch.device("cuda:1"))
+    engine = Engine(settings.tiny())
+    with pytest.raises(
+        UnsupportedEngine, match=r"lies on cuda:1.* is cuda:0.*call torch\.cuda\.set_device\(1\)"
+    ):
+        install_canary(engine, CanaryConfig(endpoint=IN_PROCESS))
+    assert "step" not in vars(engine)
 
 
 def test_an_engine_that_served_before_is_adopted_not_accused() -> None:

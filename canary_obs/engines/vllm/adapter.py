@@ -226,11 +226,12 @@ class VllmAdapter:
         return self._stream is not None and not self._stream.query()
 
     def _surroundings(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else self._on_stream()
+        return nullcontext() if self.runner.device.type == "cpu" else self._on_device()
 
     @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
+    def _on_device(self) -> Iterator[None]:
+        # A new thread's kernels go to the first GPU; before the first forward there is no stream to follow.
+        with torch.cuda.device(self.runner.device), torch.cuda.stream(self._stream):
             self._aside.join()
             yield
 
