@@ -1,4 +1,4 @@
-"""Every kind of model in one process, and one of them split into a prefill and a decode process."""
+"""Every kind of model in one process, and two of them split into a prefill and a decode process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
 from tests.engines.two_engines import ranks
 from tests.soak.watched import BATCH, SIZES, KindReport, Watched
 
-DISAGGREGATED = "disaggregated"
-KINDS = (*MODELS, DISAGGREGATED)
+PAIRS = {"disaggregated": "llama", "disaggregated_sparse": "mla_sparse"}  # two processes; their model
+KINDS = (*MODELS, *PAIRS)
 CROWD = 3  # times the usual arrivals: prompts wait to be handed over, where a storm finds them
 SLOWEST = 20_000  # checks per second that a loaded machine still makes
 Sizes = dict[str, int]
@@ -28,11 +28,11 @@ Sizes = dict[str, int]
 def soak(kind: str, checks: int, seed: int = 1, sizes: Sizes | None = None) -> list[KindReport]:
     """Run one kind until this many records were checked; a report for each of its processes."""
     sizes = SIZES if sizes is None else sizes
-    if kind != DISAGGREGATED:
+    if kind not in PAIRS:
         return [_alone(kind, checks, seed, sizes)]
     patience = 240 + checks / SLOWEST
     with tempfile.TemporaryDirectory() as folder, ranks(1, 1, Path(folder), patience) as pair:
-        return pair.run(half, checks=checks, seed=seed, sizes=sizes)
+        return pair.run(half, kind=kind, checks=checks, seed=seed, sizes=sizes)
 
 
 def _alone(model: str, checks: int, seed: int, sizes: Sizes) -> KindReport:
@@ -48,15 +48,15 @@ def _alone(model: str, checks: int, seed: int, sizes: Sizes) -> KindReport:
     return watched.finish(model)
 
 
-def half(cluster: Cluster, *, checks: int, seed: int, sizes: Sizes) -> KindReport:
+def half(cluster: Cluster, *, kind: str, checks: int, seed: int, sizes: Sizes) -> KindReport:
     """One process of the pair: both go on until they have checked this many records together."""
-    engine = cluster.engine(tiny(seed=seed, **sizes))
+    engine = cluster.engine(with_model(tiny(seed=seed, **sizes), PAIRS[kind]))
     if cluster.prefills:
-        return _prefill(cluster.prefill_side(engine), checks, seed)
-    return _decode(cluster.decode_side(engine), checks, seed + 1)
+        return _prefill(cluster.prefill_side(engine), checks, seed).finish(f"{kind}: prefill")
+    return _decode(cluster.decode_side(engine), checks, seed + 1).finish(f"{kind}: decode")
 
 
-def _prefill(side: PrefillSide, checks: int, seed: int) -> KindReport:
+def _prefill(side: PrefillSide, checks: int, seed: int) -> Watched:
     engine = side.engine
     watched, traffic = Watched(engine, side.abort, seed), _load(engine, seed, crowd=CROWD)
     while _together(watched.records_checked) < checks:
@@ -68,10 +68,10 @@ def _prefill(side: PrefillSide, checks: int, seed: int) -> KindReport:
     while side.has_work():
         side.step()
     side.close()
-    return watched.finish(f"{DISAGGREGATED}: prefill")
+    return watched
 
 
-def _decode(side: DecodeSide, checks: int, seed: int) -> KindReport:
+def _decode(side: DecodeSide, checks: int, seed: int) -> Watched:
     engine = side.engine
     watched = Watched(engine, side.abort, seed)
     while _together(watched.records_checked) < checks:
@@ -80,7 +80,7 @@ def _decode(side: DecodeSide, checks: int, seed: int) -> KindReport:
             side.step()
     while side.has_work():
         side.step()
-    return watched.finish(f"{DISAGGREGATED}: decode")
+    return watched
 
 
 def _together(checked: int) -> int:
