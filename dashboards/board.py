@@ -13,6 +13,7 @@ NAME = "{{engine}}/{{instance}} rank {{rank}}"
 # Why a query may have nothing to show; every other query must answer with data (tests/ops asks them all).
 NO_FAULT = "only while something is wrong"
 NO_PERTURBATION = "only where faults are planted"
+NO_DRILL = "only where drills are on, and one was run"
 NO_RECEIVER = "only where an OTLP receiver is configured"
 NO_WINDOW = "only where the model has sliding-window layers with slots of their own"
 NO_SWEEP = "only once a sweep has run"

@@ -51,6 +51,11 @@ DAMAGE = (
         series=(rank_counter("perturbations", 0, 1, mode="real_kv_used", outcome="missed"),),
         shown="16",
     ),
+    Scenario(
+        alert="KVCanaryDrillMissed",
+        series=(rank_counter("drills", 0, 1, outcome="missed"),),
+        shown="16",
+    ),
 )
 
 BLIND = (

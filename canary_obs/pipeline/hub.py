@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import get_args
 
@@ -246,10 +246,10 @@ class Hub:
         with self._lock:
             return self._sweeps.find(sweep_id)
 
-    def sweeps(self) -> list[SweepRecord]:
-        """Sweeps, newest first."""
+    def sweeps(self, known: Mapping[str, int | None] | None = None) -> list[SweepRecord]:
+        """Sweeps, newest first; without those that `known` has with the end they have now."""
         with self._lock:
-            return self._sweeps.newest_first()
+            return self._sweeps.newest_first(known or {})
 
     def sweep_future(self, sweep_id: str) -> Future[SweepRecord]:
         """Resolves at the sweep's end; for asyncio.wrap_future. Raises KeyError for an unknown id."""

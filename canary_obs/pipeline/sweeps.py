@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -161,9 +161,13 @@ class SweepLedger:
         entry = self._entries.get(sweep_id)
         return None if entry is None else _describe(entry)
 
-    def newest_first(self) -> list[SweepRecord]:
-        """Every sweep kept."""
-        return [_describe(entry) for entry in reversed(self._entries.values())]
+    def newest_first(self, known: Mapping[str, int | None]) -> list[SweepRecord]:
+        """Every sweep kept but those that `known` has with the end they have now."""
+        return [
+            _describe(entry)
+            for name, entry in reversed(self._entries.items())
+            if name not in known or known[name] != entry.ended_ns
+        ]
 
     def ranks_running(self, sweep_id: str) -> list[RankKey]:
         """The ranks whose part in a sweep has not ended."""

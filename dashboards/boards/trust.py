@@ -7,6 +7,7 @@ from dashboards.board import (
     BAD_BELOW_ONE,
     BAD_FROM_ONE,
     NAME,
+    NO_DRILL,
     NO_FAULT,
     NO_RECEIVER,
     Board,
@@ -146,6 +147,33 @@ BOARD = Board(
                     ),
                     unit="s",
                     steps=_above("patrol_age_seconds"),
+                ),
+            ),
+        ),
+        Section(
+            title="Drills",
+            panels=(
+                Panel(
+                    title="Drills in range",
+                    says="One fault each, in a slot that nobody uses: how they ended.",
+                    queries=(
+                        Query(
+                            expression=f"increase({rank('drills_total')}[$__range])",
+                            legend="{{outcome}}, " + NAME,
+                            empty=NO_DRILL,
+                        ),
+                    ),
+                ),
+                Panel(
+                    title="Age of the last detected drill",
+                    says="When it was last seen that a fault is found.",
+                    queries=(
+                        Query(
+                            expression=f"time() - {rank('drill_last_detected_timestamp_seconds')}",
+                            empty=NO_DRILL,
+                        ),
+                    ),
+                    unit="s",
                 ),
             ),
         ),

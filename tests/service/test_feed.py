@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from canary_obs.pipeline.sweeps import RECORDS_KEPT
 from canary_obs.records import State, SweepReport, SweepStatus, Trigger, Violations
 from canary_obs.service.feed import EVENTS_KEPT, LOOK_SECONDS, Dropped, Feed, FeedKind
 from tests.service.fakes import progress, snapshot, violation
@@ -94,3 +95,14 @@ def test_a_flood_of_violations_hides_nothing_else_and_what_is_lost_is_counted(fe
     place = told[10].number
     assert feed.after(place) == told[11:]
     assert feed.after(feed.last) == []
+
+
+def test_ended_sweeps_are_not_looked_through_again(feed, hub, rank):
+    for number in range(2 * RECORDS_KEPT + 40):
+        rank.say(SweepReport(identity=rank.who, progress=progress(f"s{number}", SweepStatus.PASSED)))
+        feed.look()
+    told = kinds(feed.after(feed.last - 4 * RECORDS_KEPT))
+    assert told == ["sweep_begun", "sweep_ended"] * (2 * RECORDS_KEPT)
+    start = feed.last
+    feed.look()
+    assert feed.after(start) == []
