@@ -28,7 +28,10 @@ class SweepWalk:
         )
         if config.swa_resident_only and not self._knows_windows:
             raise ConfigurationError(
-                "swa_resident_only", True, "this engine shows no sliding-window group", "Leave it out."
+                "swa_resident_only",
+                True,
+                "this engine does not show what a sliding-window group holds",
+                "Leave it out.",
             )
 
     def refusal(self, command: StartSweep) -> str | None:
@@ -37,7 +40,9 @@ class SweepWalk:
         if unknown := [name for name in command.groups if name not in known]:
             return f"unknown groups {unknown}; there are: {', '.join(known)}"
         if command.swa_resident_only and not self._knows_windows:
-            return "swa_resident_only: this engine shows no sliding-window group; leave it out"
+            return (
+                "swa_resident_only: this engine does not show what a sliding-window group holds; leave it out"
+            )
         return None
 
     def slots(self, group: str, command: StartSweep) -> CachedSlots:

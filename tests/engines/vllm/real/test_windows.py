@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from canary_obs.records import Phase, State
 from canary_obs.runtime.swa_divergence import LOG_KEY
 from tests.engines.vllm.real.rig import prompts
+from tests.engines.vllm.real.server import Process, call, free_port
+from tests.engines.vllm.real.test_server import wait_until
 
 
 def test_the_three_signals(make_rig: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -68,6 +75,42 @@ def test_a_window_group_that_is_shown_the_full_tables_has_no_divergence(make_rig
     rig.step()
     assert rig.canary.swa.latest.index_divergence > 0
     rig.finish()
+
+
+def test_metrics_and_api_tell_what_the_log_line_tells(make_rig: Any, tmp_path: Path) -> None:
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="kvc") as folder:
+        endpoint = f"ipc://{Path(folder)}/s.sock"
+        command = [sys.executable, "-m", "canary_obs", "serve", "--endpoint", endpoint, "--port", str(port)]
+        service, base = Process(command, {}, tmp_path / "service.log"), f"http://127.0.0.1:{port}"
+        try:
+            service.wait_for(f"{base}/healthz")
+            settings = {"endpoint": endpoint, "swa_divergence_interval": "1"}
+            rig = make_rig("gemma3", canary=settings)
+            rig.generate(prompts(8), 24)
+            latest = msgspec.to_builtins(rig.canary.swa.latest)
+            assert min(latest["index_divergence"], latest["out_of_window"]) >= 1
+
+            def shown() -> Any:
+                (rank,) = call(f"{base}/canary/status")[1]["ranks"]
+                found = rank["snapshot"] and rank["snapshot"]["swa_divergence"]
+                return found if found and found["step"] == latest["step"] else None
+
+            found = wait_until(shown)
+            assert found == json.loads(json.dumps(latest))
+            values = {
+                (name, group): float(value)
+                for name, group, value in re.findall(
+                    r'^kv_canary_swa_(\w+){.*?(?:group="(\w+)".*)?} (\S+)$', call(f"{base}/metrics")[1], re.M
+                )
+            }
+            assert values["index_divergence", ""] == latest["index_divergence"]
+            assert values["out_of_window_tokens", ""] == latest["out_of_window"]
+            verified = "slots_verified_total"
+            assert 0 < values[verified, "swa"] < values[verified, "full"]
+            rig.close()
+        finally:
+            service.stop()
 
 
 @pytest.mark.parametrize("model", ["llama", "mistral"])
