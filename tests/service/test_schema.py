@@ -41,3 +41,18 @@ def test_every_route_documents_its_problems():
 def test_answers_are_described(name):
     components = create_app(Hub()).openapi()["components"]["schemas"]
     assert components[name]["properties"]
+
+
+# With tokens: the document then says what each operation needs, and unknown callers get nowhere.
+TOKEN = "schema-0123456789abcdef"
+GUARDED = create_app(HUB, ServiceConfig(token=TOKEN, orders_per_minute=100_000))
+GUARDED.state.desk.feed.close()
+guarded = schemathesis.openapi.from_asgi(
+    "/openapi.json", GUARDED, headers={"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}"}
+)
+
+
+@guarded.parametrize()
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_answers_keep_to_the_schema_where_tokens_are_set(case):
+    case.call_and_validate(headers={"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}"})

@@ -1,0 +1,123 @@
+"""Defects of scopes, tokens, limits, audit, the feed and drills."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_ACCESS = "tests/service/test_access.py::"
+_TOKENS = "tests/service/test_tokens.py::"
+_ORDERS = "tests/service/test_orders.py::"
+_LIMITS = "tests/service/test_allowance.py::"
+_FEED = "tests/service/test_feed.py::"
+_DRILL = "tests/runtime/test_drill.py::"
+
+GATE = mutants(
+    "canary_obs/service/auth.py",
+    (
+        "if door.scope is None or door.scope in caller.scopes:",
+        "if door.scope is None or caller.scopes:",
+        _ACCESS + "test_each_scope_opens_its_own_routes_and_no_other",
+    ),
+    (
+        "if door is None or door.scope is not None:",
+        "if door is not None and door.scope is not None:",
+        _ACCESS + "test_a_route_that_came_by_another_way_is_closed",
+    ),
+    (
+        "if door is None or door.scope not in ORDERS or caller is None:",
+        "if door is None or door.scope not in ORDERS or caller is None or refused:",
+        _ORDERS + "test_every_order_is_written_down_with_its_giver_and_its_outcome",
+    ),
+    (
+        "token=caller.name,",
+        "token=None,",
+        _ORDERS + "test_every_order_is_written_down_with_its_giver_and_its_outcome",
+    ),
+    (
+        "if seconds == 0:",
+        "if seconds >= 0:",
+        _ORDERS + "test_too_many_orders_are_refused_and_reach_no_rank",
+    ),
+)
+
+KEYRING = mutants(
+    "canary_obs/service/tokens.py",
+    (
+        "DEFAULT_SCOPES = (TokenScope.READ, TokenScope.OPERATE)",
+        "DEFAULT_SCOPES = tuple(TokenScope)",
+        _TOKENS + "test_without_tokens_anybody_on_this_machine_reads_and_operates_but_does_not_inject",
+    ),
+    (
+        'return found if scheme.lower() == "bearer" else None',
+        "return found",
+        _TOKENS + "test_each_token_has_its_own_name_and_scopes",
+    ),
+)
+
+ALLOWANCE = mutants(
+    "canary_obs/service/allowance.py",
+    (
+        "self._interval * (per_minute - 1)",
+        "self._interval * per_minute",
+        _LIMITS + "test_a_minutes_worth_at_once_then_one_per_share",
+    ),
+    (
+        "due = max(self._due.get(name, now), now)",
+        "due = self._due.get(name, now)",
+        _LIMITS + "test_what_was_not_used_is_kept_for_a_minute_and_no_longer",
+    ),
+)
+
+FEED = mutants(
+    "canary_obs/service/feed.py",
+    (
+        "lost = self.last - number - len(kept)",
+        "lost = 0",
+        _FEED + "test_a_flood_of_violations_hides_nothing_else_and_what_is_lost_is_counted",
+    ),
+    (
+        "self._publish(self._violations, FeedKind.VIOLATION, event)",
+        "self._publish(self._others, FeedKind.VIOLATION, event)",
+        _FEED + "test_a_flood_of_violations_hides_nothing_else_and_what_is_lost_is_counted",
+    ),
+    (
+        "if event.number <= number:",
+        "if event.number < number:",
+        _FEED + "test_a_flood_of_violations_hides_nothing_else_and_what_is_lost_is_counted",
+    ),
+)
+
+DRILL = mutants(
+    "canary_obs/runtime/drill.py",
+    (
+        "target.bitwise_xor_(_BIT)",
+        "target.bitwise_xor_(0)",
+        _DRILL + "test_a_planted_fault_is_found_healed_and_counts_as_nothing[llama]",
+    ),
+    (
+        "if self._planted is not None and not self._checked:",
+        "if self._planted is not None and self._checked:",
+        _DRILL + "test_the_slot_is_the_engines_again_after_detach",
+    ),
+    (
+        "if any(row.phase is not Phase.PATROL for row in seen):",
+        "if not seen:",
+        _DRILL + "test_an_alarm_without_a_fault_is_no_success",
+    ),
+)
+
+BOOK = mutants(
+    "canary_obs/pipeline/drills.py",
+    (
+        "running.expected is not None and running.expected <= running.findings.keys()",
+        "running.expected is not None",
+        "tests/pipeline/test_drills.py::test_a_drill_ends_with_its_last_answer",
+    ),
+    (
+        "if now < self._running.until:",
+        "if now < 0:",
+        "tests/pipeline/test_drills.py::test_one_at_a_time_and_never_for_ever",
+    ),
+)
+
+ALL = GATE + KEYRING + ALLOWANCE + FEED + DRILL + BOOK
