@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from canary_obs.attach import install_canary
 from canary_obs.config import CanaryConfig
 from canary_obs.engines.reference import settings
 from canary_obs.engines.reference.engine import Engine
@@ -63,14 +64,11 @@ def test_the_slot_is_the_engines_again_after_detach(link):
     engine = Engine(settings.tiny())
     allocator, pool = engine.scheduler.allocator, engine.runner.pool.kv
     free, bytes_before = allocator.free_pages, pool.clone()
-    from canary_obs.attach import install_canary
-
     canary = install_canary(engine, CanaryConfig(drill_enabled=True, endpoint="inproc"), link=link)
     canary.mark_ready()
     assert allocator.free_pages == free - 1
     order(link, "d")
     engine.idle()
-    canary.drill.demand(StartDrill(id="e"), 0)  # refused or planted: either way nothing stays behind
     canary.detach()
     assert allocator.free_pages == free
     assert torch.equal(pool, bytes_before)
@@ -134,8 +132,6 @@ def test_a_full_pool_lends_nothing_and_says_so(link):
     engine = Engine(settings.tiny())
     allocator = engine.scheduler.allocator
     allocator.allocate(allocator.free_pages)
-    from canary_obs.attach import install_canary
-
     canary = install_canary(engine, CanaryConfig(drill_enabled=True, endpoint="inproc"), link=link)
     canary.mark_ready()
     order(link, "d")
