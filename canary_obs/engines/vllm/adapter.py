@@ -19,7 +19,7 @@ from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded
 from canary_obs.engines.vllm.groups import FoundGroup, find_groups
 from canary_obs.engines.vllm.idle import IdleThread
 from canary_obs.engines.vllm.seams import Seams
-from canary_obs.engines.vllm.versions import check_version
+from canary_obs.engines.vllm.versions import V1_VERSIONS, check_version
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, served_by
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.views import GroupView, StepView, WindowTokens
@@ -29,12 +29,13 @@ class VllmAdapter:
     """EngineAdapter of a model runner whose KV cache is initialised. Subclasses build the StepView."""
 
     name = "vllm"
+    tried: tuple[str, ...] = V1_VERSIONS  # of vLLM, with this model runner
 
     def __init__(self, runner: Any) -> None:
         import vllm
 
         self.version = str(vllm.__version__)
-        check_version(self.version)
+        check_version(self.version, self.tried)
         self.runner = runner
         # What the runner's methods create under inference mode could not be changed outside of it.
         with torch.inference_mode():

@@ -13,11 +13,14 @@ from canary_obs.engines.adapter import Observer
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.device_digests import ListDigests
 from canary_obs.engines.vllm.seams import Seams
+from canary_obs.engines.vllm.versions import V2_VERSIONS
 from canary_obs.views import GroupStep, StepTypes, StepView
 
 
 class V2Adapter(VllmAdapter):
     """Takes the batch as `prepare_attn` returns it."""
+
+    tried = V2_VERSIONS
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)

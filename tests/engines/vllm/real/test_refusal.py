@@ -26,7 +26,7 @@ def other_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A vLLM nobody has tried, from the plugin's point of view."""
     plugin.unregister()
     with monkeypatch.context() as patch:
-        patch.setattr("vllm.__version__", "0.31.7")
+        patch.setattr("vllm.__version__", "0.99.0")
         plugin.register()
         yield
     plugin.unregister()
@@ -43,7 +43,7 @@ def unexplained_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     ("reason", "named"),
     [
         ("unexplained_layout", "bytes all over the place"),
-        ("other_version", "vLLM 0.31.7: supported are"),
+        ("other_version", "vLLM 0.99.0: supported are"),
     ],
 )
 def test_the_engine_serves_and_log_api_and_metric_say_why(
