@@ -35,7 +35,8 @@ JOBS = [
     (write.write_kernel, LONG),
     (write.write_kernel, SHORT),
     (digest.lists_kernel, {"BLOCK": 1024}),
-    (digest.inputs_kernel, {"BLOCK": 1024}),
+    (digest.inputs_kernel, {"BLOCK": 1024, "TAIL": 0, "ROOM": 0}),
+    (digest.inputs_kernel, {"BLOCK": 1024, "TAIL": 3, "ROOM": 4}),
     (fingerprint.fingerprint_kernel, {"OP": 0, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 1, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **ODD}),
@@ -66,4 +67,4 @@ def test_kernels_compile_ahead_of_time(target):
         env=environment,
         check=False,
     )
-    assert (done.returncode, done.stdout.strip()) == (0, "10"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "11"), done.stderr

@@ -23,6 +23,9 @@ os.environ.update(
     KV_CANARY_MODE="log",
     KV_CANARY_ENDPOINT="inproc",
 )
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # A core for each of pytest's workers: on shared ones each engine's threads wait for the other's.
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(int(worker.removeprefix("gw")) % (os.cpu_count() or 1))
 
 
 @pytest.fixture(scope="session")
