@@ -43,7 +43,12 @@ class Sample:
     sequence: int  # ordinal of the push, from 0
     step: int  # forward step at the push
     pushed: float  # time.monotonic() at the push
-    values: Tensor  # int64 [n] on the host
+    words: NDArray[np.int64]  # [n]
+
+    @property
+    def values(self) -> Tensor:
+        """int64 [n] on the host: the same memory."""
+        return torch.from_numpy(self.words)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,10 +57,6 @@ class _Row:
     pinned: Tensor  # on the host
     words: NDArray[np.int64]  # the same memory: NumPy copies so little in half of torch's time
     event: Event  # the host copy is complete
-
-    def copied(self) -> Tensor:
-        """What arrived, in memory of its own."""
-        return torch.from_numpy(self.words.copy())
 
 
 class _Copy(NamedTuple):
@@ -136,15 +137,20 @@ class DelayedDeviceHost:
 
     def poll(self) -> list[Sample]:
         """Copies that have arrived, oldest first. Never waits."""
-        return [self._landed(copy) for copy in self._arrived()]
+        samples = []
+        while self._in_flight and self._in_flight[0].row.event.query():
+            samples.append(self._landed(self._in_flight.popleft()))
+        return samples
 
     def newest(self) -> Sample | None:
         """The newest copy that has arrived; older ones are dropped. None = nothing new. Never waits."""
-        arrived = self._arrived()
-        if not arrived:
-            return None
-        self._free.extend(copy.row for copy in arrived[:-1])
-        return self._landed(arrived[-1])
+        # Not by `poll`: every step pays for each call, and for each copy that nobody looks at.
+        newest: _Copy | None = None
+        while self._in_flight and self._in_flight[0].row.event.query():
+            if newest is not None:
+                self._free.append(newest.row)
+            newest = self._in_flight.popleft()
+        return None if newest is None else self._landed(newest)
 
     @property
     def full(self) -> bool:
@@ -173,15 +179,9 @@ class DelayedDeviceHost:
             samples += self.poll()
         return samples
 
-    def _arrived(self) -> list[_Copy]:
-        """Copies that are under way no more; their rows are still taken."""
-        arrived = []
-        while self._in_flight and self._in_flight[0].row.event.query():
-            arrived.append(self._in_flight.popleft())
-        return arrived
-
     def _landed(self, copy: _Copy) -> Sample:
-        values = copy.row.copied()
-        self._arrived_step = copy.step
-        self._free.append(copy.row)
-        return Sample(sequence=copy.sequence, step=copy.step, pushed=copy.pushed, values=values)
+        row, sequence, step, pushed = copy
+        words = row.words.copy()
+        self._arrived_step = step
+        self._free.append(row)
+        return Sample(sequence=sequence, step=step, pushed=pushed, words=words)

@@ -275,8 +275,8 @@ class CanaryRuntime:
             self.reporter.tell(evidence)
 
     def _deliver(self, found: list[Violation]) -> None:
-        # Before the injector heals what it planted.
-        self._guard("evidence", self.evidence.observe, found, self.step)
+        if found:  # before the injector heals what it planted
+            self._guard("evidence", self.evidence.observe, found, self.step)
         if self.injector is not None:
             self.injector.observe(found, settled=not self.pump.busy)
         if self.config.mode is Mode.RAISE:

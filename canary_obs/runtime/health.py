@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from canary_kernels import layout
 from canary_obs.config import CanaryConfig
@@ -56,14 +57,17 @@ class Health:
         """The copy with this sequence must carry every run launched so far."""
         self._expected[sequence] = [list(phases) for phases in self.launched]
 
-    def observe(self, sequence: int, counters: Tensor) -> None:
-        """Compare a copy with what was launched before it; a difference is a stalled kernel."""
+    def observe(self, sequence: int, counters: NDArray[np.int64]) -> None:
+        """Compare a copy ([groups * COUNTER_WORDS]) with what was launched before it.
+
+        A difference is a stalled kernel.
+        """
         expected = self._expected.pop(sequence, None)
         if expected is None:
             return
         while self._expected and next(iter(self._expected)) < sequence:
             del self._expected[next(iter(self._expected))]  # a copy that nobody looked at
-        rows = counters.numpy().reshape(-1, layout.COUNTER_WORDS)
+        rows = counters.reshape(-1, layout.COUNTER_WORDS)
         runs = rows[:, layout.COUNT_RUNS : layout.COUNT_RUNS + layout.NUM_PHASES].tolist()
         if runs == expected:
             return

@@ -23,6 +23,7 @@ class Pump:
         self._rows = DelayedDeviceHost(state.flat, 2)
         self.log = ViolationLog(state, reveal_tokens=config.reveal_tokens)
         self.sample: Sample | None = None
+        self.violations = 0  # counted up to the newest host copy
 
     @property
     def next_sequence(self) -> int:
@@ -32,15 +33,7 @@ class Pump:
     @property
     def busy(self) -> bool:
         """Whether anything is under way to the host, or is known to be there and was not fetched yet."""
-        unread = self.sample is not None and self.log.moved(self.sample.values)
-        return unread or self._counters.busy or self._rows.busy
-
-    @property
-    def violations(self) -> int:
-        """Violations counted up to the newest host copy."""
-        if self.sample is None:
-            return 0
-        return events_in(self.sample.values)
+        return self.log.moved(self.violations) or self._counters.busy or self._rows.busy
 
     def status(self, step: int, now: float) -> PipelineStatus:
         """Lag and skips for the snapshot."""
@@ -53,7 +46,9 @@ class Pump:
         if self._counters.push(step, now):
             self._health.expect(sequence)
         self._take(self._counters.newest(), step)
-        if self.sample is not None and not self._rows.busy and self.log.moved(self.sample.values):
+        if not self._rows.busy:
+            if not self.log.moved(self.violations):
+                return []
             self._rows.push(step, now)
         return self._read(self._rows.poll(), step)
 
@@ -63,7 +58,7 @@ class Pump:
         for sample in self._counters.flush(timeout):
             self._take(sample, step)
         found += self._read(self._rows.flush(timeout), step)
-        if self.sample is not None and self.log.moved(self.sample.values):
+        if self.log.moved(self.violations):
             self._rows.push(step, time.monotonic())
             found += self._read(self._rows.flush(timeout), step)
         return found
@@ -71,9 +66,10 @@ class Pump:
     def _take(self, sample: Sample | None, step: int) -> None:
         # Counters only grow: the newest copy tells all that those before it did.
         if sample is not None:
-            self.sample = sample
-            self._health.observe(sample.sequence, sample.values)
-            self._sweeper.observe(sample.sequence, sample.values, step)
+            self.sample, self.violations = sample, events_in(sample.words)
+            self._health.observe(sample.sequence, sample.words)
+            if self._sweeper.running:
+                self._sweeper.observe(sample.sequence, sample.values, step)
 
     def _read(self, copies: list[Sample], step: int) -> list[Violation]:
         found: list[Violation] = []

@@ -102,7 +102,7 @@ class Scout:
     def returned(self, timeout: float = 0.0) -> Iterator[Return]:
         """Errands that came back, oldest first; waits up to `timeout` seconds for all of them."""
         for sample in self._host.flush(timeout) if timeout else self._host.poll():
-            values = sample.values.numpy().reshape(self._seen.shape)
+            values = sample.words.reshape(self._seen.shape)
             errand = self._errands.popleft()
             number = errand.group.index
             moved = values[number] - self._seen[number]

@@ -141,8 +141,8 @@ PIPELINE = mutants(
     "canary_obs/pipeline/delayed_device_host.py",
     ("self.skipped += 1", "pass", _HOST + "test_a_full_ring_skips_and_counts_and_recovers"),
     (
-        "torch.from_numpy(self.words.copy())",
-        "torch.from_numpy(self.words)",
+        "words = row.words.copy()",
+        "words = row.words",
         _HOST + "test_a_taken_sample_does_not_change_when_its_row_is_reused",
     ),
     (
@@ -151,7 +151,7 @@ PIPELINE = mutants(
         _HOST + "test_lag_is_zero_when_nothing_is_under_way",
     ),
     (
-        "self._free.extend(copy.row for copy in arrived[:-1])",
+        "self._free.append(newest.row)",
         "pass",
         _HOST + "test_the_newest_arrival_stands_for_those_before_it",
     ),

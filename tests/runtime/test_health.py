@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
 
 from canary_kernels import layout
 from canary_kernels.layout import Phase
@@ -20,8 +21,8 @@ GOOD = Vitals(
 )  # fmt: skip
 
 
-def counters(**runs: int) -> torch.Tensor:
-    values = torch.zeros(layout.COUNTER_WORDS, dtype=torch.int64)
+def counters(**runs: int) -> NDArray[np.int64]:
+    values = np.zeros(layout.COUNTER_WORDS, dtype=np.int64)
     for name, count in runs.items():
         values[layout.COUNT_RUNS + Phase[name.upper()]] = count
     return values
