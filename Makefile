@@ -33,7 +33,7 @@ ops-files: setup
 
 # A real vLLM on the CPU, in an environment of its own.
 test-vllm: .venv-vllm/.installed
-	.venv-vllm/bin/python -m pytest -o filterwarnings= -n 2 --dist loadfile tests/engines/vllm
+	.venv-vllm/bin/python -m pytest -o filterwarnings= -n 2 --dist loadfile --no-loadscope-reorder tests/engines/vllm
 
 .venv-vllm/.installed: tests/vllm_requirements.txt pyproject.toml
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
