@@ -18,6 +18,8 @@ from canary_obs.records import State
 from tests.engines.vllm.real.server import Process
 from tests.engines.vllm.real.test_server import wait_until
 
+# Each test starts several engines; each start has its own limit, which also prints what they said.
+pytestmark = pytest.mark.timeout(900)
 MINIMUM_CHECKS = 50_000
 CASES: dict[str, dict[str, Any]] = {
     "one": {},
