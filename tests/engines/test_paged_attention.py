@@ -37,3 +37,4 @@ def test_equals_plain_attention(window: int) -> None:
         kv, query, table, torch.tensor(rows, device=DEVICE), torch.tensor(lengths, device=DEVICE) - 1, window
     )
     torch.testing.assert_close(found[:-1], torch.stack(wanted), atol=1e-5, rtol=1e-5)
+    assert not found[-1].any(), "padding answers 0, not what its memory held before"

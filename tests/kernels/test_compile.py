@@ -15,9 +15,13 @@ from canary_kernels.digest import kernel as digest
 from canary_kernels.fingerprint import kernel as fingerprint
 from canary_kernels.verify import kernel as verify
 from canary_kernels.write import kernel as write
+from canary_obs.engines.reference import paged_attention
 
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
-INTEGERS |= {"num_k", "num_sources", "stride"}
+INTEGERS |= {"num_k", "num_sources", "stride", "key_stride", "value_stride", "slot_stride", "query_stride"}
+FLOATS = dict.fromkeys(("key", "value", "keys", "values", "query", "output"), "*bf16")
+FLOATS |= {"mixed": "*fp32", "weights": "*fp32", "scale": "fp32"}
+HEADS = {"GROUP": 4, "DIM": 128, "WIDTH": 128, "SPLITS": 16}
 FULL = {
     "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True,
     "GEOMETRY": (2048,) * 6 + (0,), "PAGES": (1, 2048, 0, 1, 0), "ALIGNMENT": 16, "BLOCK": 512,
@@ -40,14 +44,16 @@ JOBS = [
     (fingerprint.fingerprint_kernel, {"OP": 0, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 1, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **ODD}),
+    (paged_attention.store_kernel, {"HEADS": 8, "DIM": 128, "SIZE": 1024}),
+    (paged_attention.attend_kernel, {**HEADS, "QUERIES": 16, "BLOCK": paged_attention.BLOCK, "WINDOW": 512}),
+    (paged_attention.merge_kernel, HEADS),
 ]
 backend, arch, warp, binary = sys.argv[1:]
 target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, int(warp))
 for function, constants in JOBS:
-    signature = {
-        p.name: "constexpr" if p.name in constants else "i32" if p.name in INTEGERS else "*i64"
-        for p in function.params
-    }
+    floats = FLOATS if function.fn.__module__ == paged_attention.__name__ else {}
+    types = dict.fromkeys(INTEGERS, "i32") | floats | dict.fromkeys(constants, "constexpr")
+    signature = {p.name: types.get(p.name, "*i64") for p in function.params}
     compiled = triton.compile(ASTSource(function, signature, constants), target=target)
     assert compiled.asm[binary], function
     if function is fingerprint.fingerprint_kernel and constants["BLOCK"] == 512 and backend == "cuda":
@@ -67,4 +73,4 @@ def test_kernels_compile_ahead_of_time(target):
         env=environment,
         check=False,
     )
-    assert (done.returncode, done.stdout.strip()) == (0, "11"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "14"), done.stderr

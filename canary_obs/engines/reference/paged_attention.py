@@ -79,23 +79,25 @@ def attend_kernel(
 
 @triton.jit
 def merge_kernel(
-    mixed, weights, output, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr
-):
-    """Program (request, head) adds the splits up, each by its weight."""
+    mixed, weights, rows, output,
+    GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Program (request, head) adds the splits up, each by its weight; padding, which has none, is 0."""
     request, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     first = (request * heads + head // GROUP * GROUP) * SPLITS + head % GROUP
     lane = tl.arange(0, WIDTH)
     inside = lane < DIM
     best, total, answer = -1e30, 0.0, tl.zeros([WIDTH], tl.float32)
-    for split in tl.static_range(SPLITS):
-        logarithm = tl.load(weights + first + split * GROUP)
-        part = tl.load(mixed + (first + split * GROUP) * DIM + lane, inside, 0.0)
-        higher = tl.maximum(best, logarithm)
-        fade, weight = tl.exp(best - higher), tl.exp(logarithm - higher)
-        total = total * fade + weight
-        answer = answer * fade + part * weight
-        best = higher
-    answer = answer / total
+    if tl.load(rows + request) >= 0:
+        for split in tl.static_range(SPLITS):
+            logarithm = tl.load(weights + first + split * GROUP)
+            part = tl.load(mixed + (first + split * GROUP) * DIM + lane, inside, 0.0)
+            higher = tl.maximum(best, logarithm)
+            fade, weight = tl.exp(best - higher), tl.exp(logarithm - higher)
+            total = total * fade + weight
+            answer = answer * fade + part * weight
+            best = higher
+        answer = answer / total
     tl.store(output + (request * heads + head) * DIM + lane, answer.to(output.dtype.element_ty), inside)
 
 
@@ -135,7 +137,7 @@ class PagedAttention:
         )  # fmt: skip
         output = torch.empty((requests, heads * self._dim), dtype=query.dtype, device=query.device)
         merge_kernel[(requests, heads)](
-            self._mixed, self._weights, output,
+            self._mixed, self._weights, rows, output,
             GROUP=self._group, DIM=self._dim, WIDTH=width, SPLITS=self._splits,
         )  # fmt: skip
         return output
