@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, strategies as st
@@ -9,6 +12,8 @@ from canary_obs.pipeline import wire
 from canary_obs.records import (
     Acknowledge,
     CancelSweep,
+    Command,
+    EngineMessage,
     Goodbye,
     Pause,
     Ping,
@@ -36,6 +41,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
+SCHEMAS = {2: "36149560304c00fb"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -60,6 +66,23 @@ def test_what_a_release_of_the_first_schema_sends_is_refused():
     frame[3] = 1
     with pytest.raises(WireError, match=r"protocol version 1, this side speaks 2"):
         wire.decode_command(bytes(frame))
+
+
+def test_a_changed_schema_has_a_version_of_its_own():
+    """Both sides refuse fields they do not know, so two schemas under one number would only confuse them.
+
+    When this fails: raise PROTOCOL_VERSION unless it was raised since the last release, then note the digest.
+    """
+    _, parts = msgspec.json.schema_components([EngineMessage, Command])
+    digest = hashlib.sha256(msgspec.json.encode(_bare(parts), order="sorted")).hexdigest()[:16]
+    assert {wire.PROTOCOL_VERSION: digest} == SCHEMAS
+
+
+def _bare(schema: Any) -> Any:
+    """Without the docstrings, which may change."""
+    if isinstance(schema, dict):
+        return {name: _bare(part) for name, part in schema.items() if name != "description"}
+    return [_bare(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def test_an_oversized_message_is_refused_on_both_sides(monkeypatch):
