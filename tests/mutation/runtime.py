@@ -61,6 +61,21 @@ TABLES = mutants(
     ),
 )
 
+_DRAFTS = "tests/engines/vllm/test_draft.py::"
+DRAFTS = mutants(
+    "canary_obs/engines/vllm/draft.py",
+    (
+        "places.clamp_(max=self._limit - 1)",
+        "places.clamp_(max=self._limit)",
+        _DRAFTS + "test_every_slot_that_drafting_may_write_loses_its_record",
+    ),
+    (
+        "memory.copy_(values)",
+        "memory.set_(values)",
+        _DRAFTS + "test_the_forward_is_shown_as_it_was_when_the_target_ran",
+    ),
+)
+
 STATE = mutants(
     "canary_obs/runtime/state.py",
     (
@@ -267,7 +282,7 @@ TRAVEL = mutants(
 )
 
 ALL = (
-    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *STATE, *RECEIVED, *PATROL, *HEALTH, *LOG, *PIPELINE, *COUNTERS,
-    *RANKS, *WIRE,
+    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *HEALTH, *LOG, *PIPELINE,
+    *COUNTERS, *RANKS, *WIRE,
     *LEDGER, *INJECTOR, *DIGESTS, *FED, *WINDOWS, *RESIDENT, *TRAVEL,
 )  # fmt: skip

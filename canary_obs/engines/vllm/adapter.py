@@ -16,13 +16,14 @@ from canary_obs.engines.adapter import Observer
 from canary_obs.engines.vllm.aside import Aside
 from canary_obs.engines.vllm.block_events import CARRIED
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded
+from canary_obs.engines.vllm.draft import DraftGroups
 from canary_obs.engines.vllm.groups import FoundGroup, find_groups
 from canary_obs.engines.vllm.idle import IdleThread
 from canary_obs.engines.vllm.seams import Seams
 from canary_obs.engines.vllm.versions import V1_VERSIONS, check_version
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, served_by
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.views import GroupView, StepView, WindowTokens
+from canary_obs.views import GroupView, StepTypes, StepView, WindowTokens
 
 
 class VllmAdapter:
@@ -53,11 +54,18 @@ class VllmAdapter:
         self.output: Any = None  # the scheduler output of the step under way
         self._served: Any = None  # the last output that had tokens to compute
         self.open: StepView | None = None  # the forward under way in it
+        own = [group for group in self.found if group.draft]
+        self._drafts = DraftGroups(runner, own, self.step_types) if own else None
         self._spent = 0.0  # seconds of host time in this adapter since it was last reported
 
     @property
+    def step_types(self) -> StepTypes:
+        """Types of the forwards to come."""
+        raise NotImplementedError
+
+    @property
     def groups(self) -> Sequence[GroupView]:
-        """vLLM's KV cache groups, draft layers and encoders left out."""
+        """vLLM's KV cache groups; a draft model's layers apart from the target's, encoders left out."""
         return [group.view for group in self.found]
 
     @property
@@ -99,6 +107,10 @@ class VllmAdapter:
         self._idle = idle
         self.wrap_forward(self._seams, observer)
         self._seams.wrap(self.runner, "execute_model", self._around_step(observer, idle))
+        if self._drafts is not None:
+            self._seams.wrap(
+                self.runner, "sample_tokens", self._around_drafting(self._drafts, observer, idle)
+            )
         idle.start()
 
     def detach(self) -> None:
@@ -121,6 +133,12 @@ class VllmAdapter:
         view, self.open = self.open, None
         if view is not None:
             report(view)
+
+    def begin_forward(self, observer: Observer, build: Callable[[], StepView]) -> None:
+        """The target is about to run; `build` makes its view, draft groups among the others."""
+        self.open = self._guarded_view(observer, build)
+        if self.open is not None:
+            observer.before_forward(self.open)
 
     def compile(self) -> None:
         """Run once what the views launch on the device: a first launch while serving takes 0.3 s."""
@@ -146,6 +164,8 @@ class VllmAdapter:
                 with self._lock:
                     self.output = scheduler_output
                     self._aside.join()
+                    if self._drafts is not None:
+                        self._drafts.fail(observer)  # nobody asked for its samples
                     try:
                         started = time.perf_counter()
                         self._announce(scheduler_output, observer)
@@ -163,10 +183,33 @@ class VllmAdapter:
                         self._spent = 0.0
                         with self._aside.entered():
                             self.close(observer.after_forward)
-                            observer.after_step()
+                            if self._drafts is None or not self._drafts.pending:
+                                observer.after_step()
                     return result
 
             return execute_model
+
+        return make
+
+    def _around_drafting(
+        self, drafts: DraftGroups, observer: Observer, idle: IdleThread
+    ) -> Callable[..., Any]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def sample_tokens(*given: Any, **named: Any) -> Any:
+                with self._lock:
+                    try:
+                        result = original(*given, **named)
+                    except BaseException:
+                        drafts.fail(observer)
+                        raise
+                    finally:
+                        idle.last_step = time.monotonic()
+                    if drafts.pending:
+                        drafts.end(observer)
+                        observer.after_step()
+                return result
+
+            return sample_tokens
 
         return make
 
@@ -224,6 +267,8 @@ class VllmAdapter:
             self._stream = torch.cuda.current_stream(self.runner.device)
 
     def _device_busy(self) -> bool:
+        if self._drafts is not None and self._drafts.pending:
+            return True
         return self._stream is not None and not self._stream.query()
 
     def _surroundings(self) -> AbstractContextManager[object]:
@@ -236,12 +281,13 @@ class VllmAdapter:
             self._aside.join()
             yield
 
-    def guarded_view(self, observer: Observer, build: Callable[[], StepView]) -> StepView | None:
-        """The view, or None when building it failed, which is reported."""
+    def _guarded_view(self, observer: Observer, build: Callable[[], StepView]) -> StepView | None:
+        """The view without draft groups, or None when building it failed, which is reported."""
         started = time.perf_counter()
         try:
             self.remember_stream()
-            return build()
+            view = build()
+            return view if self._drafts is None else self._drafts.begin(view, observer)
         except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
             observer.fault("step_view", error)
             return None

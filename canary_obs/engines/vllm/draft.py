@@ -1,101 +1,138 @@
-"""The forwards of a draft model, which proposes tokens after the target has run: a group of its own."""
+"""Layers of a draft model, which proposes tokens after the target has run: groups of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from canary_obs.engines.adapter import Observer
-from canary_obs.views import GroupStep, StepView
+from canary_obs.views import GroupStep, StepTypes, StepView
 
 if TYPE_CHECKING:
     from canary_obs.engines.vllm.groups import FoundGroup
 
-Guard = Callable[[Observer, Callable[[], StepView]], "StepView | None"]
+# With both model runners these write the slots of the target's tokens and of as many behind them as they
+# propose, all before `sample_tokens` returns. Other methods, and drafting in parallel, were not tried.
+_TRIED = frozenset({"draft_model", "eagle"})
 
 
-def draft_module(runner: Any) -> nn.Module | None:
-    """The draft model whose forwards can be shown: fed the request's own tokens, run by the V1 CPU runner."""
-    drafter = getattr(runner, "drafter", None)
-    module = getattr(drafter, "model", None)
-    # EAGLE and its kind feed hidden states and shifted tokens, parallel drafting feeds placeholders.
-    plain = not any(
-        getattr(drafter, name, True)
-        for name in ("pass_hidden_states_to_model", "parallel_drafting", "use_heterogeneous_vocab")
+def drafts_are_known(runner: Any) -> bool:
+    """Whether it is known which slots drafting writes, and when. On GPUs it was not tried yet."""
+    config = runner.speculative_config
+    return (
+        config is not None
+        and config.method in _TRIED
+        and not getattr(config, "parallel_drafting", False)
+        and runner.device.type == "cpu"
     )
-    return module if plain and isinstance(module, nn.Module) and runner.device.type == "cpu" else None
 
 
-class DraftForwards:
-    """Follows a draft model by hooks on its module."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Own:
+    """A group's share of what is kept from a target's forward until drafting is over."""
 
-    def __init__(self, module: nn.Module, group: FoundGroup, guard: Guard) -> None:
-        self._module, self._group, self._guard = module, group, guard
-        self._target: StepView | None = None
-        self._first = False
-        self._open: StepView | None = None
+    group: FoundGroup
+    slots: Tensor  # int64 [max_tokens + max_requests * ahead]; the target's, then those drafts may write
 
-    def follow(self, observer: Observer) -> Callable[[], None]:
-        """Install the hooks; returns what removes them."""
 
-        def before(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if self._target is not None and not given:
-                self._open = self._guard(observer, lambda: self._view(**named))
-                if self._open is not None:
-                    observer.before_forward(self._open)
+class DraftGroups:
+    """Shows the drafter's work as one forward over the target's tokens, once drafting is over.
 
-        def after(*_: Any) -> None:
-            view, self._open = self._open, None
-            if view is not None:
-                observer.after_forward(view)
+    When the target begins, every slot that drafting may write loses its record. What the drafter wrote for
+    tokens that were rejected counts like the rest: the next step takes those slots' records again.
+    Launches only; all memory is taken at construction.
+    """
 
-        hooks = (
-            self._module.register_forward_pre_hook(before, with_kwargs=True),
-            self._module.register_forward_hook(after),
+    def __init__(self, runner: Any, found: Sequence[FoundGroup], types: StepTypes) -> None:
+        requests, tokens, device = int(runner.max_num_reqs), int(runner.max_num_tokens), runner.device
+        ahead = self.reach(runner)
+        self._limit = int(runner.max_model_len)
+        self._own = tuple(
+            _Own(
+                group=group,
+                slots=torch.empty(tokens + requests * ahead, dtype=torch.int64, device=device),
+            )
+            for group in found
         )
+        # The target's inputs: the runner may use their memory again while it drafts.
+        self._lengths = torch.empty((2, requests), dtype=types.lengths, device=device)
+        self._starts = torch.empty(requests + 1, dtype=types.lengths, device=device)
+        self._ids = torch.empty(tokens, dtype=types.input_ids, device=device)
+        self._positions = torch.empty(tokens, dtype=types.positions, device=device)
+        self._ahead = torch.arange(ahead, device=device)
+        self._ends = torch.empty(requests, dtype=torch.int64, device=device)
+        self._places, self._pages = torch.empty((2, requests, ahead), dtype=torch.int64, device=device)
+        self._entries = torch.empty((requests, ahead), dtype=types.slot_table, device=device)
+        self._view: StepView | None = None
 
-        def remove() -> None:
-            for hook in hooks:
-                hook.remove()
+    @staticmethod
+    def reach(runner: Any) -> int:
+        """How many slots behind the target's drafting may write."""
+        return int(runner.speculative_config.num_speculative_tokens)
 
-        return remove
+    @property
+    def pending(self) -> bool:
+        """Whether the target has run and drafting is not over."""
+        return self._view is not None
 
-    def begin(self, target: StepView, out_slots: Tensor, observer: Observer) -> None:
-        """The target is about to write these slots. Drafting may be left out, so the draft's are adopted."""
-        self._target, self._first = target, True
-        observer.received(self._group.view.name, out_slots)
+    def begin(self, view: StepView, observer: Observer) -> StepView:
+        """The target is about to run; returns its forward without the draft groups."""
+        steps = dict(view.groups)
+        own_steps = [steps.pop(own.group.view.name) for own in self._own]
+        target = replace(view, groups=steps)
+        count, total = len(target.request_ids), target.input_ids.shape[0]
+        prefix, extend = self._lengths[0, :count], self._lengths[1, :count]
+        kept = (
+            (prefix, target.prefix_lens),
+            (extend, target.extend_lens),
+            (self._starts[: count + 1], target.token_starts),
+            (self._ids[:total], target.input_ids),
+            (self._positions[:total], target.positions),
+        )
+        for memory, values in kept:
+            memory.copy_(values)
+        torch.add(prefix, extend, out=self._ends[:count])
+        places, pages, entries = self._places[:count], self._pages[:count], self._entries[:count]
+        torch.add(self._ends[:count, None], self._ahead, out=places)
+        places.clamp_(max=self._limit - 1)
+        groups: dict[str, GroupStep] = {}
+        for own, step in zip(self._own, own_steps, strict=True):
+            name, page_size = own.group.view.name, own.group.view.page_size
+            written = own.slots[: total + places.numel()]
+            torch.div(places, page_size, rounding_mode="floor", out=pages)
+            torch.gather(step.slot_table[:count], 1, pages, out=entries)
+            # Slot = entry * page_size + place - page * page_size.
+            behind = written[total:].view(places.shape)
+            torch.sub(entries, pages, out=behind)
+            behind.mul_(page_size).add_(places)
+            written[:total].copy_(step.out_slots)
+            observer.invalidated(name, written)
+            groups[name] = replace(step, out_slots=written[:total])
+        self._view = replace(
+            target,
+            prefix_lens=prefix,
+            extend_lens=extend,
+            token_starts=self._starts[: count + 1],
+            input_ids=self._ids[:total],
+            positions=self._positions[:total],
+            groups=groups,
+        )
+        return target
 
     def end(self, observer: Observer) -> None:
-        """Drafting is over, or failed."""
-        view, self._target, self._open = self._open, None, None
+        """Drafting is over, or was left out."""
+        view, self._view = self._view, None
         if view is not None:
-            observer.forward_failed(view)
+            observer.before_forward(view)
+            observer.after_forward(view)
 
-    def _view(self, *, input_ids: Tensor, positions: Tensor, **_: Any) -> StepView:
-        from vllm.forward_context import get_forward_context
-
-        assert self._target is not None
-        context, layer = get_forward_context(), self._group.layers[0]
-        batch, count = context.attn_metadata[layer], len(self._target.request_ids)
-        total, starts = batch.num_actual_tokens, batch.query_start_loc[: count + 1]
-        slots = context.slot_mapping[layer][:total]
-        # Behind the tokens that the target accepted lie rejected ones and padding, which are not written.
-        written = torch.zeros(total + 1, dtype=starts.dtype, device=starts.device)
-        torch.cumsum(slots >= 0, 0, dtype=starts.dtype, out=written[1:])
-        view = replace(
-            self._target,
-            prefix_lens=batch.seq_lens[:count] - starts.diff(),
-            extend_lens=written[starts.long()].diff(),
-            token_starts=starts,
-            input_ids=input_ids[:total],
-            positions=positions[:total],
-            # Later passes go on from the records of the passes before them.
-            digests=self._target.digests if self._first else None,
-            groups={self._group.view.name: GroupStep(slot_table=batch.block_table, out_slots=slots)},
-        )
-        self._first = False
-        return view
+    def fail(self, observer: Observer) -> None:
+        """Nobody knows what was drafted: adopt it, unverified."""
+        view, self._view = self._view, None
+        if view is not None:
+            for name, step in view.groups.items():
+                observer.received(name, step.out_slots)

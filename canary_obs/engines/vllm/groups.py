@@ -12,7 +12,7 @@ from torch import Tensor
 
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
-from canary_obs.engines.vllm.draft import draft_module
+from canary_obs.engines.vllm.draft import drafts_are_known
 from canary_obs.engines.vllm.placement import LayerWrite, find_placements
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.views import GroupView
@@ -31,7 +31,7 @@ class FoundGroup:
     block_size: int  # tokens per block of the scheduler
     view: GroupView
     layers: tuple[str, ...]  # vLLM's names
-    draft: bool = False  # layers of a draft model, whose forwards are shown apart from the target's
+    draft: bool = False  # layers of a draft model, shown once drafting is over
 
 
 def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
@@ -45,7 +45,7 @@ def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
                 "which is not supported; use 1, or run without the canary"
             )
     drafts = draft_layers(runner)
-    drafts_shown = draft_module(runner) is not None
+    known = drafts_are_known(runner)
     found: list[FoundGroup] = []
     names: dict[str, int] = {}
     for number, group in enumerate(config.kv_cache_groups):
@@ -54,16 +54,19 @@ def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
         if not layers or all(type(spec).__name__ == "EncoderOnlyAttentionSpec" for spec in specs):
             continue
         kind, window = _kind(number, specs)
-        names[kind] = names.get(kind, 0) + 1
-        name = kind if names[kind] == 1 else f"{kind}{names[kind]}"
-        hidden = () if drafts_shown else drafts.intersection(group.layer_names)
-        found.append(_found_group(runner, number, layers, name, window, hidden))
-    if drafts_shown:
-        for number, group in enumerate(config.kv_cache_groups):
-            if layers := [name for name in group.layer_names if name in drafts]:
-                _, window = _kind(number, _specs(group.kv_cache_spec, layers))
-                found.append(replace(_found_group(runner, number, layers, "draft", window), draft=True))
+        hidden = () if known else drafts.intersection(group.layer_names)
+        found.append(_found_group(runner, number, layers, _next_name(kind, names), window, hidden))
+    for number, group in enumerate(config.kv_cache_groups if known else ()):
+        if layers := [name for name in group.layer_names if name in drafts]:
+            _, window = _kind(number, _specs(group.kv_cache_spec, layers))
+            own = _found_group(runner, number, layers, _next_name("draft", names), window)
+            found.append(replace(own, draft=True))
     return tuple(found)
+
+
+def _next_name(kind: str, names: dict[str, int]) -> str:
+    names[kind] = names.get(kind, 0) + 1
+    return kind if names[kind] == 1 else f"{kind}{names[kind]}"
 
 
 def _found_group(

@@ -12,7 +12,6 @@ from canary_obs.engines.adapter import Observer
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.device_digests import InputDigests
 from canary_obs.engines.vllm.digests import TokenDigests
-from canary_obs.engines.vllm.draft import DraftForwards, draft_module
 from canary_obs.engines.vllm.seams import Seams
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.backend import choose_backend
@@ -30,6 +29,7 @@ class V1Adapter(VllmAdapter):
                 "this vLLM's V1 model runner does not correct its counts on the device when asynchronous "
                 "scheduling meets speculative decoding; use --no-async-scheduling, or the V2 model runner"
             )
+        self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
         super().__init__(runner)
         # A copy of digests to a GPU would wait for it; rejected drafts are known on the host only.
         on_device = runner.use_async_scheduling or (runner.device.type == "cuda" and not speculates)
@@ -37,12 +37,8 @@ class V1Adapter(VllmAdapter):
         self._fed = InputDigests(runner.max_num_reqs, runner.device, drafts) if on_device else None
         self._digests = TokenDigests(choose_backend("auto", torch.device("cpu")))
         self._of_tokens = self._fed or self._digests
-        self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
         self._cut_at: tuple[int, ...] = ()  # the last view's requests, tokens, and addresses of its inputs
         self._cut: dict[str, Any] = {}
-        module = draft_module(runner)
-        own = [group for group in self.found if group.draft]
-        self._drafts = DraftForwards(module, own[0], self.guarded_view) if module and own else None
 
     @property
     def step_types(self) -> StepTypes:
@@ -74,32 +70,12 @@ class V1Adapter(VllmAdapter):
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def _model_forward(*given: Any, **named: Any) -> Any:
                 if self.output is not None:
-                    self.open = self.guarded_view(observer, lambda: self._view(*given, **named))
-                    if self.open is not None:
-                        if self._drafts is not None:
-                            self._drafts.begin(self.open, self._targets_slots(self.open), observer)
-                        observer.before_forward(self.open)
+                    self.begin_forward(observer, lambda: self._view(*given, **named))
                 return original(*given, **named)
 
             return _model_forward
 
         seams.wrap(self.runner, "_model_forward", make)
-        if self._drafts is not None:
-            seams.undo_with(self._drafts.follow(observer))
-            seams.wrap(self.runner, "sample_tokens", self._around_drafting(self._drafts, observer))
-
-    def _around_drafting(self, drafts: DraftForwards, observer: Observer) -> Callable[..., Any]:
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def sample_tokens(*given: Any, **named: Any) -> Any:
-                with self._lock:
-                    try:
-                        return original(*given, **named)
-                    finally:
-                        drafts.end(observer)
-
-            return sample_tokens
-
-        return make
 
     def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
         """From the runner's request states."""
@@ -147,12 +123,8 @@ class V1Adapter(VllmAdapter):
                     out_slots=tables[group.number].slot_mapping.gpu[:total],
                 )
                 for group in self.found
-                if not group.draft
             },
         }
-
-    def _targets_slots(self, view: StepView) -> torch.Tensor:
-        return next(iter(view.groups.values())).out_slots
 
     def _prefix_digests(self, requests: list[str]) -> torch.Tensor:
         runner, count = self.runner, len(requests)

@@ -23,8 +23,8 @@ class V2Adapter(VllmAdapter):
     tried = V2_VERSIONS
 
     def __init__(self, runner: Any) -> None:
-        super().__init__(runner)
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
+        super().__init__(runner)
         self._digests = ListDigests(runner.max_num_reqs, runner.device)
         self._blocks: dict[str, tuple[list[int], ...]] = {}
 
@@ -57,9 +57,7 @@ class V2Adapter(VllmAdapter):
             def prepare_attn(batch: Any) -> Any:
                 prepared = original(batch)
                 if self.output is not None:
-                    self.open = self.guarded_view(observer, lambda: self._view(batch, *prepared))
-                    if self.open is not None:
-                        observer.before_forward(self.open)
+                    self.begin_forward(observer, lambda: self._view(batch, *prepared))
                 return prepared
 
             return prepare_attn

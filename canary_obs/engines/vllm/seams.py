@@ -13,7 +13,6 @@ class Seams:
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []
-        self._undo: list[Callable[[], None]] = []
 
     def wrap(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Put make(original) in the place of owner's method `name`."""
@@ -22,14 +21,8 @@ class Seams:
         wrapper.__name__ = name
         setattr(owner, name, wrapper)
 
-    def undo_with(self, call: Callable[[], None]) -> None:
-        """Something else that `restore` takes back."""
-        self._undo.append(call)
-
     def restore(self) -> None:
         """Put everything back; idempotent."""
-        while self._undo:
-            self._undo.pop()()
         while self._replaced:
             owner, name, original = self._replaced.pop()
             if original is _ABSENT:

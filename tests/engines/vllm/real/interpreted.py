@@ -1,6 +1,6 @@
 """Run as a program: the V2 model runner on a CPU, its Triton kernels in the interpreter.
 
-usage: interpreted.py MODEL_DIR RESULT.json ENGINE_JSON
+usage: interpreted.py MODEL_DIR RESULT.json ENGINE_JSON PROMPTS
 """
 
 from __future__ import annotations
@@ -57,23 +57,33 @@ def stand_in_driver() -> None:
     backends.backends["cpu"] = backends.Backend(compiler=None, driver=Driver)
 
 
-def main(model: Path, result: Path, engine: dict[str, Any]) -> None:
+def main(model: Path, result: Path, engine: dict[str, Any], count: int) -> None:
     stand_in_driver()
     from canary_obs.engines.vllm.worker import runtime_of
-    from tests.engines.vllm.real.rig import Rig, prompts
+    from tests.engines.vllm.real.rig import Rig, count_sampled, prompts
 
     rig = Rig(model, **engine)
-    asked = prompts(8, shared=100, groups=2)
+    asked = prompts(count, shared=100, groups=2)
+    sampled = count_sampled(rig)
     answers = [rig.generate(asked, 10), rig.generate(asked[::-1], 10)]
     told: dict[str, Any] = {"answers": answers, "runner": type(rig.runner).__module__}
     if runtime_of(rig.worker) is not None:
         told["clean"] = [repr(violation) for violation in rig.settle()]
-        told |= {"checks": rig.checks(), "state": list(map(str, rig.canary.verdict()))}
+        told |= {
+            "sampled": max(sampled),
+            "checks": rig.checks(),
+            "state": list(map(str, rig.canary.verdict())),
+        }
         told["swept"] = rig.canary.sweeper.last.total if rig.canary.sweeper.last else 0
         told["groups"] = [group.name for group in rig.canary.state.groups]
         rig.layer_cache(0, 0)[rig.idle_blocks()[0]].zero_()
         told["zeroed"] = sorted({violation.reason.value for violation in rig.settle()})
-        rig.start({"a": asked[0], "b": list(range(50, 150))}, 20)
+        if rig.adapter.found[-1].draft:
+            rig.found.clear()
+            rig.draft_cache()[rig.idle_blocks()[-1]].zero_()
+            own = (found.reason.value for found in rig.settle() if found.group == "draft")
+            told["draft_zeroed"] = sorted(set(own))
+        rig.start({"a": asked[0], "b": list(range(50, 150))}, 60)
         rig.step(6)
         if (windows := rig.canary.swa.latest) is not None:
             told["windows"] = {"step": rig.canary.step, "scheduled": rig.scheduled_windows()}
@@ -90,4 +100,4 @@ def main(model: Path, result: Path, engine: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4]))

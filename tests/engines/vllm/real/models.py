@@ -21,7 +21,10 @@ def make_model(root: Path, name: str) -> Path:
     if not folder.exists():
         torch.manual_seed(0)
         model = _BUILDERS[name]().to(torch.float32)
-        model.save_pretrained(folder)
+        if name in _HEADS:
+            _save_head(model, folder)
+        else:
+            model.save_pretrained(folder)
         _tokenizer(folder)
     return folder
 
@@ -45,6 +48,20 @@ def _llama_near() -> Any:
         for weights in model.parameters():
             weights += torch.randn_like(weights) * weights.std() * 0.1
     return model
+
+
+def _save_head(model: Any, folder: Path) -> None:
+    """One layer as EAGLE's checkpoints hold it; without training it passes the target's hidden state on."""
+    from safetensors.torch import save_file
+
+    config, size = model.config, model.config.hidden_size
+    config.architectures = ["EagleLlamaForCausalLM"]
+    config.save_pretrained(folder)
+    dropped = ("lm_head.weight", "norm.weight", "layers.0.input_layernorm.weight")
+    named = {name.removeprefix("model."): weights for name, weights in model.state_dict().items()}
+    kept = {name: weights.contiguous() for name, weights in named.items() if name not in dropped}
+    kept["fc.weight"] = torch.cat((torch.zeros(size, size), torch.eye(size)), dim=1)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _gemma3() -> Any:
@@ -80,11 +97,13 @@ def _deepseek() -> Any:
 _BUILDERS = {
     "llama": _llama,
     "llama_draft": _llama_draft,
+    "llama_eagle": _llama_draft,
     "llama_near": _llama_near,
     "gemma3": _gemma3,
     "mistral": _mistral,
     "deepseek": _deepseek,
 }
+_HEADS = frozenset({"llama_eagle"})
 
 
 def _tokenizer(folder: Path) -> None:

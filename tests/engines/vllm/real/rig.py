@@ -122,6 +122,11 @@ class Rig:
         name = self.runner.kv_cache_config.kv_cache_groups[group].layer_names[layer]
         return self.runner.compilation_config.static_forward_context[name].kv_cache
 
+    def draft_cache(self) -> Any:
+        """The KV tensor of the draft model's first layer."""
+        own = next(found for found in self.adapter.found if found.draft)
+        return self.runner.compilation_config.static_forward_context[own.layers[0]].kv_cache
+
     def idle_blocks(self, group: int = 0) -> list[int]:
         """Blocks in the prefix cache that no request uses, oldest first."""
         from vllm.v1.core.kv_cache_utils import get_group_id
@@ -172,3 +177,17 @@ def prompts(count: int, *, seed: int = 0, shared: int = 200, groups: int = 4) ->
         common[number % groups] + [draw.randrange(4, 1024) for _ in range(draw.randrange(5, 60))]
         for number in range(count)
     ]
+
+
+def count_sampled(rig: Rig) -> set[int]:
+    """How many tokens a request got from a step, all numbers that occur from now on."""
+    found: set[int] = set()
+    scheduler = rig.core.scheduler
+    update = scheduler.update_from_output
+
+    def noted(scheduled: Any, output: Any) -> Any:
+        found.update(map(len, output.sampled_token_ids))
+        return update(scheduled, output)
+
+    scheduler.update_from_output = noted
+    return found

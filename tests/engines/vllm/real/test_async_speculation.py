@@ -14,7 +14,7 @@ import torch
 
 from canary_obs.engines.vllm.device_digests import InputDigests
 from canary_obs.records import Phase, Reason, State
-from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.rig import count_sampled, prompts
 from tests.engines.vllm.real.test_clean import count_preemptions
 
 
@@ -34,20 +34,6 @@ def make_async(make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch) -> A
     return functools.partial(
         make_rig, async_scheduling=True, speculative_config=speculation, max_model_len=512
     )
-
-
-def count_sampled(rig: Rig) -> set[int]:
-    """How many tokens a request got from a step, all numbers that occur from now on."""
-    found: set[int] = set()
-    scheduler = rig.core.scheduler
-    update = scheduler.update_from_output
-
-    def noted(scheduled: Any, output: Any) -> Any:
-        found.update(map(len, output.sampled_token_ids))
-        return update(scheduled, output)
-
-    scheduler.update_from_output = noted
-    return found
 
 
 def test_no_violation_and_same_outputs(make_async: Any) -> None:

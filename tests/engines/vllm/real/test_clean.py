@@ -20,7 +20,7 @@ class Case:
     groups: int = 1
     checks: int  # slots verified, at least
     preempts: bool = False
-    draft: str | None = None  # name of a draft model
+    draft: tuple[str, str] | None = None  # method, and name of a draft model
 
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -42,9 +42,16 @@ CASES = {
     # The longest requests come so near to the limit that drafting is left out for all.
     "draft": Case(
         engine={"max_model_len": 284, "async_scheduling": False},
-        draft="llama_draft",
+        draft=("draft_model", "llama_draft"),
         groups=2,
         checks=150_000,
+    ),
+    "eagle": Case(
+        engine={"max_model_len": 284, "async_scheduling": False, "num_gpu_blocks_override": 60},
+        draft=("eagle", "llama_eagle"),
+        groups=2,
+        checks=150_000,
+        preempts=True,
     ),
 }
 
@@ -58,8 +65,9 @@ def test_no_violation_and_same_outputs(make_rig: Any, models: Any, name: str) ->
     case = CASES[name]
     engine = dict(case.engine)
     if case.draft:
+        method, draft = case.draft
         engine["speculative_config"] = {
-            "method": "draft_model", "model": str(models(case.draft)), "num_speculative_tokens": 3,
+            "method": method, "model": str(models(draft)), "num_speculative_tokens": 3,
         }  # fmt: skip
     asked = prompts(24)
     rig = make_rig(case.model, **engine)

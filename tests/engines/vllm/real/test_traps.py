@@ -9,9 +9,10 @@ import torch
 
 from canary_obs.engines.vllm import groups
 from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.draft import DraftGroups
 from canary_obs.records import Cause, Reason, State
 from canary_obs.runtime.reporter import group_counters
-from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.rig import Rig, count_sampled, prompts
 
 
 def unverified(rig: Rig, cause: Cause) -> int:
@@ -70,16 +71,56 @@ def test_draft_layers(make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatc
     assert draft.completed > 1000
     # Every slot that drafting wrote is checked; what it left out would be unverified.
     assert sum(draft.unverified.values()) < sum(draft.verified.values()) / 20
-    cache = rig.runner.compilation_config.static_forward_context[rig.adapter.found[-1].layers[0]].kv_cache
-    cache[rig.idle_blocks()[0]].view(torch.int32)[1, 7, 3] ^= 1 << 11
+    rig.draft_cache()[rig.idle_blocks()[0]].view(torch.int32)[1, 7, 3] ^= 1 << 11
     assert {(violation.group, violation.reason) for violation in rig.settle()} == {("draft", Reason.KV_DATA)}
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_slots_behind_the_target_s(
+    make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch, handled: bool
+) -> None:
+    """Proposals are put where earlier ones, that were rejected, have records."""
+    if not handled:
+        monkeypatch.setattr(DraftGroups, "reach", staticmethod(lambda _: 0))
+    speculation = {"method": "eagle", "model": str(models("llama_eagle")), "num_speculative_tokens": 3}
+    # So few tokens per step that proposals are not always scheduled.
+    rig = make_rig(
+        speculative_config=speculation, max_model_len=512, async_scheduling=False,
+        max_num_batched_tokens=32, num_gpu_blocks_override=60,
+    )  # fmt: skip
+    sampled = count_sampled(rig)
+    rig.start({str(number): prompt for number, prompt in enumerate(prompts(16, shared=20))}, 12)
+    while rig.llm.llm_engine.has_unfinished_requests():
+        rig.step()
+        rig.settle()
+    assert (rig.found == []) is handled
+    assert sampled >= {1, 2}
+
+
+def test_drafting_that_fails_leaves_slots_unverified(
+    make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculation = {"method": "eagle", "model": str(models("llama_eagle")), "num_speculative_tokens": 3}
+    rig = make_rig(speculative_config=speculation, max_model_len=512, async_scheduling=False)
+    rig.start({str(number): prompt for number, prompt in enumerate(prompts(2))}, 40)
+    rig.step(4)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no proposals today")
+
+    monkeypatch.setattr(rig.runner.drafter, "propose", broken)
+    with pytest.raises(RuntimeError, match="no proposals today"):
+        rig.step()
+    assert rig.settle() == []
+    counters = group_counters(rig.canary.state, rig.canary.pump.sample)
+    assert sum(counters["draft"].unverified.values()) > sum(counters["full"].unverified.values())
+    assert not rig.canary.health.faults
 
 
 def test_draft_layers_that_cannot_be_followed_are_missing_from_the_coverage(
     make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("groups", "runner_v1"):
-        monkeypatch.setattr(f"canary_obs.engines.vllm.{module}.draft_module", lambda _: None)
+    monkeypatch.setattr(groups, "drafts_are_known", lambda _: False)
     speculation = {"method": "draft_model", "model": str(models("llama_draft")), "num_speculative_tokens": 3}
     rig = make_rig(speculative_config=speculation, max_model_len=512, async_scheduling=False)
     rig.generate(prompts(2), 8)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from canary_obs.engines.vllm.draft import DraftGroups, drafts_are_known
+from canary_obs.views import GroupStep, StepTypes, StepView
+
+CPU = torch.device("cpu")
+TYPES = StepTypes(
+    slot_table=torch.int32, rows=torch.int64, lengths=torch.int32, input_ids=torch.int32,
+    positions=torch.int64, out_slots=torch.int64, has_digests=True, expected_ids=None,
+)  # fmt: skip
+
+
+class Noting:
+    """An observer that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def invalidated(self, group: str, slots: torch.Tensor) -> None:
+        self.told.append(("invalidated", (group, slots.tolist())))
+
+    def received(self, group: str, slots: torch.Tensor) -> None:
+        self.told.append(("received", (group, slots.tolist())))
+
+    def before_forward(self, view: StepView) -> None:
+        self.told.append(("before", view))
+
+    def after_forward(self, view: StepView) -> None:
+        self.told.append(("after", view))
+
+
+def groups() -> DraftGroups:
+    runner = SimpleNamespace(
+        max_num_reqs=3, max_num_tokens=8, max_model_len=12, device=CPU,
+        speculative_config=SimpleNamespace(num_speculative_tokens=2),
+    )  # fmt: skip
+    own = SimpleNamespace(view=SimpleNamespace(name="draft", page_size=4))
+    return DraftGroups(runner, [own], TYPES)
+
+
+def step() -> StepView:
+    """Two requests: tokens 3 and 4 of the first, 9 and 10 of the second, in pages of 4."""
+    table = torch.tensor([[3, 1, 5], [2, 7, 6], [0, 0, 0]], dtype=torch.int32)
+    slots = GroupStep(slot_table=table, out_slots=torch.tensor([15, 4, 25, 26]))
+    return StepView(
+        request_ids=["a", "b"],
+        rows=torch.tensor([0, 1]),
+        prefix_lens=torch.tensor([3, 9], dtype=torch.int32),
+        extend_lens=torch.tensor([2, 2], dtype=torch.int32),
+        token_starts=torch.tensor([0, 2, 4], dtype=torch.int32),
+        input_ids=torch.tensor([50, 51, 60, 61], dtype=torch.int32),
+        positions=torch.tensor([3, 4, 9, 10]),
+        digests=torch.tensor([70, 71]),
+        groups={"full": slots, "draft": slots},
+    )
+
+
+def test_the_target_runs_without_the_draft_s_groups() -> None:
+    drafts, view = groups(), step()
+    assert set(drafts.begin(view, Noting()).groups) == {"full"}
+    assert set(view.groups) == {"full", "draft"}
+
+
+def test_every_slot_that_drafting_may_write_loses_its_record() -> None:
+    observer = Noting()
+    groups().begin(step(), observer)
+    # The first request's next positions are 5 and 6, in page 1; the second has one left, 11, in page 6.
+    assert observer.told == [("invalidated", ("draft", [15, 4, 25, 26, 5, 6, 27, 27]))]
+
+
+def test_the_forward_is_shown_as_it_was_when_the_target_ran() -> None:
+    drafts, view, observer = groups(), step(), Noting()
+    drafts.begin(view, Noting())
+    inputs = ("prefix_lens", "extend_lens", "token_starts", "input_ids", "positions")
+    for name in inputs:
+        getattr(view, name).fill_(-7)
+    view.groups["draft"].out_slots.fill_(-7)
+    assert drafts.pending
+    drafts.end(observer)
+    assert not drafts.pending
+    (before, shown), (after, same) = observer.told
+    assert (before, after) == ("before", "after")
+    assert shown is same
+    wanted = step()
+    for name in inputs:
+        assert torch.equal(getattr(shown, name), getattr(wanted, name)), name
+    assert list(shown.groups) == ["draft"]
+    assert shown.groups["draft"].out_slots.tolist() == [15, 4, 25, 26]
+    assert shown.groups["draft"].slot_table is view.groups["draft"].slot_table
+
+
+def test_failed_drafting_leaves_slots_unverified() -> None:
+    drafts, observer = groups(), Noting()
+    drafts.begin(step(), Noting())
+    drafts.fail(observer)
+    assert observer.told == [("received", ("draft", [15, 4, 25, 26]))]
+    drafts.fail(observer)
+    drafts.end(observer)
+    assert len(observer.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "parallel", "device", "known"),
+    [
+        ("eagle", False, "cpu", True),
+        ("draft_model", False, "cpu", True),
+        ("eagle", True, "cpu", False),
+        ("eagle", False, "cuda", False),
+        ("dflash", False, "cpu", False),
+    ],
+)
+def test_only_drafting_that_was_tried_is_followed(
+    method: str, parallel: bool, device: str, known: bool
+) -> None:
+    config = SimpleNamespace(method=method, parallel_drafting=parallel)
+    runner = SimpleNamespace(speculative_config=config, device=torch.device(device))
+    assert drafts_are_known(runner) is known
+
+
+def test_without_speculation_there_is_nothing_to_follow() -> None:
+    assert not drafts_are_known(SimpleNamespace(speculative_config=None, device=CPU))
