@@ -1,6 +1,6 @@
 """Run as a program: the V2 model runner on a CPU, its Triton kernels in the interpreter.
 
-usage: interpreted.py MODEL_DIR RESULT.json ENGINE_JSON PROMPTS
+usage: interpreted.py CASES.json RESULTS.json, where the cases are {name: {"model", "engine", "prompts"}}
 """
 
 from __future__ import annotations
@@ -57,47 +57,70 @@ def stand_in_driver() -> None:
     backends.backends["cpu"] = backends.Backend(compiler=None, driver=Driver)
 
 
-def main(model: Path, result: Path, engine: dict[str, Any], count: int) -> None:
+def main(cases: dict[str, dict[str, Any]], results: Path) -> None:
+    """One process for all: importing vLLM takes longer than a case does."""
     stand_in_driver()
-    from canary_obs.engines.vllm.worker import runtime_of
-    from tests.engines.vllm.real.rig import Rig, count_sampled, prompts
+    told = {}
+    for name, case in cases.items():
+        told[name] = watched(**case) | {"plain": plain(**case)}
+        results.write_text(json.dumps(told))
 
-    rig = Rig(model, **engine)
-    asked = prompts(count, shared=100, groups=2)
-    sampled = count_sampled(rig)
-    answers = [rig.generate(asked, 10), rig.generate(asked[::-1], 10)]
-    told: dict[str, Any] = {"answers": answers, "runner": type(rig.runner).__module__}
-    if runtime_of(rig.worker) is not None:
-        told["clean"] = [repr(violation) for violation in rig.settle()]
-        told |= {
-            "sampled": max(sampled),
-            "checks": rig.checks(),
-            "state": list(map(str, rig.canary.verdict())),
-        }
-        told["swept"] = rig.canary.sweeper.last.total if rig.canary.sweeper.last else 0
-        told["groups"] = [group.name for group in rig.canary.state.groups]
-        rig.layer_cache(0, 0)[rig.idle_blocks()[0]].zero_()
-        told["zeroed"] = sorted({violation.reason.value for violation in rig.settle()})
-        if rig.adapter.found[-1].draft:
-            rig.found.clear()
-            rig.draft_cache()[rig.idle_blocks()[-1]].zero_()
-            own = (found.reason.value for found in rig.settle() if found.group == "draft")
-            told["draft_zeroed"] = sorted(set(own))
-        rig.start({"a": asked[0], "b": list(range(50, 150))}, 60)
-        rig.step(6)
-        if (windows := rig.canary.swa.latest) is not None:
-            told["windows"] = {"step": rig.canary.step, "scheduled": rig.scheduled_windows()}
-            told["windows"]["reported"] = msgspec.to_builtins(windows)
-        tables = rig.runner.block_tables.block_tables[0].gpu
-        rows = [rig.runner.req_states.req_id_to_index[name] for name in rig.runner.req_states.req_id_to_index]
-        tables[rows[:2]] = tables[rows[:2][::-1]]
-        rig.found.clear()
-        rig.step()
-        tables[rows[:2]] = tables[rows[:2][::-1]]
-        told["exchanged"] = sorted({violation.reason.value for violation in rig.settle()})
-    result.write_text(json.dumps(told))
+
+def plain(model: str, engine: dict[str, Any], prompts: int) -> list[list[list[int]]]:
+    """What vLLM answers without the canary."""
+    from canary_obs.engines.vllm.worker import runtime_of
+    from tests.engines.vllm.real.rig import Rig
+
+    os.environ["KV_CANARY_MODE"] = "none"
+    rig = Rig(Path(model), **engine)
+    assert runtime_of(rig.worker) is None
+    answers = ask(rig, prompts)
     rig.close()
+    return answers
+
+
+def ask(rig: Any, count: int) -> list[list[list[int]]]:
+    """The same prompts twice, the second time from the end."""
+    from tests.engines.vllm.real.rig import prompts
+
+    asked = prompts(count, shared=100, groups=2)
+    return [rig.generate(asked, 10), rig.generate(asked[::-1], 10)]
+
+
+def watched(model: str, engine: dict[str, Any], prompts: int) -> dict[str, Any]:
+    """What the canary finds in a clean run, and after faults."""
+    from tests.engines.vllm.real.rig import Rig, count_sampled, prompts as made
+
+    os.environ["KV_CANARY_MODE"] = "log"
+    rig = Rig(Path(model), **engine)
+    sampled = count_sampled(rig)
+    told: dict[str, Any] = {"answers": ask(rig, prompts), "runner": type(rig.runner).__module__}
+    told["clean"] = [repr(violation) for violation in rig.settle()]
+    told |= {"sampled": max(sampled), "checks": rig.checks(), "state": list(map(str, rig.canary.verdict()))}
+    told["swept"] = rig.canary.sweeper.last.total if rig.canary.sweeper.last else 0
+    told["groups"] = [group.name for group in rig.canary.state.groups]
+    rig.layer_cache(0, 0)[rig.idle_blocks()[0]].zero_()
+    told["zeroed"] = sorted({violation.reason.value for violation in rig.settle()})
+    if rig.adapter.found[-1].draft:
+        rig.found.clear()
+        rig.draft_cache()[rig.idle_blocks()[-1]].zero_()
+        own = (found.reason.value for found in rig.settle() if found.group == "draft")
+        told["draft_zeroed"] = sorted(set(own))
+    rig.start({"a": made(1, shared=100)[0], "b": list(range(50, 150))}, 60)
+    rig.step(6)
+    if (windows := rig.canary.swa.latest) is not None:
+        told["windows"] = {"step": rig.canary.step, "scheduled": rig.scheduled_windows()}
+        told["windows"]["reported"] = msgspec.to_builtins(windows)
+    tables = rig.runner.block_tables.block_tables[0].gpu
+    rows = [rig.runner.req_states.req_id_to_index[name] for name in rig.runner.req_states.req_id_to_index]
+    tables[rows[:2]] = tables[rows[:2][::-1]]
+    rig.found.clear()
+    rig.step()
+    tables[rows[:2]] = tables[rows[:2][::-1]]
+    told["exchanged"] = sorted({violation.reason.value for violation in rig.settle()})
+    rig.close()
+    return told
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4]))
+    main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -21,6 +21,7 @@ class Case:
     checks: int  # slots verified, at least
     preempts: bool = False
     draft: tuple[str, str] | None = None  # method, and name of a draft model
+    prompts: int = 24
 
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -49,6 +50,7 @@ CASES = {
     "eagle": Case(
         engine={"max_model_len": 284, "async_scheduling": False, "num_gpu_blocks_override": 60},
         draft=("eagle", "llama_eagle"),
+        prompts=12,
         groups=2,
         checks=150_000,
         preempts=True,
@@ -69,7 +71,7 @@ def test_no_violation_and_same_outputs(make_rig: Any, models: Any, name: str) ->
         engine["speculative_config"] = {
             "method": method, "model": str(models(draft)), "num_speculative_tokens": 3,
         }  # fmt: skip
-    asked = prompts(24)
+    asked = prompts(case.prompts)
     rig = make_rig(case.model, **engine)
     preempted = count_preemptions(rig)
     answers = rig.generate(asked, 24)

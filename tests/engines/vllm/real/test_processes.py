@@ -38,6 +38,9 @@ def start(model: Path, result: Path, engine: dict[str, Any], canary: dict[str, s
     ranks = engine.get("pipeline_parallel_size", 1) * engine.get("tensor_parallel_size", 1)
     binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(ranks))
     environment = canary | ({"VLLM_CPU_OMP_THREADS_BIND": binding} if ranks > 1 else {})
+    # What a single unprotected rank answers does not depend on how many processes it has: one starts sooner.
+    alone = ranks == 1 and canary["KV_CANARY_MODE"] == "none"
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if alone else "1"
     command = [sys.executable, "-m", "tests.engines.vllm.real.answers"]
     return Process(
         [*command, str(model), str(result), json.dumps(engine)], environment, result.with_suffix(".log")

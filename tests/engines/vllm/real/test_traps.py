@@ -89,7 +89,7 @@ def test_slots_behind_the_target_s(
         max_num_batched_tokens=32, num_gpu_blocks_override=60,
     )  # fmt: skip
     sampled = count_sampled(rig)
-    rig.start({str(number): prompt for number, prompt in enumerate(prompts(16, shared=20))}, 12)
+    rig.start({str(number): prompt for number, prompt in enumerate(prompts(10, shared=20))}, 10)
     while rig.llm.llm_engine.has_unfinished_requests():
         rig.step()
         rig.settle()

@@ -1,67 +1,75 @@
-"""The V2 model runner on a CPU through Triton's interpreter, each engine in its own process."""
+"""The V2 model runner on a CPU through Triton's interpreter, in a process of its own."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engines.vllm.real.server import Process
+
 ENGINE = {"max_num_seqs": 8, "max_model_len": 512, "num_gpu_blocks_override": 200}
+GROUPS = {
+    "llama": ["full"],
+    "gemma3": ["swa", "swa2", "full"],
+    "draft_model": ["full", "draft"],
+    "eagle": ["full", "draft"],
+}
+SECONDS = 280.0
 
 
-def run(model: Path, folder: Path, mode: str, engine: dict[str, Any], prompts: int = 8) -> dict[str, Any]:
-    result = folder / f"{mode}.json"
+@pytest.fixture(scope="module")
+def told(models: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    cases = {
+        name: {"model": str(models(name)), "engine": ENGINE, "prompts": 8} for name in ("llama", "gemma3")
+    }
+    for method, draft in (("draft_model", "llama_near"), ("eagle", "llama_eagle")):
+        speculation = {"method": method, "model": str(models(draft)), "num_speculative_tokens": 2}
+        engine = ENGINE | {"speculative_config": speculation}
+        cases[method] = {"model": str(models("llama")), "engine": engine, "prompts": 3}
+    folder = tmp_path_factory.mktemp("v2")
+    (folder / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-m", "tests.engines.vllm.real.interpreted"]
-    settings = {"KV_CANARY_MODE": mode, "KV_CANARY_SWA_DIVERGENCE_INTERVAL": "1"}
-    subprocess.run(
-        [*command, str(model), str(result), json.dumps(engine), str(prompts)],
-        env=os.environ | settings, check=True, timeout=280, capture_output=True,
-    )  # fmt: skip
-    told: dict[str, Any] = json.loads(result.read_text())
-    return told
+    settings = {"KV_CANARY_SWA_DIVERGENCE_INTERVAL": "1"}
+    arguments = [str(folder / name) for name in ("cases.json", "results.json")]
+    process = Process([*command, *arguments], settings, folder / "log")
+    try:
+        assert process.wait(SECONDS) == 0, process.log.read_text()[-12000:]
+    finally:
+        process.stop()
+    return json.loads((folder / "results.json").read_text())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("model", "groups"), [("llama", ["full"]), ("gemma3", ["swa", "swa2", "full"])])
-def test_clean_and_two_faults(models: Any, tmp_path: Path, model: str, groups: list[str]) -> None:
-    told = run(models(model), tmp_path, "log", ENGINE)
-    assert told["runner"] == "vllm.v1.worker.cpu.model_runner"
-    assert told["clean"] == []
-    assert told["state"] == ["ok", "()"]
-    assert told["groups"] == groups
-    assert told["checks"] > 20_000
-    assert told["swept"] > 0
-    assert told["zeroed"] == ["kv_data"]
-    assert "token" in told["exchanged"]
-    assert ("windows" in told) is ("swa" in groups)
-    if windows := told.get("windows"):
-        assert windows["reported"]["step"] == windows["step"]
-        assert (windows["reported"]["swa_groups"], windows["reported"]["full_groups"]) == (
-            ["swa", "swa2"],
-            ["full"],
-        )
-        counts = [windows["reported"][name] for name in ("out_of_window", "index_divergence")]
-        assert counts == windows["scheduled"]
-        assert min(counts) >= 1
-        assert 0 < windows["reported"]["verified_swa"] < windows["reported"]["verified_full"]
-    assert run(models(model), tmp_path, "none", ENGINE)["answers"] == told["answers"]
+@pytest.mark.parametrize("case", GROUPS)
+def test_clean_and_faults(told: dict[str, Any], case: str) -> None:
+    found = told[case]
+    assert found["runner"] == "vllm.v1.worker.cpu.model_runner"
+    assert found["clean"] == []
+    assert found["answers"] == found["plain"]
+    assert found["state"] == ["ok", "()"]
+    assert found["groups"] == GROUPS[case]
+    assert found["checks"] > 10_000
+    assert found["swept"] > 0
+    assert found["zeroed"] == ["kv_data"]
+    assert "token" in found["exchanged"]
+    assert ("windows" in found) is (case == "gemma3")
 
 
-@pytest.mark.parametrize(("method", "draft"), [("draft_model", "llama_near"), ("eagle", "llama_eagle")])
-def test_draft_layers(models: Any, tmp_path: Path, method: str, draft: str) -> None:
+def test_windows_are_compared_as_the_scheduler_has_them(told: dict[str, Any]) -> None:
+    windows = told["gemma3"]["windows"]
+    reported = windows["reported"]
+    assert reported["step"] == windows["step"]
+    assert (reported["swa_groups"], reported["full_groups"]) == (["swa", "swa2"], ["full"])
+    counts = [reported[name] for name in ("out_of_window", "index_divergence")]
+    assert counts == windows["scheduled"]
+    assert min(counts) >= 1
+    assert 0 < reported["verified_swa"] < reported["verified_full"]
+
+
+@pytest.mark.parametrize("case", ["draft_model", "eagle"])
+def test_draft_layers(told: dict[str, Any], case: str) -> None:
     """Captured graphs apart, drafting is what it is on a GPU: all its state lies on the device."""
-    speculation = {"method": method, "model": str(models(draft)), "num_speculative_tokens": 2}
-    engine = ENGINE | {"speculative_config": speculation}
-    told = run(models("llama"), tmp_path, "log", engine, prompts=3)
-    assert told["clean"] == []
-    assert told["state"] == ["ok", "()"]
-    assert told["groups"] == ["full", "draft"]
-    assert told["sampled"] >= 2
-    assert told["checks"] > 10_000
-    assert told["draft_zeroed"] == ["kv_data"]
-    assert "token" in told["exchanged"]
-    assert run(models("llama"), tmp_path, "none", engine, prompts=3)["answers"] == told["answers"]
+    assert told[case]["sampled"] >= 2
+    assert told[case]["draft_zeroed"] == ["kv_data"]
