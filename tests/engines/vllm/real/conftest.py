@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -26,6 +27,11 @@ os.environ.update(
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # A core for each of pytest's workers: on shared ones each engine's threads wait for the other's.
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(int(worker.removeprefix("gw")) % (os.cpu_count() or 1))
+
+
+def pytest_sessionfinish() -> None:
+    """What `Rig` froze is let go in order, without complaints of the libraries that it belongs to."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,10 @@ class Rig:
     def __init__(self, model: Path, **engine: Any) -> None:
         from vllm import LLM
 
+        # vLLM collects garbage eight times as it starts, each time through all that importing it has made.
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
         self.llm = LLM(model=str(model), **(DEFAULTS | engine))
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.worker = self.core.model_executor.driver_worker.worker
@@ -167,6 +171,7 @@ class Rig:
         self.__dict__.clear()
         gc.collect()
         cleanup_dist_env_and_memory()
+        gc.freeze()
 
 
 def prompts(count: int, *, seed: int = 0, shared: int = 200, groups: int = 4) -> list[list[int]]:
