@@ -34,6 +34,21 @@ def test_raise_ends_the_engine_with_the_evidence(make_rig: Any) -> None:
     assert named == {"a", "b"}
 
 
+def test_raise_with_a_draft_ends_the_engine_where_tokens_are_sampled(make_rig: Any, models: Any) -> None:
+    speculation = {"method": "eagle", "model": str(models("llama_eagle")), "num_speculative_tokens": 3}
+    rig = make_rig(
+        canary={"mode": "raise"}, speculative_config=speculation, max_model_len=512, async_scheduling=False
+    )
+    rig.generate(prompts(4), 4)
+    with rig.adapter._lock:
+        rig.draft_cache()[rig.idle_blocks()[0]].zero_()
+        rig.canary.patrol.whole_cycle()
+    rig.start({"a": prompts(1, seed=3)[0]})
+    with pytest.raises(KVCacheViolation, match="reason=kv_data, phase=patrol, group=draft"):
+        rig.step(3)
+    assert not rig.adapter._lock.locked()
+
+
 def test_raise_tells_at_the_next_step_what_was_found_while_idle(make_rig: Any) -> None:
     rig = make_rig(canary={"mode": "raise"})
     rig.generate(prompts(4), 4)
