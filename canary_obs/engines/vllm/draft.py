@@ -15,18 +15,19 @@ from canary_obs.views import GroupStep, StepTypes, StepView
 if TYPE_CHECKING:
     from canary_obs.engines.vllm.groups import FoundGroup
 
-# With both model runners these write the slots of the target's tokens and of as many behind them as they
-# propose, all before `sample_tokens` returns. Other methods, and drafting in parallel, were not tried.
-_TRIED = frozenset({"draft_model", "eagle"})
+# Drafters of both model runners; EAGLE's also run EAGLE-3 heads and MTP layers. They write the slots of the
+# target's tokens and as many behind them as they propose, all before `sample_tokens` returns.
+_TRIED = frozenset(
+    {"DraftModelProposer", "EagleProposer", "EagleSpeculator", "MTPSpeculator", "StandaloneARSpeculator"}
+)
 
 
 def drafts_are_known(runner: Any) -> bool:
     """Whether it is known which slots drafting writes, and when. On GPUs it was not tried yet."""
-    config = runner.speculative_config
+    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     return (
-        config is not None
-        and config.method in _TRIED
-        and not getattr(config, "parallel_drafting", False)
+        type(drafter).__name__ in _TRIED
+        and not getattr(runner.speculative_config, "parallel_drafting", False)
         and runner.device.type == "cpu"
     )
 

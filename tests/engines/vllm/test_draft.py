@@ -106,22 +106,24 @@ def test_failed_drafting_leaves_slots_unverified() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "parallel", "device", "known"),
+    ("drafter", "parallel", "device", "known"),
     [
-        ("eagle", False, "cpu", True),
-        ("draft_model", False, "cpu", True),
-        ("eagle", True, "cpu", False),
-        ("eagle", False, "cuda", False),
-        ("dflash", False, "cpu", False),
+        ("EagleProposer", False, "cpu", True),
+        ("EagleProposer", True, "cpu", False),
+        ("EagleProposer", False, "cuda", False),
+        ("DFlashProposer", False, "cpu", False),
     ],
 )
-def test_only_drafting_that_was_tried_is_followed(
-    method: str, parallel: bool, device: str, known: bool
+@pytest.mark.parametrize("attribute", ["drafter", "speculator"])
+def test_only_drafters_that_were_tried_are_followed(
+    attribute: str, drafter: str, parallel: bool, device: str, known: bool
 ) -> None:
-    config = SimpleNamespace(method=method, parallel_drafting=parallel)
+    config = SimpleNamespace(parallel_drafting=parallel)
     runner = SimpleNamespace(speculative_config=config, device=torch.device(device))
+    setattr(runner, attribute, type(drafter, (), {})())
     assert drafts_are_known(runner) is known
 
 
 def test_without_speculation_there_is_nothing_to_follow() -> None:
-    assert not drafts_are_known(SimpleNamespace(speculative_config=None, device=CPU))
+    runner = SimpleNamespace(speculative_config=None, device=CPU, drafter=None, speculator=None)
+    assert not drafts_are_known(runner)

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, one per attention kind."""
+"""Tiny models with random weights, one per attention kind and kind of draft."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ def make_model(root: Path, name: str) -> Path:
     folder = root / name
     if not folder.exists():
         torch.manual_seed(0)
-        model = _BUILDERS[name]().to(torch.float32)
-        if name in _HEADS:
-            _save_head(model, folder)
+        if name in WITHOUT_WEIGHTS:
+            WITHOUT_WEIGHTS[name]().save_pretrained(folder)
         else:
-            model.save_pretrained(folder)
+            model = _BUILDERS[name]().to(torch.float32)
+            if name in _HEADS:
+                _save_head(model, folder)
+            else:
+                model.save_pretrained(folder)
         _tokenizer(folder)
     return folder
 
@@ -62,6 +65,24 @@ def _save_head(model: Any, folder: Path) -> None:
     kept = {name: weights.contiguous() for name, weights in named.items() if name not in dropped}
     kept["fc.weight"] = torch.cat((torch.zeros(size, size), torch.eye(size)), dim=1)
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _llama_eagle3() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        num_hidden_layers=1, architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=VOCABULARY, **_COMMON
+    )
+
+
+def _glm_mtp() -> Any:
+    from transformers import Glm4MoeConfig
+
+    return Glm4MoeConfig(
+        num_hidden_layers=2, num_nextn_predict_layers=1, first_k_dense_replace=1, n_routed_experts=4,
+        n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=64,
+        architectures=["Glm4MoeForCausalLM"], **_COMMON,
+    )  # fmt: skip
 
 
 def _gemma3() -> Any:
@@ -103,6 +124,8 @@ _BUILDERS = {
     "mistral": _mistral,
     "deepseek": _deepseek,
 }
+# For `load_format="dummy"`: vLLM makes the weights, the same ones each time.
+WITHOUT_WEIGHTS = {"llama_eagle3": _llama_eagle3, "glm_mtp": _glm_mtp}
 _HEADS = frozenset({"llama_eagle"})
 
 

@@ -20,7 +20,7 @@ class Case:
     groups: int = 1
     checks: int  # slots verified, at least
     preempts: bool = False
-    draft: tuple[str, str] | None = None  # method, and name of a draft model
+    draft: tuple[str, str | None] | None = None  # method, and name of a draft model where it has its own
     prompts: int = 24
 
 
@@ -55,6 +55,21 @@ CASES = {
         checks=150_000,
         preempts=True,
     ),
+    "eagle3": Case(
+        engine={"max_model_len": 512, "async_scheduling": False, "load_format": "dummy"},
+        draft=("eagle3", "llama_eagle3"),
+        prompts=8,
+        groups=2,
+        checks=50_000,
+    ),
+    "mtp": Case(
+        model="glm_mtp",
+        engine={"max_model_len": 512, "async_scheduling": False, "load_format": "dummy"},
+        draft=("mtp", None),
+        prompts=8,
+        groups=2,
+        checks=50_000,
+    ),
 }
 
 
@@ -68,9 +83,8 @@ def test_no_violation_and_same_outputs(make_rig: Any, models: Any, name: str) ->
     engine = dict(case.engine)
     if case.draft:
         method, draft = case.draft
-        engine["speculative_config"] = {
-            "method": method, "model": str(models(draft)), "num_speculative_tokens": 3,
-        }  # fmt: skip
+        own = {"model": str(models(draft))} if draft else {}
+        engine["speculative_config"] = {"method": method, "num_speculative_tokens": 3, **own}
     asked = prompts(case.prompts)
     rig = make_rig(case.model, **engine)
     preempted = count_preemptions(rig)
