@@ -108,9 +108,8 @@ class VllmAdapter:
         self.wrap_forward(self._seams, observer)
         self._seams.wrap(self.runner, "execute_model", self._around_step(observer, idle))
         if self._drafts is not None:
-            self._seams.wrap(
-                self.runner, "sample_tokens", self._around_drafting(self._drafts, observer, idle)
-            )
+            around = self._drafts.around_sampling(self._lock, observer, idle)
+            self._seams.wrap(self.runner, "sample_tokens", around)
         idle.start()
 
     def detach(self) -> None:
@@ -173,6 +172,8 @@ class VllmAdapter:
                         result = original(scheduler_output, *given, **named)
                     except BaseException:
                         self.close(observer.forward_failed)
+                        if self._drafts is not None:
+                            self._drafts.fail(observer)
                         raise
                     finally:
                         self.output = None
@@ -188,28 +189,6 @@ class VllmAdapter:
                     return result
 
             return execute_model
-
-        return make
-
-    def _around_drafting(
-        self, drafts: DraftGroups, observer: Observer, idle: IdleThread
-    ) -> Callable[..., Any]:
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def sample_tokens(*given: Any, **named: Any) -> Any:
-                with self._lock:
-                    try:
-                        result = original(*given, **named)
-                    except BaseException:
-                        drafts.fail(observer)
-                        raise
-                    finally:
-                        idle.last_step = time.monotonic()
-                    if drafts.pending:
-                        drafts.end(observer)
-                        observer.after_step()
-                return result
-
-            return sample_tokens
 
         return make
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from canary_obs.engines.adapter import Observer
+from canary_obs.engines.vllm.idle import IdleThread
 from canary_obs.views import GroupStep, StepTypes, StepView
 
 if TYPE_CHECKING:
@@ -137,3 +140,27 @@ class DraftGroups:
         if view is not None:
             for name, step in view.groups.items():
                 observer.received(name, step.out_slots)
+
+    def around_sampling(
+        self, lock: threading.Lock, observer: Observer, idle: IdleThread
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What wraps the runner's `sample_tokens`, within which it drafts; the engine's step ends with it."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def sample_tokens(*given: Any, **named: Any) -> Any:
+                with lock:
+                    try:
+                        result = original(*given, **named)
+                    except BaseException:
+                        self.fail(observer)
+                        raise
+                    finally:
+                        idle.last_step = time.monotonic()
+                    if self.pending:
+                        self.end(observer)
+                        observer.after_step()
+                return result
+
+            return sample_tokens
+
+        return make

@@ -14,7 +14,7 @@ _BUSY_PAUSE_SECONDS = 0.001
 
 
 class IdleThread:
-    """Calls `idle` while nobody holds the lock, no step came for QUIET_SECONDS and the device is at rest.
+    """Calls `idle` while nobody holds the lock, no step came for QUIET_SECONDS and nothing is `busy`.
 
     With asynchronous scheduling a long prefill runs on for a while after its step has come.
     """
@@ -49,9 +49,11 @@ class IdleThread:
             quiet = time.monotonic() - self.last_step >= QUIET_SECONDS
             if not quiet:
                 pause = _STEPPING_PAUSE_SECONDS
-            if not quiet or self._busy() or not self._lock.acquire(blocking=False):
+            if not quiet or not self._lock.acquire(blocking=False):
                 continue
             try:
+                if self._busy():  # asked under the lock: a step may have come since it was quiet
+                    continue
                 with self._surroundings():
                     pause = _BUSY_PAUSE_SECONDS if self._idle() else _PAUSE_SECONDS
             except Exception as error:  # noqa: BLE001 - mode `raise`: the next step raises it on the engine's thread

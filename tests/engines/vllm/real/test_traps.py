@@ -97,8 +97,9 @@ def test_slots_behind_the_target_s(
     assert sampled >= {1, 2}
 
 
+@pytest.mark.parametrize(("owner", "method"), [("drafter", "propose"), ("model", "forward")])
 def test_drafting_that_fails_leaves_slots_unverified(
-    make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch
+    make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch, owner: str, method: str
 ) -> None:
     speculation = {"method": "eagle", "model": str(models("llama_eagle")), "num_speculative_tokens": 3}
     rig = make_rig(speculative_config=speculation, max_model_len=512, async_scheduling=False)
@@ -106,14 +107,15 @@ def test_drafting_that_fails_leaves_slots_unverified(
     rig.step(4)
 
     def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no proposals today")
+        raise RuntimeError("not today")
 
-    monkeypatch.setattr(rig.runner.drafter, "propose", broken)
-    with pytest.raises(RuntimeError, match="no proposals today"):
+    monkeypatch.setattr(getattr(rig.runner, owner), method, broken)
+    with pytest.raises(RuntimeError, match="not today"):
         rig.step()
+    assert not rig.adapter._drafts.pending, "the idle thread would wait for good"
     assert rig.settle() == []
     counters = group_counters(rig.canary.state, rig.canary.pump.sample)
-    assert sum(counters["draft"].unverified.values()) > sum(counters["full"].unverified.values())
+    assert counters["draft"].unverified[Cause.ADOPTED] > 0
     assert not rig.canary.health.faults
 
 

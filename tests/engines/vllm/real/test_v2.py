@@ -10,6 +10,8 @@ import pytest
 
 from tests.engines.vllm.real.server import Process
 
+# The first test waits for the process of all: 80 s on two quiet cores.
+pytestmark = pytest.mark.timeout(600)
 ENGINE = {"max_num_seqs": 8, "max_model_len": 512, "num_gpu_blocks_override": 200}
 GROUPS = {
     "llama": ["full"],
@@ -17,7 +19,7 @@ GROUPS = {
     "draft_model": ["full", "draft"],
     "eagle": ["full", "draft"],
 }
-SECONDS = 280.0
+SECONDS = 560.0
 
 
 @pytest.fixture(scope="module")
