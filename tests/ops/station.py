@@ -128,6 +128,10 @@ class Station:
         """An instant vector."""
         return self.get("query", query=expression)["result"]
 
+    def firing(self) -> set[str]:
+        """Names of the alerts that fire."""
+        return {series["metric"]["alertname"] for series in self.query('ALERTS{alertstate="firing"}')}
+
     def muted(self, **labels: str) -> bool:
         """Whether Alertmanager holds such an alert and another one inhibits it."""
         url = f"http://127.0.0.1:{self.alertmanager_port}/api/v2/alerts"
