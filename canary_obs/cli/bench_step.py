@@ -21,6 +21,7 @@ from canary_kernels import layout
 from canary_obs.attach import install_canary
 from canary_obs.cli.gpu_facts import environment
 from canary_obs.config import IN_PROCESS, CanaryConfig, parse_patrol_budget
+from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.model import ModelShape
 from canary_obs.engines.reference.request import Sampling
@@ -63,7 +64,8 @@ class Stage:
         if not torch.cuda.is_available():
             raise ConfigurationError("--device", "cpu", "this bench replays CUDA graphs", "Run it on a GPU.")
         self.engine = _engine(plan)
-        canary = install_canary(self.engine, CanaryConfig(endpoint=IN_PROCESS, idle_sweep=False))
+        self._adapter = ReferenceAdapter(self.engine)
+        canary = install_canary(self._adapter, CanaryConfig(endpoint=IN_PROCESS, idle_sweep=False))
         assert canary is not None
         self.canary: CanaryRuntime = canary
         self.canary.mark_ready()
@@ -105,7 +107,7 @@ class Stage:
             logits = forward(batch)
             if observed:  # where the adapter calls it: ahead of the wait for the tokens
                 began = time.perf_counter()
-                self.canary.after_step()
+                self._adapter.after_step()
                 self.after_step_us.append(1e6 * (time.perf_counter() - began))
             tokens = logits.argmax(dim=-1)
             if wait:

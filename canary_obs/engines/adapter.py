@@ -20,8 +20,20 @@ class Observer(Protocol):
     def before_forward(self, step: StepView) -> None:
         """Just before the model forward, on the stream that runs it."""
 
+    def overwriting(self, step: StepView) -> None:
+        """In its place, for an engine that waits for each forward: digests and expected ids may be missing.
+
+        `launched` follows.
+        """
+
+    def launched(self, step: StepView) -> None:
+        """The forward was launched, and its view is complete; on a stream ordered behind `overwriting`."""
+
     def after_forward(self, step: StepView) -> None:
-        """Just after the model forward, same stream."""
+        """Just after the model forward: on its stream, or on one ordered behind it and behind `launched`.
+
+        Nothing may change the view's tensors or the slot tables before this work is done.
+        """
 
     def forward_failed(self, step: StepView) -> None:
         """The model forward raised; what it should have written is unknown."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -74,8 +73,8 @@ class CanaryRuntime:
         self.step = 0
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
         self.step_seconds = 0.0
-        self.armed = self._forwarding = self._head_done = self.paused = False
-        self._nested = self._swept_step = 0
+        self.armed = self._head_done = self.paused = False
+        self._depth = self._swept_step = 0  # depth: of forwards within forwards
         self.ready_at = 0.0
         self._last_step_end: float | None = None
         self._raising: list[Violation] = []
@@ -119,20 +118,23 @@ class CanaryRuntime:
 
     # What adapters call -------------------------------------------------------------------------
 
-    def before_forward(self, view: StepView) -> None:
+    def overwriting(self, view: StepView) -> None:
+        """Compare the bytes of the slots that the forward is about to write, while they are there."""
+        if self.armed:
+            self._depth += 1
+            if self._depth == 1:  # else a forward within a forward
+                self.step += 1
+                self._take_head(self._begin, view)
+
+    def launched(self, view: StepView) -> None:
         """Write the identities of the new tokens; verify every link of every request's prefix."""
-        if not self.armed:
-            return
-        if self._forwarding:
-            self._nested += 1
-            return
-        started = time.perf_counter()
-        self.step += 1
-        self._forwarding = True
-        self._head_done = self._guard("head", self._head, view)
-        if not self._head_done:
-            self._abandon(view)
-        self.overhead["head"] += time.perf_counter() - started
+        if self._depth == 1 and self._head_done:
+            self._take_head(self._head, view)
+
+    def before_forward(self, view: StepView) -> None:
+        """Both, where the view is complete ahead of the forward."""
+        self.overwriting(view)
+        self.launched(view)
 
     def after_forward(self, view: StepView) -> None:
         """Fingerprint the new slots; verify every link again, the new tokens' included."""
@@ -168,7 +170,7 @@ class CanaryRuntime:
         if not self.armed:
             return False
         self._last_step_end = None
-        if self.config.idle_sweep and not self.paused and self._idle_sweep_due():
+        if self.config.idle_sweep and not self.paused and self.sweeper.idle_due(self.ready_at):
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.IDLE, self.step)
         self._background(10 * self.config.sweep_budget_ms / 1e3, idle=True)
         return self.sweeper.running or self.pump.busy
@@ -208,11 +210,21 @@ class CanaryRuntime:
 
     # One forward --------------------------------------------------------------------------------
 
-    def _head(self, view: StepView) -> None:
+    def _take_head(self, part: Callable[[StepView], None], view: StepView) -> None:
+        started = time.perf_counter()
+        self._head_done = self._guard("head", part, view)
+        if not self._head_done:
+            self._abandon(view)
+        self.overhead["head"] += time.perf_counter() - started
+
+    def _begin(self, view: StepView) -> None:
         self.pump.log.remember(self.step, view.request_ids)
         if self.injector is not None:
             self.injector.before_forward(view, self.step)
-        self._checks.head(view, self.step)
+        self._checks.overwriting(view, self.step)
+
+    def _head(self, view: StepView) -> None:
+        self._checks.head(view)
         self.history.wrote(view)
 
     def _tail(self, view: StepView) -> None:
@@ -221,13 +233,8 @@ class CanaryRuntime:
             self.injector.after_forward(view, self.step)
 
     def _leave_forward(self) -> bool:
-        if not self._forwarding:
-            return False
-        if self._nested:
-            self._nested -= 1
-            return False
-        self._forwarding = False
-        return True
+        depth, self._depth = self._depth, max(self._depth - 1, 0)
+        return depth == 1
 
     def _abandon(self, view: StepView) -> None:
         self._or_disarm(lambda: self._checks.abandon(view))
@@ -280,18 +287,8 @@ class CanaryRuntime:
         if self.injector is not None:
             self.injector.observe(found, settled=not self.pump.busy)
         if self.config.mode is Mode.RAISE:
-            self._raising += [self._with_holders(violation) for violation in found]
+            self._raising += [self.evidence.with_holders(violation) for violation in found]
         self.reporter.violations(found)
-
-    def _with_holders(self, violation: Violation) -> Violation:
-        if violation.request is not None:
-            return violation
-        holders = self._adapter.holders(violation.group, violation.slot)
-        return msgspec.structs.replace(violation, request=",".join(holders) or None)
-
-    def _idle_sweep_due(self) -> bool:
-        since = self.sweeper.last_completed or self.ready_at
-        return not self.sweeper.running and time.monotonic() - since > self.config.idle_sweep_seconds
 
     # What is known ------------------------------------------------------------------------------
 

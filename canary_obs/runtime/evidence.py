@@ -125,6 +125,13 @@ class EvidenceDesk:
             answers += [_for_incident(evidence, name) for name in reading.incidents]
         return answers
 
+    def with_holders(self, violation: Violation) -> Violation:
+        """The violation with the requests that use its slot now, where it names none."""
+        if violation.request is not None:
+            return violation
+        holders = self._holders(violation.group, violation.slot)
+        return msgspec.structs.replace(violation, request=",".join(holders) or None)
+
     # Asking.
 
     def _want(

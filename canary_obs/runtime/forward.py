@@ -24,14 +24,20 @@ class ForwardChecks:
         self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
         self._batches: list[tuple[Group, RowBatch]] = []
 
-    def head(self, view: StepView, step: int) -> None:
-        """Bytes about to be overwritten, identities of the new tokens, links of every prefix."""
+    def overwriting(self, view: StepView, step: int) -> None:
+        """Bytes about to be overwritten."""
         state = self._state
         state.tick(step)
+        if self._reuse:
+            for group in state.named(view.groups):
+                slots = view.groups[group.name].out_slots
+                compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
+
+    def head(self, view: StepView) -> None:
+        """Identities of the new tokens, links of every prefix."""
+        state = self._state
         self._batches = [(group, group.batch(view)) for group in state.named(view.groups)]
         for group, batch in self._batches:
-            if self._reuse:
-                compare_slots(state.backend, group.buffers, group.plan, batch.out_slots, layout.Phase.HEAD)
             write_identities(state.backend, group.buffers, batch)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.HEAD)
             self._health.launch(group.index, layout.Phase.HEAD)

@@ -68,13 +68,13 @@ class Patrol:
             self._take_turn(now, rate)
 
     def _take_turn(self, now: float, rate: float) -> None:
-        """On a GPU: send an errand, arrange its way back, or take one back; a step has time for one."""
-        if self._scout.unreported:
-            self._scout.report(now)
+        """On a GPU: one part of sending an errand, or take one back; a step has time for one."""
+        if self._scout.busy:
+            self._scout.go_on(now)
         # A GPU too busy to bring the last errands back is not given more.
         elif not self._receive() and self._credit >= _ERRAND_SECONDS * rate and not self._scout.full:
             errand = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
-            self._scout.send(errand)
+            self._scout.prepare(errand)
             self._credit -= (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
 
     def _spend(self, now: float, started: float) -> None:
@@ -83,8 +83,8 @@ class Patrol:
             if self._credit <= (time.perf_counter() - started if self._timed else 0.0):
                 break
             errand = self._next(1)
-            self._scout.send(errand)
-            self._scout.report(now)
+            self._scout.prepare(errand)
+            self._finish_sending(now)
             self._receive()
             if not self._timed:
                 self._credit -= (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
@@ -97,14 +97,17 @@ class Patrol:
 
     def whole_cycle(self) -> None:
         """At rest: take what is under way, then check every chunk once, whatever the budget."""
-        if self._scout.unreported:
-            self._scout.report(time.monotonic())
+        self._finish_sending(time.monotonic())
         self._receive(timeout=10.0)
         self._cursor = self._arrived = 0
         for _ in self._chunks:
             errand = self._next(1)
             self._confirm(errand)
             self._checked(errand)
+
+    def _finish_sending(self, now: float) -> None:
+        while self._scout.busy:
+            self._scout.go_on(now)
 
     def _next(self, most: int) -> Errand:
         """The next chunks of one group, at most `most`; moves the cursor behind them."""

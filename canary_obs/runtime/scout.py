@@ -67,7 +67,8 @@ class Scout:
         )
         self._host = DelayedDeviceHost(counters.view(-1), _IN_FLIGHT, side_stream=False)
         self._errands: deque[Errand] = deque()
-        self.unreported = False  # an errand was sent, and its way back is not yet arranged
+        self._prepared: tuple[Errand, Tensor] | None = None
+        self._unreported = False  # an errand is under way, and its way back is not yet arranged
         self._seen = np.zeros((count, layout.COUNTER_WORDS), dtype=np.int64)
 
     @property
@@ -82,22 +83,33 @@ class Scout:
         counted[:, : layout.NUM_LANES] = 0
         return counted
 
-    def send(self, errand: Errand) -> None:
-        """Start a comparison. Only when not full and nothing is unreported."""
-        group = errand.group
+    @property
+    def busy(self) -> bool:
+        """Whether an errand was prepared whose way back is not yet arranged: `go_on` has something to do."""
+        return self._prepared is not None or self._unreported
+
+    def prepare(self, errand: Errand) -> None:
+        """List an errand's slots. Only when not full and not busy; then `go_on` twice.
+
+        Three parts, as each has the host make a launch: a step of the engine has time for one.
+        """
         with self._beside:
             # Made on the stream that reads them: the engine's own is still busy with what it was given.
-            slots = group.slots_between(errand.start, errand.stop)
+            self._prepared = errand, errand.group.slots_between(errand.start, errand.stop)
+
+    def go_on(self, now: float) -> None:
+        """Start the comparison; next time, start the copy of what it counts. Only when busy."""
+        with self._beside:
+            if self._prepared is None:
+                self._host.push(0, now)
+                self._unreported = False
+                return
+            (errand, slots), self._prepared = self._prepared, None
+            group = errand.group
             buffers = self._buffers[group.index]
             compare_slots(self._backend, buffers, group.plan, slots, layout.Phase.PATROL)
         self._errands.append(errand)
-        self.unreported = True
-
-    def report(self, now: float) -> None:
-        """Start the copy of what the errand sent last counts. Only when it is unreported."""
-        with self._beside:
-            self._host.push(0, now)
-        self.unreported = False
+        self._unreported = True
 
     def returned(self, timeout: float = 0.0) -> Iterator[Return]:
         """Errands that came back, oldest first; waits up to `timeout` seconds for all of them."""

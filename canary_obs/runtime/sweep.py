@@ -90,6 +90,11 @@ class Sweeper:
         """Whether a sweep is under way or waits for its counters."""
         return self._pass is not None
 
+    def idle_due(self, ready_at: float) -> bool:
+        """Whether an idle engine's next sweep is due; ready_at: time.monotonic() when protection began."""
+        since = self.last_completed or ready_at
+        return not self.running and time.monotonic() - since > self._config.idle_sweep_seconds
+
     @property
     def latest_id(self) -> str | None:
         """The id of the running sweep, else of the last: rows may arrive with the copy that ends it."""

@@ -26,10 +26,11 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A fault in place: the slots it has spoiled for good, what ends it after its forward and once seen."""
+    """A fault in place: the slots it has spoiled for good, what follows its forward, what ends it."""
 
     slots: list[int]
     forwarded: Callable[[], None] = nothing
+    stepped: Callable[[], None] = nothing
     seen: Callable[[], None] = nothing
 
 
@@ -54,6 +55,13 @@ class FaultyRunner(Runner):
             self.planted.forwarded()
             self.plant = None
         return logits
+
+    def sample(self, batch: ForwardBatch, logits: torch.Tensor) -> list[int | None]:
+        tokens = super().sample(batch, logits)
+        if self.planted is not None and self.plant is None:
+            torch.cuda.synchronize()  # the checks of the step have seen it
+            self.planted.stepped()
+        return tokens
 
 
 def _record(rig: Rig, slot: int) -> list[int]:
@@ -83,7 +91,7 @@ def _detour(rig: Rig, batch: ForwardBatch, index: int, position: int, slot: int)
     def back() -> None:
         table[row, position] = right
 
-    return Planted(slots=[], forwarded=back)
+    return Planted(slots=[], stepped=back)
 
 
 def chain(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:

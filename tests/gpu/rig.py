@@ -16,7 +16,7 @@ from canary_obs.engines.reference.runner import Runner
 from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
 
-HOOKS = ("before_forward", "after_forward", "after_step")
+HOOKS = ("overwriting", "launched", "after_forward", "after_step")
 
 
 @dataclass(slots=True)

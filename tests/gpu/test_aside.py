@@ -2,7 +2,7 @@
 
 import torch
 
-from canary_obs.engines.vllm.aside import Aside
+from canary_obs.engines.aside import Aside
 
 DEVICE = torch.device("cuda", 0)
 CYCLES = 20_000_000  # some 10 ms

@@ -24,16 +24,16 @@ def test_a_suspicion_that_does_not_hold_is_no_violation(make_rig, monkeypatch) -
     group = rig.canary.state.groups[0]
     slot = int(rig.engine.scheduler.live_slots()[0])
     address = locate_byte(group.view.sources[0], slot, 3)
-    sent = Scout.send
+    go_on = Scout.go_on
 
-    def send_while_writing(scout: Scout, errand) -> None:
+    def compare_while_writing(scout: Scout, now: float) -> None:
         # The bytes are being rewritten just while the scout reads them.
         address.flip(1)
-        sent(scout, errand)
+        go_on(scout, now)
         address.flip(1)
 
     runs = rig.canary.health.launched[0][layout.Phase.PATROL]
-    monkeypatch.setattr(Scout, "send", send_while_writing)
+    monkeypatch.setattr(Scout, "go_on", compare_while_writing)
     turn(rig)
     assert rig.canary.health.launched[0][layout.Phase.PATROL] > runs
     assert rig.canary.pump.violations == 0
@@ -74,13 +74,13 @@ def test_a_kernel_that_leaves_no_trace_is_a_stall(make_rig, monkeypatch) -> None
     assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
 
 
-def test_on_a_gpu_a_turn_sends_or_reports_or_takes_back(make_rig, monkeypatch) -> None:
+def test_on_a_gpu_a_turn_takes_one_part_of_an_errand(make_rig, monkeypatch) -> None:
     """The GPU's turns, on the CPU: whole cycles with no turn that does two things, and a fault found."""
     rig = make_rig(patrol_budget="1GB/s", idle_sweep=False, reuse_data=False)
     rig.run(60)
     patrol, done = rig.canary.patrol, []
     monkeypatch.setattr(patrol, "_on_cpu", False)
-    for name in ("send", "report"):
+    for name in ("prepare", "go_on"):
         monkeypatch.setattr(Scout, name, noting(getattr(Scout, name), name, done))
     received = patrol._receive
     monkeypatch.setattr(patrol, "_receive", lambda timeout=0.0: received(timeout) and not done.append("back"))
@@ -92,7 +92,8 @@ def test_on_a_gpu_a_turn_sends_or_reports_or_takes_back(make_rig, monkeypatch) -
         patrol.advance(time.monotonic())
         turns.append(tuple(done))
         done.clear()
-    assert set(turns) == {("send",), ("report",), ("back",)}
+    assert set(turns) == {("prepare",), ("go_on",), ("back",)}
+    assert turns[:8] == 2 * [("prepare",), ("go_on",), ("go_on",), ("back",)]
     rig.canary.pump.drain(rig.canary.step, 1.0)
     assert rig.canary.pump.violations == 2
     assert rig.canary.pump.sample.values[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] == 2
@@ -105,10 +106,10 @@ def test_an_errand_under_way_is_waited_for_before_a_whole_cycle(make_rig, monkey
     monkeypatch.setattr(patrol, "_on_cpu", False)
     patrol._credit = 1e9
     patrol.advance(time.monotonic())
-    assert patrol._scout.unreported
+    assert patrol._scout.busy
     runs = int(patrol.counted[0, layout.COUNT_RUNS + layout.Phase.PATROL])
     patrol.whole_cycle()
-    assert not patrol._scout.unreported
+    assert not patrol._scout.busy
     assert int(patrol.counted[0, layout.COUNT_RUNS + layout.Phase.PATROL]) == runs + 1
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engines.adapter import Observer
+from canary_obs.engines.aside import Aside
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
 from canary_obs.engines.reference.engine import Engine
@@ -17,10 +19,11 @@ from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.engines.reference.groups import FULL, ShownGroup, shown_groups
 from canary_obs.engines.reference.port_watch import PortWatch
 from canary_obs.engines.reference.request import Request
-from canary_obs.engines.reference.runner import ForwardBatch, Runner
+from canary_obs.engines.reference.runner import ForwardBatch
 from canary_obs.engines.reference.swa_group import SWA, SwaGroup
 from canary_obs.engines.reference.tier_watch import TierWatch
 from canary_obs.engines.reference.upload import placed
+from canary_obs.engines.reference.watched import Views, watched, watched_aside
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.pipeline.upload_ring import UploadRing
 from canary_obs.views import CachedSlots, GroupView, StepTypes, StepView, WindowTokens
@@ -78,6 +81,8 @@ class ReferenceAdapter:
         self._uploads = UploadRing(largest, _STEPS_AHEAD, engine.runner.device)
         self._written = {group.view.name: group for group in shown_groups(engine)}
         self._draft = None if engine.drafter is None else DraftGroup(engine, engine.drafter)
+        # Drafts are made between the target's forward and the end of the step.
+        self._aside = Aside(engine.runner.device, wanted=engine.drafter is None)
         self._groups: dict[str, ShownGroup] = dict(self._written)
         if self._draft is not None:
             self._groups[DRAFT] = self._draft
@@ -127,15 +132,18 @@ class ReferenceAdapter:
         if "forward" in vars(runner) or "step" in vars(engine) or "idle" in vars(engine):
             raise UnsupportedEngine("this engine is wrapped already; detach what wraps it, then attach")
         self._observer = observer
-        sample, step, idle = runner.sample, engine.step, engine.idle
+        forward, sample, step, idle = runner.forward, runner.sample, engine.step, engine.idle
         advanced = False  # within one engine step: after_step was called
 
         def observed_sample(batch: ForwardBatch, logits: Tensor) -> list[int | None]:
             # Ahead of the wait for the tokens: while the GPU runs the forward, the host has time.
             nonlocal advanced
             advanced = True
-            observer.after_step()
-            return sample(batch, logits)
+            try:
+                self.after_step()
+                return sample(batch, logits)
+            finally:
+                self._aside.join()
 
         def observed_step() -> tuple[Request, ...]:
             nonlocal advanced
@@ -156,9 +164,14 @@ class ReferenceAdapter:
         travelling = [name for name, group in self._written.items() if isinstance(group, FullGroup)]
         self._port = PortWatch(engine.port, observer, travelling)
         self._port.wrap()
-        vars(runner)["forward"] = _observed(runner, self._view, observer)
+        if self._aside.used:
+            views = Views(self._plain_view, self._complete)
+            vars(runner)["forward"] = watched_aside(forward, views, observer, self._aside)
+        else:
+            vars(runner)["forward"] = watched(forward, self._view, observer)
         if self._draft is not None:
-            vars(self._draft.runner)["forward"] = _observed(self._draft.runner, self._draft.view_of, observer)
+            drafting = self._draft.runner
+            vars(drafting)["forward"] = watched(drafting.forward, self._draft.view_of, observer)
         if runner.device.type != "cpu":
             vars(runner)["sample"] = observed_sample
         vars(engine).update(step=observed_step, idle=observed_idle)
@@ -171,6 +184,7 @@ class ReferenceAdapter:
         if self._observer is None:
             return
         self._observer = None
+        self._aside.join()
         if self._tier is not None:
             self._tier.unwrap()
             self._tier = None
@@ -184,6 +198,15 @@ class ReferenceAdapter:
         for name in ("step", "idle"):
             vars(self._engine).pop(name, None)
 
+    def after_step(self) -> None:
+        """What the observer does once per step; on a GPU ahead of the wait for the tokens."""
+        if self._observer is not None:
+            with self._aside.entered():
+                self._observer.after_step()
+
+    def _view(self, batch: ForwardBatch) -> StepView:
+        return self._complete(self._plain_view(batch), batch)
+
     def _oracle(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Digests of the prefixes and the tokens that this forward adds, in one copy to the device."""
         digests, expected = self._digests.advance(batch.requests), torch.from_numpy(_expected(batch))
@@ -193,9 +216,8 @@ class ReferenceAdapter:
         device = batch.rows.device
         return placed(digests.numpy(), device), placed(expected.numpy(), device)
 
-    def _view(self, batch: ForwardBatch) -> StepView:
-        """The forward as views of the engine's tensors."""
-        digests, expected = self._oracle(batch)
+    def _plain_view(self, batch: ForwardBatch) -> StepView:
+        """The forward as views of the engine's tensors, without what must be worked out first."""
         return StepView(
             request_ids=[request.id for request in batch.requests],
             rows=batch.rows,
@@ -204,34 +226,13 @@ class ReferenceAdapter:
             token_starts=batch.token_starts,
             input_ids=batch.input_ids,
             positions=batch.positions,
-            digests=digests,
+            digests=None,
             groups={name: group.step(batch) for name, group in self._written.items()},
-            expected_ids=expected,
         )
 
-
-def _observed(
-    runner: Runner, view_of: Callable[[ForwardBatch], StepView], observer: Observer
-) -> Callable[[ForwardBatch], Tensor]:
-    """A runner's forward inside the observer. One that cannot be shown is reported, and runs."""
-    forward = runner.forward
-
-    def observed(batch: ForwardBatch) -> Tensor:
-        try:
-            view = view_of(batch)
-        except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
-            observer.fault("step_view", error)
-            return forward(batch)
-        observer.before_forward(view)
-        try:
-            logits = forward(batch)
-        except BaseException:
-            observer.forward_failed(view)
-            raise
-        observer.after_forward(view)
-        return logits
-
-    return observed
+    def _complete(self, view: StepView, batch: ForwardBatch) -> StepView:
+        digests, expected = self._oracle(batch)
+        return replace(view, digests=digests, expected_ids=expected)
 
 
 def _expected(batch: ForwardBatch) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from canary_obs.engines.adapter import Observer
-from canary_obs.engines.vllm.aside import Aside
+from canary_obs.engines.aside import Aside
 from canary_obs.engines.vllm.block_events import CARRIED
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded
 from canary_obs.engines.vllm.draft import DraftGroups

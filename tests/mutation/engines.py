@@ -1,0 +1,77 @@
+"""Defects seeded in what shows an engine to the canary."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_CLEAN = "tests/runtime/test_kinds.py::test_traffic_is_clean"
+
+DIGESTS = mutants(
+    "canary_obs/engines/reference/digests.py",
+    (
+        "fresh = (self._owner[rows] != serials) | (starts > ends)",
+        "fresh = starts > ends",
+        "tests/engines/test_adapter.py::test_digests_survive_row_changes_and_restarts",
+    ),
+    (
+        "positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, lengths)",
+        "positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)",
+        "tests/engines/test_adapter.py::test_digests_survive_row_changes_and_restarts",
+    ),
+)
+
+WATCHED = mutants(
+    "canary_obs/engines/reference/watched.py",
+    (
+        """        observer.overwriting(view)
+        aside.mark()
+        try:
+            logits = forward(batch)
+""",
+        """        aside.mark()
+        try:
+            logits = forward(batch)
+            observer.overwriting(view)
+""",
+        "tests/engines/test_watched.py::test_damage_in_a_slot_about_to_be_overwritten_is_seen",
+    ),
+)
+
+FED = mutants(
+    "canary_obs/engines/vllm/device_digests.py",
+    (
+        "(ended <= computed + self._drafts)",
+        "(ended <= computed)",
+        "tests/engines/vllm/test_device_digests.py::test_counts_of_the_host_that_run_ahead_of_rejected_drafts",
+    ),
+)
+
+WINDOWS = mutants(
+    "canary_obs/engines/reference/swa_group.py",
+    ("torch.from_numpy(slots.of[full])", "torch.from_numpy(full % slots.owner.size)", _CLEAN + "[swa]"),
+)
+
+RESIDENT = mutants(
+    "canary_obs/engines/reference/window_slots.py",
+    (
+        "np.minimum(ends, self.window - 1)",
+        "np.minimum(ends, self.window - 2)",
+        "tests/engines/test_windows.py::test_resumable_lengths",
+    ),
+    (
+        "        self.of[full] = NONE\n",
+        "        pass\n",
+        "tests/engines/test_windows.py::test_load_is_exact_and_accounted_for",
+    ),
+)
+
+TRAVEL = mutants(
+    "canary_obs/engines/reference/port_watch.py",
+    (
+        "return torch.cat(records, dim=-1) if",
+        "return torch.cat(records[::-1], dim=-1) if",
+        "tests/engines/test_disaggregated.py::test_every_byte_of_a_slot_travels",
+    ),
+)
+
+ALL = *DIGESTS, *WATCHED, *FED, *WINDOWS, *RESIDENT, *TRAVEL
