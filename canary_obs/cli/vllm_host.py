@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-_LLAMA: dict[str, Any] = {
+LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0, "max_position_embeddings": 131072, "tie_word_embeddings": False,
     "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16", "bos_token_id": 1,
@@ -39,7 +39,7 @@ class VllmHost:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         from vllm import LLM
 
-        (folder / "config.json").write_text(json.dumps(_LLAMA | SHAPES[shape]))
+        (folder / "config.json").write_text(json.dumps(LLAMA | SHAPES[shape]))
         on_gpu = torch.cuda.is_available()
         llm = LLM(
             model=str(folder), load_format="dummy", skip_tokenizer_init=True, seed=seed,
