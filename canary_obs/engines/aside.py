@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 
 import torch
+
+
+class Behind(Enum):
+    """What work put aside waits for, besides what was put there earlier."""
+
+    ALL = "all that the engine's stream has been given so far"
+    MARK = "what that had been given at the mark"
+    NOTHING = "nothing more"
 
 
 class Aside:
@@ -33,14 +42,16 @@ class Aside:
             self._marked.record()
 
     @contextmanager
-    def entered(self, *, from_mark: bool = False) -> Iterator[None]:
-        """What is launched inside runs there, after all that was queued so far, or up to the mark."""
+    def entered(self, *, behind: Behind = Behind.ALL) -> Iterator[None]:
+        """What is launched inside runs there."""
         if self._stream is None:
             yield
             return
-        if not from_mark:
+        if behind is Behind.ALL:
             self._queued.record()
-        self._stream.wait_event(self._marked if from_mark else self._queued)
+            self._stream.wait_event(self._queued)
+        elif behind is Behind.MARK:
+            self._stream.wait_event(self._marked)
         with self._stream:
             try:
                 yield

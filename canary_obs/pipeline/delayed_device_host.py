@@ -146,6 +146,10 @@ class DelayedDeviceHost:
         """The newest copy that has arrived; older ones are dropped. None = nothing new. Never waits."""
         # Not by `poll`: every step pays for each call, and for each copy that nobody looks at.
         newest: _Copy | None = None
+        if len(self._in_flight) > 1 and self._in_flight[-1].row.event.query():
+            newest = self._in_flight.pop()  # copies arrive in order
+            self._free.extend(copy.row for copy in self._in_flight)
+            self._in_flight.clear()
         while self._in_flight and self._in_flight[0].row.event.query():
             if newest is not None:
                 self._free.append(newest.row)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from canary_kernels import layout
 from canary_obs.config import CanaryConfig
@@ -57,7 +55,7 @@ class Health:
         """The copy with this sequence must carry every run launched so far."""
         self._expected[sequence] = [list(phases) for phases in self.launched]
 
-    def observe(self, sequence: int, counters: NDArray[np.int64]) -> None:
+    def observe(self, sequence: int, counters: Sequence[int]) -> None:
         """Compare a copy ([groups * COUNTER_WORDS]) with what was launched before it.
 
         A difference is a stalled kernel.
@@ -65,10 +63,10 @@ class Health:
         expected = self._expected.pop(sequence, None)
         if expected is None:
             return
-        while self._expected and next(iter(self._expected)) < sequence:
-            del self._expected[next(iter(self._expected))]  # a copy that nobody looked at
-        rows = counters.reshape(-1, layout.COUNTER_WORDS)
-        runs = rows[:, layout.COUNT_RUNS : layout.COUNT_RUNS + layout.NUM_PHASES].tolist()
+        for skipped in [number for number in self._expected if number < sequence]:
+            del self._expected[skipped]  # a copy that nobody looked at
+        starts = range(layout.COUNT_RUNS, len(counters), layout.COUNTER_WORDS)
+        runs = [counters[start : start + layout.NUM_PHASES] for start in starts]
         if runs == expected:
             return
         for group, (wanted, seen) in enumerate(zip(expected, runs, strict=True)):

@@ -37,6 +37,8 @@ class Patrol:
             for size in [self._chunk_size(group)]
             for start in range(0, group.view.num_slots, size)
         ]
+        # By group number: the index behind its last chunk.
+        self._group_ends = {group.index: number + 1 for number, (group, _, _) in enumerate(self._chunks)}
         self.enabled = budget.enabled and bool(self._chunks)
         self.bytes_per_second = budget.fraction * bandwidth if budget.fraction else budget.bytes_per_second
         self._scout = Scout(state)
@@ -111,11 +113,10 @@ class Patrol:
 
     def _next(self, most: int) -> Errand:
         """The next chunks of one group, at most `most`; moves the cursor behind them."""
-        first = last = self._cursor
-        group, start, stop = self._chunks[first]
-        while last - first + 1 < most and last + 1 < len(self._chunks) and self._chunks[last + 1][0] is group:
-            last += 1
-            stop = self._chunks[last][2]
+        first = self._cursor
+        group, start, _ = self._chunks[first]
+        last = min(first + most, self._group_ends[group.index]) - 1
+        stop = self._chunks[last][2]
         self._cursor = (last + 1) % len(self._chunks)
         return Errand(group=group, start=start, stop=stop, first_chunk=first, last_chunk=last)
 
@@ -143,9 +144,8 @@ class Patrol:
         self._health.launch(group.index, layout.Phase.PATROL)
 
     def _checked(self, errand: Errand) -> None:
-        now = time.monotonic()
-        for chunk in range(errand.first_chunk, errand.last_chunk + 1):
-            self._checked_at[chunk] = now
+        now, count = time.monotonic(), errand.last_chunk + 1 - errand.first_chunk
+        self._checked_at[errand.first_chunk : errand.last_chunk + 1] = [now] * count
         self._arrived = errand.last_chunk + 1
         if self._arrived == len(self._chunks):
             self._arrived = 0

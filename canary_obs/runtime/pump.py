@@ -66,8 +66,9 @@ class Pump:
     def _take(self, sample: Sample | None, step: int) -> None:
         # Counters only grow: the newest copy tells all that those before it did.
         if sample is not None:
-            self.sample, self.violations = sample, events_in(sample.words)
-            self._health.observe(sample.sequence, sample.words)
+            values = sample.words.tolist()
+            self.sample, self.violations = sample, events_in(values)
+            self._health.observe(sample.sequence, values)
             if self._sweeper.running:
                 self._sweeper.observe(sample.sequence, sample.values, step)
 

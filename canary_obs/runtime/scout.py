@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +68,7 @@ class Scout:
         self._errands: deque[Errand] = deque()
         self._prepared: tuple[Errand, Tensor] | None = None
         self._unreported = False  # an errand is under way, and its way back is not yet arranged
-        self._seen = np.zeros((count, layout.COUNTER_WORDS), dtype=np.int64)
+        self._seen = [0] * counters.numel()  # counters, group after group
 
     @property
     def full(self) -> bool:
@@ -79,7 +78,7 @@ class Scout:
     @property
     def counted(self) -> Tensor:
         """int64 [groups, COUNTER_WORDS] on the host: slots hashed and skipped so far; no violations."""
-        counted = torch.from_numpy(self._seen.copy())
+        counted = torch.tensor(self._seen).view(-1, layout.COUNTER_WORDS)
         counted[:, : layout.NUM_LANES] = 0
         return counted
 
@@ -114,10 +113,10 @@ class Scout:
     def returned(self, timeout: float = 0.0) -> Iterator[Return]:
         """Errands that came back, oldest first; waits up to `timeout` seconds for all of them."""
         for sample in self._host.flush(timeout) if timeout else self._host.poll():
-            values = sample.words.reshape(self._seen.shape)
             errand = self._errands.popleft()
-            number = errand.group.index
-            moved = values[number] - self._seen[number]
-            self._seen = values
-            suspicious = bool(moved[: layout.NUM_LANES].any())
-            yield Return(errand=errand, ran=moved[_RUNS] == 1, suspicious=suspicious)
+            first = errand.group.index * layout.COUNTER_WORDS
+            lanes, run = slice(first, first + layout.NUM_LANES), first + _RUNS
+            # Lists: every NumPy call on rows this short takes longer than all of this.
+            before, self._seen = self._seen, sample.words.tolist()
+            ran = self._seen[run] == before[run] + 1
+            yield Return(errand=errand, ran=ran, suspicious=self._seen[lanes] != before[lanes])

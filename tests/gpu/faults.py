@@ -42,6 +42,7 @@ class FaultyRunner(Runner):
 
     plant: Callable[[ForwardBatch], Planted | None] | None = None
     planted: Planted | None = None
+    _under_way = False  # in the step whose forward the fault is for
 
     def prepare(self, plan: Plan) -> ForwardBatch:
         batch = super().prepare(plan)
@@ -53,14 +54,15 @@ class FaultyRunner(Runner):
         logits = super().forward(batch)
         if self.planted is not None and self.plant is not None:
             self.planted.forwarded()
-            self.plant = None
+            self.plant, self._under_way = None, True
         return logits
 
     def sample(self, batch: ForwardBatch, logits: torch.Tensor) -> list[int | None]:
         tokens = super().sample(batch, logits)
-        if self.planted is not None and self.plant is None:
+        if self.planted is not None and self._under_way:
             torch.cuda.synchronize()  # the checks of the step have seen it
             self.planted.stepped()
+            self._under_way = False
         return tokens
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from canary_obs.engines.aside import Aside
+from canary_obs.engines.aside import Aside, Behind
 
 DEVICE = torch.device("cuda", 0)
 CYCLES = 20_000_000  # some 10 ms
@@ -23,6 +23,31 @@ def test_order() -> None:
             seen[number].copy_(slots)
     torch.cuda.synchronize()
     assert seen.eq(torch.arange(1, ROUNDS + 1, device=DEVICE)[:, None]).all()
+
+
+def test_behind_the_mark_does_not_wait_for_what_follows_it() -> None:
+    aside = Aside(DEVICE, wanted=True)
+    values = torch.zeros(1 << 16, dtype=torch.int64, device=DEVICE)
+    seen = torch.zeros((3, values.shape[0]), dtype=torch.int64, device=DEVICE)
+    early = torch.Event(DEVICE)
+    aside.join()
+    torch.cuda._sleep(CYCLES // 10)
+    values.fill_(1)
+    aside.mark()
+    torch.cuda._sleep(10 * CYCLES)  # the forward
+    with aside.entered(behind=Behind.MARK):
+        seen[0].copy_(values)
+        early.record()
+    with aside.entered(behind=Behind.NOTHING):
+        seen[1].copy_(values)
+    early.synchronize()
+    assert not torch.cuda.default_stream(DEVICE).query()  # the forward is still running
+    with aside.entered():
+        seen[2].copy_(values)
+    aside.join()
+    values.fill_(2)
+    torch.cuda.synchronize()
+    assert seen.eq(1).all()
 
 
 def test_unwanted_is_the_current_stream() -> None:

@@ -103,13 +103,13 @@ RECEIVED = mutants(
 PATROL = mutants(
     "canary_obs/runtime/scout.py",
     (
-        "moved[: layout.NUM_LANES].any()",
-        "moved[: layout.NUM_REASONS].any()",
+        "slice(first, first + layout.NUM_LANES)",
+        "slice(first, first + layout.NUM_REASONS)",
         "tests/runtime/test_patrol.py::test_a_suspicion_that_holds_is_counted_once_per_cycle",
     ),
     (
-        "ran=moved[_RUNS] == 1",
-        "ran=True",
+        "self._seen[run] == before[run] + 1",
+        "True",
         "tests/runtime/test_patrol.py::test_a_kernel_that_leaves_no_trace_is_a_stall",
     ),
 )

@@ -78,6 +78,19 @@ def test_the_newest_arrival_stands_for_those_before_it() -> None:
     assert [sample.sequence for sample in ring.poll()] == [3, 4, 5, 6]
 
 
+def test_when_all_have_arrived_the_newest_frees_every_row() -> None:
+    device, source, ring = make(rows=4, lag=2)
+    for step in range(4):
+        source.fill_(step)
+        ring.push(step, 0.0)
+    device.now += 2
+    found = ring.newest()
+    assert found is not None
+    assert (found.sequence, found.step, found.values.unique().tolist()) == (3, 3, [3])
+    assert not ring.busy
+    assert [ring.push(step, 0.0) for step in range(4, 9)] == [True, True, True, True, False]
+
+
 def test_a_taken_sample_does_not_change_when_its_row_is_reused() -> None:
     _, source, host = make(rows=1)
     source.fill_(5)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from canary_kernels import layout
 from canary_kernels.layout import Phase
@@ -21,8 +19,8 @@ GOOD = Vitals(
 )  # fmt: skip
 
 
-def counters(**runs: int) -> NDArray[np.int64]:
-    values = np.zeros(layout.COUNTER_WORDS, dtype=np.int64)
+def counters(**runs: int) -> list[int]:
+    values = [0] * layout.COUNTER_WORDS
     for name, count in runs.items():
         values[layout.COUNT_RUNS + Phase[name.upper()]] = count
     return values

@@ -32,13 +32,13 @@ def report(state: DeviceState, phase: Phase, reason: Reason, slot: int, step: in
 
 def test_each_event_is_read_once() -> None:
     state, log = make()
-    assert not log.moved(events_in(state.counters.numpy().ravel()))
+    assert not log.moved(events_in(state.counters.tolist()))
     report(state, Phase.SWEEP, Reason.KV_DATA, 3)
-    assert log.moved(events_in(state.counters.numpy().ravel()))
+    assert log.moved(events_in(state.counters.tolist()))
     (row,) = log.read(state.flat.clone(), 5, "s1")
     assert (row.slot, row.event, row.step, row.lag_steps, row.sweep_id) == (3, 1, 1, 4, "s1")
     assert (row.expected, row.actual) == ("0xffffffffffffffff", "0x5")
-    assert not log.moved(events_in(state.counters.numpy().ravel()))
+    assert not log.moved(events_in(state.counters.tolist()))
     assert log.read(state.flat.clone(), 6, None) == []
 
 
