@@ -38,7 +38,7 @@ def install_canary(
             f"{adapter.name} {adapter.version} shows no KV groups; nothing could be protected"
         )
     if link is None and config.endpoint != IN_PROCESS:
-        link = open_link(config.endpoint)
+        link = open_link(config)
     try:
         device = device_of(adapter)
         check_current_device(device)

@@ -65,6 +65,8 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     patrol_budget: str = "1%"
     backend: Literal["auto", "torch", "numba", "triton"] = "auto"
     endpoint: str = msgspec.field(default_factory=default_endpoint)  # where the service listens
+    engine_secret_key_file: str = ""  # for tcp:// endpoints: this engine's own key (canary-obs keys FOLDER)
+    service_public_key_file: str = ""  # ... and the only service that it speaks to
     serve: Literal["off", "auto"] = "off"  # auto = rank 0 of a vLLM engine starts the service
     engine: Label = "unknown"  # label; adapters set it when left alone
     instance: Label = "default"
@@ -95,6 +97,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the service side."""
 
     endpoint: str = msgspec.field(default_factory=default_endpoint)
+    service_secret_key_file: str = ""  # for tcp:// endpoints: the service's own key (canary-obs keys FOLDER)
+    engine_public_keys_file: str = (
+        ""  # ... and the engines that may speak, a line each; all others are refused
+    )
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
     token: str = ""  # bearer token with the scopes read and operate; no token at all = open, loopback only

@@ -17,6 +17,7 @@ import uvicorn
 from canary_obs.config import PREFIX, ServiceConfig, load, masked
 from canary_obs.errors import CanaryError, ConfigurationError
 from canary_obs.pipeline.hub import Hub
+from canary_obs.pipeline.keys import ServiceKeys, service_keys
 from canary_obs.pipeline.listener import LocalListener, ZmqListener
 from canary_obs.pipeline.mailbox import LocalLink
 from canary_obs.records import State
@@ -51,6 +52,7 @@ class ServiceThread:
         """With `link` the engine is in this process; without, engines reach `config.endpoint`."""
         self.config = ServiceConfig() if config is None else config
         keyring = Keyring(self.config)
+        keys = service_keys(self.config) if link is None else None
         self.hub = Hub(self.config)
         self._socket = bind_port(self.config)
         try:
@@ -58,7 +60,7 @@ class ServiceThread:
             self._audit = self._write("audit_log", order_fields)
             self.hub.subscribe(self._log)
             self._tracing = self._trace()
-            self._listener = self._listen(link)
+            self._listener = self._listen(link, keys)
         except BaseException:
             self._socket.close()
             raise
@@ -123,11 +125,11 @@ class ServiceThread:
             self.hub.subscribe(tracing)
         return tracing
 
-    def _listen(self, link: LocalLink | None) -> LocalListener | ZmqListener:
+    def _listen(self, link: LocalLink | None, keys: ServiceKeys | None) -> LocalListener | ZmqListener:
         try:
-            return (
-                ZmqListener(self.config.endpoint, self.hub) if link is None else LocalListener(link, self.hub)
-            )
+            if link is not None:
+                return LocalListener(link, self.hub)
+            return ZmqListener(self.config.endpoint, self.hub, keys)
         except BaseException:
             if self._tracing is not None:
                 self._tracing.close()

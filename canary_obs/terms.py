@@ -58,6 +58,16 @@ class Cause(StrEnum):
     EVICTED = "evicted"
 
 
+class HandshakeCause(StrEnum):
+    """Why a connection to the service came to nothing; MECHANISM = one side has keys, the other none."""
+
+    UNKNOWN_KEY = "unknown_key"
+    SERVICE_KEY = "service_key"
+    MECHANISM = "mechanism"
+    PROTOCOL = "protocol"
+    BROKEN_OFF = "broken_off"
+
+
 class State(StrEnum):
     """The verdict, best first: OK, OFF, DEGRADED, BLIND, VIOLATED (`worst` picks the last)."""
 

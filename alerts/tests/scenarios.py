@@ -243,6 +243,16 @@ DEBT = (
         shown="16",
     ),
     Scenario(
+        alert="KVCanaryHandshakesRefused",
+        series=(
+            service_counter("hub_handshakes_refused", 0, 1, cause="unknown_key"),
+            service_counter("hub_handshakes_refused", 0, 0, cause="service_key"),
+            service_counter("hub_handshakes_refused", 1, 1, cause="broken_off"),
+        ),
+        labels=SERVICE,
+        shown="16",
+    ),
+    Scenario(
         alert="KVCanaryScrapeSlow",
         series=(service_gauge("scrape_duration_seconds", 0.02, 0.75),),
         labels=SERVICE,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from canary_obs.cli.keys import keys
 from canary_obs.config import FILE_VARIABLE, PREFIX, CanaryConfig, ServiceConfig, load, masked
 from canary_obs.errors import ConfigurationError, KVCacheViolation, UnsupportedEngine
 
@@ -98,7 +99,9 @@ def serve(
         str | None, typer.Option(help="Address to bind; wider than loopback needs a token.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; 0 = any.")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="Where engines report: ipc://PATH.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Where engines report: ipc://PATH or tcp://HOST:PORT.")
+    ] = None,
 ) -> None:
     """Run the service: /metrics, status page, sweeps on demand."""
     from canary_obs.serve import serve as run
@@ -130,6 +133,9 @@ def metrics(
     if form not in list(Format):
         raise ConfigurationError("--format", form, "no such format", "Use md or json.")
     sys.stdout.write(render(Format(form)) + "\n")
+
+
+app.command()(keys)
 
 
 @bench.command("demo")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from canary_obs.records import (
     PipelineStatus,
     Snapshot,
 )
+from canary_obs.terms import HandshakeCause
 
 COUNTER_FIELDS = (
     "step",
@@ -38,8 +41,27 @@ class HubCounts:
     messages: dict[str, int]  # by kind
     refused: int  # messages of a superseded process
     undecodable: int  # frames that were not ours
+    handshakes: dict[str, int]  # connections refused, by cause
     evicted: int  # violations that made room for newer ones
     faults: dict[str, int]  # by part of the service
+
+
+class HandshakeCounts:
+    """Connections that were not let in. They change no state: who has no key has no hold on the verdict."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[HandshakeCause] = Counter()
+
+    def refused(self, cause: HandshakeCause) -> None:
+        """One more."""
+        with self._lock:
+            self._counts[cause] += 1
+
+    def counts(self) -> dict[str, int]:
+        """Every cause, at 0 from the start."""
+        with self._lock:
+            return {cause.value: self._counts[cause] for cause in HandshakeCause}
 
 
 def carried_over(snapshot: Snapshot, base: Snapshot | None) -> Snapshot:

@@ -14,7 +14,7 @@ import msgspec
 
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
-from canary_obs.pipeline.counters import HubCounts
+from canary_obs.pipeline.counters import HandshakeCounts, HubCounts
 from canary_obs.pipeline.drills import DrillBook
 from canary_obs.pipeline.incidents import IncidentBook
 from canary_obs.pipeline.journal import ViolationEvent, ViolationFilter, ViolationJournal
@@ -65,6 +65,7 @@ class Hub:
         self._journal = ViolationJournal(self.config.violations_kept)
         self.incidents = IncidentBook(self.config.incidents_kept, self.config.incident_quiet_seconds, wall_ns)
         self.drills = DrillBook(wall_ns)
+        self.handshakes = HandshakeCounts()
         self._messages: Counter[str] = Counter(dict.fromkeys(_KINDS.values(), 0))
         self._refused = self._undecodable = 0
         self._faults: Counter[str] = Counter()
@@ -216,7 +217,7 @@ class Hub:
         with self._lock:
             return HubCounts(
                 messages=dict(self._messages), refused=self._refused, undecodable=self._undecodable,
-                evicted=self._journal.evicted, faults=dict(self._faults),
+                evicted=self._journal.evicted, faults=dict(self._faults), handshakes=self.handshakes.counts(),
             )  # fmt: skip
 
     def start_sweep(self, request: StartSweepRequest) -> SweepRecord:

@@ -11,8 +11,10 @@ import zmq
 
 from canary_obs.errors import WireError
 from canary_obs.pipeline import wire
-from canary_obs.pipeline.endpoint import check_owner, parse_endpoint, refusal
+from canary_obs.pipeline.admission import Admission
+from canary_obs.pipeline.endpoint import check_owner, parse_endpoint, refusal, tune
 from canary_obs.pipeline.hub import Hub
+from canary_obs.pipeline.keys import ServiceKeys
 from canary_obs.pipeline.mailbox import QUEUED_MESSAGES, LocalLink
 from canary_obs.pipeline.socket_file import SocketFile
 from canary_obs.records import Command
@@ -61,8 +63,8 @@ class LocalListener:
 class ZmqListener:
     """A ROUTER socket in a thread of its own. Opening raises ConfigurationError; nothing is left behind."""
 
-    def __init__(self, address: str, hub: Hub) -> None:
-        endpoint = parse_endpoint(address)
+    def __init__(self, address: str, hub: Hub, keys: ServiceKeys | None = None) -> None:
+        endpoint = parse_endpoint(address, keyed=keys is not None)
         check_owner(endpoint)
         self._hub = hub
         self._outbox: deque[tuple[bytes, Command]] = deque(maxlen=QUEUED_MESSAGES)
@@ -75,10 +77,8 @@ class ZmqListener:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.ROUTER)
-            self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
-            self._socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
-            self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+            tune(self._socket, endpoint, QUEUED_MESSAGES)
+            self._admission = Admission(self._socket, keys, hub.handshakes.refused)
             if self._file:
                 self._socket.setsockopt(zmq.USE_FD, self._file.detach())
             self._socket.bind(address)
@@ -112,6 +112,8 @@ class ZmqListener:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._ear, zmq.POLLIN)
+        for waiting in self._admission.sockets:
+            poller.register(waiting, zmq.POLLIN)
         try:
             while not self._stop.is_set():
                 self._turn(poller)
@@ -124,6 +126,7 @@ class ZmqListener:
             poller.poll(round(TICK_SECONDS * 1000))
             with suppress(BlockingIOError):
                 self._ear.recv(4096)
+            self._admission.turn()
             for _ in range(FRAMES_PER_TURN):
                 try:
                     sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)

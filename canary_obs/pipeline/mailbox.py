@@ -6,14 +6,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import zmq
 
+from canary_obs.config import CanaryConfig
 from canary_obs.errors import WireError
 from canary_obs.pipeline import wire
-from canary_obs.pipeline.endpoint import check_owner, parse_endpoint, refusal
+from canary_obs.pipeline.endpoint import check_owner, parse_endpoint, refusal, tune
+from canary_obs.pipeline.keys import EngineKeys, engine_keys
 from canary_obs.records import Command, EngineMessage, Snapshot
 
 QUEUED_MESSAGES = 1000
@@ -22,6 +25,9 @@ COMMANDS_PER_CALL = 64
 # unanswered ones a snapshot goes out only every PROBE_SECONDS, so that a new service still learns of us.
 UNHEARD_SNAPSHOTS = 64
 PROBE_SECONDS = 5.0
+# A line that takes nothing, though its queue has room, has been given up by ZeroMQ; after this much silence
+# it is opened anew.
+REVIVE_SECONDS = 15.0
 
 Clock = Callable[[], float]
 
@@ -104,27 +110,34 @@ class ZmqLink:
     """A DEALER socket with a bounded queue; reconnects by itself, and a dead service costs nothing."""
 
     def __init__(
-        self, address: str, *, capacity: int = QUEUED_MESSAGES, clock: Clock = time.monotonic
+        self,
+        address: str,
+        *,
+        keys: EngineKeys | None = None,
+        capacity: int = QUEUED_MESSAGES,
+        clock: Clock = time.monotonic,
     ) -> None:
-        endpoint = parse_endpoint(address)
+        endpoint = parse_endpoint(address, keyed=keys is not None)
         check_owner(endpoint)
-        self._clock = clock
+        self._address, self._capacity, self._clock = address, capacity, clock
         # The engine thread uses the link; detach may close it from another. Nothing waits under the lock.
         self._lock = threading.Lock()
         self._heard: float | None = None
-        self._unheard = 0
+        self._unheard = self._queued = 0  # snapshots, messages sent since the service's last word
+        self._opened = clock()
         self._last_snapshot = float("-inf")
         self._closed = False
         self.dropped = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.DEALER)
-            self._socket.setsockopt(zmq.SNDHWM, capacity)
-            self._socket.setsockopt(zmq.RCVHWM, capacity)
-            self._socket.setsockopt(zmq.LINGER, 0)
+            tune(self._socket, endpoint, capacity)
             self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
             self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-            self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+            if keys is not None:
+                self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.service)
+                self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+                self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
             self._socket.connect(address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -147,13 +160,30 @@ class ZmqLink:
             with self._lock:
                 if self._closed:
                     return False
-                self._socket.send(frame, zmq.NOBLOCK)
+                try:
+                    self._socket.send(frame, zmq.NOBLOCK)
+                except zmq.Again:
+                    self._revive(now)
+                    return False
+                self._queued += 1
         except (WireError, zmq.ZMQError):
             return False
         if snapshot:
             self._unheard += 1
             self._last_snapshot = now
         return True
+
+    def _revive(self, now: float) -> None:
+        # ZeroMQ never tries again after a peer that broke the protocol: another program on the port, or
+        # keys on one side only. What was put into such a line is lost.
+        silent_since = max(self._opened, self._heard or self._opened)
+        if self._queued < self._capacity and now - silent_since >= REVIVE_SECONDS:
+            self._opened = now
+            self.dropped += self._queued
+            self._queued = 0
+            with suppress(zmq.ZMQError):
+                self._socket.disconnect(self._address)
+            self._socket.connect(self._address)
 
     def receive(self) -> list[Command]:
         """Commands that arrived; a frame that cannot be decoded is skipped and is no sign of life."""
@@ -171,7 +201,7 @@ class ZmqLink:
                     break
         if commands:
             self._heard = self._clock()
-            self._unheard = 0
+            self._unheard = self._queued = 0
         return commands
 
     def peer_age_seconds(self, now: float) -> float | None:
@@ -189,6 +219,6 @@ class ZmqLink:
         self._context.term()
 
 
-def open_link(address: str) -> EngineLink:
-    """The link for an endpoint setting. Raises ConfigurationError."""
-    return ZmqLink(address)
+def open_link(config: CanaryConfig) -> EngineLink:
+    """The link to the service that the settings name. Raises ConfigurationError."""
+    return ZmqLink(config.endpoint, keys=engine_keys(config))

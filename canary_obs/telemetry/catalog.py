@@ -123,6 +123,7 @@ SERVICE_METRICS: tuple[ServiceMetric, ...] = (
     _service(_C, "hub_messages_total", "", "kind", "Messages received from engines.", service_readings.hub_messages),
     _service(_C, "hub_messages_refused_total", "", "", "Messages of superseded engine processes.", service_readings.hub_refused),
     _service(_C, "hub_frames_undecodable_total", "", "", "Frames that were not ours or of another version.", service_readings.hub_undecodable),
+    _service(_C, "hub_handshakes_refused_total", "", "cause", "Connections to the service's endpoint that were not let in.", service_readings.hub_handshakes),
     _service(_C, "hub_violations_evicted_total", "", "", "Violation rows that made room for newer ones.", service_readings.hub_evicted),
     _service(_C, "service_faults_total", "", "part", "Exceptions caught in the service.", service_readings.service_faults),
     _service(_C, "log_events_dropped_total", "", "", "Log lines (violations, orders) that could not be written.", service_readings.log_dropped),

@@ -61,6 +61,10 @@ def hub_undecodable(service: ServiceView) -> Iterator[Reading]:
     return one(service.counts.undecodable)
 
 
+def hub_handshakes(service: ServiceView) -> Iterator[Reading]:
+    return by_name(service.counts.handshakes)
+
+
 def hub_evicted(service: ServiceView) -> Iterator[Reading]:
     return one(service.counts.evicted)
 

@@ -196,10 +196,11 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Dropped by the service",
-                    says="Log lines, kept rows, refused and foreign frames.",
+                    says="Log lines, kept rows, refused and foreign frames, connections not let in.",
                     queries=tuple(
                         Query(expression=f"increase({service(name)}[$__range])", legend=legend)
                         for name, legend in (
+                            ("hub_handshakes_refused_total", "connections: {{cause}}"),
                             ("log_events_dropped_total", "log lines"),
                             ("hub_violations_evicted_total", "rows that made room"),
                             ("hub_messages_refused_total", "refused messages"),

@@ -120,4 +120,46 @@ BOOK = mutants(
     ),
 )
 
-ALL = GATE + KEYRING + ALLOWANCE + FEED + DRILL + BOOK
+_ADMISSION = "tests/pipeline/test_admission.py::"
+_OTHERS = _ADMISSION + "test_with_other_keys_nothing_gets_in_and_the_engine_goes_on[unknown_key]"
+
+ADMISSION = mutants(
+    "canary_obs/pipeline/admission.py",
+    ("admitted = self._keys is not None and key in self._keys.engines", "admitted = asked", _OTHERS),
+    (
+        '_ADMITTED, _REFUSED = b"200", b"300"',
+        '_ADMITTED, _REFUSED = b"200", b"400"',
+        _ADMISSION + "test_an_engine_is_let_in_once_its_key_is_listed",
+    ),
+    ("            self._count(HandshakeCause.UNKNOWN_KEY, who)", "            pass", _OTHERS),
+)
+
+LINE = mutants(
+    "canary_obs/pipeline/endpoint.py",
+    (
+        "(zmq.HEARTBEAT_IVL, HEARTBEAT_SECONDS),",
+        "(zmq.HEARTBEAT_IVL, 0.0),",
+        _ADMISSION + "test_a_service_that_vanishes_without_a_word_is_noticed_on_both_sides",
+    ),
+    (
+        'if not keyed and not is_loopback(host.strip("[]")):',
+        "if False:",
+        "tests/pipeline/test_mailbox.py::test_bad_endpoints_are_refused_with_rule_and_remedy",
+    ),
+)
+
+KEYS = mutants(
+    "canary_obs/pipeline/keys.py",
+    (
+        "if secret and mode & (stat.S_IRWXO | stat.S_IWGRP):",
+        "if secret and mode & (stat.S_IWOTH | stat.S_IWGRP):",
+        "tests/pipeline/test_keys.py::test_a_secret_key_that_others_may_read_or_write_is_refused",
+    ),
+    (
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC",
+        "os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC",
+        "tests/pipeline/test_keys.py::test_keys_are_never_written_over_and_a_refusal_leaves_nothing_behind",
+    ),
+)
+
+ALL = GATE + KEYRING + ALLOWANCE + FEED + DRILL + BOOK + ADMISSION + LINE + KEYS

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from canary_obs.config import CanaryConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.pipeline import mailbox
 from canary_obs.pipeline.hub import Hub
@@ -186,8 +187,10 @@ def test_garbage_on_the_socket_is_counted_and_harmless(listener, link):
     ("address", "rule"),
     [
         ("inproc", "an object, not an address"),
-        ("tcp://10.0.0.1:9000", "loopback only"),
-        ("tcp://*:9000", "loopback only"),
+        ("tcp://10.0.0.1:9000", "beyond loopback TCP needs keys"),
+        ("tcp://*:9000", "beyond loopback TCP needs keys"),
+        ("tcp://127.0.0.1;10.0.0.1:9000", "beyond loopback TCP needs keys"),
+        ("tcp://:9000", "no host is named"),
         ("tcp://127.0.0.1:0", "the port must be"),
         ("tcp://127.0.0.1:²", "the port must be"),
         ("tcp://127.0.0.1", "the port must be"),
@@ -198,7 +201,10 @@ def test_garbage_on_the_socket_is_counted_and_harmless(listener, link):
     ],
 )
 def test_bad_endpoints_are_refused_with_rule_and_remedy(address, rule):
-    for opener in (open_link, lambda address: ZmqListener(address, Hub())):
+    for opener in (
+        lambda address: open_link(CanaryConfig(endpoint=address)),
+        lambda address: ZmqListener(address, Hub()),
+    ):
         with pytest.raises(ConfigurationError, match=rule) as caught:
             opener(address)
         assert caught.value.value == address
@@ -209,7 +215,7 @@ def test_tcp_on_loopback_works():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    listener, link = ZmqListener(address, Hub()), open_link(address)
+    listener, link = ZmqListener(address, Hub()), open_link(CanaryConfig(endpoint=address))
     link.send(hello(ME))
     eventually(hub_of(listener).ranks)
     link.close()

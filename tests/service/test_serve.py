@@ -6,14 +6,17 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
+import zmq
 
-from canary_obs.config import ServiceConfig
+from canary_obs.config import CanaryConfig, ServiceConfig, masked
 from canary_obs.errors import ConfigurationError
-from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.pipeline.keys import EngineKeys, KeyKind, make_keys
+from canary_obs.pipeline.mailbox import LocalLink, ZmqLink, open_link
 from canary_obs.records import Violations
 from canary_obs.serve import ServiceThread, serve
 from tests.service.fakes import FakeEngine, eventually, hello, identity, snapshot, violation
@@ -123,6 +126,71 @@ def test_a_token_is_not_printed(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "token=***" in result.stderr
     assert "very-secret" not in result.stderr
+
+
+@pytest.fixture
+def keyed(tmp_path):
+    """Settings of a service and of its engine, on loopback with keys; and both secret keys."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    files = {kind: str(path) for kind, path in make_keys(tmp_path / "keys").items()}
+    service = ServiceConfig(
+        endpoint=endpoint, port=0, log_file=str(tmp_path / "v.log"),
+        service_secret_key_file=files[KeyKind.SERVICE_SECRET],
+        engine_public_keys_file=files[KeyKind.ENGINE_PUBLIC],
+    )  # fmt: skip
+    engine = CanaryConfig(
+        endpoint=endpoint,
+        engine_secret_key_file=files[KeyKind.ENGINE_SECRET],
+        service_public_key_file=files[KeyKind.SERVICE_PUBLIC],
+    )
+    return service, engine, [Path(files[kind]).read_text().split()[1] for kind in KeyKind if kind.secret]
+
+
+def test_with_keys_an_engine_sweeps_on_demand_and_no_secret_is_shown(keyed, tmp_path, caplog):
+    config, settings, secrets = keyed
+    service = ServiceThread(config)
+    link = open_link(settings)
+    engine = FakeEngine(link, identity())
+    assert eventually(lambda: swept(service))["status"] == "passed"
+    me = engine.who
+    link.send(msgspec.structs.replace(hello(me), settings=masked(settings)))
+    link.send(Violations(identity=me, rows=(violation(),)))
+    eventually(service.hub.violations)
+    paths = ("/metrics", "/canary/status", "/canary/violations", "/")
+    shown = [httpx.get(service.url + path).text for path in paths]
+    assert settings.engine_secret_key_file in shown[1]
+    engine.stop()
+    link.close()
+    service.close()
+    shown += [caplog.text, (tmp_path / "v.log").read_text(), repr(masked(config))]
+    assert not [secret for secret in secrets for text in shown if secret in text]
+
+
+def test_who_is_not_let_in_is_counted_and_changes_no_state(keyed):
+    config, _, _ = keyed
+    service = ServiceThread(config)
+    public, secret = zmq.curve_keypair()
+    own = Path(config.service_secret_key_file).read_text().split()[1]
+    keys = EngineKeys(public=public, secret=secret, service=zmq.curve_public(own.encode()))
+    link = ZmqLink(config.endpoint, keys=keys)
+    link.send(hello(identity()))
+    refused = 'kv_canary_hub_handshakes_refused_total{cause="unknown_key"} 1.0'
+    eventually(lambda: refused in httpx.get(f"{service.url}/metrics").text)
+    assert httpx.get(f"{service.url}/canary/status").json()["state"] == "off"
+    assert service.hub.ranks() == ()
+    link.close()
+    service.close()
+
+
+def test_a_bad_key_file_is_refused_before_anything_is_opened(keyed):
+    config, _, secrets = keyed
+    os.chmod(config.service_secret_key_file, 0o644)
+    with pytest.raises(ConfigurationError, match="has mode 0644") as caught:
+        ServiceThread(config)
+    assert caught.value.value == config.service_secret_key_file
+    assert not [secret for secret in secrets if secret in str(caught.value)]
+    assert not os.path.exists(config.log_file)
 
 
 def test_the_service_needs_neither_torch_nor_triton():

@@ -24,12 +24,18 @@ def register() -> None:
     global _seams
     if _seams is not None or not any(os.environ.get(name) for name in _SWITCHES):
         return
-    from canary_obs.config import CanaryConfig, load
+    from canary_obs.config import IN_PROCESS, CanaryConfig, load
+    from canary_obs.pipeline.endpoint import parse_endpoint
+    from canary_obs.pipeline.keys import engine_keys
     from canary_obs.records import Mode
 
     config = load(CanaryConfig)
     if config.mode is Mode.NONE:
         return
+    # Now, and not when the engine has loaded its weights.
+    keyed = engine_keys(config) is not None
+    if config.endpoint != IN_PROCESS:
+        parse_endpoint(config.endpoint, keyed=keyed)
     from canary_obs.engines.vllm.seams import Seams
 
     _speak_up()

@@ -9,6 +9,7 @@ import time
 
 from canary_obs import __version__
 from canary_obs.config import IN_PROCESS, CanaryConfig, masked
+from canary_obs.errors import ConfigurationError
 from canary_obs.pipeline.mailbox import EngineLink, open_link
 from canary_obs.records import (
     Hello,
@@ -48,11 +49,19 @@ class Refusal:
             device="unknown",
         )
         self._sequence = 0
-        self._link = None if config.endpoint == IN_PROCESS else open_link(config.endpoint)
+        self._link = self._open()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="canary-refusal", daemon=True)
         warn(reason)
         self._thread.start()
+
+    def _open(self) -> EngineLink | None:
+        try:
+            return None if self._config.endpoint == IN_PROCESS else open_link(self._config)
+        except ConfigurationError as error:
+            # Good at start, bad by now (key files, folders): a worker that wakes up must not die of it.
+            warn(f"the service cannot be told: {error}")
+            return None
 
     def close(self) -> None:
         """Stop speaking; idempotent."""

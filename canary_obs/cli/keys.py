@@ -1,0 +1,26 @@
+"""`canary-obs keys`: CURVE keys for a service and engines on several hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_USE = {
+    "service-secret": ("service", "KV_CANARY_SERVICE_SECRET_KEY_FILE"),
+    "service-public": ("engines", "KV_CANARY_SERVICE_PUBLIC_KEY_FILE"),
+    "engine-secret": ("engine", "KV_CANARY_ENGINE_SECRET_KEY_FILE"),
+    "engine-public": ("service", "KV_CANARY_ENGINE_PUBLIC_KEYS_FILE"),
+}
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where to put the four files; none is written over.")],
+) -> None:
+    """Make a key pair of the service and one of an engine, for tcp:// endpoints (docs/production.md)."""
+    from canary_obs.pipeline.keys import make_keys
+
+    for kind, path in make_keys(folder).items():
+        where, setting = _USE[kind]
+        typer.echo(f"{path}  to the {where}: {setting}")
