@@ -17,6 +17,7 @@ import zmq
 from canary_obs.config import CanaryConfig, ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.pipeline import endpoint as endpoints, mailbox
+from canary_obs.pipeline.admission import Admission
 from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.keys import KeyKind, engine_keys, make_keys, service_keys
 from canary_obs.pipeline.listener import ZmqListener
@@ -290,6 +291,24 @@ def test_an_engine_never_waits_for_a_host_that_does_not_answer(config):
             link.close(0.0)
             assert time.monotonic() - started < 10
             assert link.dropped > 5000
+
+
+def test_while_admission_fails_nobody_gets_in_and_the_verdict_says_so(listener, hub, config, monkeypatch):
+    right, late = identity(), identity(rank=1)
+    early = open_link(config)
+    early.send(snapshot(right, 1))
+    eventually(hub.ranks)
+    monkeypatch.setattr(Admission, "turn", lambda self: 1 / 0)
+    link = open_link(config)
+    link.send(hello(late))
+    eventually(lambda: hub.counts().faults.get("zmq_listener", 0) >= 2)
+    assert hub.verdict()[0] == "blind"
+    assert [rank.identity for rank in hub.ranks()] == [right]
+    monkeypatch.undo()
+    eventually(lambda: len(hub.ranks()) == 2)
+    assert listener.alive
+    for one in (early, link):
+        one.close()
 
 
 @pytest.mark.parametrize("scheme", ["ipc", "inproc"])

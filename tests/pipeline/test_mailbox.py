@@ -211,10 +211,15 @@ def test_bad_endpoints_are_refused_with_rule_and_remedy(address, rule):
         assert "KV_CANARY_ENDPOINT" in caught.value.remedy
 
 
-def test_tcp_on_loopback_works():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_tcp_on_loopback_works(host):
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
+        port = probe.getsockname()[1]
+    address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     listener, link = ZmqListener(address, Hub()), open_link(CanaryConfig(endpoint=address))
     link.send(hello(ME))
     eventually(hub_of(listener).ranks)
