@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from canary_kernels import layout
-from canary_kernels.buffers import GroupBuffers, RowBatch
+from canary_kernels.buffers import GroupBuffers, RowBatch, allocate_sums
 from canary_kernels.fingerprint import FingerprintPlan, plan_fingerprint
 from canary_obs.config import CanaryConfig
 from canary_obs.errors import EngineContractError
@@ -203,6 +203,7 @@ class DeviceState:
                     counters=counters[index],
                     violations=log[index],
                     clock=self.clock,
+                    sums=allocate_sums(device),
                 ),
                 plan=plan_fingerprint(view.sources, coverage, device),
                 first_positions=FirstPositions(view.window, device),
@@ -252,5 +253,6 @@ class DeviceState:
 
     @property
     def fixed_bytes(self) -> int:
-        """Device bytes of counters, violation log and clock: the same for a pool of any size."""
-        return self.flat.nbytes + self.clock.nbytes
+        """Device bytes of counters, violation log, clock and scratch: the same for a pool of any size."""
+        scratch = sum(sums.nbytes for group in self.groups if (sums := group.buffers.sums) is not None)
+        return self.flat.nbytes + self.clock.nbytes + scratch

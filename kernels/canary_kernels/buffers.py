@@ -11,6 +11,7 @@ from torch import Tensor
 from canary_kernels.layout import COUNTER_WORDS, NUM_LANES, RECORD_WORDS, ROW_WORDS, Part, Plane
 
 DEFAULT_LANE_ROWS = 32
+_SUM_CHUNKS = 1024  # of a forward's new tokens, as the write cuts them; those beyond are told to nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class GroupBuffers:
     counters: Tensor  # int64 [COUNTER_WORDS]; monotonic
     violations: Tensor  # int64 [NUM_LANES, lane_rows, ROW_WORDS]
     clock: Tensor  # int64 [1]; step << TURN_BITS | turn, stamped into violation rows; shared by all groups
+    # int64 [1 + chunks, 2], from allocate_sums: what the write's programs tell each other; None = nothing.
+    sums: Tensor | None = None
     memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
     # What operations found out once: checks passed, kernels ready to launch.
 
@@ -38,7 +41,13 @@ def allocate_buffers(num_slots: int, clock: Tensor, lane_rows: int = DEFAULT_LAN
         counters=torch.zeros(COUNTER_WORDS, dtype=torch.int64, device=device),
         violations=torch.zeros((NUM_LANES, lane_rows, ROW_WORDS), dtype=torch.int64, device=device),
         clock=clock,
+        sums=allocate_sums(device),
     )
+
+
+def allocate_sums(device: torch.device) -> Tensor:
+    """Zeroed scratch of one group's write, which is never launched on two streams at once."""
+    return torch.zeros((1 + _SUM_CHUNKS, 2), dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,10 @@ ODD = {
     "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False,
     "GEOMETRY": (24, 100, 2, 4, 96, 8, 50), "PAGES": (16, 1000, 12, 4, 60), "ALIGNMENT": 2, "BLOCK": 128,
 }
-LONG = {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 256, "WIDE": 4096}
+LONG = {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 256, "WIDE": 2048}
+LONG |= {"LOOKS": 32, "AT_ONCE": 256, "ROOM": 1024}
 SHORT = {"PAGE_SIZE": 1, "HAS_DIGESTS": True, "HAS_EXPECTED": False, "BLOCK": 64, "WIDE": 64}
+SHORT |= {"sums": None, "LOOKS": 0, "AT_ONCE": 64, "ROOM": 0}
 JOBS = [
     (verify.rows_kernel, {"PHASE": 0, "PAGE_SIZE": 16, "HAS_DIGESTS": True, "BLOCK": verify.BLOCK}),
     (verify.rows_kernel, {"PHASE": 1, "PAGE_SIZE": 1, "HAS_DIGESTS": False, "BLOCK": verify.BLOCK}),

@@ -8,6 +8,7 @@ _KERNELS = "kernels/canary_kernels/"
 _HASH = "tests/kernels/test_hashing.py::"
 _PRINT = "tests/kernels/test_fingerprint.py::"
 _LIMITS = "tests/kernels/test_limits.py::"
+_LOOK_BACK = "tests/kernels/test_look_back.py::"
 _RECORDS = "tests/kernels/test_records.py::"
 _ROWS = _RECORDS + "test_verify_rows[Backend.TORCH]"
 _CHAIN = _RECORDS + "test_one_damage_is_seen[chain-Backend.TORCH]"
@@ -91,6 +92,40 @@ WRITE_COMPILED = mutants(
     ),
 )
 
+WRITE_TRITON = mutants(
+    _KERNELS + "write/kernel.py",
+    (
+        "stale = wanted & (((found >> 32) & LOW_WORD) != stamp)",
+        "stale = wanted & (found == 0)",
+        _LOOK_BACK + "test_sums_of_an_earlier_launch_are_not_believed[1]",
+    ),
+    (
+        "summed = done * BLOCK",
+        "summed = first",
+        _LOOK_BACK + "test_sums_of_an_earlier_launch_are_not_believed[1]",
+    ),
+    (
+        "(total >> 32) & LOW_WORD) | (stamp << 32)",
+        "total & LOW_WORD) | (stamp << 32)",
+        _LOOK_BACK + "test_every_chunk_tells_its_sum_under_the_launch_number",
+    ),
+    (
+        "share = tl.where(split == 0, idle + 1, 1)",
+        "share = tl.where(split == 0, idle, 1)",
+        _LOOK_BACK + "test_every_chunk_tells_its_sum_under_the_launch_number",
+    ),
+    (
+        "if ((low | high) >> 48) == 0:",
+        "if ((low | high) >> 48) < 0:",
+        _LOOK_BACK + "test_what_was_told_is_not_summed_anew",
+    ),
+    (
+        "done = tl.minimum(done + AT_ONCE, chunk)",
+        "done = chunk",
+        _LOOK_BACK + "test_more_chunks_than_are_looked_at_at_once",
+    ),
+)
+
 FINGERPRINT = mutants(
     _KERNELS + "fingerprint/reference.py",
     (
@@ -158,5 +193,6 @@ DIGEST = mutants(
 )
 
 ALL = (
-    *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *FINGERPRINT, *PLAN, *LOCATE, *LOG, *DIGEST,
+    *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *WRITE_TRITON, *FINGERPRINT, *PLAN, *LOCATE,
+    *LOG, *DIGEST,
 )  # fmt: skip

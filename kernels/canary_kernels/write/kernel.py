@@ -1,9 +1,10 @@
-"""Write in Triton: each chunk's program sums over the chunks before it to find where its chain starts."""
+"""Write in Triton: a program per chunk; chunks tell each other their sums, or are summed once more."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
@@ -13,7 +14,6 @@ from canary_kernels.jit import (
     CHAIN,
     COMPLETE,
     FINGERPRINT_K,
-    FINGERPRINT_V,
     NUM_REASONS,
     PENDING,
     RECORD_WORDS,
@@ -37,38 +37,116 @@ POSITION_REASON = tl.constexpr(int(layout.Reason.WRITE_POSITION))
 COUNT_WRITTEN = tl.constexpr(layout.COUNT_WRITTEN)
 COUNT_WRITE_RUNS = tl.constexpr(layout.COUNT_WRITE_RUNS)
 LOW_WORD = tl.constexpr((1 << 32) - 1)
+LAUNCH = tl.constexpr(1 << 32)  # what the programs of one launch add to the count of programs
 
 _DECODE_TOKENS = 8  # at most so many per request, drafts included
 # (tokens per chunk, tokens summed at once before it, warps): few new tokens per request, or many.
-_SHORT, _LONG = (64, 64, 2), (256, 4096, 8)
+_SHORT, _LONG = (64, 64, 2), (256, 2048, 8)
 _PROGRAMS = 8192
+# In vain, at sums of chunks that are not there yet: some 15 us, then they are summed anew.
+# None on AMD: Triton 3.9 reads volatile words through the first cache there, which keeps what was read once.
+_LOOKS = 0 if torch.version.hip else 32
 
 
 @triton.jit
-def _chain_start(records, num_slots, slot, last):
-    """uint64: the chain after the record at the last prefix position; the anchor for an unknown slot."""
-    known = (slot >= 0) & (slot < num_slots)
-    identity = tl.load(records + slot * RECORD_WORDS, mask=known, other=0)
-    chain = tl.load(records + slot * RECORD_WORDS + CHAIN, mask=known, other=0)
-    after = continued(identity, chain, last)
-    return tl.where(known, after, tl.full(after.shape, ANCHOR, tl.uint64))
+def _stamp(sums):
+    """int64 from 1, modulo 2**32: the number of this launch, which is the same for all of its programs."""
+    # The shares of a launch make up 2**32 only with this program's own, which it adds at its end.
+    return ((tl.load(sums, volatile=True) >> 32) + 1) & LOW_WORD
 
 
 @triton.jit
-def _store_block(records, num_slots, slot, token, position, chain, mask):
-    """Write PENDING records; returns how many. Fingerprints of another COMPLETE token stay as its witness."""
-    known = mask & (slot >= 0) & (slot < num_slots)
-    record = records + slot * RECORD_WORDS
-    old = tl.load(record, mask=known, other=0)
+def _count_out(sums, request, split, chunks):
+    """Add this program's share, and those of its request's programs without a chunk; a launch adds 2**32."""
+    splits = tl.num_programs(1).to(tl.int64)
+    idle = splits - tl.minimum(tl.maximum(chunks, 1), splits)
+    share = tl.where(split == 0, idle + 1, 1)
+    rest = LAUNCH - splits * tl.num_programs(0)
+    share += tl.where((request == 0) & (split == 0), rest, 0)
+    tl.atomic_add(sums, share, sem="relaxed")
+
+
+@triton.jit
+def _publish(place, total, stamp, inside):
+    """Tell the others a chunk's sum (int64): each word carries half of it and the launch's stamp."""
+    half = tl.arange(0, 2)
+    word = tl.where(half == 0, total & LOW_WORD, (total >> 32) & LOW_WORD) | (stamp << 32)
+    # An exchange, not a store: those who poll must never find half a word, nor wait for a fence.
+    tl.atomic_xchg(place + half, word, mask=half < tl.where(inside, 2, 0), sem="relaxed")
+
+
+@triton.jit
+def _look_back(places, done, chunk, stamp, looks, AT_ONCE: tl.constexpr):
+    """int64 pair: what chunks done, done + 1, ... add, as far as told in time; the first one beyond."""
+    # AT_ONCE is the number of threads: no two hold the same word, so all of them come to one decision.
+    lane = tl.arange(0, AT_ONCE)
+    words = (lane * 2)[:, None] + tl.arange(0, 2)[None, :]
+    passed = done * 0
+    missed = done * 0
+    while (done < chunk) & (missed < looks):
+        wanted = (done + lane < chunk)[:, None]
+        found = tl.load(places + done * 2 + words, mask=wanted, other=0, volatile=True)
+        stale = wanted & (((found >> 32) & LOW_WORD) != stamp)
+        low, high = tl.split(tl.sum((found & LOW_WORD) + (stale.to(tl.int64) << 48), axis=0))
+        if ((low | high) >> 48) == 0:
+            passed += low + (high << 32)
+            done = tl.minimum(done + AT_ONCE, chunk)
+        else:
+            missed += 1
+    return passed, done
+
+
+@triton.jit
+def _sum_between(ids, prefix, start, stop, WIDE: tl.constexpr):
+    """int64: what the new tokens start, start + 1, ... below stop add to the chain."""
+    before = tl.zeros([WIDE], tl.uint64)
+    wide_offset = tl.arange(0, WIDE).to(tl.int64)
+    for wide in range(start, stop, WIDE):
+        earlier = wide + wide_offset
+        passing = earlier < stop
+        passed = tl.load(ids + earlier, mask=passing, other=0)
+        mixed = mix64(passed.to(tl.int32).to(tl.int64), prefix + earlier)
+        before += tl.where(passing, mixed, tl.zeros([WIDE], tl.uint64))
+    return tl.sum(before.to(tl.int64))
+
+
+@triton.jit
+def _chain_start(records, num_slots, origin, prefix, HAS_DIGESTS: tl.constexpr):
+    """int64: the chain at a request's first new position; origin = its digest, or the last prefix slot.
+
+    The anchor where there is no prefix, or no record of that slot.
+    """
+    known = prefix > 0
+    chain = origin
+    if not HAS_DIGESTS:
+        known = known & (origin >= 0) & (origin < num_slots)
+        identity = tl.load(records + origin * RECORD_WORDS, mask=known, other=0)
+        chain = tl.load(records + origin * RECORD_WORDS + CHAIN, mask=known, other=0)
+        chain = continued(identity, chain, prefix - 1).to(tl.int64)
+    return tl.where(known, chain, ANCHOR)
+
+
+@triton.jit
+def _store_block(record, old, token, position, chain, known):
+    """Write PENDING records. The fingerprints of another COMPLETE token stay as its witness."""
     identity = (token & LOW_WORD) | (((position << STATE_BITS) | PENDING) << 32)
     differs = ((old ^ identity) & LOW_WORD) != 0
     differs = differs | (((old ^ identity) >> (32 + STATE_BITS)) != 0)
     witness = known & differs & (state_of(old) == COMPLETE)
-    tl.store(record, identity, mask=known)
-    tl.store(record + CHAIN, chain, mask=known)
-    tl.store(record + FINGERPRINT_K, token * 0, mask=known & ~witness)
-    tl.store(record + FINGERPRINT_V, token * 0, mask=known & ~witness)
-    return tl.sum(known.to(tl.int32))
+    # Pairs of words: half as many stores.
+    pair = record[:, None] + tl.arange(0, 2)[None, :]
+    tl.store(pair, tl.join(identity, chain), mask=known[:, None])
+    tl.store(pair + FINGERPRINT_K, tl.join(token * 0, token * 0), mask=(known & ~witness)[:, None])
+
+
+@triton.jit
+def _load_tokens(input_ids, expected_ids, place, mask, HAS_EXPECTED: tl.constexpr):
+    """int64 pair: the new tokens, and what the oracle expects; without one the tokens themselves."""
+    token = tl.load(input_ids + place, mask=mask, other=0).to(tl.int32).to(tl.int64)
+    wanted = token
+    if HAS_EXPECTED:
+        wanted = tl.load(expected_ids + place, mask=mask, other=-1).to(tl.int64)
+    return token, wanted
 
 
 @triton.jit
@@ -96,9 +174,9 @@ def write_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     table, table_stride, num_rows, capacity,
     rows, starts, prefix_lens, extend_lens, token_starts, digests, num_requests,
-    input_ids, positions, out_slots, expected_ids,
+    input_ids, positions, out_slots, expected_ids, sums,
     PAGE_SIZE: tl.constexpr, HAS_DIGESTS: tl.constexpr, HAS_EXPECTED: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, LOOKS: tl.constexpr, AT_ONCE: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """Program (request, split) writes the chunks split, split + splits, ... of the request's new tokens."""
     request = tl.program_id(0).to(tl.int64)
@@ -112,43 +190,56 @@ def write_kernel(
     extend = tl.load(extend_lens + request, mask=real, other=0).to(tl.int64)
     prefix = tl.load(prefix_lens + request, mask=real, other=0).to(tl.int64)
     first_token = tl.load(token_starts + request, mask=real, other=0).to(tl.int64)
-    if (row >= 0) & (row < num_rows) & (split * BLOCK < extend):
-        last = prefix - 1
+    if LOOKS > 0:
+        stamp = _stamp(sums)
+    extend = tl.where((row >= 0) & (row < num_rows), extend, 0)
+    if split * BLOCK < extend:
         if HAS_DIGESTS:
-            start = tl.load(digests + request).to(tl.int64).to(tl.uint64)
-            start = tl.where(prefix > 0, start, tl.full(start.shape, ANCHOR, tl.uint64))
+            origin = tl.load(digests + request).to(tl.int64)
         else:
-            inside = (last >= 0) & (last < capacity)
-            last_slot = slot_at(table, table_stride, row, last, PAGE_SIZE, inside)
-            start = _chain_start(records, num_slots, last_slot, last)
+            inside = (prefix > 0) & (prefix <= capacity)
+            origin = slot_at(table, table_stride, row, prefix - 1, PAGE_SIZE, inside)
         offset = tl.arange(0, BLOCK).to(tl.int64)
-        wide_offset = tl.arange(0, WIDE).to(tl.int64)
-        before = tl.zeros([WIDE], tl.uint64)
+        passed = split * 0
         summed = split * 0
         written = 0
         for first in range(split * BLOCK, extend, tl.num_programs(1) * BLOCK):
             index = first + offset
             mask = index < extend
-            token = tl.load(input_ids + first_token + index, mask=mask, other=0)
-            token = token.to(tl.int32).to(tl.int64)
-            slot = tl.load(out_slots + first_token + index, mask=mask, other=-1).to(tl.int64)
-            given = tl.load(positions + first_token + index, mask=mask, other=0).to(tl.int64)
-            wanted = token
-            if HAS_EXPECTED:
-                wanted = tl.load(expected_ids + first_token + index, mask=mask, other=-1).to(tl.int64)
-            for wide in range(summed, first, WIDE):
-                earlier = wide + wide_offset
-                passing = earlier < first
-                passed = tl.load(input_ids + first_token + earlier, mask=passing, other=0)
-                mixed_before = mix64(passed.to(tl.int32).to(tl.int64), prefix + earlier)
-                before += tl.where(passing, mixed_before, tl.zeros([WIDE], tl.uint64))
-            summed = first
             position = prefix + index
+            place = first_token + index
+            token, wanted = _load_tokens(input_ids, expected_ids, place, mask, HAS_EXPECTED)
+            slot = tl.load(out_slots + place, mask=mask, other=-1).to(tl.int64)
+            given = tl.load(positions + place, mask=mask, other=0).to(tl.int64)
             mixed = tl.where(mask, mix64(token, position), tl.zeros([BLOCK], tl.uint64)).to(tl.int64)
-            chain = tl.cumsum(mixed) - mixed + tl.sum(before.to(tl.int64)) + start.to(tl.int64)
+            if LOOKS > 0:
+                base = first_token // BLOCK + request
+                chunk = first // BLOCK
+                inside = (base >= 0) & (base + chunk < ROOM)
+                places = sums + (1 + base) * 2
+                _publish(places + chunk * 2, tl.sum(mixed), stamp, inside)
+            # The rest of what must be read and checked, while the sums are under way.
+            known = mask & (slot >= 0) & (slot < num_slots)
+            record = records + slot * RECORD_WORDS
+            old = tl.load(record, mask=known, other=0)
+            written += tl.sum(known.to(tl.int32))
+            chain = tl.cumsum(mixed) - mixed
             _check_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED)
-            written += _store_block(records, num_slots, slot, token, position, chain, mask)
+            if first == split * BLOCK:
+                passed += _chain_start(records, num_slots, origin, prefix, HAS_DIGESTS)
+            if LOOKS > 0:
+                looks = tl.where(inside, LOOKS, 0)
+                more, done = _look_back(places, summed // BLOCK, chunk, stamp, looks, AT_ONCE)
+                passed += more
+                summed = done * BLOCK
+            if summed < first:
+                passed += _sum_between(input_ids + first_token, prefix, summed, first, WIDE)
+                summed = first
+            _store_block(record, old, token, position, chain + passed, known)
         count(counters, COUNT_WRITTEN, written)
+    if LOOKS > 0:  # noqa: SIM102, a constant
+        if (split == 0) | (split * BLOCK < extend):
+            _count_out(sums, request, split, tl.cdiv(extend, BLOCK))
 
 
 def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
@@ -156,17 +247,20 @@ def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     columns = columns_of(batch)
     requests, tokens = batch.rows.shape[0], batch.input_ids.shape[0]
     shape = _LONG if tokens > _DECODE_TOKENS * requests else _SHORT
-    block, wide, warps = shape
     # Any one request may hold all tokens: lengths are known on the device only.
-    grid = max(1, requests), max(1, min(_PROGRAMS // max(1, requests), -(-tokens // block)))
+    grid = max(1, requests), max(1, min(_PROGRAMS // max(1, requests), -(-tokens // shape[0])))
     key = "write_kernel", shape, columns.kind
     start: Start | None = buffers.memo.get(key)
     if start is not None:
         start(grid, columns.addresses)
         return
+    block, wide, warps = shape
+    sums = buffers.sums if shape is _LONG and _LOOKS > 0 else None
     constants = {
-        "PAGE_SIZE": batch.page_size, "HAS_DIGESTS": batch.digests is not None,
+        "sums": sums, "PAGE_SIZE": batch.page_size, "HAS_DIGESTS": batch.digests is not None,
         "HAS_EXPECTED": batch.expected_ids is not None, "BLOCK": block, "WIDE": wide,
+        "LOOKS": 0 if sums is None else _LOOKS, "AT_ONCE": 32 * warps,
+        "ROOM": 0 if sums is None else sums.shape[0] - 1,
     }  # fmt: skip
     given = columns.tensors
     buffers.memo[key] = prepare(write_kernel, buffers, grid, given, {**constants, "num_warps": warps})
