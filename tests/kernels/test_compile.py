@@ -60,6 +60,8 @@ for function, constants in JOBS:
     assert compiled.asm[binary], function
     if function is fingerprint.fingerprint_kernel and constants["BLOCK"] == 512 and backend == "cuda":
         assert "ld.global.v4.b32" in compiled.asm["ptx"], "bytes are not read in whole vectors"
+    if constants.get("LOOKS") and backend == "cuda":
+        assert compiled.asm["ptx"].count("ld.volatile.global") > 1, "sums of other chunks are not read anew"
 print(len(JOBS))
 """
 

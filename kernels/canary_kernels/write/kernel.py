@@ -190,13 +190,13 @@ def write_kernel(
     extend = tl.load(extend_lens + request, mask=real, other=0).to(tl.int64)
     prefix = tl.load(prefix_lens + request, mask=real, other=0).to(tl.int64)
     first_token = tl.load(token_starts + request, mask=real, other=0).to(tl.int64)
+    if HAS_DIGESTS:
+        origin = tl.load(digests + request, mask=real, other=0).to(tl.int64)
     if LOOKS > 0:
         stamp = _stamp(sums)
     extend = tl.where((row >= 0) & (row < num_rows), extend, 0)
     if split * BLOCK < extend:
-        if HAS_DIGESTS:
-            origin = tl.load(digests + request).to(tl.int64)
-        else:
+        if not HAS_DIGESTS:
             inside = (prefix > 0) & (prefix <= capacity)
             origin = slot_at(table, table_stride, row, prefix - 1, PAGE_SIZE, inside)
         offset = tl.arange(0, BLOCK).to(tl.int64)
