@@ -100,7 +100,7 @@ WRITE_TRITON = mutants(
         _LOOK_BACK + "test_sums_of_an_earlier_launch_are_not_believed[1]",
     ),
     (
-        "summed = done * BLOCK",
+        "summed = chunk * BLOCK",
         "summed = first",
         _LOOK_BACK + "test_sums_of_an_earlier_launch_are_not_believed[1]",
     ),

@@ -63,27 +63,33 @@ def _count_out(sums, request, split, chunks):
     share = tl.where(split == 0, idle + 1, 1)
     rest = LAUNCH - splits * tl.num_programs(0)
     share += tl.where((request == 0) & (split == 0), rest, 0)
-    tl.atomic_add(sums, share, sem="relaxed")
+    tl.atomic_add(sums, share, mask=(split == 0) | (split < chunks), sem="relaxed")
 
 
 @triton.jit
-def _publish(place, total, stamp, inside):
-    """Tell the others a chunk's sum (int64): each word carries half of it and the launch's stamp."""
+def _places_from(sums, number, ROOM: tl.constexpr):
+    """Where a request's chunks tell their sums, two words each, and how many of them can (int64)."""
+    return sums + (1 + number) * 2, tl.where(number >= 0, ROOM - number, 0)
+
+
+@triton.jit
+def _tell(places, room, chunk, total, stamp):
+    """Publish a chunk's sum (int64): each of two words carries half of it and the launch's stamp."""
     half = tl.arange(0, 2)
     word = tl.where(half == 0, total & LOW_WORD, (total >> 32) & LOW_WORD) | (stamp << 32)
-    # An exchange, not a store: those who poll must never find half a word, nor wait for a fence.
-    tl.atomic_xchg(place + half, word, mask=half < tl.where(inside, 2, 0), sem="relaxed")
+    # An exchange, not a store: whoever looks must never find half a word, nor is there a fence to wait for.
+    tl.atomic_xchg(places + chunk * 2 + half, word, mask=half < tl.where(chunk < room, 2, 0), sem="relaxed")
 
 
 @triton.jit
-def _look_back(places, done, chunk, stamp, looks, AT_ONCE: tl.constexpr):
+def _look_back(places, room, done, chunk, stamp, LOOKS: tl.constexpr, AT_ONCE: tl.constexpr):
     """int64 pair: what chunks done, done + 1, ... add, as far as told in time; the first one beyond."""
     # AT_ONCE is the number of threads: no two hold the same word, so all of them come to one decision.
     lane = tl.arange(0, AT_ONCE)
     words = (lane * 2)[:, None] + tl.arange(0, 2)[None, :]
     passed = done * 0
-    missed = done * 0
-    while (done < chunk) & (missed < looks):
+    left = tl.where(chunk < room, LOOKS, 0)
+    while (done < chunk) & (left > 0):
         wanted = (done + lane < chunk)[:, None]
         found = tl.load(places + done * 2 + words, mask=wanted, other=0, volatile=True)
         stale = wanted & (((found >> 32) & LOW_WORD) != stamp)
@@ -92,7 +98,7 @@ def _look_back(places, done, chunk, stamp, looks, AT_ONCE: tl.constexpr):
             passed += low + (high << 32)
             done = tl.minimum(done + AT_ONCE, chunk)
         else:
-            missed += 1
+            left -= 1
     return passed, done
 
 
@@ -140,13 +146,26 @@ def _store_block(record, old, token, position, chain, known):
 
 
 @triton.jit
-def _load_tokens(input_ids, expected_ids, place, mask, HAS_EXPECTED: tl.constexpr):
-    """int64 pair: the new tokens, and what the oracle expects; without one the tokens themselves."""
+def _load_request(rows, lengths, request, num_rows, real):
+    """int64: row, tokens before, new tokens (0 for padding) and the first of these in the forward."""
+    prefix_lens, extend_lens, token_starts = lengths
+    row = tl.load(rows + request, mask=real, other=-1).to(tl.int64)
+    extend = tl.load(extend_lens + request, mask=real, other=0).to(tl.int64)
+    prefix = tl.load(prefix_lens + request, mask=real, other=0).to(tl.int64)
+    first_token = tl.load(token_starts + request, mask=real, other=0).to(tl.int64)
+    return row, prefix, tl.where((row >= 0) & (row < num_rows), extend, 0), first_token
+
+
+@triton.jit
+def _load_new(input_ids, out_slots, positions, expected_ids, place, mask, HAS_EXPECTED: tl.constexpr):
+    """int64: the new tokens, their slots, given positions, and what the oracle expects, if there is one."""
     token = tl.load(input_ids + place, mask=mask, other=0).to(tl.int32).to(tl.int64)
+    slot = tl.load(out_slots + place, mask=mask, other=-1).to(tl.int64)
+    given = tl.load(positions + place, mask=mask, other=0).to(tl.int64)
     wanted = token
     if HAS_EXPECTED:
         wanted = tl.load(expected_ids + place, mask=mask, other=-1).to(tl.int64)
-    return token, wanted
+    return token, slot, given, wanted
 
 
 @triton.jit
@@ -186,38 +205,29 @@ def write_kernel(
         tl.atomic_add(counters + COUNT_WRITE_RUNS, 1, sem="relaxed")
     # Loaded ahead of the branches: one wait, not one after another.
     real = request < num_requests
-    row = tl.load(rows + request, mask=real, other=-1).to(tl.int64)
-    extend = tl.load(extend_lens + request, mask=real, other=0).to(tl.int64)
-    prefix = tl.load(prefix_lens + request, mask=real, other=0).to(tl.int64)
-    first_token = tl.load(token_starts + request, mask=real, other=0).to(tl.int64)
+    lengths = (prefix_lens, extend_lens, token_starts)
+    row, prefix, extend, first_token = _load_request(rows, lengths, request, num_rows, real)
     if HAS_DIGESTS:
         origin = tl.load(digests + request, mask=real, other=0).to(tl.int64)
     if LOOKS > 0:
         stamp = _stamp(sums)
-    extend = tl.where((row >= 0) & (row < num_rows), extend, 0)
+        # Tokens of requests don't overlap: neither do the places of their chunks.
+        places, room = _places_from(sums, first_token // BLOCK + request, ROOM)
     if split * BLOCK < extend:
         if not HAS_DIGESTS:
-            inside = (prefix > 0) & (prefix <= capacity)
-            origin = slot_at(table, table_stride, row, prefix - 1, PAGE_SIZE, inside)
-        offset = tl.arange(0, BLOCK).to(tl.int64)
-        passed = split * 0
-        summed = split * 0
-        written = 0
+            last, inside = prefix - 1, (prefix > 0) & (prefix <= capacity)
+            origin = slot_at(table, table_stride, row, last, PAGE_SIZE, inside)
+        passed, summed, written = split * 0, split * 0, 0
         for first in range(split * BLOCK, extend, tl.num_programs(1) * BLOCK):
-            index = first + offset
+            index = first + tl.arange(0, BLOCK)
             mask = index < extend
+            token, slot, given, wanted = _load_new(
+                input_ids, out_slots, positions, expected_ids, first_token + index, mask, HAS_EXPECTED
+            )
             position = prefix + index
-            place = first_token + index
-            token, wanted = _load_tokens(input_ids, expected_ids, place, mask, HAS_EXPECTED)
-            slot = tl.load(out_slots + place, mask=mask, other=-1).to(tl.int64)
-            given = tl.load(positions + place, mask=mask, other=0).to(tl.int64)
             mixed = tl.where(mask, mix64(token, position), tl.zeros([BLOCK], tl.uint64)).to(tl.int64)
             if LOOKS > 0:
-                base = first_token // BLOCK + request
-                chunk = first // BLOCK
-                inside = (base >= 0) & (base + chunk < ROOM)
-                places = sums + (1 + base) * 2
-                _publish(places + chunk * 2, tl.sum(mixed), stamp, inside)
+                _tell(places, room, first // BLOCK, tl.sum(mixed), stamp)
             # The rest of what must be read and checked, while the sums are under way.
             known = mask & (slot >= 0) & (slot < num_slots)
             record = records + slot * RECORD_WORDS
@@ -228,18 +238,16 @@ def write_kernel(
             if first == split * BLOCK:
                 passed += _chain_start(records, num_slots, origin, prefix, HAS_DIGESTS)
             if LOOKS > 0:
-                looks = tl.where(inside, LOOKS, 0)
-                more, done = _look_back(places, summed // BLOCK, chunk, stamp, looks, AT_ONCE)
-                passed += more
-                summed = done * BLOCK
+                told, chunk = _look_back(places, room, summed // BLOCK, first // BLOCK, stamp, LOOKS, AT_ONCE)
+                passed += told
+                summed = chunk * BLOCK
             if summed < first:
                 passed += _sum_between(input_ids + first_token, prefix, summed, first, WIDE)
                 summed = first
             _store_block(record, old, token, position, chain + passed, known)
         count(counters, COUNT_WRITTEN, written)
-    if LOOKS > 0:  # noqa: SIM102, a constant
-        if (split == 0) | (split * BLOCK < extend):
-            _count_out(sums, request, split, tl.cdiv(extend, BLOCK))
+    if LOOKS > 0:
+        _count_out(sums, request, split, tl.cdiv(extend, BLOCK))
 
 
 def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
