@@ -41,10 +41,10 @@ LAUNCH = tl.constexpr(1 << 32)  # what the programs of one launch add to the cou
 
 _DECODE_TOKENS = 8  # at most so many per request, drafts included
 # (tokens per chunk, tokens summed at once before it, warps): few new tokens per request, or many.
-_SHORT, _LONG = (64, 64, 2), (256, 2048, 8)
+_SHORT, _LONG = (64, 64, 2), (256, 1024, 8)
 _PROGRAMS = 8192
 # In vain, at sums of chunks that are not there yet: some 15 us, then they are summed anew.
-# None on AMD: Triton 3.9 reads volatile words through the first cache there, which keeps what was read once.
+# None on AMD: Triton 3.9 reads volatile words through a cache there that keeps them, 3.6 doesn't compile it.
 _LOOKS = 0 if torch.version.hip else 32
 
 
