@@ -26,13 +26,10 @@ _TRIED = frozenset(
 
 
 def drafts_are_known(runner: Any) -> bool:
-    """Whether it is known which slots drafting writes, and when. On GPUs it was not tried yet."""
+    """Whether it is known which slots drafting writes, and when."""
     drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
-    return (
-        type(drafter).__name__ in _TRIED
-        and not getattr(runner.speculative_config, "parallel_drafting", False)
-        and runner.device.type == "cpu"
-    )
+    parallel = getattr(runner.speculative_config, "parallel_drafting", False)
+    return type(drafter).__name__ in _TRIED and not parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,24 +106,19 @@ def test_failed_drafting_leaves_slots_unverified() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "parallel", "device", "known"),
-    [
-        ("EagleProposer", False, "cpu", True),
-        ("EagleProposer", True, "cpu", False),
-        ("EagleProposer", False, "cuda", False),
-        ("DFlashProposer", False, "cpu", False),
-    ],
+    ("drafter", "parallel", "known"),
+    [("EagleProposer", False, True), ("EagleProposer", True, False), ("DFlashProposer", False, False)],
 )
 @pytest.mark.parametrize("attribute", ["drafter", "speculator"])
 def test_only_drafters_that_were_tried_are_followed(
-    attribute: str, drafter: str, parallel: bool, device: str, known: bool
+    attribute: str, drafter: str, parallel: bool, known: bool
 ) -> None:
     config = SimpleNamespace(parallel_drafting=parallel)
-    runner = SimpleNamespace(speculative_config=config, device=torch.device(device))
+    runner = SimpleNamespace(speculative_config=config)
     setattr(runner, attribute, type(drafter, (), {})())
     assert drafts_are_known(runner) is known
 
 
 def test_without_speculation_there_is_nothing_to_follow() -> None:
-    runner = SimpleNamespace(speculative_config=None, device=CPU, drafter=None, speculator=None)
+    runner = SimpleNamespace(speculative_config=None, drafter=None, speculator=None)
     assert not drafts_are_known(runner)
