@@ -11,7 +11,9 @@ from torch import Tensor
 
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers, RowBatch, allocate_sums
+from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import FingerprintPlan, plan_fingerprint
+from canary_kernels.write import reset_slots
 from canary_obs.config import CanaryConfig
 from canary_obs.errors import EngineContractError
 from canary_obs.records import GroupInfo, Part
@@ -67,6 +69,7 @@ class Group:
     """One group with its memory."""
 
     index: int
+    backend: Backend
     view: GroupView
     memory: Tensor  # int64 [num_slots + 1, RECORD_WORDS]; the last row takes what is to be skipped
     buffers: GroupBuffers  # its records are memory without the last row
@@ -157,9 +160,8 @@ class Group:
         self.memory.index_copy_(0, self._places(slots), records.to(self.memory.device, non_blocking=True))
 
     def _reset(self, slots: Tensor, state: layout.RecordState) -> None:
-        places = self._places(slots)
-        self.memory.index_fill_(0, places, 0)
-        self.memory[:, layout.IDENTITY].index_fill_(0, places, int(state) << 32)
+        slots = slots.to(self.memory.device, non_blocking=True).contiguous()
+        reset_slots(self.backend, self.buffers, slots, state)
 
     def _places(self, slots: Tensor) -> Tensor:
         # Selecting with a mask would ask the device how many are left, and wait for the answer.
@@ -196,6 +198,7 @@ class DeviceState:
         self.groups = tuple(
             Group(
                 index=index,
+                backend=self.backend,
                 view=view,
                 memory=memories[index],
                 buffers=GroupBuffers(

@@ -11,7 +11,7 @@ from canary_kernels.buffers import GroupBuffers, RowBatch
 from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import compare_slots, complete_slots
 from canary_kernels.verify import verify_list, verify_rows
-from canary_kernels.write import write_identities
+from canary_kernels.write import reset_slots, write_identities
 from canary_obs.runtime.state import DeviceState, Group
 from canary_obs.views import StepTypes
 
@@ -34,6 +34,7 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
             for phase in layout.Phase:
                 compare_slots(state.backend, buffers, group.plan, batch.out_slots, phase)
             nothing = torch.full((requests * tokens,), -1, dtype=torch.int64, device=state.clock.device)
+            reset_slots(state.backend, buffers, nothing, layout.RecordState.EMPTY)
             verify_list(state.backend, buffers, nothing, nothing, nothing, layout.Phase.SWEEP)
             compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.SWEEP)
             compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.PATROL)

@@ -15,6 +15,7 @@ FINALIZE_SECOND = tl.constexpr(hashing.FINALIZE_SECOND)
 ANCHOR = tl.constexpr(layout.CHAIN_ANCHOR)
 
 RECORD_WORDS = tl.constexpr(layout.RECORD_WORDS)
+IDENTITY = tl.constexpr(layout.IDENTITY)
 CHAIN = tl.constexpr(layout.CHAIN)
 FINGERPRINT_K = tl.constexpr(layout.FINGERPRINT_K)
 FINGERPRINT_V = tl.constexpr(layout.FINGERPRINT_V)

@@ -7,9 +7,9 @@ from hypothesis import given, settings, strategies as st
 from canary_kernels import layout
 from canary_kernels.buffers import RowBatch, allocate_buffers
 from canary_kernels.checks import Backend
-from canary_kernels.layout import Phase, Reason
+from canary_kernels.layout import Phase, Reason, RecordState
 from canary_kernels.verify import verify_list, verify_rows
-from canary_kernels.write import write_identities
+from canary_kernels.write import reset_slots, write_identities
 from tests.kernels.scenes import CHAINS, assert_same, device_of, random_scene
 from tests.oracles import records as oracle
 
@@ -112,3 +112,23 @@ def test_a_request_that_adds_nothing_is_held_to_its_digest_at_the_tail(backend, 
     verify_rows(backend, buffers, batch, Phase.TAIL)
     assert buffers.counters[layout.lane(Phase.TAIL, Reason.TOKEN)] == 1 - extend
     assert buffers.counters[: layout.NUM_LANES].sum() == 1 - extend
+
+
+@every_backend
+@pytest.mark.parametrize("state", [RecordState.EMPTY, RecordState.ADOPTED])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_reset_leaves_the_state_and_spares_other_slots(backend, state, dtype):
+    device = device_of(backend)
+    buffers = allocate_buffers(600, torch.zeros(1, dtype=torch.int64, device=device))
+    before = torch.arange(600 * 4).view(600, 4) - 7
+    buffers.records.copy_(before)
+    listed = [5, -1, 599, 600, 5, 2**31 - 1, *range(100, 400)]
+    slots = torch.tensor([0, *listed, 0], dtype=dtype, device=device)[1:-1]
+    reset_slots(backend, buffers, slots, state)
+    after = before.tolist()
+    for slot in (5, 599, *range(100, 400)):
+        after[slot] = [int(state) << 32, 0, 0, 0]
+    assert buffers.records.tolist() == after
+    reset_slots(backend, buffers, slots[:0], state)
+    assert buffers.records.tolist() == after
+    assert not buffers.counters.any()

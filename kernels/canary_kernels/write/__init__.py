@@ -1,5 +1,5 @@
-"""Write the records of new tokens and check the forward's inputs."""
+"""Write the records of new tokens, check the forward's inputs, and take records back."""
 
-from canary_kernels.write.op import write_identities
+from canary_kernels.write.op import reset_slots, write_identities
 
-__all__ = ["write_identities"]
+__all__ = ["reset_slots", "write_identities"]

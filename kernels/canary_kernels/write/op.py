@@ -1,4 +1,4 @@
-"""Front door of write: the records of the tokens that this forward adds."""
+"""Front door of write: the records of the tokens that this forward adds, and of slots taken back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import functools
 import importlib
 from typing import TYPE_CHECKING
 
-from canary_kernels.checks import Backend, check_batch, check_buffers
+from canary_kernels.checks import Backend, check_batch, check_buffers, check_slots
 from canary_kernels.write import reference
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from torch import Tensor
+
     from canary_kernels.buffers import GroupBuffers, RowBatch
+    from canary_kernels.layout import RecordState
 
 
 @functools.cache
@@ -42,3 +45,13 @@ def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -
         reference.write_identities(buffers, batch)
         return
     _kernel().write_identities(buffers, batch)
+
+
+def reset_slots(backend: Backend, buffers: GroupBuffers, slots: Tensor, state: RecordState) -> None:
+    """Nothing is known of these slots (int32|int64 [n], contiguous; out of range = skip) but their state."""
+    check_buffers(backend, buffers)
+    check_slots(buffers, slots=slots)
+    if backend is Backend.TRITON:
+        _kernel().reset_slots(buffers, slots, state)
+    else:
+        reference.reset_slots(buffers, slots, state)

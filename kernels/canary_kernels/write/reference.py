@@ -25,6 +25,7 @@ from canary_kernels.violations import report_where
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers, RowBatch
     from canary_kernels.hashing import Words
@@ -70,6 +71,14 @@ def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
         starts = _chain_starts(buffers, batch, live, prefix)
         _store(buffers, new, sums + np.repeat(starts - sums[offsets], counts))
     buffers.counters.numpy()[COUNT_WRITE_RUNS] += 1
+
+
+def reset_slots(buffers: GroupBuffers, slots: Tensor, state: RecordState) -> None:
+    """Leave nothing but the state."""
+    places, records = slots.numpy(), buffers.records.numpy()
+    places = places[(places >= 0) & (places < buffers.num_slots)]
+    records[places] = 0
+    records[places, IDENTITY] = int(state) << 32
 
 
 def _check_inputs(buffers: GroupBuffers, batch: RowBatch, new: _NewTokens) -> None:
