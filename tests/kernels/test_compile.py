@@ -12,13 +12,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from canary_kernels.digest import kernel as digest
+from canary_kernels.drafts import kernel as drafts
 from canary_kernels.fingerprint import kernel as fingerprint
 from canary_kernels.verify import kernel as verify
-from canary_kernels.write import kernel as write
+from canary_kernels.write import kernel as write, reset
 from canary_obs.engines.reference import paged_attention
 
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
 INTEGERS |= {"num_k", "num_sources", "stride", "key_stride", "value_stride", "slot_stride", "query_stride"}
+INTEGERS |= {"width", "num_tokens", "state"}
 FLOATS = dict.fromkeys(("key", "value", "keys", "values", "query", "output"), "*bf16")
 FLOATS |= {"mixed": "*fp32", "weights": "*fp32", "scale": "fp32"}
 HEADS = {"GROUP": 4, "DIM": 128, "WIDTH": 128, "SPLITS": 16}
@@ -41,6 +43,9 @@ JOBS = [
     (verify.list_kernel, {"PHASE": 2, "BLOCK": verify.BLOCK}),
     (write.write_kernel, {**LONG, **ALONE}),
     (write.write_kernel, {**SHORT, **ALONE}),
+    (reset.reset_kernel, {"BLOCK": 256}),
+    (drafts.keep_kernel, {"AHEAD": 3, "LIMIT": 131072, "PAGE_SIZE": 16, "BLOCK": 256}),
+    (drafts.keep_kernel, {"AHEAD": 0, "LIMIT": 131072, "PAGE_SIZE": 1, "BLOCK": 256}),
     (digest.lists_kernel, {"BLOCK": 1024}),
     (digest.inputs_kernel, {"BLOCK": 1024, "TAIL": 0, "ROOM": 0}),
     (digest.inputs_kernel, {"BLOCK": 1024, "TAIL": 3, "ROOM": 4}),
@@ -70,7 +75,7 @@ print(len(JOBS))
 
 
 @pytest.mark.parametrize(
-    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 15), (("hip", "gfx942", "64", "hsaco"), 14)]
+    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 18), (("hip", "gfx942", "64", "hsaco"), 17)]
 )
 def test_kernels_compile_ahead_of_time(target, jobs):
     # A fresh process: this one may have been told to interpret.

@@ -81,6 +81,11 @@ WRITE = mutants(
         "sums = mixed.cumsum()",
         _LIMITS + "test_long_prefills_chain_across_chunks_and_forwards[True-Backend.TORCH]",
     ),
+    (
+        "    records[places] = 0\n",
+        "",
+        "tests/kernels/test_records.py::test_reset_leaves_the_state_and_spares_other_slots",
+    ),
 )
 
 WRITE_COMPILED = mutants(
@@ -192,7 +197,14 @@ DIGEST = mutants(
     ),
 )
 
+_AHEAD = "tests/kernels/test_drafts.py::test_slots_that_drafting_may_write"
+DRAFTS = mutants(
+    _KERNELS + "drafts/reference.py",
+    (", reach.limit - 1)", ", reach.limit)", _AHEAD),
+    ("(pages < table.shape[1])", "(pages <= table.shape[1])", _AHEAD),
+)
+
 ALL = (
     *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *WRITE_TRITON, *FINGERPRINT, *PLAN, *LOCATE,
-    *LOG, *DIGEST,
+    *LOG, *DIGEST, *DRAFTS,
 )  # fmt: skip

@@ -65,13 +65,13 @@ _DRAFTS = "tests/engines/vllm/test_draft.py::"
 DRAFTS = mutants(
     "canary_obs/engines/vllm/draft.py",
     (
-        "places.clamp_(max=self._limit - 1)",
-        "places.clamp_(max=self._limit)",
+        "int(runner.max_model_len)",
+        "int(runner.max_model_len) + 1",
         _DRAFTS + "test_every_slot_that_drafting_may_write_loses_its_record",
     ),
     (
-        "memory.copy_(values)",
-        "memory.set_(values)",
+        "input_ids=memory.input_ids[:total]",
+        "input_ids=target.input_ids[:total]",
         _DRAFTS + "test_the_forward_is_shown_as_it_was_when_the_target_ran",
     ),
 )

@@ -103,6 +103,8 @@ class VllmAdapter:
         if "execute_model" in vars(self.runner):
             raise UnsupportedEngine("this model runner is wrapped already; detach what wraps it, then attach")
         self.compile()
+        if self._drafts is not None:
+            self._drafts.compile()
         idle = IdleThread(self._lock, observer.idle, self._surroundings, self._device_busy)
         self._idle = idle
         self.wrap_forward(self._seams, observer)

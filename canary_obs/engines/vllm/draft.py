@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from canary_kernels.drafts import DraftMemory, Reach, TargetStep, keep_target
 from canary_obs.engines.adapter import Observer
+from canary_obs.engines.vllm.device_digests import backend_for
 from canary_obs.engines.vllm.idle import IdleThread
 from canary_obs.views import GroupStep, StepTypes, StepView
 
@@ -32,14 +34,6 @@ def drafts_are_known(runner: Any) -> bool:
     return type(drafter).__name__ in _TRIED and not parallel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Own:
-    """A group's share of what is kept from a target's forward until drafting is over."""
-
-    group: FoundGroup
-    slots: Tensor  # int64 [max_tokens + max_requests * ahead]; the target's, then those drafts may write
-
-
 class DraftGroups:
     """Shows the drafter's work as one forward over the target's tokens, once drafting is over.
 
@@ -49,25 +43,20 @@ class DraftGroups:
     """
 
     def __init__(self, runner: Any, found: Sequence[FoundGroup], types: StepTypes) -> None:
-        requests, tokens, device = int(runner.max_num_reqs), int(runner.max_num_tokens), runner.device
-        ahead = self.reach(runner)
-        self._limit = int(runner.max_model_len)
-        self._own = tuple(
-            _Own(
-                group=group,
-                slots=torch.empty(tokens + requests * ahead, dtype=torch.int64, device=device),
+        self._backend, self._device, self._types = backend_for(runner.device), runner.device, types
+        kinds = types.lengths, types.input_ids, types.positions
+        ahead, limit = self.reach(runner), int(runner.max_model_len)
+        # The target's inputs: the runner may use their memory again while it drafts.
+        self._memory = {
+            group.view.name: DraftMemory.allocate(
+                int(runner.max_num_reqs),
+                int(runner.max_num_tokens),
+                Reach(ahead=ahead, limit=limit, page_size=group.view.page_size),
+                kinds,
+                runner.device,
             )
             for group in found
-        )
-        # The target's inputs: the runner may use their memory again while it drafts.
-        self._lengths = torch.empty((2, requests), dtype=types.lengths, device=device)
-        self._starts = torch.empty(requests + 1, dtype=types.lengths, device=device)
-        self._ids = torch.empty(tokens, dtype=types.input_ids, device=device)
-        self._positions = torch.empty(tokens, dtype=types.positions, device=device)
-        self._ahead = torch.arange(ahead, device=device)
-        self._ends = torch.empty(requests, dtype=torch.int64, device=device)
-        self._places, self._pages = torch.empty((2, requests, ahead), dtype=torch.int64, device=device)
-        self._entries = torch.empty((requests, ahead), dtype=types.slot_table, device=device)
+        }
         self._view: StepView | None = None
 
     @staticmethod
@@ -80,46 +69,53 @@ class DraftGroups:
         """Whether the target has run and drafting is not over."""
         return self._view is not None
 
+    def compile(self) -> None:
+        """A step of no request: compiles what `begin` launches."""
+        types = self._types
+
+        def nothing(kind: torch.dtype, length: int = 0) -> Tensor:
+            return torch.zeros(length, dtype=kind, device=self._device)
+
+        step = TargetStep(
+            prefix_lens=nothing(types.lengths),
+            extend_lens=nothing(types.lengths),
+            token_starts=nothing(types.lengths, 1),
+            input_ids=nothing(types.input_ids),
+            positions=nothing(types.positions),
+            slot_table=nothing(types.slot_table, 1)[None],
+            out_slots=nothing(types.out_slots),
+        )
+        for memory in self._memory.values():
+            keep_target(self._backend, memory, step)
+
     def begin(self, view: StepView, observer: Observer) -> StepView:
         """The target is about to run; returns its forward without the draft groups."""
         steps = dict(view.groups)
-        own_steps = [steps.pop(own.group.view.name) for own in self._own]
+        own = {name: steps.pop(name) for name in self._memory}
         target = replace(view, groups=steps)
         count, total = len(target.request_ids), target.input_ids.shape[0]
-        prefix, extend = self._lengths[0, :count], self._lengths[1, :count]
-        kept = (
-            (prefix, target.prefix_lens),
-            (extend, target.extend_lens),
-            (self._starts[: count + 1], target.token_starts),
-            (self._ids[:total], target.input_ids),
-            (self._positions[:total], target.positions),
-        )
-        for memory, values in kept:
-            memory.copy_(values)
-        torch.add(prefix, extend, out=self._ends[:count])
-        places, pages, entries = self._places[:count], self._pages[:count], self._entries[:count]
-        torch.add(self._ends[:count, None], self._ahead, out=places)
-        places.clamp_(max=self._limit - 1)
         groups: dict[str, GroupStep] = {}
-        for own, step in zip(self._own, own_steps, strict=True):
-            name, page_size = own.group.view.name, own.group.view.page_size
-            written = own.slots[: total + places.numel()]
-            torch.div(places, page_size, rounding_mode="floor", out=pages)
-            torch.gather(step.slot_table[:count], 1, pages, out=entries)
-            # Slot = entry * page_size + place - page * page_size.
-            behind = written[total:].view(places.shape)
-            torch.sub(entries, pages, out=behind)
-            behind.mul_(page_size).add_(places)
-            written[:total].copy_(step.out_slots)
+        for name, memory in self._memory.items():
+            step = TargetStep(
+                prefix_lens=target.prefix_lens,
+                extend_lens=target.extend_lens,
+                token_starts=target.token_starts,
+                input_ids=target.input_ids,
+                positions=target.positions,
+                slot_table=own[name].slot_table,
+                out_slots=own[name].out_slots,
+            )
+            written = keep_target(self._backend, memory, step)
             observer.invalidated(name, written)
-            groups[name] = replace(step, out_slots=written[:total])
+            groups[name] = replace(own[name], out_slots=written[:total])
+        memory = next(iter(self._memory.values()))  # all hold the same inputs
         self._view = replace(
             target,
-            prefix_lens=prefix,
-            extend_lens=extend,
-            token_starts=self._starts[: count + 1],
-            input_ids=self._ids[:total],
-            positions=self._positions[:total],
+            prefix_lens=memory.prefix_lens[:count],
+            extend_lens=memory.extend_lens[:count],
+            token_starts=memory.token_starts[: count + 1],
+            input_ids=memory.input_ids[:total],
+            positions=memory.positions[:total],
             groups=groups,
         )
         return target

@@ -14,7 +14,6 @@ from canary_kernels.jit import (
     CHAIN,
     COMPLETE,
     FINGERPRINT_K,
-    IDENTITY,
     NUM_REASONS,
     PENDING,
     RECORD_WORDS,
@@ -29,8 +28,6 @@ from canary_kernels.jit import (
 from canary_kernels.launch import columns_of, prepare
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from canary_kernels.buffers import GroupBuffers, RowBatch
     from canary_kernels.launch import Start
 
@@ -49,7 +46,6 @@ _PROGRAMS = 8192
 # In vain, at sums of chunks that are not there yet: some 15 us, then they are summed anew.
 # None on AMD: Triton 3.9 reads volatile words through a cache there that keeps them, 3.6 doesn't compile it.
 _LOOKS = 0 if torch.version.hip else 32
-_RESET = 256  # slots of one program
 
 
 @triton.jit
@@ -254,23 +250,6 @@ def write_kernel(
         _count_out(sums, request, split, tl.cdiv(extend, BLOCK))
 
 
-@triton.jit(
-    do_not_specialize=["num_slots", "lane_rows", "num_listed", "state"],
-    do_not_specialize_on_alignment=["slots"],
-)
-def reset_kernel(
-    records, counters, violations, clock, num_slots, lane_rows,
-    slots, num_listed, state, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Program i resets the i-th block of a list."""
-    word = tl.arange(0, BLOCK * RECORD_WORDS)
-    index = tl.program_id(0).to(tl.int64) * BLOCK + word // RECORD_WORDS
-    slot = tl.load(slots + index, mask=index < num_listed, other=-1).to(tl.int64)
-    known = (slot >= 0) & (slot < num_slots)
-    value = tl.where(word % RECORD_WORDS == IDENTITY, state.to(tl.int64) << 32, 0)
-    tl.store(records + slot * RECORD_WORDS + word % RECORD_WORDS, value, mask=known)
-
-
 def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     """Launch the write; see `op.write_identities`."""
     columns = columns_of(batch)
@@ -293,16 +272,3 @@ def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     }  # fmt: skip
     given = columns.tensors
     buffers.memo[key] = prepare(write_kernel, buffers, grid, given, {**constants, "num_warps": warps})
-
-
-def reset_slots(buffers: GroupBuffers, slots: Tensor, state: layout.RecordState) -> None:
-    """Launch the reset; see `op.reset_slots`."""
-    listed = slots.shape[0]
-    grid = max(1, triton.cdiv(listed, _RESET)), 1
-    key = "reset_kernel", slots.dtype
-    start: Start | None = buffers.memo.get(key)
-    if start is not None:
-        start(grid, (slots.data_ptr(), listed, int(state)))
-        return
-    given = slots, listed, int(state)
-    buffers.memo[key] = prepare(reset_kernel, buffers, grid, given, {"BLOCK": _RESET})

@@ -30,6 +30,12 @@ def _cpu() -> ModuleType:
     return importlib.import_module("canary_kernels.write.cpu")
 
 
+@functools.cache
+def _reset() -> ModuleType:
+    """As above."""
+    return importlib.import_module("canary_kernels.write.reset")
+
+
 def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -> None:
     """Write PENDING records (token, position, chain) of the new tokens; run it before the HEAD verify.
 
@@ -52,6 +58,6 @@ def reset_slots(backend: Backend, buffers: GroupBuffers, slots: Tensor, state: R
     check_buffers(backend, buffers)
     check_slots(buffers, slots=slots)
     if backend is Backend.TRITON:
-        _kernel().reset_slots(buffers, slots, state)
+        _reset().reset_slots(buffers, slots, state)
     else:
         reference.reset_slots(buffers, slots, state)
