@@ -167,11 +167,11 @@ def test_a_killed_service_changes_no_output_and_degrades(
     untouched: list, monkeypatch, tmp_path: Path
 ) -> None:
     endpoint = f"ipc://{tmp_path}/service.sock"
+    link = open_link(CanaryConfig(endpoint=endpoint))
     command = [sys.executable, "-m", "canary_obs", "serve", "--port", "0", "--endpoint", endpoint]
     with (tmp_path / "log").open("wb") as log:
         service = subprocess.Popen(command, stdout=log, stderr=log)
     monkeypatch.setattr(health, "PEER_SILENT_SECONDS", 0.5)
-    link = open_link(endpoint)
     deadline = time.monotonic() + 60
 
     def wait_for(true: Callable[[], bool]) -> None:
