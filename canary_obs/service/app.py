@@ -18,7 +18,8 @@ from canary_obs.service.problems import answer_with_problems
 from canary_obs.service.routes import canary, drills, events, incidents, page, probes, sweeps
 from canary_obs.service.schemas import components, guarded
 from canary_obs.service.tokens import Keyring
-from canary_obs.telemetry.prometheus import HubCollector, registry_for
+from canary_obs.telemetry.exposition import Exposition
+from canary_obs.telemetry.prometheus import HubCollector
 
 ROUTERS = tuple(routes.router for routes in (probes, canary, drills, events, incidents, sweeps, page))
 
@@ -56,7 +57,7 @@ def create_app(
         hub=hub,
         config=config,
         feed=feed,
-        registry=registry_for(HubCollector(hub, around.log_dropped, around.exports)),
+        metrics=Exposition(HubCollector(hub, around.log_dropped, around.exports)),
         listening=around.listening,
     )
     for router in ROUTERS:

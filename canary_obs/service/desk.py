@@ -1,4 +1,4 @@
-"""What the routes share: the hub, the metrics registry, and the keys of requests already served."""
+"""What the routes share: the hub, the page of metrics, and the keys of requests already served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from fastapi import Request
-from prometheus_client import CollectorRegistry
 
 from canary_obs.config import ServiceConfig
 from canary_obs.pipeline.drills import DrillRecord
@@ -19,6 +18,7 @@ from canary_obs.records import StartDrill
 from canary_obs.service.feed import Feed
 from canary_obs.service.problems import Problem
 from canary_obs.telemetry.export_queue import ExportCounts
+from canary_obs.telemetry.exposition import Exposition
 
 KEYS_KEPT = 1024
 DRILL_SECONDS = 30.0  # a rank that has not answered by then counts as unanswered
@@ -41,7 +41,7 @@ class Desk:
     hub: Hub
     config: ServiceConfig
     feed: Feed
-    registry: CollectorRegistry
+    metrics: Exposition
     listening: Callable[[], bool]
     served: OrderedDict[str, tuple[StartSweepRequest, str]] = field(default_factory=OrderedDict)
 

@@ -4,38 +4,70 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, samples
+from prometheus_client import samples
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from canary_obs import __version__
 from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.incidents import Exemplar, Lane
+from canary_obs.pipeline.incidents import Exemplar
 from canary_obs.pipeline.ranks import RankView
 from canary_obs.records import LATENCY_BOUNDS, Latencies
-from canary_obs.telemetry.catalog import PREFIX, RANK_LABELS, RANK_METRICS, SERVICE_METRICS, Kind, Metric
+from canary_obs.telemetry.catalog import (
+    PREFIX,
+    RANK_LABELS,
+    RANK_METRICS,
+    SERVICE_METRICS,
+    Kind,
+    Metric,
+    all_metrics,
+)
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.service_readings import ServiceView
 
 log = logging.getLogger("canary_obs")
 
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-Series = Iterable[tuple[tuple[str, ...], float | Latencies]]
+Values = tuple[str, ...]
+Series = Iterable[tuple[Values, float | Latencies]]
 
-_FAMILIES: dict[Kind, Any] = {
+_LIBRARY: dict[Kind, Any] = {
     Kind.COUNTER: CounterMetricFamily,
     Kind.GAUGE: GaugeMetricFamily,
     Kind.HISTOGRAM: HistogramMetricFamily,
 }
-
-
 _WITH_EXEMPLARS = PREFIX + "violations_total"
+BUCKETS = (*map(floatToGoString, LATENCY_BOUNDS), "+Inf")  # of a Latencies, as `le` says them
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A row of the catalogue as read: `series` by the values of `labels`, and where some of them point."""
+
+    metric: Metric
+    labels: Values
+    series: Sequence[tuple[Values, float | Latencies]]
+    exemplars: Mapping[Values, samples.Exemplar] = field(default_factory=dict)
+
+    def for_library(self) -> Any:
+        """The same as a family of prometheus_client."""
+        metric = self.metric
+        family = _LIBRARY[metric.kind](metric.name, metric.help, labels=self.labels, unit=metric.unit)
+        for values, value in self.series:
+            if isinstance(value, Latencies):
+                buckets = list(zip(BUCKETS, accumulate(value.counts), strict=True))
+                family.add_metric(values, buckets, value.seconds)
+            elif pointer := self.exemplars.get(values):
+                family.add_metric(values, value, exemplar=pointer)
+            else:
+                family.add_metric(values, value)
+        return family
 
 
 class HubCollector(Collector):
@@ -51,20 +83,22 @@ class HubCollector(Collector):
         self._seconds: float | None = None
         self._errors = 0
 
-    def describe(self) -> Iterable[Family]:
+    def describe(self) -> Iterable[Any]:
         """Families without series, so that registering does not collect."""
-        return (_family(metric, (), ()) for metric in (*RANK_METRICS, *SERVICE_METRICS))
+        return (Family(metric, metric.labels, ()).for_library() for metric in all_metrics())
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[Any]:
+        """Every family that can be read, for a registry of prometheus_client."""
+        return (family.for_library() for family in self.families())
+
+    def families(self) -> Iterator[Family]:
         """Every family that can be read; one that cannot is left out and counted."""
         started = time.perf_counter()
         ranks = self._hub.ranks()
-        exemplars = self._hub.incidents.exemplars()
+        pointers = {lane: _pointer(one) for lane, one in self._hub.incidents.exemplars().items()}
         for metric in RANK_METRICS:
-            for family in self._guarded(metric, RANK_LABELS, partial(_over, ranks, metric.read)):
-                if metric.name == _WITH_EXEMPLARS:
-                    _point_to_incidents(family, exemplars)
-                yield family
+            exemplars = pointers if metric.name == _WITH_EXEMPLARS else {}
+            yield from self._guarded(metric, RANK_LABELS, partial(_over, ranks, metric.read), exemplars)
         state, _ = self._hub.verdict()
         service = ServiceView(
             version=__version__,
@@ -80,27 +114,26 @@ class HubCollector(Collector):
             scrape_errors=self._errors,
         )
         for own in SERVICE_METRICS:
-            yield from self._guarded(own, (), partial(own.read, service))
+            yield from self._guarded(own, (), partial(own.read, service), {})
         self._seconds = time.perf_counter() - started
 
     def _guarded(
-        self, metric: Metric, labels: tuple[str, ...], read: Callable[[], Series]
+        self,
+        metric: Metric,
+        before: Values,
+        read: Callable[[], Series],
+        exemplars: Mapping[Values, samples.Exemplar],
     ) -> Iterator[Family]:
         try:
             # A family without series is left out whole: absent is absent.
             if series := list(read()):
-                yield _family(metric, labels, series)
+                seen = {values for values, value in series if value} if exemplars else ()
+                shown = {values: exemplars[values] for values in seen if values in exemplars}
+                yield Family(metric, before + metric.labels, series, shown)
         except Exception:  # a family that fails must not take the others with it
             if self._errors == 0:
                 log.exception("canary_obs: %s cannot be collected", metric.name)
             self._errors += 1
-
-
-def registry_for(collector: HubCollector) -> CollectorRegistry:
-    """A registry of its own: nothing of the process's default registry is shown."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return registry
 
 
 def _over(ranks: tuple[RankView, ...], read: Callable[[RankView], Series]) -> Series:
@@ -110,30 +143,6 @@ def _over(ranks: tuple[RankView, ...], read: Callable[[RankView], Series]) -> Se
             yield own + labels, value
 
 
-def _family(metric: Metric, labels: tuple[str, ...], series: Series) -> Family:
-    family: Family = _FAMILIES[metric.kind](
-        metric.name, metric.help, labels=labels + metric.labels, unit=metric.unit
-    )
-    for values, value in series:
-        if isinstance(family, HistogramMetricFamily):
-            assert isinstance(value, Latencies)
-            family.add_metric(values, _buckets(value), value.seconds)
-        else:
-            assert not isinstance(value, Latencies)
-            family.add_metric(values, value)
-    return family
-
-
-def _point_to_incidents(family: Family, exemplars: Mapping[Lane, Exemplar]) -> None:
-    for index, sample in enumerate(family.samples):
-        pointer = exemplars.get(tuple(sample.labels.values())) if exemplars else None
-        if pointer is not None and sample.value > 0:
-            labels = {"trace_id": pointer.trace_id, "incident_id": pointer.incident}
-            family.samples[index] = sample._replace(
-                exemplar=samples.Exemplar(labels, 1.0, pointer.time_ns / 1e9)
-            )
-
-
-def _buckets(latencies: Latencies) -> list[tuple[str, float]]:
-    names = (*map(floatToGoString, LATENCY_BOUNDS), "+Inf")
-    return list(zip(names, accumulate(latencies.counts), strict=True))
+def _pointer(exemplar: Exemplar) -> samples.Exemplar:
+    labels = {"trace_id": exemplar.trace_id, "incident_id": exemplar.incident}
+    return samples.Exemplar(labels, 1.0, exemplar.time_ns / 1e9)

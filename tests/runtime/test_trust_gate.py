@@ -15,8 +15,8 @@ from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.mailbox import LocalLink
 from canary_obs.records import Pause, State
 from canary_obs.runtime import forward, health
-from canary_obs.telemetry.exposition import exposition
-from canary_obs.telemetry.prometheus import HubCollector, registry_for
+from canary_obs.telemetry.exposition import Exposition
+from canary_obs.telemetry.prometheus import HubCollector
 from tests.service.fakes import violation
 
 PATIENCE = 20.0
@@ -29,7 +29,7 @@ class Gate:
     rig: object
     link: LocalLink
     hub: Hub
-    registry: object
+    exposition: Exposition
     skew: list[float]
 
     def step(self) -> None:
@@ -39,7 +39,7 @@ class Gate:
         self.hub.tick()
 
     def says(self) -> str:
-        page, _ = exposition(self.registry, "")
+        page, _ = self.exposition.page("")
         lines = [line for line in page.decode().splitlines() if line.startswith("kv_canary_state{")]
         (current,) = [line for line in lines if line.endswith(" 1.0")]
         return current.split('state="')[1].split('"')[0]
@@ -68,7 +68,7 @@ def make_gate(make_rig):
         settings = {"snapshot_seconds": 1e-6, "patrol_budget": "50%"} | changes
         rig = make_rig(link=link, **settings)
         hub = Hub(ServiceConfig(snapshot_stale_seconds=5.0), clock=lambda: time.monotonic() + skew[0])
-        gate = Gate(rig, link, hub, registry_for(HubCollector(hub)), skew)
+        gate = Gate(rig, link, hub, Exposition(HubCollector(hub)), skew)
         gate.rig.canary.reporter.hello()
         gate.until(lambda: bool(hub.ranks()))
         return gate
@@ -88,7 +88,7 @@ def test_kernels_that_do_not_run(make_gate, monkeypatch) -> None:
     gate.until(lambda: gate.says() == "ok")
     monkeypatch.setattr(forward, "verify_rows", lambda *arguments: None)
     leaves(gate, State.BLIND, "kernel of group 0 are missing")
-    page = exposition(gate.registry, "")[0].decode()
+    page = gate.exposition.page("")[0].decode()
     unhealthy = [line for line in page.splitlines() if "kernel_healthy{" in line and line.endswith(" 0.0")]
     assert {line.split('phase="')[1].split('"')[0] for line in unhealthy} <= {"head", "tail"}
     assert unhealthy

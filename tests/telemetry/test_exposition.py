@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from canary_obs.pipeline.hub import Hub
-from canary_obs.telemetry.exposition import exposition
-from canary_obs.telemetry.prometheus import HubCollector, registry_for
+from canary_obs.records import LATENCY_BOUNDS, Latencies
+from canary_obs.telemetry.catalog import Kind, Metric
+from canary_obs.telemetry.exposition import Exposition, Source
+from canary_obs.telemetry.prometheus import Family, HubCollector
 from tests.service.fakes import hello, identity, snapshot
 
 ACCEPTS = (
@@ -23,44 +24,105 @@ ODD = [0.0, -0.0, -2.5, 1e-9, 0.1, 999_999.0, 1_000_000.0, 123_456_789.25, 1e21,
 
 
 class Fixed(Collector):
-    def __init__(self, *families) -> None:
-        self.families = families
+    """The same families each time, for the page and for the library."""
+
+    def __init__(self, *families: Family) -> None:
+        self._families = list(families)
+
+    def families(self):
+        return iter(self._families)
 
     def collect(self):
-        return self.families
+        return [family.for_library() for family in self._families]
 
 
-def registry_of(*families) -> CollectorRegistry:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Fixed(*families))
-    return registry
+def metric(name: str, kind: Kind, *labels: str, unit: str = "", text: str = "seen") -> Metric:
+    return Metric(name=name, kind=kind, unit=unit, labels=labels, help=text)
 
 
-def odd_values() -> CollectorRegistry:
-    gauge = GaugeMetricFamily("odd_seconds", 'back\\slash "quote"\nline', labels=("b", "a"), unit="seconds")
-    for number, value in enumerate(ODD):
-        gauge.add_metric((f'x"{number}\n', "y\\z"), value)
-    return registry_of(gauge, GaugeMetricFamily("bare", "no labels", value=7))
+def odd_values() -> Fixed:
+    gauge = metric("odd_seconds", Kind.GAUGE, "b", "a", unit="seconds", text='back\\slash "quote"\nline')
+    series = [((f'x"{number}\n', "y\\z"), value) for number, value in enumerate(ODD)]
+    bare = Family(metric("bare", Kind.GAUGE), (), [((), 7)])
+    return Fixed(Family(gauge, gauge.labels, series), bare)
 
 
-def exemplars() -> CollectorRegistry:
-    counter = CounterMetricFamily("damage_total", "seen", labels=("reason",))
-    counter.add_metric(("kv_data",), 3.0, exemplar=Exemplar({"trace_id": "ab", "incident": 'i"1'}, 1.0, 12.5))
-    counter.add_metric(("chain",), 4.0, exemplar=Exemplar({"trace_id": "cd"}, 2.0))
-    return registry_of(counter)
+def exemplars() -> Fixed:
+    counter = metric("damage_total", Kind.COUNTER, "reason")
+    pointers = {
+        ("kv_data",): Exemplar({"trace_id": "ab", "incident": 'i"1'}, 1.0, 12.5),
+        ("chain",): Exemplar({"trace_id": "cd"}, 2.0),
+    }
+    series = [(("kv_data",), 3.0), (("token",), 0.0), (("chain",), 4.0)]
+    return Fixed(Family(counter, counter.labels, series, pointers))
 
 
-def whole_page() -> CollectorRegistry:
+def histogram() -> Fixed:
+    spread = metric("latency_seconds", Kind.HISTOGRAM, "mode", "z", unit="seconds")
+    counts = tuple(range(len(LATENCY_BOUNDS) + 1))
+    series = [((mode, "1"), Latencies(counts=counts, seconds=2.5e6)) for mode in ("a", 'b"')]
+    return Fixed(Family(spread, spread.labels, series))
+
+
+def filled_hub() -> Hub:
     hub = Hub(clock=lambda: 5.0, wall_ns=lambda: 1_000)
     odd = msgspec.structs.replace(identity(), instance='a"b\nc\\d')
     hub.ingest(hello(odd), lambda command: None)
     hub.ingest(snapshot(odd, 3_000_000, violations=2, time_ns=1_000), lambda command: None)
-    return registry_for(HubCollector(hub))
+    return hub
+
+
+def whole_page() -> HubCollector:
+    return HubCollector(filled_hub())
+
+
+def from_library(collector: Collector, accept: str) -> tuple[bytes, str]:
+    encoder, content_type = choose_encoder(accept)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return encoder(registry), content_type
 
 
 @pytest.mark.parametrize("accept", ACCEPTS)
-@pytest.mark.parametrize("make", [odd_values, exemplars, whole_page])
+@pytest.mark.parametrize("make", [odd_values, exemplars, histogram, whole_page])
 def test_the_page_is_the_librarys(make, accept: str) -> None:
-    encoder, content_type = choose_encoder(accept)
     # A collector of its own for each: the page shows how long the previous collection took.
-    assert exposition(make(), accept) == (encoder(make()), content_type)
+    assert Exposition(make()).page(accept) == from_library(make(), accept)
+
+
+class Changing(Source):
+    """What a gauge shows changes from page to page."""
+
+    def __init__(self) -> None:
+        self.series: list[tuple[tuple[str, ...], float]] = []
+
+    def families(self):
+        gauge = metric("ranks", Kind.GAUGE, "rank", "state")
+        yield Family(gauge, gauge.labels, self.series)
+
+
+def test_what_is_remembered_from_the_page_before_is_the_names_only() -> None:
+    source = Changing()
+    exposition = Exposition(source)
+    lines = []
+    for series in ({("0", "ok"): 1.0, ("1", "ok"): 2.0}, {("1", "ok"): 3.0}, {("0", "ok"): 4.0}, {}):
+        source.series = list(series.items())
+        lines.append(exposition.page("")[0].decode().splitlines()[2:])
+    assert lines == [
+        ['ranks{rank="0",state="ok"} 1.0', 'ranks{rank="1",state="ok"} 2.0'],
+        ['ranks{rank="1",state="ok"} 3.0'],
+        ['ranks{rank="0",state="ok"} 4.0'],
+        [],
+    ]
+
+
+def test_both_formats_from_one_memory() -> None:
+    hub = filled_hub()
+    exposition = Exposition(HubCollector(hub))
+    for accept in (*ACCEPTS, *ACCEPTS):
+        fresh = Exposition(HubCollector(hub)).page(accept)[0].decode().splitlines()
+        same = exposition.page(accept)[0].decode().splitlines()
+        # Only the page's own duration comes and goes.
+        assert [line for line in same if "scrape_duration" not in line] == [
+            line for line in fresh if "scrape_duration" not in line
+        ]

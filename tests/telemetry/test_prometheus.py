@@ -16,8 +16,8 @@ from canary_obs.records import DrillReport, State, SwaDivergence, Violations
 from canary_obs.telemetry import readings
 from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
 from canary_obs.telemetry.export_queue import ExportCounts
-from canary_obs.telemetry.exposition import exposition
-from canary_obs.telemetry.prometheus import HubCollector, registry_for
+from canary_obs.telemetry.exposition import Exposition
+from canary_obs.telemetry.prometheus import HubCollector
 from canary_obs.terms import DrillOutcome
 from tests.service.fakes import counters, hello, identity, snapshot, violation
 
@@ -41,7 +41,7 @@ def drill(hub, outcome):
 
 
 def page(hub, accept="", **options):
-    return exposition(registry_for(HubCollector(hub, **options)), accept)
+    return Exposition(HubCollector(hub, **options)).page(accept)
 
 
 def samples(hub, **options):
@@ -116,9 +116,9 @@ def test_violation_counters_point_to_the_incident_until_it_is_acknowledged():
 
 
 def samples_with_second_scrape():
-    registry = registry_for(HubCollector(filled_hub()))
-    exposition(registry, "")
-    text = exposition(registry, "")[0].decode()
+    exposition = Exposition(HubCollector(filled_hub()))
+    exposition.page("")
+    text = exposition.page("")[0].decode()
     return {(family.name,): 0.0 for family in text_string_to_metric_families(text)}
 
 

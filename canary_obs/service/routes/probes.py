@@ -9,7 +9,6 @@ from canary_obs.service.access import TokenScope, needs, open_to_all
 from canary_obs.service.desk import desk_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.schemas import Health, documented, reply
-from canary_obs.telemetry.exposition import exposition
 
 router = APIRouter(tags=["probes"])
 
@@ -35,7 +34,7 @@ def readyz(request: Request) -> Response:
 )
 def metrics(request: Request) -> Response:
     """Every metric, as Prometheus text or OpenMetrics by the Accept header."""
-    page, media_type = exposition(desk_of(request).registry, request.headers.get("accept", ""))
+    page, media_type = desk_of(request).metrics.page(request.headers.get("accept", ""))
     return Response(page, headers={"content-type": media_type})
 
 
