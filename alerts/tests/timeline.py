@@ -7,6 +7,9 @@ from dataclasses import dataclass
 RANK = {"engine": "reference", "instance": "a", "rank": "0", "job": "kv-canary"}
 SERVICE = {"instance": "host:9464", "job": "kv-canary"}
 
+HISTORY = 48  # samples after which what a counter began with is no news: more than any window
+AWAY = 80  # samples that Prometheus misses
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acts:
@@ -59,6 +62,13 @@ class Series:
             step = f"+{self.quiet:g}"
             return f"1000{step}x{acts.quiet} _ 0{step}x{acts.bad + acts.good}"
         return f"{self.quiet:g}x{acts.quiet} _ {self.quiet:g}x{acts.bad + acts.good}"
+
+    def counted_unseen(self, acts: Acts) -> str:
+        """Not there, then there with all that the bad act counts; later Prometheus is away for 20 minutes."""
+        assert self.rises
+        assert not isinstance(self.bad, str)
+        total = f"{self.bad * acts.bad:g}"
+        return f"_x{acts.quiet} {total}x{acts.bad + acts.good - 1} _x{AWAY} {total}x{acts.good - 1}"
 
     def selector(self) -> str:
         """The series' name with its labels."""

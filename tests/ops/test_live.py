@@ -37,11 +37,11 @@ def test_every_panel_and_alert_can_be_asked_without_a_fault(station: Station) ->
 
 
 def test_a_planted_fault_pages_within_ten_seconds(house: House, station: Station, capsys) -> None:
-    # Exactly one fault, so that the page can be acknowledged for good. It comes after so many steps that
-    # Prometheus has seen the rank before: what was counted before the first scrape is no increase.
+    # Exactly one fault, so that the page can be acknowledged for good. It may come before Prometheus has seen
+    # the rank: the ticket must fire even so.
     house.start(
         "demo", "--shape", "tiny", "--endpoint", house.endpoint, "--perturb", "real_kv_used=1",
-        KV_CANARY_INSTANCE="sick", KV_CANARY_PERTURB_LIMIT="1", KV_CANARY_PERTURB_WARMUP="2000",
+        KV_CANARY_INSTANCE="sick", KV_CANARY_PERTURB_LIMIT="1", KV_CANARY_PERTURB_WARMUP="200",
     )  # fmt: skip
     house.until(lambda: station.pager.find("/page", "firing", alertname="KVCanaryDamage", **SICK) is not None)
     page = station.pager.find("/page", "firing", alertname="KVCanaryDamage", **SICK)
