@@ -7,7 +7,7 @@ import time
 from torch import Tensor
 
 from canary_kernels import layout
-from canary_kernels.fingerprint import compare_slots
+from canary_kernels.fingerprint import compare_range
 from canary_obs.config import PatrolBudget
 from canary_obs.records import PatrolProgress
 from canary_obs.runtime.health import Health
@@ -70,14 +70,14 @@ class Patrol:
             self._take_turn(now, rate)
 
     def _take_turn(self, now: float, rate: float) -> None:
-        """On a GPU: one part of sending an errand, or take one back; a step has time for one."""
+        """On a GPU: send an errand, arrange its way back, or take one back; a step has time for one."""
         if self._scout.busy:
-            self._scout.go_on(now)
+            self._scout.report(now)
         # A GPU too busy to bring the last errands back is not given more.
         elif not self._receive() and self._credit >= _ERRAND_SECONDS * rate and not self._scout.full:
             errand = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
-            self._scout.prepare(errand)
-            self._credit -= (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
+            self._scout.send(errand)
+            self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
 
     def _spend(self, now: float, started: float) -> None:
         """On the CPU: chunks while there is credit, at most one cycle; this turn began at `started`."""
@@ -85,11 +85,11 @@ class Patrol:
             if self._credit <= (time.perf_counter() - started if self._timed else 0.0):
                 break
             errand = self._next(1)
-            self._scout.prepare(errand)
-            self._finish_sending(now)
+            self._scout.send(errand)
+            self._scout.report(now)
             self._receive()
             if not self._timed:
-                self._credit -= (errand.stop - errand.start) * errand.group.plan.bytes_per_slot
+                self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
         if self._timed:
             self._credit -= time.perf_counter() - started
 
@@ -99,17 +99,14 @@ class Patrol:
 
     def whole_cycle(self) -> None:
         """At rest: take what is under way, then check every chunk once, whatever the budget."""
-        self._finish_sending(time.monotonic())
+        if self._scout.busy:
+            self._scout.report(time.monotonic())
         self._receive(timeout=10.0)
         self._cursor = self._arrived = 0
         for _ in self._chunks:
             errand = self._next(1)
             self._confirm(errand)
             self._checked(errand)
-
-    def _finish_sending(self, now: float) -> None:
-        while self._scout.busy:
-            self._scout.go_on(now)
 
     def _next(self, most: int) -> Errand:
         """The next chunks of one group, at most `most`; moves the cursor behind them."""
@@ -118,7 +115,7 @@ class Patrol:
         last = min(first + most, self._group_ends[group.index]) - 1
         stop = self._chunks[last][2]
         self._cursor = (last + 1) % len(self._chunks)
-        return Errand(group=group, start=start, stop=stop, first_chunk=first, last_chunk=last)
+        return Errand(group=group, slots=range(start, stop), first_chunk=first, last_chunk=last)
 
     def _affordable(self, most: float) -> int:
         group, start, stop = self._chunks[self._cursor]
@@ -138,9 +135,9 @@ class Patrol:
 
     def _confirm(self, errand: Errand) -> None:
         """Compare on the engine's stream, in order with every writer: what differs here is corrupt."""
-        group, slots = errand.group, errand.group.slots_between(errand.start, errand.stop)
+        group = errand.group
         self._state.tick()
-        compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.PATROL)
+        compare_range(self._state.backend, group.buffers, group.plan, errand.slots, layout.Phase.PATROL)
         self._health.launch(group.index, layout.Phase.PATROL)
 
     def _checked(self, errand: Errand) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers
-from canary_kernels.fingerprint import compare_slots
+from canary_kernels.fingerprint import compare_range
 from canary_obs.pipeline.delayed_device_host import DelayedDeviceHost
 from canary_obs.runtime.state import DeviceState, Group
 
@@ -26,11 +26,10 @@ _RUNS = layout.COUNT_RUNS + layout.Phase.PATROL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
-    """Slots start..stop of a group, to be compared."""
+    """Slots of a group, to be compared."""
 
     group: Group
-    start: int
-    stop: int
+    slots: range
     first_chunk: int
     last_chunk: int
 
@@ -66,8 +65,7 @@ class Scout:
         )
         self._host = DelayedDeviceHost(counters.view(-1), _IN_FLIGHT, side_stream=False)
         self._errands: deque[Errand] = deque()
-        self._prepared: tuple[Errand, Tensor] | None = None
-        self._unreported = False  # an errand is under way, and its way back is not yet arranged
+        self.busy = False  # an errand is under way, and its way back is not yet arranged
         self._seen = [0] * counters.numel()  # counters, group after group
 
     @property
@@ -82,33 +80,23 @@ class Scout:
         counted[:, : layout.NUM_LANES] = 0
         return counted
 
-    @property
-    def busy(self) -> bool:
-        """Whether an errand was prepared whose way back is not yet arranged: `go_on` has something to do."""
-        return self._prepared is not None or self._unreported
+    def send(self, errand: Errand) -> None:
+        """Start an errand's comparison. Only when not full and not busy; then `report`."""
+        group = errand.group
+        buffers = self._buffers[group.index]
+        with self._beside:
+            compare_range(self._backend, buffers, group.plan, errand.slots, layout.Phase.PATROL)
+        self._errands.append(errand)
+        self.busy = True
 
-    def prepare(self, errand: Errand) -> None:
-        """List an errand's slots. Only when not full and not busy; then `go_on` twice.
+    def report(self, now: float) -> None:
+        """Start the copy of what the errand counts. Only when busy.
 
-        Three parts, as each has the host make a launch: a step of the engine has time for one.
+        Apart from `send`, as each has the host make a launch: a step of the engine has time for one.
         """
         with self._beside:
-            # Made on the stream that reads them: the engine's own is still busy with what it was given.
-            self._prepared = errand, errand.group.slots_between(errand.start, errand.stop)
-
-    def go_on(self, now: float) -> None:
-        """Start the comparison; next time, start the copy of what it counts. Only when busy."""
-        with self._beside:
-            if self._prepared is None:
-                self._host.push(0, now)
-                self._unreported = False
-                return
-            (errand, slots), self._prepared = self._prepared, None
-            group = errand.group
-            buffers = self._buffers[group.index]
-            compare_slots(self._backend, buffers, group.plan, slots, layout.Phase.PATROL)
-        self._errands.append(errand)
-        self._unreported = True
+            self._host.push(0, now)
+        self.busy = False
 
     def returned(self, timeout: float = 0.0) -> Iterator[Return]:
         """Errands that came back, oldest first; waits up to `timeout` seconds for all of them."""

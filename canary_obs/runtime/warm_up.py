@@ -9,7 +9,7 @@ import torch
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers, RowBatch
 from canary_kernels.checks import Backend
-from canary_kernels.fingerprint import compare_slots, complete_slots
+from canary_kernels.fingerprint import compare_range, compare_slots, complete_slots
 from canary_kernels.verify import verify_list, verify_rows
 from canary_kernels.write import reset_slots, write_identities
 from canary_obs.runtime.state import DeviceState, Group
@@ -38,6 +38,7 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
             verify_list(state.backend, buffers, nothing, nothing, nothing, layout.Phase.SWEEP)
             compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.SWEEP)
             compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.PATROL)
+        compare_range(state.backend, buffers, group.plan, range(0), layout.Phase.PATROL)
     if state.clock.is_cuda:
         torch.cuda.synchronize(state.clock.device)
 

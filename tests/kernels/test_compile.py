@@ -25,11 +25,11 @@ FLOATS = dict.fromkeys(("key", "value", "keys", "values", "query", "output"), "*
 FLOATS |= {"mixed": "*fp32", "weights": "*fp32", "scale": "fp32"}
 HEADS = {"GROUP": 4, "DIM": 128, "WIDTH": 128, "SPLITS": 16}
 FULL = {
-    "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True,
+    "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True, "LISTED": True,
     "GEOMETRY": (2048,) * 6 + (0,), "PAGES": (1, 2048, 0, 1, 0), "ALIGNMENT": 16, "BLOCK": 512,
 }
 ODD = {
-    "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False,
+    "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False, "LISTED": True,
     "GEOMETRY": (24, 100, 2, 4, 96, 8, 50), "PAGES": (16, 1000, 12, 4, 60), "ALIGNMENT": 2, "BLOCK": 128,
 }
 LONG = {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 256, "WIDE": 1024}
@@ -52,6 +52,7 @@ JOBS = [
     (fingerprint.fingerprint_kernel, {"OP": 0, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 1, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **ODD}),
+    (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **FULL, "LISTED": False}),
     (paged_attention.store_kernel, {"HEADS": 8, "DIM": 128, "SIZE": 1024}),
     (paged_attention.attend_kernel, {**HEADS, "QUERIES": 16, "BLOCK": paged_attention.BLOCK, "WINDOW": 512}),
     (paged_attention.merge_kernel, HEADS),
@@ -62,7 +63,8 @@ if backend == "cuda":
 target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, int(warp))
 for function, constants in JOBS:
     floats = FLOATS if function.fn.__module__ == paged_attention.__name__ else {}
-    types = dict.fromkeys(INTEGERS, "i32") | floats | dict.fromkeys(constants, "constexpr")
+    ranges = {"slots": "i32"} if constants.get("LISTED") is False else {}
+    types = dict.fromkeys(INTEGERS, "i32") | floats | ranges | dict.fromkeys(constants, "constexpr")
     signature = {p.name: types.get(p.name, "*i64") for p in function.params}
     compiled = triton.compile(ASTSource(function, signature, constants), target=target)
     assert compiled.asm[binary], function
@@ -75,7 +77,7 @@ print(len(JOBS))
 
 
 @pytest.mark.parametrize(
-    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 18), (("hip", "gfx942", "64", "hsaco"), 17)]
+    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 19), (("hip", "gfx942", "64", "hsaco"), 18)]
 )
 def test_kernels_compile_ahead_of_time(target, jobs):
     # A fresh process: this one may have been told to interpret.

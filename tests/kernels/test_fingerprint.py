@@ -8,8 +8,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from canary_kernels.buffers import allocate_buffers, source_from_tensor
-from canary_kernels.checks import Backend
-from canary_kernels.fingerprint import compare_slots, complete_slots, hash_slots, locate, plan_fingerprint
+from canary_kernels.checks import Backend, KernelArgumentError
+from canary_kernels.fingerprint import (
+    compare_range,
+    compare_slots,
+    complete_slots,
+    hash_slots,
+    locate,
+    plan_fingerprint,
+)
 from canary_kernels.layout import PARTIAL_WORDS, PLANE_WORDS, Part, Phase, Plane, RealData, unsigned
 from tests.kernels import pools
 from tests.kernels.scenes import STEP, assert_same, device_of
@@ -243,6 +250,39 @@ def test_complete_and_compare(backend, layout, coverage, phase, dtype, rng):
     else:
         compare_slots(backend, buffers, plan, listed, phase)
         group.compare(slots, hashes, not none, phase)
+    assert_same(buffers, group)
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("layout", [pools.separate, pools.unequal])
+@pytest.mark.parametrize("phase", [Phase.SWEEP, Phase.PATROL])
+def test_a_range_is_compared_as_the_list_of_it(backend, layout, phase, monkeypatch):
+    from canary_kernels.fingerprint import kernel
+
+    monkeypatch.setattr(kernel, "SCRATCH_SLOTS", 8)
+    pool = layout(device_of(backend))
+    plan = plan_fingerprint(pool.sources, RealData.ALL, device_of(backend))
+    own = [expected_hash(pool, slot) for slot in range(pools.SLOTS)]
+    group = random_group(random.Random(5), own)
+    buffers = buffers_of(backend, group)
+    # Twice: compiled, then started directly. Of the last, most is beyond the pool, or ahead of it.
+    last = pools.SLOTS + 20
+    for slots in (range(pools.SLOTS), range(3, 4), range(1, 9), range(0), range(5, 2), range(-4, last)):
+        compare_range(backend, buffers, plan, slots, phase)
+        within = [slot for slot in slots if 0 <= slot < pools.SLOTS]
+        group.compare(within, [own[slot] for slot in within], True, phase)
+    assert_same(buffers, group)
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_a_range_with_gaps_is_refused(backend):
+    pool = pools.separate(device_of(backend))
+    plan = plan_fingerprint(pool.sources, RealData.ALL, device_of(backend))
+    group = random_group(random.Random(5), [(0, 0)] * pools.SLOTS)
+    buffers = buffers_of(backend, group)
+    for slots in (range(0, 8, 2), range(8, 0, -1)):
+        with pytest.raises(KernelArgumentError, match=r"the rule is a step of 1"):
+            compare_range(backend, buffers, plan, slots, Phase.PATROL)
     assert_same(buffers, group)
 
 

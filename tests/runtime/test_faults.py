@@ -98,7 +98,7 @@ PARTS = {
     "sweep: bytes": break_module(sweep, "compare_slots"),
     "sweep: walker": break_part("_adapter.prefix_cache.cached"),
     "sweep: eviction check": break_part("_adapter.prefix_cache.still_cached"),
-    "patrol": break_module(scout, "compare_slots"),
+    "patrol": break_module(scout, "compare_range"),
     "pipeline: push": break_part("pump._counters.push"),
     "pipeline: poll": break_part("pump._counters.newest"),
     "violation log": break_part("pump.log.moved"),

@@ -7,7 +7,7 @@ import time
 from canary_kernels import layout
 from canary_obs.records import Phase
 from canary_obs.runtime.perturb.bytes import locate_byte
-from canary_obs.runtime.scout import Scout
+from canary_obs.runtime.scout import Errand, Scout
 
 
 def turn(rig) -> None:
@@ -24,16 +24,16 @@ def test_a_suspicion_that_does_not_hold_is_no_violation(make_rig, monkeypatch) -
     group = rig.canary.state.groups[0]
     slot = int(rig.engine.scheduler.live_slots()[0])
     address = locate_byte(group.view.sources[0], slot, 3)
-    go_on = Scout.go_on
+    send = Scout.send
 
-    def compare_while_writing(scout: Scout, now: float) -> None:
+    def compare_while_writing(scout: Scout, errand: Errand) -> None:
         # The bytes are being rewritten just while the scout reads them.
         address.flip(1)
-        go_on(scout, now)
+        send(scout, errand)
         address.flip(1)
 
     runs = rig.canary.health.launched[0][layout.Phase.PATROL]
-    monkeypatch.setattr(Scout, "go_on", compare_while_writing)
+    monkeypatch.setattr(Scout, "send", compare_while_writing)
     turn(rig)
     assert rig.canary.health.launched[0][layout.Phase.PATROL] > runs
     assert rig.canary.pump.violations == 0
@@ -69,7 +69,7 @@ def test_what_the_scout_counts_is_in_the_snapshot_and_its_suspicions_are_not(mak
 def test_a_kernel_that_leaves_no_trace_is_a_stall(make_rig, monkeypatch) -> None:
     rig = make_rig(patrol_budget="50%", idle_sweep=False)
     rig.run(30)
-    monkeypatch.setattr("canary_obs.runtime.scout.compare_slots", lambda *_: None)
+    monkeypatch.setattr("canary_obs.runtime.scout.compare_range", lambda *_: None)
     turn(rig)
     assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
 
@@ -80,7 +80,7 @@ def test_on_a_gpu_a_turn_takes_one_part_of_an_errand(make_rig, monkeypatch) -> N
     rig.run(60)
     patrol, done = rig.canary.patrol, []
     monkeypatch.setattr(patrol, "_on_cpu", False)
-    for name in ("prepare", "go_on"):
+    for name in ("send", "report"):
         monkeypatch.setattr(Scout, name, noting(getattr(Scout, name), name, done))
     received = patrol._receive
     monkeypatch.setattr(patrol, "_receive", lambda timeout=0.0: received(timeout) and not done.append("back"))
@@ -92,8 +92,8 @@ def test_on_a_gpu_a_turn_takes_one_part_of_an_errand(make_rig, monkeypatch) -> N
         patrol.advance(time.monotonic())
         turns.append(tuple(done))
         done.clear()
-    assert set(turns) == {("prepare",), ("go_on",), ("back",)}
-    assert turns[:8] == 2 * [("prepare",), ("go_on",), ("go_on",), ("back",)]
+    assert set(turns) == {("send",), ("report",), ("back",)}
+    assert turns[:8] == 2 * [("send",), ("report",), ("back",)]
     rig.canary.pump.drain(rig.canary.step, 1.0)
     assert rig.canary.pump.violations == 2
     assert rig.canary.pump.sample.values[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] == 2

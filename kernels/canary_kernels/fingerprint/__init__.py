@@ -1,13 +1,14 @@
 """Fingerprint the KV bytes of slots over all layers: store, compare, locate."""
 
 from canary_kernels.fingerprint.locate import Suspect, WordChange, locate, suspects
-from canary_kernels.fingerprint.op import compare_slots, complete_slots, hash_slots
+from canary_kernels.fingerprint.op import compare_range, compare_slots, complete_slots, hash_slots
 from canary_kernels.fingerprint.plan import FingerprintPlan, plan_fingerprint
 
 __all__ = [
     "FingerprintPlan",
     "Suspect",
     "WordChange",
+    "compare_range",
     "compare_slots",
     "complete_slots",
     "hash_slots",

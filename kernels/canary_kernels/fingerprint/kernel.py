@@ -119,17 +119,20 @@ def _count_skipped(counters, state, HAS_DATA: tl.constexpr, PHASE: tl.constexpr)
 
 
 @triton.jit(
-    do_not_specialize=["num_slots", "lane_rows", "num_listed", "num_k", "num_sources"],
-    do_not_specialize_on_alignment=["slots", "hashes"],
+    do_not_specialize=["num_slots", "lane_rows", "slots", "num_listed", "num_k", "num_sources"],
+    do_not_specialize_on_alignment=["hashes"],
 )
 def fingerprint_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     slots, num_listed, hashes, table, word_keys, num_k, num_sources,
     OP: tl.constexpr, PHASE: tl.constexpr, HAS_DATA: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    COUNTED: tl.constexpr,
+    COUNTED: tl.constexpr, LISTED: tl.constexpr,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Programs take slots in turn. FIRST and LAST frame the bundles; sums between them wait in `hashes`."""
+    """Programs take slots in turn: a list, or the first of a range.
+
+    FIRST and LAST frame the bundles; sums between them wait in `hashes`.
+    """
     program = tl.program_id(0).to(tl.int64)
     buffers = (counters, violations, clock, lane_rows)
     if COUNTED and program == 0:
@@ -138,7 +141,7 @@ def fingerprint_kernel(
         elif PHASE == PATROL:
             tl.atomic_add(counters + COUNT_RUNS + PATROL, 1, sem="relaxed")
     for index in range(program, num_listed, tl.num_programs(0)):
-        slot = tl.load(slots + index).to(tl.int64)
+        slot = tl.load(slots + index).to(tl.int64) if LISTED else slots + index
         if (slot >= 0) & (slot < num_slots):
             identity = slot * 0
             wanted = slot >= 0
@@ -177,6 +180,11 @@ def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, p
     _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
 
 
+def compare_range(buffers: GroupBuffers, plan: FingerprintPlan, slots: range, phase: Phase) -> None:
+    """Launch the comparison; see `op.compare_range`."""
+    _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
+
+
 def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
     """Launch the hash alone; see `op.hash_slots`."""
     hashes = torch.zeros((slots.shape[0], 2), dtype=torch.int64, device=slots.device)
@@ -185,40 +193,48 @@ def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
         grid = (min(slots.shape[0], _MAX_PROGRAMS), 1)
         for number in range(len(plan.bundles)):
             constants = _constants_of(plan, number, (HASH.value, Phase.TAIL, False))
-            fingerprint_kernel[grid](*unused, slots, slots.shape[0], hashes, **constants)
+            fingerprint_kernel[grid](*unused, slots, slots.shape[0], hashes, **constants, LISTED=True)
     return hashes
 
 
 def _launch_chunks(
-    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, op: int, phase: Phase
+    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor | range, op: int, phase: Phase
 ) -> None:
     if plan.scratch is None:
-        _launch(buffers, plan, (slots, slots), (op, phase, True))
+        _launch(buffers, plan, (slots, buffers.counters), (op, phase, True))  # no sums have to wait
         return
-    starts = range(0, max(1, slots.shape[0]), SCRATCH_SLOTS)
+    starts = range(0, max(1, len(slots)), SCRATCH_SLOTS)
     for start in starts:
         chunk = slots[start : start + SCRATCH_SLOTS]
         _launch(buffers, plan, (chunk, plan.scratch), (op, phase, start == starts[-1]))
 
 
 def _launch(
-    buffers: GroupBuffers, plan: FingerprintPlan, columns: tuple[Tensor, Tensor],
+    buffers: GroupBuffers, plan: FingerprintPlan, columns: tuple[Tensor | range, Tensor],
     work: tuple[int, Phase, bool],
 ) -> None:  # fmt: skip
     """One launch per bundle, at least one. columns = (slots, hashes), work = (op, phase, counted)."""
     slots, hashes = columns
-    listed = slots.shape[0]
+    listed = len(slots)
     grid = max(1, min(listed, _MAX_PROGRAMS)), 1
-    key = "fingerprint_kernel", *work, slots.dtype
+    first, kind = (slots.start, range) if isinstance(slots, range) else (slots, slots.dtype)
+    key = "fingerprint_kernel", *work, kind
     ready: tuple[FingerprintPlan, list[Start]] | None = buffers.memo.get(key)
     if ready is not None and ready[0] is plan:
-        addresses = slots.data_ptr(), listed, hashes.data_ptr()
+        place = first if kind is range else first.data_ptr()
+        addresses = place, listed, hashes.data_ptr()
         for start in ready[1]:
             start(grid, addresses)
         return
-    given = slots, listed, hashes
+    given = first, listed, hashes
     prepared = [
-        prepare(fingerprint_kernel, buffers, grid, given, _constants_of(plan, n, work))
+        prepare(
+            fingerprint_kernel,
+            buffers,
+            grid,
+            given,
+            {**_constants_of(plan, n, work), "LISTED": kind is not range},
+        )
         for n in range(max(1, len(plan.bundles)))
     ]
     buffers.memo[key] = None if None in prepared else (plan, prepared)

@@ -6,6 +6,8 @@ import functools
 import importlib
 from typing import TYPE_CHECKING
 
+import torch
+
 from canary_kernels.checks import Backend, KernelArgumentError, check_buffers, check_slots
 from canary_kernels.fingerprint import reference
 
@@ -64,6 +66,23 @@ def compare_slots(
     _kernel().compare_slots(buffers, plan, slots, phase)
 
 
+def compare_range(
+    backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: range, phase: Phase
+) -> None:
+    """`compare_slots` for slots that follow one another (out of range = skip): on a GPU no list is made.
+
+    Raises KernelArgumentError for a step other than 1.
+    """
+    if slots.step != 1:
+        raise KernelArgumentError(f"slots is {slots}; the rule is a step of 1; give a list to compare_slots")
+    if backend is Backend.TRITON:
+        _check_memory(backend, buffers, plan)
+        _kernel().compare_range(buffers, plan, slots, phase)
+        return
+    listed = torch.arange(slots.start, max(slots.start, slots.stop), device=buffers.records.device)
+    compare_slots(backend, buffers, plan, listed, phase)
+
+
 def hash_slots(backend: Backend, plan: FingerprintPlan, slots: Tensor) -> Tensor:
     """int64 [n, 2]: fingerprints of K and V as the bytes are now. slots: integers [n]; -1 hashes to 0."""
     if backend is Backend.TORCH:
@@ -74,13 +93,17 @@ def hash_slots(backend: Backend, plan: FingerprintPlan, slots: Tensor) -> Tensor
 
 
 def _check(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
-    check_buffers(backend, buffers)
     check_slots(buffers, slots=slots)
-    if buffers.memo.get(_check) is plan:
+    _check_memory(backend, buffers, plan)
+
+
+def _check_memory(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan) -> None:
+    check_buffers(backend, buffers)
+    if buffers.memo.get(_check_memory) is plan:
         return
     if plan.num_slots is not None and plan.num_slots < buffers.num_slots:
         raise KernelArgumentError(
             f"the buffers have {buffers.num_slots} slots and a KV source has room for {plan.num_slots}; the "
             "rule is memory for every slot that has a record; correct num_slots or the source's strides"
         )
-    buffers.memo[_check] = plan
+    buffers.memo[_check_memory] = plan
