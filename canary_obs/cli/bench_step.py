@@ -123,7 +123,7 @@ class Stage:
     @property
     def patrolled_bytes(self) -> int:
         """Bytes that the patrol has compared beside the forwards."""
-        hashed = self.canary.patrol.counted[:, layout.COUNT_HASHED + layout.Phase.PATROL].tolist()
+        hashed = [row[layout.COUNT_HASHED + layout.Phase.PATROL] for row in self.canary.patrol.counted]
         return sum(
             count * group.plan.bytes_per_slot
             for count, group in zip(hashed, self.canary.state.groups, strict=True)

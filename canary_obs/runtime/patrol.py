@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from torch import Tensor
+import numpy as np
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import compare_range
@@ -44,7 +44,8 @@ class Patrol:
         self._scout = Scout(state)
         self._busy_share = _BUSY_SHARE if budget.fraction and not self._on_cpu else 1.0
         now = time.monotonic()
-        self._checked_at = [now] * len(self._chunks)
+        # Not a list: a large pool has thousands of chunks, and each snapshot asks for the oldest.
+        self._checked_at = np.full(len(self._chunks), now)
         self._cursor = 0  # the next chunk to send for
         self._arrived = 0  # chunks of this cycle that were checked
         # On the CPU a check takes the engine's own time: a share of the bandwidth is a share of seconds then,
@@ -141,8 +142,8 @@ class Patrol:
         self._health.launch(group.index, layout.Phase.PATROL)
 
     def _checked(self, errand: Errand) -> None:
-        now, count = time.monotonic(), errand.last_chunk + 1 - errand.first_chunk
-        self._checked_at[errand.first_chunk : errand.last_chunk + 1] = [now] * count
+        now = time.monotonic()
+        self._checked_at[errand.first_chunk : errand.last_chunk + 1] = now
         self._arrived = errand.last_chunk + 1
         if self._arrived == len(self._chunks):
             self._arrived = 0
@@ -156,14 +157,14 @@ class Patrol:
         return max(1, min(size, -(-group.view.num_slots // 16)))
 
     @property
-    def counted(self) -> Tensor:
-        """int64 [groups, COUNTER_WORDS] on the host: what was counted beside the engine's stream."""
+    def counted(self) -> list[list[int]]:
+        """[groups][COUNTER_WORDS]: what was counted beside the engine's stream."""
         return self._scout.counted
 
     @property
     def oldest_check_seconds(self) -> float:
         """Time since the slot checked longest ago was checked, or since attach."""
-        return time.monotonic() - min(self._checked_at) if self._checked_at else 0.0
+        return time.monotonic() - float(self._checked_at.min()) if self._chunks else 0.0
 
     @property
     def progress(self) -> PatrolProgress | None:

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers
@@ -74,11 +73,10 @@ class Scout:
         return self._host.full
 
     @property
-    def counted(self) -> Tensor:
-        """int64 [groups, COUNTER_WORDS] on the host: slots hashed and skipped so far; no violations."""
-        counted = torch.tensor(self._seen).view(-1, layout.COUNTER_WORDS)
-        counted[:, : layout.NUM_LANES] = 0
-        return counted
+    def counted(self) -> list[list[int]]:
+        """[groups][COUNTER_WORDS]: slots hashed and skipped so far; no violations."""
+        seen, lanes, width = self._seen, layout.NUM_LANES, layout.COUNTER_WORDS
+        return [[0] * lanes + seen[start + lanes : start + width] for start in range(0, len(seen), width)]
 
     def send(self, errand: Errand) -> None:
         """Start an errand's comparison. Only when not full and not busy; then `report`."""

@@ -215,6 +215,11 @@ class DeviceState:
             for index, view in enumerate(views)
         )
         self.by_name = {group.name: group for group in self.groups}
+        # Share of the pools' KV bytes that fingerprints cover, 0 to 1. Once: each snapshot tells it.
+        infos = [group.info() for group in self.groups]
+        pool = sum(info.slot_bytes * info.slots for info in infos)
+        covered = sum(info.protected_slot_bytes * info.slots for info in infos)
+        self.coverage = covered / pool if pool else 0.0
 
     def tick(self, step: int | None = None) -> None:
         """Move the clock to a forward step, or by one turn within it, ahead of the launches that stamp it."""
@@ -241,13 +246,6 @@ class DeviceState:
         """Forget what is known of every slot of every group, and accept all as live."""
         for group in self.groups:
             group.adopt_all()
-
-    @property
-    def coverage(self) -> float:
-        """Share of the pools' KV bytes that fingerprints cover, 0 to 1."""
-        infos = [group.info() for group in self.groups]
-        pool = sum(info.slot_bytes * info.slots for info in infos)
-        return sum(info.protected_slot_bytes * info.slots for info in infos) / pool if pool else 0.0
 
     @property
     def record_bytes(self) -> int:

@@ -62,8 +62,8 @@ def test_what_the_scout_counts_is_in_the_snapshot_and_its_suspicions_are_not(mak
     turn(rig)
     beside = rig.canary.patrol.counted
     final = rig.canary.detach()
-    assert final.groups["full"].hashed[Phase.PATROL] >= int(beside[0, layout.COUNT_HASHED + 3]) > 0
-    assert not beside[:, : layout.NUM_LANES].any()
+    assert final.groups["full"].hashed[Phase.PATROL] >= beside[0][layout.COUNT_HASHED + 3] > 0
+    assert not any(any(row[: layout.NUM_LANES]) for row in beside)
 
 
 def test_a_kernel_that_leaves_no_trace_is_a_stall(make_rig, monkeypatch) -> None:
@@ -107,10 +107,10 @@ def test_an_errand_under_way_is_waited_for_before_a_whole_cycle(make_rig, monkey
     patrol._credit = 1e9
     patrol.advance(time.monotonic())
     assert patrol._scout.busy
-    runs = int(patrol.counted[0, layout.COUNT_RUNS + layout.Phase.PATROL])
+    runs = patrol.counted[0][layout.COUNT_RUNS + layout.Phase.PATROL]
     patrol.whole_cycle()
     assert not patrol._scout.busy
-    assert int(patrol.counted[0, layout.COUNT_RUNS + layout.Phase.PATROL]) == runs + 1
+    assert patrol.counted[0][layout.COUNT_RUNS + layout.Phase.PATROL] == runs + 1
 
 
 def noting(method, name: str, done: list[str]):
