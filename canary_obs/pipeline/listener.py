@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 
@@ -21,6 +22,8 @@ from canary_obs.records import Command
 
 TICK_SECONDS = 0.2
 FRAMES_PER_TURN = 256
+# At the end: until nothing has come for so long, at most for so long.
+SILENCE_SECONDS, DRAIN_SECONDS = 0.02, 1.0
 
 
 class LocalListener:
@@ -46,7 +49,7 @@ class LocalListener:
         while not self._stop.is_set():
             self._turn(TICK_SECONDS)
         while self._turn(0.0):
-            pass
+            self._drain()
 
     def _turn(self, timeout: float) -> bool:
         try:
@@ -99,7 +102,7 @@ class ZmqListener:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop, release the socket and remove its file; idempotent."""
+        """Take what has arrived, then stop, release the socket and remove its file; idempotent."""
         self._stop.set()
         self._ring()
         self._thread.join()
@@ -117,6 +120,7 @@ class ZmqListener:
         try:
             while not self._stop.is_set():
                 self._turn(poller)
+            self._drain()
             self._post()
         finally:
             self._context.destroy(linger=100)
@@ -127,17 +131,29 @@ class ZmqListener:
             with suppress(BlockingIOError):
                 self._ear.recv(4096)
             self._admission.turn()
-            for _ in range(FRAMES_PER_TURN):
-                try:
-                    sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                self._ingest(sender, frames)
+            self._take()
             self._hub.tick()
             self._post()
         except Exception as error:  # noqa: BLE001 - a listener that dies silently would look like a dead engine
             self._hub.fault("zmq_listener", error)
             self._stop.wait(TICK_SECONDS)
+
+    def _take(self) -> None:
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._ingest(sender, frames)
+
+    def _drain(self) -> None:
+        # An engine that goes on sending is not waited for.
+        deadline = time.monotonic() + DRAIN_SECONDS
+        try:
+            while time.monotonic() < deadline and self._socket.poll(round(SILENCE_SECONDS * 1000)):
+                self._take()
+        except Exception as error:  # noqa: BLE001 - the socket must be released all the same
+            self._hub.fault("zmq_listener", error)
 
     def _ingest(self, sender: bytes, frames: list[bytes]) -> None:
         try:

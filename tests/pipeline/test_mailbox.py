@@ -12,7 +12,7 @@ from canary_obs.config import CanaryConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.pipeline import mailbox
 from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.listener import LocalListener, ZmqListener
+from canary_obs.pipeline.listener import FRAMES_PER_TURN, LocalListener, ZmqListener
 from canary_obs.pipeline.mailbox import LocalLink, ZmqLink, open_link
 from canary_obs.records import Pause, Ping, Violations
 from tests.service.fakes import eventually, hello, identity, snapshot, violation
@@ -178,6 +178,30 @@ def test_garbage_on_the_socket_is_counted_and_harmless(listener, link):
     eventually(lambda: hub_of(listener).counts().undecodable == 2)
     link.send(hello(ME))
     eventually(hub_of(listener).ranks)
+
+
+def test_what_had_arrived_when_the_service_stops_is_taken(endpoint, monkeypatch):
+    hub, busy, go_on = Hub(), threading.Event(), threading.Event()
+    ingest = hub.ingest
+
+    def held_up(*arguments):
+        busy.set()
+        assert go_on.wait(30)
+        ingest(*arguments)
+
+    monkeypatch.setattr(hub, "ingest", held_up)
+    listener, link = ZmqListener(endpoint, hub), ZmqLink(endpoint)
+    sent = 3 * FRAMES_PER_TURN
+    for step in range(sent):
+        assert link.send(Violations(identity=ME, rows=(violation(step),)))
+    assert busy.wait(30)
+    closing = threading.Thread(target=listener.close)
+    closing.start()
+    link.close(linger_seconds=30.0)  # returns when all is on its way
+    go_on.set()
+    closing.join()
+    assert hub.counts().messages["violations"] == sent
+    assert not hub.counts().faults
 
 
 # Endpoints.
