@@ -74,7 +74,7 @@ class Admission:
         route, (_, number, domain, address, _, mechanism, *credentials) = frames[:2], frames[2:]
         asked = (domain, mechanism, len(credentials)) == (_ZAP_DOMAIN, b"CURVE", 1)
         key = z85.encode(credentials[0]) if asked else b""
-        admitted = self._keys is not None and key in self._keys.engines
+        admitted = self._keys is not None and self._keys.engines.admits(key)
         status = _ADMITTED if admitted else _REFUSED
         zap.send_multipart([*route, _ZAP_VERSION, number, status, b"", b"", b""], zmq.NOBLOCK)
         if not admitted:

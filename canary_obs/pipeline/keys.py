@@ -6,6 +6,7 @@ Empty lines and lines that begin with # are skipped.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import stat
@@ -23,6 +24,7 @@ from zmq.utils import z85
 from canary_obs.config import PREFIX, CanaryConfig, ServiceConfig
 from canary_obs.errors import ConfigurationError
 
+log = logging.getLogger("canary_obs")
 MAX_FILE_BYTES = 1 << 20
 _KEY_CHARACTERS = 40
 _MAKE = "canary-obs keys FOLDER makes all four files."
@@ -51,12 +53,39 @@ class EngineKeys:
     service: bytes  # the service's public key
 
 
+class EngineList:
+    """The public keys of a file, read anew when it changes: engines come and go without a restart."""
+
+    def __init__(self, path: str) -> None:
+        """Read it. Raises ConfigurationError."""
+        self._path = path
+        self._stamp = _stamp(path)
+        self._keys = self._read()
+
+    def admits(self, key: bytes) -> bool:
+        """Whether this key (Z85) is in the file. A file that cannot be used any more changes nothing."""
+        stamp = _stamp(self._path)
+        if stamp != self._stamp:
+            self._stamp = stamp  # told once per change
+            try:
+                self._keys = self._read()
+                log.warning(
+                    "canary_obs: %s has changed; %d engine keys are listed", self._path, len(self._keys)
+                )
+            except ConfigurationError as error:
+                log.error("canary_obs: %s; the %d keys read before stay", error, len(self._keys))
+        return key in self._keys
+
+    def _read(self) -> frozenset[bytes]:
+        return frozenset(_read("engine_public_keys_file", self._path, KeyKind.ENGINE_PUBLIC))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceKeys:
     """What the service needs to know its engines."""
 
     secret: bytes = field(repr=False)  # Z85
-    engines: frozenset[bytes]  # Z85 public keys; who has none of these is refused
+    engines: EngineList  # who is not in it is refused
 
 
 def engine_keys(config: CanaryConfig) -> EngineKeys | None:
@@ -75,8 +104,7 @@ def service_keys(config: ServiceConfig) -> ServiceKeys | None:
     if not _both((own, config.service_secret_key_file), (peers, config.engine_public_keys_file)):
         return None
     secret = _only(own, config.service_secret_key_file, KeyKind.SERVICE_SECRET)
-    engines = frozenset(_read(peers, config.engine_public_keys_file, KeyKind.ENGINE_PUBLIC))
-    return ServiceKeys(secret=secret, engines=engines)
+    return ServiceKeys(secret=secret, engines=EngineList(config.engine_public_keys_file))
 
 
 def make_keys(folder: Path) -> dict[KeyKind, Path]:
@@ -187,6 +215,15 @@ def _text(setting: str, path: str, *, secret: bool) -> str:
         rule = f"is larger than {MAX_FILE_BYTES} bytes"
         raise ConfigurationError(setting, path, rule, f"Name a key file. {_MAKE}")
     return text.decode("ascii", "replace")
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Differs after each change of the file, also when another takes its place; () = not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
 def _check_mode(setting: str, path: str, mode: int, *, secret: bool) -> None:

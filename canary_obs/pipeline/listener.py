@@ -49,7 +49,7 @@ class LocalListener:
         while not self._stop.is_set():
             self._turn(TICK_SECONDS)
         while self._turn(0.0):
-            self._drain()
+            pass
 
     def _turn(self, timeout: float) -> bool:
         try:

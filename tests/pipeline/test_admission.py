@@ -94,6 +94,10 @@ def refused(hub, cause):
     return hub.counts().handshakes[cause]
 
 
+def stranger_line():
+    return f"engine-public {other_pair()['public'].decode()}\n"
+
+
 def other_pair():
     public, secret = zmq.curve_keypair()
     return {"public": public, "secret": secret}
@@ -201,17 +205,51 @@ def test_a_connection_that_is_broken_off_is_counted_as_such(listener, hub, confi
 
 def test_an_engine_is_let_in_once_its_key_is_listed(address, made, keys, config, monkeypatch):
     monkeypatch.setattr(endpoints, "HANDSHAKE_SECONDS", 0.2)
-    closed = dataclasses.replace(keys, engines=frozenset())
-    first, second = Hub(), Hub()
-    listener, link = ZmqListener(address, first, closed), open_link(config)
+    listed = made[KeyKind.ENGINE_PUBLIC]
+    line = listed.read_text()
+    listed.write_text(stranger_line())
+    hub = Hub()
+    listener, link = ZmqListener(address, hub, keys), open_link(config)
     link.send(hello(ME))
-    eventually(lambda: refused(first, "unknown_key") >= 2)
-    listener.close()
-    listener = ZmqListener(address, second, keys)
-    eventually(second.ranks)
-    assert first.ranks() == ()
+    eventually(lambda: refused(hub, "unknown_key") >= 2)
+    assert hub.ranks() == ()
+    listed.write_text(line)
+    eventually(hub.ranks)
     link.close()
     listener.close()
+
+
+def test_a_key_that_is_no_longer_listed_lets_nobody_in_again(made, address, keys, config, hub, listener):
+    link = open_link(config)
+    link.send(hello(ME))
+    eventually(hub.ranks)
+    made[KeyKind.ENGINE_PUBLIC].write_text(stranger_line())
+    again = open_link(config)
+    eventually(lambda: refused(hub, "unknown_key"))
+    # Who is in stays in.
+    link.send(snapshot(ME, 1))
+    eventually(lambda: hub.ranks()[0].snapshot)
+    link.close()
+    again.close()
+
+
+@pytest.mark.parametrize("broken", ["", "engine-public abc\n", None], ids=["empty", "cut off", "gone"])
+def test_a_list_that_cannot_be_used_leaves_the_one_before(made, config, hub, listener, caplog, broken):
+    listed = made[KeyKind.ENGINE_PUBLIC]
+    line = listed.read_text()
+    if broken is None:
+        listed.unlink()
+    else:
+        listed.write_text(broken)
+    links = [open_link(config), open_link(config)]
+    for link, rank in zip(links, (ME, identity(1)), strict=True):
+        link.send(hello(rank))
+    eventually(lambda: len(hub.ranks()) == 2)
+    (told,) = [record for record in caplog.records if "keys read before stay" in record.message]
+    assert str(listed) in told.message
+    assert line.split()[1] not in told.message
+    for link in links:
+        link.close()
 
 
 def test_a_line_that_zeromq_has_given_up_is_opened_anew(config, keys):
