@@ -45,14 +45,15 @@ class House:
     def endpoint(self) -> str:
         return f"ipc://{self.folder}/service.sock"
 
-    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, within: tuple[str, ...] = (), **environ: str) -> subprocess.Popen[bytes]:
+        """A command of ours in a process of its own; `within` = a command that runs commands."""
         settings = {"OMP_NUM_THREADS": "1", "KV_CANARY_TOKEN": self.token} | environ
         if not self.token:
             del settings["KV_CANARY_TOKEN"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
         with (self.folder / f"{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "canary_obs", *arguments],
+                [*within, sys.executable, "-m", "canary_obs", *arguments],
                 env=clean | settings,
                 stdout=log,
                 stderr=subprocess.STDOUT,

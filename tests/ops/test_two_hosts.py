@@ -1,0 +1,153 @@
+"""Service here, engine on another host: a network namespace, with a cable (veth) to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from canary_obs.pipeline import wire
+from canary_obs.pipeline.keys import KeyKind, make_keys
+from tests.e2e.conftest import House, free_port
+from tests.service.fakes import identity, snapshot
+
+pytestmark = [pytest.mark.ops, pytest.mark.timeout(300)]
+
+HERE, THERE = "10.203.77.1", "10.203.77.2"
+EVERY_PROTOCOL = 3  # ETH_P_ALL
+FAR = {"instance": "faraway"}
+
+
+@dataclass(slots=True)
+class Cable:
+    """A namespace and the two ends of the cable to it; all is gone with the namespace."""
+
+    namespace: str = f"canary{os.getpid()}"
+    near: str = f"cnr{os.getpid()}"
+    far: str = field(default="cnr-far")
+
+    def lay(self) -> None:
+        ip("netns", "add", self.namespace)
+        ip("link", "add", self.near, "type", "veth", "peer", "name", self.far, "netns", self.namespace)
+        ip("addr", "add", f"{HERE}/30", "dev", self.near)
+        ip("link", "set", self.near, "up")
+        for words in (("addr", "add", f"{THERE}/30", "dev", self.far), ("link", "set", self.far, "up")):
+            ip("-n", self.namespace, *words)
+
+    def cut(self) -> None:
+        ip("-n", self.namespace, "link", "set", self.far, "down")
+
+    def mend(self) -> None:
+        ip("-n", self.namespace, "link", "set", self.far, "up")
+
+    def remove(self) -> None:
+        subprocess.run(["ip", "netns", "del", self.namespace], capture_output=True, check=False)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def cable() -> Iterator[Cable]:
+    if shutil.which("ip") is None:
+        pytest.skip("ip is NOT INSTALLED: apt-get install iproute2")
+    cable = Cable()
+    try:
+        cable.lay()
+    except subprocess.CalledProcessError as error:
+        cable.remove()
+        pytest.skip(f"network namespaces are NOT ALLOWED here: {error.stderr.decode().strip()}")
+    yield cable
+    cable.remove()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[KeyKind, Path]:
+    return make_keys(tmp_path_factory.mktemp("keys") / "keys")
+
+
+@pytest.fixture(scope="module")
+def house(
+    cable: Cable, keys: dict[KeyKind, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[House]:
+    built = House(tmp_path_factory.mktemp("house"), free_port(), token="ops-token")
+    built.start(
+        "serve", "--port", str(built.port), "--endpoint", endpoint_of(built),
+        KV_CANARY_SERVICE_SECRET_KEY_FILE=str(keys[KeyKind.SERVICE_SECRET]),
+        KV_CANARY_ENGINE_PUBLIC_KEYS_FILE=str(keys[KeyKind.ENGINE_PUBLIC]),
+    )  # fmt: skip
+    built.until(lambda: built.get("/healthz").status == 200)
+    yield built
+    built.close()
+
+
+def endpoint_of(house: House) -> str:
+    return f"tcp://{HERE}:{house.port + 1 if house.port < 65535 else house.port - 1}"
+
+
+def start_engine(house: House, cable: Cable, secret: Path, service: Path, instance: str) -> subprocess.Popen:
+    return house.start(
+        "demo", "--shape", "tiny", "--endpoint", endpoint_of(house),
+        within=("ip", "netns", "exec", cable.namespace),
+        KV_CANARY_ENGINE_SECRET_KEY_FILE=str(secret), KV_CANARY_SERVICE_PUBLIC_KEY_FILE=str(service),
+        KV_CANARY_INSTANCE=instance,
+    )  # fmt: skip
+
+
+def state_of(house: House, instance: str) -> str:
+    ranks = house.get("/canary/status").json["ranks"]
+    return next((rank["state"] for rank in ranks if rank["identity"]["instance"] == instance), "unknown")
+
+
+def test_an_engine_on_another_host_is_seen_and_swept(
+    house: House, cable: Cable, keys: dict[KeyKind, Path]
+) -> None:
+    start_engine(house, cable, keys[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "faraway")
+    house.until(lambda: state_of(house, "faraway") == "ok")
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_PROTOCOL)) as tap:
+        tap.bind((cable.near, EVERY_PROTOCOL))
+        answer = house.request("POST", "/canary/sweep?wait=true")
+        frames = b"".join(tap.recv(65535) for _ in range(40))
+    assert (answer.status, answer.json["status"]) == (200, "passed"), answer.body
+    assert house.metric("kv_canary_slots_verified_total", **FAR) > 0
+    # What was on the cable is a conversation with the service, and nobody beside it can read it.
+    assert socket.inet_aton(THERE) in frames
+    assert b"faraway" not in frames
+    unencrypted = wire.encode(snapshot(msgspec.structs.replace(identity(), instance="faraway"), 1))
+    assert b"faraway" in unencrypted
+
+
+def test_an_engine_serves_on_while_the_cable_is_cut(house: House, cable: Cable) -> None:
+    before = house.metric("kv_canary_steps_total", **FAR)
+    cable.cut()
+    house.until(lambda: state_of(house, "faraway") == "blind")
+    told = house.metric("kv_canary_steps_total", **FAR)
+    cable.mend()
+    house.until(lambda: state_of(house, "faraway") == "ok")
+    after = house.metric("kv_canary_steps_total", **FAR)
+    # The engine has gone on all the while, and what it counted then is not lost.
+    assert before <= told < after
+    assert house.metric("kv_canary_restarts_total", **FAR) == 0
+    assert house.metric("kv_canary_violations_total", **FAR) == 0
+
+
+def test_a_stranger_is_refused_until_its_key_is_listed(
+    house: House, cable: Cable, keys: dict[KeyKind, Path], tmp_path: Path
+) -> None:
+    other = make_keys(tmp_path / "other")
+    start_engine(house, cable, other[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "stranger")
+    refused = "kv_canary_hub_handshakes_refused_total"
+    house.until(lambda: (house.metric(refused, cause="unknown_key") or 0) > 0)
+    assert state_of(house, "stranger") == "unknown"
+    with keys[KeyKind.ENGINE_PUBLIC].open("a") as listed:
+        listed.write(other[KeyKind.ENGINE_PUBLIC].read_text())
+    house.until(lambda: state_of(house, "stranger") == "ok")
+    assert state_of(house, "faraway") == "ok"
