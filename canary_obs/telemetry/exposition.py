@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from canary_obs.records import Latencies
-from canary_obs.telemetry.catalog import Kind
+from canary_obs.telemetry.catalog import Kind, Metric
 from canary_obs.telemetry.prometheus import BUCKETS, Family, Values
 
 _go_text: Callable[[float], str] = floatToGoString  # the library leaves it untyped
@@ -27,6 +27,9 @@ class Source(Protocol):
 
     def families(self) -> Iterator[Family]:
         """Every family, as of now."""
+
+    def failed(self, metric: Metric, error: Exception) -> None:
+        """One of them could not be written, and is left out."""
 
 
 class Exposition:
@@ -44,11 +47,16 @@ class Exposition:
         kept: dict[str, _Heads] = {}
         lines: list[str] = []
         for family in self._source.families():
-            lines += _heading(family, open_metrics)
             name = family.metric.name
             heads: _Heads = {}
             kept[name] = heads
-            lines += _lines(family, self._heads.get(name, heads), heads, open_metrics)
+            try:
+                lines += [
+                    *_heading(family, open_metrics),
+                    *_lines(family, self._heads.get(name, heads), heads, open_metrics),
+                ]
+            except Exception as error:  # noqa: BLE001 - it must not take the others with it
+                self._source.failed(family.metric, error)
         self._heads = kept
         if open_metrics:
             lines.append("# EOF")

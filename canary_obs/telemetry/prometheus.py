@@ -130,10 +130,14 @@ class HubCollector(Collector):
                 seen = {values for values, value in series if value} if exemplars else ()
                 shown = {values: exemplars[values] for values in seen if values in exemplars}
                 yield Family(metric, before + metric.labels, series, shown)
-        except Exception:  # a family that fails must not take the others with it
-            if self._errors == 0:
-                log.exception("canary_obs: %s cannot be collected", metric.name)
-            self._errors += 1
+        except Exception as error:  # noqa: BLE001 - a family that fails must not take the others with it
+            self.failed(metric, error)
+
+    def failed(self, metric: Metric, error: Exception) -> None:
+        """A family could not be read, or not be written."""
+        if self._errors == 0:
+            log.error("canary_obs: %s cannot be collected", metric.name, exc_info=error)
+        self._errors += 1
 
 
 def _over(ranks: tuple[RankView, ...], read: Callable[[RankView], Series]) -> Series:

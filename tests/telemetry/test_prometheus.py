@@ -193,19 +193,25 @@ def test_a_stalled_kernel_is_unhealthy():
     assert healthy == {"head": 0.0, "tail": 1.0, "sweep": 1.0, "patrol": 1.0}
 
 
-def test_a_family_that_fails_is_left_out_and_counted(monkeypatch, caplog):
+def fail(rank):
+    raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [fail, lambda rank: [(("stray",), 1.0)], lambda rank: [((), None)]],
+    ids=["raises", "one label too many", "no number"],
+)
+def test_a_family_that_fails_is_left_out_and_counted(monkeypatch, caplog, read):
     broken = RANK_METRICS[5]
     assert broken.name == PREFIX + "steps_total"
-
-    def fail(rank):
-        raise RuntimeError("planted")
-
     rows = tuple(
-        metric if metric is not broken else type(metric)(**{**fields(metric), "read": fail})
+        metric if metric is not broken else type(metric)(**{**fields(metric), "read": read})
         for metric in RANK_METRICS
     )
     monkeypatch.setattr("canary_obs.telemetry.prometheus.RANK_METRICS", rows)
     found = samples(filled_hub(), log_dropped=lambda: 4)
+    assert len(found) > 100
     assert PREFIX + "steps_total" not in {key[0] for key in found}
     assert found[(PREFIX + "scrape_errors_total",)] == 1.0
     assert found[(PREFIX + "log_events_dropped_total",)] == 4.0
