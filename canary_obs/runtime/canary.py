@@ -27,6 +27,7 @@ from canary_obs.runtime.perturb.injector import Injector
 from canary_obs.runtime.pump import Pump
 from canary_obs.runtime.reporter import Reporter
 from canary_obs.runtime.state import DeviceState
+from canary_obs.runtime.state_log import StateLog
 from canary_obs.runtime.status import snapshot_of, vitals_of
 from canary_obs.runtime.swa_divergence import SwaReporter
 from canary_obs.runtime.sweep import Sweeper
@@ -69,6 +70,7 @@ class CanaryRuntime:
         )
         self.injector = Injector(self.state, adapter.prefix_cache, config) if config.perturb else None
         self.drill = Drill(adapter, config, device, self.reporter)
+        self._state_log = StateLog(self.reporter.identity)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         self.step = 0
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
@@ -275,7 +277,8 @@ class CanaryRuntime:
     def _turn_pump(self) -> None:
         self._deliver(self.pump.turn(self.step))
         if self.reporter.due(time.monotonic()):
-            self.reporter.snapshot(lambda sequence: snapshot_of(self, sequence))
+            told = self.reporter.snapshot(lambda sequence: snapshot_of(self, sequence))
+            self._state_log.tell(told.state, told.state_reasons)
 
     def _tell_evidence(self) -> None:
         for evidence in self.evidence.advance(self.reporter.identity, self.step):

@@ -122,7 +122,7 @@ class Health:
         if vitals.messages_dropped > self._acknowledged_messages:
             reasons.append(f"{vitals.messages_dropped - self._acknowledged_messages} messages dropped")
         if vitals.peer_age is not None and vitals.peer_age > PEER_SILENT_SECONDS:
-            reasons.append(f"no word from the service for {vitals.peer_age:.0f} s")
+            reasons.append(f"no word from the service at {config.endpoint} for {vitals.peer_age:.0f} s")
         if vitals.coverage < config.coverage_target:
             reasons.append(
                 f"{vitals.coverage:.1%} of KV bytes protected, target {config.coverage_target:.1%}"

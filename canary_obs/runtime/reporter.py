@@ -109,7 +109,7 @@ class Reporter:
 
     def due(self, now: float) -> bool:
         """Whether it is time for the next snapshot."""
-        if self._link is None or now < self._next_snapshot:
+        if now < self._next_snapshot:
             return False
         self._next_snapshot = now + self._config.snapshot_seconds
         return True

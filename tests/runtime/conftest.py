@@ -50,7 +50,7 @@ def make_rig() -> Iterator[MakeRig]:
         **changes: object,
     ) -> Rig:
         runner = Engine(settings.with_model(settings.tiny(seed=seed, **(engine or {})), model))
-        config = CanaryConfig(endpoint=IN_PROCESS, **changes)  # type: ignore[arg-type]
+        config = CanaryConfig(**({"endpoint": IN_PROCESS} | changes))  # type: ignore[arg-type]
         canary = install_canary(runner, config, link=link)
         assert canary is not None
         canary.mark_ready()

@@ -160,7 +160,7 @@ def test_a_silent_service_degrades(make_rig, monkeypatch) -> None:
     rig.run(5)
     assert rig.canary.verdict()[0] is State.OK
     monkeypatch.setattr(link, "peer_age_seconds", lambda now: 6.0)
-    assert rig.canary.verdict() == (State.DEGRADED, ("no word from the service for 6 s",))
+    assert rig.canary.verdict() == (State.DEGRADED, ("no word from the service at inproc for 6 s",))
 
 
 def test_a_killed_service_changes_no_output_and_degrades(
