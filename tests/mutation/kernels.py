@@ -141,6 +141,15 @@ FINGERPRINT = mutants(
     ("complete = states == RecordState.COMPLETE", "complete = states > RecordState.PENDING", _BYTES),
 )
 
+FINGERPRINT_TRITON = mutants(
+    _KERNELS + "fingerprint/kernel.py",
+    (
+        "if LISTED else slots + index",
+        "if LISTED else slots * 0 + index",
+        _PRINT + "test_a_range_is_compared_as_the_list_of_it[3-separate-Backend.TRITON]",
+    ),
+)
+
 PLAN = mutants(
     _KERNELS + "fingerprint/plan.py",
     (
@@ -205,6 +214,6 @@ DRAFTS = mutants(
 )
 
 ALL = (
-    *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *WRITE_TRITON, *FINGERPRINT, *PLAN, *LOCATE,
-    *LOG, *DIGEST, *DRAFTS,
+    *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *WRITE_TRITON, *FINGERPRINT,
+    *FINGERPRINT_TRITON, *PLAN, *LOCATE, *LOG, *DIGEST, *DRAFTS,
 )  # fmt: skip

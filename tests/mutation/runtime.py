@@ -114,6 +114,20 @@ PATROL = mutants(
     ),
 )
 
+STATE_LOG = mutants(
+    "canary_obs/runtime/state_log.py",
+    (
+        "if not worse and self._clock()",
+        "if self._clock()",
+        "tests/runtime/test_state_log.py::test_what_flickers_is_told_every_few_seconds_and_what_is_worse_at_once",
+    ),
+    (
+        '_NUMBER.sub("#", reason)',
+        "reason",
+        "tests/runtime/test_state_log.py::test_a_change_is_told_once_with_its_reasons",
+    ),
+)
+
 HEALTH = mutants(
     "canary_obs/runtime/health.py",
     (
@@ -231,7 +245,7 @@ INJECTOR = mutants(
 )
 
 ALL = (
-    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *HEALTH, *LOG, *PIPELINE,
-    *COUNTERS, *RANKS, *WIRE,
+    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *STATE_LOG, *HEALTH, *LOG,
+    *PIPELINE, *COUNTERS, *RANKS, *WIRE,
     *LEDGER, *INJECTOR,
 )  # fmt: skip

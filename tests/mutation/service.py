@@ -125,7 +125,7 @@ _OTHERS = _ADMISSION + "test_with_other_keys_nothing_gets_in_and_the_engine_goes
 
 ADMISSION = mutants(
     "canary_obs/pipeline/admission.py",
-    ("admitted = self._keys is not None and key in self._keys.engines", "admitted = asked", _OTHERS),
+    ("admitted = self._keys is not None and self._keys.engines.admits(key)", "admitted = asked", _OTHERS),
     (
         '_ADMITTED, _REFUSED = b"200", b"300"',
         '_ADMITTED, _REFUSED = b"200", b"400"',
@@ -148,8 +148,22 @@ LINE = mutants(
     ),
 )
 
+LISTENER = mutants(
+    "canary_obs/pipeline/listener.py",
+    (
+        "            self._drain()",
+        "            pass",
+        "tests/pipeline/test_mailbox.py::test_what_had_arrived_when_the_service_stops_is_taken",
+    ),
+)
+
 KEYS = mutants(
     "canary_obs/pipeline/keys.py",
+    (
+        "if stamp != self._stamp:",
+        "if False:",
+        _ADMISSION + "test_a_key_that_is_no_longer_listed_lets_nobody_in_again",
+    ),
     (
         "if secret and mode & (stat.S_IRWXO | stat.S_IWGRP):",
         "if secret and mode & (stat.S_IWOTH | stat.S_IWGRP):",
@@ -162,4 +176,4 @@ KEYS = mutants(
     ),
 )
 
-ALL = GATE + KEYRING + ALLOWANCE + FEED + DRILL + BOOK + ADMISSION + LINE + KEYS
+ALL = GATE + KEYRING + ALLOWANCE + FEED + DRILL + BOOK + ADMISSION + LINE + LISTENER + KEYS

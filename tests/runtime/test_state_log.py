@@ -38,9 +38,10 @@ def test_a_rank_that_was_never_anything_but_ok_says_nothing(told):
     assert told(*OK) == told(*OK) == []
 
 
-def test_a_change_is_told_once_with_its_reasons(told):
+def test_a_change_is_told_once_with_its_reasons(told, now):
     line = "canary_obs: rank 0 of fake/test is violated: 3 violations not acknowledged"
     assert told(*DAMAGED) == [(logging.ERROR, line)]
+    now[0] += SECONDS_BETWEEN_LINES
     assert told(*DAMAGED) == []
     assert told(State.VIOLATED, ("4 violations not acknowledged",)) == []
 
