@@ -20,7 +20,9 @@ from tests.service.fakes import identity, snapshot
 
 pytestmark = [pytest.mark.ops, pytest.mark.timeout(300)]
 
-HERE, THERE = "10.203.77.1", "10.203.77.2"
+# Of our own, so that what an interrupted run has left behind is not in the way.
+NETWORK = f"10.203.{os.getpid() % 250}"
+HERE, THERE = f"{NETWORK}.1", f"{NETWORK}.2"
 EVERY_PROTOCOL = 3  # ETH_P_ALL
 FAR = {"instance": "faraway"}
 
