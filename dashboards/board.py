@@ -105,6 +105,11 @@ def service(name: str, more: str = "") -> str:
     return f"kv_canary_{name}{{{SERVICE}{',' if more else ''}{more}}}"
 
 
+def counted(series: str) -> str:
+    """What counters counted within the chosen range, also ahead of their first scrape: increase() misses that."""
+    return f"(({series} unless last_over_time({series}[1h] offset $__range)) or increase({series}[$__range]))"
+
+
 def firing(kinds: str) -> str:
     """Alerts that fire now, of some kinds."""
     return f'ALERTS{{alertstate="firing",kind=~"{kinds}",alertname=~"KVCanary.*"}}'

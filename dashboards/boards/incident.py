@@ -11,6 +11,7 @@ from dashboards.board import (
     Panel,
     Query,
     Section,
+    counted,
     firing,
     group,
     rank,
@@ -57,7 +58,7 @@ BOARD = Board(
                     says="Count over the chosen time range.",
                     queries=(
                         Query(
-                            expression=f"sum(increase({group('violations_total')}[$__range]))",
+                            expression=f"sum({counted(group('violations_total'))})",
                             legend="violations",
                         ),
                     ),
@@ -71,7 +72,7 @@ BOARD = Board(
                     says="Bursts of violations, each one incident.",
                     queries=(
                         Query(
-                            expression=f"sum(increase({service('incidents_total')}[$__range]))",
+                            expression=f"sum({counted(service('incidents_total'))})",
                             legend="incidents",
                         ),
                     ),

@@ -16,6 +16,7 @@ from dashboards.board import (
     Query,
     Section,
     Step,
+    counted,
     firing,
     group,
     rank,
@@ -78,15 +79,15 @@ BOARD = Board(
                     says="Exceptions caught in the canary and in the service, and metrics left out.",
                     queries=(
                         Query(
-                            expression=f"sum(increase({rank('observer_faults_total')}[$__range]))",
+                            expression=f"sum({counted(rank('observer_faults_total'))})",
                             legend="observer",
                         ),
                         Query(
-                            expression=f"sum(increase({service('service_faults_total')}[$__range]))",
+                            expression=f"sum({counted(service('service_faults_total'))})",
                             legend="service",
                         ),
                         Query(
-                            expression=f"sum(increase({service('scrape_errors_total')}[$__range]))",
+                            expression=f"sum({counted(service('scrape_errors_total'))})",
                             legend="metrics",
                         ),
                     ),
@@ -158,7 +159,7 @@ BOARD = Board(
                     says="One fault each, in a slot that nobody uses: how they ended.",
                     queries=(
                         Query(
-                            expression=f"increase({rank('drills_total')}[$__range])",
+                            expression=counted(rank("drills_total")),
                             legend="{{outcome}}, " + NAME,
                             empty=NO_DRILL,
                         ),
@@ -185,11 +186,11 @@ BOARD = Board(
                     says="Rows and messages that ranks could not hand over; counts are never lost.",
                     queries=(
                         Query(
-                            expression=f"increase({rank('violation_events_dropped_total')}[$__range])",
+                            expression=counted(rank("violation_events_dropped_total")),
                             legend="rows, " + NAME,
                         ),
                         Query(
-                            expression=f"increase({rank('messages_dropped_total')}[$__range])",
+                            expression=counted(rank("messages_dropped_total")),
                             legend="messages, " + NAME,
                         ),
                     ),
@@ -198,7 +199,7 @@ BOARD = Board(
                     title="Dropped by the service",
                     says="Log lines, kept rows, refused and foreign frames, connections not let in.",
                     queries=tuple(
-                        Query(expression=f"increase({service(name)}[$__range])", legend=legend)
+                        Query(expression=counted(service(name)), legend=legend)
                         for name, legend in (
                             ("hub_handshakes_refused_total", "connections: {{cause}}"),
                             ("log_events_dropped_total", "log lines"),
@@ -218,7 +219,7 @@ BOARD = Board(
                             empty=NO_RECEIVER,
                         ),
                         Query(
-                            expression=f"increase({service('telemetry_dropped_total')}[$__range])",
+                            expression=counted(service("telemetry_dropped_total")),
                             legend="{{signal}} lost: {{cause}}",
                             empty=NO_RECEIVER,
                         ),
