@@ -23,7 +23,7 @@ from canary_obs.records import Command
 TICK_SECONDS = 0.2
 FRAMES_PER_TURN = 256
 # At the end: until nothing has come for so long, at most for so long.
-SILENCE_SECONDS, DRAIN_SECONDS = 0.02, 1.0
+QUIET_SECONDS, DRAIN_SECONDS = 0.02, 1.0
 
 
 class LocalListener:
@@ -150,7 +150,7 @@ class ZmqListener:
         # An engine that goes on sending is not waited for.
         deadline = time.monotonic() + DRAIN_SECONDS
         try:
-            while time.monotonic() < deadline and self._socket.poll(round(SILENCE_SECONDS * 1000)):
+            while time.monotonic() < deadline and self._socket.poll(round(QUIET_SECONDS * 1000)):
                 self._take()
         except Exception as error:  # noqa: BLE001 - the socket must be released all the same
             self._hub.fault("zmq_listener", error)

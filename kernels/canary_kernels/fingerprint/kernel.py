@@ -215,24 +215,27 @@ def _launch(
 ) -> None:  # fmt: skip
     """One launch per bundle, at least one. columns = (slots, hashes), work = (op, phase, counted)."""
     slots, hashes = columns
-    listed = len(slots)
+    if isinstance(slots, range):
+        given, listed, kind = slots.start, len(slots), range
+        place = given
+    else:
+        given, listed, kind = slots, slots.shape[0], slots.dtype
+        place = slots.data_ptr()
     grid = max(1, min(listed, _MAX_PROGRAMS)), 1
-    first, kind = (slots.start, range) if isinstance(slots, range) else (slots, slots.dtype)
     key = "fingerprint_kernel", *work, kind
     ready: tuple[FingerprintPlan, list[Start]] | None = buffers.memo.get(key)
     if ready is not None and ready[0] is plan:
-        place = first if kind is range else first.data_ptr()
         addresses = place, listed, hashes.data_ptr()
         for start in ready[1]:
             start(grid, addresses)
         return
-    given = first, listed, hashes
+    changing = given, listed, hashes
     prepared = [
         prepare(
             fingerprint_kernel,
             buffers,
             grid,
-            given,
+            changing,
             {**_constants_of(plan, n, work), "LISTED": kind is not range},
         )
         for n in range(max(1, len(plan.bundles)))
