@@ -7,12 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
-from typing import Any
 
 from prometheus_client import samples
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from canary_obs import __version__
@@ -20,15 +16,7 @@ from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.incidents import Exemplar
 from canary_obs.pipeline.ranks import RankView
 from canary_obs.records import LATENCY_BOUNDS, Latencies
-from canary_obs.telemetry.catalog import (
-    PREFIX,
-    RANK_LABELS,
-    RANK_METRICS,
-    SERVICE_METRICS,
-    Kind,
-    Metric,
-    all_metrics,
-)
+from canary_obs.telemetry.catalog import PREFIX, RANK_LABELS, RANK_METRICS, SERVICE_METRICS, Metric
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.service_readings import ServiceView
 
@@ -37,11 +25,6 @@ log = logging.getLogger("canary_obs")
 Values = tuple[str, ...]
 Series = Iterable[tuple[Values, float | Latencies]]
 
-_LIBRARY: dict[Kind, Any] = {
-    Kind.COUNTER: CounterMetricFamily,
-    Kind.GAUGE: GaugeMetricFamily,
-    Kind.HISTOGRAM: HistogramMetricFamily,
-}
 _WITH_EXEMPLARS = PREFIX + "violations_total"
 BUCKETS = (*map(floatToGoString, LATENCY_BOUNDS), "+Inf")  # of a Latencies, as `le` says them
 
@@ -55,22 +38,8 @@ class Family:
     series: Sequence[tuple[Values, float | Latencies]]
     exemplars: Mapping[Values, samples.Exemplar] = field(default_factory=dict)
 
-    def for_library(self) -> Any:
-        """The same as a family of prometheus_client."""
-        metric = self.metric
-        family = _LIBRARY[metric.kind](metric.name, metric.help, labels=self.labels, unit=metric.unit)
-        for values, value in self.series:
-            if isinstance(value, Latencies):
-                buckets = list(zip(BUCKETS, accumulate(value.counts), strict=True))
-                family.add_metric(values, buckets, value.seconds)
-            elif pointer := self.exemplars.get(values):
-                family.add_metric(values, value, exemplar=pointer)
-            else:
-                family.add_metric(values, value)
-        return family
 
-
-class HubCollector(Collector):
+class HubCollector:
     """Every family of the catalogue, from one consistent look at the hub."""
 
     def __init__(
@@ -82,14 +51,6 @@ class HubCollector(Collector):
         self._hub, self._log_dropped, self._exports = hub, log_dropped, exports
         self._seconds: float | None = None
         self._errors = 0
-
-    def describe(self) -> Iterable[Any]:
-        """Families without series, so that registering does not collect."""
-        return (Family(metric, metric.labels, ()).for_library() for metric in all_metrics())
-
-    def collect(self) -> Iterator[Any]:
-        """Every family that can be read, for a registry of prometheus_client."""
-        return (family.for_library() for family in self.families())
 
     def families(self) -> Iterator[Family]:
         """Every family that can be read; one that cannot is left out and counted."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
+from prometheus_client.utils import floatToGoString
 
 from canary_obs.pipeline.hub import Hub
 from canary_obs.records import LATENCY_BOUNDS, Latencies
@@ -23,17 +27,45 @@ ACCEPTS = (
 ODD = [0.0, -0.0, -2.5, 1e-9, 0.1, 999_999.0, 1_000_000.0, 123_456_789.25, 1e21, float("inf"), float("nan")]
 
 
-class Fixed(Collector):
-    """The same families each time, for the page and for the library."""
+LIBRARY = {
+    Kind.COUNTER: CounterMetricFamily,
+    Kind.GAUGE: GaugeMetricFamily,
+    Kind.HISTOGRAM: HistogramMetricFamily,
+}
+
+
+class Bridge(Collector):
+    """The same families as prometheus_client knows them."""
+
+    def __init__(self, source) -> None:
+        self._source = source
+
+    def collect(self):
+        return map(for_library, self._source.families())
+
+
+def for_library(family: Family):
+    known = family.metric
+    found = LIBRARY[known.kind](known.name, known.help, labels=family.labels, unit=known.unit)
+    for values, value in family.series:
+        if isinstance(value, Latencies):
+            bounds = (*map(floatToGoString, LATENCY_BOUNDS), "+Inf")
+            found.add_metric(values, list(zip(bounds, accumulate(value.counts), strict=True)), value.seconds)
+        elif values in family.exemplars:
+            found.add_metric(values, value, exemplar=family.exemplars[values])
+        else:
+            found.add_metric(values, value)
+    return found
+
+
+class Fixed(Source):
+    """The same families each time."""
 
     def __init__(self, *families: Family) -> None:
         self._families = list(families)
 
     def families(self):
         return iter(self._families)
-
-    def collect(self):
-        return [family.for_library() for family in self._families]
 
 
 def metric(name: str, kind: Kind, *labels: str, unit: str = "", text: str = "seen") -> Metric:
@@ -76,10 +108,10 @@ def whole_page() -> HubCollector:
     return HubCollector(filled_hub())
 
 
-def from_library(collector: Collector, accept: str) -> tuple[bytes, str]:
+def from_library(source: Source, accept: str) -> tuple[bytes, str]:
     encoder, content_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
+    registry.register(Bridge(source))
     return encoder(registry), content_type
 
 
