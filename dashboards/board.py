@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from alerts import render
+
 RANK = 'cluster=~"$cluster",instance=~"$instance",rank=~"$rank"'
 GROUP = f'{RANK},group=~"$group"'
 SERVICE = 'cluster=~"$cluster"'
@@ -106,8 +108,8 @@ def service(name: str, more: str = "") -> str:
 
 
 def counted(series: str) -> str:
-    """What counters counted within the chosen range, also ahead of their first scrape: increase() misses that."""
-    return f"(({series} unless last_over_time({series}[1h] offset $__range)) or increase({series}[$__range]))"
+    """What counters counted within the chosen range."""
+    return render.counted(series, "$__range")
 
 
 def firing(kinds: str) -> str:
