@@ -108,7 +108,7 @@ class Reporter:
         self._send(SweepReport(identity=self.identity, progress=progress))
 
     def due(self, now: float) -> bool:
-        """Whether it is time for the next snapshot."""
+        """Whether it is time for the next snapshot; also without a link: the engine's log tells the state."""
         if now < self._next_snapshot:
             return False
         self._next_snapshot = now + self._config.snapshot_seconds
