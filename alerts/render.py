@@ -29,7 +29,8 @@ _WORDS = {
 def counted(series: str, window: str) -> str:
     """PromQL: what counters counted within a window.
 
-    increase() alone misses what came before the first scrape: a series that was not there a window ago, nor in the hour before that, counts whole.
+    increase() alone misses what came before the first scrape: a series that was not there a window ago,
+    nor in the hour before that, counts whole.
     """
     return f"(({series} unless last_over_time({series}[1h] offset {window})) or increase({series}[{window}]))"
 
