@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from canary_obs.cli.beside import ServiceProcess
-from canary_obs.cli.demo import DemoPlan
-from canary_obs.config import IN_PROCESS, PREFIX, CanaryConfig, load
+from canary_obs.cli.demo import DemoPlan, config_of
+from canary_obs.config import PREFIX
 from canary_obs.errors import ConfigurationError, UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
 
@@ -29,10 +29,10 @@ def run_vllm_demo(plan: DemoPlan) -> int:
         raise ConfigurationError(
             "--engine", "vllm", "vLLM is not installed", "Install vllm, or use --engine reference."
         )
-    overrides = dict(plan.overrides) | ({} if plan.serve else {"endpoint": IN_PROCESS})
-    config = load(CanaryConfig, overrides=overrides)
+    config = config_of(plan)
     # The plugin reads the environment, as it does in any vLLM.
-    os.environ |= {PREFIX + name.upper(): str(value) for name, value in overrides.items()}
+    settings = dict(plan.overrides) | {"endpoint": config.endpoint}
+    os.environ |= {PREFIX + name.upper(): str(value) for name, value in settings.items()}
     os.environ.setdefault(PREFIX + "MODE", config.mode.value)
     service = ServiceProcess.start(config.endpoint, plan.port) if plan.serve else None
     try:
