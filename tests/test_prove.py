@@ -46,13 +46,13 @@ def test_on_one_gpu_what_needs_it_alone_comes_last(tmp_path: Path) -> None:
     assert not ledger.ok  # something was not run
 
 
-def test_on_two_the_second_is_alone_beside_the_soak(tmp_path: Path) -> None:
+def test_on_two_what_can_share_runs_beside_the_soak_and_the_rest_on_the_other(tmp_path: Path) -> None:
     wanted = [
-        proof(tmp_path, "soak", "ranks"), proof(tmp_path, "suite"), proof(tmp_path, "bench", alone=True),
-        proof(tmp_path, "ranks", gpus=2),
+        proof(tmp_path, "soak", "ranks"), proof(tmp_path, "suite", "bench"),
+        proof(tmp_path, "bench", alone=True), proof(tmp_path, "ranks", gpus=2),
     ]  # fmt: skip
     ledger = run_all(wanted, 2, tmp_path)
-    assert order(tmp_path) == ["bench 1", "suite 1", "ranks 0,1", "soak 0"]
+    assert order(tmp_path) == ["bench 1", "suite 0", "ranks 0,1", "soak 0"]
     assert ledger.ok
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert {name: facts["exit"] for name, facts in summary.items()} == dict.fromkeys(ledger.ended, 0)

@@ -123,10 +123,10 @@ class Stage:
     @property
     def patrolled_bytes(self) -> int:
         """Bytes that the patrol has compared beside the forwards."""
-        hashed = [row[layout.COUNT_HASHED + layout.Phase.PATROL] for row in self.canary.patrol.counted]
+        counted = self.canary.state.beside.view(-1, layout.COUNTER_WORDS).tolist()  # waits for the device
         return sum(
-            count * group.plan.bytes_per_slot
-            for count, group in zip(hashed, self.canary.state.groups, strict=True)
+            row[layout.COUNT_HASHED + layout.Phase.PATROL] * group.plan.bytes_per_slot
+            for row, group in zip(counted, self.canary.state.groups, strict=True)
         )
 
     def caught(self) -> bool:
@@ -213,6 +213,7 @@ def run_patrol(plan: StepPlan) -> int:
             stage.canary.health,
             parse_patrol_budget(budget),
             100 * default.bytes_per_second,
+            stage.canary.pump,
         )
         times: dict[str, list[float]] = {"checks": [], "checks_and_patrol": []}
         read = seconds = 0.0

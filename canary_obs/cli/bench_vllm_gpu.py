@@ -21,7 +21,7 @@ from canary_obs.cli.machine import machine
 from canary_obs.cli.paired import show
 from canary_obs.cli.vllm_host import VllmHost
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.reporter import group_counters
+from canary_obs.runtime.status import counters_of
 
 if TYPE_CHECKING:
     from canary_obs.engines.vllm.adapter import VllmAdapter
@@ -112,7 +112,7 @@ def _block(host: VllmHost, plan: VllmGpuPlan, *, protected: bool) -> _Block:
         host.rest()
         with adapter.at_rest():
             canary.check_everything()
-        counters = group_counters(canary.state, canary.pump.sample, canary.patrol.counted)
+        counters = counters_of(canary)
         return _Block(
             seconds=times,
             attach=attach,

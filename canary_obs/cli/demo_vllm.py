@@ -86,10 +86,10 @@ def _drive(plan: DemoPlan, folder: Path) -> dict[str, Any]:
 
 
 def _protection(canary: CanaryRuntime, busy: float) -> dict[str, Any]:
-    from canary_obs.runtime.reporter import group_counters
+    from canary_obs.runtime.status import counters_of
 
     overhead = sum(canary.overhead.values())
-    groups = group_counters(canary.state, canary.pump.sample)
+    groups = counters_of(canary)
     state, reasons = canary.verdict()
     return {
         "slots_verified": sum(sum(group.verified.values()) for group in groups.values()),

@@ -21,17 +21,16 @@ from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.forward import ForwardChecks
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.history import SlotHistory
-from canary_obs.runtime.obey import obey
 from canary_obs.runtime.patrol import Patrol
 from canary_obs.runtime.perturb.injector import Injector
 from canary_obs.runtime.pump import Pump
 from canary_obs.runtime.reporter import Reporter
 from canary_obs.runtime.state import DeviceState
-from canary_obs.runtime.state_log import StateLog
-from canary_obs.runtime.status import snapshot_of, vitals_of
+from canary_obs.runtime.status import counters_of, snapshot_of, standing_of, vitals_of
 from canary_obs.runtime.swa_divergence import SwaReporter
 from canary_obs.runtime.sweep import Sweeper
 from canary_obs.runtime.transfer import RecordShares
+from canary_obs.runtime.turns import Turns
 from canary_obs.runtime.warm_up import warm_up
 from canary_obs.views import StepView
 
@@ -59,8 +58,9 @@ class CanaryRuntime:
         self.sweeper = Sweeper(
             self.state, adapter.prefix_cache, self.health, config, bandwidth, self.reporter.sweep
         )
-        self.patrol = Patrol(self.state, self.health, parse_patrol_budget(config.patrol_budget), bandwidth)
         self.pump = Pump(self.state, self.health, self.sweeper, config)
+        budget = parse_patrol_budget(config.patrol_budget)
+        self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.pump)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, self.pump.log.requests_at)
         self._announcements = Announcements(self.state, self.history)
@@ -70,7 +70,7 @@ class CanaryRuntime:
         )
         self.injector = Injector(self.state, adapter.prefix_cache, config) if config.perturb else None
         self.drill = Drill(adapter, config, device, self.reporter)
-        self._state_log = StateLog(self.reporter.identity)
+        self._turns = Turns(self, faults)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         self.step = 0
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
@@ -78,7 +78,7 @@ class CanaryRuntime:
         self.armed = self._head_done = self.paused = False
         self._depth = self._swept_step = 0  # depth: of forwards within forwards
         self.ready_at = 0.0
-        self._last_step_end: float | None = None
+        self.last_step_end: float | None = None
         self._raising: list[Violation] = []
 
     # Life ---------------------------------------------------------------------------------------
@@ -101,7 +101,8 @@ class CanaryRuntime:
         self._adapter.detach()
         self._deliver(self.pump.drain(self.step, 5.0))
         self._guard("swa_divergence", self.swa.report, self.step, self.pump.sample)
-        final = self.reporter.snapshot(lambda sequence: snapshot_of(self, sequence))
+        final = snapshot_of(self, standing_of(self), counters_of(self))
+        self.reporter.tell(final)
         self.armed = False
         self.reporter.goodbye(final)
         return final
@@ -157,24 +158,24 @@ class CanaryRuntime:
         if not self.armed:
             return
         now = time.monotonic()
-        if self._last_step_end is not None:
-            self.step_seconds += now - self._last_step_end
-        self._last_step_end = now
+        if self.last_step_end is not None:
+            self.step_seconds += now - self.last_step_end
+        self.last_step_end = now
         interval = self.config.sweep_interval
         # An engine step may hold several forwards (drafts), so the exact multiple may be passed over.
         if interval and not self.paused and self.step // interval > self._swept_step // interval:
             self._swept_step = self.step
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.INTERVAL, self.step)
-        self._background(self.config.sweep_budget_ms / 1e3, idle=False)
+        self._background(self._turns.take, self.config.sweep_budget_ms / 1e3)
 
     def idle(self) -> bool:
         """The engine has nothing to do: commands, sweeps and patrol go on. True = call again soon."""
         if not self.armed:
             return False
-        self._last_step_end = None
+        self.last_step_end = None
         if self.config.idle_sweep and not self.paused and self.sweeper.idle_due(self.ready_at):
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.IDLE, self.step)
-        self._background(10 * self.config.sweep_budget_ms / 1e3, idle=True)
+        self._background(self._turns.take_all, 10 * self.config.sweep_budget_ms / 1e3)
         return self.sweeper.running or self.pump.busy
 
     def fault(self, part: str, error: Exception) -> None:
@@ -251,18 +252,16 @@ class CanaryRuntime:
 
     # Between forwards ---------------------------------------------------------------------------
 
-    def _background(self, budget_seconds: float, *, idle: bool) -> None:
-        started = time.perf_counter()
+    def _background(self, turns: Callable[[], None], sweep_seconds: float) -> None:
         self._guard("drill", self.drill.advance, self.step)
-        self._guard("mailbox", obey, self)
+        turns()
+        started = time.perf_counter()
         if not self.paused:
-            if not self._guard("sweep", self.sweeper.advance, budget_seconds, self.pump.next_sequence):
+            if not self._guard("sweep", self.sweeper.advance, sweep_seconds, self.pump.next_sequence):
                 self.sweeper.abort("the sweep itself failed; see the engine's log")
             swept = time.perf_counter()
             self.overhead["sweep"] += swept - started
-            self._guard("patrol", lambda: self.patrol.advance(time.monotonic(), idle=idle))
-            started = time.perf_counter()
-            self.overhead["patrol"] += started - swept
+            started = swept
         self._guard("pump", self._turn_pump)
         self._guard("swa_divergence", self.swa.advance, self.step, self.pump.sample)
         self._guard("evidence", self._tell_evidence)
@@ -276,9 +275,6 @@ class CanaryRuntime:
 
     def _turn_pump(self) -> None:
         self._deliver(self.pump.turn(self.step))
-        if self.reporter.due(time.monotonic()):
-            told = self.reporter.snapshot(lambda sequence: snapshot_of(self, sequence))
-            self._state_log.tell(told.state, told.state_reasons)
 
     def _tell_evidence(self) -> None:
         for evidence in self.evidence.advance(self.reporter.identity, self.step):

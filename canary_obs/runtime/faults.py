@@ -29,6 +29,16 @@ class Faults:
             return False
         return True
 
+    def asked(self, part: str, call: Callable[[], bool]) -> bool:
+        """What a call of one part of the observer answers; True when it failed: that took time as well."""
+        try:
+            return call()
+        except Exception as error:
+            self.count(part, error)
+            if self._mode is Mode.RAISE:
+                raise
+            return True
+
     def count(self, part: str, error: Exception) -> None:
         """A part of the observer, or of the adapter, failed."""
         if self._health.faults[part] == 0:

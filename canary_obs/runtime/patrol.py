@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,7 +12,8 @@ from canary_kernels.fingerprint import compare_range
 from canary_obs.config import PatrolBudget
 from canary_obs.records import PatrolProgress
 from canary_obs.runtime.health import Health
-from canary_obs.runtime.scout import Errand, Scout
+from canary_obs.runtime.pump import Pump
+from canary_obs.runtime.scout import Errand, Return, Scout
 from canary_obs.runtime.state import DeviceState, Group
 
 _CPU_CHUNK = 128  # slots
@@ -27,7 +29,9 @@ _BUSY_SHARE = 0.1  # of a budget given as a fraction, while the engine is steppi
 class Patrol:
     """Walks all groups' slots in order, some chunks whenever the budget has paid for one."""
 
-    def __init__(self, state: DeviceState, health: Health, budget: PatrolBudget, bandwidth: float) -> None:
+    def __init__(
+        self, state: DeviceState, health: Health, budget: PatrolBudget, bandwidth: float, pump: Pump
+    ) -> None:
         self._state, self._health = state, health
         self._on_cpu = state.clock.device.type == "cpu"
         self._chunks = [
@@ -41,7 +45,7 @@ class Patrol:
         self._group_ends = {group.index: number + 1 for number, (group, _, _) in enumerate(self._chunks)}
         self.enabled = budget.enabled and bool(self._chunks)
         self.bytes_per_second = budget.fraction * bandwidth if budget.fraction else budget.bytes_per_second
-        self._scout = Scout(state)
+        self._scout = Scout(state, pump)
         self._busy_share = _BUSY_SHARE if budget.fraction and not self._on_cpu else 1.0
         now = time.monotonic()
         # Not a list: a large pool has thousands of chunks, and each snapshot asks for the oldest.
@@ -57,42 +61,45 @@ class Patrol:
         self.cycles = 0
         self.cycle_seconds: float | None = None
 
-    def advance(self, now: float, *, idle: bool = False) -> None:
-        """Take what came back, and check what the budget has paid for since; never waits for the device."""
+    def advance(self, now: float, *, idle: bool = False) -> bool:
+        """Take what came back, and check what the budget has paid for since; never waits for the device.
+
+        Whether that was anything.
+        """
         if not self.enabled:
-            return
+            return False
         started = time.perf_counter()
         rate = self._rate if idle else self._rate * self._busy_share
         self._credit = min(self._credit + (now - self._refilled) * rate, _MAX_CREDIT_SECONDS * rate)
         self._refilled = now
-        if self._on_cpu:
-            self._spend(now, started)
-        else:
-            self._take_turn(now, rate)
+        return self._spend(started) if self._on_cpu else self._take_turn(rate)
 
-    def _take_turn(self, now: float, rate: float) -> None:
-        """On a GPU: send an errand, arrange its way back, or take one back; a step has time for one."""
-        if self._scout.busy:
-            self._scout.report(now)
+    def _take_turn(self, rate: float) -> bool:
+        """On a GPU: take errands back, or send one; a step has time for one of both."""
+        if self._take(self._scout.returned()):
+            return True
         # A GPU too busy to bring the last errands back is not given more.
-        elif not self._receive() and self._credit >= _ERRAND_SECONDS * rate and not self._scout.full:
-            errand = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
-            self._scout.send(errand)
-            self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
+        if self._credit < _ERRAND_SECONDS * rate or self._scout.full:
+            return False
+        errand = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
+        self._scout.send(errand)
+        self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
+        return True
 
-    def _spend(self, now: float, started: float) -> None:
+    def _spend(self, started: float) -> bool:
         """On the CPU: chunks while there is credit, at most one cycle; this turn began at `started`."""
+        spent = False
         for _ in self._chunks:
             if self._credit <= (time.perf_counter() - started if self._timed else 0.0):
                 break
             errand = self._next(1)
             self._scout.send(errand)
-            self._scout.report(now)
-            self._receive()
+            spent = self._take(self._scout.returned())
             if not self._timed:
                 self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
         if self._timed:
             self._credit -= time.perf_counter() - started
+        return spent
 
     def rest(self) -> None:
         """Time until now earns nothing: the engine was not running."""
@@ -100,9 +107,7 @@ class Patrol:
 
     def whole_cycle(self) -> None:
         """At rest: take what is under way, then check every chunk once, whatever the budget."""
-        if self._scout.busy:
-            self._scout.report(time.monotonic())
-        self._receive(timeout=10.0)
+        self._take(self._scout.finish())
         self._cursor = self._arrived = 0
         for _ in self._chunks:
             errand = self._next(1)
@@ -122,10 +127,10 @@ class Patrol:
         group, start, stop = self._chunks[self._cursor]
         return max(1, int(min(self._credit, most) / ((stop - start) * group.plan.bytes_per_slot)))
 
-    def _receive(self, timeout: float = 0.0) -> bool:
+    def _take(self, returns: Iterator[Return]) -> bool:
         """Whether anything came back."""
         returned = False
-        for back in self._scout.returned(timeout):
+        for back in returns:
             if not back.ran:
                 self._health.stalled.add((back.errand.group.index, layout.Phase.PATROL))
             if back.suspicious:
@@ -155,11 +160,6 @@ class Patrol:
             return _CPU_CHUNK
         size = _DEVICE_CHUNK_BYTES // group.plan.bytes_per_slot
         return max(1, min(size, -(-group.view.num_slots // 16)))
-
-    @property
-    def counted(self) -> list[list[int]]:
-        """[groups][COUNTER_WORDS]: what was counted beside the engine's stream."""
-        return self._scout.counted
 
     @property
     def oldest_check_seconds(self) -> float:

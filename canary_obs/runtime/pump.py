@@ -19,10 +19,13 @@ class Pump:
     def __init__(self, state: DeviceState, health: Health, sweeper: Sweeper, config: CanaryConfig) -> None:
         self._health, self._sweeper = health, sweeper
         # Half a kilobyte per group takes 2 us on the engine's stream; a side stream costs three more calls.
-        self._counters = DelayedDeviceHost(state.counters, config.pipeline_rows, side_stream=False)
+        self._counters = DelayedDeviceHost(state.all_counters, config.pipeline_rows, side_stream=False)
         self._rows = DelayedDeviceHost(state.flat, 2)
+        self._words = state.counter_words
         self.log = ViolationLog(state, reveal_tokens=config.reveal_tokens)
-        self.sample: Sample | None = None
+        self.sample: Sample | None = None  # the newest host copy
+        # The same in two lists, [groups * COUNTER_WORDS] each; zeros before the first copy has arrived.
+        self.counted = self.beside = [0] * self._words
         self.violations = 0  # counted up to the newest host copy
 
     @property
@@ -67,10 +70,11 @@ class Pump:
         # Counters only grow: the newest copy tells all that those before it did.
         if sample is not None:
             values = sample.words.tolist()
-            self.sample, self.violations = sample, events_in(values)
-            self._health.observe(sample.sequence, values)
+            self.sample, self.counted, self.beside = sample, values[: self._words], values[self._words :]
+            self.violations = events_in(self.counted)
+            self._health.observe(sample.sequence, self.counted)
             if self._sweeper.running:
-                self._sweeper.observe(sample.sequence, sample.values, step)
+                self._sweeper.observe(sample.sequence, sample.values[: self._words], step)
 
     def _read(self, copies: list[Sample], step: int) -> list[Violation]:
         found: list[Violation] = []

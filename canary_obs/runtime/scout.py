@@ -7,16 +7,17 @@ it repeats a suspected comparison on the engine's stream, in order with every wr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers
-from canary_kernels.fingerprint import compare_range
-from canary_obs.pipeline.delayed_device_host import DelayedDeviceHost
+from canary_kernels.fingerprint import FingerprintPlan, compare_range
+from canary_obs.pipeline.delayed_device_host import Event
+from canary_obs.runtime.pump import Pump
 from canary_obs.runtime.state import DeviceState, Group
 
 _IN_FLIGHT = 4
@@ -42,67 +43,121 @@ class Return:
     suspicious: bool
 
 
-class Scout:
-    """Sends comparisons on a stream of its own, at most a few at a time; never waits for the device."""
+@dataclass(slots=True, kw_only=True)
+class _UnderWay:
+    errand: Errand
+    run: int  # the number of its group's runs once this one is counted
+    passed: Event | None  # the device is through with it; None = it was when the launch returned
+    copy: int | None = None  # sequence of the first copy of the counters that was pushed after that
+    suspected: bool = False  # counts moved that may be those of this errand or of one before it
 
-    def __init__(self, state: DeviceState) -> None:
-        device, count = state.clock.device, len(state.groups)
-        self._backend = state.backend
-        counters = torch.zeros((count, layout.COUNTER_WORDS), dtype=torch.int64, device=device)
+
+class Scout:
+    """Sends comparisons on a stream of its own, at most a few at a time; never waits for the device.
+
+    What they count comes to the host with the pump's copies, so an errand costs one launch and no more.
+    `event_factory` stands in for the device's events.
+    """
+
+    def __init__(
+        self, state: DeviceState, pump: Pump, event_factory: Callable[[], Event] | None = None
+    ) -> None:
+        device = state.clock.device
+        self._state, self._pump = state, pump
+        # Of its own, as all that two streams write at once: the log, the clock that stamps it, sums in wait.
         log = torch.zeros((layout.NUM_LANES, 2, layout.ROW_WORDS), dtype=torch.int64, device=device)
         clock = torch.ones(1, dtype=torch.int64, device=device)
-        self._buffers = [
-            GroupBuffers(
-                records=group.buffers.records, counters=counters[group.index], violations=log, clock=clock
+        counters = state.beside.view(-1, layout.COUNTER_WORDS)
+        self._sides: list[tuple[GroupBuffers, FingerprintPlan]] = [
+            (
+                GroupBuffers(
+                    records=group.buffers.records,
+                    counters=counters[group.index],
+                    violations=log,
+                    clock=clock,
+                ),
+                replace(group.plan, scratch=None if (sums := group.plan.scratch) is None else sums.clone()),
             )
             for group in state.groups
         ]
-        # The lowest priority there is; it is also the default one of an engine's own streams.
-        on_cuda = device.type == "cuda"
-        self._beside: AbstractContextManager[object] = (
-            torch.Stream(device, priority=0) if on_cuda else nullcontext()
+        self._stream: torch.Stream | None = None
+        if device.type == "cuda":
+            # The lowest priority there is; it is also the default one of an engine's own streams.
+            self._stream = torch.Stream(device, priority=0)
+            event_factory = event_factory or partial(torch.Event, device)
+        made = (
+            [event_factory() for _ in range(_IN_FLIGHT)] if event_factory is not None else [None] * _IN_FLIGHT
         )
-        self._host = DelayedDeviceHost(counters.view(-1), _IN_FLIGHT, side_stream=False)
-        self._errands: deque[Errand] = deque()
-        self.busy = False  # an errand is under way, and its way back is not yet arranged
-        self._seen = [0] * counters.numel()  # counters, group after group
+        self._events: deque[Event | None] = deque(made)
+        self._under_way: deque[_UnderWay] = deque()
+        rows = counters.tolist()
+        self._runs = [row[_RUNS] for row in rows]  # by group: counted, once all that was sent has run
+        self._lanes = [row[: layout.NUM_LANES] for row in rows]  # by group: suspicions seen
 
     @property
     def full(self) -> bool:
         """Whether as many errands are under way as there may be."""
-        return self._host.full
+        return not self._events
 
     @property
-    def counted(self) -> list[list[int]]:
-        """[groups][COUNTER_WORDS]: slots hashed and skipped so far; no violations."""
-        seen, lanes, width = self._seen, layout.NUM_LANES, layout.COUNTER_WORDS
-        return [[0] * lanes + seen[start + lanes : start + width] for start in range(0, len(seen), width)]
+    def busy(self) -> bool:
+        """Whether errands are under way."""
+        return bool(self._under_way)
 
     def send(self, errand: Errand) -> None:
-        """Start an errand's comparison. Only when not full and not busy; then `report`."""
+        """Start an errand's comparison. Only when not full."""
         group = errand.group
-        buffers = self._buffers[group.index]
-        with self._beside:
-            compare_range(self._backend, buffers, group.plan, errand.slots, layout.Phase.PATROL)
-        self._errands.append(errand)
-        self.busy = True
+        buffers, plan = self._sides[group.index]
+        compare_range(self._state.backend, buffers, plan, errand.slots, layout.Phase.PATROL, self._stream)
+        event = self._events.popleft()
+        if event is not None:
+            event.record(self._stream)  # on a GPU, where there is one
+        self._runs[group.index] += 1
+        self._under_way.append(_UnderWay(errand=errand, run=self._runs[group.index], passed=event))
 
-    def report(self, now: float) -> None:
-        """Start the copy of what the errand counts. Only when busy.
+    def returned(self) -> Iterator[Return]:
+        """Errands whose counts are on the host, oldest first."""
+        for one in self._under_way:
+            if one.passed is None or one.copy is not None:
+                continue
+            if not one.passed.query():
+                break
+            one.copy = self._pump.next_sequence
+        newest = self._pump.sample
+        while self._under_way:
+            oldest = self._under_way[0]
+            if oldest.passed is None:
+                counted = self._state.beside.tolist()
+            elif oldest.copy is not None and newest is not None and newest.sequence >= oldest.copy:
+                counted = self._pump.beside
+            else:
+                return
+            yield self._judged(self._under_way.popleft(), counted)
 
-        Apart from `send`, as each has the host make a launch: a step of the engine has time for one.
-        """
-        with self._beside:
-            self._host.push(0, now)
-        self.busy = False
+    def finish(self) -> Iterator[Return]:
+        """At rest: wait for the errands that are under way."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        counted = self._state.beside.tolist()
+        while self._under_way:
+            yield self._judged(self._under_way.popleft(), counted)
 
-    def returned(self, timeout: float = 0.0) -> Iterator[Return]:
-        """Errands that came back, oldest first; waits up to `timeout` seconds for all of them."""
-        for sample in self._host.flush(timeout) if timeout else self._host.poll():
-            errand = self._errands.popleft()
-            first = errand.group.index * layout.COUNTER_WORDS
-            lanes, run = slice(first, first + layout.NUM_LANES), first + _RUNS
-            # Lists: every NumPy call on rows this short takes longer than all of this.
-            before, self._seen = self._seen, sample.words.tolist()
-            ran = self._seen[run] == before[run] + 1
-            yield Return(errand=errand, ran=ran, suspicious=self._seen[lanes] != before[lanes])
+    def _judged(self, one: _UnderWay, counted: Sequence[int]) -> Return:
+        """counted: int64 [groups * COUNTER_WORDS], read when the device was through with this errand."""
+        self._events.append(one.passed)
+        number = one.errand.group.index
+        start = number * layout.COUNTER_WORDS
+        lanes = counted[start : start + layout.NUM_LANES]
+        later = [other for other in self._under_way if other.errand.group.index == number]
+        suspicious = one.suspected
+        if lanes != self._lanes[number]:
+            self._lanes[number], suspicious = lanes, True
+            # Errands sent after this one may have counted already: they are repeated as well.
+            for other in later:
+                other.suspected = True
+        missing = max(0, one.run - counted[start + _RUNS])
+        # One lost run is one finding: those behind it are not to miss it again.
+        self._runs[number] -= missing
+        for other in later:
+            other.run -= missing
+        return Return(errand=one.errand, ran=not missing, suspicious=suspicious)

@@ -171,25 +171,28 @@ class Group:
 
 
 class DeviceState:
-    """Clock, counters, violation log (one flat allocation) and records of every group."""
+    """Clock, counters, violation log (one flat allocation) and records of every group.
+
+    `beside` counts like `counters`, for what runs beside the engine's stream: suspicions, not violations.
+    """
 
     def __init__(self, views: Sequence[GroupView], device: torch.device, config: CanaryConfig) -> None:
         count, rows = len(views), config.lane_rows
-        log_shape = (count, layout.NUM_LANES, rows, layout.ROW_WORDS)
+        self._log_shape = (count, layout.NUM_LANES, rows, layout.ROW_WORDS)
         counter_words = count * layout.COUNTER_WORDS
         log_words = count * layout.NUM_LANES * rows * layout.ROW_WORDS
         # Counters and log lie together so that one copy carries rows and the counts that explain them.
-        self.flat = torch.zeros(counter_words + log_words, dtype=torch.int64, device=device)
-        self.counters = self.flat[:counter_words]
+        self.flat = torch.zeros(2 * counter_words + log_words, dtype=torch.int64, device=device)
+        self.all_counters = self.flat[: 2 * counter_words]
+        self.counters, self.beside = self.all_counters.chunk(2)
         self.counter_words = counter_words
-        self.log_shape = log_shape
         self.clock = torch.zeros(1, dtype=torch.int64, device=device)
         # On the CPU: the same memory, for a tenth of what a torch operation takes.
         self._host_clock = None if self.clock.is_cuda else self.clock.numpy()
         self._step = self._turn = self.now = 0  # now: what the clock shows, as of the last launch
         self.backend = choose_backend(config.backend, device)
         counters = self.counters.view(count, layout.COUNTER_WORDS)
-        log = self.flat[counter_words:].view(log_shape)
+        log = self.log_of(self.flat)
         coverage = layout.RealData[config.real_data.upper()]
         memories = [
             torch.zeros((view.num_slots + 1, layout.RECORD_WORDS), dtype=torch.int64, device=device)
@@ -220,6 +223,10 @@ class DeviceState:
         pool = sum(info.slot_bytes * info.slots for info in infos)
         covered = sum(info.protected_slot_bytes * info.slots for info in infos)
         self.coverage = covered / pool if pool else 0.0
+
+    def log_of(self, flat: Tensor) -> Tensor:
+        """int64 [groups, NUM_LANES, lane_rows, ROW_WORDS]: the violation log in `flat` or a copy of it."""
+        return flat[2 * self.counter_words :].view(self._log_shape)
 
     def tick(self, step: int | None = None) -> None:
         """Move the clock to a forward step, or by one turn within it, ahead of the launches that stamp it."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from canary_obs.records import Cause, Snapshot, SweepProgress, SweepStatus
+from canary_obs.records import Cause, GroupCounters, Snapshot, State, SweepProgress, SweepStatus
 from canary_obs.runtime.health import Vitals
 from canary_obs.runtime.reporter import group_counters
 from canary_obs.runtime.violation_log import PHASES
@@ -43,20 +43,40 @@ def _covered(last: SweepProgress) -> float | None:
     return last.checked / held
 
 
-def snapshot_of(canary: CanaryRuntime, sequence: int) -> Snapshot:
-    """Everything the service is told, as of now."""
+class Standing(NamedTuple):
+    """The verdict, and what it and the snapshot that tells it go by."""
+
+    vitals: Vitals
+    state: State
+    reasons: tuple[str, ...]
+    counted: list[int]  # as in Pump
+    beside: list[int]
+
+
+def standing_of(canary: CanaryRuntime) -> Standing:
+    """As of now."""
     vitals = vitals_of(canary)
-    state, reasons = canary.health.verdict(vitals)
+    return Standing(vitals, *canary.health.verdict(vitals), canary.pump.counted, canary.pump.beside)
+
+
+def counters_of(canary: CanaryRuntime) -> dict[str, GroupCounters]:
+    """The counters of every group, as the newest host copy has them."""
+    return group_counters(canary.state, canary.pump.counted, canary.pump.beside)
+
+
+def snapshot_of(canary: CanaryRuntime, standing: Standing, groups: dict[str, GroupCounters]) -> Snapshot:
+    """Everything the service is told: verdict and counters of one moment, the rest as of now."""
+    vitals = standing.vitals
     return Snapshot(
         identity=canary.reporter.identity,
-        sequence=sequence,
+        sequence=canary.reporter.next_sequence(),
         time_ns=time.time_ns(),
         mode=canary.config.mode,
         backend=canary.state.backend.value,
         step=canary.step,
-        state=state,
-        state_reasons=reasons,
-        groups=group_counters(canary.state, canary.pump.sample, canary.patrol.counted),
+        state=standing.state,
+        state_reasons=standing.reasons,
+        groups=groups,
         sweep_passes=dict(canary.sweeper.passes),
         last_sweep_ns=canary.sweeper.last_completed_ns,
         sweep=canary.sweeper.progress,

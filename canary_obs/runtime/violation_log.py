@@ -23,9 +23,7 @@ class ViolationLog:
     """Host end of the log: which events of each lane were read, which were overwritten before."""
 
     def __init__(self, state: DeviceState, *, reveal_tokens: bool, remembered_steps: int = 512) -> None:
-        self._groups = state.groups
-        self._shape = state.log_shape
-        self._counter_words = state.counter_words
+        self._state, self._groups = state, state.groups
         self._reveal = reveal_tokens
         self._read = [[0] * layout.NUM_LANES for _ in state.groups]
         self._events_read = 0
@@ -49,8 +47,8 @@ class ViolationLog:
 
     def read(self, values: Tensor, step: int, sweep_id: str | None) -> list[Violation]:
         """Unread events of a host copy of counters and log, oldest first within each lane."""
-        counters = values[: self._counter_words].view(-1, layout.COUNTER_WORDS).tolist()
-        log = values[self._counter_words :].view(self._shape)
+        counters = values[: self._state.counter_words].view(-1, layout.COUNTER_WORDS).tolist()
+        log = self._state.log_of(values)
         found: list[Violation] = []
         now = time.time_ns()
         for index, group in enumerate(self._groups):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -66,17 +67,25 @@ def _columns_of(batch: RowBatch) -> Columns:
 class Start:
     """A compiled kernel with the arguments that stay: those of the buffers, and its constants."""
 
-    __slots__ = ("_compiled", "_device", "_head", "_run", "_stream", "_tail")
+    __slots__ = ("_compiled", "_device", "_fixed", "_head", "_run", "_stream", "_tail")
 
-    def __init__(self, compiled: Any, device: torch.device, head: tuple[int, ...], tail: tuple[Any, ...]):
+    def __init__(
+        self,
+        compiled: Any,
+        device: torch.device,
+        head: tuple[int, ...],
+        tail: tuple[Any, ...],
+        fixed: int | None,
+    ):
         self._compiled = compiled.function, compiled.packed_metadata, None, None, None  # no profiler hooks
         self._run: Callable[..., None] = compiled.run
         self._stream: Callable[[int | None], int] = triton.runtime.driver.active.get_current_stream
         self._device, self._head, self._tail = device.index, head, tail
+        self._fixed = fixed  # the stream's handle, where it is always the same one
 
     def __call__(self, grid: tuple[int, int], changing: tuple[int, ...]) -> None:
-        """Launch on the current stream; addresses for tensors."""
-        stream = self._stream(self._device)
+        """Launch on the stream it was prepared for; addresses for tensors."""
+        stream = self._stream(self._device) if self._fixed is None else self._fixed
         self._run(*grid, 1, stream, *self._compiled, *self._head, *changing, *self._tail)
 
 
@@ -86,19 +95,26 @@ def prepare(
     grid: tuple[int, int],
     changing: tuple[Any, ...],
     constants: dict[str, Any],
+    stream: torch.Stream | None = None,
 ) -> Start | None:
     """Launch as Triton does, compiling if need be. None = nothing compiled (the interpreter).
 
+    stream: where this launch and all of its Start's go; None = whichever stream is current at each.
     The kernel's parameters: records ... lane_rows, then the changing ones; the constants may also be tensors.
     """
     head = buffers.records, buffers.counters, buffers.violations, buffers.clock
     sizes = buffers.num_slots, buffers.violations.shape[1]
-    compiled = kernel[grid](*head, *sizes, *changing, **constants)
-    if not hasattr(compiled, "packed_metadata"):
-        return None
+    device, fixed = buffers.records.device, None
+    with nullcontext() if stream is None else stream:
+        compiled = kernel[grid](*head, *sizes, *changing, **constants)
+        if not hasattr(compiled, "packed_metadata"):
+            return None
+        if stream is not None:
+            # Entering a stream for each launch takes longer than the launch.
+            fixed = triton.runtime.driver.active.get_current_stream(device.index)
     tail = tuple(_address(constants[name]) for name in kernel.arg_names if name in constants)
     addresses = tuple(tensor.data_ptr() for tensor in head)
-    return Start(compiled, buffers.records.device, (*addresses, *sizes), tail)
+    return Start(compiled, device, (*addresses, *sizes), tail, fixed)
 
 
 def _address(value: Any) -> Any:

@@ -99,7 +99,10 @@ def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
 
 
 def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Ledger:
-    """The first on the first GPU, the others in turn on the last; on the only one those alone wait for it."""
+    """The first proof and, in turn, those that share on the first GPU; those alone on the last.
+
+    On the only GPU those alone wait for all the others.
+    """
     ledger = Ledger(folder / "summary.json")
     runnable = []
     for proof in wanted:
@@ -109,15 +112,24 @@ def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Ledger:
         else:
             runnable.append(proof)
     long, *others = runnable
+    joint = [proof for proof in others if proof.gpus > 1]
     alone = [proof for proof in others if proof.alone]
-    beside = [proof for proof in others if not proof.alone]
-    with ThreadPoolExecutor(1) as first:
-        soaking = first.submit(_run, long, "0", folder, ledger)
-        for proof in [*alone, *beside] if gpus > 1 else beside:
-            _run(proof, "0,1" if proof.gpus > 1 else str(gpus - 1), folder, ledger)
-        soaking.result()
-    for proof in alone if gpus == 1 else ():
-        _run(proof, "0", folder, ledger)
+    beside = [proof for proof in others if not proof.alone and proof.gpus == 1]
+
+    def in_turn(devices: str, several: Sequence[Proof]) -> None:
+        for proof in several:
+            _run(proof, devices, folder, ledger)
+
+    with ThreadPoolExecutor(2) as first:
+        sharing = [first.submit(in_turn, "0", several) for several in ([long], beside)]
+        if gpus > 1:
+            in_turn(str(gpus - 1), alone)
+            sharing[1].result()
+            in_turn("0,1", joint)
+        for shared in sharing:
+            shared.result()
+    if gpus == 1:
+        in_turn("0", alone)
     return ledger
 
 

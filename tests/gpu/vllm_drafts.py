@@ -27,7 +27,7 @@ from canary_obs.cli.vllm_host import VllmHost
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.records import GroupCounters, Reason, State, Violation
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.reporter import group_counters
+from canary_obs.runtime.status import counters_of
 from tests.engines.vllm.real.rig import prompts
 from tests.gpu.draft_engine import METHODS, SEED, Plan, answers, start, watching
 
@@ -83,7 +83,7 @@ class Tampered:
 
 def counters(canary: CanaryRuntime) -> dict[str, GroupCounters]:
     """By group, the patrol's among them."""
-    return group_counters(canary.state, canary.pump.sample, canary.patrol.counted)
+    return counters_of(canary)
 
 
 def counted(canary: CanaryRuntime) -> Counter[str]:

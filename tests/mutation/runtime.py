@@ -103,14 +103,48 @@ RECEIVED = mutants(
 PATROL = mutants(
     "canary_obs/runtime/scout.py",
     (
-        "slice(first, first + layout.NUM_LANES)",
-        "slice(first, first + layout.NUM_REASONS)",
+        "counted[start : start + layout.NUM_LANES]",
+        "counted[start : start + layout.NUM_REASONS]",
         "tests/runtime/test_patrol.py::test_a_suspicion_that_holds_is_counted_once_per_cycle",
     ),
     (
-        "self._seen[run] == before[run] + 1",
-        "True",
+        "max(0, one.run - counted[start + _RUNS])",
+        "0",
         "tests/runtime/test_patrol.py::test_a_kernel_that_leaves_no_trace_is_a_stall",
+    ),
+    (
+        "newest.sequence >= oldest.copy",
+        "newest.sequence >= 0",
+        "tests/runtime/test_patrol.py::test_an_errand_returns_with_a_copy_pushed_after_its_event",
+    ),
+    (
+        "other.suspected = True",
+        "pass",
+        "tests/runtime/test_patrol.py::test_suspicions_counted_by_a_later_errand_are_not_lost",
+    ),
+    (
+        "self._runs[number] -= missing",
+        "pass",
+        "tests/runtime/test_patrol.py::test_a_run_that_left_no_trace_is_missed_once",
+    ),
+    (
+        "else sums.clone()",
+        "else sums",
+        "tests/runtime/test_patrol.py::test_a_scout_has_rooms_of_its_own",
+    ),
+)
+
+TURNS = mutants(
+    "canary_obs/runtime/turns.py",
+    (
+        "self._parts.rotate(-1)",
+        "pass",
+        "tests/runtime/test_turns.py::test_a_step_takes_one_part_and_each_has_its_turn",
+    ),
+    (
+        "if self._next() and self._rotating:",
+        "if self._next():",
+        "tests/runtime/test_turns.py::test_on_a_cpu_the_patrol_and_commands_have_every_step",
     ),
 )
 
@@ -245,7 +279,7 @@ INJECTOR = mutants(
 )
 
 ALL = (
-    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *STATE_LOG, *HEALTH, *LOG,
+    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *TURNS, *STATE_LOG, *HEALTH, *LOG,
     *PIPELINE, *COUNTERS, *RANKS, *WIRE,
     *LEDGER, *INJECTOR,
 )  # fmt: skip

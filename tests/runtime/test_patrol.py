@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+import pytest
+import torch
+
 from canary_kernels import layout
 from canary_obs.records import Phase
 from canary_obs.runtime.perturb.bytes import locate_byte
@@ -60,10 +63,13 @@ def test_what_the_scout_counts_is_in_the_snapshot_and_its_suspicions_are_not(mak
     rig = make_rig(patrol_budget="50%", idle_sweep=False)
     rig.run(60)
     turn(rig)
-    beside = rig.canary.patrol.counted
+    beside = rig.canary.state.beside
+    assert beside[layout.COUNT_HASHED + layout.Phase.PATROL] > 0
+    beside[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] += 5
     final = rig.canary.detach()
-    assert final.groups["full"].hashed[Phase.PATROL] >= beside[0][layout.COUNT_HASHED + 3] > 0
-    assert not any(any(row[: layout.NUM_LANES]) for row in beside)
+    hashed = layout.COUNT_HASHED + layout.Phase.PATROL
+    assert final.groups["full"].hashed[Phase.PATROL] == rig.canary.state.counters[hashed] + beside[hashed]
+    assert rig.canary.pump.violations == sum(final.groups["full"].violations[Phase.PATROL].values()) == 0
 
 
 def test_a_kernel_that_leaves_no_trace_is_a_stall(make_rig, monkeypatch) -> None:
@@ -74,43 +80,154 @@ def test_a_kernel_that_leaves_no_trace_is_a_stall(make_rig, monkeypatch) -> None
     assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
 
 
-def test_on_a_gpu_a_turn_takes_one_part_of_an_errand(make_rig, monkeypatch) -> None:
-    """The GPU's turns, on the CPU: whole cycles with no turn that does two things, and a fault found."""
+class Late:
+    """A device's event that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.passed = False
+
+    def record(self, _: torch.Stream | None = None) -> None:
+        self.passed = False
+
+    def query(self) -> bool:
+        return self.passed
+
+
+class Away:
+    """The patrol of a rig as on a GPU: errands run when they are sent, and their events pass later."""
+
+    def __init__(self, rig) -> None:
+        self.events: list[Late] = []
+        self.canary, self.patrol = rig.canary, rig.canary.patrol
+        self.patrol._on_cpu = False
+        self.scout = self.patrol._scout = Scout(rig.canary.state, rig.canary.pump, self._event)
+
+    def _event(self) -> Late:
+        self.events.append(Late())
+        return self.events[-1]
+
+    def advance(self, credit: float = 1e9) -> bool:
+        self.patrol._credit = credit
+        return self.patrol.advance(time.monotonic())
+
+    def pass_all(self) -> None:
+        for event in self.events:
+            event.passed = True
+
+    def pump(self) -> None:
+        self.canary.pump.turn(self.canary.step)
+
+
+@pytest.fixture
+def away(make_rig) -> Away:
     rig = make_rig(patrol_budget="1GB/s", idle_sweep=False, reuse_data=False)
     rig.run(60)
-    patrol, done = rig.canary.patrol, []
-    monkeypatch.setattr(patrol, "_on_cpu", False)
-    for name in ("send", "report"):
-        monkeypatch.setattr(Scout, name, noting(getattr(Scout, name), name, done))
-    received = patrol._receive
-    monkeypatch.setattr(patrol, "_receive", lambda timeout=0.0: received(timeout) and not done.append("back"))
-    slot = int(rig.engine.scheduler.live_slots()[0])
-    locate_byte(rig.canary.state.groups[0].view.sources[0], slot, 3).flip(1)
-    cycles, turns = patrol.cycles, []
-    while patrol.cycles < cycles + 2:
-        patrol._credit = 1e9
-        patrol.advance(time.monotonic())
+    return Away(rig)
+
+
+def test_an_errand_returns_with_a_copy_pushed_after_its_event(away) -> None:
+    assert away.advance()
+    away.pump()  # this copy was pushed before the event had passed
+    assert not away.advance(0.0)
+    away.pass_all()
+    assert not away.advance(0.0)  # nor is the newest copy one pushed since
+    away.pump()
+    assert away.scout.busy
+    assert away.advance(0.0)
+    assert not away.scout.busy
+    assert not away.canary.health.stalled
+
+
+def test_a_step_sends_an_errand_or_takes_one_back(away, monkeypatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(Scout, "send", noting(Scout.send, "send", done))
+    monkeypatch.setattr(away.patrol, "_checked", noting(away.patrol._checked, "back", done))
+    group = away.canary.state.groups[0]
+    states = group.buffers.records[:, layout.IDENTITY] >> 32 & layout.STATE_MASK
+    complete = (states == layout.RecordState.COMPLETE).nonzero()
+    locate_byte(group.view.sources[0], int(complete[0]), 3).flip(1)
+    cycles, turns = away.patrol.cycles, []
+    while away.patrol.cycles < cycles + 2:
+        away.advance()
+        away.pass_all()
         turns.append(tuple(done))
         done.clear()
-    assert set(turns) == {("send",), ("report",), ("back",)}
-    assert turns[:8] == 2 * [("send",), ("report",), ("back",)]
-    rig.canary.pump.drain(rig.canary.step, 1.0)
-    assert rig.canary.pump.violations == 2
-    assert rig.canary.pump.sample.values[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] == 2
+        away.pump()
+    # Sent; seen to have passed while the next one is sent; then its counts arrive.
+    assert set(turns) <= {("send",), ("back",), ("back", "back"), ()}
+    assert 1 <= away.canary.pump.violations <= 3
+    assert away.canary.pump.counted[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] >= 1
 
 
-def test_an_errand_under_way_is_waited_for_before_a_whole_cycle(make_rig, monkeypatch) -> None:
-    rig = make_rig(patrol_budget="1GB/s", idle_sweep=False)
-    rig.run(60)
-    patrol = rig.canary.patrol
-    monkeypatch.setattr(patrol, "_on_cpu", False)
-    patrol._credit = 1e9
-    patrol.advance(time.monotonic())
-    assert patrol._scout.busy
-    runs = patrol.counted[0][layout.COUNT_RUNS + layout.Phase.PATROL]
-    patrol.whole_cycle()
-    assert not patrol._scout.busy
-    assert patrol.counted[0][layout.COUNT_RUNS + layout.Phase.PATROL] == runs + 1
+def test_no_more_errands_than_a_few_are_under_way(away) -> None:
+    sent = 0
+    while away.advance():
+        sent += 1
+        away.pump()
+    assert sent == 4
+    assert away.scout.full
+    away.pass_all()
+    assert not away.advance()
+    away.pump()
+    assert away.advance()
+    assert not away.scout.full
+
+
+def test_suspicions_counted_by_a_later_errand_are_not_lost(away) -> None:
+    """The copy that brings the first errand home may hold what the second has counted: both are repeated."""
+    group = away.canary.state.groups[0]
+    first, second = (
+        Errand(group=group, slots=range(start, start + 4), first_chunk=0, last_chunk=0) for start in (0, 4)
+    )
+    suspicions = away.canary.state.beside[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA) :]
+    away.scout.send(first)
+    away.scout.send(second)
+    away.events[0].passed = True
+    assert list(away.scout.returned()) == []
+    suspicions[0] += 1  # by the second, which is still under way
+    away.pump()
+    assert [(back.errand, back.suspicious) for back in away.scout.returned()] == [(first, True)]
+    away.events[1].passed = True
+    assert list(away.scout.returned()) == []
+    away.pump()
+    assert [(back.errand, back.suspicious) for back in away.scout.returned()] == [(second, True)]
+    away.scout.send(first)
+    assert [(back.ran, back.suspicious) for back in away.scout.finish()] == [(True, False)]
+
+
+def test_a_run_that_left_no_trace_is_missed_once(away, monkeypatch) -> None:
+    group = away.canary.state.groups[0]
+    errand = Errand(group=group, slots=range(4), first_chunk=0, last_chunk=0)
+    with monkeypatch.context() as patch:
+        patch.setattr("canary_obs.runtime.scout.compare_range", lambda *_: None)
+        away.scout.send(errand)
+    away.scout.send(errand)
+    away.scout.send(errand)
+    away.pass_all()
+    assert list(away.scout.returned()) == []
+    away.pump()
+    # Which of the three left none is not known; that one is missing is.
+    assert sorted(back.ran for back in away.scout.returned()) == [False, True, True]
+    away.scout.send(errand)
+    assert [back.ran for back in away.scout.finish()] == [True]
+
+
+def test_errands_under_way_are_waited_for_before_a_whole_cycle(away) -> None:
+    assert away.advance()
+    assert away.scout.busy
+    away.patrol.whole_cycle()
+    assert not away.scout.busy
+    assert away.patrol._arrived == 0
+
+
+def test_a_scout_has_rooms_of_its_own(make_rig) -> None:
+    """Sums that wait between two launches, the log and the clock: two streams write them at once."""
+    rig = make_rig(model="int8", patrol_budget="50%")
+    for group, (buffers, plan) in zip(rig.canary.state.groups, rig.canary.patrol._scout._sides, strict=True):
+        assert group.plan.scratch is not None
+        pairs = [(plan.scratch, group.plan.scratch), (buffers.counters, group.buffers.counters)]
+        pairs += [(buffers.violations, group.buffers.violations), (buffers.clock, group.buffers.clock)]
+        assert all(mine.data_ptr() != theirs.data_ptr() for mine, theirs in pairs)
 
 
 def noting(method, name: str, done: list[str]):

@@ -77,10 +77,9 @@ def make_gate(make_rig):
 
 
 def leaves(gate: Gate, state: State, reason: str) -> None:
-    gate.until(lambda: gate.says() == state.value)
-    told = gate.hub.verdict()
-    assert told[0] is state
-    assert any(reason in one for one in told[1]), told
+    # Until its first snapshot a rank is degraded for want of one.
+    gate.until(lambda: gate.says() == state.value and any(reason in one for one in gate.hub.verdict()[1]))
+    assert gate.hub.verdict()[0] is state
 
 
 def test_kernels_that_do_not_run(make_gate, monkeypatch) -> None:
@@ -131,7 +130,7 @@ def test_messages_that_are_dropped(make_gate) -> None:
     gate = make_gate()
     gate.until(lambda: gate.says() == "ok")
     capacity, gate.link._capacity = gate.link._capacity, 0
-    gate.rig.run(3)
+    gate.rig.run(20)
     gate.link._capacity = capacity
     leaves(gate, State.DEGRADED, "messages dropped")
 

@@ -180,9 +180,15 @@ def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, p
     _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
 
 
-def compare_range(buffers: GroupBuffers, plan: FingerprintPlan, slots: range, phase: Phase) -> None:
+def compare_range(
+    buffers: GroupBuffers,
+    plan: FingerprintPlan,
+    slots: range,
+    phase: Phase,
+    stream: torch.Stream | None = None,
+) -> None:
     """Launch the comparison; see `op.compare_range`."""
-    _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
+    _launch_chunks(buffers, plan, slots, COMPARING.value, phase, stream)
 
 
 def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
@@ -198,20 +204,25 @@ def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
 
 
 def _launch_chunks(
-    buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor | range, op: int, phase: Phase
+    buffers: GroupBuffers,
+    plan: FingerprintPlan,
+    slots: Tensor | range,
+    op: int,
+    phase: Phase,
+    stream: torch.Stream | None = None,
 ) -> None:
     if plan.scratch is None:
-        _launch(buffers, plan, (slots, buffers.counters), (op, phase, True))  # no sums have to wait
+        _launch(buffers, plan, (slots, buffers.counters), (op, phase, True), stream)  # no sums have to wait
         return
     starts = range(0, max(1, len(slots)), SCRATCH_SLOTS)
     for start in starts:
         chunk = slots[start : start + SCRATCH_SLOTS]
-        _launch(buffers, plan, (chunk, plan.scratch), (op, phase, start == starts[-1]))
+        _launch(buffers, plan, (chunk, plan.scratch), (op, phase, start == starts[-1]), stream)
 
 
 def _launch(
     buffers: GroupBuffers, plan: FingerprintPlan, columns: tuple[Tensor | range, Tensor],
-    work: tuple[int, Phase, bool],
+    work: tuple[int, Phase, bool], stream: torch.Stream | None,
 ) -> None:  # fmt: skip
     """One launch per bundle, at least one. columns = (slots, hashes), work = (op, phase, counted)."""
     slots, hashes = columns
@@ -222,7 +233,7 @@ def _launch(
         given, listed, kind = slots, slots.shape[0], slots.dtype
         place = slots.data_ptr()
     grid = max(1, min(listed, _MAX_PROGRAMS)), 1
-    key = "fingerprint_kernel", *work, kind
+    key = "fingerprint_kernel", *work, kind, stream
     ready: tuple[FingerprintPlan, list[Start]] | None = buffers.memo.get(key)
     if ready is not None and ready[0] is plan:
         addresses = place, listed, hashes.data_ptr()
@@ -237,6 +248,7 @@ def _launch(
             grid,
             changing,
             {**_constants_of(plan, n, work), "LISTED": kind is not range},
+            stream,
         )
         for n in range(max(1, len(plan.bundles)))
     ]

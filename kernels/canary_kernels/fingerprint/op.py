@@ -67,17 +67,23 @@ def compare_slots(
 
 
 def compare_range(
-    backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: range, phase: Phase
+    backend: Backend,
+    buffers: GroupBuffers,
+    plan: FingerprintPlan,
+    slots: range,
+    phase: Phase,
+    stream: torch.Stream | None = None,
 ) -> None:
     """`compare_slots` for slots that follow one another (out of range = skip): on a GPU no list is made.
 
+    stream: where a GPU runs it, None = the current one; buffers and plan then belong to that stream alone.
     Raises KernelArgumentError for a step other than 1.
     """
     if slots.step != 1:
         raise KernelArgumentError(f"slots is {slots}; the rule is a step of 1; give a list to compare_slots")
     if backend is Backend.TRITON:
         _check_memory(backend, buffers, plan)
-        _kernel().compare_range(buffers, plan, slots, phase)
+        _kernel().compare_range(buffers, plan, slots, phase, stream)
         return
     listed = torch.arange(slots.start, max(slots.start, slots.stop), device=buffers.records.device)
     compare_slots(backend, buffers, plan, listed, phase)

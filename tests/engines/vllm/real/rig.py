@@ -12,7 +12,7 @@ from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.records import Phase, Reason, Violation
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.reporter import group_counters
+from canary_obs.runtime.status import counters_of
 
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 1024, "enforce_eager": True, "enable_prefix_caching": True,
@@ -118,7 +118,7 @@ class Rig:
         return Counter((violation.phase, violation.reason) for violation in self.found)
 
     def checks(self) -> int:
-        groups = group_counters(self.canary.state, self.canary.pump.sample)
+        groups = counters_of(self.canary)
         return sum(sum(group.verified.values()) for group in groups.values())
 
     def layer_cache(self, group: int, layer: int) -> Any:

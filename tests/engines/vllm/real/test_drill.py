@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from canary_obs.records import Phase, Reason, StartDrill
+from canary_obs.records import DrillReport, Phase, Reason, StartDrill
 from canary_obs.runtime.perturb.bytes import locate_byte
 from canary_obs.terms import DrillOutcome
 from tests.engines.vllm.real.rig import Rig, prompts
@@ -38,7 +38,7 @@ def test_a_drill_in_the_null_block_is_found_and_changes_no_token(make_rig: Any, 
     lent = [locate_byte(source, 0, 0) for source in rig.adapter.found[0].view.sources]
     before = [address.read() for address in lent]
     assert answers(rig, drills=True) == quiet
-    findings = [report.finding for report in told]
+    findings = [message.finding for message in told if isinstance(message, DrillReport)]
     detected = [one for one in findings if one.outcome is DrillOutcome.DETECTED]
     # One that is under way refuses the next: nothing else may keep a drill from being detected.
     assert {one.outcome for one in findings} <= {DrillOutcome.DETECTED, DrillOutcome.REFUSED}

@@ -11,12 +11,12 @@ from canary_obs.engines.vllm import groups
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.draft import DraftGroups
 from canary_obs.records import Cause, Reason, State
-from canary_obs.runtime.reporter import group_counters
+from canary_obs.runtime.status import counters_of
 from tests.engines.vllm.real.rig import Rig, count_sampled, prompts
 
 
 def unverified(rig: Rig, cause: Cause) -> int:
-    counters = group_counters(rig.canary.state, rig.canary.pump.sample)
+    counters = counters_of(rig.canary)
     return sum(group.unverified[cause] for group in counters.values())
 
 
@@ -67,7 +67,7 @@ def test_draft_layers(make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatc
         ("full", 6),
         ("draft", 2),
     ]
-    draft = group_counters(rig.canary.state, rig.canary.pump.sample)["draft"]
+    draft = counters_of(rig.canary)["draft"]
     assert draft.completed > 1000
     # Every slot that drafting wrote is checked; what it left out would be unverified.
     assert sum(draft.unverified.values()) < sum(draft.verified.values()) / 20
@@ -114,7 +114,7 @@ def test_drafting_that_fails_leaves_slots_unverified(
         rig.step()
     assert not rig.adapter._drafts.pending, "the idle thread would wait for good"
     assert rig.settle() == []
-    counters = group_counters(rig.canary.state, rig.canary.pump.sample)
+    counters = counters_of(rig.canary)
     assert counters["draft"].unverified[Cause.ADOPTED] > 0
     assert not rig.canary.health.faults
 
