@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from rich.table import Table
 from canary_kernels import layout
 from canary_obs.attach import install_canary
 from canary_obs.cli.gpu_facts import environment
+from canary_obs.cli.paired import compared, percentiles
 from canary_obs.config import IN_PROCESS, CanaryConfig, parse_patrol_budget
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.engines.reference.engine import Engine
@@ -42,6 +42,7 @@ SHAPES = {
 }
 _MARGIN = 64  # tokens beyond the context
 _PREFILL_TOKENS, _PREFILL_ROUNDS = 8192, 8
+_FEW_ROWS = 8  # of the pipeline that is to be full
 _BUDGETS = ("1%", "1GB/s", "5GB/s", "15GB/s", "50GB/s")
 
 
@@ -60,12 +61,13 @@ class StepPlan:
 class Stage:
     """One decode step of a loaded engine, repeated at will with and without the canary."""
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: StepPlan, **settings: Any) -> None:
         if not torch.cuda.is_available():
             raise ConfigurationError("--device", "cpu", "this bench replays CUDA graphs", "Run it on a GPU.")
         self.engine = _engine(plan)
         self._adapter = ReferenceAdapter(self.engine)
-        canary = install_canary(self._adapter, CanaryConfig(endpoint=IN_PROCESS, idle_sweep=False))
+        config = CanaryConfig(endpoint=IN_PROCESS, idle_sweep=False, **settings)
+        canary = install_canary(self._adapter, config)
         assert canary is not None
         self.canary: CanaryRuntime = canary
         self.canary.mark_ready()
@@ -81,6 +83,7 @@ class Stage:
         self._observed: Callable[[ForwardBatch], torch.Tensor] = vars(runner)["forward"]
         self._plain: Callable[[ForwardBatch], torch.Tensor] = Runner.forward.__get__(runner)
         self.after_step_us: list[float] = []
+        self.lag_steps: list[int] = []  # of the newest host copy of the counters, after each of these calls
 
     def _queue(self, plan: StepPlan) -> None:
         draw = np.random.default_rng(0)
@@ -109,6 +112,7 @@ class Stage:
                 began = time.perf_counter()
                 self._adapter.after_step()
                 self.after_step_us.append(1e6 * (time.perf_counter() - began))
+                self.lag_steps.append(self.canary.pump.status(self.canary.step, began).lag_steps)
             tokens = logits.argmax(dim=-1)
             if wait:
                 tokens.tolist()
@@ -175,7 +179,7 @@ def run_step(plan: StepPlan) -> int:
                     seconds += taken * plan.block_steps / 1e3 if patrol.enabled else 0.0
         kind = "engine_waits_each_step" if wait else "engine_runs_ahead"
         steps = stage.canary.step - steps
-        result[kind] = _compared(times) | {
+        result[kind] = compared(times) | {
             "patrol_gb_s": round(read / seconds / 1e9, 2),
             "host_us": {
                 hook: round(1e6 * (total - spent[hook]) / steps, 1)
@@ -198,7 +202,7 @@ def _prefill(stage: Stage) -> dict[str, float]:
             taken = stage.block(1, observed=name != "none", wait=True, batch=stage.prefill)
             if round_number:
                 found.append(taken)
-    return {"tokens": float(sum(stage.prefill.extends)), **_compared(times)}
+    return {"tokens": float(sum(stage.prefill.extends)), **compared(times)}
 
 
 def run_patrol(plan: StepPlan) -> int:
@@ -225,7 +229,7 @@ def run_patrol(plan: StepPlan) -> int:
                 if stage.canary.patrol.enabled:
                     read += stage.patrolled_bytes - before
                     seconds += found[-1] * plan.block_steps / 1e3
-        rows[budget] = _compared(times) | {"patrol_gb_s": round(read / seconds / 1e9, 2)}
+        rows[budget] = compared(times) | {"patrol_gb_s": round(read / seconds / 1e9, 2)}
     result["by_budget"] = rows
     stage.canary.patrol = default
     result["planted_flip_counted_once"] = stage.caught()
@@ -235,46 +239,31 @@ def run_patrol(plan: StepPlan) -> int:
 
 
 def run_pipeline(plan: StepPlan) -> int:
-    """Host time of the hooks while the engine runs ahead and the GPU falls behind; skipped copies counted."""
-    stage = Stage(plan)
-    canary, result = stage.canary, _facts(plan, stage)
+    """Host time of `after_step`, first with the GPU steadily `block_steps` behind; skipped copies counted.
+
+    A copy is started in every fourth step, so few rows are enough for the ring to be full at any time then.
+    """
+    stage = Stage(plan, pipeline_rows=_FEW_ROWS)
+    canary, result = stage.canary, _facts(plan, stage) | {"pipeline_rows": _FEW_ROWS}
     stage.block(plan.block_steps, observed=True, wait=False)
-    skipped, pushed = canary.pump.status(canary.step, 0.0).skipped, canary.pump.next_sequence
-    lags = []
-    for kind, wait in (("engine_runs_ahead", False), ("engine_waits_each_step", True)):
+    for kind, wait in (("gpu_steps_behind", False), ("engine_waits_each_step", True)):
+        skipped, pushed = canary.pump.status(canary.step, 0.0).skipped, canary.pump.next_sequence
         stage.after_step_us.clear()
-        for _ in range(plan.rounds):
-            stage.block(plan.block_steps, observed=True, wait=wait, ahead=plan.block_steps)
-            lags.append(canary.pump.status(canary.step, time.monotonic()).lag_steps)
-        result[kind] = {"after_step_us": _spread(stage.after_step_us), "largest_lag_steps": max(lags)}
-        lags.clear()
-    result["skipped"] = canary.pump.status(canary.step, 0.0).skipped - skipped
-    result["copied"] = canary.pump.next_sequence - pushed
+        stage.lag_steps.clear()
+        steps = (plan.rounds + 1) * plan.block_steps
+        stage.block(steps, observed=True, wait=wait, ahead=plan.block_steps)
+        # The first ones let the GPU fall behind.
+        result[kind] = {
+            "after_step_us": percentiles(stage.after_step_us[plan.block_steps :]),
+            "least_lag_steps": min(stage.lag_steps[plan.block_steps :]),
+            "largest_lag_steps": max(stage.lag_steps),
+            "skipped": canary.pump.status(canary.step, 0.0).skipped - skipped,
+            "copied": canary.pump.next_sequence - pushed,
+        }
     result["planted_flip_counted_once"] = stage.caught()
     canary.detach()
     _tell(plan, result)
     return 0
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
-    found = {name: round(ordered[int(share * len(ordered))], 1) for name, share in shares.items()}
-    return found | {"max": round(ordered[-1], 1), "calls": len(ordered)}
-
-
-def _compared(times: dict[str, list[float]]) -> dict[str, float]:
-    """Median milliseconds of each kind, and the median over rounds of its excess over the first kind."""
-    first = next(iter(times))
-    found = {f"{name}_ms": round(statistics.median(values), 4) for name, values in times.items()}
-    for name, values in times.items():
-        if name != first:
-            ratios = [mine / theirs - 1 for mine, theirs in zip(values, times[first], strict=True)]
-            found[f"{name}_over_{first}"] = round(statistics.median(ratios), 5)
-    if "checks" in times and first == "none":
-        ratios = [a / b - 1 for a, b in zip(times["checks_and_patrol"], times["checks"], strict=True)]
-        found["patrol_over_checks"] = round(statistics.median(ratios), 5)
-    return found
 
 
 def _facts(plan: StepPlan, stage: Stage) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What paired step times say: medians, overhead, and its bootstrap interval."""
+"""What step times say: medians, percentiles, overhead of paired ones and its bootstrap interval."""
 
 from __future__ import annotations
 
@@ -27,6 +27,28 @@ def compare(pairs: Pairs, block_steps: int, seed: int) -> dict[str, object]:
         "overhead_median_pair": round(statistics.median(log / none for none, log in pairs) - 1, 4),
         "overhead_95": [round(spread[int(share * _RESAMPLES)], 4) for share in (0.025, 0.975)],
     }
+
+
+def compared(times: dict[str, list[float]]) -> dict[str, float]:
+    """Median milliseconds of each kind, and the median over rounds of its excess over the first kind."""
+    first = next(iter(times))
+    found = {f"{name}_ms": round(statistics.median(values), 4) for name, values in times.items()}
+    for name, values in times.items():
+        if name != first:
+            ratios = [mine / theirs - 1 for mine, theirs in zip(values, times[first], strict=True)]
+            found[f"{name}_over_{first}"] = round(statistics.median(ratios), 5)
+    if "checks" in times and first == "none":
+        ratios = [a / b - 1 for a, b in zip(times["checks_and_patrol"], times["checks"], strict=True)]
+        found["patrol_over_checks"] = round(statistics.median(ratios), 5)
+    return found
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """From the median to the largest, and how many there are."""
+    ordered = sorted(values)
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+    found = {name: round(ordered[int(share * len(ordered))], 1) for name, share in shares.items()}
+    return found | {"max": round(ordered[-1], 1), "calls": len(ordered)}
 
 
 def show(title: str, result: dict[str, object], *, as_json: bool) -> None:

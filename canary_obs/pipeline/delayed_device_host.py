@@ -18,8 +18,8 @@ from torch import Tensor
 class Event(Protocol):
     """A point in a device's work."""
 
-    def record(self, stream: torch.Stream | None = None) -> None:
-        """Mark the point on a stream; None = the current one."""
+    def record(self) -> None:
+        """Mark the point on the current stream."""
 
     def query(self) -> bool:
         """Whether the device has passed the point. Never waits."""
@@ -28,7 +28,7 @@ class Event(Protocol):
 class PassedEvent:
     """The CPU's event: its copies are done when the call returns."""
 
-    def record(self, stream: torch.Stream | None = None) -> None:
+    def record(self) -> None:
         """Nothing to mark."""
 
     def query(self) -> bool:
@@ -36,8 +36,7 @@ class PassedEvent:
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(NamedTuple):
     """One host copy. Everything launched before its push is in it."""
 
     sequence: int  # ordinal of the push, from 0

@@ -26,7 +26,7 @@ from canary_obs.runtime.perturb.injector import Injector
 from canary_obs.runtime.pump import Pump
 from canary_obs.runtime.reporter import Reporter
 from canary_obs.runtime.state import DeviceState
-from canary_obs.runtime.status import counters_of, snapshot_of, standing_of, vitals_of
+from canary_obs.runtime.status import vitals_of, whole_snapshot
 from canary_obs.runtime.swa_divergence import SwaReporter
 from canary_obs.runtime.sweep import Sweeper
 from canary_obs.runtime.transfer import RecordShares
@@ -72,9 +72,8 @@ class CanaryRuntime:
         self.drill = Drill(adapter, config, device, self.reporter)
         self._turns = Turns(self, faults)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
-        self.step = 0
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
-        self.step_seconds = 0.0
+        self.step, self.step_seconds = 0, 0.0
         self.armed = self._head_done = self.paused = False
         self._depth = self._swept_step = 0  # depth: of forwards within forwards
         self.ready_at = 0.0
@@ -101,7 +100,7 @@ class CanaryRuntime:
         self._adapter.detach()
         self._deliver(self.pump.drain(self.step, 5.0))
         self._guard("swa_divergence", self.swa.report, self.step, self.pump.sample)
-        final = snapshot_of(self, standing_of(self), counters_of(self))
+        final = whole_snapshot(self)
         self.reporter.tell(final)
         self.armed = False
         self.reporter.goodbye(final)
@@ -158,15 +157,15 @@ class CanaryRuntime:
         if not self.armed:
             return
         now = time.monotonic()
-        if self.last_step_end is not None:
-            self.step_seconds += now - self.last_step_end
+        seconds = 0.0 if self.last_step_end is None else now - self.last_step_end
+        self.step_seconds += seconds
         self.last_step_end = now
         interval = self.config.sweep_interval
         # An engine step may hold several forwards (drafts), so the exact multiple may be passed over.
         if interval and not self.paused and self.step // interval > self._swept_step // interval:
             self._swept_step = self.step
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.INTERVAL, self.step)
-        self._background(self._turns.take, self.config.sweep_budget_ms / 1e3)
+        self._background(lambda: self._turns.step(seconds), self.config.sweep_budget_ms / 1e3)
 
     def idle(self) -> bool:
         """The engine has nothing to do: commands, sweeps and patrol go on. True = call again soon."""
@@ -175,7 +174,8 @@ class CanaryRuntime:
         self.last_step_end = None
         if self.config.idle_sweep and not self.paused and self.sweeper.idle_due(self.ready_at):
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.IDLE, self.step)
-        self._background(self._turns.take_all, 10 * self.config.sweep_budget_ms / 1e3)
+        self._background(self._turns.all, 10 * self.config.sweep_budget_ms / 1e3)
+        self._turns.finish()
         return self.sweeper.running or self.pump.busy
 
     def fault(self, part: str, error: Exception) -> None:
@@ -253,19 +253,18 @@ class CanaryRuntime:
     # Between forwards ---------------------------------------------------------------------------
 
     def _background(self, turns: Callable[[], None], sweep_seconds: float) -> None:
-        self._guard("drill", self.drill.advance, self.step)
+        if self.sweeper.running and not self.paused:
+            self._turns.sweep(sweep_seconds)
+        started, patrolled = time.perf_counter(), self.overhead["patrol"]
+        # Asked here, not in the part: nearly every step has nothing to do for them, and pays for each call.
+        if self.drill.busy:
+            self._guard("drill", self.drill.advance, self.step)
         turns()
-        started = time.perf_counter()
-        if not self.paused:
-            if not self._guard("sweep", self.sweeper.advance, sweep_seconds, self.pump.next_sequence):
-                self.sweeper.abort("the sweep itself failed; see the engine's log")
-            swept = time.perf_counter()
-            self.overhead["sweep"] += swept - started
-            started = swept
-        self._guard("pump", self._turn_pump)
-        self._guard("swa_divergence", self.swa.advance, self.step, self.pump.sample)
-        self._guard("evidence", self._tell_evidence)
-        self.overhead["pump"] += time.perf_counter() - started
+        if self.swa.due(self.step):
+            self._guard("swa_divergence", self.swa.report, self.step, self.pump.sample)
+        if self.evidence.busy:
+            self._guard("evidence", self._tell_evidence)
+        self.overhead["pump"] += time.perf_counter() - started - (self.overhead["patrol"] - patrolled)
         self._raise_found()
 
     def _raise_found(self) -> None:
@@ -273,8 +272,13 @@ class CanaryRuntime:
             found, self._raising = tuple(self._raising), []
             raise KVCacheViolation(found)
 
-    def _turn_pump(self) -> None:
-        self._deliver(self.pump.turn(self.step))
+    def push_counters(self) -> None:
+        """Start a copy of the counters."""
+        self.pump.push(self.step)
+
+    def take_counters(self) -> None:
+        """Take the copies that have arrived, and what they tell."""
+        self._deliver(self.pump.take(self.step))
 
     def _tell_evidence(self) -> None:
         for evidence in self.evidence.advance(self.reporter.identity, self.step):
@@ -284,7 +288,7 @@ class CanaryRuntime:
         if found:  # before the injector heals what it planted
             self._guard("evidence", self.evidence.observe, found, self.step)
         if self.injector is not None:
-            self.injector.observe(found, settled=not self.pump.busy)
+            self.injector.observe(found, settled=self.pump.settled(self.step))
         if self.config.mode is Mode.RAISE:
             self._raising += [self.evidence.with_holders(violation) for violation in found]
         self.reporter.violations(found)

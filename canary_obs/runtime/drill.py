@@ -77,6 +77,11 @@ class Drill:
         self._record(0)
         self._compare(layout.Phase.PATROL)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a drill is under way."""
+        return self._planted is not None
+
     def demand(self, command: StartDrill, step: int) -> None:
         """Plant a fault now, or say why not."""
         if self._refusal is not None or self._planted is not None:

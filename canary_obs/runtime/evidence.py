@@ -89,6 +89,11 @@ class EvidenceDesk:
         """Device bytes of the staging rows."""
         return self._source.nbytes * (1 + READS_IN_FLIGHT)
 
+    @property
+    def busy(self) -> bool:
+        """Whether slots wait to be read or answers to be told."""
+        return bool(self._queue or self._in_flight or self._answers)
+
     def observe(self, found: list[Violation], step: int) -> None:
         """Begin to read newly violated slots, the first of each kind before the others."""
         kinds: set[tuple[str, Reason, Part | None]] = set()

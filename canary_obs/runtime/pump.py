@@ -24,6 +24,7 @@ class Pump:
         self._words = state.counter_words
         self.log = ViolationLog(state, reveal_tokens=config.reveal_tokens)
         self.sample: Sample | None = None  # the newest host copy
+        self.newest_sequence = -1  # its sequence
         # The same in two lists, [groups * COUNTER_WORDS] each; zeros before the first copy has arrived.
         self.counted = self.beside = [0] * self._words
         self.violations = 0  # counted up to the newest host copy
@@ -38,6 +39,10 @@ class Pump:
         """Whether anything is under way to the host, or is known to be there and was not fetched yet."""
         return self.log.moved(self.violations) or self._counters.busy or self._rows.busy
 
+    def settled(self, step: int) -> bool:
+        """Whether all that was found up to this step has been read."""
+        return not self.busy and self.sample is not None and self.sample.step == step
+
     def status(self, step: int, now: float) -> PipelineStatus:
         """Lag and skips for the snapshot."""
         steps, seconds = self._counters.lag(step, now)
@@ -45,14 +50,22 @@ class Pump:
 
     def turn(self, step: int) -> list[Violation]:
         """Start one copy, take what has arrived; returns violations that became readable. Never waits."""
-        now, sequence = time.monotonic(), self._counters.next_sequence
-        if self._counters.push(step, now):
+        self.push(step)
+        return self.take(step)
+
+    def push(self, step: int) -> None:
+        """Start one copy of the counters; none while as many are under way as there may be."""
+        sequence = self._counters.next_sequence
+        if self._counters.push(step, time.monotonic()):
             self._health.expect(sequence)
+
+    def take(self, step: int) -> list[Violation]:
+        """Take what has arrived; returns violations that became readable."""
         self._take(self._counters.newest(), step)
         if not self._rows.busy:
             if not self.log.moved(self.violations):
                 return []
-            self._rows.push(step, now)
+            self._rows.push(step, time.monotonic())
         return self._read(self._rows.poll(), step)
 
     def drain(self, step: int, timeout: float) -> list[Violation]:
@@ -70,7 +83,8 @@ class Pump:
         # Counters only grow: the newest copy tells all that those before it did.
         if sample is not None:
             values = sample.words.tolist()
-            self.sample, self.counted, self.beside = sample, values[: self._words], values[self._words :]
+            self.sample, self.newest_sequence = sample, sample.sequence
+            self.counted, self.beside = values[: self._words], values[self._words :]
             self.violations = events_in(self.counted)
             self._health.observe(sample.sequence, self.counted)
             if self._sweeper.running:

@@ -7,16 +7,15 @@ it repeats a suspected comparison on the engine's stream, in order with every wr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Protocol
 
 import torch
 
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers
-from canary_kernels.fingerprint import FingerprintPlan, compare_range
-from canary_obs.pipeline.delayed_device_host import Event
+from canary_kernels.fingerprint import FingerprintPlan, range_comparison
 from canary_obs.runtime.pump import Pump
 from canary_obs.runtime.state import DeviceState, Group
 
@@ -43,12 +42,32 @@ class Return:
     suspicious: bool
 
 
+class Beside(Protocol):
+    """A stream of its own, as much of it as is used here."""
+
+    def query(self) -> bool:
+        """Whether all that was launched there is done. Never waits."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+
+class Done:
+    """The CPU's: what was launched is done."""
+
+    def query(self) -> bool:
+        """Always done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _UnderWay:
     errand: Errand
     run: int  # the number of its group's runs once this one is counted
-    passed: Event | None  # the device is through with it; None = it was when the launch returned
-    copy: int | None = None  # sequence of the first copy of the counters that was pushed after that
+    copy: int = -1  # sequence of the first copy of the counters pushed after it was done; -1 = not yet known
     suspected: bool = False  # counts moved that may be those of this errand or of one before it
 
 
@@ -56,12 +75,9 @@ class Scout:
     """Sends comparisons on a stream of its own, at most a few at a time; never waits for the device.
 
     What they count comes to the host with the pump's copies, so an errand costs one launch and no more.
-    `event_factory` stands in for the device's events.
     """
 
-    def __init__(
-        self, state: DeviceState, pump: Pump, event_factory: Callable[[], Event] | None = None
-    ) -> None:
+    def __init__(self, state: DeviceState, pump: Pump) -> None:
         device = state.clock.device
         self._state, self._pump = state, pump
         # Of its own, as all that two streams write at once: the log, the clock that stamps it, sums in wait.
@@ -80,24 +96,23 @@ class Scout:
             )
             for group in state.groups
         ]
-        self._stream: torch.Stream | None = None
-        if device.type == "cuda":
-            # The lowest priority there is; it is also the default one of an engine's own streams.
-            self._stream = torch.Stream(device, priority=0)
-            event_factory = event_factory or partial(torch.Event, device)
-        made = (
-            [event_factory() for _ in range(_IN_FLIGHT)] if event_factory is not None else [None] * _IN_FLIGHT
-        )
-        self._events: deque[Event | None] = deque(made)
-        self._under_way: deque[_UnderWay] = deque()
+        self._direct = device.type == "cpu"  # counters are read where they are
+        # The lowest priority there is; it is also the default one of an engine's own streams.
+        stream = torch.Stream(device, priority=0) if device.type == "cuda" else None
+        self._stream: Beside = Done() if stream is None else stream
+        self._compare = [
+            range_comparison(state.backend, *side, layout.Phase.PATROL, stream) for side in self._sides
+        ]
+        self._stream.synchronize()
         rows = counters.tolist()
         self._runs = [row[_RUNS] for row in rows]  # by group: counted, once all that was sent has run
         self._lanes = [row[: layout.NUM_LANES] for row in rows]  # by group: suspicions seen
+        self._under_way: deque[_UnderWay] = deque()
 
     @property
     def full(self) -> bool:
         """Whether as many errands are under way as there may be."""
-        return not self._events
+        return len(self._under_way) == _IN_FLIGHT
 
     @property
     def busy(self) -> bool:
@@ -106,45 +121,36 @@ class Scout:
 
     def send(self, errand: Errand) -> None:
         """Start an errand's comparison. Only when not full."""
-        group = errand.group
-        buffers, plan = self._sides[group.index]
-        compare_range(self._state.backend, buffers, plan, errand.slots, layout.Phase.PATROL, self._stream)
-        event = self._events.popleft()
-        if event is not None:
-            event.record(self._stream)  # on a GPU, where there is one
-        self._runs[group.index] += 1
-        self._under_way.append(_UnderWay(errand=errand, run=self._runs[group.index], passed=event))
+        number = errand.group.index
+        self._compare[number](errand.slots)
+        self._runs[number] += 1
+        self._under_way.append(_UnderWay(errand=errand, run=self._runs[number]))
 
-    def returned(self) -> Iterator[Return]:
+    def returned(self) -> list[Return]:
         """Errands whose counts are on the host, oldest first."""
-        for one in self._under_way:
-            if one.passed is None or one.copy is not None:
-                continue
-            if not one.passed.query():
-                break
-            one.copy = self._pump.next_sequence
-        newest = self._pump.sample
-        while self._under_way:
-            oldest = self._under_way[0]
-            if oldest.passed is None:
-                counted = self._state.beside.tolist()
-            elif oldest.copy is not None and newest is not None and newest.sequence >= oldest.copy:
-                counted = self._pump.beside
-            else:
-                return
-            yield self._judged(self._under_way.popleft(), counted)
+        back: list[Return] = []
+        if not self._under_way:
+            return back
+        if self._direct:
+            return list(self.finish())
+        # All of them at once: one event each would cost the engine's thread as much as the launches.
+        if self._under_way[-1].copy < 0 and self._stream.query():
+            for one in self._under_way:
+                one.copy = self._pump.next_sequence if one.copy < 0 else one.copy
+        newest = self._pump.newest_sequence
+        while self._under_way and 0 <= self._under_way[0].copy <= newest:
+            back.append(self._judged(self._under_way.popleft(), self._pump.beside))
+        return back
 
     def finish(self) -> Iterator[Return]:
         """At rest: wait for the errands that are under way."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        self._stream.synchronize()
         counted = self._state.beside.tolist()
         while self._under_way:
             yield self._judged(self._under_way.popleft(), counted)
 
     def _judged(self, one: _UnderWay, counted: Sequence[int]) -> Return:
         """counted: int64 [groups * COUNTER_WORDS], read when the device was through with this errand."""
-        self._events.append(one.passed)
         number = one.errand.group.index
         start = number * layout.COUNTER_WORDS
         lanes = counted[start : start + layout.NUM_LANES]

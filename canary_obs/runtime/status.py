@@ -5,7 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from canary_obs.records import Cause, GroupCounters, Snapshot, State, SweepProgress, SweepStatus
+from canary_obs.records import (
+    Cause,
+    GroupCounters,
+    PatrolProgress,
+    PipelineStatus,
+    Snapshot,
+    State,
+    SweepProgress,
+    SweepStatus,
+)
 from canary_obs.runtime.health import Vitals
 from canary_obs.runtime.reporter import group_counters
 from canary_obs.runtime.violation_log import PHASES
@@ -44,19 +53,24 @@ def _covered(last: SweepProgress) -> float | None:
 
 
 class Standing(NamedTuple):
-    """The verdict, and what it and the snapshot that tells it go by."""
+    """What the verdict and the counters of a snapshot are made of: all of one moment."""
 
     vitals: Vitals
-    state: State
-    reasons: tuple[str, ...]
+    patrol: PatrolProgress | None
+    pipeline: PipelineStatus
     counted: list[int]  # as in Pump
     beside: list[int]
 
 
 def standing_of(canary: CanaryRuntime) -> Standing:
     """As of now."""
-    vitals = vitals_of(canary)
-    return Standing(vitals, *canary.health.verdict(vitals), canary.pump.counted, canary.pump.beside)
+    pump, pipeline = canary.pump, canary.pump.status(canary.step, time.monotonic())
+    return Standing(vitals_of(canary), canary.patrol.progress, pipeline, pump.counted, pump.beside)
+
+
+def counters_in(canary: CanaryRuntime, standing: Standing) -> dict[str, GroupCounters]:
+    """The counters of every group."""
+    return group_counters(canary.state, standing.counted, standing.beside)
 
 
 def counters_of(canary: CanaryRuntime) -> dict[str, GroupCounters]:
@@ -64,9 +78,23 @@ def counters_of(canary: CanaryRuntime) -> dict[str, GroupCounters]:
     return group_counters(canary.state, canary.pump.counted, canary.pump.beside)
 
 
-def snapshot_of(canary: CanaryRuntime, standing: Standing, groups: dict[str, GroupCounters]) -> Snapshot:
-    """Everything the service is told: verdict and counters of one moment, the rest as of now."""
-    vitals = standing.vitals
+def whole_snapshot(canary: CanaryRuntime) -> Snapshot:
+    """Everything the service is told, as of now."""
+    standing = standing_of(canary)
+    return snapshot_of(
+        canary, standing, canary.health.verdict(standing.vitals), counters_in(canary, standing)
+    )
+
+
+def snapshot_of(
+    canary: CanaryRuntime,
+    standing: Standing,
+    verdict: tuple[State, tuple[str, ...]],
+    groups: dict[str, GroupCounters],
+) -> Snapshot:
+    """Everything the service is told: what is given, and the rest as of now."""
+    vitals, stalled = standing.vitals, canary.health.stalled
+    state, reasons = verdict
     return Snapshot(
         identity=canary.reporter.identity,
         sequence=canary.reporter.next_sequence(),
@@ -74,21 +102,23 @@ def snapshot_of(canary: CanaryRuntime, standing: Standing, groups: dict[str, Gro
         mode=canary.config.mode,
         backend=canary.state.backend.value,
         step=canary.step,
-        state=standing.state,
-        state_reasons=standing.reasons,
+        state=state,
+        state_reasons=reasons,
         groups=groups,
         sweep_passes=dict(canary.sweeper.passes),
         last_sweep_ns=canary.sweeper.last_completed_ns,
         sweep=canary.sweeper.progress,
-        patrol=canary.patrol.progress,
-        pipeline=canary.pump.status(canary.step, time.monotonic()),
+        patrol=standing.patrol,
+        pipeline=standing.pipeline,
         overhead_seconds=dict(canary.overhead),
         step_seconds=canary.step_seconds,
         observer_faults=dict(canary.health.faults),
         violation_events_dropped=vitals.events_dropped,
         messages_dropped=vitals.messages_dropped,
         kernels_stalled={
-            group.name: tuple(PHASES[phase] for index, phase in canary.health.stalled if index == group.index)
+            group.name: tuple(PHASES[phase] for index, phase in stalled if index == group.index)
+            if stalled
+            else ()
             for group in canary.state.groups
         },
         perturbations=canary.injector.ledger.counts() if canary.injector else {},

@@ -30,11 +30,12 @@ class SwaReporter:
         self._adapter = adapter if windowed and isinstance(adapter, ShowsWindow) else None
         self.latest: SwaDivergence | None = None  # None = the engine has no such groups
 
-    def advance(self, step: int, sample: Sample | None) -> None:
-        """Report when it is time."""
-        due = self._interval and step // self._interval > self._reported // self._interval
-        if due or (self.latest is None and self._adapter is not None):
-            self.report(step, sample)
+    def due(self, step: int) -> bool:
+        """Whether it is time to report."""
+        if self._adapter is None:
+            return False
+        interval = self._interval
+        return self.latest is None or (interval > 0 and step // interval > self._reported // interval)
 
     def report(self, step: int, sample: Sample | None) -> None:
         """Count now, and say so in one line of the engine's log."""

@@ -1,44 +1,36 @@
-"""Snapshots for the service and lines for the engine's log, in three turns: verdict, counters, all else."""
+"""Snapshots for the service and lines for the engine's log, made a part at a time."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from canary_obs.records import GroupCounters
-from canary_obs.runtime.reporter import group_counters
 from canary_obs.runtime.state_log import StateLog
-from canary_obs.runtime.status import Standing, snapshot_of, standing_of
+from canary_obs.runtime.status import counters_in, snapshot_of, standing_of
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
 
 
 class Telling:
-    """A step of the engine has time for a third of it."""
+    """A step of the engine has time for a part of it."""
 
     def __init__(self, canary: CanaryRuntime) -> None:
         self._canary = canary
         self._state_log = StateLog(canary.reporter.identity)
-        self._standing: Standing | None = None
-        self._groups: dict[str, GroupCounters] | None = None
+        self._under_way: Iterator[None] | None = None
 
     def advance(self) -> bool:
-        """The next third, if a snapshot is due or begun; whether there was one."""
-        canary, standing, groups = self._canary, self._standing, self._groups
-        # What fails is begun anew, not tried again.
-        self._standing = self._groups = None
-        if standing is None:
-            if not canary.reporter.due(time.monotonic()):
+        """The next part, if a snapshot is due or begun; whether there was one."""
+        parts, self._under_way = self._under_way, None  # what fails is begun anew, not tried again
+        if parts is None:
+            if not self._canary.reporter.due(time.monotonic()):
                 return False
-            standing = standing_of(canary)
-            self._state_log.tell(standing.state, standing.reasons)
-            self._standing = standing
-        elif groups is None:
-            groups = group_counters(canary.state, standing.counted, standing.beside)
-            self._standing, self._groups = standing, groups
-        else:
-            canary.reporter.tell(snapshot_of(canary, standing, groups))
+            parts = self._parts()
+        for _ in parts:
+            self._under_way = parts
+            break
         return True
 
     def finish(self) -> None:
@@ -48,5 +40,19 @@ class Telling:
             self._conclude()
 
     def _conclude(self) -> None:
-        while self._standing is not None:
+        while self._under_way is not None:
             self.advance()
+
+    def _parts(self) -> Iterator[None]:
+        """Verdict and counters are of one moment, the rest is as of when it is asked for."""
+        canary = self._canary
+        standing = standing_of(canary)
+        yield
+        verdict = canary.health.verdict(standing.vitals)
+        self._state_log.tell(*verdict)
+        yield
+        groups = counters_in(canary, standing)
+        yield
+        snapshot = snapshot_of(canary, standing, verdict, groups)
+        yield
+        canary.reporter.tell(snapshot)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import cycle
 from typing import TYPE_CHECKING
 
+from canary_obs.records import Mode
 from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.obey import obey
 from canary_obs.runtime.telling import Telling
@@ -14,42 +16,84 @@ from canary_obs.runtime.telling import Telling
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
 
+# A step this long has time for one part more.
+_SECONDS_PER_PART = 0.025
+
+Part = Callable[[], bool]  # whether it found anything to do
+
 
 class Turns:
-    """Patrol, snapshots and the service's commands; on a GPU in rotation."""
+    """Counters on their way to the host, patrol, snapshots, the service's commands.
+
+    On a GPU every second step moves counters, start and end of their way in turn; those in between are for
+    the rest, in rotation. In mode `raise` counters move in every step, so that the next one can raise.
+    """
 
     def __init__(self, canary: CanaryRuntime, faults: Faults) -> None:
         self._canary, self._faults = canary, faults
         self._telling = Telling(canary)
         self._rotating = canary.state.clock.is_cuda
-        # Each says whether it found anything to do; its time counts as that hook's.
-        self._parts: deque[tuple[str, Callable[[], bool]]] = deque(
-            (("patrol", self._patrol), ("pump", self._tell), ("pump", self._obey))
-        )
+        self._others: deque[Part] = deque((self._patrol, self._tell, self._obey))
+        if canary.config.mode is Mode.RAISE:
+            self._cycle = cycle((self._move, self._other))
+        else:
+            self._cycle = cycle((self._push, self._other, self._take, self._other))
 
-    def take(self) -> None:
-        """Once per step. The part after the one that found something to do is first at the next call."""
-        for _ in range(len(self._parts)):
-            if self._next() and self._rotating:
-                return
+    def step(self, seconds: float) -> None:
+        """After an engine step, which took so long."""
+        canary = self._canary
+        if not self._rotating:
+            self.all()
+            return
+        for _ in range(1 + int(seconds / _SECONDS_PER_PART)):
+            next(self._cycle)()
+        if canary.config.mode is Mode.RAISE:
+            next(self._cycle)()
 
-    def take_all(self) -> None:
-        """At rest: every part, and all of it."""
-        for _ in range(len(self._parts)):
-            self._next()
+    def all(self) -> None:
+        """Every part, where nobody waits for calls to the device."""
+        for part in tuple(self._others):
+            part()
+        self._move()
+
+    def finish(self) -> None:
+        """At rest: a snapshot that was begun, and one more if it is due."""
         self._faults.guard("snapshot", self._telling.finish)
 
-    def _next(self) -> bool:
-        started = time.perf_counter()
-        hook, part = self._parts[0]
-        self._parts.rotate(-1)
-        found = part()
-        self._canary.overhead[hook] += time.perf_counter() - started
-        return found
+    def sweep(self, seconds: float) -> None:
+        """Go on with the sweep that is running, for so long."""
+        canary, started = self._canary, time.perf_counter()
+        if not self._faults.guard("sweep", canary.sweeper.advance, seconds, canary.pump.next_sequence):
+            canary.sweeper.abort("the sweep itself failed; see the engine's log")
+        canary.overhead["sweep"] += time.perf_counter() - started
+
+    def _other(self) -> bool:
+        """The next part that has something to do; the one after it is first at the next call."""
+        for _ in range(len(self._others)):
+            part = self._others[0]
+            self._others.rotate(-1)
+            if part():
+                return True
+        return False
+
+    def _push(self) -> bool:
+        return self._faults.guard("pump", self._canary.push_counters)
+
+    def _take(self) -> bool:
+        return self._faults.guard("pump", self._canary.take_counters)
+
+    def _move(self) -> bool:
+        return self._push() and self._take()
 
     def _patrol(self) -> bool:
         canary = self._canary
-        return not canary.paused and self._faults.asked("patrol", self._advance_patrol)
+        if canary.paused or not canary.patrol.enabled:
+            return False
+        started = time.perf_counter()
+        found = self._faults.asked("patrol", self._advance_patrol)
+        spent = time.perf_counter() - started
+        canary.overhead["patrol"] += spent
+        return found
 
     def _advance_patrol(self) -> bool:
         resting = self._canary.last_step_end is None

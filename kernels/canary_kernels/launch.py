@@ -75,7 +75,7 @@ class Start:
         device: torch.device,
         head: tuple[int, ...],
         tail: tuple[Any, ...],
-        fixed: int | None,
+        fixed: int | None = None,
     ):
         self._compiled = compiled.function, compiled.packed_metadata, None, None, None  # no profiler hooks
         self._run: Callable[..., None] = compiled.run

@@ -113,9 +113,9 @@ PATROL = mutants(
         "tests/runtime/test_patrol.py::test_a_kernel_that_leaves_no_trace_is_a_stall",
     ),
     (
-        "newest.sequence >= oldest.copy",
-        "newest.sequence >= 0",
-        "tests/runtime/test_patrol.py::test_an_errand_returns_with_a_copy_pushed_after_its_event",
+        "0 <= self._under_way[0].copy <= newest",
+        "0 <= self._under_way[0].copy",
+        "tests/runtime/test_patrol.py::test_an_errand_returns_with_a_copy_pushed_after_it_was_done",
     ),
     (
         "other.suspected = True",
@@ -137,13 +137,13 @@ PATROL = mutants(
 TURNS = mutants(
     "canary_obs/runtime/turns.py",
     (
-        "self._parts.rotate(-1)",
+        "self._others.rotate(-1)",
         "pass",
         "tests/runtime/test_turns.py::test_a_step_takes_one_part_and_each_has_its_turn",
     ),
     (
-        "if self._next() and self._rotating:",
-        "if self._next():",
+        "if not self._rotating:",
+        "if False:",
         "tests/runtime/test_turns.py::test_on_a_cpu_the_patrol_and_commands_have_every_step",
     ),
 )

@@ -18,7 +18,7 @@ from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
 from canary_obs.pipeline.mailbox import EngineLink, LocalLink, open_link
 from canary_obs.records import Mode, StartSweep, State
-from canary_obs.runtime import forward, health, pump, scout, sweep
+from canary_obs.runtime import forward, health, pump, sweep
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.serve import ServiceThread
 
@@ -98,7 +98,7 @@ PARTS = {
     "sweep: bytes": break_module(sweep, "compare_slots"),
     "sweep: walker": break_part("_adapter.prefix_cache.cached"),
     "sweep: eviction check": break_part("_adapter.prefix_cache.still_cached"),
-    "patrol": break_module(scout, "compare_range"),
+    "patrol": break_part("patrol._scout.send"),
     "pipeline: push": break_part("pump._counters.push"),
     "pipeline: poll": break_part("pump._counters.newest"),
     "violation log": break_part("pump.log.moved"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-import torch
 
 from canary_kernels import layout
 from canary_obs.records import Phase
@@ -75,44 +74,37 @@ def test_what_the_scout_counts_is_in_the_snapshot_and_its_suspicions_are_not(mak
 def test_a_kernel_that_leaves_no_trace_is_a_stall(make_rig, monkeypatch) -> None:
     rig = make_rig(patrol_budget="50%", idle_sweep=False)
     rig.run(30)
-    monkeypatch.setattr("canary_obs.runtime.scout.compare_range", lambda *_: None)
+    monkeypatch.setattr(rig.canary.patrol._scout, "_compare", [lambda _: None])
     turn(rig)
     assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
 
 
 class Late:
-    """A device's event that passes when it is told to."""
+    """A stream whose work is done when it is told to be."""
 
     def __init__(self) -> None:
-        self.passed = False
-
-    def record(self, _: torch.Stream | None = None) -> None:
-        self.passed = False
+        self.done = False
 
     def query(self) -> bool:
-        return self.passed
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = True
 
 
 class Away:
-    """The patrol of a rig as on a GPU: errands run when they are sent, and their events pass later."""
+    """The patrol of a rig as on a GPU: errands run when they are sent, and their stream is done later."""
 
     def __init__(self, rig) -> None:
-        self.events: list[Late] = []
         self.canary, self.patrol = rig.canary, rig.canary.patrol
         self.patrol._on_cpu = False
-        self.scout = self.patrol._scout = Scout(rig.canary.state, rig.canary.pump, self._event)
-
-    def _event(self) -> Late:
-        self.events.append(Late())
-        return self.events[-1]
+        self.scout, self.stream = self.patrol._scout, Late()
+        self.scout._direct, self.scout._stream = False, self.stream
 
     def advance(self, credit: float = 1e9) -> bool:
         self.patrol._credit = credit
+        self.stream.done &= credit == 0.0  # what is sent has to be done as well
         return self.patrol.advance(time.monotonic())
-
-    def pass_all(self) -> None:
-        for event in self.events:
-            event.passed = True
 
     def pump(self) -> None:
         self.canary.pump.turn(self.canary.step)
@@ -125,11 +117,11 @@ def away(make_rig) -> Away:
     return Away(rig)
 
 
-def test_an_errand_returns_with_a_copy_pushed_after_its_event(away) -> None:
+def test_an_errand_returns_with_a_copy_pushed_after_it_was_done(away) -> None:
     assert away.advance()
-    away.pump()  # this copy was pushed before the event had passed
+    away.pump()  # this copy was pushed before it was done
     assert not away.advance(0.0)
-    away.pass_all()
+    away.stream.done = True
     assert not away.advance(0.0)  # nor is the newest copy one pushed since
     away.pump()
     assert away.scout.busy
@@ -138,25 +130,22 @@ def test_an_errand_returns_with_a_copy_pushed_after_its_event(away) -> None:
     assert not away.canary.health.stalled
 
 
-def test_a_step_sends_an_errand_or_takes_one_back(away, monkeypatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(Scout, "send", noting(Scout.send, "send", done))
-    monkeypatch.setattr(away.patrol, "_checked", noting(away.patrol._checked, "back", done))
+def test_whole_cycles_find_what_is_corrupt(away) -> None:
     group = away.canary.state.groups[0]
     states = group.buffers.records[:, layout.IDENTITY] >> 32 & layout.STATE_MASK
     complete = (states == layout.RecordState.COMPLETE).nonzero()
     locate_byte(group.view.sources[0], int(complete[0]), 3).flip(1)
-    cycles, turns = away.patrol.cycles, []
+    cycles = away.patrol.cycles
     while away.patrol.cycles < cycles + 2:
         away.advance()
-        away.pass_all()
-        turns.append(tuple(done))
-        done.clear()
+        away.stream.done = True
+        away.advance(0.0)
         away.pump()
-    # Sent; seen to have passed while the next one is sent; then its counts arrive.
-    assert set(turns) <= {("send",), ("back",), ("back", "back"), ()}
-    assert 1 <= away.canary.pump.violations <= 3
-    assert away.canary.pump.counted[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] >= 1
+    away.pump()
+    # At least once in each cycle; errands beside the one that counted it may be repeated as well.
+    assert 2 <= away.canary.pump.violations <= 3
+    lane = layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)
+    assert away.canary.pump.counted[lane] == away.canary.pump.violations
 
 
 def test_no_more_errands_than_a_few_are_under_way(away) -> None:
@@ -166,11 +155,11 @@ def test_no_more_errands_than_a_few_are_under_way(away) -> None:
         away.pump()
     assert sent == 4
     assert away.scout.full
-    away.pass_all()
-    assert not away.advance()
+    away.stream.done = True
+    assert not away.advance(0.0)
     away.pump()
-    assert away.advance()
-    assert not away.scout.full
+    assert away.advance(0.0)
+    assert not away.scout.busy
 
 
 def test_suspicions_counted_by_a_later_errand_are_not_lost(away) -> None:
@@ -181,14 +170,15 @@ def test_suspicions_counted_by_a_later_errand_are_not_lost(away) -> None:
     )
     suspicions = away.canary.state.beside[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA) :]
     away.scout.send(first)
+    away.stream.done = True
+    assert away.scout.returned() == []
     away.scout.send(second)
-    away.events[0].passed = True
-    assert list(away.scout.returned()) == []
+    away.stream.done = False
     suspicions[0] += 1  # by the second, which is still under way
     away.pump()
     assert [(back.errand, back.suspicious) for back in away.scout.returned()] == [(first, True)]
-    away.events[1].passed = True
-    assert list(away.scout.returned()) == []
+    away.stream.done = True
+    assert away.scout.returned() == []
     away.pump()
     assert [(back.errand, back.suspicious) for back in away.scout.returned()] == [(second, True)]
     away.scout.send(first)
@@ -199,12 +189,12 @@ def test_a_run_that_left_no_trace_is_missed_once(away, monkeypatch) -> None:
     group = away.canary.state.groups[0]
     errand = Errand(group=group, slots=range(4), first_chunk=0, last_chunk=0)
     with monkeypatch.context() as patch:
-        patch.setattr("canary_obs.runtime.scout.compare_range", lambda *_: None)
+        patch.setattr(away.scout, "_compare", [lambda _: None])
         away.scout.send(errand)
     away.scout.send(errand)
     away.scout.send(errand)
-    away.pass_all()
-    assert list(away.scout.returned()) == []
+    away.stream.done = True
+    assert away.scout.returned() == []
     away.pump()
     # Which of the three left none is not known; that one is missing is.
     assert sorted(back.ran for back in away.scout.returned()) == [False, True, True]
@@ -228,13 +218,3 @@ def test_a_scout_has_rooms_of_its_own(make_rig) -> None:
         pairs = [(plan.scratch, group.plan.scratch), (buffers.counters, group.buffers.counters)]
         pairs += [(buffers.violations, group.buffers.violations), (buffers.clock, group.buffers.clock)]
         assert all(mine.data_ptr() != theirs.data_ptr() for mine, theirs in pairs)
-
-
-def noting(method, name: str, done: list[str]):
-    """The method, which also writes its name down."""
-
-    def noted(*given) -> None:
-        done.append(name)
-        method(*given)
-
-    return noted

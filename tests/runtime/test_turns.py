@@ -31,6 +31,9 @@ def rig(make_rig, link):
     return made
 
 
+PARTS = "standing_of", "verdict", "counters_in", "snapshot_of", "tell"  # of a snapshot, in this order
+
+
 def note_parts(rig, monkeypatch) -> list[str]:
     done: list[str] = []
 
@@ -45,64 +48,79 @@ def note_parts(rig, monkeypatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, noted)
 
-    noting(rig.canary.patrol, "advance")
-    noting(telling, "standing_of")
-    noting(telling, "group_counters")
-    noting(telling, "snapshot_of")
+    canary = rig.canary
+    noting(canary.patrol, "advance")
+    for name in ("standing_of", "counters_in", "snapshot_of"):
+        noting(telling, name)
+    noting(canary.health, "verdict")
+    noting(canary.reporter, "tell")
     noting(turns, "obey")
+    noting(canary.pump, "push")
+    noting(canary.pump, "take")
     return done
 
 
-def test_a_step_takes_one_part_and_each_has_its_turn(rig, monkeypatch) -> None:
+@pytest.fixture
+def done(rig, monkeypatch) -> list[str]:
+    """Parts that found something to do; the engine's steps as short as they come, on a GPU."""
     done = note_parts(rig, monkeypatch)
-    rig.canary._turns._rotating = True  # as on a GPU
-    parts = []
-    for _ in range(9):
-        rig.canary.patrol._credit = 1.0  # a second of the engine's time
-        rig.canary.patrol._timed = False
-        rig.canary.after_step()
-        parts.append(tuple(done))
+    rig.canary._turns._rotating = True
+    rig.canary._turns._telling.finish()
+    done.clear()
+    return done
+
+
+def steps(rig, done: list[str], count: int, seconds: float = 0.0) -> list[tuple[str, ...]]:
+    """What each step did; every errand is paid for."""
+    found = []
+    for _ in range(count):
+        rig.canary.patrol._credit, rig.canary.patrol._timed = 1.0, False
+        rig.canary._turns.step(seconds)
+        found.append(tuple(done))
         done.clear()
-    assert all(len(part) == 1 for part in parts)
-    in_turn = [part[0] for part in parts]
-    assert in_turn.count("advance") == in_turn.count("obey") == 3
-    told = [name for name in in_turn if name in ("standing_of", "group_counters", "snapshot_of")]
-    assert told in (
-        ["standing_of", "group_counters", "snapshot_of"],
-        ["group_counters", "snapshot_of", "standing_of"],
-        ["snapshot_of", "standing_of", "group_counters"],
-    )
+    return found
 
 
-def test_what_has_nothing_to_do_gives_its_turn_away(rig, monkeypatch) -> None:
-    done = note_parts(rig, monkeypatch)
-    rig.canary._turns._rotating = True  # as on a GPU
+def test_a_step_takes_one_part_and_each_has_its_turn(rig, done) -> None:
+    found = steps(rig, done, 60)
+    assert all(len(parts) == 1 for parts in found)
+    names = [parts[0] for parts in found]
+    assert set(names[0::4]) == {"push"}
+    assert set(names[2::4]) == {"take"}
+    others = names[1::2]
+    assert others.count("advance") == others.count("obey") == 10
+    assert [name for name in others if name in PARTS] == [*PARTS, *PARTS]
+
+
+def test_a_long_step_has_time_for_more(rig, done) -> None:
+    assert [len(parts) for parts in steps(rig, done, 3, seconds=0.1)] == [5, 5, 5]
+
+
+def test_what_has_nothing_to_do_gives_its_turn_away(rig, done, monkeypatch) -> None:
     rig.canary.patrol.enabled = False
     monkeypatch.setattr(rig.canary.reporter, "due", lambda _: False)
-    rig.canary._turns._telling.finish()
-    done.clear()
-    for _ in range(5):
-        rig.canary.after_step()
-    assert done == ["obey"] * 5
+    assert steps(rig, done, 8) == 2 * [("push",), ("obey",), ("take",), ("obey",)]
 
 
-def test_on_a_cpu_the_patrol_and_commands_have_every_step(rig, monkeypatch) -> None:
+def test_in_mode_raise_counters_move_in_every_step(make_rig, monkeypatch) -> None:
+    rig = make_rig(mode=Mode.RAISE, patrol_budget="50%", idle_sweep=False, snapshot_seconds=1e-9)
     done = note_parts(rig, monkeypatch)
-    rig.canary.patrol._timed = False
-    for _ in range(6):
-        rig.canary.patrol._credit = 1.0
-        rig.canary.after_step()
-    assert done.count("advance") == done.count("obey") == 6
-    assert done.count("standing_of") == done.count("snapshot_of") == 2
+    monkeypatch.setattr(rig.canary._turns, "_rotating", True)
+    found = steps(rig, done, 12) + steps(rig, done, 4, seconds=0.04)
+    assert all({"push", "take"} < set(parts) for parts in found)
 
 
-def test_at_rest_nothing_waits(rig, link, monkeypatch) -> None:
+def test_on_a_cpu_every_step_takes_all(rig, monkeypatch) -> None:
     done = note_parts(rig, monkeypatch)
-    rig.canary._turns._telling.finish()
-    done.clear()
+    for parts in steps(rig, done, 10):
+        assert {"advance", "obey", "push", "take"} < set(parts)
+        assert len(parts) == 5
+
+
+def test_at_rest_nothing_waits(rig, link, done) -> None:
     link.deliver(Pause())
     rig.canary.idle()
-    assert {"obey", "standing_of", "group_counters", "snapshot_of"} <= set(done)
+    assert {"advance", "obey", "push", "take", *PARTS} <= set(done)
     assert rig.canary.paused
 
 
@@ -119,13 +137,13 @@ def test_verdict_and_counters_of_a_snapshot_are_of_one_moment(rig, link) -> None
     canary.patrol.whole_cycle()
     canary.pump.drain(canary.step, 1.0)
     assert canary.pump.violations > 0
-    assert advance()
-    assert advance()
+    for _ in PARTS[1:]:
+        assert advance()
     before, *_ = sent(link)
     assert before.state is State.OK
     assert sum(before.groups["full"].violations[phase][reason] for phase in before.groups["full"].violations
                for reason in before.groups["full"].violations[phase]) == 0  # fmt: skip
-    for _ in range(3):
+    for _ in PARTS:
         assert advance()
     after, *_ = sent(link)
     assert after.state is State.VIOLATED
@@ -133,7 +151,7 @@ def test_verdict_and_counters_of_a_snapshot_are_of_one_moment(rig, link) -> None
     address.flip(1)
 
 
-@pytest.mark.parametrize("part", ["standing_of", "group_counters", "snapshot_of"])
+@pytest.mark.parametrize("part", ["standing_of", "counters_in", "snapshot_of"])
 def test_a_snapshot_that_cannot_be_made_is_a_fault_and_the_next_one_is_sent(
     rig, link, monkeypatch, part
 ) -> None:

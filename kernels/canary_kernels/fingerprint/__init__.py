@@ -1,7 +1,13 @@
 """Fingerprint the KV bytes of slots over all layers: store, compare, locate."""
 
 from canary_kernels.fingerprint.locate import Suspect, WordChange, locate, suspects
-from canary_kernels.fingerprint.op import compare_range, compare_slots, complete_slots, hash_slots
+from canary_kernels.fingerprint.op import (
+    compare_range,
+    compare_slots,
+    complete_slots,
+    hash_slots,
+    range_comparison,
+)
 from canary_kernels.fingerprint.plan import FingerprintPlan, plan_fingerprint
 
 __all__ = [
@@ -14,5 +20,6 @@ __all__ = [
     "hash_slots",
     "locate",
     "plan_fingerprint",
+    "range_comparison",
     "suspects",
 ]

@@ -33,6 +33,8 @@ from canary_kernels.launch import prepare
 from canary_kernels.layout import NO_REQUEST, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers
@@ -180,15 +182,39 @@ def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, p
     _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
 
 
-def compare_range(
-    buffers: GroupBuffers,
-    plan: FingerprintPlan,
-    slots: range,
-    phase: Phase,
-    stream: torch.Stream | None = None,
-) -> None:
+def compare_range(buffers: GroupBuffers, plan: FingerprintPlan, slots: range, phase: Phase) -> None:
     """Launch the comparison; see `op.compare_range`."""
-    _launch_chunks(buffers, plan, slots, COMPARING.value, phase, stream)
+    _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
+
+
+def range_comparison(
+    buffers: GroupBuffers, plan: FingerprintPlan, phase: Phase, stream: torch.Stream | None
+) -> Callable[[range], None]:
+    """Launch it once for no slots, then return what launches it; see `op.range_comparison`."""
+
+    def compare(slots: range) -> None:
+        _launch_chunks(buffers, plan, slots, COMPARING.value, phase, stream)
+
+    compare(range(0))
+    ready: tuple[FingerprintPlan, list[Start]] | None = buffers.memo.get(
+        _key(COMPARING.value, phase, counted=True, kind=range, stream=stream)
+    )
+    if plan.scratch is not None or ready is None:
+        return compare
+    (start,), unused = ready[1], buffers.counters.data_ptr()  # no sums have to wait
+
+    def launch(slots: range) -> None:
+        count = len(slots)
+        start((max(1, min(count, _MAX_PROGRAMS)), 1), (slots.start, count, unused))
+
+    return launch
+
+
+def _key(
+    op: int, phase: Phase, *, counted: bool, kind: object, stream: torch.Stream | None
+) -> tuple[object, ...]:
+    """Of what is ready to be launched, among the buffers' memos."""
+    return "fingerprint_kernel", op, phase, counted, kind, stream
 
 
 def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
@@ -233,7 +259,8 @@ def _launch(
         given, listed, kind = slots, slots.shape[0], slots.dtype
         place = slots.data_ptr()
     grid = max(1, min(listed, _MAX_PROGRAMS)), 1
-    key = "fingerprint_kernel", *work, kind, stream
+    op, phase, counted = work
+    key = _key(op, phase, counted=counted, kind=kind, stream=stream)
     ready: tuple[FingerprintPlan, list[Start]] | None = buffers.memo.get(key)
     if ready is not None and ready[0] is plan:
         addresses = place, listed, hashes.data_ptr()

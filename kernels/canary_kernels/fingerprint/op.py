@@ -12,6 +12,7 @@ from canary_kernels.checks import Backend, KernelArgumentError, check_buffers, c
 from canary_kernels.fingerprint import reference
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from torch import Tensor
@@ -72,21 +73,39 @@ def compare_range(
     plan: FingerprintPlan,
     slots: range,
     phase: Phase,
-    stream: torch.Stream | None = None,
 ) -> None:
     """`compare_slots` for slots that follow one another (out of range = skip): on a GPU no list is made.
 
-    stream: where a GPU runs it, None = the current one; buffers and plan then belong to that stream alone.
     Raises KernelArgumentError for a step other than 1.
     """
     if slots.step != 1:
         raise KernelArgumentError(f"slots is {slots}; the rule is a step of 1; give a list to compare_slots")
     if backend is Backend.TRITON:
         _check_memory(backend, buffers, plan)
-        _kernel().compare_range(buffers, plan, slots, phase, stream)
+        _kernel().compare_range(buffers, plan, slots, phase)
         return
     listed = torch.arange(slots.start, max(slots.start, slots.stop), device=buffers.records.device)
     compare_slots(backend, buffers, plan, listed, phase)
+
+
+def range_comparison(
+    backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, phase: Phase, stream: torch.Stream | None
+) -> Callable[[range], None]:
+    """`compare_range`, checked and compiled now, so that each call is little more than its launches.
+
+    stream: where a GPU runs it; buffers and plan belong to it alone. Compiling counts as one run of PATROL.
+    """
+    if backend is Backend.TRITON:
+        _check_memory(backend, buffers, plan)
+        compare: Callable[[range], None] = _kernel().range_comparison(buffers, plan, phase, stream)
+        return compare
+    return functools.partial(_compare_in, backend, buffers, plan, phase)
+
+
+def _compare_in(
+    backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, phase: Phase, slots: range
+) -> None:
+    compare_range(backend, buffers, plan, slots, phase)
 
 
 def hash_slots(backend: Backend, plan: FingerprintPlan, slots: Tensor) -> Tensor:

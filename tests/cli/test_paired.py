@@ -1,0 +1,28 @@
+"""What is said of step times."""
+
+from __future__ import annotations
+
+import pytest
+
+from canary_obs.cli.paired import compared, percentiles
+
+
+def test_percentiles_of_known_values() -> None:
+    values = [float(n) for n in range(1000, 0, -1)]
+    expected = {"p50": 501.0, "p90": 901.0, "p99": 991.0, "p999": 1000.0, "max": 1000.0, "calls": 1000}
+    assert percentiles(values) == expected
+    assert percentiles([3.0]) == {"p50": 3.0, "p90": 3.0, "p99": 3.0, "p999": 3.0, "max": 3.0, "calls": 1}
+
+
+def test_kinds_are_compared_round_by_round() -> None:
+    times = {"none": [1.0, 2.0, 4.0], "checks": [1.1, 2.2, 8.0], "checks_and_patrol": [1.1, 2.2, 4.0]}
+    found = compared(times)
+    assert (found["none_ms"], found["checks_ms"], found["checks_and_patrol_ms"]) == (2.0, 2.2, 2.2)
+    assert found["checks_over_none"] == pytest.approx(0.1)
+    assert found["checks_and_patrol_over_none"] == pytest.approx(0.1)
+    assert found["patrol_over_checks"] == 0.0
+
+
+def test_rounds_of_different_number_are_refused() -> None:
+    with pytest.raises(ValueError, match="argument 2"):
+        compared({"none": [1.0, 2.0], "checks": [1.0]})
