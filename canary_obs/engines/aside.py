@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from enum import Enum
 
 import torch
@@ -15,6 +14,19 @@ class Behind(Enum):
     ALL = "all that the engine's stream has been given so far"
     MARK = "what that had been given at the mark"
     NOTHING = "nothing more"
+
+
+class _Entry(AbstractContextManager[None]):
+    """One way in. A class, not a generator: every step of the engine pays for it."""
+
+    def __init__(self, aside: Aside, behind: Behind) -> None:
+        self._aside, self._behind = aside, behind
+
+    def __enter__(self) -> None:
+        self._aside.enter(self._behind)
+
+    def __exit__(self, *raised: object) -> None:
+        self._aside.leave()
 
 
 class Aside:
@@ -41,22 +53,26 @@ class Aside:
         if self._stream is not None:
             self._marked.record()
 
-    @contextmanager
-    def entered(self, *, behind: Behind = Behind.ALL) -> Iterator[None]:
+    def entered(self, *, behind: Behind = Behind.ALL) -> AbstractContextManager[None]:
         """What is launched inside runs there."""
+        return _Entry(self, behind)
+
+    def enter(self, behind: Behind) -> None:
+        """From now on launches run there."""
         if self._stream is None:
-            yield
             return
         if behind is Behind.ALL:
             self._queued.record()
             self._stream.wait_event(self._queued)
         elif behind is Behind.MARK:
             self._stream.wait_event(self._marked)
-        with self._stream:
-            try:
-                yield
-            finally:
-                self._done.record()
+        self._stream.__enter__()
+
+    def leave(self) -> None:
+        """Back to the stream that was current before."""
+        if self._stream is not None:
+            self._done.record()
+            self._stream.__exit__(None, None, None)
 
     def join(self) -> None:
         """What the current stream gets from now on waits for what was put here."""

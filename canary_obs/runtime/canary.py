@@ -277,7 +277,7 @@ class CanaryRuntime:
         self.pump.push(self.step)
 
     def take_counters(self) -> None:
-        """Take the copies that have arrived, and what they tell."""
+        """Look at the copy that was fetched, and act on what it tells."""
         self._deliver(self.pump.take(self.step))
 
     def _tell_evidence(self) -> None:

@@ -50,7 +50,8 @@ class Patrol:
         now = time.monotonic()
         # Not a list: a large pool has thousands of chunks, and each snapshot asks for the oldest.
         self._checked_at = np.full(len(self._chunks), now)
-        self._cursor = 0  # the next chunk to send for
+        self._cursor = 0  # the next chunk to choose
+        self._chosen: Errand | None = None  # to be sent
         self._arrived = 0  # chunks of this cycle that were checked
         # On the CPU a check takes the engine's own time: a share of the bandwidth is a share of seconds then,
         # so that a slow or busy machine is not asked for more.
@@ -68,32 +69,37 @@ class Patrol:
         """
         if not self.enabled:
             return False
-        started = time.perf_counter()
         rate = self._rate if idle else self._rate * self._busy_share
         self._credit = min(self._credit + (now - self._refilled) * rate, _MAX_CREDIT_SECONDS * rate)
         self._refilled = now
-        return self._spend(started) if self._on_cpu else self._take_turn(rate)
+        return self._spend() if self._on_cpu else self._take_turn(rate)
 
     def _take_turn(self, rate: float) -> bool:
-        """On a GPU: take errands back, send one."""
-        returned = self._take(self._scout.returned())
+        """On a GPU: send the errand that was chosen, take errands back, or choose one."""
+        scout = self._scout
+        if self._chosen is not None:
+            scout.send(self._chosen)
+            self._chosen = None
+            return True
+        scout.look()
+        if scout.home:
+            return self._take(scout.returned())
         # A GPU too busy to bring the last errands back is not given more.
-        if self._credit < _ERRAND_SECONDS * rate or self._scout.full:
-            return returned
-        errand = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
-        self._scout.send(errand)
-        self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
+        if self._credit < _ERRAND_SECONDS * rate or scout.full:
+            return False
+        self._chosen = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
+        self._credit -= len(self._chosen.slots) * self._chosen.group.plan.bytes_per_slot
         return True
 
-    def _spend(self, started: float) -> bool:
-        """On the CPU: chunks while there is credit, at most one cycle; this turn began at `started`."""
-        spent = False
+    def _spend(self) -> bool:
+        """On the CPU: chunks while there is credit, at most one cycle."""
+        spent, started = False, time.perf_counter()
         for _ in self._chunks:
             if self._credit <= (time.perf_counter() - started if self._timed else 0.0):
                 break
             errand = self._next(1)
             self._scout.send(errand)
-            spent = self._take(self._scout.returned())
+            spent = self._take(self._scout.finish())
             if not self._timed:
                 self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
         if self._timed:
@@ -107,6 +113,7 @@ class Patrol:
     def whole_cycle(self) -> None:
         """At rest: take what is under way, then check every chunk once, whatever the budget."""
         self._take(self._scout.finish())
+        self._chosen = None
         self._cursor = self._arrived = 0
         for _ in self._chunks:
             errand = self._next(1)

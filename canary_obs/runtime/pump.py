@@ -25,6 +25,7 @@ class Pump:
         self.log = ViolationLog(state, reveal_tokens=config.reveal_tokens)
         self.sample: Sample | None = None  # the newest host copy
         self.newest_sequence = -1  # its sequence
+        self._fetched: Sample | None = None  # arrived, not looked at yet
         # The same in two lists, [groups * COUNTER_WORDS] each; zeros before the first copy has arrived.
         self.counted = self.beside = [0] * self._words
         self.violations = 0  # counted up to the newest host copy
@@ -37,7 +38,8 @@ class Pump:
     @property
     def busy(self) -> bool:
         """Whether anything is under way to the host, or is known to be there and was not fetched yet."""
-        return self.log.moved(self.violations) or self._counters.busy or self._rows.busy
+        on_its_way = self._counters.busy or self._rows.busy or self._fetched is not None
+        return on_its_way or self.log.moved(self.violations)
 
     def settled(self, step: int) -> bool:
         """Whether all that was found up to this step has been read."""
@@ -51,6 +53,7 @@ class Pump:
     def turn(self, step: int) -> list[Violation]:
         """Start one copy, take what has arrived; returns violations that became readable. Never waits."""
         self.push(step)
+        self.fetch()
         return self.take(step)
 
     def push(self, step: int) -> None:
@@ -59,9 +62,14 @@ class Pump:
         if self._counters.push(step, time.monotonic()):
             self._health.expect(sequence)
 
+    def fetch(self) -> None:
+        """Take the newest copy that has arrived, for `take` to look at."""
+        self._fetched = self._counters.newest() or self._fetched
+
     def take(self, step: int) -> list[Violation]:
-        """Take what has arrived; returns violations that became readable."""
-        self._take(self._counters.newest(), step)
+        """Look at what was fetched; returns violations that became readable."""
+        fetched, self._fetched = self._fetched, None
+        self._take(fetched, step)
         if not self._rows.busy:
             if not self.log.moved(self.violations):
                 return []

@@ -130,27 +130,24 @@ class Reporter:
         return self._link is not None and self._link.send(message)
 
 
-def group_counters(
-    state: DeviceState, counted: Sequence[int], beside: Sequence[int]
-) -> dict[str, GroupCounters]:
-    """The counters of every group, each [groups * COUNTER_WORDS] in the pump's order.
+def counter_rows(counted: Sequence[int], beside: Sequence[int]) -> list[list[int]]:
+    """[groups][COUNTER_WORDS] of two lists [groups * COUNTER_WORDS].
 
     What was counted beside the engine's stream is added, but for its violations: those are suspicions.
     """
     # Lists: the engine's thread pays for this four times a second, and every call of torch costs more.
     width, lanes = layout.COUNTER_WORDS, layout.NUM_LANES
-    return {
-        group.name: _named(
-            [
-                *counted[start : start + lanes],
-                *map(add, counted[start + lanes : start + width], beside[start + lanes : start + width]),
-            ]
-        )
-        for group, start in zip(state.groups, range(0, len(counted), width), strict=True)
-    }
+    return [
+        [
+            *counted[start : start + lanes],
+            *map(add, counted[start + lanes : start + width], beside[start + lanes : start + width]),
+        ]
+        for start in range(0, len(counted), width)
+    ]
 
 
-def _named(row: list[int]) -> GroupCounters:
+def named_counters(row: Sequence[int]) -> GroupCounters:
+    """What the words of a row ([COUNTER_WORDS]) mean."""
     # By zip and slices: a third of what indexing takes.
     phases, reasons, causes = len(PHASES), len(REASONS), len(_CAUSES)
     runs, verified, hashed = layout.COUNT_RUNS, layout.COUNT_VERIFIED, layout.COUNT_HASHED

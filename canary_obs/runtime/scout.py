@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -23,8 +23,7 @@ _IN_FLIGHT = 4
 _RUNS = layout.COUNT_RUNS + layout.Phase.PATROL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class Errand(NamedTuple):
     """Slots of a group, to be compared."""
 
     group: Group
@@ -33,8 +32,7 @@ class Errand:
     last_chunk: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Return:
+class Return(NamedTuple):
     """An errand that came back."""
 
     errand: Errand
@@ -96,7 +94,6 @@ class Scout:
             )
             for group in state.groups
         ]
-        self._direct = device.type == "cpu"  # counters are read where they are
         # The lowest priority there is; it is also the default one of an engine's own streams.
         stream = torch.Stream(device, priority=0) if device.type == "cuda" else None
         self._stream: Beside = Done() if stream is None else stream
@@ -126,19 +123,22 @@ class Scout:
         self._runs[number] += 1
         self._under_way.append(_UnderWay(errand=errand, run=self._runs[number]))
 
+    def look(self) -> None:
+        """See whether the device is through with what was sent."""
+        # With all of it at once: one event each would cost the engine's thread as much as the launches.
+        if self._under_way and self._under_way[-1].copy < 0 and self._stream.query():
+            for one in self._under_way:
+                one.copy = self._pump.next_sequence if one.copy < 0 else one.copy
+
+    @property
+    def home(self) -> bool:
+        """Whether the counts of an errand are on the host."""
+        return bool(self._under_way) and 0 <= self._under_way[0].copy <= self._pump.newest_sequence
+
     def returned(self) -> list[Return]:
         """Errands whose counts are on the host, oldest first."""
         back: list[Return] = []
-        if not self._under_way:
-            return back
-        if self._direct:
-            return list(self.finish())
-        # All of them at once: one event each would cost the engine's thread as much as the launches.
-        if self._under_way[-1].copy < 0 and self._stream.query():
-            for one in self._under_way:
-                one.copy = self._pump.next_sequence if one.copy < 0 else one.copy
-        newest = self._pump.newest_sequence
-        while self._under_way and 0 <= self._under_way[0].copy <= newest:
+        while self.home:
             back.append(self._judged(self._under_way.popleft(), self._pump.beside))
         return back
 

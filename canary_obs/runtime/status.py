@@ -9,14 +9,13 @@ from canary_obs.records import (
     Cause,
     GroupCounters,
     PatrolProgress,
-    PipelineStatus,
     Snapshot,
     State,
     SweepProgress,
     SweepStatus,
 )
 from canary_obs.runtime.health import Vitals
-from canary_obs.runtime.reporter import group_counters
+from canary_obs.runtime.reporter import counter_rows, named_counters
 from canary_obs.runtime.violation_log import PHASES
 
 if TYPE_CHECKING:
@@ -56,45 +55,36 @@ class Standing(NamedTuple):
     """What the verdict and the counters of a snapshot are made of: all of one moment."""
 
     vitals: Vitals
-    patrol: PatrolProgress | None
-    pipeline: PipelineStatus
     counted: list[int]  # as in Pump
     beside: list[int]
 
 
 def standing_of(canary: CanaryRuntime) -> Standing:
     """As of now."""
-    pump, pipeline = canary.pump, canary.pump.status(canary.step, time.monotonic())
-    return Standing(vitals_of(canary), canary.patrol.progress, pipeline, pump.counted, pump.beside)
-
-
-def counters_in(canary: CanaryRuntime, standing: Standing) -> dict[str, GroupCounters]:
-    """The counters of every group."""
-    return group_counters(canary.state, standing.counted, standing.beside)
+    return Standing(vitals_of(canary), canary.pump.counted, canary.pump.beside)
 
 
 def counters_of(canary: CanaryRuntime) -> dict[str, GroupCounters]:
     """The counters of every group, as the newest host copy has them."""
-    return group_counters(canary.state, canary.pump.counted, canary.pump.beside)
+    rows = counter_rows(canary.pump.counted, canary.pump.beside)
+    return {group.name: named_counters(row) for group, row in zip(canary.state.groups, rows, strict=True)}
 
 
 def whole_snapshot(canary: CanaryRuntime) -> Snapshot:
     """Everything the service is told, as of now."""
-    standing = standing_of(canary)
-    return snapshot_of(
-        canary, standing, canary.health.verdict(standing.vitals), counters_in(canary, standing)
-    )
+    vitals, groups = vitals_of(canary), counters_of(canary)
+    return snapshot_of(canary, vitals, canary.health.verdict(vitals), groups, canary.patrol.progress)
 
 
 def snapshot_of(
     canary: CanaryRuntime,
-    standing: Standing,
+    vitals: Vitals,
     verdict: tuple[State, tuple[str, ...]],
     groups: dict[str, GroupCounters],
+    patrol: PatrolProgress | None,
 ) -> Snapshot:
     """Everything the service is told: what is given, and the rest as of now."""
-    vitals, stalled = standing.vitals, canary.health.stalled
-    state, reasons = verdict
+    stalled, (state, reasons) = canary.health.stalled, verdict
     return Snapshot(
         identity=canary.reporter.identity,
         sequence=canary.reporter.next_sequence(),
@@ -108,8 +98,8 @@ def snapshot_of(
         sweep_passes=dict(canary.sweeper.passes),
         last_sweep_ns=canary.sweeper.last_completed_ns,
         sweep=canary.sweeper.progress,
-        patrol=standing.patrol,
-        pipeline=standing.pipeline,
+        patrol=patrol,
+        pipeline=canary.pump.status(canary.step, time.monotonic()),
         overhead_seconds=dict(canary.overhead),
         step_seconds=canary.step_seconds,
         observer_faults=dict(canary.health.faults),

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from canary_obs.runtime.reporter import counter_rows, named_counters
 from canary_obs.runtime.state_log import StateLog
-from canary_obs.runtime.status import counters_in, snapshot_of, standing_of
+from canary_obs.runtime.status import snapshot_of, standing_of
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
@@ -51,8 +52,14 @@ class Telling:
         verdict = canary.health.verdict(standing.vitals)
         self._state_log.tell(*verdict)
         yield
-        groups = counters_in(canary, standing)
+        rows = counter_rows(standing.counted, standing.beside)
+        groups = {}
+        for group, row in zip(canary.state.groups, rows, strict=True):
+            yield
+            groups[group.name] = named_counters(row)
         yield
-        snapshot = snapshot_of(canary, standing, verdict, groups)
+        patrol = canary.patrol.progress
+        yield
+        snapshot = snapshot_of(canary, standing.vitals, verdict, groups, patrol)
         yield
         canary.reporter.tell(snapshot)

@@ -25,8 +25,8 @@ Part = Callable[[], bool]  # whether it found anything to do
 class Turns:
     """Counters on their way to the host, patrol, snapshots, the service's commands.
 
-    On a GPU every second step moves counters, start and end of their way in turn; those in between are for
-    the rest, in rotation. In mode `raise` counters move in every step, so that the next one can raise.
+    On a GPU every second step moves counters: a copy is started, fetched, looked at. Those in between are
+    for the rest, in rotation. In mode `raise` every step does all three, so that the next one can raise.
     """
 
     def __init__(self, canary: CanaryRuntime, faults: Faults) -> None:
@@ -37,7 +37,7 @@ class Turns:
         if canary.config.mode is Mode.RAISE:
             self._cycle = cycle((self._move, self._other))
         else:
-            self._cycle = cycle((self._push, self._other, self._take, self._other))
+            self._cycle = cycle((self._push, self._other, self._fetch, self._other, self._take, self._other))
 
     def step(self, seconds: float) -> None:
         """After an engine step, which took so long."""
@@ -79,11 +79,14 @@ class Turns:
     def _push(self) -> bool:
         return self._faults.guard("pump", self._canary.push_counters)
 
+    def _fetch(self) -> bool:
+        return self._faults.guard("pump", self._canary.pump.fetch)
+
     def _take(self) -> bool:
         return self._faults.guard("pump", self._canary.take_counters)
 
     def _move(self) -> bool:
-        return self._push() and self._take()
+        return self._push() and self._fetch() and self._take()
 
     def _patrol(self) -> bool:
         canary = self._canary

@@ -18,16 +18,16 @@ def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.Mo
     returned = Scout.returned
 
     def counted(self: Scout):
-        for back in returned(self):
-            suspicions.append(back.suspicious)
-            yield back
+        found = returned(self)
+        suspicions.extend(back.suspicious for back in found)
+        return found
 
     monkeypatch.setattr(Scout, "returned", counted)
     for _ in range(1500):
         rig.traffic.advance(rig.engine)
         if rig.engine.has_work():
             rig.engine.step()
-        for _ in range(2):
+        for _ in range(3):  # one to choose, one to send, one to take back
             rig.canary.patrol._credit = 1e12
             rig.canary.patrol.advance(time.monotonic())
             rig.canary.pump.turn(rig.canary.step)  # errands come back with its copies
@@ -51,7 +51,8 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
         patrol._next(1)
     before = rig.canary.health.launched[0][3]
     patrol._credit = 1e12
-    assert patrol.advance(time.monotonic())  # sends one for every slot of the group
+    assert patrol.advance(time.monotonic())  # chooses every slot of the group
+    assert patrol.advance(time.monotonic())  # sends for them
     torch.cuda.synchronize()
     address.flip(1)
     while patrol._scout.busy:
@@ -91,9 +92,10 @@ def test_sums_in_wait_are_not_shared_with_the_engines_stream() -> None:
     assert all(group.plan.scratch is not None for group in rig.canary.state.groups)
     for _ in range(600):
         rig.run(1)
-        rig.canary.patrol._credit = 1e12
-        rig.canary.patrol.advance(time.monotonic())
-        rig.canary.pump.turn(rig.canary.step)
+        for _ in range(3):
+            rig.canary.patrol._credit = 1e12
+            rig.canary.patrol.advance(time.monotonic())
+            rig.canary.pump.turn(rig.canary.step)
     rig.canary.check_everything()
     assert rig.canary.pump.violations == 0
     assert rig.canary.patrol.cycles > 100

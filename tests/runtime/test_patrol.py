@@ -9,7 +9,7 @@ import pytest
 from canary_kernels import layout
 from canary_obs.records import Phase
 from canary_obs.runtime.perturb.bytes import locate_byte
-from canary_obs.runtime.scout import Errand, Scout
+from canary_obs.runtime.scout import Errand, Return, Scout
 
 
 def turn(rig) -> None:
@@ -99,15 +99,27 @@ class Away:
         self.canary, self.patrol = rig.canary, rig.canary.patrol
         self.patrol._on_cpu = False
         self.scout, self.stream = self.patrol._scout, Late()
-        self.scout._direct, self.scout._stream = False, self.stream
+        self.scout._stream = self.stream
 
-    def advance(self, credit: float = 1e9) -> bool:
-        self.patrol._credit = credit
-        self.stream.done &= credit == 0.0  # what is sent has to be done as well
+    def send(self) -> bool:
+        """Choose an errand and send it; False = neither."""
+        self.patrol._credit = 1e9
+        chosen = self.patrol.advance(time.monotonic()) and self.patrol._chosen is not None
+        self.stream.done &= not chosen  # what is sent has to be done as well
+        return chosen and self.patrol.advance(time.monotonic())
+
+    def take(self) -> bool:
+        """See what came back."""
+        self.patrol._credit = 0.0
         return self.patrol.advance(time.monotonic())
 
     def pump(self) -> None:
         self.canary.pump.turn(self.canary.step)
+
+
+def returned(scout: Scout) -> list[Return]:
+    scout.look()
+    return scout.returned()
 
 
 @pytest.fixture
@@ -118,14 +130,14 @@ def away(make_rig) -> Away:
 
 
 def test_an_errand_returns_with_a_copy_pushed_after_it_was_done(away) -> None:
-    assert away.advance()
+    assert away.send()
     away.pump()  # this copy was pushed before it was done
-    assert not away.advance(0.0)
+    assert not away.take()
     away.stream.done = True
-    assert not away.advance(0.0)  # nor is the newest copy one pushed since
+    assert not away.take()  # nor is the newest copy one pushed since
     away.pump()
     assert away.scout.busy
-    assert away.advance(0.0)
+    assert away.take()
     assert not away.scout.busy
     assert not away.canary.health.stalled
 
@@ -137,9 +149,9 @@ def test_whole_cycles_find_what_is_corrupt(away) -> None:
     locate_byte(group.view.sources[0], int(complete[0]), 3).flip(1)
     cycles = away.patrol.cycles
     while away.patrol.cycles < cycles + 2:
-        away.advance()
+        away.send()
         away.stream.done = True
-        away.advance(0.0)
+        away.take()
         away.pump()
     away.pump()
     # At least once in each cycle; errands beside the one that counted it may be repeated as well.
@@ -150,15 +162,15 @@ def test_whole_cycles_find_what_is_corrupt(away) -> None:
 
 def test_no_more_errands_than_a_few_are_under_way(away) -> None:
     sent = 0
-    while away.advance():
+    while away.send():
         sent += 1
         away.pump()
     assert sent == 4
     assert away.scout.full
     away.stream.done = True
-    assert not away.advance(0.0)
+    assert not away.take()
     away.pump()
-    assert away.advance(0.0)
+    assert away.take()
     assert not away.scout.busy
 
 
@@ -171,16 +183,16 @@ def test_suspicions_counted_by_a_later_errand_are_not_lost(away) -> None:
     suspicions = away.canary.state.beside[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA) :]
     away.scout.send(first)
     away.stream.done = True
-    assert away.scout.returned() == []
+    assert returned(away.scout) == []
     away.scout.send(second)
     away.stream.done = False
     suspicions[0] += 1  # by the second, which is still under way
     away.pump()
-    assert [(back.errand, back.suspicious) for back in away.scout.returned()] == [(first, True)]
+    assert [(back.errand, back.suspicious) for back in returned(away.scout)] == [(first, True)]
     away.stream.done = True
-    assert away.scout.returned() == []
+    assert returned(away.scout) == []
     away.pump()
-    assert [(back.errand, back.suspicious) for back in away.scout.returned()] == [(second, True)]
+    assert [(back.errand, back.suspicious) for back in returned(away.scout)] == [(second, True)]
     away.scout.send(first)
     assert [(back.ran, back.suspicious) for back in away.scout.finish()] == [(True, False)]
 
@@ -194,16 +206,16 @@ def test_a_run_that_left_no_trace_is_missed_once(away, monkeypatch) -> None:
     away.scout.send(errand)
     away.scout.send(errand)
     away.stream.done = True
-    assert away.scout.returned() == []
+    assert returned(away.scout) == []
     away.pump()
     # Which of the three left none is not known; that one is missing is.
-    assert sorted(back.ran for back in away.scout.returned()) == [False, True, True]
+    assert sorted(back.ran for back in returned(away.scout)) == [False, True, True]
     away.scout.send(errand)
     assert [back.ran for back in away.scout.finish()] == [True]
 
 
 def test_errands_under_way_are_waited_for_before_a_whole_cycle(away) -> None:
-    assert away.advance()
+    assert away.send()
     assert away.scout.busy
     away.patrol.whole_cycle()
     assert not away.scout.busy
