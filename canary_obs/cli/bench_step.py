@@ -241,7 +241,7 @@ def run_patrol(plan: StepPlan) -> int:
 def run_pipeline(plan: StepPlan) -> int:
     """Host time of `after_step`, first with the GPU steadily `block_steps` behind; skipped copies counted.
 
-    A copy is started in every fourth step, so few rows are enough for the ring to be full at any time then.
+    A copy is started in every sixth step, so few rows are enough for the ring to be full at any time then.
     """
     stage = Stage(plan, pipeline_rows=_FEW_ROWS)
     canary, result = stage.canary, _facts(plan, stage) | {"pipeline_rows": _FEW_ROWS}

@@ -9,6 +9,7 @@ from canary_obs.records import (
     Cause,
     GroupCounters,
     PatrolProgress,
+    PipelineStatus,
     Snapshot,
     State,
     SweepProgress,
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 def vitals_of(canary: CanaryRuntime) -> Vitals:
     """Everything the verdict weighs, as of now."""
+    return vitals_with(canary, canary.patrol.progress, canary.pump.status(canary.step, time.monotonic()))
+
+
+def vitals_with(canary: CanaryRuntime, patrol: PatrolProgress | None, pipeline: PipelineStatus) -> Vitals:
+    """The same, these two as given."""
     now, sweeper, config = time.monotonic(), canary.sweeper, canary.config
     last = sweeper.last
     sweeps_expected = canary.armed and (config.sweep_interval > 0 or config.idle_sweep)
@@ -34,12 +40,12 @@ def vitals_of(canary: CanaryRuntime) -> Vitals:
         events_dropped=canary.pump.log.dropped + canary.reporter.dropped_rows,
         messages_dropped=canary.reporter.dropped_messages,
         peer_age=canary.reporter.peer_age(now),
-        pipeline_lag_seconds=canary.pump.status(canary.step, now).lag_seconds,
+        pipeline_lag_seconds=pipeline.lag_seconds,
         coverage=canary.state.coverage,
         sweep_coverage=_covered(last) if last else None,
         sweep_error=last.error if last and last.status is SweepStatus.FAILED else None,
         sweep_age=now - (sweeper.last_completed or canary.ready_at) if sweeps_expected else None,
-        patrol_age=canary.patrol.oldest_check_seconds if canary.armed and canary.patrol.enabled else None,
+        patrol_age=patrol.oldest_check_seconds if canary.armed and patrol is not None else None,
     )
 
 
@@ -51,19 +57,6 @@ def _covered(last: SweepProgress) -> float | None:
     return last.checked / held
 
 
-class Standing(NamedTuple):
-    """What the verdict and the counters of a snapshot are made of: all of one moment."""
-
-    vitals: Vitals
-    counted: list[int]  # as in Pump
-    beside: list[int]
-
-
-def standing_of(canary: CanaryRuntime) -> Standing:
-    """As of now."""
-    return Standing(vitals_of(canary), canary.pump.counted, canary.pump.beside)
-
-
 def counters_of(canary: CanaryRuntime) -> dict[str, GroupCounters]:
     """The counters of every group, as the newest host copy has them."""
     rows = counter_rows(canary.pump.counted, canary.pump.beside)
@@ -72,19 +65,26 @@ def counters_of(canary: CanaryRuntime) -> dict[str, GroupCounters]:
 
 def whole_snapshot(canary: CanaryRuntime) -> Snapshot:
     """Everything the service is told, as of now."""
-    vitals, groups = vitals_of(canary), counters_of(canary)
-    return snapshot_of(canary, vitals, canary.health.verdict(vitals), groups, canary.patrol.progress)
+    patrol, pipeline = canary.patrol.progress, canary.pump.status(canary.step, time.monotonic())
+    vitals = vitals_with(canary, patrol, pipeline)
+    told = Told(vitals, *canary.health.verdict(vitals), counters_of(canary), patrol, pipeline)
+    return snapshot_of(canary, told)
 
 
-def snapshot_of(
-    canary: CanaryRuntime,
-    vitals: Vitals,
-    verdict: tuple[State, tuple[str, ...]],
-    groups: dict[str, GroupCounters],
-    patrol: PatrolProgress | None,
-) -> Snapshot:
+class Told(NamedTuple):
+    """What a snapshot is made of beforehand."""
+
+    vitals: Vitals
+    state: State
+    reasons: tuple[str, ...]
+    groups: dict[str, GroupCounters]
+    patrol: PatrolProgress | None
+    pipeline: PipelineStatus
+
+
+def snapshot_of(canary: CanaryRuntime, told: Told) -> Snapshot:
     """Everything the service is told: what is given, and the rest as of now."""
-    stalled, (state, reasons) = canary.health.stalled, verdict
+    vitals, stalled = told.vitals, canary.health.stalled
     return Snapshot(
         identity=canary.reporter.identity,
         sequence=canary.reporter.next_sequence(),
@@ -92,14 +92,14 @@ def snapshot_of(
         mode=canary.config.mode,
         backend=canary.state.backend.value,
         step=canary.step,
-        state=state,
-        state_reasons=reasons,
-        groups=groups,
+        state=told.state,
+        state_reasons=told.reasons,
+        groups=told.groups,
         sweep_passes=dict(canary.sweeper.passes),
         last_sweep_ns=canary.sweeper.last_completed_ns,
         sweep=canary.sweeper.progress,
-        patrol=patrol,
-        pipeline=canary.pump.status(canary.step, time.monotonic()),
+        patrol=told.patrol,
+        pipeline=told.pipeline,
         overhead_seconds=dict(canary.overhead),
         step_seconds=canary.step_seconds,
         observer_faults=dict(canary.health.faults),

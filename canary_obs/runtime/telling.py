@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from canary_obs.runtime.reporter import counter_rows, named_counters
 from canary_obs.runtime.state_log import StateLog
-from canary_obs.runtime.status import snapshot_of, standing_of
+from canary_obs.runtime.status import Told, snapshot_of, vitals_with
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
@@ -46,20 +46,19 @@ class Telling:
 
     def _parts(self) -> Iterator[None]:
         """Verdict and counters are of one moment, the rest is as of when it is asked for."""
-        canary = self._canary
-        standing = standing_of(canary)
+        canary, pump = self._canary, self._canary.pump
+        patrol, pipeline = canary.patrol.progress, pump.status(canary.step, time.monotonic())
         yield
-        verdict = canary.health.verdict(standing.vitals)
-        self._state_log.tell(*verdict)
+        vitals, counted, beside = vitals_with(canary, patrol, pipeline), pump.counted, pump.beside
         yield
-        rows = counter_rows(standing.counted, standing.beside)
-        groups = {}
+        state, reasons = canary.health.verdict(vitals)
+        self._state_log.tell(state, reasons)
+        yield
+        rows, groups = counter_rows(counted, beside), {}
         for group, row in zip(canary.state.groups, rows, strict=True):
             yield
             groups[group.name] = named_counters(row)
         yield
-        patrol = canary.patrol.progress
-        yield
-        snapshot = snapshot_of(canary, standing.vitals, verdict, groups, patrol)
+        snapshot = snapshot_of(canary, Told(vitals, state, reasons, groups, patrol, pipeline))
         yield
         canary.reporter.tell(snapshot)

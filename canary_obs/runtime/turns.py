@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -19,41 +17,42 @@ if TYPE_CHECKING:
 # A step this long has time for one part more.
 _SECONDS_PER_PART = 0.025
 
-Part = Callable[[], bool]  # whether it found anything to do
-
 
 class Turns:
     """Counters on their way to the host, patrol, snapshots, the service's commands.
 
     On a GPU every second step moves counters: a copy is started, fetched, looked at. Those in between are
-    for the rest, in rotation. In mode `raise` every step does all three, so that the next one can raise.
+    for the rest. In mode `raise` every step does all three besides, so that the next one can raise.
     """
 
     def __init__(self, canary: CanaryRuntime, faults: Faults) -> None:
         self._canary, self._faults = canary, faults
         self._telling = Telling(canary)
         self._rotating = canary.state.clock.is_cuda
-        self._others: deque[Part] = deque((self._patrol, self._tell, self._obey))
-        if canary.config.mode is Mode.RAISE:
-            self._cycle = cycle((self._move, self._other))
-        else:
-            self._cycle = cycle((self._push, self._other, self._fetch, self._other, self._take, self._other))
+        self._raising = canary.config.mode is Mode.RAISE
+        push, fetch, take = self._push, self._fetch, self._take
+        tell, patrol, orders = self._tell_or_patrol, self._patrol, self._obey
+        self._cycle = cycle(
+            (push, tell, fetch, patrol, take, tell, push, patrol, fetch, tell, take, orders)
+            if not self._raising
+            else (tell, patrol, tell, orders)
+        )
 
     def step(self, seconds: float) -> None:
         """After an engine step, which took so long."""
-        canary = self._canary
         if not self._rotating:
             self.all()
             return
+        if self._raising:
+            self._move()
         for _ in range(1 + int(seconds / _SECONDS_PER_PART)):
-            next(self._cycle)()
-        if canary.config.mode is Mode.RAISE:
             next(self._cycle)()
 
     def all(self) -> None:
         """Every part, where nobody waits for calls to the device."""
-        for part in tuple(self._others):
-            part()
+        self._patrol()
+        self._tell()
+        self._obey()
         self._move()
 
     def finish(self) -> None:
@@ -66,15 +65,6 @@ class Turns:
         if not self._faults.guard("sweep", canary.sweeper.advance, seconds, canary.pump.next_sequence):
             canary.sweeper.abort("the sweep itself failed; see the engine's log")
         canary.overhead["sweep"] += time.perf_counter() - started
-
-    def _other(self) -> bool:
-        """The next part that has something to do; the one after it is first at the next call."""
-        for _ in range(len(self._others)):
-            part = self._others[0]
-            self._others.rotate(-1)
-            if part():
-                return True
-        return False
 
     def _push(self) -> bool:
         return self._faults.guard("pump", self._canary.push_counters)
@@ -101,6 +91,9 @@ class Turns:
     def _advance_patrol(self) -> bool:
         resting = self._canary.last_step_end is None
         return self._canary.patrol.advance(time.monotonic(), idle=resting)
+
+    def _tell_or_patrol(self) -> bool:
+        return self._tell() or self._patrol()
 
     def _tell(self) -> bool:
         return self._faults.asked("snapshot", self._telling.advance)

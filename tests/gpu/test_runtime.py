@@ -88,11 +88,24 @@ def test_announcements_do_not_synchronise() -> None:
 def test_hooks_do_not_allocate_from_the_driver() -> None:
     rig = make_rig(sweep_interval=25, patrol_budget="1GB/s")
     rig.run(150)
-    before = torch.cuda.memory_stats()["num_device_alloc"]
-    pinned = torch.cuda.host_memory_stats()["num_host_alloc"]
+    allocated = [0, 0]  # within the hooks: the engine itself may need a new page for its own uploads
+
+    def counts() -> tuple[int, int]:
+        device = torch.cuda.memory_stats()["num_device_alloc"]
+        return device, torch.cuda.host_memory_stats()["num_host_alloc"]
+
+    for name in HOOKS:
+        hook = getattr(rig.canary, name)
+
+        def counted(*arguments: object, hook=hook) -> None:
+            before = counts()
+            hook(*arguments)
+            for kind, (earlier, now) in enumerate(zip(before, counts(), strict=True)):
+                allocated[kind] += now - earlier
+
+        setattr(rig.canary, name, counted)
     rig.run(300)
-    assert torch.cuda.memory_stats()["num_device_alloc"] == before
-    assert torch.cuda.host_memory_stats()["num_host_alloc"] == pinned
+    assert allocated == [0, 0]
     rig.canary.detach()
 
 
@@ -120,12 +133,12 @@ def test_after_step_returns_at_once_while_the_gpu_is_far_behind() -> None:
     rig.run(50)
     pump, skipped = rig.canary.pump, rig.canary.pump._counters.skipped
     times = []
-    for step in range(320):  # every fourth starts a copy, and there is room for 16
+    for step in range(480):  # every sixth starts a copy, and there is room for 16
         torch.cuda._sleep(20_000_000)  # some 10 ms each
         started = time.perf_counter()
         rig.canary.after_step()
         times.append(time.perf_counter() - started)
-        assert step < 80 or pump._counters.full
+        assert step < 110 or pump._counters.full
     assert sum(times) < 0.1
     assert pump._counters.skipped - skipped > 50
     torch.cuda.synchronize()

@@ -137,8 +137,8 @@ PATROL = mutants(
 TURNS = mutants(
     "canary_obs/runtime/turns.py",
     (
-        "self._others.rotate(-1)",
-        "pass",
+        "next(self._cycle)()",
+        "self._push()",
         "tests/runtime/test_turns.py::test_a_step_takes_one_part_and_each_has_its_turn",
     ),
     (

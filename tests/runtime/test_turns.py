@@ -31,8 +31,8 @@ def rig(make_rig, link):
     return made
 
 
-# Of a snapshot, in this order; one more, the patrol's progress, leaves no trace here.
-PARTS = "standing_of", "verdict", "counter_rows", "named_counters", "snapshot_of", "tell"
+# Of a snapshot, in this order.
+PARTS = "status", "vitals_with", "verdict", "counter_rows", "named_counters", "snapshot_of", "tell"
 
 
 def note_parts(rig, monkeypatch) -> list[str]:
@@ -51,11 +51,12 @@ def note_parts(rig, monkeypatch) -> list[str]:
 
     canary = rig.canary
     noting(canary.patrol, "advance")
-    for name in ("standing_of", "counter_rows", "named_counters", "snapshot_of"):
+    for name in ("vitals_with", "counter_rows", "named_counters", "snapshot_of"):
         noting(telling, name)
     noting(canary.health, "verdict")
     noting(canary.reporter, "tell")
     noting(turns, "obey")
+    noting(canary.pump, "status")
     noting(canary.pump, "push")
     noting(canary.pump, "fetch")
     noting(canary.pump, "take")
@@ -84,24 +85,25 @@ def steps(rig, done: list[str], count: int, seconds: float = 0.0) -> list[tuple[
 
 
 def test_a_step_takes_one_part_and_each_has_its_turn(rig, done) -> None:
-    found = steps(rig, done, 84)
-    assert found[0::6] == 14 * [("push",)]
-    assert found[2::6] == 14 * [("fetch",)]
-    assert found[4::6] == 14 * [("take",)]
-    others = found[1::2]
-    assert others.count(("advance",)) == others.count(("obey",)) == 14
-    assert others.count(()) == 2  # the patrol's progress
-    assert [name for parts in others for name in parts if name in PARTS] == [*PARTS, *PARTS]
+    found = steps(rig, done, 12 * len(PARTS))
+    assert all(len(parts) == 1 for parts in found)
+    in_order = [parts[0] for parts in found]
+    assert in_order[0::6] == 2 * len(PARTS) * ["push"]
+    assert in_order[2::6] == 2 * len(PARTS) * ["fetch"]
+    assert in_order[4::6] == 2 * len(PARTS) * ["take"]
+    assert in_order[3::12] == in_order[7::12] == len(PARTS) * ["advance"]
+    assert in_order[11::12] == len(PARTS) * ["obey"]
+    assert [name for name in in_order if name in PARTS] == 3 * [*PARTS]
+
+
+def test_where_no_snapshot_is_due_the_patrol_has_its_turns(rig, done, monkeypatch) -> None:
+    monkeypatch.setattr(rig.canary.reporter, "due", lambda _: False)
+    names = [parts[0] for parts in steps(rig, done, 12)]
+    assert [names.count(name) for name in ("push", "fetch", "take", "advance", "obey")] == [2, 2, 2, 5, 1]
 
 
 def test_a_long_step_has_time_for_more(rig, done) -> None:
     assert [len(parts) for parts in steps(rig, done, 3, seconds=0.1)] == [5, 5, 5]
-
-
-def test_what_has_nothing_to_do_gives_its_turn_away(rig, done, monkeypatch) -> None:
-    rig.canary.patrol.enabled = False
-    monkeypatch.setattr(rig.canary.reporter, "due", lambda _: False)
-    assert steps(rig, done, 6) == [("push",), ("obey",), ("fetch",), ("obey",), ("take",), ("obey",)]
 
 
 def test_in_mode_raise_counters_move_in_every_step(make_rig, monkeypatch) -> None:
@@ -116,7 +118,7 @@ def test_on_a_cpu_every_step_takes_all(rig, monkeypatch) -> None:
     done = note_parts(rig, monkeypatch)
     for parts in steps(rig, done, 10):
         assert {"advance", "obey", "push", "fetch", "take"} <= set(parts)
-        assert len(parts) <= 6
+        assert len(parts) == 6
 
 
 def test_at_rest_nothing_waits(rig, link, done) -> None:
@@ -132,6 +134,8 @@ def test_verdict_and_counters_of_a_snapshot_are_of_one_moment(rig, link) -> None
     advance = canary._turns._telling.advance
     canary._turns._telling.finish()
     sent(link)
+    assert advance()
+    assert advance()
     assert advance()  # the verdict: ok
     slot = int(rig.engine.scheduler.live_slots()[0])
     address = locate_byte(canary.state.groups[0].view.sources[0], slot, 3)
@@ -139,13 +143,13 @@ def test_verdict_and_counters_of_a_snapshot_are_of_one_moment(rig, link) -> None
     canary.patrol.whole_cycle()
     canary.pump.drain(canary.step, 1.0)
     assert canary.pump.violations > 0
-    for _ in PARTS:
+    for _ in PARTS[3:]:
         assert advance()
     before, *_ = sent(link)
     assert before.state is State.OK
     assert sum(before.groups["full"].violations[phase][reason] for phase in before.groups["full"].violations
                for reason in before.groups["full"].violations[phase]) == 0  # fmt: skip
-    for _ in range(len(PARTS) + 1):
+    for _ in PARTS:
         assert advance()
     after, *_ = sent(link)
     assert after.state is State.VIOLATED
@@ -153,7 +157,7 @@ def test_verdict_and_counters_of_a_snapshot_are_of_one_moment(rig, link) -> None
     address.flip(1)
 
 
-@pytest.mark.parametrize("part", ["standing_of", "counter_rows", "named_counters", "snapshot_of"])
+@pytest.mark.parametrize("part", ["vitals_with", "counter_rows", "named_counters", "snapshot_of"])
 def test_a_snapshot_that_cannot_be_made_is_a_fault_and_the_next_one_is_sent(
     rig, link, monkeypatch, part
 ) -> None:
@@ -176,6 +180,6 @@ def test_a_snapshot_that_cannot_be_made_is_a_fault_and_the_next_one_is_sent(
 def test_in_mode_raise_a_fault_of_a_turn_is_passed_on(make_rig, monkeypatch) -> None:
     rig = make_rig(mode=Mode.RAISE, patrol_budget="0", snapshot_seconds=1e-9)
     rig.canary._turns._telling.finish()
-    monkeypatch.setattr(telling, "standing_of", lambda _: 1 / 0)
+    monkeypatch.setattr(telling, "vitals_with", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         rig.run(3)
