@@ -13,7 +13,7 @@ from torch import Tensor
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
 from canary_obs.engines.vllm.draft import drafts_are_known
-from canary_obs.engines.vllm.placement import LayerWrite, find_placements
+from canary_obs.engines.vllm.placement import LayerWrite, Placement, find_placements
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.views import GroupView
 
@@ -132,6 +132,7 @@ def _sources(runner: Any, names: list[str], num_blocks: int, block_size: int) ->
     numbers = _layer_numbers(names)
     seen: set[int] = set()
     sources: list[KVSource] = []
+    places: tuple[Placement, ...] = ()  # of the layer before: nearly always those of the next one, too
     for name in names:
         layer = layers[name]
         cache = layer.kv_cache
@@ -142,7 +143,8 @@ def _sources(runner: Any, names: list[str], num_blocks: int, block_size: int) ->
         page_size = num_blocks * block_size // cache.shape[0]
         written = _layer_write(name, layer, cache, page_size, runner.model_config.dtype)
         start = _first_head(runner, layer)
-        sources += [place.source(cache, numbers[name], start) for place in find_placements(written)]
+        places = find_placements(written, places)
+        sources += [place.source(cache, numbers[name], start) for place in places]
     return tuple(sources)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,3 +143,59 @@ def test_scales_that_depend_on_the_content_are_refused() -> None:
 
     with pytest.raises(UnsupportedEngine, match="cannot be explained"):
         find_placements(layer(cache, scaled))
+
+
+def counted(cache: torch.Tensor, writes: list[int]) -> Any:
+    plain = together(cache)
+
+    def write(parts: dict[Part, torch.Tensor], slots: torch.Tensor) -> None:
+        writes.append(slots.numel())
+        plain(parts, slots)
+
+    return write
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_a_layer_like_the_one_before_takes_a_few_writes(dtype: torch.dtype) -> None:
+    first, second = (torch.zeros(PAGES, HEADS, SIZE, 2 * DIM, dtype=dtype) for _ in range(2))
+    second.view(torch.uint8).fill_(7)
+    writes: list[int] = []
+    likely = find_placements(layer(first, counted(first, writes)))
+    alone = len(writes)
+    writes.clear()
+    assert find_placements(layer(second, counted(second, writes)), likely) == likely
+    assert len(writes) == 4 < alone / 5
+    assert second.view(torch.uint8).eq(7).all()
+
+
+@pytest.mark.parametrize("other", ["axes", "heads", "elements", "parts", "kinds"])
+def test_a_layer_unlike_the_one_before_is_found_anew(other: str) -> None:
+    before = torch.zeros(PAGES, HEADS, SIZE, 2 * DIM)
+    likely = find_placements(layer(before, together(before)))
+    if other == "kinds":  # the same shape, laid out in another way
+        cache = torch.zeros(PAGES, HEADS, 2 * SIZE, DIM)
+        shown = layer(cache, transposed(cache))
+    else:
+        cache = torch.zeros(PAGES, SIZE, HEADS, 2 * DIM).permute(0, 2, 1, 3)
+        shown = layer(cache, together(cache))
+    if other == "heads":
+        likely = tuple(replace(place, num_heads=HEADS - 1) for place in likely)
+    if other == "elements":
+        likely = tuple(replace(place, head_bytes=place.head_bytes - 1) for place in likely)
+    if other == "parts":
+        likely = likely[:1]
+    alone = find_placements(shown)
+    assert find_placements(shown, likely) == alone != likely
+
+
+@pytest.mark.parametrize("wrong", ["first", "head_stride", "slot_stride", "page_stride", "element_stride"])
+def test_each_number_of_a_likely_placement_is_confirmed(wrong: str) -> None:
+    cache = torch.zeros(PAGES, HEADS, 2 * SIZE, DIM)
+    shown = layer(cache, transposed(cache))
+    found = find_placements(shown)
+    for index, place in enumerate(found):
+        if wrong == "element_stride" and place.element_bytes == place.head_bytes:
+            continue  # one element: no stride
+        likely = list(found)
+        likely[index] = replace(place, **{wrong: getattr(place, wrong) + 4})
+        assert find_placements(shown, tuple(likely)) == found

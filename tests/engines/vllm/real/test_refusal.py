@@ -17,7 +17,7 @@ from tests.engines.vllm.real.server import Process, call, free_port
 from tests.engines.vllm.real.test_server import wait_until
 
 
-def unexplained(layer: Any) -> Any:
+def unexplained(layer: Any, *_: Any) -> Any:
     raise placement._unexplained(layer, "bytes all over the place")
 
 
