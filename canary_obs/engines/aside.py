@@ -70,8 +70,11 @@ class Aside:
 
     def leave(self) -> None:
         """Back to the stream that was current before."""
-        if self._stream is not None:
+        if self._stream is None:
+            return
+        try:
             self._done.record()
+        finally:
             self._stream.__exit__(None, None, None)
 
     def join(self) -> None:

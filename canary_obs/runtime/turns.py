@@ -14,8 +14,9 @@ from canary_obs.runtime.telling import Telling
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
 
-# A step this long has time for one part more.
+# A step this long has time for one part more; a pause of the engine is no step.
 _SECONDS_PER_PART = 0.025
+_MOST_PARTS = 12
 
 
 class Turns:
@@ -45,7 +46,7 @@ class Turns:
             return
         if self._raising:
             self._move()
-        for _ in range(1 + int(seconds / _SECONDS_PER_PART)):
+        for _ in range(min(1 + int(seconds / _SECONDS_PER_PART), _MOST_PARTS)):
             next(self._cycle)()
 
     def all(self) -> None:

@@ -142,6 +142,11 @@ TURNS = mutants(
         "tests/runtime/test_turns.py::test_a_step_takes_one_part_and_each_has_its_turn",
     ),
     (
+        "min(1 + int(seconds / _SECONDS_PER_PART), _MOST_PARTS)",
+        "1 + int(min(seconds, 60.0) / _SECONDS_PER_PART)",
+        "tests/runtime/test_turns.py::test_a_pause_of_the_engine_is_no_long_step",
+    ),
+    (
         "if not self._rotating:",
         "if False:",
         "tests/runtime/test_turns.py::test_on_a_cpu_the_patrol_and_commands_have_every_step",

@@ -96,6 +96,11 @@ def test_a_step_takes_one_part_and_each_has_its_turn(rig, done) -> None:
     assert [name for name in in_order if name in PARTS] == 3 * [*PARTS]
 
 
+def test_a_pause_of_the_engine_is_no_long_step(rig, done) -> None:
+    found = steps(rig, done, 2, seconds=3600.0)
+    assert [(parts.count("push"), parts.count("obey")) for parts in found] == [(2, 1), (2, 1)]
+
+
 def test_where_no_snapshot_is_due_the_patrol_has_its_turns(rig, done, monkeypatch) -> None:
     monkeypatch.setattr(rig.canary.reporter, "due", lambda _: False)
     names = [parts[0] for parts in steps(rig, done, 12)]
