@@ -75,29 +75,35 @@ def run_vllm_gpu(plan: VllmGpuPlan) -> int:
             block_size=_BLOCK_SIZE[device],
         )  # fmt: skip
         result |= machine() | host.facts()
-        blocks = _pairs(host, plan)
-        result |= _ratios(blocks, plan)
+        for blocks in _pairs(host, plan):
+            result |= _ratios(blocks, plan)
+            # A lent machine may go before the end: what was measured so far is not lost with it.
+            _write(plan, result | {"unfinished": f"{len(blocks)} of {plan.pairs} pairs, no flips"})
         with _protected(host) as (canary, adapter):
             result["flips"] = flip_everywhere(host, canary, adapter, plan.context, plan.seed)
             result["syncs"] = _syncs(host, canary, adapter)
             result["state"] = [canary.verdict()[0].value, *canary.verdict()[1]]
         host.core.shutdown()
-    if plan.output is not None:
-        plan.output.write_text(json.dumps(result, indent=1) + "\n")
+    _write(plan, result)
     show("vLLM with the canary at its defaults against none", result, as_json=False)
     return 0
 
 
-def _pairs(host: VllmHost, plan: VllmGpuPlan) -> list[dict[bool, _Block]]:
-    """The first pair warms up and is left out."""
+def _write(plan: VllmGpuPlan, result: dict[str, Any]) -> None:
+    if plan.output is not None:
+        plan.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _pairs(host: VllmHost, plan: VllmGpuPlan) -> Iterator[list[dict[bool, _Block]]]:
+    """The pairs so far, after each. The first one warms up and is left out."""
     draw = random.Random(plan.seed)
-    found = []
+    found: list[dict[bool, _Block]] = []
     for number in range(plan.pairs + 1):
         order = (False, True) if draw.random() < 0.5 else (True, False)
         pair = {protected: _block(host, plan, protected=protected) for protected in order}
         if number:
             found.append(pair)
-    return found
+            yield found
 
 
 def _block(host: VllmHost, plan: VllmGpuPlan, *, protected: bool) -> _Block:

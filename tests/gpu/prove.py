@@ -24,6 +24,7 @@ import torch
 
 _PYTHON = (sys.executable, "-m")
 _SANITIZER = "compute-sanitizer"
+QUIET = "pipeline", "step", "kernels", "patrol"  # benches with host times among their figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Proof:
 
     name: str
     command: tuple[str, ...]
+    quiet: bool = False  # its timings need the host for themselves
     alone: bool = False  # its timings need a GPU for themselves
     gpus: int = 1
     environ: dict[str, str] = field(default_factory=dict)
@@ -73,8 +75,7 @@ def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
     apart = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return [
         module("soak", "tests.gpu.soak", "--seconds", str(soak_seconds)),
-        *(module(name, f"canary_obs bench {name}", alone=True) for name in ("kernels", "step", "pipeline")),
-        module("patrol", "canary_obs bench patrol", alone=True),
+        *(module(name, f"canary_obs bench {name}", quiet=True) for name in QUIET),
         *(
             module(f"vllm_{name}", f"canary_obs bench vllm-gpu --runner {name}", alone=True, missing=no_vllm)
             for name in ("v2", "v1")
@@ -99,7 +100,7 @@ def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
 
 
 def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Ledger:
-    """The first proof and, in turn, those that share on the first GPU; those alone on the last.
+    """The quiet ones; then the long one and those that share on the first GPU, those alone on the last.
 
     On the only GPU those alone wait for all the others.
     """
@@ -114,12 +115,13 @@ def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Ledger:
     long, *others = runnable
     joint = [proof for proof in others if proof.gpus > 1]
     alone = [proof for proof in others if proof.alone]
-    beside = [proof for proof in others if not proof.alone and proof.gpus == 1]
+    beside = [proof for proof in others if not (proof.quiet or proof.alone) and proof.gpus == 1]
 
     def in_turn(devices: str, several: Sequence[Proof]) -> None:
         for proof in several:
             _run(proof, devices, folder, ledger)
 
+    in_turn("0", [proof for proof in others if proof.quiet])
     with ThreadPoolExecutor(2) as first:
         sharing = [first.submit(in_turn, "0", several) for several in ([long], beside)]
         if gpus > 1:

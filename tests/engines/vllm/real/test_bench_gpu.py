@@ -25,6 +25,7 @@ def test_pairs_and_flips(tmp_path: Path) -> None:
     ]
     subprocess.run(command, env=os.environ, check=True, timeout=240, capture_output=True)
     told = json.loads(result.read_text())
+    assert "unfinished" not in told
     assert (told["violations"], told["faults"]) == (0, 0)
     assert told["verified"] > 10_000
     assert all(len(told[part]["seconds"]) == 2 for part in ("prefill", "fill", "decode"))
