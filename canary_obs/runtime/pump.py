@@ -38,8 +38,12 @@ class Pump:
     @property
     def busy(self) -> bool:
         """Whether anything is under way to the host, or is known to be there and was not fetched yet."""
-        on_its_way = self._counters.busy or self._rows.busy or self._fetched is not None
-        return on_its_way or self.log.moved(self.violations)
+        return self._counters.busy or self._fetched is not None or self.alarmed
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether there are violations whose rows were not read yet."""
+        return self._rows.busy or self.log.moved(self.violations)
 
     def settled(self, step: int) -> bool:
         """Whether all that was found up to this step has been read."""

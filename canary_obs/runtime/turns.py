@@ -44,7 +44,8 @@ class Turns:
         if not self._rotating:
             self.all()
             return
-        if self._raising:
+        # Rows of a violation, and what its slot holds, are worth more the sooner they are read.
+        if self._raising or self._canary.pump.alarmed:
             self._move()
         for _ in range(min(1 + int(seconds / _SECONDS_PER_PART), _MOST_PARTS)):
             next(self._cycle)()

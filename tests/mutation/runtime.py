@@ -142,6 +142,11 @@ TURNS = mutants(
         "tests/runtime/test_turns.py::test_a_step_takes_one_part_and_each_has_its_turn",
     ),
     (
+        "if self._raising or self._canary.pump.alarmed:",
+        "if self._raising:",
+        "tests/runtime/test_turns.py::test_rows_of_a_violation_do_not_wait_for_their_turn",
+    ),
+    (
         "min(1 + int(seconds / _SECONDS_PER_PART), _MOST_PARTS)",
         "1 + int(min(seconds, 60.0) / _SECONDS_PER_PART)",
         "tests/runtime/test_turns.py::test_a_pause_of_the_engine_is_no_long_step",

@@ -101,6 +101,33 @@ def test_a_pause_of_the_engine_is_no_long_step(rig, done) -> None:
     assert [(parts.count("push"), parts.count("obey")) for parts in found] == [(2, 1), (2, 1)]
 
 
+def test_rows_of_a_violation_do_not_wait_for_their_turn(rig, done, monkeypatch) -> None:
+    canary, polls = rig.canary, []
+    poll = canary.pump._rows.poll
+
+    def late() -> list:
+        polls.append(canary.step)
+        return [] if len(polls) < 4 else poll()
+
+    monkeypatch.setattr(canary.pump._rows, "poll", late)
+    slot = int(rig.engine.scheduler.live_slots()[0])
+    address = locate_byte(canary.state.groups[0].view.sources[0], slot, 3)
+    address.flip(1)
+    canary.patrol._confirm(canary.patrol._next(len(canary.patrol._chunks)))
+    canary.patrol._cursor = 0
+    found = []
+    while not canary.pump.violations:
+        found += steps(rig, done, 1)
+    assert len(found) <= 6  # a copy is started, fetched, looked at
+    assert all(len(parts) == 1 for parts in found)
+    while canary.pump.alarmed:
+        (parts,) = steps(rig, done, 1)
+        assert parts[:3] == ("push", "fetch", "take")
+    assert len(polls) == 4
+    assert [len(parts) for parts in steps(rig, done, 3)] == [1, 1, 1]
+    address.flip(1)
+
+
 def test_where_no_snapshot_is_due_the_patrol_has_its_turns(rig, done, monkeypatch) -> None:
     monkeypatch.setattr(rig.canary.reporter, "due", lambda _: False)
     names = [parts[0] for parts in steps(rig, done, 12)]
