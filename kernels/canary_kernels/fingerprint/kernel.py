@@ -14,6 +14,7 @@ import triton.language as tl
 
 from canary_kernels import layout
 from canary_kernels.fingerprint.plan import SCRATCH_SLOTS
+from canary_kernels.fingerprint.shape import shape_of
 from canary_kernels.fingerprint.words import hash_slot
 from canary_kernels.jit import (
     ADOPTED,
@@ -57,15 +58,6 @@ COUNT_COMPLETED = tl.constexpr(layout.COUNT_COMPLETED)
 COUNT_COMPLETE_RUNS = tl.constexpr(layout.COUNT_COMPLETE_RUNS)
 NOBODY = tl.constexpr(NO_REQUEST)
 
-_MAX_BLOCK = 1024
-_MIN_BLOCK = 64
-# Rows that fill their block: one vector a lane and few registers, so that enough programs fit a
-# multiprocessor to keep memory busy (H200: 0.974 of the ceiling; 0.94 with what the compiler would take).
-_FULL_WORDS, _FULL_REGISTERS = 128, 48  # words per warp, registers per lane
-# Other rows leave lanes idle: fewer warps, two vectors a lane (latent rows: 0.91, not 0.85).
-_RAGGED_WORDS = 256
-_MAX_WARPS = 4
-_VECTOR_BYTES = 16
 _MAX_PROGRAMS = 1 << 16
 
 
@@ -293,26 +285,10 @@ def _constants_of(plan: FingerprintPlan, number: int, work: tuple[int, Phase, bo
     if not plan.bundles:
         nothing = torch.empty(0, dtype=torch.int64, device=plan.device)
         return frame | {
-            "table": nothing, "word_keys": nothing, "num_k": 0, "num_sources": 0,
-            "GEOMETRY": (0,) * 7, "PAGES": (1, 0, 0, 1, 0), "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK,
-            "num_warps": 1,
+            "table": nothing, "word_keys": nothing, "num_k": 0, "num_sources": 0, **shape_of(None)
         }  # fmt: skip
     bundle = plan.bundles[number]
-    where = bundle.geometry
-    block = min(_MAX_BLOCK, max(_MIN_BLOCK, triton.next_power_of_2(where.num_words)))
-    full = where.num_words == block and bundle.alignment == _VECTOR_BYTES
-    options = {"maxnreg": _FULL_REGISTERS} if full and not torch.version.hip else {}
-    words = _FULL_WORDS if full else _RAGGED_WORDS
-    return frame | options | {
+    return frame | {
         "table": bundle.table, "word_keys": bundle.word_keys,
-        "num_k": bundle.num_k, "num_sources": len(bundle.sources),
-        "GEOMETRY": (
-            where.head_bytes, where.head_stride, where.element_bytes, where.element_stride, where.num_bytes,
-            where.band_bytes, where.band_stride,
-        ),
-        "PAGES": (
-            where.page_size, where.page_stride, where.slot_stride, where.tile_size, where.tile_stride
-        ),
-        "ALIGNMENT": bundle.alignment, "BLOCK": block,
-        "num_warps": max(1, min(_MAX_WARPS, block // words)),
+        "num_k": bundle.num_k, "num_sources": len(bundle.sources), **shape_of(bundle)
     }  # fmt: skip

@@ -1,0 +1,45 @@
+"""How a bundle's rows are laid over the lanes of a GPU: constants of the fingerprint kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from canary_kernels.fingerprint.plan import Bundle
+
+_MAX_BLOCK = 1024
+_MIN_BLOCK = 64
+# Rows that fill their block: one vector a lane and few registers, so that enough programs fit a
+# multiprocessor to keep memory busy (H200: 0.974 of the ceiling; 0.94 with what the compiler would take).
+_FULL_WORDS, _FULL_REGISTERS = 128, 48  # words per warp, registers per lane
+# Other rows leave lanes idle: fewer warps, two vectors a lane (latent rows: 0.91, not 0.85).
+_RAGGED_WORDS = 256
+_MAX_WARPS = 4
+_VECTOR_BYTES = 16
+
+
+def shape_of(bundle: Bundle | None) -> dict[str, Any]:
+    """GEOMETRY, PAGES, ALIGNMENT, BLOCK and the compiler's options; None = nothing is covered."""
+    if bundle is None:
+        return {
+            "GEOMETRY": (0,) * 7, "PAGES": (1, 0, 0, 1, 0), "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK,
+            "num_warps": 1,
+        }  # fmt: skip
+    where = bundle.geometry
+    block = min(_MAX_BLOCK, max(_MIN_BLOCK, 1 << (where.num_words - 1).bit_length()))
+    full = where.num_words == block and bundle.alignment == _VECTOR_BYTES
+    options = {"maxnreg": _FULL_REGISTERS} if full and not torch.version.hip else {}
+    words = _FULL_WORDS if full else _RAGGED_WORDS
+    return options | {
+        "GEOMETRY": (
+            where.head_bytes, where.head_stride, where.element_bytes, where.element_stride, where.num_bytes,
+            where.band_bytes, where.band_stride,
+        ),
+        "PAGES": (
+            where.page_size, where.page_stride, where.slot_stride, where.tile_size, where.tile_stride
+        ),
+        "ALIGNMENT": bundle.alignment, "BLOCK": block,
+        "num_warps": max(1, min(_MAX_WARPS, block // words)),
+    }  # fmt: skip
