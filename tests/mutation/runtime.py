@@ -154,7 +154,7 @@ TURNS = mutants(
     (
         "if not self._rotating:",
         "if False:",
-        "tests/runtime/test_turns.py::test_on_a_cpu_the_patrol_and_commands_have_every_step",
+        "tests/runtime/test_turns.py::test_on_a_cpu_every_step_takes_all",
     ),
 )
 
