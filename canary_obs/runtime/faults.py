@@ -30,7 +30,7 @@ class Faults:
         return True
 
     def asked(self, part: str, call: Callable[[], bool]) -> bool:
-        """What a call of one part of the observer answers; True when it failed: that took time as well."""
+        """What a call of one part of the observer answers; True when it failed."""
         try:
             return call()
         except Exception as error:

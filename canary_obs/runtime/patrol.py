@@ -19,7 +19,7 @@ from canary_obs.runtime.state import DeviceState, Group
 _CPU_CHUNK = 128  # slots
 _DEVICE_CHUNK_BYTES = 1 << 24
 _MAX_CREDIT_SECONDS = 1.0  # an engine that was busy elsewhere is not charged the whole absence at once
-# On a GPU errands are few and long: each costs the engine's thread some 100 us, and beside real forwards a
+# On a GPU errands are few and long: each takes three turns of the engine's thread, and beside real forwards a
 # burst over the whole GPU disturbs less than a few programs that hold on to their multiprocessors (H200, 8B
 # shape, 64 x 4096, separate runs: 9 % slower steps at 20 GB/s from 8 programs, 0.9 % at 43 GB/s from bursts).
 _ERRAND_SECONDS, _LONGEST_ERRAND_SECONDS = 0.05, 0.25
@@ -62,49 +62,46 @@ class Patrol:
         self.cycles = 0
         self.cycle_seconds: float | None = None
 
-    def advance(self, now: float, *, idle: bool = False) -> bool:
-        """Take what came back, and check what the budget has paid for since; never waits for the device.
-
-        Whether that was anything.
-        """
+    def advance(self, now: float, *, idle: bool = False) -> None:
+        """Take what came back, and check what the budget has paid for since; never waits for the device."""
         if not self.enabled:
-            return False
+            return
         rate = self._rate if idle else self._rate * self._busy_share
         self._credit = min(self._credit + (now - self._refilled) * rate, _MAX_CREDIT_SECONDS * rate)
         self._refilled = now
-        return self._spend() if self._on_cpu else self._take_turn(rate)
+        if self._on_cpu:
+            self._spend()
+        else:
+            self._take_turn(rate)
 
-    def _take_turn(self, rate: float) -> bool:
+    def _take_turn(self, rate: float) -> None:
         """On a GPU: send the errand that was chosen, take errands back, or choose one."""
         scout = self._scout
         if self._chosen is not None:
             scout.send(self._chosen)
             self._chosen = None
-            return True
+            return
         scout.look()
         if scout.home:
-            return self._take(scout.returned())
+            self._take(scout.returned())
         # A GPU too busy to bring the last errands back is not given more.
-        if self._credit < _ERRAND_SECONDS * rate or scout.full:
-            return False
-        self._chosen = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
-        self._credit -= len(self._chosen.slots) * self._chosen.group.plan.bytes_per_slot
-        return True
+        elif self._credit >= _ERRAND_SECONDS * rate and not scout.full:
+            self._chosen = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
+            self._credit -= len(self._chosen.slots) * self._chosen.group.plan.bytes_per_slot
 
-    def _spend(self) -> bool:
+    def _spend(self) -> None:
         """On the CPU: chunks while there is credit, at most one cycle."""
-        spent, started = False, time.perf_counter()
+        started = time.perf_counter()
         for _ in self._chunks:
             if self._credit <= (time.perf_counter() - started if self._timed else 0.0):
                 break
             errand = self._next(1)
             self._scout.send(errand)
-            spent = self._take(self._scout.finish())
+            self._take(self._scout.finish())
             if not self._timed:
                 self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
         if self._timed:
             self._credit -= time.perf_counter() - started
-        return spent
 
     def rest(self) -> None:
         """Time until now earns nothing: the engine was not running."""
@@ -133,17 +130,13 @@ class Patrol:
         group, start, stop = self._chunks[self._cursor]
         return max(1, int(min(self._credit, most) / ((stop - start) * group.plan.bytes_per_slot)))
 
-    def _take(self, returns: Iterable[Return]) -> bool:
-        """Whether anything came back."""
-        returned = False
+    def _take(self, returns: Iterable[Return]) -> None:
         for back in returns:
             if not back.ran:
                 self._health.stalled.add((back.errand.group.index, layout.Phase.PATROL))
             if back.suspicious:
                 self._confirm(back.errand)
             self._checked(back.errand)
-            returned = True
-        return returned
 
     def _confirm(self, errand: Errand) -> None:
         """Compare on the engine's stream, in order with every writer: what differs here is corrupt."""

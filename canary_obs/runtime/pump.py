@@ -24,7 +24,6 @@ class Pump:
         self._words = state.counter_words
         self.log = ViolationLog(state, reveal_tokens=config.reveal_tokens)
         self.sample: Sample | None = None  # the newest host copy
-        self.newest_sequence = -1  # its sequence
         self._fetched: Sample | None = None  # arrived, not looked at yet
         # The same in two lists, [groups * COUNTER_WORDS] each; zeros before the first copy has arrived.
         self.counted = self.beside = [0] * self._words
@@ -34,6 +33,11 @@ class Pump:
     def next_sequence(self) -> int:
         """Sequence of the next counter copy."""
         return self._counters.next_sequence
+
+    @property
+    def newest_sequence(self) -> int:
+        """Sequence of the newest host copy; -1 before the first."""
+        return -1 if self.sample is None else self.sample.sequence
 
     @property
     def busy(self) -> bool:
@@ -95,8 +99,7 @@ class Pump:
         # Counters only grow: the newest copy tells all that those before it did.
         if sample is not None:
             values = sample.words.tolist()
-            self.sample, self.newest_sequence = sample, sample.sequence
-            self.counted, self.beside = values[: self._words], values[self._words :]
+            self.sample, self.counted, self.beside = sample, values[: self._words], values[self._words :]
             self.violations = events_in(self.counted)
             self._health.observe(sample.sequence, self.counted)
             if self._sweeper.running:

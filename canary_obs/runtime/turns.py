@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ class Turns:
         self._raising = canary.config.mode is Mode.RAISE
         push, fetch, take = self._push, self._fetch, self._take
         tell, patrol, orders = self._tell_or_patrol, self._patrol, self._obey
-        self._cycle = cycle(
+        self._cycle: Iterator[Callable[[], object]] = cycle(
             (push, tell, fetch, patrol, take, tell, push, patrol, fetch, tell, take, orders)
             if not self._raising
             else (tell, patrol, tell, orders)
@@ -44,8 +45,7 @@ class Turns:
         if not self._rotating:
             self.all()
             return
-        # Rows of a violation, and what its slot holds, are worth more the sooner they are read.
-        if self._raising or self._canary.pump.alarmed:
+        if self._faults.asked("pump", self._hurried):
             self._move()
         for _ in range(min(1 + int(seconds / _SECONDS_PER_PART), _MOST_PARTS)):
             next(self._cycle)()
@@ -68,6 +68,10 @@ class Turns:
             canary.sweeper.abort("the sweep itself failed; see the engine's log")
         canary.overhead["sweep"] += time.perf_counter() - started
 
+    def _hurried(self) -> bool:
+        # Rows of a violation, and what its slot holds, are worth more the sooner they are read.
+        return self._raising or self._canary.pump.alarmed
+
     def _push(self) -> bool:
         return self._faults.guard("pump", self._canary.push_counters)
 
@@ -80,26 +84,24 @@ class Turns:
     def _move(self) -> bool:
         return self._push() and self._fetch() and self._take()
 
-    def _patrol(self) -> bool:
+    def _patrol(self) -> None:
         canary = self._canary
         if canary.paused or not canary.patrol.enabled:
-            return False
+            return
         started = time.perf_counter()
-        found = self._faults.asked("patrol", self._advance_patrol)
-        spent = time.perf_counter() - started
-        canary.overhead["patrol"] += spent
-        return found
+        self._faults.guard("patrol", self._advance_patrol)
+        canary.overhead["patrol"] += time.perf_counter() - started
 
-    def _advance_patrol(self) -> bool:
+    def _advance_patrol(self) -> None:
         resting = self._canary.last_step_end is None
-        return self._canary.patrol.advance(time.monotonic(), idle=resting)
+        self._canary.patrol.advance(time.monotonic(), idle=resting)
 
-    def _tell_or_patrol(self) -> bool:
-        return self._tell() or self._patrol()
+    def _tell_or_patrol(self) -> None:
+        if not self._tell():
+            self._patrol()
 
     def _tell(self) -> bool:
         return self._faults.asked("snapshot", self._telling.advance)
 
-    def _obey(self) -> bool:
+    def _obey(self) -> None:
         self._faults.guard("mailbox", obey, self._canary)
-        return True

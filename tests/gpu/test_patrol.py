@@ -51,8 +51,9 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
         patrol._next(1)
     before = rig.canary.health.launched[0][3]
     patrol._credit = 1e12
-    assert patrol.advance(time.monotonic())  # chooses every slot of the group
-    assert patrol.advance(time.monotonic())  # sends for them
+    for _ in range(2):  # chooses every slot of the group, sends for them
+        patrol.advance(time.monotonic())
+    assert patrol._scout.busy
     torch.cuda.synchronize()
     address.flip(1)
     while patrol._scout.busy:

@@ -142,8 +142,8 @@ TURNS = mutants(
         "tests/runtime/test_turns.py::test_a_step_takes_one_part_and_each_has_its_turn",
     ),
     (
-        "if self._raising or self._canary.pump.alarmed:",
-        "if self._raising:",
+        "return self._raising or self._canary.pump.alarmed",
+        "return self._raising",
         "tests/runtime/test_turns.py::test_rows_of_a_violation_do_not_wait_for_their_turn",
     ),
     (

@@ -104,14 +104,18 @@ class Away:
     def send(self) -> bool:
         """Choose an errand and send it; False = neither."""
         self.patrol._credit = 1e9
-        chosen = self.patrol.advance(time.monotonic()) and self.patrol._chosen is not None
-        self.stream.done &= not chosen  # what is sent has to be done as well
-        return chosen and self.patrol.advance(time.monotonic())
+        self.patrol.advance(time.monotonic())
+        if self.patrol._chosen is None:
+            return False
+        self.stream.done = False  # what is sent has to be done as well
+        self.patrol.advance(time.monotonic())
+        return self.patrol._chosen is None
 
     def take(self) -> bool:
-        """See what came back."""
-        self.patrol._credit = 0.0
-        return self.patrol.advance(time.monotonic())
+        """Take back what came; whether anything did."""
+        self.patrol._credit, before = 0.0, len(self.scout._under_way)
+        self.patrol.advance(time.monotonic())
+        return len(self.scout._under_way) < before
 
     def pump(self) -> None:
         self.canary.pump.turn(self.canary.step)

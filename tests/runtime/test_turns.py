@@ -128,6 +128,28 @@ def test_rows_of_a_violation_do_not_wait_for_their_turn(rig, done, monkeypatch) 
     address.flip(1)
 
 
+@pytest.mark.parametrize(
+    ("broken", "part"),
+    [
+        ("pump.log.moved", "pump"), ("pump._counters.push", "pump"), ("pump._counters.newest", "pump"),
+        ("patrol.advance", "patrol"), ("health.verdict", "snapshot"), ("reporter.receive", "mailbox"),
+    ],
+)  # fmt: skip
+def test_what_fails_in_its_turn_is_counted_and_no_turn_is_lost(rig, done, monkeypatch, broken, part) -> None:
+    def fail(*_, **__) -> None:
+        raise ZeroDivisionError(broken)
+
+    owner, *names = rig.canary, *broken.split(".")
+    for name in names[:-1]:
+        owner = getattr(owner, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, names[-1], fail)
+        steps(rig, done, 40)
+    assert set(rig.canary.health.faults) == {part}
+    found = {name for parts in steps(rig, done, 40) for name in parts}
+    assert found >= {"push", "fetch", "take", "advance", "obey", *PARTS}
+
+
 def test_where_no_snapshot_is_due_the_patrol_has_its_turns(rig, done, monkeypatch) -> None:
     monkeypatch.setattr(rig.canary.reporter, "due", lambda _: False)
     names = [parts[0] for parts in steps(rig, done, 12)]

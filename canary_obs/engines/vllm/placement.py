@@ -131,7 +131,7 @@ def _follow(layer: LayerWrite, likely: tuple[Placement, ...], probe: _Probe) -> 
     draw = torch.Generator().manual_seed(len(probe.slots))
     for place in likely:
         shape = layer.shapes[place.part]
-        if place.num_heads != shape[0] or place.head_bytes % shape[1]:
+        if (place.num_heads, place.page_size) != (shape[0], layer.page_size) or place.head_bytes % shape[1]:
             return False
         chosen = torch.rand((len(probe.slots), *shape), generator=draw) < 0.5
         base = probe.image(place.part, torch.full(shape, _LOW), probe.slots)
