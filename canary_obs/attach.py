@@ -11,7 +11,8 @@ from canary_obs.config import IN_PROCESS, CanaryConfig, load
 from canary_obs.engines.adapter import EngineAdapter
 from canary_obs.engines.registry import adapter_for
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.pipeline.mailbox import EngineLink, open_link
+from canary_obs.pipeline.courier import open_link
+from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import Mode
 from canary_obs.runtime.canary import CanaryRuntime
 

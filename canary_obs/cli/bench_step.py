@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from canary_kernels import layout
 from canary_obs.attach import install_canary
+from canary_obs.cli.beside import ServiceProcess
 from canary_obs.cli.gpu_facts import environment
 from canary_obs.cli.paired import compared, percentiles
 from canary_obs.config import IN_PROCESS, CanaryConfig, parse_patrol_budget
@@ -66,7 +68,7 @@ class Stage:
             raise ConfigurationError("--device", "cpu", "this bench replays CUDA graphs", "Run it on a GPU.")
         self.engine = _engine(plan)
         self._adapter = ReferenceAdapter(self.engine)
-        config = CanaryConfig(endpoint=IN_PROCESS, idle_sweep=False, **settings)
+        config = CanaryConfig(**{"endpoint": IN_PROCESS, "idle_sweep": False, **settings})
         canary = install_canary(self._adapter, config)
         assert canary is not None
         self.canary: CanaryRuntime = canary
@@ -83,6 +85,8 @@ class Stage:
         self._observed: Callable[[ForwardBatch], torch.Tensor] = vars(runner)["forward"]
         self._plain: Callable[[ForwardBatch], torch.Tensor] = Runner.forward.__get__(runner)
         self.after_step_us: list[float] = []
+        self.hooks_us: list[float] = []  # of all hooks of a step together
+        self.turns: list[str] = []  # what each of these calls had time for
         self.lag_steps: list[int] = []  # of the newest host copy of the counters, after each of these calls
 
     def _queue(self, plan: StepPlan) -> None:
@@ -107,11 +111,14 @@ class Stage:
         marks: deque[torch.cuda.Event] = deque()
         started = time.perf_counter()
         for _ in range(steps):
+            spent = sum(self.canary.overhead.values())
             logits = forward(batch)
             if observed:  # where the adapter calls it: ahead of the wait for the tokens
                 began = time.perf_counter()
                 self._adapter.after_step()
                 self.after_step_us.append(1e6 * (time.perf_counter() - began))
+                self.turns.append(self.canary.last_turn)
+                self.hooks_us.append(1e6 * (sum(self.canary.overhead.values()) - spent))
                 self.lag_steps.append(self.canary.pump.status(self.canary.step, began).lag_steps)
             tokens = logits.argmax(dim=-1)
             if wait:
@@ -241,29 +248,52 @@ def run_patrol(plan: StepPlan) -> int:
 def run_pipeline(plan: StepPlan) -> int:
     """Host time of `after_step`, first with the GPU steadily `block_steps` behind; skipped copies counted.
 
+    A service is attached, as in production: snapshots are written and sent.
     A copy is started in every sixth step, so few rows are enough for the ring to be full at any time then.
     """
-    stage = Stage(plan, pipeline_rows=_FEW_ROWS)
+    with TemporaryDirectory() as folder:
+        endpoint = f"ipc://{folder}/service.sock"
+        service = ServiceProcess.start(endpoint, None)
+        try:
+            return _pipeline(plan, Stage(plan, pipeline_rows=_FEW_ROWS, endpoint=endpoint))
+        finally:
+            service.stop()
+
+
+def _pipeline(plan: StepPlan, stage: Stage) -> int:
     canary, result = stage.canary, _facts(plan, stage) | {"pipeline_rows": _FEW_ROWS}
     stage.block(plan.block_steps, observed=True, wait=False)
     for kind, wait in (("gpu_steps_behind", False), ("engine_waits_each_step", True)):
         skipped, pushed = canary.pump.status(canary.step, 0.0).skipped, canary.pump.next_sequence
         stage.after_step_us.clear()
+        stage.hooks_us.clear()
+        stage.turns.clear()
         stage.lag_steps.clear()
         steps = (plan.rounds + 1) * plan.block_steps
         stage.block(steps, observed=True, wait=wait, ahead=plan.block_steps)
         # The first ones let the GPU fall behind.
         result[kind] = {
             "after_step_us": percentiles(stage.after_step_us[plan.block_steps :]),
+            "by_turn_us": _by_turn(stage, plan.block_steps),
+            "all_hooks_us": percentiles(stage.hooks_us[plan.block_steps :]),
             "least_lag_steps": min(stage.lag_steps[plan.block_steps :]),
             "largest_lag_steps": max(stage.lag_steps),
             "skipped": canary.pump.status(canary.step, 0.0).skipped - skipped,
             "copied": canary.pump.next_sequence - pushed,
         }
+    result["service_heard_seconds_ago"] = canary.reporter.peer_age(time.monotonic())
     result["planted_flip_counted_once"] = stage.caught()
     canary.detach()
     _tell(plan, result)
     return 0
+
+
+def _by_turn(stage: Stage, first: int) -> dict[str, dict[str, float]]:
+    """Of the calls from this one on: what they took, by what they had time for."""
+    found: dict[str, list[float]] = {}
+    for turn, taken in zip(stage.turns[first:], stage.after_step_us[first:], strict=True):
+        found.setdefault(turn, []).append(taken)
+    return {turn: percentiles(taken) for turn, taken in sorted(found.items())}
 
 
 def _facts(plan: StepPlan, stage: Stage) -> dict[str, Any]:

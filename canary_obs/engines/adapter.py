@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -41,10 +42,12 @@ class Observer(Protocol):
     def fault(self, part: str, error: Exception) -> None:
         """The adapter itself failed (part names where); counted, turns the state to `blind`."""
 
-    def after_step(self) -> None:
+    def after_step(self, beside: AbstractContextManager[None] = ...) -> None:
         """Once per engine step, after its forwards were launched, outside any captured graph.
 
-        Best before the engine waits for their results: work then hides behind the forward.
+        Best before the engine waits for their results: work then hides behind the forward. What this launches
+        is launched inside `beside`, by default on the current stream: one ordered behind `after_forward`. It
+        is entered only when there is something to launch, as entering a stream takes the host time.
         """
 
     def idle(self) -> bool:

@@ -17,7 +17,7 @@ class Behind(Enum):
 
 
 class _Entry(AbstractContextManager[None]):
-    """One way in. A class, not a generator: every step of the engine pays for it."""
+    """One way in. Not a generator, and made once: every step of the engine pays for it."""
 
     def __init__(self, aside: Aside, behind: Behind) -> None:
         self._aside, self._behind = aside, behind
@@ -32,8 +32,8 @@ class _Entry(AbstractContextManager[None]):
 class Aside:
     """Work put here is done before what the engine's stream is given after `join`.
 
-    Between entering and joining the engine may do what neither writes KV nor what the work reads:
-    its forward ahead of the fingerprints, its sampling.
+    `with aside.behind_all:` puts there what is launched inside. Until it joins, the engine may do what
+    neither writes KV nor what the work reads: its forward ahead of the fingerprints, its sampling.
     """
 
     def __init__(self, device: torch.device, *, wanted: bool) -> None:
@@ -42,6 +42,9 @@ class Aside:
         if wanted and device.type == "cuda":
             self._stream = torch.Stream(device)
             self._marked, self._queued, self._done = (torch.Event(device) for _ in range(3))
+        self.behind_all = _Entry(self, Behind.ALL)
+        self.behind_mark = _Entry(self, Behind.MARK)
+        self.behind_nothing = _Entry(self, Behind.NOTHING)
 
     @property
     def used(self) -> bool:
@@ -52,10 +55,6 @@ class Aside:
         """Remember this point of the current stream."""
         if self._stream is not None:
             self._marked.record()
-
-    def entered(self, *, behind: Behind = Behind.ALL) -> AbstractContextManager[None]:
-        """What is launched inside runs there."""
-        return _Entry(self, behind)
 
     def enter(self, behind: Behind) -> None:
         """From now on launches run there."""

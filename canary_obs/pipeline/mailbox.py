@@ -12,11 +12,10 @@ from typing import Protocol
 
 import zmq
 
-from canary_obs.config import CanaryConfig
 from canary_obs.errors import WireError
 from canary_obs.pipeline import wire
 from canary_obs.pipeline.endpoint import check_owner, parse_endpoint, refusal, tune
-from canary_obs.pipeline.keys import EngineKeys, engine_keys
+from canary_obs.pipeline.keys import EngineKeys
 from canary_obs.records import Command, EngineMessage, Snapshot
 
 QUEUED_MESSAGES = 1000
@@ -28,6 +27,8 @@ PROBE_SECONDS = 5.0
 # A line that takes nothing, though its queue has room, has been given up by ZeroMQ; after this much silence
 # it is opened anew.
 REVIVE_SECONDS = 15.0
+
+_POLLIN = int(zmq.POLLIN)  # an operation on the enumeration is Python's, and ten times as long
 
 Clock = Callable[[], float]
 
@@ -128,6 +129,7 @@ class ZmqLink:
         self._last_snapshot = float("-inf")
         self._closed = False
         self.dropped = 0
+        self.full = False  # the last message found no room in the queue
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.DEALER)
@@ -163,8 +165,10 @@ class ZmqLink:
                 try:
                     self._socket.send(frame, zmq.NOBLOCK)
                 except zmq.Again:
+                    self.full = True
                     self._revive(now)
                     return False
+                self.full = False
                 self._queued += 1
         except (WireError, zmq.ZMQError):
             return False
@@ -192,7 +196,7 @@ class ZmqLink:
             for _ in range(0 if self._closed else COMMANDS_PER_CALL):
                 # Asking is four times cheaper than the exception of an empty read, and nearly all are empty.
                 try:
-                    if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                    if not int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
                         break
                     commands.append(wire.decode_command(self._socket.recv(zmq.NOBLOCK)))
                 except WireError:
@@ -217,8 +221,3 @@ class ZmqLink:
             self._closed = True
         self._socket.close(linger=round(linger_seconds * 1000))
         self._context.term()
-
-
-def open_link(config: CanaryConfig) -> EngineLink:
-    """The link to the service that the settings name. Raises ConfigurationError."""
-    return ZmqLink(config.endpoint, keys=engine_keys(config))

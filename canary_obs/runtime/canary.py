@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +31,7 @@ from canary_obs.runtime.status import vitals_of, whole_snapshot
 from canary_obs.runtime.swa_divergence import SwaReporter
 from canary_obs.runtime.sweep import Sweeper
 from canary_obs.runtime.transfer import RecordShares
-from canary_obs.runtime.turns import Turns
+from canary_obs.runtime.turns import HERE, Turns
 from canary_obs.runtime.warm_up import warm_up
 from canary_obs.views import StepView
 
@@ -75,7 +76,7 @@ class CanaryRuntime:
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
         self.step, self.step_seconds = 0, 0.0
         self.armed = self._head_done = self.paused = False
-        self._depth = self._swept_step = 0  # depth: of forwards within forwards
+        self._depth = 0  # of forwards within forwards
         self.ready_at = 0.0
         self.last_step_end: float | None = None
         self._raising: list[Violation] = []
@@ -98,7 +99,7 @@ class CanaryRuntime:
         """Restore the engine, drain the pipeline, say goodbye; returns the final snapshot."""
         self._guard("drill", self.drill.close)
         self._adapter.detach()
-        self._deliver(self.pump.drain(self.step, 5.0))
+        self.deliver(self.pump.drain(self.step, 5.0))
         self._guard("swa_divergence", self.swa.report, self.step, self.pump.sample)
         final = whole_snapshot(self)
         self.reporter.tell(final)
@@ -110,11 +111,11 @@ class CanaryRuntime:
         """With the engine at rest: one patrol cycle and one full sweep, all results in, ledger closed."""
         deadline = time.monotonic() + timeout
         self.patrol.whole_cycle()
-        self._deliver(self.pump.drain(self.step, timeout))
+        self.deliver(self.pump.drain(self.step, timeout))
         self.sweeper.begin_automatic(Trigger.IDLE, self.step)
         while self.sweeper.running and time.monotonic() < deadline:
             self.sweeper.advance(1.0, self.pump.next_sequence)
-            self._deliver(self.pump.drain(self.step, timeout))
+            self.deliver(self.pump.drain(self.step, timeout))
         if self.injector is not None:
             self.injector.finish()
 
@@ -140,32 +141,27 @@ class CanaryRuntime:
 
     def after_forward(self, view: StepView) -> None:
         """Fingerprint the new slots; verify every link again, the new tokens' included."""
-        if not self._leave_forward() or not self._head_done:
+        if not self._leave_forward():
             return
-        started = time.perf_counter()
-        if not self._guard("tail", self._tail, view):
-            self._abandon(view)
-        self.overhead["tail"] += time.perf_counter() - started
+        if self._head_done:
+            started = time.perf_counter()
+            if not self._guard("tail", self._tail, view):
+                self._abandon(view)
+            self.overhead["tail"] += time.perf_counter() - started
+        self._turns.forward_done()
 
     def forward_failed(self, view: StepView) -> None:
         """What this forward should have written is unknown: adopt it, unverified."""
         if self._leave_forward():
             self._abandon(view)
+            self._turns.forward_done()
 
-    def after_step(self) -> None:
+    def after_step(self, beside: AbstractContextManager[None] = HERE) -> None:
         """Advance sweep and patrol, move counters to the host, obey commands, report."""
-        if not self.armed:
-            return
-        now = time.monotonic()
-        seconds = 0.0 if self.last_step_end is None else now - self.last_step_end
-        self.step_seconds += seconds
-        self.last_step_end = now
-        interval = self.config.sweep_interval
-        # An engine step may hold several forwards (drafts), so the exact multiple may be passed over.
-        if interval and not self.paused and self.step // interval > self._swept_step // interval:
-            self._swept_step = self.step
-            self._guard("sweep", self.sweeper.begin_automatic, Trigger.INTERVAL, self.step)
-        self._background(lambda: self._turns.step(seconds), self.config.sweep_budget_ms / 1e3)
+        if self.armed:
+            self._turns.step(beside)
+            if self._raising:
+                self._raise_found()
 
     def idle(self) -> bool:
         """The engine has nothing to do: commands, sweeps and patrol go on. True = call again soon."""
@@ -174,8 +170,8 @@ class CanaryRuntime:
         self.last_step_end = None
         if self.config.idle_sweep and not self.paused and self.sweeper.idle_due(self.ready_at):
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.IDLE, self.step)
-        self._background(self._turns.all, 10 * self.config.sweep_budget_ms / 1e3)
-        self._turns.finish()
+        self._turns.idle()
+        self._raise_found()
         return self.sweeper.running or self.pump.busy
 
     def fault(self, part: str, error: Exception) -> None:
@@ -192,7 +188,7 @@ class CanaryRuntime:
         """Bytes arrived: compared with their records, or adopted, unverified, when they came without."""
         self._announced(self._announcements.received, group, slots, records)
         if self.armed and records is not None and self.config.mode is Mode.RAISE:
-            self._deliver(self.pump.drain(self.step, _RAISE_SECONDS))
+            self.deliver(self.pump.drain(self.step, _RAISE_SECONDS))
             self._raise_found()
 
     def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
@@ -250,41 +246,30 @@ class CanaryRuntime:
             self.health.disarmed = f"records could not be adopted after a fault ({type(error).__name__})"
             self._count_fault("adopt", error)
 
-    # Between forwards ---------------------------------------------------------------------------
-
-    def _background(self, turns: Callable[[], None], sweep_seconds: float) -> None:
-        if self.sweeper.running and not self.paused:
-            self._turns.sweep(sweep_seconds)
-        started, patrolled = time.perf_counter(), self.overhead["patrol"]
-        # Asked here, not in the part: nearly every step has nothing to do for them, and pays for each call.
-        if self.drill.busy:
-            self._guard("drill", self.drill.advance, self.step)
-        turns()
-        if self.swa.due(self.step):
-            self._guard("swa_divergence", self.swa.report, self.step, self.pump.sample)
-        if self.evidence.busy:
-            self._guard("evidence", self._tell_evidence)
-        self.overhead["pump"] += time.perf_counter() - started - (self.overhead["patrol"] - patrolled)
-        self._raise_found()
+    # What was found -----------------------------------------------------------------------------
 
     def _raise_found(self) -> None:
         if self._raising:
             found, self._raising = tuple(self._raising), []
             raise KVCacheViolation(found)
 
-    def push_counters(self) -> None:
-        """Start a copy of the counters."""
-        self.pump.push(self.step)
-
-    def take_counters(self) -> None:
-        """Look at the copy that was fetched, and act on what it tells."""
-        self._deliver(self.pump.take(self.step))
-
-    def _tell_evidence(self) -> None:
+    def tell_evidence(self) -> None:
+        """Send what was read of violated slots."""
         for evidence in self.evidence.advance(self.reporter.identity, self.step):
             self.reporter.tell(evidence)
 
-    def _deliver(self, found: list[Violation]) -> None:
+    @property
+    def last_turn(self) -> str:
+        """On a GPU: what the last step had time for."""
+        return self._turns.taken
+
+    @property
+    def expects_word(self) -> bool:
+        """Whether `deliver` has something to do with a copy of the counters in which nothing was found."""
+        return self.injector is not None or bool(self.reporter.backlog)
+
+    def deliver(self, found: list[Violation]) -> None:
+        """Act on violations (none: on a copy of the counters that shows none)."""
         if found:  # before the injector heals what it planted
             self._guard("evidence", self.evidence.observe, found, self.step)
         if self.injector is not None:

@@ -22,22 +22,16 @@ class Faults:
         """Make a call of one part of the observer; False = it failed."""
         try:
             call(*arguments)
-        except Exception as error:
-            self.count(part, error)
-            if self._mode is Mode.RAISE:
-                raise
+        except Exception as error:  # noqa: BLE001 - passed on in mode `raise`
+            self.met(part, error)
             return False
         return True
 
-    def asked(self, part: str, call: Callable[[], bool]) -> bool:
-        """What a call of one part of the observer answers; True when it failed."""
-        try:
-            return call()
-        except Exception as error:
-            self.count(part, error)
-            if self._mode is Mode.RAISE:
-                raise
-            return True
+    def met(self, part: str, error: Exception) -> None:
+        """Count what was caught; in mode `raise` pass it on."""
+        self.count(part, error)
+        if self._mode is Mode.RAISE:
+            raise error
 
     def count(self, part: str, error: Exception) -> None:
         """A part of the observer, or of the adapter, failed."""

@@ -55,8 +55,8 @@ class Health:
         """The copy with this sequence must carry every run launched so far."""
         self._expected[sequence] = [list(phases) for phases in self.launched]
 
-    def observe(self, sequence: int, counters: Sequence[int]) -> None:
-        """Compare a copy ([groups * COUNTER_WORDS]) with what was launched before it.
+    def observe(self, sequence: int, runs: Sequence[Sequence[int]]) -> None:
+        """Compare the runs in a copy ([groups][NUM_PHASES]) with what was launched before it.
 
         A difference is a stalled kernel.
         """
@@ -65,8 +65,6 @@ class Health:
             return
         for skipped in [number for number in self._expected if number < sequence]:
             del self._expected[skipped]  # a copy that nobody looked at
-        starts = range(layout.COUNT_RUNS, len(counters), layout.COUNTER_WORDS)
-        runs = [counters[start : start + layout.NUM_PHASES] for start in starts]
         if runs == expected:
             return
         for group, (wanted, seen) in enumerate(zip(expected, runs, strict=True)):

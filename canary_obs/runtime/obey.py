@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from canary_obs.records import (
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
 
 
-def obey(canary: CanaryRuntime) -> None:
-    """Carry out the commands that arrived since the last call."""
-    for command in canary.reporter.receive():
+def obey(canary: CanaryRuntime, commands: Iterable[Command]) -> None:
+    """Carry out commands."""
+    for command in commands:
         _execute(canary, command)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-
-import numpy as np
+from collections.abc import Iterable, Sequence
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import compare_range
@@ -19,7 +17,7 @@ from canary_obs.runtime.state import DeviceState, Group
 _CPU_CHUNK = 128  # slots
 _DEVICE_CHUNK_BYTES = 1 << 24
 _MAX_CREDIT_SECONDS = 1.0  # an engine that was busy elsewhere is not charged the whole absence at once
-# On a GPU errands are few and long: each takes three turns of the engine's thread, and beside real forwards a
+# On a GPU errands are few and long: each takes five turns of the engine's thread, and beside real forwards a
 # burst over the whole GPU disturbs less than a few programs that hold on to their multiprocessors (H200, 8B
 # shape, 64 x 4096, separate runs: 9 % slower steps at 20 GB/s from 8 programs, 0.9 % at 43 GB/s from bursts).
 _ERRAND_SECONDS, _LONGEST_ERRAND_SECONDS = 0.05, 0.25
@@ -48,11 +46,11 @@ class Patrol:
         self._scout = Scout(state, pump)
         self._busy_share = _BUSY_SHARE if budget.fraction and not self._on_cpu else 1.0
         now = time.monotonic()
-        # Not a list: a large pool has thousands of chunks, and each snapshot asks for the oldest.
-        self._checked_at = np.full(len(self._chunks), now)
+        self._checked_at = [now] * len(self._chunks)
         self._cursor = 0  # the next chunk to choose
         self._chosen: Errand | None = None  # to be sent
-        self._arrived = 0  # chunks of this cycle that were checked
+        self._back: list[Return] = []  # not entered into the books yet
+        self._arrived = 0  # chunks of this cycle that were checked: in order, so the next is the oldest
         # On the CPU a check takes the engine's own time: a share of the bandwidth is a share of seconds then,
         # so that a slow or busy machine is not asked for more.
         self._timed = budget.fraction > 0 and self._on_cpu
@@ -62,46 +60,58 @@ class Patrol:
         self.cycles = 0
         self.cycle_seconds: float | None = None
 
-    def advance(self, now: float, *, idle: bool = False) -> None:
-        """Take what came back, and check what the budget has paid for since; never waits for the device."""
-        if not self.enabled:
-            return
+    def advance(self, *, idle: bool = False) -> Sequence[Errand]:
+        """Take what came back, or check what the budget has paid for; never waits for the device.
+
+        Returns errands with a suspicion, for `confirm`.
+        """
+        # On a GPU each of these is a turn: send, enter in the books, take back, see that it is done, choose.
+        scout = self._scout
+        if self._chosen is not None:
+            errand, self._chosen = self._chosen, None
+            scout.send(errand)
+            return ()
+        if self._back:
+            back, self._back = self._back, []
+            return self._enter(back)
+        self._back = scout.returned()
+        if self._back:
+            return ()
+        now = time.monotonic()
         rate = self._rate if idle else self._rate * self._busy_share
         self._credit = min(self._credit + (now - self._refilled) * rate, _MAX_CREDIT_SECONDS * rate)
         self._refilled = now
         if self._on_cpu:
-            self._spend()
-        else:
-            self._take_turn(rate)
-
-    def _take_turn(self, rate: float) -> None:
-        """On a GPU: send the errand that was chosen, take errands back, or choose one."""
-        scout = self._scout
-        if self._chosen is not None:
-            scout.send(self._chosen)
-            self._chosen = None
-            return
-        scout.look()
-        if scout.home:
-            self._take(scout.returned())
+            return self._spend()
         # A GPU too busy to bring the last errands back is not given more.
-        elif self._credit >= _ERRAND_SECONDS * rate and not scout.full:
+        if not scout.look() and self._credit >= _ERRAND_SECONDS * rate and not scout.full:
             self._chosen = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
             self._credit -= len(self._chosen.slots) * self._chosen.group.plan.bytes_per_slot
+        return ()
 
-    def _spend(self) -> None:
+    def confirm(self, errands: Iterable[Errand]) -> None:
+        """Compare on the engine's stream, in order with every writer: what differs here is corrupt."""
+        for errand in errands:
+            group = errand.group
+            self._state.tick()
+            compare_range(self._state.backend, group.buffers, group.plan, errand.slots, layout.Phase.PATROL)
+            self._health.launch(group.index, layout.Phase.PATROL)
+
+    def _spend(self) -> list[Errand]:
         """On the CPU: chunks while there is credit, at most one cycle."""
+        suspected: list[Errand] = []
         started = time.perf_counter()
         for _ in self._chunks:
             if self._credit <= (time.perf_counter() - started if self._timed else 0.0):
                 break
             errand = self._next(1)
             self._scout.send(errand)
-            self._take(self._scout.finish())
+            suspected += self._enter(self._scout.finish())
             if not self._timed:
                 self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
         if self._timed:
             self._credit -= time.perf_counter() - started
+        return suspected
 
     def rest(self) -> None:
         """Time until now earns nothing: the engine was not running."""
@@ -109,12 +119,12 @@ class Patrol:
 
     def whole_cycle(self) -> None:
         """At rest: take what is under way, then check every chunk once, whatever the budget."""
-        self._take(self._scout.finish())
-        self._chosen = None
+        self.confirm(self._enter((*self._back, *self._scout.finish())))
+        self._chosen, self._back = None, []
         self._cursor = self._arrived = 0
         for _ in self._chunks:
             errand = self._next(1)
-            self._confirm(errand)
+            self.confirm([errand])
             self._checked(errand)
 
     def _next(self, most: int) -> Errand:
@@ -130,25 +140,20 @@ class Patrol:
         group, start, stop = self._chunks[self._cursor]
         return max(1, int(min(self._credit, most) / ((stop - start) * group.plan.bytes_per_slot)))
 
-    def _take(self, returns: Iterable[Return]) -> None:
+    def _enter(self, returns: Iterable[Return]) -> list[Errand]:
+        suspected = []
         for back in returns:
             if not back.ran:
                 self._health.stalled.add((back.errand.group.index, layout.Phase.PATROL))
             if back.suspicious:
-                self._confirm(back.errand)
+                suspected.append(back.errand)
             self._checked(back.errand)
-
-    def _confirm(self, errand: Errand) -> None:
-        """Compare on the engine's stream, in order with every writer: what differs here is corrupt."""
-        group = errand.group
-        self._state.tick()
-        compare_range(self._state.backend, group.buffers, group.plan, errand.slots, layout.Phase.PATROL)
-        self._health.launch(group.index, layout.Phase.PATROL)
+        return suspected
 
     def _checked(self, errand: Errand) -> None:
         now = time.monotonic()
-        self._checked_at[errand.first_chunk : errand.last_chunk + 1] = now
-        self._arrived = errand.last_chunk + 1
+        first, self._arrived = errand.first_chunk, errand.last_chunk + 1
+        self._checked_at[first : self._arrived] = [now] * (self._arrived - first)
         if self._arrived == len(self._chunks):
             self._arrived = 0
             self.cycles += 1
@@ -163,7 +168,7 @@ class Patrol:
     @property
     def oldest_check_seconds(self) -> float:
         """Time since the slot checked longest ago was checked, or since attach."""
-        return time.monotonic() - float(self._checked_at.min()) if self._chunks else 0.0
+        return time.monotonic() - self._checked_at[self._arrived] if self._chunks else 0.0
 
     @property
     def progress(self) -> PatrolProgress | None:

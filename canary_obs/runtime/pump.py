@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+from numpy.typing import NDArray
+
+from canary_kernels import layout
 from canary_obs.config import CanaryConfig
 from canary_obs.pipeline.delayed_device_host import DelayedDeviceHost, Sample
 from canary_obs.records import PipelineStatus, Violation
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.state import DeviceState
 from canary_obs.runtime.sweep import Sweeper
-from canary_obs.runtime.violation_log import ViolationLog, events_in
+from canary_obs.runtime.violation_log import ViolationLog
+
+_RUNS = slice(layout.COUNT_RUNS, layout.COUNT_RUNS + layout.NUM_PHASES)
 
 
 class Pump:
@@ -22,12 +28,13 @@ class Pump:
         self._counters = DelayedDeviceHost(state.all_counters, config.pipeline_rows, side_stream=False)
         self._rows = DelayedDeviceHost(state.flat, 2)
         self._words = state.counter_words
+        self._nothing = np.zeros(self._words, dtype=np.int64)
+        self._lanes = bytes(len(state.groups) * layout.NUM_LANES * 8)  # violations of the newest copy
         self.log = ViolationLog(state, reveal_tokens=config.reveal_tokens)
         self.sample: Sample | None = None  # the newest host copy
         self._fetched: Sample | None = None  # arrived, not looked at yet
-        # The same in two lists, [groups * COUNTER_WORDS] each; zeros before the first copy has arrived.
-        self.counted = self.beside = [0] * self._words
         self.violations = 0  # counted up to the newest host copy
+        self.alarmed = False  # there are violations whose rows were not read yet
 
     @property
     def next_sequence(self) -> int:
@@ -40,14 +47,25 @@ class Pump:
         return -1 if self.sample is None else self.sample.sequence
 
     @property
+    def counted(self) -> NDArray[np.int64]:
+        """[groups * COUNTER_WORDS] of the newest host copy; zeros before the first has arrived."""
+        return self._nothing if self.sample is None else self.sample.words[: self._words]
+
+    @property
+    def beside(self) -> NDArray[np.int64]:
+        """The same, counted beside the engine's stream."""
+        return self._nothing if self.sample is None else self.sample.words[self._words :]
+
+    def counted_beside(self, group: int) -> bytes:
+        """The words of one group, int64 [COUNTER_WORDS], of the newest host copy; one has arrived."""
+        assert self.sample is not None
+        start = self._words + group * layout.COUNTER_WORDS
+        return self.sample.words[start : start + layout.COUNTER_WORDS].tobytes()
+
+    @property
     def busy(self) -> bool:
         """Whether anything is under way to the host, or is known to be there and was not fetched yet."""
         return self._counters.busy or self._fetched is not None or self.alarmed
-
-    @property
-    def alarmed(self) -> bool:
-        """Whether there are violations whose rows were not read yet."""
-        return self._rows.busy or self.log.moved(self.violations)
 
     def settled(self, step: int) -> bool:
         """Whether all that was found up to this step has been read."""
@@ -62,7 +80,8 @@ class Pump:
         """Start one copy, take what has arrived; returns violations that became readable. Never waits."""
         self.push(step)
         self.fetch()
-        return self.take(step)
+        self.look(step)
+        return self.rows(step) if self.alarmed else []
 
     def push(self, step: int) -> None:
         """Start one copy of the counters; none while as many are under way as there may be."""
@@ -71,16 +90,18 @@ class Pump:
             self._health.expect(sequence)
 
     def fetch(self) -> None:
-        """Take the newest copy that has arrived, for `take` to look at."""
+        """Take the newest copy that has arrived, for `look`."""
         self._fetched = self._counters.newest() or self._fetched
 
-    def take(self, step: int) -> list[Violation]:
-        """Look at what was fetched; returns violations that became readable."""
+    def look(self, step: int) -> None:
+        """See what the copy that was fetched tells."""
         fetched, self._fetched = self._fetched, None
-        self._take(fetched, step)
-        if not self._rows.busy:
-            if not self.log.moved(self.violations):
-                return []
+        if fetched is not None:
+            self._look(fetched, step)
+
+    def rows(self, step: int) -> list[Violation]:
+        """When alarmed: start to bring the rows, or take what has arrived; returns what became readable."""
+        if not self._rows.busy and self.log.moved(self.violations):
             self._rows.push(step, time.monotonic())
         return self._read(self._rows.poll(), step)
 
@@ -88,25 +109,29 @@ class Pump:
         """At rest or at shutdown: wait up to `timeout` seconds for all that is known on the device."""
         found = self.turn(step)
         for sample in self._counters.flush(timeout):
-            self._take(sample, step)
+            self._look(sample, step)
         found += self._read(self._rows.flush(timeout), step)
         if self.log.moved(self.violations):
             self._rows.push(step, time.monotonic())
             found += self._read(self._rows.flush(timeout), step)
         return found
 
-    def _take(self, sample: Sample | None, step: int) -> None:
-        # Counters only grow: the newest copy tells all that those before it did.
-        if sample is not None:
-            values = sample.words.tolist()
-            self.sample, self.counted, self.beside = sample, values[: self._words], values[self._words :]
-            self.violations = events_in(self.counted)
-            self._health.observe(sample.sequence, self.counted)
-            if self._sweeper.running:
-                self._sweeper.observe(sample.sequence, sample.values[: self._words], step)
+    def _look(self, sample: Sample, step: int) -> None:
+        # Counters only grow: the newest copy tells all that those before it did. As bytes and short lists:
+        # a step of the engine pays for this, and with many groups all of it would be thousands of numbers.
+        self.sample = sample
+        table = self.counted.reshape(-1, layout.COUNTER_WORDS)
+        lanes = table[:, : layout.NUM_LANES].tobytes()
+        if lanes != self._lanes:
+            self._lanes, self.violations = lanes, int(table[:, : layout.NUM_LANES].sum())
+            self.alarmed = True
+        self._health.observe(sample.sequence, table[:, _RUNS].tolist())
+        if self._sweeper.running:
+            self._sweeper.observe(sample.sequence, sample.values[: self._words], step)
 
     def _read(self, copies: list[Sample], step: int) -> list[Violation]:
         found: list[Violation] = []
         for copy in copies:
             found += self.log.read(copy.values, step, self._sweeper.latest_id)
+        self.alarmed = self._rows.busy or self.log.moved(self.violations)
         return found

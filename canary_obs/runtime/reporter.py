@@ -7,6 +7,7 @@ import platform
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import add
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from canary_obs.records import (
     GroupCounters,
     Hello,
     Identity,
+    Phase,
+    Reason,
     Snapshot,
     SweepProgress,
     SweepReport,
@@ -55,7 +58,7 @@ class Reporter:
             pid=os.getpid(),
             device=device_name(state.clock.device),
         )
-        self._backlog: deque[Violation] = deque(maxlen=_BACKLOG)
+        self.backlog: deque[Violation] = deque(maxlen=_BACKLOG)  # violations that could not be sent yet
         self._next_snapshot = 0.0
         self._sequence = 0
         self._began = time.monotonic()
@@ -94,10 +97,10 @@ class Reporter:
 
     def violations(self, found: list[Violation]) -> None:
         """Queue violations and send what the link takes."""
-        self.dropped_rows += max(0, len(self._backlog) + len(found) - _BACKLOG)
-        self._backlog.extend(found)
-        if self._backlog and self._send(Violations(identity=self.identity, rows=tuple(self._backlog))):
-            self._backlog.clear()
+        self.dropped_rows += max(0, len(self.backlog) + len(found) - _BACKLOG)
+        self.backlog.extend(found)
+        if self.backlog and self._send(Violations(identity=self.identity, rows=tuple(self.backlog))):
+            self.backlog.clear()
 
     def tell(self, message: Snapshot | Evidence | DrillReport) -> None:
         """Report, or answer a question."""
@@ -149,7 +152,7 @@ def counter_rows(counted: Sequence[int], beside: Sequence[int]) -> list[list[int
 def named_counters(row: Sequence[int]) -> GroupCounters:
     """What the words of a row ([COUNTER_WORDS]) mean."""
     # By zip and slices: a third of what indexing takes.
-    phases, reasons, causes = len(PHASES), len(REASONS), len(_CAUSES)
+    phases, causes = len(PHASES), len(_CAUSES)
     runs, verified, hashed = layout.COUNT_RUNS, layout.COUNT_VERIFIED, layout.COUNT_HASHED
     first, last = layout.COUNT_UNVERIFIED, layout.COUNT_WRITTEN
     return GroupCounters(
@@ -159,11 +162,19 @@ def named_counters(row: Sequence[int]) -> GroupCounters:
         unverified={cause: sum(row[first + code : last : causes]) for code, cause in enumerate(_CAUSES)},
         written=row[layout.COUNT_WRITTEN],
         completed=row[layout.COUNT_COMPLETED],
-        violations={
-            phase: dict(zip(REASONS, row[start : start + reasons], strict=True))
-            for phase, start in zip(PHASES, range(0, phases * reasons, reasons), strict=True)
-        },
+        violations=_named_violations(tuple(row[:runs])),
     )
+
+
+@lru_cache(maxsize=64)
+def _named_violations(lanes: tuple[int, ...]) -> dict[Phase, dict[Reason, int]]:
+    """Kept from snapshot to snapshot, as they hardly ever change; nobody may change what this returns."""
+    reasons = len(REASONS)
+    starts = range(0, len(lanes), reasons)
+    return {
+        phase: dict(zip(REASONS, lanes[start : start + reasons], strict=True))
+        for phase, start in zip(PHASES, starts, strict=True)
+    }
 
 
 def versions() -> dict[str, str]:

@@ -6,8 +6,9 @@ it repeats a suspected comparison on the engine's stream, in order with every wr
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -21,6 +22,8 @@ from canary_obs.runtime.state import DeviceState, Group
 
 _IN_FLIGHT = 4
 _RUNS = layout.COUNT_RUNS + layout.Phase.PATROL
+_WORD = 8  # bytes
+_LANES, _RUN = slice(layout.NUM_LANES * _WORD), slice(_RUNS * _WORD, (_RUNS + 1) * _WORD)
 
 
 class Errand(NamedTuple):
@@ -101,9 +104,9 @@ class Scout:
             range_comparison(state.backend, *side, layout.Phase.PATROL, stream) for side in self._sides
         ]
         self._stream.synchronize()
-        rows = counters.tolist()
-        self._runs = [row[_RUNS] for row in rows]  # by group: counted, once all that was sent has run
-        self._lanes = [row[: layout.NUM_LANES] for row in rows]  # by group: suspicions seen
+        rows = counters.cpu().numpy()
+        self._runs = [int(row[_RUNS]) for row in rows]  # by group: counted, once all that was sent has run
+        self._lanes = [row.tobytes()[_LANES] for row in rows]  # by group: suspicions seen
         self._under_way: deque[_UnderWay] = deque()
 
     @property
@@ -123,37 +126,39 @@ class Scout:
         self._runs[number] += 1
         self._under_way.append(_UnderWay(errand=errand, run=self._runs[number]))
 
-    def look(self) -> None:
-        """See whether the device is through with what was sent."""
+    def look(self) -> bool:
+        """Whether the device has got through with what was sent since the last look."""
         # With all of it at once: one event each would cost the engine's thread as much as the launches.
-        if self._under_way and self._under_way[-1].copy < 0 and self._stream.query():
-            for one in self._under_way:
-                one.copy = self._pump.next_sequence if one.copy < 0 else one.copy
-
-    @property
-    def home(self) -> bool:
-        """Whether the counts of an errand are on the host."""
-        return bool(self._under_way) and 0 <= self._under_way[0].copy <= self._pump.newest_sequence
+        if not self._under_way or self._under_way[-1].copy >= 0 or not self._stream.query():
+            return False
+        for one in self._under_way:
+            one.copy = self._pump.next_sequence if one.copy < 0 else one.copy
+        return True
 
     def returned(self) -> list[Return]:
         """Errands whose counts are on the host, oldest first."""
         back: list[Return] = []
-        while self.home:
-            back.append(self._judged(self._under_way.popleft(), self._pump.beside))
+        while self._under_way and 0 <= self._under_way[0].copy <= self._pump.newest_sequence:
+            back.append(self._judged(self._under_way.popleft(), self._pump.counted_beside))
         return back
 
     def finish(self) -> Iterator[Return]:
         """At rest: wait for the errands that are under way."""
         self._stream.synchronize()
-        counted = self._state.beside.tolist()
-        while self._under_way:
-            yield self._judged(self._under_way.popleft(), counted)
+        counted = self._state.beside.cpu().numpy()
 
-    def _judged(self, one: _UnderWay, counted: Sequence[int]) -> Return:
-        """counted: int64 [groups * COUNTER_WORDS], read when the device was through with this errand."""
+        def row_of(number: int) -> bytes:
+            start = number * layout.COUNTER_WORDS
+            return counted[start : start + layout.COUNTER_WORDS].tobytes()
+
+        while self._under_way:
+            yield self._judged(self._under_way.popleft(), row_of)
+
+    def _judged(self, one: _UnderWay, row_of: Callable[[int], bytes]) -> Return:
+        """row_of: a group's counters, int64 [COUNTER_WORDS], read when the device was through with it."""
         number = one.errand.group.index
-        start = number * layout.COUNTER_WORDS
-        lanes = counted[start : start + layout.NUM_LANES]
+        row = row_of(number)
+        lanes, ran = row[_LANES], int.from_bytes(row[_RUN], sys.byteorder)
         later = [other for other in self._under_way if other.errand.group.index == number]
         suspicious = one.suspected
         if lanes != self._lanes[number]:
@@ -161,9 +166,9 @@ class Scout:
             # Errands sent after this one may have counted already: they are repeated as well.
             for other in later:
                 other.suspected = True
-        missing = max(0, one.run - counted[start + _RUNS])
+        missing = max(0, one.run - ran)
         # One lost run is one finding: those behind it are not to miss it again.
         self._runs[number] -= missing
         for other in later:
             other.run -= missing
-        return Return(errand=one.errand, ran=not missing, suspicious=suspicious)
+        return Return(one.errand, not missing, suspicious)

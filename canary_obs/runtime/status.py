@@ -59,7 +59,7 @@ def _covered(last: SweepProgress) -> float | None:
 
 def counters_of(canary: CanaryRuntime) -> dict[str, GroupCounters]:
     """The counters of every group, as the newest host copy has them."""
-    rows = counter_rows(canary.pump.counted, canary.pump.beside)
+    rows = counter_rows(canary.pump.counted.tolist(), canary.pump.beside.tolist())
     return {group.name: named_counters(row) for group, row in zip(canary.state.groups, rows, strict=True)}
 
 
@@ -106,11 +106,11 @@ def snapshot_of(canary: CanaryRuntime, told: Told) -> Snapshot:
         violation_events_dropped=vitals.events_dropped,
         messages_dropped=vitals.messages_dropped,
         kernels_stalled={
-            group.name: tuple(PHASES[phase] for index, phase in stalled if index == group.index)
-            if stalled
-            else ()
-            for group in canary.state.groups
-        },
+            name: tuple(PHASES[phase] for index, phase in stalled if index == group.index)
+            for name, group in canary.state.by_name.items()
+        }
+        if stalled
+        else dict.fromkeys(canary.state.by_name, ()),
         perturbations=canary.injector.ledger.counts() if canary.injector else {},
         paused=canary.paused,
         swa_divergence=canary.swa.latest,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("canary_obs.swa_divergence")
 LOG_KEY = "kv_canary_swa_divergence"
+_NEVER = float("inf")
 _PHASES = (layout.Phase.HEAD, layout.Phase.TAIL)
 
 
@@ -25,24 +26,18 @@ class SwaReporter:
     """Reports every `interval` forward steps (0 = only at the end), from host bookkeeping and counters."""
 
     def __init__(self, state: DeviceState, adapter: EngineAdapter, interval: int) -> None:
-        self._state, self._interval, self._reported = state, interval, 0
+        self._state, self._interval = state, interval
         windowed = any(group.view.window is not None for group in state.groups)
         self._adapter = adapter if windowed and isinstance(adapter, ShowsWindow) else None
         self.latest: SwaDivergence | None = None  # None = the engine has no such groups
-
-    def due(self, step: int) -> bool:
-        """Whether it is time to report."""
-        if self._adapter is None:
-            return False
-        interval = self._interval
-        return self.latest is None or (interval > 0 and step // interval > self._reported // interval)
+        self.due_step: float = _NEVER if self._adapter is None else 0  # the forward step of the next report
 
     def report(self, step: int, sample: Sample | None) -> None:
         """Count now, and say so in one line of the engine's log."""
         tokens = self._adapter.window_tokens() if self._adapter is not None else None
         if tokens is None:
             return
-        self._reported = step
+        self.due_step = step // self._interval * self._interval + self._interval if self._interval else _NEVER
         self.latest = SwaDivergence(
             step=step,
             verified_full=self._verified(tokens.full, sample),

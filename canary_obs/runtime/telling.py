@@ -54,7 +54,7 @@ class Telling:
         state, reasons = canary.health.verdict(vitals)
         self._state_log.tell(state, reasons)
         yield
-        rows, groups = counter_rows(counted, beside), {}
+        rows, groups = counter_rows(counted.tolist(), beside.tolist()), {}
         for group, row in zip(canary.state.groups, rows, strict=True):
             yield
             groups[group.name] = named_counters(row)

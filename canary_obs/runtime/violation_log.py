@@ -89,10 +89,3 @@ class ViolationLog:
             time_ns=now,
             sweep_id=sweep_id if phase is Phase.SWEEP else None,
         )
-
-
-def events_in(counters: Sequence[int]) -> int:
-    """Violations in a host copy of the counters ([groups * COUNTER_WORDS])."""
-    # Not NumPy's own sum: over rows this short it takes 14 us, and every step pays it.
-    starts = range(0, len(counters), layout.COUNTER_WORDS)
-    return sum(sum(counters[start : start + layout.NUM_LANES]) for start in starts)

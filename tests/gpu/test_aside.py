@@ -2,7 +2,7 @@
 
 import torch
 
-from canary_obs.engines.aside import Aside, Behind
+from canary_obs.engines.aside import Aside
 
 DEVICE = torch.device("cuda", 0)
 CYCLES = 20_000_000  # some 10 ms
@@ -18,7 +18,7 @@ def test_order() -> None:
     for number in range(ROUNDS):
         aside.join()
         slots.fill_(number + 1)
-        with aside.entered():
+        with aside.behind_all:
             torch.cuda._sleep(CYCLES // ROUNDS)
             seen[number].copy_(slots)
     torch.cuda.synchronize()
@@ -35,14 +35,14 @@ def test_behind_the_mark_does_not_wait_for_what_follows_it() -> None:
     values.fill_(1)
     aside.mark()
     torch.cuda._sleep(10 * CYCLES)  # the forward
-    with aside.entered(behind=Behind.MARK):
+    with aside.behind_mark:
         seen[0].copy_(values)
         early.record()
-    with aside.entered(behind=Behind.NOTHING):
+    with aside.behind_nothing:
         seen[1].copy_(values)
     early.synchronize()
     assert not torch.cuda.default_stream(DEVICE).query()  # the forward is still running
-    with aside.entered():
+    with aside.behind_all:
         seen[2].copy_(values)
     aside.join()
     values.fill_(2)
@@ -52,6 +52,6 @@ def test_behind_the_mark_does_not_wait_for_what_follows_it() -> None:
 
 def test_unwanted_is_the_current_stream() -> None:
     aside = Aside(DEVICE, wanted=False)
-    with aside.entered():
+    with aside.behind_all:
         assert torch.cuda.current_stream(DEVICE) == torch.cuda.default_stream(DEVICE)
     aside.join()

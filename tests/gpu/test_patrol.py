@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
@@ -27,9 +25,9 @@ def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.Mo
         rig.traffic.advance(rig.engine)
         if rig.engine.has_work():
             rig.engine.step()
-        for _ in range(3):  # one to choose, one to send, one to take back
+        for _ in range(5):  # chosen, sent, seen to be done, taken back, entered
             rig.canary.patrol._credit = 1e12
-            rig.canary.patrol.advance(time.monotonic())
+            rig.canary.patrol.confirm(rig.canary.patrol.advance())
             rig.canary.pump.turn(rig.canary.step)  # errands come back with its copies
     rig.canary.check_everything()
     assert rig.canary.pump.violations == 0
@@ -46,19 +44,19 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
     address = locate_byte(group.view.sources[0], used, 3)
     address.flip(1)
     torch.cuda.synchronize()
-    patrol._take(patrol._scout.finish())
+    patrol.confirm(patrol._enter(patrol._scout.finish()))
     while patrol._cursor:
         patrol._next(1)
     before = rig.canary.health.launched[0][3]
     patrol._credit = 1e12
     for _ in range(2):  # chooses every slot of the group, sends for them
-        patrol.advance(time.monotonic())
+        patrol.confirm(patrol.advance())
     assert patrol._scout.busy
     torch.cuda.synchronize()
     address.flip(1)
-    while patrol._scout.busy:
+    while patrol._scout.busy or patrol._back:
         patrol._credit = 0.0
-        patrol.advance(time.monotonic())
+        patrol.confirm(patrol.advance())
         rig.canary.pump.drain(rig.canary.step, 10.0)
     rig.canary.pump.drain(rig.canary.step, 10.0)
     assert rig.canary.health.launched[0][3] > before
@@ -79,7 +77,7 @@ def test_a_flipped_bit_is_found_beside_the_engine() -> None:
             rig.canary.after_step()
         address.flip(1 << (trial % 8))
         torch.cuda.synchronize()
-        for _ in range(20):
+        for _ in range(30):
             rig.canary.after_step()
             torch.cuda.synchronize()
         found = rig.canary.pump.violations
@@ -95,7 +93,7 @@ def test_sums_in_wait_are_not_shared_with_the_engines_stream() -> None:
         rig.run(1)
         for _ in range(3):
             rig.canary.patrol._credit = 1e12
-            rig.canary.patrol.advance(time.monotonic())
+            rig.canary.patrol.confirm(rig.canary.patrol.advance())
             rig.canary.pump.turn(rig.canary.step)
     rig.canary.check_everything()
     assert rig.canary.pump.violations == 0

@@ -133,16 +133,16 @@ def test_after_step_returns_at_once_while_the_gpu_is_far_behind() -> None:
     rig.run(50)
     pump, skipped = rig.canary.pump, rig.canary.pump._counters.skipped
     times = []
-    for step in range(480):  # every sixth starts a copy, and there is room for 16
+    for step in range(480):  # without forwards every twelfth starts a copy, and there is room for 16
         torch.cuda._sleep(20_000_000)  # some 10 ms each
         started = time.perf_counter()
         rig.canary.after_step()
         times.append(time.perf_counter() - started)
-        assert step < 110 or pump._counters.full
+        assert step < 205 or pump._counters.full
     assert sum(times) < 0.1
-    assert pump._counters.skipped - skipped > 50
+    assert pump._counters.skipped - skipped > 20
     torch.cuda.synchronize()
-    for _ in range(8):
+    for _ in range(24):
         rig.canary.after_step()
     assert rig.canary.verdict() == (State.OK, ())
     rig.canary.detach()

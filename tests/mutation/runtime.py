@@ -103,12 +103,12 @@ RECEIVED = mutants(
 PATROL = mutants(
     "canary_obs/runtime/scout.py",
     (
-        "counted[start : start + layout.NUM_LANES]",
-        "counted[start : start + layout.NUM_REASONS]",
+        "_LANES, _RUN = slice(layout.NUM_LANES * _WORD)",
+        "_LANES, _RUN = slice(layout.NUM_REASONS * _WORD)",
         "tests/runtime/test_patrol.py::test_a_suspicion_that_holds_is_counted_once_per_cycle",
     ),
     (
-        "max(0, one.run - counted[start + _RUNS])",
+        "max(0, one.run - ran)",
         "0",
         "tests/runtime/test_patrol.py::test_a_kernel_that_leaves_no_trace_is_a_stall",
     ),
@@ -137,14 +137,34 @@ PATROL = mutants(
 TURNS = mutants(
     "canary_obs/runtime/turns.py",
     (
-        "next(self._cycle)()",
-        "self._push()",
+        "                take()\n",
+        "                self._everything(0.0)\n",
         "tests/runtime/test_turns.py::test_a_step_takes_one_part_and_each_has_its_turn",
     ),
     (
-        "return self._raising or self._canary.pump.alarmed",
-        "return self._raising",
+        "if self._attending or self._raising or canary.pump.alarmed:",
+        "if self._attending or self._raising:",
         "tests/runtime/test_turns.py::test_rows_of_a_violation_do_not_wait_for_their_turn",
+    ),
+    (
+        "            with self._beside:\n                canary.patrol.confirm(suspected)",
+        "            canary.patrol.confirm(suspected)",
+        "tests/runtime/test_turns.py::test_a_suspicion_is_confirmed_beside_the_engine",
+    ),
+    (
+        "            with self._beside:\n                obey(self._canary, commands)",
+        "            obey(self._canary, commands)",
+        "tests/runtime/test_turns.py::test_commands_are_obeyed_beside_the_engine",
+    ),
+    (
+        "        if self._copy_wanted:  # for six",
+        "        if False:  # for six",
+        "tests/runtime/test_turns.py::test_a_copy_that_waits_for_a_forward_in_vain_is_started_all_the_same",
+    ),
+    (
+        "self._sweep_at = canary.step // self._interval * self._interval + self._interval",
+        "self._sweep_at = canary.step + self._interval",
+        "tests/runtime/test_turns.py::test_an_interval_sweep_begins_at_its_step_and_is_attended_to_at_once",
     ),
     (
         "min(1 + int(seconds / _SECONDS_PER_PART), _MOST_PARTS)",
@@ -207,6 +227,39 @@ LOG = mutants(
         "hidden = reason in _PRIVATE and not self._reveal",
         "hidden = reason is Reason.TOKEN and not self._reveal",
         "tests/runtime/test_violation_log.py::test_digests_and_tokens_are_redacted_unless_revealed",
+    ),
+)
+
+PUMP = mutants(
+    "canary_obs/runtime/pump.py",
+    (
+        "self.alarmed = True",
+        "self.alarmed = self.log.moved(self.violations)",
+        "tests/runtime/test_turns.py::test_rows_that_cannot_be_read_are_read_later",
+    ),
+)
+
+COURIER = mutants(
+    "canary_obs/pipeline/courier.py",
+    (
+        "                self._outbox.appendleft(message)",
+        "                pass",
+        "tests/pipeline/test_courier.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
+    ),
+    (
+        "self._refused + self._link.dropped - self._kept",
+        "self._refused + self._link.dropped",
+        "tests/pipeline/test_courier.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
+    ),
+    (
+        "and self._turns_to_trial > 0 and not self._closed",
+        "and self._turns_to_trial > 0",
+        "tests/pipeline/test_courier.py::test_a_full_line_is_not_tried_in_every_turn",
+    ),
+    (
+        "            self._bell.set()\n        return True",
+        "            pass\n        return True",
+        "tests/pipeline/test_courier.py::test_what_is_no_snapshot_leaves_at_once",
     ),
 )
 
@@ -291,6 +344,6 @@ INJECTOR = mutants(
 ALL = (
     *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *TURNS, *STATE_LOG,
     *HEALTH, *LOG,
-    *PIPELINE, *COUNTERS, *RANKS, *WIRE,
+    *PUMP, *COURIER, *PIPELINE, *COUNTERS, *RANKS, *WIRE,
     *LEDGER, *INJECTOR,
 )  # fmt: skip

@@ -18,10 +18,11 @@ from canary_obs.config import CanaryConfig, ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.pipeline import endpoint as endpoints, mailbox
 from canary_obs.pipeline.admission import Admission
+from canary_obs.pipeline.courier import open_link
 from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.keys import KeyKind, engine_keys, make_keys, service_keys
 from canary_obs.pipeline.listener import ZmqListener
-from canary_obs.pipeline.mailbox import ZmqLink, open_link
+from canary_obs.pipeline.mailbox import ZmqLink
 from canary_obs.records import Pause, Violations
 from tests.pipeline.relay import Relay
 from tests.service.fakes import eventually, hello, identity, snapshot, violation

@@ -11,9 +11,10 @@ import pytest
 from canary_obs.config import CanaryConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.pipeline import mailbox
+from canary_obs.pipeline.courier import open_link
 from canary_obs.pipeline.hub import Hub
 from canary_obs.pipeline.listener import FRAMES_PER_TURN, LocalListener, ZmqListener
-from canary_obs.pipeline.mailbox import LocalLink, ZmqLink, open_link
+from canary_obs.pipeline.mailbox import LocalLink, ZmqLink
 from canary_obs.records import Pause, Ping, Violations
 from tests.service.fakes import eventually, hello, identity, snapshot, violation
 

@@ -16,7 +16,8 @@ from canary_obs.config import IN_PROCESS, CanaryConfig, ServiceConfig
 from canary_obs.engines.reference import settings
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
-from canary_obs.pipeline.mailbox import EngineLink, LocalLink, open_link
+from canary_obs.pipeline.courier import open_link
+from canary_obs.pipeline.mailbox import EngineLink, LocalLink
 from canary_obs.records import Mode, StartSweep, State
 from canary_obs.runtime import forward, health, pump, sweep
 from canary_obs.runtime.canary import CanaryRuntime
@@ -101,7 +102,7 @@ PARTS = {
     "patrol": break_part("patrol._scout.send"),
     "pipeline: push": break_part("pump._counters.push"),
     "pipeline: poll": break_part("pump._counters.newest"),
-    "violation log": break_part("pump.log.moved"),
+    "pipeline: look": break_part("health.observe"),
     "pump": break_module(pump, "time"),
     "mailbox: receive": break_part("reporter._link.receive"),
     "mailbox: send": break_part("reporter._link.send"),

@@ -19,11 +19,11 @@ GOOD = Vitals(
 )  # fmt: skip
 
 
-def counters(**runs: int) -> list[int]:
-    values = [0] * layout.COUNTER_WORDS
-    for name, count in runs.items():
-        values[layout.COUNT_RUNS + Phase[name.upper()]] = count
-    return values
+def runs(**found: int) -> list[list[int]]:
+    values = [0] * layout.NUM_PHASES
+    for name, count in found.items():
+        values[Phase[name.upper()]] = count
+    return [values]
 
 
 def test_all_well_is_ok() -> None:
@@ -67,26 +67,26 @@ def test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged() -> None:
     for sequence in range(4):
         health.launch(0, Phase.HEAD)
         health.expect(sequence)
-    health.observe(0, counters(head=1))
+    health.observe(0, runs(head=1))
     assert health.verdict(GOOD)[0] is State.OK
-    health.observe(1, counters(head=1))  # the second run never happened
+    health.observe(1, runs(head=1))  # the second run never happened
     state, reasons = health.verdict(GOOD)
     assert state is State.BLIND
     assert "head kernel of group 0" in reasons[0]
     health.acknowledge(GOOD)
-    health.observe(2, counters(head=2))
-    health.observe(3, counters(head=3))
+    health.observe(2, runs(head=2))
+    health.observe(3, runs(head=3))
     assert health.verdict(GOOD)[0] is State.OK
     health.launch(0, Phase.HEAD)
     health.expect(4)
-    health.observe(4, counters(head=3))
+    health.observe(4, runs(head=3))
     assert health.verdict(GOOD)[0] is State.BLIND
 
 
 def test_a_copy_that_was_never_expected_proves_nothing() -> None:
     health = Health(1, CanaryConfig())
     health.launch(0, Phase.TAIL)
-    health.observe(7, counters(tail=0))
+    health.observe(7, runs(tail=0))
     assert not health.stalled
 
 
@@ -104,9 +104,9 @@ def test_copies_nobody_looked_at_are_forgotten_and_their_lost_runs_still_found()
     for sequence in range(5):
         health.launch(0, Phase.HEAD)
         health.expect(sequence)
-    health.observe(3, counters(head=3))
+    health.observe(3, runs(head=3))
     assert health.stalled == {(0, Phase.HEAD)}
     assert list(health._expected) == [4]
     health.stalled.clear()
-    health.observe(4, counters(head=4))
+    health.observe(4, runs(head=4))
     assert not health.stalled

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from canary_kernels import layout
@@ -16,7 +14,7 @@ def turn(rig) -> None:
     """One advance with credit for everything."""
     patrol = rig.canary.patrol
     patrol._refilled -= 1e6
-    patrol.advance(time.monotonic())
+    patrol.confirm(patrol.advance())
     rig.canary.pump.drain(rig.canary.step, 1.0)
 
 
@@ -104,17 +102,18 @@ class Away:
     def send(self) -> bool:
         """Choose an errand and send it; False = neither."""
         self.patrol._credit = 1e9
-        self.patrol.advance(time.monotonic())
+        self.patrol.confirm(self.patrol.advance())
         if self.patrol._chosen is None:
             return False
         self.stream.done = False  # what is sent has to be done as well
-        self.patrol.advance(time.monotonic())
+        self.patrol.confirm(self.patrol.advance())
         return self.patrol._chosen is None
 
     def take(self) -> bool:
         """Take back what came; whether anything did."""
         self.patrol._credit, before = 0.0, len(self.scout._under_way)
-        self.patrol.advance(time.monotonic())
+        for _ in range(3):  # seen to be done, taken back, entered
+            self.patrol.confirm(self.patrol.advance())
         return len(self.scout._under_way) < before
 
     def pump(self) -> None:

@@ -15,8 +15,9 @@ import zmq
 
 from canary_obs.config import CanaryConfig, ServiceConfig, masked
 from canary_obs.errors import ConfigurationError
+from canary_obs.pipeline.courier import open_link
 from canary_obs.pipeline.keys import EngineKeys, KeyKind, make_keys
-from canary_obs.pipeline.mailbox import LocalLink, ZmqLink, open_link
+from canary_obs.pipeline.mailbox import LocalLink, ZmqLink
 from canary_obs.records import Violations
 from canary_obs.serve import ServiceThread, serve
 from tests.service.fakes import FakeEngine, eventually, hello, identity, snapshot, violation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engines.adapter import Observer
-from canary_obs.engines.aside import Aside, Behind
+from canary_obs.engines.aside import Aside
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
 from canary_obs.engines.reference.engine import Engine
@@ -201,8 +201,7 @@ class ReferenceAdapter:
     def after_step(self) -> None:
         """What the observer does once per step; on a GPU ahead of the wait for the tokens."""
         if self._observer is not None:
-            with self._aside.entered(behind=Behind.NOTHING):
-                self._observer.after_step()
+            self._observer.after_step(self._aside.behind_nothing)
 
     def _view(self, batch: ForwardBatch) -> StepView:
         return self._complete(self._plain_view(batch), batch)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from canary_obs.engines.adapter import Observer
-from canary_obs.engines.aside import Aside, Behind
+from canary_obs.engines.aside import Aside
 from canary_obs.engines.reference.runner import ForwardBatch
 from canary_obs.views import StepView
 
@@ -67,7 +67,7 @@ def watched_aside(forward: Forward, views: Views, observer: Observer, aside: Asi
         return logits
 
     def _look(batch: ForwardBatch, view: StepView) -> None:
-        with aside.entered(behind=Behind.MARK):
+        with aside.behind_mark:
             try:
                 view = views.complete(view, batch)
             except Exception as error:  # noqa: BLE001 - as above
@@ -75,7 +75,7 @@ def watched_aside(forward: Forward, views: Views, observer: Observer, aside: Asi
                 observer.fault("step_view", error)
                 return
             observer.launched(view)
-        with aside.entered():
+        with aside.behind_all:
             observer.after_forward(view)
 
     return observed

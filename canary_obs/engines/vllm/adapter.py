@@ -184,7 +184,7 @@ class VllmAdapter:
                         self._served = scheduler_output
                         observer.overhead["adapter"] += self._spent
                         self._spent = 0.0
-                        with self._aside.entered():
+                        with self._aside.behind_all:
                             self.close(observer.after_forward)
                             if self._drafts is None or not self._drafts.pending:
                                 observer.after_step()

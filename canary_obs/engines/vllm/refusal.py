@@ -10,7 +10,8 @@ import time
 from canary_obs import __version__
 from canary_obs.config import IN_PROCESS, CanaryConfig, masked
 from canary_obs.errors import ConfigurationError
-from canary_obs.pipeline.mailbox import EngineLink, open_link
+from canary_obs.pipeline.courier import open_link
+from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import (
     Hello,
     Identity,
