@@ -26,6 +26,7 @@ from canary_obs.runtime.status import counters_of
 if TYPE_CHECKING:
     from canary_obs.engines.vllm.adapter import VllmAdapter
 
+_OF_THE_LAST = "attach", "decode_host_us", "prefill_host_us", "hashed"  # protected block
 _BLOCK_SIZE = {"cuda": 16, "cpu": 32}
 
 
@@ -51,10 +52,12 @@ class _Block:
     """One block's seconds, and what the canary said of it."""
 
     seconds: dict[str, float]  # prefill: one after another; fill: all requests' contexts; decode
+    prefills: list[float]  # seconds of each of the former
     attach: float = 0.0
     violations: int = 0
     faults: int = 0
     decode_host_us: dict[str, float] | None = None  # per decode step, by hook
+    prefill_host_us: dict[str, float] | None = None  # per prefill, by hook
     hashed: dict[str, int] | None = None
     verified: int = 0
 
@@ -109,25 +112,25 @@ def _pairs(host: VllmHost, plan: VllmGpuPlan) -> Iterator[list[dict[bool, _Block
 def _block(host: VllmHost, plan: VllmGpuPlan, *, protected: bool) -> _Block:
     host.core.reset_prefix_cache()
     if not protected:
-        return _Block(seconds=_timed(host, plan, lambda: None))
+        seconds, prefills = _timed(host, plan, lambda: None)
+        return _Block(seconds=seconds, prefills=prefills)
     started = time.perf_counter()
     with _protected(host) as (canary, adapter):
         attach = time.perf_counter() - started
         marks: list[dict[str, float]] = []
-        times = _timed(host, plan, lambda: marks.append(dict(canary.overhead)))
+        seconds, prefills = _timed(host, plan, lambda: marks.append(dict(canary.overhead)))
         host.rest()
         with adapter.at_rest():
             canary.check_everything()
         counters = counters_of(canary)
         return _Block(
-            seconds=times,
+            seconds=seconds,
+            prefills=prefills,
             attach=attach,
             violations=canary.pump.violations,
             faults=sum(canary.health.faults.values()),
-            decode_host_us={
-                hook: round(1e6 * (spent - marks[0][hook]) / plan.steps, 1)
-                for hook, spent in marks[1].items()
-            },
+            decode_host_us=_spent(marks[2], marks[3], plan.steps),
+            prefill_host_us=_spent(marks[0], marks[1], plan.prefills),
             verified=sum(sum(group.verified.values()) for group in counters.values()),
             hashed={
                 phase.value: sum(group.hashed[phase] for group in counters.values())
@@ -136,11 +139,19 @@ def _block(host: VllmHost, plan: VllmGpuPlan, *, protected: bool) -> _Block:
         )
 
 
-def _timed(host: VllmHost, plan: VllmGpuPlan, mark: Callable[[], None]) -> dict[str, float]:
+def _spent(before: dict[str, float], after: dict[str, float], steps: int) -> dict[str, float]:
+    return {hook: round(1e6 * (spent - before[hook]) / steps, 1) for hook, spent in after.items()}
+
+
+def _timed(
+    host: VllmHost, plan: VllmGpuPlan, mark: Callable[[], None]
+) -> tuple[dict[str, float], list[float]]:
+    mark()
     singles = [host.seconds([prompt], 1) for prompt in host.prompts(plan.prefills, plan.prefill)]
+    mark()
     host.core.reset_prefix_cache()
     fill, decode = host.decode_seconds(host.prompts(plan.requests, plan.context), plan.steps, mark)
-    return {"prefill": sum(singles), "fill": fill, "decode": decode}
+    return {"prefill": sum(singles), "fill": fill, "decode": decode}, singles
 
 
 @contextmanager
@@ -177,10 +188,18 @@ def _ratios(blocks: list[dict[bool, _Block]], plan: VllmGpuPlan) -> dict[str, An
             "throughput_ratio_median_pair": round(statistics.median(none / log for none, log in pairs), 5),
             "seconds": [[round(second, 4) for second in pair] for pair in pairs],
         }
+    # Whether each costs the same, or the first after an attach more.
+    found["prefill"]["each_ms"] = {
+        name: [
+            round(1e3 * statistics.median(ordinal), 2)
+            for ordinal in zip(*(pair[protected].prefills for pair in blocks), strict=True)
+        ]
+        for name, protected in (("none", False), ("log", True))
+    }
     protected = [asdict(pair[True]) for pair in blocks]
     for key in ("violations", "faults", "verified"):
         found[key] = sum(block[key] for block in protected)
-    return found | {key: protected[-1][key] for key in ("attach", "decode_host_us", "hashed")}
+    return found | {key: protected[-1][key] for key in _OF_THE_LAST}
 
 
 def _syncs(host: VllmHost, canary: CanaryRuntime, adapter: VllmAdapter) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Published
+from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Published, PublishedRun
 from canary_obs.engines.vllm.seams import Seams
 
 CARRIED = "kv_canary_block_events"  # attribute of SchedulerOutput; travels with it to every worker
@@ -43,16 +43,27 @@ def _full_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
             pool, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id,
             *rest, **named,
         )  # fmt: skip
-        for index in range(num_cached_blocks, num_full_blocks):
-            block = blocks[index]
-            if block.is_null or block.block_hash is None:
-                continue
-            before = blocks[index - 1] if index else None
+        for start, stop in _findable(blocks, num_cached_blocks, num_full_blocks):
+            before = blocks[start - 1] if start else None
             previous = -1 if before is None or before.is_null else before.block_id
-            _note(pool, Published(kv_cache_group_id, block.block_id, index, previous, block_size))
+            ids = tuple([block.block_id for block in blocks[start:stop]])
+            run = PublishedRun(kv_cache_group_id, ids, start, previous, block_size)
+            _note(pool, run if len(ids) > 1 else run.single(0))
         return result
 
     return cache_full_blocks
+
+
+def _findable(blocks: Any, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Bounds of the runs of blocks that have a hash, without the null blocks of a window."""
+    first = start
+    for index in range(start, stop):
+        if blocks[index].is_null or blocks[index].block_hash is None:
+            if first < index:
+                yield first, index
+            first = index + 1
+    if first < stop:
+        yield first, stop
 
 
 def _partial_block(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,6 +97,8 @@ def _last_publication(pool: Any, block: int) -> Published | None:
     for event in reversed(vars(pool).get(_PENDING, ())):
         if isinstance(event, Published) and event.block == block:
             return event
+        if isinstance(event, PublishedRun) and block in event.blocks:
+            return event.single(event.blocks.index(block))
     return None
 
 

@@ -26,6 +26,21 @@ class Published(NamedTuple):
     filled: int
 
 
+class PublishedRun(NamedTuple):
+    """Several blocks of a request in a row, in one event: a long prompt publishes hundreds at once."""
+
+    group: int
+    blocks: tuple[int, ...]  # at least two
+    number: int  # of the first
+    previous: int  # before the first
+    filled: int  # tokens valid in each
+
+    def single(self, place: int) -> Published:
+        """One of them."""
+        previous = self.blocks[place - 1] if place else self.previous
+        return Published(self.group, self.blocks[place], self.number + place, previous, self.filled)
+
+
 class Loaded(NamedTuple):
     """A KV connector fills these offsets of a block: bytes from elsewhere, without records."""
 
@@ -35,8 +50,8 @@ class Loaded(NamedTuple):
     stop: int
 
 
-# What happened, in order: a block published or loaded, a block's number withdrawn, None = all withdrawn.
-BlockEvent = Published | Loaded | int | None
+# What happened, in order: blocks published or loaded, a block's number withdrawn, None = all withdrawn.
+BlockEvent = Published | PublishedRun | Loaded | int | None
 
 
 @dataclass(slots=True)
@@ -78,7 +93,7 @@ class CachedBlocks:
         self._unreported |= events is None
         for event in events or ():
             self._clock += 1
-            if isinstance(event, Published):
+            if isinstance(event, Published | PublishedRun):
                 self._publish(event)
             elif isinstance(event, int):
                 self._withdraw(event)
@@ -91,14 +106,27 @@ class CachedBlocks:
             group.since[blocks] = _NEVER
             group.withdrawn[blocks] = self._clock
 
-    def _publish(self, event: Published) -> None:
+    def _publish(self, event: Published | PublishedRun) -> None:
         for name in self._names.get(event.group, ()):
-            self._enter(self._groups[name], event)
+            if isinstance(event, Published):
+                self._enter(self._groups[name], event)
+            else:
+                self._enter_run(self._groups[name], event)
 
     def _enter(self, group: _GroupBlocks, event: Published) -> None:
         before = group.since[event.previous] if event.previous >= 0 else _NEVER
         group.since[event.block] = self._clock
         group.columns[event.block] = event.number, event.previous, before, event.filled
+
+    def _enter_run(self, group: _GroupBlocks, event: PublishedRun) -> None:
+        blocks = np.array(event.blocks, dtype=np.int64)
+        rows = np.empty((blocks.size, 4), dtype=np.int64)
+        rows[:, 0] = np.arange(event.number, event.number + blocks.size)
+        rows[0, 1], rows[1:, 1] = event.previous, blocks[:-1]
+        rows[0, 2] = group.since[event.previous] if event.previous >= 0 else _NEVER
+        rows[1:, 2] = self._clock
+        rows[:, 3] = event.filled
+        group.since[blocks], group.columns[blocks] = self._clock, rows
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot of a published block; links to a block that is gone are left out."""

@@ -14,9 +14,10 @@ _BUSY_PAUSE_SECONDS = 0.001
 
 
 class IdleThread:
-    """Calls `idle` while nobody holds the lock, no step came for QUIET_SECONDS and nothing is `busy`.
+    """Calls `idle` while nobody holds the lock, and for QUIET_SECONDS no step came and nothing was `busy`.
 
-    With asynchronous scheduling a long prefill runs on for a while after its step has come.
+    With asynchronous scheduling a long prefill runs on for a while after its step has come, and right after
+    its end the next one may come.
     """
 
     def __init__(
@@ -43,17 +44,23 @@ class IdleThread:
             self._thread.join()
 
     def _run(self) -> None:
-        pause = _PAUSE_SECONDS
+        pause, last_busy = _PAUSE_SECONDS, 0.0
+        rested_after = 0.0  # the last step after which `idle` was called: what is busy then is its own work
         while not self._stop.wait(pause):
             pause = _PAUSE_SECONDS
-            quiet = time.monotonic() - self.last_step >= QUIET_SECONDS
+            now, last_step = time.monotonic(), self.last_step
+            quiet = now - last_step >= QUIET_SECONDS
             if not quiet:
                 pause = _STEPPING_PAUSE_SECONDS
             if not quiet or not self._lock.acquire(blocking=False):
                 continue
             try:
                 if self._busy():  # asked under the lock: a step may have come since it was quiet
+                    last_busy = last_busy if rested_after == last_step else now
                     continue
+                if now - last_busy < QUIET_SECONDS:
+                    continue
+                rested_after = last_step
                 with self._surroundings():
                     pause = _BUSY_PAUSE_SECONDS if self._idle() else _PAUSE_SECONDS
             except Exception as error:  # noqa: BLE001 - mode `raise`: the next step raises it on the engine's thread

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
-from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded, Published
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded, Published, PublishedRun
 from canary_obs.errors import CanaryError
 
 
@@ -23,6 +24,31 @@ def test_blocks_are_linked_to_the_block_before() -> None:
     blocks.apply([Published(0, 3, 0, -1, 4), Published(0, 7, 1, 3, 2)])
     first = [(12, 0, -1), (13, 1, 12), (14, 2, 13), (15, 3, 14)]
     assert held(blocks) == [*first, (28, 4, 15), (29, 5, 28)]
+
+
+@given(
+    runs=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 15), min_size=2, max_size=6, unique=True),
+            st.integers(0, 9), st.integers(-1, 15), st.integers(1, 4), st.integers(-1, 15),
+        ),
+        min_size=1, max_size=6,
+    )
+)  # fmt: skip
+def test_a_run_stands_for_its_blocks_one_by_one(runs) -> None:
+    one_by_one, at_once = mirror(), mirror()
+    for blocks, number, previous, filled, withdrawn in runs:
+        # A block does not follow itself, nor one that comes later in its run.
+        run = PublishedRun(0, tuple(blocks), number, -1 if previous in blocks else previous, filled)
+        gone = [] if withdrawn < 0 else [withdrawn]
+        one_by_one.apply([*map(run.single, range(len(blocks))), *gone])
+        at_once.apply([run, *gone])
+        assert held(one_by_one) == held(at_once)
+        slots = torch.arange(64)
+        later = [Published(0, blocks[0], 0, -1, 4)]
+        one_by_one.apply(later)
+        at_once.apply(later)
+        assert torch.equal(one_by_one.still_cached("full", slots), at_once.still_cached("full", slots))
 
 
 def test_no_link_to_a_block_that_was_replaced() -> None:

@@ -29,6 +29,9 @@ def test_pairs_and_flips(tmp_path: Path) -> None:
     assert (told["violations"], told["faults"]) == (0, 0)
     assert told["verified"] > 10_000
     assert all(len(told[part]["seconds"]) == 2 for part in ("prefill", "fill", "decode"))
+    assert [len(told["prefill"]["each_ms"][kind]) for kind in ("none", "log")] == [1, 1]
+    assert set(told["prefill_host_us"]) == set(told["decode_host_us"])
+    assert told["prefill_host_us"]["tail"] > 0
     assert set(told["decode_host_us"]) >= {"head", "tail", "patrol", "pump", "adapter"}
     for flips in told["flips"].values():
         assert flips["flips"] == flips["caught"] == 2 * 4
