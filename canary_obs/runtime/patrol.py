@@ -49,6 +49,7 @@ class Patrol:
         self._checked_at = [now] * len(self._chunks)
         self._cursor = 0  # the next chunk to choose
         self._chosen: Errand | None = None  # to be sent
+        self._resting = False  # at the last refill, and so when that was chosen
         self._back: list[Return] = []  # not entered into the books yet
         self._arrived = 0  # chunks of this cycle that were checked: in order, so the next is the oldest
         # On the CPU a check takes the engine's own time: a share of the bandwidth is a share of seconds then,
@@ -69,8 +70,12 @@ class Patrol:
         scout = self._scout
         if self._chosen is not None:
             errand, self._chosen = self._chosen, None
-            scout.send(errand)
-            return ()
+            if idle or not self._resting:
+                scout.send(errand)
+                return ()
+            # Chosen for an engine at rest, it would be too long beside a forward.
+            self._cursor = errand.first_chunk
+            self._credit += self._bytes_of(errand)
         if self._back:
             back, self._back = self._back, []
             return self._enter(back)
@@ -78,16 +83,23 @@ class Patrol:
         if self._back:
             return ()
         now = time.monotonic()
-        rate = self._rate if idle else self._rate * self._busy_share
-        self._credit = min(self._credit + (now - self._refilled) * rate, _MAX_CREDIT_SECONDS * rate)
-        self._refilled = now
+        busy_rate = self._rate * self._busy_share
+        rate = self._rate if idle else busy_rate
+        # What passed before a rest began was no rest.
+        earned = (now - self._refilled) * (self._rate if self._resting else busy_rate)
+        self._credit = min(self._credit + earned, _MAX_CREDIT_SECONDS * rate)
+        self._refilled, self._resting = now, idle
         if self._on_cpu:
             return self._spend()
         # A GPU too busy to bring the last errands back is not given more.
         if not scout.look() and self._credit >= _ERRAND_SECONDS * rate and not scout.full:
             self._chosen = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
-            self._credit -= len(self._chosen.slots) * self._chosen.group.plan.bytes_per_slot
+            self._credit -= self._bytes_of(self._chosen)
         return ()
+
+    @staticmethod
+    def _bytes_of(errand: Errand) -> int:
+        return len(errand.slots) * errand.group.plan.bytes_per_slot
 
     def confirm(self, errands: Iterable[Errand]) -> None:
         """Compare on the engine's stream, in order with every writer: what differs here is corrupt."""
@@ -108,7 +120,7 @@ class Patrol:
             self._scout.send(errand)
             suspected += self._enter(self._scout.finish())
             if not self._timed:
-                self._credit -= len(errand.slots) * errand.group.plan.bytes_per_slot
+                self._credit -= self._bytes_of(errand)
         if self._timed:
             self._credit -= time.perf_counter() - started
         return suspected

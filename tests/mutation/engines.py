@@ -74,4 +74,27 @@ TRAVEL = mutants(
     ),
 )
 
-ALL = *DIGESTS, *WATCHED, *FED, *WINDOWS, *RESIDENT, *TRAVEL
+IDLE = mutants(
+    "canary_obs/engines/vllm/idle.py",
+    (
+        "if now - last_busy < QUIET_SECONDS:",
+        "if False:",
+        "tests/engines/vllm/test_idle.py::test_right_after_a_long_forward_it_waits_for_the_next_step",
+    ),
+    (
+        "last_busy = last_busy if rested_after == last_step else now",
+        "last_busy = now",
+        "tests/engines/vllm/test_idle.py::test_its_own_work_does_not_make_it_wait",
+    ),
+)
+
+BLOCKS = mutants(
+    "canary_obs/engines/vllm/cached_blocks.py",
+    (
+        "rows[1:, 2] = self._clock",
+        "rows[1:, 2] = _NEVER",
+        "tests/engines/vllm/test_cached_blocks.py::test_a_run_stands_for_its_blocks_one_by_one",
+    ),
+)
+
+ALL = *DIGESTS, *WATCHED, *FED, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS

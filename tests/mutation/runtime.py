@@ -134,6 +134,25 @@ PATROL = mutants(
     ),
 )
 
+WALKER = mutants(
+    "canary_obs/runtime/patrol.py",
+    (
+        "            if idle or not self._resting:\n",
+        "            if True:\n",
+        "tests/runtime/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
+    ),
+    (
+        "self._cursor = errand.first_chunk",
+        "pass",
+        "tests/runtime/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
+    ),
+    (
+        "(self._rate if self._resting else busy_rate)",
+        "rate",
+        "tests/runtime/test_patrol.py::test_a_long_forward_earns_no_rest",
+    ),
+)
+
 TURNS = mutants(
     "canary_obs/runtime/turns.py",
     (
@@ -342,7 +361,7 @@ INJECTOR = mutants(
 )
 
 ALL = (
-    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *TURNS, *STATE_LOG,
+    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *WALKER, *TURNS, *STATE_LOG,
     *HEALTH, *LOG,
     *PUMP, *COURIER, *PIPELINE, *COUNTERS, *RANKS, *WIRE,
     *LEDGER, *INJECTOR,

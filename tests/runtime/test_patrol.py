@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from canary_kernels import layout
 from canary_obs.records import Phase
+from canary_obs.runtime import patrol as patrol_module
 from canary_obs.runtime.perturb.bytes import locate_byte
 from canary_obs.runtime.scout import Errand, Return, Scout
 
@@ -143,6 +146,46 @@ def test_an_errand_returns_with_a_copy_pushed_after_it_was_done(away) -> None:
     assert away.take()
     assert not away.scout.busy
     assert not away.canary.health.stalled
+
+
+def test_what_was_chosen_at_rest_is_not_sent_beside_a_forward(make_rig, monkeypatch) -> None:
+    """At rest an errand may be ten times as long, which a prefill would feel."""
+    monkeypatch.setattr(patrol_module, "_CPU_CHUNK", 4)
+    rig = make_rig(patrol_budget="50%", idle_sweep=False)
+    rig.run(60)
+    now = [time.monotonic()]
+    monkeypatch.setattr(patrol_module.time, "monotonic", lambda: now[0])
+    away = Away(rig)
+    patrol, size = away.patrol, away.patrol._bytes_of
+    patrol._timed, patrol._busy_share = False, 0.1
+    patrol._rate = rate = 2.0 * sum(size(away.patrol._next(1)) for _ in away.patrol._chunks)
+    patrol._cursor = 0
+    patrol.rest()
+    patrol.advance(idle=True)
+    now[0] += 0.25
+    patrol.advance(idle=True)
+    chosen = patrol._chosen
+    assert size(chosen) > 0.9 * rate * 0.25
+    patrol.advance(idle=False)
+    assert not away.scout.busy
+    assert patrol._chosen.first_chunk == chosen.first_chunk  # nothing is passed over
+    assert size(patrol._chosen) < 0.2 * rate * 0.25
+    patrol.advance(idle=False)
+    assert away.scout.busy
+
+
+def test_a_long_forward_earns_no_rest(make_rig, monkeypatch) -> None:
+    rig = make_rig(patrol_budget="50%", idle_sweep=False)
+    now = [time.monotonic()]
+    monkeypatch.setattr(patrol_module.time, "monotonic", lambda: now[0])
+    patrol = Away(rig).patrol
+    patrol._timed, patrol._busy_share, patrol._rate = False, 0.1, 1e6
+    monkeypatch.setattr(patrol_module, "_ERRAND_SECONDS", 1e9)  # earns, and chooses nothing
+    patrol.rest()
+    for seconds, idle, earned in ((0.0, False, 0.0), (0.2, True, 2e4), (0.1, True, 1.2e5), (0.1, False, 1e5)):
+        now[0] += seconds
+        patrol.advance(idle=idle)
+        assert patrol._credit == pytest.approx(earned)
 
 
 def test_whole_cycles_find_what_is_corrupt(away) -> None:
