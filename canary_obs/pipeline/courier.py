@@ -31,10 +31,10 @@ class Courier:
         self._link, self._capacity = link, capacity
         self._outbox: deque[EngineMessage] = deque()
         self._inbox: deque[Command] = deque(maxlen=QUEUED_MESSAGES)
-        self._refused = 0  # here: outbox full, or closed
-        self._kept = 0  # counted as dropped by the link, and waiting here
+        self._refused = 0  # by `send`: too many wait, or closed
+        self._lost = 0  # by the line; the courier's thread counts these
         self._turns_to_trial = 0
-        self._bell = threading.Event()
+        self._bell, self._emptied = threading.Event(), threading.Event()
         self._closed = False
         self._linger = 0.0
         self._thread = threading.Thread(target=self._run, name="canary-courier", daemon=True)
@@ -43,7 +43,7 @@ class Courier:
     @property
     def dropped(self) -> int:
         """Messages that were not handed over."""
-        return self._refused + self._link.dropped - self._kept
+        return self._refused + self._lost
 
     def send(self, message: EngineMessage) -> bool:
         """Leave a message; False when too many wait already, or after close."""
@@ -65,6 +65,13 @@ class Courier:
         """Time since the service's last message."""
         return self._link.peer_age_seconds(now)
 
+    def flush(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds until what was left has been handed to the line: ahead of an end."""
+        if not self._closed:
+            self._emptied.clear()
+            self._bell.set()
+            self._emptied.wait(timeout)
+
     def close(self, linger_seconds: float = 0.0) -> None:
         """Hand over what waits, give it up to `linger_seconds` to leave, then release the line."""
         if not self._closed:
@@ -85,7 +92,9 @@ class Courier:
             except Exception:
                 # A courier that dies silently would look like a dead service.
                 log.exception("canary_obs: a message to the service was lost")
-                self._refused += 1
+                self._lost += 1
+            if not self._outbox:
+                self._emptied.set()
         self._link.close(self._linger)
 
     def _deliver(self) -> None:
@@ -93,10 +102,12 @@ class Courier:
         if self._link.full and self._turns_to_trial > 0 and not self._closed:
             return
         while self._outbox:
-            message = self._outbox.popleft()
-            if not self._link.send(message) and self._link.full and not isinstance(message, Snapshot):
+            message, dropped = self._outbox.popleft(), self._link.dropped
+            sent = self._link.send(message)
+            kept = not sent and self._link.full and not isinstance(message, Snapshot)
+            self._lost += self._link.dropped - dropped - kept
+            if kept:
                 self._outbox.appendleft(message)
-                self._kept += 1
                 self._turns_to_trial = TURNS_BETWEEN_TRIALS
                 return
 

@@ -49,6 +49,9 @@ class EngineLink(Protocol):
     def peer_age_seconds(self, now: float) -> float | None:
         """Time since the service's last message, `now` from time.monotonic(); None = never heard."""
 
+    def flush(self, timeout: float) -> None:
+        """Wait up to so many seconds until queued messages leave without this thread."""
+
     def close(self, linger_seconds: float = 0.0) -> None:
         """Let queued messages leave for up to this long, then release everything; idempotent."""
 
@@ -84,6 +87,9 @@ class LocalLink:
         """Time since the last delivery."""
         heard = self._heard
         return None if heard is None else max(0.0, now - heard)
+
+    def flush(self, timeout: float) -> None:
+        """Nothing to wait for: the service takes them from the queue."""
 
     def close(self, linger_seconds: float = 0.0) -> None:
         """Stop sending; wait up to `linger_seconds` for the service to take what is queued."""

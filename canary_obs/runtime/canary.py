@@ -251,6 +251,7 @@ class CanaryRuntime:
     def _raise_found(self) -> None:
         if self._raising:
             found, self._raising = tuple(self._raising), []
+            self.reporter.flush()  # the process may end of it
             raise KVCacheViolation(found)
 
     def tell_evidence(self) -> None:

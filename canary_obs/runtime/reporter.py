@@ -39,6 +39,7 @@ from canary_obs.runtime.state import DeviceState
 from canary_obs.runtime.violation_log import PHASES, REASONS
 
 _BACKLOG = 1024
+_FLUSH_SECONDS = 1.0
 _CAUSES = tuple(Cause[cause.name] for cause in layout.Unverified)
 
 
@@ -121,6 +122,11 @@ class Reporter:
         """The number of the next snapshot."""
         self._sequence += 1
         return self._sequence - 1
+
+    def flush(self) -> None:
+        """What was sent leaves, whatever becomes of this thread."""
+        if self._link is not None:
+            self._link.flush(_FLUSH_SECONDS)
 
     def goodbye(self, final: Snapshot) -> None:
         """The last word; gives the link a second to carry it."""

@@ -183,7 +183,8 @@ class Turns:
                 canary.deliver(canary.pump.rows(canary.step))
                 self._ask()
         elif canary.expects_word:
-            canary.deliver([])
+            with self._beside:  # an injector heals what it planted
+                canary.deliver([])
 
     def _tell_or_patrol(self) -> None:
         if not self._telling.advance():

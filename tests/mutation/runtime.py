@@ -266,8 +266,8 @@ COURIER = mutants(
         "tests/pipeline/test_courier.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
     ),
     (
-        "self._refused + self._link.dropped - self._kept",
-        "self._refused + self._link.dropped",
+        "self._link.dropped - dropped - kept",
+        "self._link.dropped - dropped",
         "tests/pipeline/test_courier.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
     ),
     (

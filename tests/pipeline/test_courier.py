@@ -147,6 +147,24 @@ def test_a_bug_of_the_line_loses_a_message_and_not_the_courier(courier, line, mo
     eventually(lambda: slots(line.taken) == [2])
 
 
+def test_flush_waits_until_the_line_has_all_and_not_for_ever(monkeypatch):
+    monkeypatch.setattr(couriers, "TURN_SECONDS", 3600.0)
+    line = Line()
+    courier = Courier(line)
+    for slot in range(100):
+        courier.send(snapshot(ME, slot))
+    courier.flush(30.0)
+    assert len(line.taken) == 100
+    line.room = 0
+    courier.send(rows(1))
+    courier.flush(0.01)
+    assert line.full
+    courier.close()
+    started = time.monotonic()
+    courier.flush(3600.0)
+    assert time.monotonic() - started < 60.0
+
+
 def test_more_commands_than_one_call_takes(courier, line):
     line.commands = [Ping() for _ in range(100)]
     eventually(lambda: len(courier._inbox) == 100)

@@ -250,6 +250,17 @@ def test_an_interval_sweep_begins_at_its_step_and_is_attended_to_at_once(make_ri
     assert canary.sweeper.running
 
 
+def test_an_injector_heals_beside_the_engine(rig, done, beside, monkeypatch) -> None:
+    class Heals:
+        def observe(self, *_, **__) -> None:
+            healed.append(beside.inside)
+
+    healed: list[bool] = []
+    monkeypatch.setattr(rig.canary, "injector", Heals())
+    steps(rig, done, 12, beside=beside)
+    assert healed == [True, True]  # with each copy that is looked at
+
+
 def test_commands_are_obeyed_beside_the_engine(rig, link, done, beside, monkeypatch) -> None:
     demanded = []
     monkeypatch.setattr(rig.canary.drill, "demand", lambda *_: demanded.append(beside.inside))
