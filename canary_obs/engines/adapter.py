@@ -22,9 +22,9 @@ class Observer(Protocol):
         """Just before the model forward, on the stream that runs it."""
 
     def overwriting(self, step: StepView) -> None:
-        """In its place, for an engine that waits for each forward: digests and expected ids may be missing.
+        """In its place, for an engine that waits for each forward. `launched` follows.
 
-        `launched` follows.
+        The view may lack the requests' ids, digests and expected ids: they come with `launched`.
         """
 
     def launched(self, step: StepView) -> None:

@@ -217,12 +217,12 @@ class CanaryRuntime:
         self.overhead["head"] += time.perf_counter() - started
 
     def _begin(self, view: StepView) -> None:
-        self.pump.log.remember(self.step, view.request_ids)
         if self.injector is not None:
             self.injector.before_forward(view, self.step)
         self._checks.overwriting(view, self.step)
 
     def _head(self, view: StepView) -> None:
+        self.pump.log.remember(self.step, view.request_ids)
         self._checks.head(view)
         self.history.wrote(view)
 

@@ -218,7 +218,7 @@ class ReferenceAdapter:
     def _plain_view(self, batch: ForwardBatch) -> StepView:
         """The forward as views of the engine's tensors, without what must be worked out first."""
         return StepView(
-            request_ids=[request.id for request in batch.requests],
+            request_ids=(),
             rows=batch.rows,
             prefix_lens=batch.prefix_lens,
             extend_lens=batch.extend_lens,
@@ -231,7 +231,8 @@ class ReferenceAdapter:
 
     def _complete(self, view: StepView, batch: ForwardBatch) -> StepView:
         digests, expected = self._oracle(batch)
-        return replace(view, digests=digests, expected_ids=expected)
+        names = [request.id for request in batch.requests]
+        return replace(view, request_ids=names, digests=digests, expected_ids=expected)
 
 
 def _expected(batch: ForwardBatch) -> NDArray[np.int64]:

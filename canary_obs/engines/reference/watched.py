@@ -18,7 +18,7 @@ Forward = Callable[[ForwardBatch], Tensor]
 class Views(NamedTuple):
     """How a forward becomes a view, in two parts."""
 
-    plain: Callable[[ForwardBatch], StepView]  # without digests and expected ids
+    plain: Callable[[ForwardBatch], StepView]  # without request ids, digests and expected ids
     complete: Callable[[StepView, ForwardBatch], StepView]
 
 
