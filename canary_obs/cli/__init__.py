@@ -291,7 +291,8 @@ def bench_pipeline(
     output: Output = None,
 ) -> None:
     """GPU: host time of after_step while the GPU is many steps behind."""
-    from canary_obs.cli.bench_step import StepPlan, run_pipeline
+    from canary_obs.cli.bench_pipeline import run_pipeline
+    from canary_obs.cli.bench_step import StepPlan
 
     plan = StepPlan(
         shape=shape, requests=requests, context=context, rounds=rounds, block_steps=block_steps, output=output

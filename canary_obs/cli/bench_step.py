@@ -1,4 +1,4 @@
-"""`canary-obs bench step|patrol|pipeline`: what the canary adds to a decode step of an 8B-shaped engine."""
+"""`canary-obs bench step|patrol`: what the canary adds to a decode step of an 8B-shaped engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,8 @@ from rich.table import Table
 
 from canary_kernels import layout
 from canary_obs.attach import install_canary
-from canary_obs.cli.beside import ServiceProcess
 from canary_obs.cli.gpu_facts import environment
-from canary_obs.cli.paired import compared, percentiles
+from canary_obs.cli.paired import compared
 from canary_obs.config import IN_PROCESS, CanaryConfig, parse_patrol_budget
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.engines.reference.engine import Engine
@@ -44,7 +42,6 @@ SHAPES = {
 }
 _MARGIN = 64  # tokens beyond the context
 _PREFILL_TOKENS, _PREFILL_ROUNDS = 8192, 8
-_FEW_ROWS = 8  # of the pipeline that is to be full
 _BUDGETS = ("1%", "1GB/s", "5GB/s", "15GB/s", "50GB/s")
 
 
@@ -170,7 +167,7 @@ def _engine(plan: StepPlan) -> Engine:
 def run_step(plan: StepPlan) -> int:
     """Interleaved blocks without the canary, with its checks, and with checks and patrol."""
     stage = Stage(plan)
-    patrol, result = stage.canary.patrol, _facts(plan, stage)
+    patrol, result = stage.canary.patrol, facts_of(plan, stage)
     for wait in (False, True):
         times: dict[str, list[float]] = {"none": [], "checks": [], "checks_and_patrol": []}
         read = seconds = 0.0
@@ -196,7 +193,7 @@ def run_step(plan: StepPlan) -> int:
     result["prefill"] = _prefill(stage)
     result["planted_flip_counted_once"] = stage.caught()
     stage.canary.detach()
-    _tell(plan, result)
+    tell(plan, result)
     return 0
 
 
@@ -215,7 +212,7 @@ def _prefill(stage: Stage) -> dict[str, float]:
 def run_patrol(plan: StepPlan) -> int:
     """Step time against patrol bandwidth, for budgets from nothing to all there is."""
     stage = Stage(plan)
-    result = _facts(plan, stage)
+    result = facts_of(plan, stage)
     default = stage.canary.patrol
     rows: dict[str, dict[str, float]] = {}
     for budget in _BUDGETS:
@@ -241,62 +238,12 @@ def run_patrol(plan: StepPlan) -> int:
     stage.canary.patrol = default
     result["planted_flip_counted_once"] = stage.caught()
     stage.canary.detach()
-    _tell(plan, result)
+    tell(plan, result)
     return 0
 
 
-def run_pipeline(plan: StepPlan) -> int:
-    """Host time of `after_step`, first with the GPU steadily `block_steps` behind; skipped copies counted.
-
-    A service is attached, as in production: snapshots are written and sent.
-    A copy is started in every sixth step, so few rows are enough for the ring to be full at any time then.
-    """
-    with TemporaryDirectory() as folder:
-        endpoint = f"ipc://{folder}/service.sock"
-        service = ServiceProcess.start(endpoint, None)
-        try:
-            return _pipeline(plan, Stage(plan, pipeline_rows=_FEW_ROWS, endpoint=endpoint))
-        finally:
-            service.stop()
-
-
-def _pipeline(plan: StepPlan, stage: Stage) -> int:
-    canary, result = stage.canary, _facts(plan, stage) | {"pipeline_rows": _FEW_ROWS}
-    stage.block(plan.block_steps, observed=True, wait=False)
-    for kind, wait in (("gpu_steps_behind", False), ("engine_waits_each_step", True)):
-        skipped, pushed = canary.pump.status(canary.step, 0.0).skipped, canary.pump.next_sequence
-        stage.after_step_us.clear()
-        stage.hooks_us.clear()
-        stage.turns.clear()
-        stage.lag_steps.clear()
-        steps = (plan.rounds + 1) * plan.block_steps
-        stage.block(steps, observed=True, wait=wait, ahead=plan.block_steps)
-        # The first ones let the GPU fall behind.
-        result[kind] = {
-            "after_step_us": percentiles(stage.after_step_us[plan.block_steps :]),
-            "by_turn_us": _by_turn(stage, plan.block_steps),
-            "all_hooks_us": percentiles(stage.hooks_us[plan.block_steps :]),
-            "least_lag_steps": min(stage.lag_steps[plan.block_steps :]),
-            "largest_lag_steps": max(stage.lag_steps),
-            "skipped": canary.pump.status(canary.step, 0.0).skipped - skipped,
-            "copied": canary.pump.next_sequence - pushed,
-        }
-    result["service_heard_seconds_ago"] = canary.reporter.peer_age(time.monotonic())
-    result["planted_flip_counted_once"] = stage.caught()
-    canary.detach()
-    _tell(plan, result)
-    return 0
-
-
-def _by_turn(stage: Stage, first: int) -> dict[str, dict[str, float]]:
-    """Of the calls from this one on: what they took, by what they had time for."""
-    found: dict[str, list[float]] = {}
-    for turn, taken in zip(stage.turns[first:], stage.after_step_us[first:], strict=True):
-        found.setdefault(turn, []).append(taken)
-    return {turn: percentiles(taken) for turn, taken in sorted(found.items())}
-
-
-def _facts(plan: StepPlan, stage: Stage) -> dict[str, Any]:
+def facts_of(plan: StepPlan, stage: Stage) -> dict[str, Any]:
+    """What every one of these benches says of itself."""
     return {
         "environment": environment(),
         "shape": plan.shape,
@@ -309,7 +256,8 @@ def _facts(plan: StepPlan, stage: Stage) -> dict[str, Any]:
     }
 
 
-def _tell(plan: StepPlan, result: dict[str, Any]) -> None:
+def tell(plan: StepPlan, result: dict[str, Any]) -> None:
+    """As a table, as a line of JSON, and into the file that was asked for."""
     table = Table("figure", "value")
     for name, value in result.items():
         table.add_row(name, json.dumps(value, indent=1) if isinstance(value, dict) else str(value))
