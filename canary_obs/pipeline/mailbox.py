@@ -127,7 +127,7 @@ class ZmqLink:
         endpoint = parse_endpoint(address, keyed=keys is not None)
         check_owner(endpoint)
         self._address, self._capacity, self._clock = address, capacity, clock
-        # The engine thread uses the link; detach may close it from another. Nothing waits under the lock.
+        # One thread uses the link (in an engine the courier's); another may close it. Nothing waits under it.
         self._lock = threading.Lock()
         self._heard: float | None = None
         self._unheard = self._queued = 0  # snapshots, messages sent since the service's last word

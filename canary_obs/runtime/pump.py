@@ -20,7 +20,7 @@ _RUNS = slice(layout.COUNT_RUNS, layout.COUNT_RUNS + layout.NUM_PHASES)
 
 
 class Pump:
-    """Two delayed pipelines: counters every step, counters with the log when a violation counter moved."""
+    """Two delayed pipelines: the counters, and counters with the log when a violation counter moved."""
 
     def __init__(self, state: DeviceState, health: Health, sweeper: Sweeper, config: CanaryConfig) -> None:
         self._health, self._sweeper = health, sweeper
