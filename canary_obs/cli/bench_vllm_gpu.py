@@ -207,8 +207,8 @@ def _syncs(host: VllmHost, canary: CanaryRuntime, adapter: VllmAdapter) -> dict[
     if not torch.cuda.is_available():
         return {"checked": False}
     hooks: tuple[tuple[Any, tuple[str, ...]], ...] = (
-        (canary, ("before_forward", "after_forward", "after_step")),
-        (adapter, ("_view", "_announce")),
+        (canary, ("overwriting", "launched", "after_forward", "after_step")),
+        (adapter, ("_view", "complete", "_announce")),
     )
     for owner, names in hooks:
         for name in names:

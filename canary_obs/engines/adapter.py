@@ -22,7 +22,7 @@ class Observer(Protocol):
         """Just before the model forward, on the stream that runs it."""
 
     def overwriting(self, step: StepView) -> None:
-        """In its place, for an engine that waits for each forward. `launched` follows.
+        """In its place, where the forward's inputs last until its work is done. `launched` follows.
 
         The view may lack the requests' ids, digests and expected ids: they come with `launched`.
         """

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from canary_obs.engines.adapter import Observer
 from canary_obs.engines.aside import Aside
+from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
 from canary_obs.engines.vllm.block_events import CARRIED
-from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.draft import DraftGroups
-from canary_obs.engines.vllm.groups import FoundGroup, find_groups
+from canary_obs.engines.vllm.groups import find_groups
 from canary_obs.engines.vllm.idle import IdleThread
 from canary_obs.engines.vllm.seams import Seams
 from canary_obs.engines.vllm.versions import V1_VERSIONS, check_version
@@ -44,16 +46,21 @@ class VllmAdapter:
         shapes = {group.view.name: (group.number, group.num_blocks, group.block_size) for group in self.found}
         self.blocks = CachedBlocks(shapes, self._blocks_of_requests)
         self._by_name = {group.view.name: group for group in self.found}
+        self._changes = BlockChanges(self.found, runner.device)
         self._windows = WindowTables(self.found)
         self._seams = Seams()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()  # held during a step
         self._idle: IdleThread | None = None
         self._stream: Any = None
         # Drafts are made between two steps, and with them the inputs of a forward change.
-        self._aside = Aside(runner.device, wanted=runner.speculative_config is None)
+        self.lasting = runner.speculative_config is None
+        self.aside = Aside(runner.device, wanted=self.lasting)
         self.output: Any = None  # the scheduler output of the step under way
         self._served: Any = None  # the last output that had tokens to compute
         self.open: StepView | None = None  # the forward under way in it
+        self._incomplete = False  # that view, until `_launch_behind`
+        self.sampled_apart = False  # by calls after `execute_model`, which then leaves `end_step` to them
+        self._unended = False  # a step, until `end_step`
         own = [group for group in self.found if group.draft]
         self._drafts = DraftGroups(runner, own, self.step_types) if own else None
         self._spent = 0.0  # seconds of host time in this adapter since it was last reported
@@ -76,7 +83,7 @@ class VllmAdapter:
     def slots_in_use(self, group: str) -> Tensor:
         """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
         used = sorted(self._blocks_of_requests(group) | self.blocks.live_blocks(group))
-        return _slots_of(used, self._by_name[group].block_size)
+        return slots_of(used, self._by_name[group].block_size)
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Requests whose block list names the slot's block."""
@@ -105,12 +112,12 @@ class VllmAdapter:
         self.compile()
         if self._drafts is not None:
             self._drafts.compile()
-        idle = IdleThread(self._lock, observer.idle, self._surroundings, self._device_busy)
+        idle = IdleThread(self.lock, observer.idle, self._surroundings, self._device_busy)
         self._idle = idle
         self.wrap_forward(self._seams, observer)
         self._seams.wrap(self.runner, "execute_model", self._around_step(observer, idle))
         if self._drafts is not None:
-            around = self._drafts.around_sampling(self._lock, observer, idle)
+            around = self._drafts.around_sampling(self.lock, observer, idle)
             self._seams.wrap(self.runner, "sample_tokens", around)
         idle.start()
 
@@ -120,26 +127,70 @@ class VllmAdapter:
             self._idle.stop()
             self._idle = None
         self._seams.restore()
-        self._aside.join()
+        self.aside.join()
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
         """While entered, no step runs and the idle thread leaves the canary alone."""
-        with self._lock:
-            self._aside.join()
+        with self.lock:
+            self.aside.join()
             yield
 
     def close(self, report: Callable[[StepView], None]) -> None:
         """Tell how the forward under way ended, if there is one."""
-        view, self.open = self.open, None
+        view, self.open, self._incomplete = self.open, None, False
         if view is not None:
             report(view)
 
     def begin_forward(self, observer: Observer, build: Callable[[], StepView]) -> None:
-        """The target is about to run; `build` makes its view, draft groups among the others."""
+        """The target is about to run; `build` makes its view for `complete`, draft groups among the others.
+
+        Only what must precede the forward is launched here, unless its inputs won't last as long.
+        """
         self.open = self._guarded_view(observer, build)
+        if self.open is None:
+            return
+        if self.lasting:
+            self._incomplete = True
+            observer.overwriting(self.open)
+            self.aside.mark()
+            return
+        self.open = self._guarded_view(observer, partial(self._with_drafts, self.open, observer))
         if self.open is not None:
             observer.before_forward(self.open)
+
+    def complete(self, view: StepView) -> StepView:
+        """The view of the forward under way with what `build` left out: ids, digests and expected ids."""
+        return view
+
+    def _launch_behind(self, observer: Observer) -> None:
+        """The forward was launched: checks that run beside it."""
+        plain, self._incomplete = self.open, False
+        if plain is None:
+            return
+        with self.aside.behind_mark:
+            self.open = self._guarded_view(observer, partial(self.complete, plain))
+            if self.open is not None:
+                observer.launched(self.open)
+            else:
+                observer.forward_failed(plain)
+
+    def _with_drafts(self, plain: StepView, observer: Observer) -> StepView:
+        """The target's part of a complete view."""
+        view = self.complete(plain)
+        return view if self._drafts is None else self._drafts.begin(view, observer)
+
+    def end_step(self, observer: Observer) -> None:
+        """What follows a step's forward, behind all that its stream was given by now; idempotent."""
+        if not self._unended:
+            return
+        self._unended = False
+        observer.overhead["adapter"] += self._spent
+        self._spent = 0.0
+        with self.aside.behind_all:
+            self.close(observer.after_forward)
+            if self._drafts is None or not self._drafts.pending:
+                observer.after_step()
 
     def compile(self) -> None:
         """Run once what the views launch on the device: a first launch while serving takes 0.3 s."""
@@ -162,9 +213,10 @@ class VllmAdapter:
             def execute_model(scheduler_output: Any, *given: Any, **named: Any) -> Any:
                 if idle.raised is not None:
                     raise idle.raised
-                with self._lock:
+                with self.lock:
                     self.output = scheduler_output
-                    self._aside.join()
+                    self.end_step(observer)  # nobody asked for its samples
+                    self.aside.join()
                     if self._drafts is not None:
                         self._drafts.fail(observer)  # nobody asked for its samples
                     try:
@@ -182,12 +234,11 @@ class VllmAdapter:
                         idle.last_step = time.monotonic()
                     if scheduler_output.total_num_scheduled_tokens:
                         self._served = scheduler_output
-                        observer.overhead["adapter"] += self._spent
-                        self._spent = 0.0
-                        with self._aside.behind_all:
-                            self.close(observer.after_forward)
-                            if self._drafts is None or not self._drafts.pending:
-                                observer.after_step()
+                        if self._incomplete:
+                            self._launch_behind(observer)
+                        self._unended = True
+                        if not self.sampled_apart:
+                            self.end_step(observer)
                     return result
 
             return execute_model
@@ -200,43 +251,9 @@ class VllmAdapter:
             events = getattr(output, CARRIED, None)
             self.blocks.apply(events)
             self.requests_changed(output)
-            zeroed = output.new_block_ids_to_zero
-            copies = output.kv_cache_block_copies
-            taken = self._taken(output) if len(self.found) > 1 else {}
-            loads = [event for event in events or () if isinstance(event, Loaded)]
-            if not (zeroed or copies or taken or loads):
-                return
-            for group in self.found:
-                name = group.view.name
-                # Groups overlay the same bytes: a block handed to one group ends its records in the others.
-                lost = set(
-                    chain(zeroed or (), *(ids for other, ids in taken.items() if other != group.number))
-                )
-                lost.discard(NULL_BLOCK)
-                if lost:
-                    observer.invalidated(name, self._device_slots(sorted(lost), group))
-                if loaded := [event for event in loads if event.group == group.number]:
-                    observer.received(name, _loaded_slots(loaded, group.block_size).to(self.runner.device))
-                if copies:
-                    source, destination = zip(*copies, strict=True)
-                    observer.copied(
-                        name, self._device_slots(source, group), self._device_slots(destination, group)
-                    )
+            self._changes.tell(output, events, observer)
         except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
             observer.fault("announce", error)
-
-    def _taken(self, output: Any) -> dict[int, set[int]]:
-        """Blocks that this output hands to requests, by vLLM's group number."""
-        cached = output.scheduled_cached_reqs
-        handed = [request.block_ids for request in output.scheduled_new_reqs]
-        handed += [blocks for blocks in cached.new_block_ids if blocks is not None]
-        return {
-            group.number: set(chain.from_iterable(blocks[group.number] for blocks in handed))
-            for group in self.found
-        }
-
-    def _device_slots(self, blocks: Sequence[int], group: FoundGroup) -> Tensor:
-        return _slots_of(blocks, group.block_size).to(self.runner.device, non_blocking=True)
 
     def _blocks_of_requests(self, group: str) -> set[int]:
         lists = self.request_blocks(self._by_name[group].number)
@@ -248,7 +265,7 @@ class VllmAdapter:
             self._stream = torch.cuda.current_stream(self.runner.device)
 
     def _device_busy(self) -> bool:
-        if self._drafts is not None and self._drafts.pending:
+        if self._unended or (self._drafts is not None and self._drafts.pending):
             return True
         return self._stream is not None and not self._stream.query()
 
@@ -259,30 +276,17 @@ class VllmAdapter:
     def _on_device(self) -> Iterator[None]:
         # A new thread's kernels go to the first GPU; before the first forward there is no stream to follow.
         with torch.cuda.device(self.runner.device), torch.cuda.stream(self._stream):
-            self._aside.join()
+            self.aside.join()
             yield
 
     def _guarded_view(self, observer: Observer, build: Callable[[], StepView]) -> StepView | None:
-        """The view without draft groups, or None when building it failed, which is reported."""
+        """The view, or None when building it failed, which is reported."""
         started = time.perf_counter()
         try:
             self.remember_stream()
-            view = build()
-            return view if self._drafts is None else self._drafts.begin(view, observer)
+            return build()
         except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
             observer.fault("step_view", error)
             return None
         finally:
             self._spent += time.perf_counter() - started
-
-
-def _loaded_slots(events: Sequence[Loaded], block_size: int) -> Tensor:
-    """int64 [n]: the slots that loads fill."""
-    runs = [torch.arange(event.first, event.stop) + event.block * block_size for event in events]
-    return torch.cat(runs)
-
-
-def _slots_of(blocks: Sequence[int], block_size: int) -> Tensor:
-    """int64 [len(blocks) * block_size]: all slots of some blocks."""
-    starts = torch.tensor(blocks, dtype=torch.int64) * block_size
-    return (starts[:, None] + torch.arange(block_size)).flatten()

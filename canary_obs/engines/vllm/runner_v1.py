@@ -65,7 +65,10 @@ class V1Adapter(VllmAdapter):
             self._fed.forget([""])
 
     def wrap_forward(self, seams: Seams, observer: Observer) -> None:
-        """`_model_forward` lies outside captured graphs and runs for warm-up batches too."""
+        """`_model_forward` lies outside captured graphs and runs for warm-up batches too.
+
+        `_dummy_run`, of a data parallel replica without requests, writes where the last forward's inputs are.
+        """
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def _model_forward(*given: Any, **named: Any) -> Any:
@@ -75,7 +78,15 @@ class V1Adapter(VllmAdapter):
 
             return _model_forward
 
+        def joined(original: Callable[..., Any]) -> Callable[..., Any]:
+            def _dummy_run(*given: Any, **named: Any) -> Any:
+                self.aside.join()
+                return original(*given, **named)
+
+            return _dummy_run
+
         seams.wrap(self.runner, "_model_forward", make)
+        seams.wrap(self.runner, "_dummy_run", joined)
 
     def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
         """From the runner's request states."""
@@ -94,7 +105,6 @@ class V1Adapter(VllmAdapter):
     def _view(self, input_ids: Any = None, positions: Any = None, *_: Any, **__: Any) -> StepView:
         runner, output = self.runner, self.output
         count, total = runner.input_batch.num_reqs, output.total_num_scheduled_tokens
-        requests = list(runner.input_batch.req_ids[:count])
         # Multimodal models get embeddings and positions of several axes; the runner keeps the plain ones too.
         ids = input_ids if input_ids is not None else runner.input_ids.gpu
         places = positions if positions is not None and positions.dim() == 1 else runner.positions
@@ -103,11 +113,12 @@ class V1Adapter(VllmAdapter):
         if cut_at != self._cut_at:
             inputs = {"input_ids": ids[:total], "positions": places[:total]}
             self._cut, self._cut_at = self._batch_columns(count, total) | inputs, cut_at
-        return StepView(
-            request_ids=requests,
-            digests=self._prefix_digests(requests),
-            **self._cut,
-        )
+        return StepView(request_ids=(), digests=None, **self._cut)
+
+    def complete(self, view: StepView) -> StepView:
+        """With the ids of the batch and their digests."""
+        requests = list(self.runner.input_batch.req_ids[: view.rows.shape[0]])
+        return StepView(request_ids=requests, digests=self._prefix_digests(requests), **self._cut)
 
     def _batch_columns(self, count: int, total: int) -> dict[str, Any]:
         """What views of the runner's lasting tensors have in common while the batch keeps its size."""

@@ -63,6 +63,35 @@ class V2Adapter(VllmAdapter):
             return prepare_attn
 
         seams.wrap(self.runner, "prepare_attn", around_attention)
+        if self.lasting and self.runner.sampler is not None:
+            self._wrap_sampling(seams, observer)
+
+    def _wrap_sampling(self, seams: Seams, observer: Observer) -> None:
+        """Sampling begins with the product over the vocabulary, which is slower with anything beside it.
+
+        What follows a forward is launched behind that product, beside the many small kernels after it.
+        """
+
+        def ending(original: Callable[..., Any]) -> Callable[..., Any]:
+            def compute_logits(*given: Any, **named: Any) -> Any:
+                logits = original(*given, **named)
+                self.end_step(observer)
+                return logits
+
+            return compute_logits
+
+        def locked(original: Callable[..., Any]) -> Callable[..., Any]:
+            def sample_tokens(*given: Any, **named: Any) -> Any:
+                with self.lock:
+                    result = original(*given, **named)
+                    self.end_step(observer)  # where there was no such product
+                    return result
+
+            return sample_tokens
+
+        self.sampled_apart = True
+        seams.wrap(self.runner.model, "compute_logits", ending)
+        seams.wrap(self.runner, "sample_tokens", locked)
 
     def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
         """From the scheduler's outputs: the runner keeps block lists on the device only."""

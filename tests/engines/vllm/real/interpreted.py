@@ -118,8 +118,23 @@ def watched(model: str, engine: dict[str, Any], prompts: int) -> dict[str, Any]:
     rig.step()
     tables[rows[:2]] = tables[rows[:2][::-1]]
     told["exchanged"] = sorted({violation.reason.value for violation in rig.settle()})
+    told["order"] = order(rig, made(1, seed=11)[0])
     rig.close()
     return told
+
+
+def order(rig: Any, prompt: list[int]) -> list[str]:
+    """What the last step of all runs consists of."""
+    import pytest
+
+    from tests.engines.vllm.real.noting import noted_calls
+
+    rig.finish()
+    with pytest.MonkeyPatch.context() as patch:
+        calls = noted_calls(rig, patch)
+        rig.start({"c": prompt}, 1)
+        rig.step()
+    return calls
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class Rig:
 
     def settle(self) -> list[Violation]:
         """Everything checked, patrol and sweep included; all violations so far."""
-        with self.adapter._lock:
+        with self.adapter.lock:
             self.canary.check_everything()
         return self.found
 

@@ -40,20 +40,20 @@ def test_raise_with_a_draft_ends_the_engine_where_tokens_are_sampled(make_rig: A
         canary={"mode": "raise"}, speculative_config=speculation, max_model_len=512, async_scheduling=False
     )
     rig.generate(prompts(4), 4)
-    with rig.adapter._lock:
+    with rig.adapter.lock:
         rig.draft_cache()[rig.idle_blocks()[0]].zero_()
         rig.canary.patrol.whole_cycle()
     rig.start({"a": prompts(1, seed=3)[0]})
     with pytest.raises(KVCacheViolation, match="reason=kv_data, phase=patrol, group=draft"):
         rig.step(3)
-    assert not rig.adapter._lock.locked()
+    assert not rig.adapter.lock.locked()
 
 
 def test_raise_tells_at_the_next_step_what_was_found_while_idle(make_rig: Any) -> None:
     rig = make_rig(canary={"mode": "raise"})
     rig.generate(prompts(4), 4)
     block = rig.idle_blocks()[0]
-    with rig.adapter._lock:
+    with rig.adapter.lock:
         rig.layer_cache(0, 1)[block].zero_()
         rig.canary.patrol.whole_cycle()
     idle = rig.adapter._idle
@@ -107,7 +107,7 @@ def test_detaching_leaves_every_object_as_it_was(make_rig: Any) -> None:
     worker.release(rig.worker)
     plain = dict(vars(rig.runner))
     worker.protect(rig.worker)
-    assert set(vars(rig.runner)) - set(plain) == {"execute_model", "_model_forward"}
+    assert set(vars(rig.runner)) - set(plain) == {"execute_model", "_model_forward", "_dummy_run"}
     worker.release(rig.worker)
     assert vars(rig.runner).keys() == plain.keys()
     assert all(map(operator.is_, vars(rig.runner).values(), plain.values()))

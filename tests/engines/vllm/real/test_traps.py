@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from canary_obs.engines.vllm import groups
-from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.block_changes import BlockChanges
 from canary_obs.engines.vllm.draft import DraftGroups
 from canary_obs.records import Cause, Reason, State
 from canary_obs.runtime.status import counters_of
@@ -27,10 +27,8 @@ def test_prefix_written_by_the_same_batch(make_rig: Any, monkeypatch: pytest.Mon
     assert rig.settle() == []
     assert unverified(rig, Cause.PENDING) >= 192
     # Without the engine's own digests the second request's chain starts from a record not written yet.
-    build = rig.adapter._view
-    monkeypatch.setattr(
-        rig.adapter, "_view", lambda *a, **k: _replace(build(*a, **k), digests=None), raising=True
-    )
+    complete = rig.adapter.complete
+    monkeypatch.setattr(rig.adapter, "complete", lambda view: _replace(complete(view), digests=None))
     rig.generate([[*prompt, 7] for prompt in prompts(2, groups=1, seed=5)], 4)
     assert rig.settle() != []
 
@@ -183,7 +181,7 @@ def test_groups_that_overlay_the_same_bytes(
 ) -> None:
     """A block handed from one hybrid group to another ends the first one's records."""
     if not handled:
-        monkeypatch.setattr(VllmAdapter, "_taken", lambda *_: {})
+        monkeypatch.setattr(BlockChanges, "_taken", lambda *_: {})
     rig = make_rig("gemma3", num_gpu_blocks_override=90)
     rig.generate(prompts(12), 8)
     rig.generate(prompts(12, seed=9), 8)

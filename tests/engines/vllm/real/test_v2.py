@@ -70,6 +70,24 @@ def test_windows_are_compared_as_the_scheduler_has_them(told: dict[str, Any]) ->
     assert 0 < reported["verified_swa"] < reported["verified_full"]
 
 
+def test_the_end_of_a_step_is_launched_behind_the_product_of_sampling(told: dict[str, Any]) -> None:
+    """Beside that product it would slow it; before the forward comes only what must."""
+    assert told["llama"]["order"] == [
+        "join", "overwriting", "mark", "forward", "MARK", "launched", "leave",
+        "compute_logits", "ALL", "after_forward", "after_step", "leave",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["draft_model", "eagle"])
+def test_drafting_ends_a_step(told: dict[str, Any], case: str) -> None:
+    """Its forward is shown with the draft's own, once that has run."""
+    calls = [call for call in told[case]["order"] if call not in ("join", "ALL", "leave")]
+    forward = calls.index("forward")
+    assert calls[:forward] == ["overwriting", "launched"]
+    assert calls.index("compute_logits") > calls.index("after_forward")
+    assert calls[-3:] == ["launched", "after_forward", "after_step"]
+
+
 @pytest.mark.parametrize("case", ["draft_model", "eagle"])
 def test_draft_layers(told: dict[str, Any], case: str) -> None:
     """Captured graphs apart, drafting is what it is on a GPU: all its state lies on the device."""

@@ -1,0 +1,88 @@
+"""What is launched ahead of vLLM's forward, and what behind it: the order on a GPU, seen on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from canary_obs.records import State
+from tests.engines.vllm.real.noting import noted_calls
+from tests.engines.vllm.real.rig import prompts
+
+
+def test_only_the_comparison_of_old_bytes_precedes_the_forward(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig()
+    rig.generate(prompts(2), 2)
+    calls = noted_calls(rig, monkeypatch)
+    rig.start({"a": prompts(1, seed=3)[0]}, 1)
+    rig.step()
+    assert calls == [
+        "join", "overwriting", "mark", "forward", "compute_logits", "MARK", "launched", "leave",
+        "ALL", "after_forward", "after_step", "leave",
+    ]  # fmt: skip
+
+
+def test_drafting_changes_the_inputs_so_all_checks_precede_the_forward(
+    make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculation = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    rig = make_rig(speculative_config=speculation, async_scheduling=False)
+    rig.generate(prompts(2), 2)
+    calls = noted_calls(rig, monkeypatch)
+    rig.start({"a": prompts(1, seed=3)[0]}, 1)
+    rig.step()
+    assert [call for call in calls if call in ("overwriting", "launched", "forward", "mark")] == [
+        "overwriting", "launched", "forward",
+    ]  # fmt: skip
+
+
+def test_a_dummy_batch_waits_for_what_runs_beside(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig()
+    rig.generate(prompts(2), 2)
+    calls = noted_calls(rig, monkeypatch)
+    rig.runner._dummy_run(1)
+    assert calls[:2] == ["join", "forward"]
+    assert "overwriting" not in calls
+
+
+def test_a_forward_that_cannot_be_shown_in_full_is_adopted(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids and digests come behind the forward; the engine goes on without them."""
+    rig = make_rig()
+    plain = rig.generate(prompts(3), 6)
+    rig.fresh()
+
+    def fails(_: Any) -> Any:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.adapter, "complete", fails)
+        assert rig.generate(prompts(3), 6) == plain
+    assert rig.canary.health.faults["step_view"] >= 6
+    assert rig.canary.verdict()[0] is State.BLIND
+    assert rig.generate(prompts(3, seed=7), 6)
+    assert rig.settle() == []
+    assert rig.canary.armed
+
+
+def test_a_forward_that_fails_is_adopted_and_the_next_is_checked(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig()
+    rig.generate(prompts(3), 6)
+    rig.fresh()
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.runner.model, "forward", fails)
+        rig.start({"a": prompts(1, seed=3)[0]}, 1)
+        with pytest.raises(ZeroDivisionError):
+            rig.step()
+    assert rig.adapter.open is None
+    assert rig.canary._depth == 0
