@@ -37,6 +37,15 @@ WATCHED = mutants(
     ),
 )
 
+CAPTURED = mutants(
+    "canary_obs/engines/reference/graph.py",
+    (
+        "with _uncollected(), torch.cuda.graph",
+        "with torch.cuda.graph",
+        "tests/engines/test_graph.py::test_nothing_is_collected_during_a_capture",
+    ),
+)
+
 FED = mutants(
     "canary_obs/engines/vllm/device_digests.py",
     (
@@ -97,4 +106,4 @@ BLOCKS = mutants(
     ),
 )
 
-ALL = *DIGESTS, *WATCHED, *FED, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS
+ALL = *DIGESTS, *WATCHED, *CAPTURED, *FED, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS

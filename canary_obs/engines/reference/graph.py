@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,18 @@ if TYPE_CHECKING:
     from canary_obs.engines.reference.runner import ForwardBatch
 
 _WARM_UPS = 2
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: a capture ends with an error when graphs of an engine that is gone are freed."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +102,7 @@ class DecodeGraphs:
                 self._run(size)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory):
+        with _uncollected(), torch.cuda.graph(graph, pool=memory):
             logits = self._run(size)
         return graph, logits
 
