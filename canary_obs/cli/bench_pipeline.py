@@ -6,7 +6,7 @@ import time
 from tempfile import TemporaryDirectory
 
 from canary_obs.cli.bench_step import Stage, StepPlan, facts_of, tell
-from canary_obs.cli.beside import ServiceProcess
+from canary_obs.cli.beside import ServiceProcess, free_port
 from canary_obs.cli.paired import percentiles
 
 _FEW_ROWS = 8  # of the pipeline that is to be full
@@ -20,7 +20,7 @@ def run_pipeline(plan: StepPlan) -> int:
     """
     with TemporaryDirectory() as folder:
         endpoint = f"ipc://{folder}/service.sock"
-        service = ServiceProcess.start(endpoint, None)
+        service = ServiceProcess.start(endpoint, free_port())  # another one may be running
         try:
             return _pipeline(plan, Stage(plan, pipeline_rows=_FEW_ROWS, endpoint=endpoint))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,14 @@ _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 
 
+def free_port() -> int:
+    """A TCP port of this host's that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class ServiceProcess:
     """`canary-obs serve`, started and stopped with the demo."""
 
@@ -27,6 +36,11 @@ class ServiceProcess:
         """Start it and wait until it answers. Raises ConfigurationError when it refuses to start."""
         given = {"endpoint": endpoint} | ({} if port is None else {"port": port})
         config = load(ServiceConfig, overrides=given)
+        url = f"http://{config.host}:{config.port}"
+        if _answers(url):
+            raise ConfigurationError(
+                "--serve", url, "a service answers there already", "Stop it, or choose another port."
+            )
         command = [
             sys.executable,
             "-m",
@@ -38,9 +52,9 @@ class ServiceProcess:
             str(config.port),
         ]
         process = subprocess.Popen(command, env=os.environ.copy())
-        service = cls(process, f"http://{config.host}:{config.port}")
+        service = cls(process, url)
         deadline = time.monotonic() + _START_SECONDS
-        while not service._answers():
+        while not _answers(url):
             if process.poll() is not None:
                 raise ConfigurationError(
                     "--serve", service.url, f"the service ended with exit code {process.returncode}",
@@ -77,11 +91,10 @@ class ServiceProcess:
                 self._process.kill()
                 self._process.wait()
 
-    def _answers(self) -> bool:
-        if self._process.poll() is not None:
-            return False
-        try:
-            with urllib.request.urlopen(f"{self.url}/healthz", timeout=1.0) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=1.0) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

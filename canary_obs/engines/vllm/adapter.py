@@ -147,6 +147,7 @@ class VllmAdapter:
 
         Only what must precede the forward is launched here, unless its inputs won't last as long.
         """
+        self.close(observer.forward_failed)  # a second one in a step: what the first wrote is unknown
         self.open = self._guarded_view(observer, build)
         if self.open is None:
             return

@@ -86,3 +86,24 @@ def test_a_forward_that_fails_is_adopted_and_the_next_is_checked(
             rig.step()
     assert rig.adapter.open is None
     assert rig.canary._depth == 0
+
+
+def test_a_second_forward_in_a_step_takes_the_place_of_the_first(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig()
+    plain = rig.generate(prompts(3), 6)
+    rig.fresh()
+    forward, forwards = rig.runner._model_forward, rig.canary.step
+
+    def twice(*given: Any, **named: Any) -> Any:
+        forward(*given, **named)
+        return forward(*given, **named)
+
+    with monkeypatch.context() as doubled:
+        doubled.setattr(rig.runner, "_model_forward", twice)
+        assert rig.generate(prompts(3), 6) == plain
+    assert rig.canary._depth == 0
+    assert rig.canary.step >= forwards + 12
+    assert rig.settle() == []
+    assert rig.canary.verdict() == (State.OK, ())
