@@ -63,6 +63,11 @@ class V1Adapter(VllmAdapter):
             self._fed.seat([""], none[:, None], none, none)
             self._fed.follow(ids, nothing, nothing[:1])
             self._fed.forget([""])
+            return
+        tokens, none = self.runner.input_batch.token_ids_cpu, np.zeros(1, dtype=np.int32)
+        for requests in ([""], []):
+            self._digests.advance(requests, tokens, none[: len(requests)])
+        self._digests.forget([""])
 
     def wrap_forward(self, seams: Seams, observer: Observer) -> None:
         """`_model_forward` lies outside captured graphs and runs for warm-up batches too.

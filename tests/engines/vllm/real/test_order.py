@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from canary_obs.engines.vllm.digests import TokenDigests
 from canary_obs.records import State
 from tests.engines.vllm.real.noting import noted_calls
 from tests.engines.vllm.real.rig import prompts
@@ -23,6 +24,23 @@ def test_only_the_comparison_of_old_bytes_precedes_the_forward(
         "join", "overwriting", "mark", "forward", "compute_logits", "MARK", "launched", "leave",
         "ALL", "after_forward", "after_step", "leave",
     ]  # fmt: skip
+
+
+def test_what_the_first_step_needs_was_run_at_attach(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig()
+    advanced: list[tuple[object, ...]] = []
+    advance = TokenDigests.advance
+
+    def noted(digests: TokenDigests, requests: list[str], tokens: Any, ends: Any) -> Any:
+        advanced.append((len(requests), tokens.dtype, tokens.shape, ends.dtype))
+        return advance(digests, requests, tokens, ends)
+
+    monkeypatch.setattr(TokenDigests, "advance", noted)
+    rig.adapter.compile()
+    compiled, advanced[:] = advanced[0], []
+    rig.generate(prompts(1), 2)
+    assert advanced[0] == compiled
+    assert "" not in rig.adapter._digests._waiting
 
 
 def test_drafting_changes_the_inputs_so_all_checks_precede_the_forward(
