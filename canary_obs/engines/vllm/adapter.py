@@ -215,8 +215,8 @@ class VllmAdapter:
                 if idle.raised is not None:
                     raise idle.raised
                 with self.lock:
-                    self.output = scheduler_output
                     self.end_step(observer)  # nobody asked for its samples
+                    self.output = scheduler_output
                     self.aside.join()
                     if self._drafts is not None:
                         self._drafts.fail(observer)  # nobody asked for its samples
