@@ -119,19 +119,23 @@ def watched(model: str, engine: dict[str, Any], prompts: int) -> dict[str, Any]:
     tables[rows[:2]] = tables[rows[:2][::-1]]
     told["exchanged"] = sorted({violation.reason.value for violation in rig.settle()})
     told["order"] = order(rig, made(1, seed=11)[0])
+    told["order_unseen"] = order(rig, made(1, seed=12)[0], unseen="compute_logits")
     rig.close()
     return told
 
 
-def order(rig: Any, prompt: list[int]) -> list[str]:
-    """What the last step of all runs consists of."""
+def order(rig: Any, prompt: list[int], unseen: str = "") -> list[str]:
+    """What a step consists of that computes a prompt and its only answer; `unseen`: not wrapped then."""
     import pytest
 
     from tests.engines.vllm.real.noting import noted_calls
 
     rig.finish()
+    model = rig.runner.model
     with pytest.MonkeyPatch.context() as patch:
-        calls = noted_calls(rig, patch)
+        if unseen:
+            patch.setattr(model, unseen, getattr(type(model), unseen).__get__(model))
+        calls = noted_calls(rig, patch, "postprocess_sampled")
         rig.start({"c": prompt}, 1)
         rig.step()
     return calls

@@ -41,8 +41,8 @@ def note(owner: Any, name: str, calls: list[str], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(owner, name, noted)
 
 
-def noted_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Of the canary, the model and the stream beside, in order."""
+def noted_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch, *of_runner: str) -> list[str]:
+    """Of the canary, the model, the stream beside, and the runner's methods that are named; in order."""
     calls: list[str] = []
     idle = rig.adapter._idle
     assert idle is not None, "attached"
@@ -51,5 +51,7 @@ def noted_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         note(rig.canary, name, calls, monkeypatch)
     for name in ("forward", "compute_logits"):
         note(rig.runner.model, name, calls, monkeypatch)
+    for name in of_runner:
+        note(rig.runner, name, calls, monkeypatch)
     monkeypatch.setattr(rig.adapter, "aside", NotedAside(calls))
     return calls

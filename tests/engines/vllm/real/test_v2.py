@@ -72,10 +72,11 @@ def test_windows_are_compared_as_the_scheduler_has_them(told: dict[str, Any]) ->
 
 def test_the_end_of_a_step_is_launched_behind_the_product_of_sampling(told: dict[str, Any]) -> None:
     """Beside that product it would slow it; before the forward comes only what must."""
-    assert told["llama"]["order"] == [
-        "join", "overwriting", "mark", "forward", "MARK", "launched", "leave",
-        "compute_logits", "ALL", "after_forward", "after_step", "leave",
-    ]  # fmt: skip
+    begun = ["join", "overwriting", "mark", "forward", "MARK", "launched", "leave", "compute_logits"]
+    end = ["ALL", "after_forward", "after_step", "leave"]
+    assert told["llama"]["order"] == [*begun, *end, "postprocess_sampled"]
+    # Sampling that takes another way to its logits ends the step no less.
+    assert told["llama"]["order_unseen"] == [*begun, "postprocess_sampled", *end]
 
 
 @pytest.mark.parametrize("case", ["draft_model", "eagle"])
