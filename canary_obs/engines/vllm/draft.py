@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 
 # Drafters of both model runners; EAGLE's also run EAGLE-3 heads and MTP layers. They write the slots of the
 # target's tokens and as many behind them as they propose, all before `sample_tokens` returns.
+# V2's for a draft model has another name in 0.31.
 _TRIED = frozenset(
-    {"DraftModelProposer", "EagleProposer", "EagleSpeculator", "MTPSpeculator", "StandaloneARSpeculator"}
+    {
+        "DraftModelProposer",
+        "EagleProposer",
+        "EagleSpeculator",
+        "MTPSpeculator",
+        "PlainDraftModelSpeculator",
+        "StandaloneARSpeculator",
+    }
 )
 
 
