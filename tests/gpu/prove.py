@@ -33,6 +33,7 @@ class Proof:
 
     name: str
     command: tuple[str, ...]
+    long: bool = False  # shares a GPU with any other, and takes as long as all of them
     quiet: bool = False  # its timings need the host for themselves
     alone: bool = False  # its timings need a GPU for themselves
     gpus: int = 1
@@ -61,7 +62,7 @@ class Ledger:
 
 
 def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
-    """The soak first; results go to the folder."""
+    """All of them; results go to the folder."""
 
     def module(name: str, what: str, *given: str, **facts: object) -> Proof:
         command = (*_PYTHON, *what.split(), *given, "--output", str(folder / f"{name}.json"))
@@ -74,7 +75,7 @@ def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
     # Each tensor its own allocation: otherwise a stray access hits a neighbour and is none.
     apart = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return [
-        module("soak", "tests.gpu.soak", "--seconds", str(soak_seconds)),
+        module("soak", "tests.gpu.soak", "--seconds", str(soak_seconds), long=True),
         *(module(name, f"canary_obs bench {name}", quiet=True) for name in QUIET),
         *(
             module(f"vllm_{name}", f"canary_obs bench vllm-gpu --runner {name}", alone=True, missing=no_vllm)
@@ -100,9 +101,9 @@ def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
 
 
 def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Ledger:
-    """The quiet ones; then the long one and those that share on the first GPU, those alone on the last.
+    """The quiet ones; the long one on the first GPU, beside it those alone on the last, then the rest.
 
-    On the only GPU those alone wait for all the others.
+    The rest sees every GPU. On the only GPU those alone wait for all the others.
     """
     ledger = Ledger(folder / "summary.json")
     runnable = []
@@ -112,24 +113,21 @@ def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Ledger:
             ledger.enter(proof.name, not_run=reason)
         else:
             runnable.append(proof)
-    long, *others = runnable
-    joint = [proof for proof in others if proof.gpus > 1]
-    alone = [proof for proof in others if proof.alone]
-    beside = [proof for proof in others if not (proof.quiet or proof.alone) and proof.gpus == 1]
+    long = [proof for proof in runnable if proof.long]
+    alone = [proof for proof in runnable if proof.alone]
+    rest = [proof for proof in runnable if not (proof.long or proof.quiet or proof.alone)]
 
     def in_turn(devices: str, several: Sequence[Proof]) -> None:
         for proof in several:
             _run(proof, devices, folder, ledger)
 
-    in_turn("0", [proof for proof in others if proof.quiet])
-    with ThreadPoolExecutor(2) as first:
-        sharing = [first.submit(in_turn, "0", several) for several in ([long], beside)]
+    in_turn("0", [proof for proof in runnable if proof.quiet])
+    with ThreadPoolExecutor(1) as first:
+        soaking = first.submit(in_turn, "0", long)
         if gpus > 1:
             in_turn(str(gpus - 1), alone)
-            sharing[1].result()
-            in_turn("0,1", joint)
-        for shared in sharing:
-            shared.result()
+        in_turn(",".join(map(str, range(gpus))), rest)
+        soaking.result()
     if gpus == 1:
         in_turn("0", alone)
     return ledger
