@@ -18,7 +18,7 @@ from canary_kernels.hashing import chain_of
 from canary_kernels.layout import Part, Phase, RealData
 from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
-from canary_obs.cli.paired import show
+from canary_obs.cli.paired import exit_code, show
 
 _PAGE, _HEADS, _HEAD_DIM = 16, 2, 32
 _WARMUP = 50
@@ -104,7 +104,7 @@ def run_cpu(plan: CpuPlan) -> int:
     figures["violations"] = sum(int(side.buffers.counters[: layout.NUM_LANES].sum()) for side in sides)
     asked = {each.name: getattr(plan, each.name) for each in fields(plan) if each.name != "json"}
     show("Operations of one decode step, medians", asked | figures, as_json=plan.json)
-    return 0
+    return exit_code(violations=figures["violations"])
 
 
 def _shown(table: torch.Tensor, tokens: torch.Tensor, prefix: int, extend: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 
 from canary_obs.attach import install_canary
 from canary_obs.cli.demo import build_engine, build_traffic
-from canary_obs.cli.paired import compare, show
+from canary_obs.cli.paired import compare, exit_code, show
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.traffic import Traffic
@@ -73,9 +73,10 @@ def run_paired(plan: PairedPlan) -> int:
             for hook, spent in log.canary.overhead.items()
         }
         result["violations"] = log.canary.pump.violations
+        result["observer_faults"] = dict(log.canary.health.faults)
         log.canary.detach()
     show("mode log (defaults) against mode none, interleaved pairs", result, as_json=plan.json)
-    return 0
+    return exit_code(violations=result.get("violations"), observer_faults=result.get("observer_faults"))
 
 
 def _side(plan: PairedPlan, *, protected: bool) -> _Side:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from tempfile import TemporaryDirectory
 
-from canary_obs.cli.bench_step import Stage, StepPlan, facts_of, tell
+from canary_obs.cli.bench_step import Stage, StepPlan, facts_of, finish
 from canary_obs.cli.beside import ServiceProcess, free_port
 from canary_obs.cli.paired import percentiles
 
@@ -49,10 +49,7 @@ def _pipeline(plan: StepPlan, stage: Stage) -> int:
             "copied": canary.pump.next_sequence - pushed,
         }
     result["service_heard_seconds_ago"] = canary.reporter.peer_age(time.monotonic())
-    result["planted_flip_counted_once"] = stage.caught()
-    canary.detach()
-    tell(plan, result)
-    return 0
+    return finish(plan, stage, result)
 
 
 def _by_turn(stage: Stage, first: int) -> dict[str, dict[str, float]]:

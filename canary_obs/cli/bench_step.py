@@ -6,7 +6,8 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rich.table import Table
 from canary_kernels import layout
 from canary_obs.attach import install_canary
 from canary_obs.cli.gpu_facts import environment
-from canary_obs.cli.paired import compared
+from canary_obs.cli.paired import compared, exit_code
 from canary_obs.config import IN_PROCESS, CanaryConfig, parse_patrol_budget
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.engines.reference.engine import Engine
@@ -107,23 +108,24 @@ class Stage:
         torch.cuda.synchronize()
         marks: deque[torch.cuda.Event] = deque()
         started = time.perf_counter()
-        for _ in range(steps):
-            spent = sum(self.canary.overhead.values())
-            logits = forward(batch)
-            if observed:  # where the adapter calls it: ahead of the wait for the tokens
-                began = time.perf_counter()
-                self._adapter.after_step()
-                self.after_step_us.append(1e6 * (time.perf_counter() - began))
-                self.turns.append(self.canary.last_turn)
-                self.hooks_us.append(1e6 * (sum(self.canary.overhead.values()) - spent))
-                self.lag_steps.append(self.canary.pump.status(self.canary.step, began).lag_steps)
-            tokens = logits.argmax(dim=-1)
-            if wait:
-                tokens.tolist()
-            else:
-                marks.append(torch.cuda.current_stream().record_event())
-                if len(marks) > ahead:
-                    marks.popleft().synchronize()
+        with as_scheduled(batch):
+            for _ in range(steps):
+                spent = sum(self.canary.overhead.values())
+                logits = forward(batch)
+                if observed:  # where the adapter calls it: ahead of the wait for the tokens
+                    began = time.perf_counter()
+                    self._adapter.after_step()
+                    self.after_step_us.append(1e6 * (time.perf_counter() - began))
+                    self.turns.append(self.canary.last_turn)
+                    self.hooks_us.append(1e6 * (sum(self.canary.overhead.values()) - spent))
+                    self.lag_steps.append(self.canary.pump.status(self.canary.step, began).lag_steps)
+                tokens = logits.argmax(dim=-1)
+                if wait:
+                    tokens.tolist()
+                else:
+                    marks.append(torch.cuda.current_stream().record_event())
+                    if len(marks) > ahead:
+                        marks.popleft().synchronize()
         # Not the whole device: the patrol may still be reading, and no engine waits for that.
         torch.cuda.current_stream().synchronize()
         return 1e3 * (time.perf_counter() - started) / steps
@@ -149,6 +151,19 @@ class Stage:
         canary.pump.drain(canary.step, 30.0)
         address.flip(4)
         return clean == 0 and canary.pump.violations == 1
+
+
+@contextmanager
+def as_scheduled(batch: ForwardBatch) -> Iterator[None]:
+    """While entered, the batch's requests have computed what they had when it was prepared."""
+    computed = [request.computed for request in batch.requests]
+    for request, prefix in zip(batch.requests, batch.prefixes, strict=True):
+        request.computed = prefix
+    try:
+        yield
+    finally:
+        for request, count in zip(batch.requests, computed, strict=True):
+            request.computed = count
 
 
 def _engine(plan: StepPlan) -> Engine:
@@ -191,10 +206,7 @@ def run_step(plan: StepPlan) -> int:
             },
         }
     result["prefill"] = _prefill(stage)
-    result["planted_flip_counted_once"] = stage.caught()
-    stage.canary.detach()
-    tell(plan, result)
-    return 0
+    return finish(plan, stage, result)
 
 
 def _prefill(stage: Stage) -> dict[str, float]:
@@ -236,10 +248,7 @@ def run_patrol(plan: StepPlan) -> int:
         rows[budget] = compared(times) | {"patrol_gb_s": round(read / seconds / 1e9, 2)}
     result["by_budget"] = rows
     stage.canary.patrol = default
-    result["planted_flip_counted_once"] = stage.caught()
-    stage.canary.detach()
-    tell(plan, result)
-    return 0
+    return finish(plan, stage, result)
 
 
 def facts_of(plan: StepPlan, stage: Stage) -> dict[str, Any]:
@@ -254,6 +263,15 @@ def facts_of(plan: StepPlan, stage: Stage) -> dict[str, Any]:
         "patrol_budget_bytes_per_second": round(stage.canary.patrol.bytes_per_second),
         "prefill_seconds": round(stage.prefill_seconds, 3),
     }
+
+
+def finish(plan: StepPlan, stage: Stage, result: dict[str, Any]) -> int:
+    """Plants a flip, tells all; returns the exit code: 1 when the canary failed, missed it or saw others."""
+    counted = result["planted_flip_counted_once"] = stage.caught()
+    faults = result["observer_faults"] = dict(stage.canary.health.faults)
+    stage.canary.detach()
+    tell(plan, result)
+    return exit_code(observer_faults=faults, flip_not_counted_once=not counted)
 
 
 def tell(plan: StepPlan, result: dict[str, Any]) -> None:

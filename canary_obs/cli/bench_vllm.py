@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from canary_obs.cli.paired import compare, show
+from canary_obs.cli.paired import compare, exit_code, show
 from canary_obs.config import IN_PROCESS
 from canary_obs.errors import UnsupportedEngine
 
@@ -92,6 +92,7 @@ class _Block:
     execute: float  # the worker's execute_model, with or without the canary around it
     hooks: dict[str, float]  # what the canary says it spent
     violations: int
+    faults: int
 
 
 def run_vllm(plan: VllmPlan) -> int:
@@ -112,9 +113,10 @@ def run_vllm(plan: VllmPlan) -> int:
     result: dict[str, object] = {"requests": plan.requests, "prompt": plan.prompt}
     pairs = [(none.seconds, log.seconds) for none, log in blocks]
     result |= compare(pairs, plan.block_steps, plan.seed) | _account(blocks, plan.block_steps)
-    result["violations"] = sum(log.violations for _, log in blocks)
+    violations = result["violations"] = sum(log.violations for _, log in blocks)
+    faults = result["observer_faults"] = sum(log.faults for _, log in blocks)
     show("vLLM, mode log (defaults) against no canary, interleaved pairs", result, as_json=plan.json)
-    return 0
+    return exit_code(violations=violations, observer_faults=faults)
 
 
 def _account(blocks: list[tuple[_Block, _Block]], steps: int) -> dict[str, object]:
@@ -186,4 +188,5 @@ def _block(
         seconds=seconds, schedule=spent["schedule"], execute=spent["execute_model"],
         hooks={hook: total - before[hook] for hook, total in after.items()},
         violations=canary.pump.violations if canary else 0,
+        faults=canary.health.faults.total() if canary else 0,
     )  # fmt: skip

@@ -63,6 +63,15 @@ def flip_everywhere(
     return result
 
 
+def not_found(told: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Of what `flip_everywhere` tells: where a flip was missed, not named, or something else reported."""
+    return {
+        where: counts
+        for where, counts in told.items()
+        if counts["other_violations"] or not counts["flips"] == counts["caught"] == counts["slot_named"]
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flip:
     """One bit of vLLM's own tensor."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from canary_obs.cli.bench_vllm_flips import flip_everywhere
+from canary_obs.cli.bench_vllm_flips import flip_everywhere, not_found
 from canary_obs.cli.machine import machine
-from canary_obs.cli.paired import show
+from canary_obs.cli.paired import exit_code, show
 from canary_obs.cli.vllm_host import VllmHost
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.status import counters_of
@@ -89,7 +89,12 @@ def run_vllm_gpu(plan: VllmGpuPlan) -> int:
         host.core.shutdown()
     _write(plan, result)
     show("vLLM with the canary at its defaults against none", result, as_json=False)
-    return 0
+    return exit_code(
+        violations=result["violations"],
+        observer_faults=result["faults"],
+        waits_for_the_device=result["syncs"].get("waits"),
+        flips=not_found(result["flips"]),
+    )
 
 
 def _write(plan: VllmGpuPlan, result: dict[str, Any]) -> None:

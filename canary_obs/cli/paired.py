@@ -62,5 +62,13 @@ def show(title: str, result: dict[str, object], *, as_json: bool) -> None:
     Console().print(table)
 
 
+def exit_code(**wrong: object) -> int:
+    """1, told on stderr, when something happened (its value is true) with which no figure counts."""
+    met = [f"{name} = {value}" for name, value in wrong.items() if value]
+    if met:
+        sys.stderr.write(f"these figures are not those of a sound canary: {', '.join(met)}; see its log\n")
+    return int(bool(met))
+
+
 def _overhead(pairs: Pairs) -> float:
     return sum(log for _, log in pairs) / sum(none for none, _ in pairs) - 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from canary_obs.cli.paired import compared, percentiles
+from canary_obs.cli.bench_vllm_flips import not_found
+from canary_obs.cli.paired import compared, exit_code, percentiles
 
 
 def test_percentiles_of_known_values() -> None:
@@ -26,3 +27,19 @@ def test_kinds_are_compared_round_by_round() -> None:
 def test_rounds_of_different_number_are_refused() -> None:
     with pytest.raises(ValueError, match="argument 2"):
         compared({"none": [1.0, 2.0], "checks": [1.0]})
+
+
+def test_figures_of_a_canary_that_failed_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(violations=0, observer_faults={}, waits=None) == 0
+    assert capsys.readouterr().err == ""
+    assert exit_code(violations=0, observer_faults={"head": 8}) == 1
+    told = "these figures are not those of a sound canary: observer_faults = {'head': 8}; see its log\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("wrong", ["caught", "slot_named", "other_violations"])
+def test_flips_that_were_not_found_where_they_were(wrong: str) -> None:
+    sound = {"flips": 4, "caught": 4, "slot_named": 4, "other_violations": 0}
+    unsound = sound | {wrong: 3}
+    assert not_found({"idle": sound, "in_use": unsound}) == {"in_use": unsound}
+    assert not_found({"idle": sound}) == {}
