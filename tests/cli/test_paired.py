@@ -43,3 +43,5 @@ def test_flips_that_were_not_found_where_they_were(wrong: str) -> None:
     unsound = sound | {wrong: 3}
     assert not_found({"idle": sound, "in_use": unsound}) == {"in_use": unsound}
     assert not_found({"idle": sound}) == {}
+    del sound["slot_named"]  # where an element's place does not tell it
+    assert not_found({"idle": sound}) == {}
