@@ -58,7 +58,9 @@ def run_paired(plan: PairedPlan) -> int:
     none, log = _side(plan, protected=False), _side(plan, protected=True)
     none.run(_WARMUP_STEPS)
     log.run(_WARMUP_STEPS)
-    before = dict(log.canary.overhead) if log.canary else {}
+    canary = log.canary
+    assert canary is not None, "mode log attaches"
+    before = dict(canary.overhead)
     order, pairs = random.Random(plan.seed), []
     for _ in range(plan.blocks):
         first = order.random() < 0.5
@@ -66,17 +68,15 @@ def run_paired(plan: PairedPlan) -> int:
         late = (log if first else none).run(plan.block_steps)
         pairs.append((early, late) if first else (late, early))
     result: dict[str, object] = {"shape": plan.shape} | compare(pairs, plan.block_steps, plan.seed)
-    if log.canary is not None:
-        steps = plan.blocks * plan.block_steps
-        result["overhead_ms"] = {
-            hook: round(1e3 * (spent - before[hook]) / steps, 4)
-            for hook, spent in log.canary.overhead.items()
-        }
-        result["violations"] = log.canary.pump.violations
-        result["observer_faults"] = dict(log.canary.health.faults)
-        log.canary.detach()
+    steps = plan.blocks * plan.block_steps
+    result["overhead_ms"] = {
+        hook: round(1e3 * (spent - before[hook]) / steps, 4) for hook, spent in canary.overhead.items()
+    }
+    violations = result["violations"] = canary.pump.violations
+    faults = result["observer_faults"] = dict(canary.health.faults)
+    canary.detach()
     show("mode log (defaults) against mode none, interleaved pairs", result, as_json=plan.json)
-    return exit_code(violations=result.get("violations"), observer_faults=result.get("observer_faults"))
+    return exit_code(violations=violations, observer_faults=faults)
 
 
 def _side(plan: PairedPlan, *, protected: bool) -> _Side:

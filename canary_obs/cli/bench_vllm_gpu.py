@@ -85,6 +85,7 @@ def run_vllm_gpu(plan: VllmGpuPlan) -> int:
         with _protected(host) as (canary, adapter):
             result["flips"] = flip_everywhere(host, canary, adapter, plan.context, plan.seed)
             result["syncs"] = _syncs(host, canary, adapter)
+            result["faults"] += canary.health.faults.total()
             result["state"] = [canary.verdict()[0].value, *canary.verdict()[1]]
         host.core.shutdown()
     _write(plan, result)

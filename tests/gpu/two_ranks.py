@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from canary_obs.cli.beside import ServiceProcess
+from canary_obs.cli.beside import ServiceProcess, free_port
 from canary_obs.cli.gpu_facts import environment
 
 FAULTY = 1  # the rank whose engine is perturbed
@@ -64,9 +63,7 @@ def settled(found: dict[str, dict[str, float]]) -> bool:
 def run(seconds: float) -> dict[str, Any]:
     """Figures by rank once both engines have run for a while."""
     endpoint = f"ipc://{tempfile.mkdtemp()}/canary.sock"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     service = ServiceProcess.start(endpoint, port)
     engines = [engine(rank, endpoint, seconds) for rank in range(2)]
     try:

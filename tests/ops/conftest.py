@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import House, free_port
+from canary_obs.cli.beside import free_port
+from tests.e2e.conftest import House
 from tests.ops.station import ALERTMANAGER, PROMETHEUS, Station
 
 

@@ -15,9 +15,10 @@ import msgspec
 import psutil
 import pytest
 
+from canary_obs.cli.beside import free_port
 from canary_obs.pipeline import wire
 from canary_obs.pipeline.keys import KeyKind, make_keys
-from tests.e2e.conftest import House, free_port
+from tests.e2e.conftest import House
 from tests.service.fakes import identity, snapshot
 
 pytestmark = [pytest.mark.ops, pytest.mark.timeout(300)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from canary_obs.cli.beside import free_port
 from tests.service.fakes import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -25,9 +25,7 @@ class Stage:
     """Starts processes in one folder and asks the service over HTTP."""
 
     def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.endpoint = f"ipc://{folder}/service.sock"
         self.processes = []
         self.env = os.environ | {

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,12 +15,6 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def call(url: str, body: Any = None, method: str | None = None, timeout: float = 120.0) -> tuple[int, Any]:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from canary_obs.cli.beside import free_port
 from canary_obs.engines.vllm import placement, plugin, worker
 from canary_obs.errors import UnsupportedEngine
 from tests.engines.vllm.real.rig import prompts
-from tests.engines.vllm.real.server import Process, call, free_port
+from tests.engines.vllm.real.server import Process, call
 from tests.engines.vllm.real.test_server import wait_until
 
 

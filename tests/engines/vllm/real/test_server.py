@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.real.server import Process, call, free_port, start_vllm
+from canary_obs.cli.beside import free_port
+from tests.engines.vllm.real.server import Process, call, start_vllm
 
 
 @pytest.fixture

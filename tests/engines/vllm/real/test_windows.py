@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from canary_obs.cli.beside import free_port
 from canary_obs.records import Phase, State
 from canary_obs.runtime.swa_divergence import LOG_KEY
 from tests.engines.vllm.real.rig import prompts
-from tests.engines.vllm.real.server import Process, call, free_port
+from tests.engines.vllm.real.server import Process, call
 from tests.engines.vllm.real.test_server import wait_until
 
 
