@@ -16,17 +16,17 @@ import uvicorn
 
 from canary_obs.config import PREFIX, ServiceConfig, load, masked
 from canary_obs.errors import CanaryError, ConfigurationError
-from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.keys import ServiceKeys, service_keys
-from canary_obs.pipeline.listener import LocalListener, ZmqListener
-from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.hub.hub import Hub
 from canary_obs.records import State
 from canary_obs.service.app import create_app
-from canary_obs.service.desk import Surroundings
-from canary_obs.service.feed import Feed
-from canary_obs.service.tokens import Keyring
+from canary_obs.service.context import Surroundings
+from canary_obs.service.event_stream import Feed
+from canary_obs.service.token_store import Keyring
 from canary_obs.telemetry.log import Event, EventLog, Fields, open_log, order_fields, violation_fields
 from canary_obs.telemetry.tracing import Tracing, open_tracing
+from canary_obs.transport.keys import ServiceKeys, service_keys
+from canary_obs.transport.links import LocalLink
+from canary_obs.transport.listener import LocalListener, ZmqListener
 
 START_SECONDS = 30.0
 SHUTDOWN_SECONDS = 5

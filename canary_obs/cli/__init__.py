@@ -63,7 +63,7 @@ def demo(
     ] = False,
 ) -> None:
     """Run a small real LLM engine under traffic with the canary inside it."""
-    from canary_obs.cli.demo import DemoPlan, run_demo
+    from canary_obs.demo.reference import DemoPlan, run_demo
 
     if engine not in ("reference", "vllm"):
         raise ConfigurationError("--engine", engine, "no such engine", "Use reference or vllm.")
@@ -83,11 +83,11 @@ def demo(
         disaggregated=disaggregated,
     )  # fmt: skip
     if engine == "vllm":
-        from canary_obs.cli.demo_vllm import run_vllm_demo
+        from canary_obs.demo.vllm import run_vllm_demo
 
         sys.exit(run_vllm_demo(plan))
     if disaggregated:
-        from canary_obs.cli.demo_disaggregated import run_disaggregated
+        from canary_obs.demo.disaggregated import run_disaggregated
 
         sys.exit(run_disaggregated(plan))
     sys.exit(run_demo(plan))
@@ -128,7 +128,7 @@ def metrics(
     form: Annotated[str, typer.Option("--format", help="md or json.")] = "md",
 ) -> None:
     """Print every metric: name, kind, unit, labels, meaning."""
-    from canary_obs.cli.metrics import Format, render
+    from canary_obs.telemetry.metric_docs import Format, render
 
     if form not in list(Format):
         raise ConfigurationError("--format", form, "no such format", "Use md or json.")
@@ -149,7 +149,7 @@ def bench_demo(
     threads: Threads = 1,
 ) -> None:
     """Overhead of mode log at default settings against mode none: the same load, interleaved in pairs."""
-    from canary_obs.cli.bench_demo import PairedPlan, run_paired
+    from canary_obs.bench.demo import PairedPlan, run_paired
 
     plan = PairedPlan(
         blocks=blocks, block_steps=block_steps, seed=seed, json=json, shape=shape, device=device,
@@ -175,7 +175,7 @@ def bench_vllm(
     json: Json = False,
 ) -> None:
     """Overhead of mode log at default settings on a tiny vLLM, against the same engine without."""
-    from canary_obs.cli.bench_vllm import VllmPlan, run_vllm
+    from canary_obs.bench.vllm import VllmPlan, run_vllm
 
     plan = VllmPlan(
         blocks=blocks, block_steps=block_steps, requests=requests, prompt=prompt, seed=seed, json=json
@@ -198,7 +198,7 @@ def bench_vllm_gpu(
     output: Output = None,
 ) -> None:
     """Throughput of a real vLLM on a GPU with the canary at its defaults against none; then flips, syncs."""
-    from canary_obs.cli.bench_vllm_gpu import VllmGpuPlan, run_vllm_gpu
+    from canary_obs.bench.vllm_gpu import VllmGpuPlan, run_vllm_gpu
 
     plan = VllmGpuPlan(
         shape=shape, runner=runner, requests=requests, context=context, steps=steps, prefill=prefill,
@@ -217,7 +217,7 @@ def bench_cpu(
     json: Json = False,
 ) -> None:
     """What each operation of a decode step takes on the CPU, compiled and by reference."""
-    from canary_obs.cli.bench_cpu import CpuPlan, run_cpu
+    from canary_obs.bench.cpu import CpuPlan, run_cpu
 
     plan = CpuPlan(requests=requests, prefix=prefix, layers=layers, rounds=rounds, seed=seed, json=json)
     sys.exit(run_cpu(plan))
@@ -233,7 +233,7 @@ def bench_step(
     output: Output = None,
 ) -> None:
     """GPU: what head, tail and patrol add to a captured decode step, interleaved in one run."""
-    from canary_obs.cli.bench_step import StepPlan, run_step
+    from canary_obs.bench.step import StepPlan, run_step
 
     plan = StepPlan(
         shape=shape, requests=requests, context=context, rounds=rounds, block_steps=block_steps, output=output
@@ -251,7 +251,7 @@ def bench_patrol(
     output: Output = None,
 ) -> None:
     """GPU: step time against patrol bandwidth, by the number of programs the patrol may occupy."""
-    from canary_obs.cli.bench_step import StepPlan, run_patrol
+    from canary_obs.bench.step import StepPlan, run_patrol
 
     plan = StepPlan(
         shape=shape, requests=requests, context=context, rounds=rounds, block_steps=block_steps, output=output
@@ -264,8 +264,8 @@ def incident_show(
     file: Annotated[Path, typer.Argument(help="The saved answer of GET /canary/incidents/{id}.")],
 ) -> None:
     """Print an evidence bundle: what happened, where, what changed, who was there. Needs no service."""
-    from canary_obs.cli.incident import show
-    from canary_obs.telemetry.incidents import read_bundle
+    from canary_obs.cli.incident_text import show
+    from canary_obs.telemetry.incident_bundle import read_bundle
 
     show(read_bundle(file))
 
@@ -276,7 +276,7 @@ def bench_kernels(
     json: Json = False,
 ) -> None:
     """Ceilings of the GPU's memory and the kernels against them, in one run."""
-    from canary_obs.cli.bench_kernels import run_kernels
+    from canary_obs.bench.kernels import run_kernels
 
     sys.exit(run_kernels(output, json))
 
@@ -291,8 +291,8 @@ def bench_pipeline(
     output: Output = None,
 ) -> None:
     """GPU: host time of after_step while the GPU is many steps behind."""
-    from canary_obs.cli.bench_pipeline import run_pipeline
-    from canary_obs.cli.bench_step import StepPlan
+    from canary_obs.bench.pipeline import run_pipeline
+    from canary_obs.bench.step import StepPlan
 
     plan = StepPlan(
         shape=shape, requests=requests, context=context, rounds=rounds, block_steps=block_steps, output=output

@@ -19,7 +19,7 @@ def keys(
     folder: Annotated[Path, typer.Argument(help="Where to put the four files; none is written over.")],
 ) -> None:
     """Make a key pair of the service and one of an engine, for tcp:// endpoints (docs/production.md)."""
-    from canary_obs.pipeline.keys import make_keys
+    from canary_obs.transport.keys import make_keys
 
     for kind, path in make_keys(folder).items():
         where, setting = _USE[kind]

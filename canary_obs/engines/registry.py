@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 from canary_obs.errors import UnsupportedEngine
 
 if TYPE_CHECKING:
-    from canary_obs.engines.adapter import EngineAdapter
+    from canary_obs.engine_api.adapter import EngineAdapter
 
 # Engine class -> adapter class, each as module:name.
 ADAPTERS = {
-    "canary_obs.engines.reference.engine:Engine": "canary_obs.engines.reference.adapter:ReferenceAdapter",
+    "canary_obs.reference_engine.engine:Engine": "canary_obs.engines.reference.adapter:ReferenceAdapter",
 }
 
 
@@ -25,5 +25,5 @@ def adapter_for(engine: object) -> EngineAdapter:
     found = f"{type(engine).__module__}:{type(engine).__qualname__}"
     raise UnsupportedEngine(
         f"no adapter for an engine of type {found}; supported types are {', '.join(sorted(ADAPTERS))}. "
-        "Pass one of these, or an object that implements canary_obs.engines.adapter.EngineAdapter"
+        "Pass one of these, or an object that implements canary_obs.engine_api.adapter.EngineAdapter"
     )

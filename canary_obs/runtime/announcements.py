@@ -6,10 +6,10 @@ from torch import Tensor
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots
-from canary_obs.runtime.history import SlotHistory
-from canary_obs.runtime.state import DeviceState
+from canary_obs.runtime.device.state import DeviceState
+from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.transfer import joined
-from canary_obs.terms import SlotEventKind
+from canary_obs.vocabulary import SlotEventKind
 
 
 class Announcements:

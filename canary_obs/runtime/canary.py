@@ -11,32 +11,32 @@ import torch
 from torch import Tensor
 
 from canary_obs.config import CanaryConfig, parse_patrol_budget
+from canary_obs.engine_api.views import StepView
 from canary_obs.errors import KVCacheViolation
-from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import Mode, Snapshot, State, Trigger, Violation
 from canary_obs.runtime.announcements import Announcements
-from canary_obs.runtime.bandwidth import measured_bandwidth
-from canary_obs.runtime.drill import Drill
-from canary_obs.runtime.evidence import EvidenceDesk
+from canary_obs.runtime.device.bandwidth import measured_bandwidth
+from canary_obs.runtime.device.counter_reader import Pump
+from canary_obs.runtime.device.state import DeviceState
+from canary_obs.runtime.device.warm_up import warm_up
+from canary_obs.runtime.evidence.collector import EvidenceDesk
+from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.forward import ForwardChecks
 from canary_obs.runtime.health import Health
-from canary_obs.runtime.history import SlotHistory
-from canary_obs.runtime.patrol import Patrol
+from canary_obs.runtime.patrol.patrol import Patrol
+from canary_obs.runtime.perturb.drill import Drill
 from canary_obs.runtime.perturb.injector import Injector
-from canary_obs.runtime.pump import Pump
-from canary_obs.runtime.reporter import Reporter
-from canary_obs.runtime.state import DeviceState
-from canary_obs.runtime.status import vitals_of, whole_snapshot
-from canary_obs.runtime.swa_divergence import SwaReporter
-from canary_obs.runtime.sweep import Sweeper
+from canary_obs.runtime.report.reporter import Reporter
+from canary_obs.runtime.report.snapshot import vitals_of, whole_snapshot
+from canary_obs.runtime.report.swa_divergence import SwaReporter
+from canary_obs.runtime.step_scheduler import HERE, Turns
+from canary_obs.runtime.sweep.sweeper import Sweeper
 from canary_obs.runtime.transfer import RecordShares
-from canary_obs.runtime.turns import HERE, Turns
-from canary_obs.runtime.warm_up import warm_up
-from canary_obs.views import StepView
+from canary_obs.transport.links import EngineLink
 
 if TYPE_CHECKING:
-    from canary_obs.engines.adapter import EngineAdapter
+    from canary_obs.engine_api.adapter import EngineAdapter
 
 _RAISE_SECONDS = 5.0  # mode raise waits this long for what the comparison of a transfer found
 HOOKS = ("head", "tail", "sweep", "patrol", "pump", "adapter")

@@ -11,9 +11,9 @@ from canary_kernels.fingerprint import compare_slots, complete_slots
 from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
+from canary_obs.engine_api.views import StepView
+from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.health import Health
-from canary_obs.runtime.state import DeviceState, Group
-from canary_obs.views import StepView
 
 
 class ForwardChecks:

@@ -13,8 +13,8 @@ from canary_kernels import layout
 from canary_kernels.buffers import KVSource
 from canary_kernels.fingerprint import FingerprintPlan, hash_slots, plan_fingerprint
 from canary_obs.errors import EngineContractError
+from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.faults import Faults
-from canary_obs.runtime.state import DeviceState, Group
 
 _VERSION = 1
 _LINK = slice(layout.IDENTITY, layout.FINGERPRINT_K)

@@ -8,16 +8,16 @@ from fastapi import FastAPI
 
 from canary_obs import __version__
 from canary_obs.config import ServiceConfig
-from canary_obs.pipeline.hub import Hub
-from canary_obs.service.access import Doors
-from canary_obs.service.allowance import Allowance
+from canary_obs.hub.hub import Hub
 from canary_obs.service.auth import Gate
-from canary_obs.service.desk import Desk, Surroundings
-from canary_obs.service.feed import Feed
+from canary_obs.service.context import Desk, Surroundings
+from canary_obs.service.event_stream import Feed
 from canary_obs.service.problems import answer_with_problems
+from canary_obs.service.rate_limiter import Allowance
+from canary_obs.service.route_policy import Doors
 from canary_obs.service.routes import canary, drills, events, incidents, page, probes, sweeps
 from canary_obs.service.schemas import components, guarded
-from canary_obs.service.tokens import Keyring
+from canary_obs.service.token_store import Keyring
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 

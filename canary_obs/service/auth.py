@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from canary_obs.config import PREFIX, is_loopback
-from canary_obs.pipeline.orders import OrderEvent
-from canary_obs.service.access import ORDERS, Door, Doors
-from canary_obs.service.allowance import Allowance
+from canary_obs.hub.commands import OrderEvent
 from canary_obs.service.problems import problem
-from canary_obs.service.tokens import Caller, Keyring
+from canary_obs.service.rate_limiter import Allowance
+from canary_obs.service.route_policy import ORDERS, Door, Doors
+from canary_obs.service.token_store import Caller, Keyring
 
 MAX_BODY_BYTES = 64 << 10
 MAX_PATH_LOGGED = 256

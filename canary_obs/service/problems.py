@@ -12,9 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from canary_obs.pipeline.drills import DrillInProgress
-from canary_obs.pipeline.orders import NoEngine, UnknownGroup
-from canary_obs.pipeline.sweeps import SweepInProgress
+from canary_obs.hub.commands import NoEngine, UnknownGroup
+from canary_obs.hub.drills import DrillInProgress
+from canary_obs.hub.sweeps import SweepInProgress
 
 log = logging.getLogger("canary_obs")
 

@@ -8,16 +8,16 @@ import msgspec
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from canary_obs.pipeline.drills import DrillRecord
-from canary_obs.pipeline.incidents import IncidentSummary
-from canary_obs.pipeline.journal import ViolationEvent
-from canary_obs.pipeline.ranks import RankView
-from canary_obs.pipeline.sweeps import SweepRecord
+from canary_obs.hub.drills import DrillRecord
+from canary_obs.hub.incident_store import IncidentSummary
+from canary_obs.hub.ranks import RankView
+from canary_obs.hub.sweeps import SweepRecord
+from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Phase, Reason, State
-from canary_obs.service.access import EXTENSION, ORDERS, TokenScope
-from canary_obs.service.feed import Dropped, StateChange
+from canary_obs.service.event_stream import Dropped, StateChange
 from canary_obs.service.problems import MEDIA_TYPE
-from canary_obs.telemetry.incidents import IncidentBundle
+from canary_obs.service.route_policy import EXTENSION, ORDERS, TokenScope
+from canary_obs.telemetry.incident_bundle import IncidentBundle
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 _REF = "#/components/schemas/{name}"

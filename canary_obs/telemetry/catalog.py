@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from canary_obs.pipeline.ranks import RankView
+from canary_obs.hub.ranks import RankView
 from canary_obs.telemetry import readings, service_readings
 from canary_obs.telemetry.readings import Reading, Spread
 from canary_obs.telemetry.service_readings import ServiceView

@@ -14,8 +14,8 @@ from typing import Generic, TextIO, TypeVar
 import structlog
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.pipeline.journal import ViolationEvent
-from canary_obs.pipeline.orders import OrderEvent
+from canary_obs.hub.commands import OrderEvent
+from canary_obs.hub.violation_store import ViolationEvent
 
 log = logging.getLogger("canary_obs")
 

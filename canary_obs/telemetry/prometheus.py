@@ -12,9 +12,9 @@ from prometheus_client import samples
 from prometheus_client.utils import floatToGoString
 
 from canary_obs import __version__
-from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.incidents import Exemplar
-from canary_obs.pipeline.ranks import RankView
+from canary_obs.hub.hub import Hub
+from canary_obs.hub.incident_store import Exemplar
+from canary_obs.hub.ranks import RankView
 from canary_obs.records import LATENCY_BOUNDS, Latencies
 from canary_obs.telemetry.catalog import PREFIX, RANK_LABELS, RANK_METRICS, SERVICE_METRICS, Metric
 from canary_obs.telemetry.export_queue import ExportCounts

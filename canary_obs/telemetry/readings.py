@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from canary_obs.pipeline.ranks import RankView
+from canary_obs.hub.ranks import RankView
 from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress, Phase, State, SweepStatus
 
 Reading = tuple[tuple[str, ...], float]

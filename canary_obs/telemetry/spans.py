@@ -15,8 +15,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, TraceFlags
 
 from canary_obs import __version__
-from canary_obs.pipeline.incidents import trace_id_of
-from canary_obs.pipeline.ranks import label
+from canary_obs.hub.incident_store import trace_id_of
+from canary_obs.hub.ranks import label
 from canary_obs.records import Identity
 from canary_obs.telemetry.export_queue import ExportQueue
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from opentelemetry.trace import Span, Status, StatusCode
 
-from canary_obs.pipeline.sweeps import RankSweep, SweepRecord
+from canary_obs.hub.sweeps import RankSweep, SweepRecord
 from canary_obs.records import Identity, SweepStatus
 from canary_obs.telemetry.spans import SpanMaker, place_of
 

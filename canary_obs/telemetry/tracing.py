@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span, Status, StatusCode
 
-from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.incidents import Incident
-from canary_obs.pipeline.journal import ViolationEvent
+from canary_obs.hub.hub import Hub
+from canary_obs.hub.incident_store import Incident
+from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Evidence, Identity
 from canary_obs.telemetry.export_queue import ExportCounts, ExportQueue
 from canary_obs.telemetry.log import violation_fields
@@ -29,7 +29,7 @@ from canary_obs.telemetry.otlp import (
 )
 from canary_obs.telemetry.spans import SpanMaker, link_to, log_record, place_of, rank_resource
 from canary_obs.telemetry.sweep_spans import tell_sweep
-from canary_obs.terms import Plane
+from canary_obs.vocabulary import Plane
 
 LOOK_SECONDS = 0.5
 CLOSE_SECONDS = 3.0

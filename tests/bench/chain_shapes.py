@@ -12,7 +12,7 @@ from canary_kernels.checks import Backend
 from canary_kernels.hashing import chain_of
 from canary_kernels.layout import CHAIN
 from canary_kernels.write import kernel, write_identities
-from canary_obs.cli.bench_kernels import device_us
+from canary_obs.bench.kernels import device_us
 from tests.gpu.test_look_back import batch_of
 
 # New tokens of each request; all prefixes are empty.

@@ -9,13 +9,13 @@ import pytest
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference import adapter
-from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.engines.reference.groups import shown_groups
-from canary_obs.engines.reference.settings import tiny
-from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
-from canary_obs.pipeline.wire import decode_message, encode
 from canary_obs.records import PerturbMode, Snapshot
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.settings import tiny
+from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
+from canary_obs.transport.wire import decode_message, encode
 
 ROOT = Path(__file__).parents[2]
 REASON = "lost_write"
@@ -64,4 +64,4 @@ def test_a_reason_is_named_in_two_files_and_where_it_is_checked() -> None:
     }
     checked = {path for path in naming if path.startswith("kernels/canary_kernels/fingerprint/")}
     assert checked
-    assert naming - checked == {"kernels/canary_kernels/layout.py", "canary_obs/terms.py"}
+    assert naming - checked == {"kernels/canary_kernels/layout.py", "canary_obs/vocabulary.py"}

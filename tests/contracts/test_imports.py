@@ -22,7 +22,7 @@ def loaded_after(statement: str) -> set[str]:
     [
         ("import canary_obs.serve", SERVICE_STRANGERS),
         ("import canary_obs.attach", ENGINE_STRANGERS),
-        ("import canary_obs.engines.reference.engine", ENGINE_STRANGERS),
+        ("import canary_obs.reference_engine.engine", ENGINE_STRANGERS),
         ("import canary_obs", SERVICE_STRANGERS | ENGINE_STRANGERS | {"zmq", "msgspec"}),
         ("import canary_obs.cli", SERVICE_STRANGERS | ENGINE_STRANGERS),
     ],

@@ -16,11 +16,11 @@ import pytest
 
 from canary_obs import records
 from canary_obs.config import CanaryConfig, ServiceConfig
-from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.wire import PROTOCOL_VERSION
+from canary_obs.hub.hub import Hub
 from canary_obs.service.app import create_app
-from canary_obs.service.tokens import Keyring
+from canary_obs.service.token_store import Keyring
 from canary_obs.telemetry.catalog import all_metrics
+from canary_obs.transport.wire import PROTOCOL_VERSION
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

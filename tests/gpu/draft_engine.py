@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from canary_obs.cli.vllm_host import LLAMA, SHAPES, VllmHost
+from canary_obs.bench.vllm_host import LLAMA, SHAPES, VllmHost
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from tests.engines.vllm.real.rig import prompts
 

@@ -10,9 +10,9 @@ import torch
 
 from canary_kernels import layout
 from canary_kernels.layout import Reason, RecordState
-from canary_obs.engines.reference.runner import ForwardBatch, Runner
-from canary_obs.engines.reference.scheduler import Plan
-from canary_obs.runtime.perturb.bytes import locate_byte
+from canary_obs.reference_engine.execution.runner import ForwardBatch, Runner
+from canary_obs.reference_engine.scheduling.scheduler import Plan
+from canary_obs.runtime.device.byte_address import locate_byte
 from tests.gpu.rig import Rig
 
 GROUP = "full"

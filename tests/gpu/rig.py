@@ -10,10 +10,10 @@ import torch
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
-from canary_obs.engines.reference import settings
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.runner import Runner
-from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
+from canary_obs.reference_engine import settings
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.execution.runner import Runner
+from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
 
 HOOKS = ("overwriting", "launched", "after_forward", "after_step")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from canary_obs.cli.bench_pipeline import run_pipeline
-from canary_obs.cli.bench_step import StepPlan, run_patrol, run_step
+from canary_obs.bench.pipeline import run_pipeline
+from canary_obs.bench.step import StepPlan, run_patrol, run_step
 
 
 @pytest.mark.parametrize("run", [run_step, run_patrol, run_pipeline])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from canary_obs.records import Phase, Reason
-from tests.engines.disaggregated import serve
-from tests.engines.two_engines import ranks
+from tests.reference_engine.disaggregated import serve
+from tests.reference_engine.two_engines import ranks
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 DEVICES = {"device": ("cuda:0", "cuda:1"), "dtype": torch.float32}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from canary_obs.runtime.perturb.bytes import locate_byte
-from canary_obs.runtime.scout import Scout
+from canary_obs.runtime.device.byte_address import locate_byte
+from canary_obs.runtime.patrol.async_checker import Scout
 from tests.gpu.rig import make_rig
 
 

@@ -7,13 +7,13 @@ import time
 import pytest
 import torch
 
-from canary_obs.engines.reference import settings
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.graph import DecodeGraphs
-from canary_obs.engines.reference.runner import Runner
 from canary_obs.records import PerturbMode, Phase, State
-from tests.engines.workloads import drive
+from canary_obs.reference_engine import settings
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.execution.graph import DecodeGraphs
+from canary_obs.reference_engine.execution.runner import Runner
 from tests.gpu.rig import HOOKS, make_rig, refuse_waits
+from tests.reference_engine.workloads import drive
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from canary_obs.records import PerturbMode, State
-from tests.engines.workloads import account
 from tests.gpu.rig import make_rig, refuse_waits
+from tests.reference_engine.workloads import account
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -16,7 +16,7 @@ from canary_kernels.drafts import kernel as drafts
 from canary_kernels.fingerprint import kernel as fingerprint
 from canary_kernels.verify import kernel as verify
 from canary_kernels.write import kernel as write, reset
-from canary_obs.engines.reference import paged_attention
+from canary_obs.reference_engine.model import paged_attention
 
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
 INTEGERS |= {"num_k", "num_sources", "stride", "key_stride", "value_stride", "slot_stride", "query_stride"}

@@ -11,17 +11,17 @@ DIGESTS = mutants(
     (
         "fresh = (self._owner[rows] != serials) | (starts > ends)",
         "fresh = starts > ends",
-        "tests/engines/test_adapter.py::test_digests_survive_row_changes_and_restarts",
+        "tests/engines/reference/test_adapter.py::test_digests_survive_row_changes_and_restarts",
     ),
     (
         "positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, lengths)",
         "positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)",
-        "tests/engines/test_adapter.py::test_digests_survive_row_changes_and_restarts",
+        "tests/engines/reference/test_adapter.py::test_digests_survive_row_changes_and_restarts",
     ),
 )
 
 WATCHED = mutants(
-    "canary_obs/engines/reference/watched.py",
+    "canary_obs/engines/reference/instrumented.py",
     (
         """        observer.overwriting(view)
         aside.mark()
@@ -33,25 +33,25 @@ WATCHED = mutants(
             logits = forward(batch)
             observer.overwriting(view)
 """,
-        "tests/engines/test_watched.py::test_damage_in_a_slot_about_to_be_overwritten_is_seen",
+        "tests/engines/reference/test_instrumented.py::test_damage_in_a_slot_about_to_be_overwritten_is_seen",
     ),
 )
 
 CAPTURED = mutants(
-    "canary_obs/engines/reference/graph.py",
+    "canary_obs/reference_engine/execution/graph.py",
     (
         "with _uncollected(), torch.cuda.graph",
         "with torch.cuda.graph",
-        "tests/engines/test_graph.py::test_nothing_is_collected_during_a_capture",
+        "tests/reference_engine/test_graph.py::test_nothing_is_collected_during_a_capture",
     ),
 )
 
 FED = mutants(
-    "canary_obs/engines/vllm/device_digests.py",
+    "canary_obs/engines/toolkit/device_digests.py",
     (
         "(ended <= computed + self._drafts)",
         "(ended <= computed)",
-        "tests/engines/vllm/test_device_digests.py::test_counts_of_the_host_that_run_ahead_of_rejected_drafts",
+        "tests/engines/toolkit/test_device_digests.py::test_counts_of_the_host_that_run_ahead_of_rejected_drafts",
     ),
 )
 
@@ -61,39 +61,39 @@ WINDOWS = mutants(
 )
 
 RESIDENT = mutants(
-    "canary_obs/engines/reference/window_slots.py",
+    "canary_obs/reference_engine/cache/window_slots.py",
     (
         "np.minimum(ends, self.window - 1)",
         "np.minimum(ends, self.window - 2)",
-        "tests/engines/test_windows.py::test_resumable_lengths",
+        "tests/reference_engine/test_windows.py::test_resumable_lengths",
     ),
     (
         "        self.of[full] = NONE\n",
         "        pass\n",
-        "tests/engines/test_windows.py::test_load_is_exact_and_accounted_for",
+        "tests/reference_engine/test_windows.py::test_load_is_exact_and_accounted_for",
     ),
 )
 
 TRAVEL = mutants(
-    "canary_obs/engines/reference/port_watch.py",
+    "canary_obs/engines/reference/transfer_hooks.py",
     (
         "return torch.cat(records, dim=-1) if",
         "return torch.cat(records[::-1], dim=-1) if",
-        "tests/engines/test_disaggregated.py::test_every_byte_of_a_slot_travels",
+        "tests/reference_engine/test_disaggregated.py::test_every_byte_of_a_slot_travels",
     ),
 )
 
 IDLE = mutants(
-    "canary_obs/engines/vllm/idle.py",
+    "canary_obs/engines/toolkit/idle_thread.py",
     (
         "if now - last_busy < QUIET_SECONDS:",
         "if False:",
-        "tests/engines/vllm/test_idle.py::test_right_after_a_long_forward_it_waits_for_the_next_step",
+        "tests/engines/toolkit/test_idle_thread.py::test_right_after_a_long_forward_it_waits_for_the_next_step",
     ),
     (
         "last_busy = last_busy if rested_after == last_step else now",
         "last_busy = now",
-        "tests/engines/vllm/test_idle.py::test_its_own_work_does_not_make_it_wait",
+        "tests/engines/toolkit/test_idle_thread.py::test_its_own_work_does_not_make_it_wait",
     ),
 )
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.mutation.mutant import mutants
 
-_SWEEP = "tests/runtime/test_sweep.py::"
+_SWEEP = "tests/runtime/sweep/test_sweeper.py::"
 _CLEAN = "tests/runtime/test_kinds.py::test_traffic_is_clean"
-_SIGNALS = "tests/runtime/test_swa.py::test_the_three_signals"
-_TOKENS = "tests/runtime/test_swa.py::test_the_reported_tokens_are_those_of_the_device"
+_SIGNALS = "tests/runtime/report/test_swa_divergence.py::test_the_three_signals"
+_TOKENS = "tests/runtime/report/test_swa_divergence.py::test_the_reported_tokens_are_those_of_the_device"
 _WALKED = "tests/engines/vllm/test_window_tables.py::test_as_a_walk_over_every_token"
-_HOST = "tests/pipeline/test_delayed_device_host.py::"
-_LEDGER = "tests/runtime/test_perturb.py::test_the_ledger_matches_only_what_explains_the_injection"
+_HOST = "tests/runtime/device/test_delayed_device_host.py::"
+_LEDGER = "tests/runtime/perturb/test_injector.py::test_the_ledger_matches_only_what_explains_the_injection"
 
 SWEEP = mutants(
-    "canary_obs/runtime/sweep.py",
+    "canary_obs/runtime/sweep/sweeper.py",
     (
         'elif seen["violations"]:',
         'elif seen["violations"] > 1:',
@@ -27,7 +27,7 @@ SWEEP = mutants(
 )
 
 WALK = mutants(
-    "canary_obs/runtime/sweep_walk.py",
+    "canary_obs/runtime/sweep/walk.py",
     (
         "torch.where(held, slots, -1)",
         "slots",
@@ -41,7 +41,7 @@ WALK = mutants(
 )
 
 DIVERGENCE = mutants(
-    "canary_obs/runtime/swa_divergence.py",
+    "canary_obs/runtime/report/swa_divergence.py",
     (
         "verified_swa=self._verified(tokens.windowed, sample)",
         "verified_swa=self._verified(tokens.full, sample)",
@@ -77,7 +77,7 @@ DRAFTS = mutants(
 )
 
 STATE = mutants(
-    "canary_obs/runtime/state.py",
+    "canary_obs/runtime/device/state.py",
     (
         "self.memory.index_copy_(0, self._places(destination), records)",
         "self.memory.index_copy_(0, self._places(source), records)",
@@ -101,113 +101,113 @@ RECEIVED = mutants(
 )
 
 PATROL = mutants(
-    "canary_obs/runtime/scout.py",
+    "canary_obs/runtime/patrol/async_checker.py",
     (
         "_LANES, _RUN = slice(layout.NUM_LANES * _WORD)",
         "_LANES, _RUN = slice(layout.NUM_REASONS * _WORD)",
-        "tests/runtime/test_patrol.py::test_a_suspicion_that_holds_is_counted_once_per_cycle",
+        "tests/runtime/patrol/test_patrol.py::test_a_suspicion_that_holds_is_counted_once_per_cycle",
     ),
     (
         "max(0, one.run - ran)",
         "0",
-        "tests/runtime/test_patrol.py::test_a_kernel_that_leaves_no_trace_is_a_stall",
+        "tests/runtime/patrol/test_patrol.py::test_a_kernel_that_leaves_no_trace_is_a_stall",
     ),
     (
         "0 <= self._under_way[0].copy <= self._pump.newest_sequence",
         "0 <= self._under_way[0].copy",
-        "tests/runtime/test_patrol.py::test_an_errand_returns_with_a_copy_pushed_after_it_was_done",
+        "tests/runtime/patrol/test_patrol.py::test_an_errand_returns_with_a_copy_pushed_after_it_was_done",
     ),
     (
         "other.suspected = True",
         "pass",
-        "tests/runtime/test_patrol.py::test_suspicions_counted_by_a_later_errand_are_not_lost",
+        "tests/runtime/patrol/test_patrol.py::test_suspicions_counted_by_a_later_errand_are_not_lost",
     ),
     (
         "self._runs[number] -= missing",
         "pass",
-        "tests/runtime/test_patrol.py::test_a_run_that_left_no_trace_is_missed_once",
+        "tests/runtime/patrol/test_patrol.py::test_a_run_that_left_no_trace_is_missed_once",
     ),
     (
         "else sums.clone()",
         "else sums",
-        "tests/runtime/test_patrol.py::test_a_scout_has_rooms_of_its_own",
+        "tests/runtime/patrol/test_patrol.py::test_a_scout_has_rooms_of_its_own",
     ),
 )
 
 WALKER = mutants(
-    "canary_obs/runtime/patrol.py",
+    "canary_obs/runtime/patrol/patrol.py",
     (
         "            if idle or not self._resting:\n",
         "            if True:\n",
-        "tests/runtime/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
+        "tests/runtime/patrol/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
     ),
     (
         "self._cursor = errand.first_chunk",
         "pass",
-        "tests/runtime/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
+        "tests/runtime/patrol/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
     ),
     (
         "(self._rate if self._resting else busy_rate)",
         "rate",
-        "tests/runtime/test_patrol.py::test_a_long_forward_earns_no_rest",
+        "tests/runtime/patrol/test_patrol.py::test_a_long_forward_earns_no_rest",
     ),
 )
 
 TURNS = mutants(
-    "canary_obs/runtime/turns.py",
+    "canary_obs/runtime/step_scheduler.py",
     (
         "                take()\n",
         "                self._everything(0.0)\n",
-        "tests/runtime/test_turns.py::test_a_step_takes_one_part_and_each_has_its_turn",
+        "tests/runtime/test_step_scheduler.py::test_a_step_takes_one_part_and_each_has_its_turn",
     ),
     (
         "if self._attending or self._raising or canary.pump.alarmed:",
         "if self._attending or self._raising:",
-        "tests/runtime/test_turns.py::test_rows_of_a_violation_do_not_wait_for_their_turn",
+        "tests/runtime/test_step_scheduler.py::test_rows_of_a_violation_do_not_wait_for_their_turn",
     ),
     (
         "            with self._beside:\n                canary.patrol.confirm(suspected)",
         "            canary.patrol.confirm(suspected)",
-        "tests/runtime/test_turns.py::test_a_suspicion_is_confirmed_beside_the_engine",
+        "tests/runtime/test_step_scheduler.py::test_a_suspicion_is_confirmed_beside_the_engine",
     ),
     (
         "            with self._beside:\n                obey(self._canary, commands)",
         "            obey(self._canary, commands)",
-        "tests/runtime/test_turns.py::test_commands_are_obeyed_beside_the_engine",
+        "tests/runtime/test_step_scheduler.py::test_commands_are_obeyed_beside_the_engine",
     ),
     (
         "        if self._copy_wanted:  # for six",
         "        if False:  # for six",
-        "tests/runtime/test_turns.py::test_a_copy_that_waits_for_a_forward_in_vain_is_started_all_the_same",
+        "tests/runtime/test_step_scheduler.py::test_a_copy_that_waits_for_a_forward_in_vain_is_started_all_the_same",
     ),
     (
         "self._sweep_at = canary.step // self._interval * self._interval + self._interval",
         "self._sweep_at = canary.step + self._interval",
-        "tests/runtime/test_turns.py::test_an_interval_sweep_begins_at_its_step_and_is_attended_to_at_once",
+        "tests/runtime/test_step_scheduler.py::test_an_interval_sweep_begins_at_its_step_and_is_attended_to_at_once",
     ),
     (
         "min(1 + int(seconds / _SECONDS_PER_PART), _MOST_PARTS)",
         "1 + int(min(seconds, 60.0) / _SECONDS_PER_PART)",
-        "tests/runtime/test_turns.py::test_a_pause_of_the_engine_is_no_long_step",
+        "tests/runtime/test_step_scheduler.py::test_a_pause_of_the_engine_is_no_long_step",
     ),
     (
         "if not self._rotating:",
         "if False:",
-        "tests/runtime/test_turns.py::test_on_a_cpu_every_step_takes_all",
+        "tests/runtime/test_step_scheduler.py::test_on_a_cpu_every_step_takes_all",
     ),
 )
 
 STATE_LOG = mutants(
-    "canary_obs/runtime/state_log.py",
+    "canary_obs/runtime/report/state_log.py",
     (
         "if not worse and self._clock()",
         "if self._clock()",
-        "tests/runtime/test_state_log.py::test_what_flickers_is_told_every_few_seconds_and_what_is_worse_at_once",
+        "tests/runtime/report/test_state_log.py::test_what_flickers_is_told_every_few_seconds_and_what_is_worse_at_once",
     ),
     (
         '_NUMBER.sub("#", reason)',
         "reason",
-        "tests/runtime/test_state_log.py::test_a_change_is_told_once_with_its_reasons",
+        "tests/runtime/report/test_state_log.py::test_a_change_is_told_once_with_its_reasons",
     ),
 )
 
@@ -231,59 +231,59 @@ HEALTH = mutants(
 )
 
 LOG = mutants(
-    "canary_obs/runtime/violation_log.py",
+    "canary_obs/runtime/device/violation_log.py",
     (
         "if done < row[layout.ROW_EVENT] <= count",
         "if done <= row[layout.ROW_EVENT] <= count",
-        "tests/runtime/test_violation_log.py::test_each_event_is_read_once",
+        "tests/runtime/device/test_violation_log.py::test_each_event_is_read_once",
     ),
     (
         "self.dropped += count - done - len(rows)",
         "self.dropped += 0",
-        "tests/runtime/test_violation_log.py::test_a_flood_keeps_its_first_and_latest_counts_the_rest_and_hides_nothing",
+        "tests/runtime/device/test_violation_log.py::test_a_flood_keeps_its_first_and_latest_counts_the_rest_and_hides_nothing",
     ),
     (
         "hidden = reason in _PRIVATE and not self._reveal",
         "hidden = reason is Reason.TOKEN and not self._reveal",
-        "tests/runtime/test_violation_log.py::test_digests_and_tokens_are_redacted_unless_revealed",
+        "tests/runtime/device/test_violation_log.py::test_digests_and_tokens_are_redacted_unless_revealed",
     ),
 )
 
 PUMP = mutants(
-    "canary_obs/runtime/pump.py",
+    "canary_obs/runtime/device/counter_reader.py",
     (
         "self.alarmed = True",
         "self.alarmed = self.log.moved(self.violations)",
-        "tests/runtime/test_turns.py::test_rows_that_cannot_be_read_are_read_later",
+        "tests/runtime/test_step_scheduler.py::test_rows_that_cannot_be_read_are_read_later",
     ),
 )
 
 COURIER = mutants(
-    "canary_obs/pipeline/courier.py",
+    "canary_obs/transport/sender.py",
     (
         "                self._outbox.appendleft(message)",
         "                pass",
-        "tests/pipeline/test_courier.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
+        "tests/transport/test_sender.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
     ),
     (
         "self._link.dropped - dropped - kept",
         "self._link.dropped - dropped",
-        "tests/pipeline/test_courier.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
+        "tests/transport/test_sender.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
     ),
     (
         "and self._turns_to_trial > 0 and not self._closed",
         "and self._turns_to_trial > 0",
-        "tests/pipeline/test_courier.py::test_a_full_line_is_not_tried_in_every_turn",
+        "tests/transport/test_sender.py::test_a_full_line_is_not_tried_in_every_turn",
     ),
     (
         "            self._bell.set()\n        return True",
         "            pass\n        return True",
-        "tests/pipeline/test_courier.py::test_what_is_no_snapshot_leaves_at_once",
+        "tests/transport/test_sender.py::test_what_is_no_snapshot_leaves_at_once",
     ),
 )
 
 PIPELINE = mutants(
-    "canary_obs/pipeline/delayed_device_host.py",
+    "canary_obs/runtime/device/delayed_device_host.py",
     ("self.skipped += 1", "pass", _HOST + "test_a_full_ring_skips_and_counts_and_recovers"),
     (
         "words = row.words.copy()",
@@ -303,49 +303,49 @@ PIPELINE = mutants(
 )
 
 COUNTERS = mutants(
-    "canary_obs/pipeline/counters.py",
+    "canary_obs/hub/counters.py",
     (
         "    return mine + base\n",
         "    return max(mine, base)\n",
-        "tests/pipeline/test_hub.py::test_counters_are_carried_over_a_restart",
+        "tests/hub/test_hub.py::test_counters_are_carried_over_a_restart",
     ),
     (
         "return base | mine | {key",
         "return mine | {key",
-        "tests/pipeline/test_hub.py::test_a_group_only_the_earlier_life_had_keeps_its_counts",
+        "tests/hub/test_hub.py::test_a_group_only_the_earlier_life_had_keeps_its_counts",
     ),
 )
 
 RANKS = mutants(
-    "canary_obs/pipeline/ranks.py",
+    "canary_obs/hub/ranks.py",
     (
         "snapshot.sequence > self.snapshot.sequence",
         "snapshot.sequence != self.snapshot.sequence",
-        "tests/pipeline/test_hub.py::test_an_older_snapshot_does_not_replace_a_newer_one",
+        "tests/hub/test_hub.py::test_an_older_snapshot_does_not_replace_a_newer_one",
     ),
     (
         "return State.VIOLATED if violated else State.BLIND, (blind, *reasons)",
         "return State.BLIND, (blind, *reasons)",
-        "tests/pipeline/test_hub.py::test_silence_does_not_undo_damage",
+        "tests/hub/test_hub.py::test_silence_does_not_undo_damage",
     ),
 )
 
 WIRE = mutants(
-    "canary_obs/pipeline/wire.py",
+    "canary_obs/transport/wire.py",
     (
         "if version != PROTOCOL_VERSION:",
         "if version > 255:",
-        "tests/pipeline/test_wire.py::test_another_version_is_refused_by_number",
+        "tests/transport/test_wire.py::test_another_version_is_refused_by_number",
     ),
     (
         "PROTOCOL_VERSION = 2",
         "PROTOCOL_VERSION = 1",
-        "tests/pipeline/test_wire.py::test_what_a_release_of_the_first_schema_sends_is_refused",
+        "tests/transport/test_wire.py::test_what_a_release_of_the_first_schema_sends_is_refused",
     ),
 )
 
 LEDGER = mutants(
-    "canary_obs/runtime/perturb/ledger.py",
+    "canary_obs/runtime/perturb/injection_log.py",
     ("and violation.step >= self.step", "", _LEDGER),
     ("(violation.slot == self.slot or violation.slot in self.also)", "True", _LEDGER),
     ("violation.step - injection.step", "violation.step - injection.step + 1", _LEDGER),
@@ -356,7 +356,7 @@ INJECTOR = mutants(
     (
         "if injection.mode is PerturbMode.REAL_KV_USED:",
         "if injection.mode is not PerturbMode.REAL_KV_USED:",
-        "tests/runtime/test_perturb.py::test_without_the_checks_the_ledger_says_missed",
+        "tests/runtime/perturb/test_injector.py::test_without_the_checks_the_ledger_says_missed",
     ),
 )
 

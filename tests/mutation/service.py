@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutation.mutant import mutants
 
-_ACCESS = "tests/service/test_access.py::"
-_TOKENS = "tests/service/test_tokens.py::"
-_ORDERS = "tests/service/test_orders.py::"
-_LIMITS = "tests/service/test_allowance.py::"
-_FEED = "tests/service/test_feed.py::"
-_DRILL = "tests/runtime/test_drill.py::"
+_ACCESS = "tests/service/test_route_policy.py::"
+_TOKENS = "tests/service/test_token_store.py::"
+_ORDERS = "tests/service/test_write_requests.py::"
+_LIMITS = "tests/service/test_rate_limiter.py::"
+_FEED = "tests/service/test_event_stream.py::"
+_DRILL = "tests/runtime/perturb/test_drill.py::"
 
 GATE = mutants(
     "canary_obs/service/auth.py",
@@ -41,7 +41,7 @@ GATE = mutants(
 )
 
 KEYRING = mutants(
-    "canary_obs/service/tokens.py",
+    "canary_obs/service/token_store.py",
     (
         "DEFAULT_SCOPES = (TokenScope.READ, TokenScope.OPERATE)",
         "DEFAULT_SCOPES = tuple(TokenScope)",
@@ -55,7 +55,7 @@ KEYRING = mutants(
 )
 
 ALLOWANCE = mutants(
-    "canary_obs/service/allowance.py",
+    "canary_obs/service/rate_limiter.py",
     (
         "self._interval * (per_minute - 1)",
         "self._interval * per_minute",
@@ -69,7 +69,7 @@ ALLOWANCE = mutants(
 )
 
 FEED = mutants(
-    "canary_obs/service/feed.py",
+    "canary_obs/service/event_stream.py",
     (
         "lost = self.last - number - len(kept)",
         "lost = 0",
@@ -88,7 +88,7 @@ FEED = mutants(
 )
 
 DRILL = mutants(
-    "canary_obs/runtime/drill.py",
+    "canary_obs/runtime/perturb/drill.py",
     (
         "target.bitwise_xor_(_BIT)",
         "target.bitwise_xor_(0)",
@@ -107,24 +107,24 @@ DRILL = mutants(
 )
 
 BOOK = mutants(
-    "canary_obs/pipeline/drills.py",
+    "canary_obs/hub/drills.py",
     (
         "running.expected is not None and running.expected <= running.findings.keys()",
         "running.expected is not None",
-        "tests/pipeline/test_drills.py::test_a_drill_ends_with_its_last_answer",
+        "tests/hub/test_drills.py::test_a_drill_ends_with_its_last_answer",
     ),
     (
         "if now < self._running.until:",
         "if now < 0:",
-        "tests/pipeline/test_drills.py::test_one_at_a_time_and_never_for_ever",
+        "tests/hub/test_drills.py::test_one_at_a_time_and_never_for_ever",
     ),
 )
 
-_ADMISSION = "tests/pipeline/test_admission.py::"
+_ADMISSION = "tests/transport/test_admission.py::"
 _OTHERS = _ADMISSION + "test_with_other_keys_nothing_gets_in_and_the_engine_goes_on[unknown_key]"
 
 ADMISSION = mutants(
-    "canary_obs/pipeline/admission.py",
+    "canary_obs/transport/admission.py",
     ("admitted = self._keys is not None and self._keys.engines.admits(key)", "admitted = asked", _OTHERS),
     (
         '_ADMITTED, _REFUSED = b"200", b"300"',
@@ -135,7 +135,7 @@ ADMISSION = mutants(
 )
 
 LINE = mutants(
-    "canary_obs/pipeline/endpoint.py",
+    "canary_obs/transport/endpoint.py",
     (
         "(zmq.HEARTBEAT_IVL, HEARTBEAT_SECONDS),",
         "(zmq.HEARTBEAT_IVL, 0.0),",
@@ -144,21 +144,21 @@ LINE = mutants(
     (
         'if not keyed and not is_loopback(host.strip("[]")):',
         "if False:",
-        "tests/pipeline/test_mailbox.py::test_bad_endpoints_are_refused_with_rule_and_remedy",
+        "tests/transport/test_links.py::test_bad_endpoints_are_refused_with_rule_and_remedy",
     ),
 )
 
 LISTENER = mutants(
-    "canary_obs/pipeline/listener.py",
+    "canary_obs/transport/listener.py",
     (
         "            self._drain()",
         "            pass",
-        "tests/pipeline/test_mailbox.py::test_what_had_arrived_when_the_service_stops_is_taken",
+        "tests/transport/test_links.py::test_what_had_arrived_when_the_service_stops_is_taken",
     ),
 )
 
 KEYS = mutants(
-    "canary_obs/pipeline/keys.py",
+    "canary_obs/transport/keys.py",
     (
         "if stamp != self._stamp:",
         "if False:",
@@ -167,12 +167,12 @@ KEYS = mutants(
     (
         "if secret and mode & (stat.S_IRWXO | stat.S_IWGRP):",
         "if secret and mode & (stat.S_IWOTH | stat.S_IWGRP):",
-        "tests/pipeline/test_keys.py::test_a_secret_key_that_others_may_read_or_write_is_refused",
+        "tests/transport/test_keys.py::test_a_secret_key_that_others_may_read_or_write_is_refused",
     ),
     (
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC",
         "os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC",
-        "tests/pipeline/test_keys.py::test_keys_are_never_written_over_and_a_refusal_leaves_nothing_behind",
+        "tests/transport/test_keys.py::test_keys_are_never_written_over_and_a_refusal_leaves_nothing_behind",
     ),
 )
 

@@ -10,7 +10,7 @@ import alerts.render
 import alerts.tests.build
 import dashboards.build
 import dashboards.manifests
-from canary_obs.cli.metrics import Format, render
+from canary_obs.telemetry.metric_docs import Format, render
 
 METRICS = Path(__file__).parents[2] / "docs/metrics.md"
 SOURCES = {

@@ -15,9 +15,9 @@ import msgspec
 import psutil
 import pytest
 
-from canary_obs.cli.beside import free_port
-from canary_obs.pipeline import wire
-from canary_obs.pipeline.keys import KeyKind, make_keys
+from canary_obs.demo.service_process import free_port
+from canary_obs.transport import wire
+from canary_obs.transport.keys import KeyKind, make_keys
 from tests.e2e.conftest import House
 from tests.service.fakes import identity, snapshot
 

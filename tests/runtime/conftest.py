@@ -9,11 +9,11 @@ import pytest
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
-from canary_obs.engines.reference import settings
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
-from canary_obs.pipeline.mailbox import EngineLink
+from canary_obs.reference_engine import settings
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.transport.links import EngineLink
 
 
 @dataclass(slots=True)

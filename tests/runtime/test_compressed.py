@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.request import Sampling
-from canary_obs.engines.reference.settings import tiny, with_model
 from canary_obs.records import State
-from tests.engines.test_engine import prompt
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.scheduling.request import Sampling
+from canary_obs.reference_engine.settings import tiny, with_model
+from tests.reference_engine.test_engine import prompt
 
 
 def run(engine: Engine) -> dict[int, bytes]:

@@ -13,15 +13,17 @@ import pytest
 from canary_kernels import layout
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig, ServiceConfig
-from canary_obs.engines.reference import settings
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
-from canary_obs.pipeline.courier import open_link
-from canary_obs.pipeline.mailbox import EngineLink, LocalLink
 from canary_obs.records import Mode, StartSweep, State
-from canary_obs.runtime import forward, health, pump, sweep
+from canary_obs.reference_engine import settings
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
+from canary_obs.runtime import forward, health
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.device import counter_reader as pump
+from canary_obs.runtime.sweep import sweeper as sweep
 from canary_obs.serve import ServiceThread
+from canary_obs.transport.links import EngineLink, LocalLink
+from canary_obs.transport.sender import open_link
 
 STEPS, PLANTED_AT = 160, 60
 

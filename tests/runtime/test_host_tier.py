@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from canary_obs.records import Cause, Phase, Reason, Snapshot, State
-from tests.engines.test_host_tier import TIERED
-from tests.engines.workloads import answer
+from tests.reference_engine.test_host_tier import TIERED
+from tests.reference_engine.workloads import answer
 from tests.runtime.conftest import MakeRig, Rig
 
 

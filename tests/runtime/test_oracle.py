@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from canary_kernels.hashing import mix64_int
-from canary_obs.engines.reference.oracle import TokenOracle
-from canary_obs.engines.reference.request import Request, Sampling
-from canary_obs.engines.reference.runner import ForwardBatch
 from canary_obs.records import Phase, Reason
-from tests.engines.workloads import drain
+from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.scheduling.oracle import TokenOracle
+from canary_obs.reference_engine.scheduling.request import Request, Sampling
+from tests.reference_engine.workloads import drain
 from tests.runtime.conftest import MakeRig, Rig
 
 

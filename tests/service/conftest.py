@@ -9,7 +9,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from canary_obs.config import ServiceConfig
-from canary_obs.pipeline.hub import Hub
+from canary_obs.hub.hub import Hub
 from canary_obs.records import CancelSweep, StartDrill, StartSweep, SweepReport, SweepStatus
 from canary_obs.service.app import create_app
 from tests.service.fakes import drilled, hello, identity, progress, snapshot

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from canary_obs.pipeline.mailbox import ZmqLink
+from canary_obs.transport.links import ZmqLink
 from tests.service.fakes import FakeEngine, identity
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 
-from canary_obs.evidence import DrillFinding
-from canary_obs.pipeline.mailbox import EngineLink
 from canary_obs.records import (
     CancelSweep,
     Cause,
@@ -41,7 +39,9 @@ from canary_obs.records import (
     Trigger,
     Violation,
 )
-from canary_obs.terms import DrillOutcome
+from canary_obs.slot_facts import DrillFinding
+from canary_obs.transport.links import EngineLink
+from canary_obs.vocabulary import DrillOutcome
 
 FULL = GroupInfo(
     name="full", layers=2, parts=(Part.K, Part.V), slots=100, slot_bytes=64, protected_slot_bytes=64

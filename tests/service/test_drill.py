@@ -6,7 +6,7 @@ import pytest
 
 from canary_obs.config import ServiceConfig
 from canary_obs.records import StartDrill
-from canary_obs.service import desk
+from canary_obs.service import context as desk
 from canary_obs.service.app import create_app
 from canary_obs.service.routes import drills
 from tests.service.conftest import ObedientRank, bearer, check_problem, client_of

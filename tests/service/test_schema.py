@@ -7,7 +7,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 
 from canary_obs.config import ServiceConfig
-from canary_obs.pipeline.hub import Hub
+from canary_obs.hub.hub import Hub
 from canary_obs.records import Violations
 from canary_obs.service.app import create_app
 from tests.service.conftest import ObedientRank

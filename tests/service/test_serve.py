@@ -15,11 +15,11 @@ import zmq
 
 from canary_obs.config import CanaryConfig, ServiceConfig, masked
 from canary_obs.errors import ConfigurationError
-from canary_obs.pipeline.courier import open_link
-from canary_obs.pipeline.keys import EngineKeys, KeyKind, make_keys
-from canary_obs.pipeline.mailbox import LocalLink, ZmqLink
 from canary_obs.records import Violations
 from canary_obs.serve import ServiceThread, serve
+from canary_obs.transport.keys import EngineKeys, KeyKind, make_keys
+from canary_obs.transport.links import LocalLink, ZmqLink
+from canary_obs.transport.sender import open_link
 from tests.service.fakes import FakeEngine, eventually, hello, identity, snapshot, violation
 
 
@@ -207,7 +207,7 @@ def test_the_service_needs_neither_torch_nor_triton():
 
 def test_the_engine_side_of_the_wire_loads_no_web_and_no_exporter():
     code = (
-        "import sys, json, canary_obs.pipeline.mailbox\n"
+        "import sys, json, canary_obs.transport.links\n"
         "strangers = ('fastapi', 'pydantic', 'prometheus_client', 'opentelemetry', 'uvicorn')\n"
         "print(json.dumps([m for m in strangers if m in sys.modules]))"
     )

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from canary_obs.engines.reference.cluster import Cluster
-from canary_obs.engines.reference.decode import DecodeSide
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.prefill import PrefillSide
-from canary_obs.engines.reference.settings import MODELS, tiny, with_model
-from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
-from tests.engines.two_engines import ranks
+from canary_obs.reference_engine.disaggregated.cluster import Cluster
+from canary_obs.reference_engine.disaggregated.decode import DecodeSide
+from canary_obs.reference_engine.disaggregated.prefill import PrefillSide
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.settings import MODELS, tiny, with_model
+from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
+from tests.reference_engine.two_engines import ranks
 from tests.soak.watched import BATCH, SIZES, KindReport, Watched
 
 PAIRS = {"disaggregated": "llama", "disaggregated_sparse": "mla_sparse"}  # two processes; their model

@@ -11,7 +11,7 @@ import numpy as np
 from canary_kernels import layout
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
-from canary_obs.engines.reference.engine import Engine
+from canary_obs.reference_engine.engine import Engine
 
 SIZES = {"max_context": 1024, "num_slots": 8192, "max_running": 12, "token_budget": 256}
 STORM, PRESSURE = 0.01, 0.05  # probabilities per step

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from canary_obs.pipeline.counters import carried_over
-from canary_obs.pipeline.hub import Hub
+from canary_obs.hub.counters import carried_over
+from canary_obs.hub.hub import Hub
 from canary_obs.records import LATENCY_BOUNDS, Latencies, PerturbCount, PerturbMode
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector

@@ -10,12 +10,12 @@ import pytest
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig, ServiceConfig
-from canary_obs.engines.reference import settings
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.traffic import Traffic, scaled_traffic
-from canary_obs.pipeline.mailbox import LocalLink
+from canary_obs.reference_engine import settings
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.serve import ServiceThread
 from canary_obs.telemetry.export_queue import ExportCounts, ExportLimits, ExportQueue
+from canary_obs.transport.links import LocalLink
 from tests.service.fakes import eventually
 from tests.telemetry.receiver import Receiver, open_server
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-from canary_obs.pipeline.hub import Hub
+from canary_obs.hub.hub import Hub
 from canary_obs.records import LATENCY_BOUNDS, Latencies
 from canary_obs.telemetry.catalog import Kind, Metric
 from canary_obs.telemetry.exposition import Exposition, Source

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.pipeline.hub import Hub
-from canary_obs.pipeline.orders import OrderEvent
+from canary_obs.hub.commands import OrderEvent
+from canary_obs.hub.hub import Hub
 from canary_obs.records import Violations
 from canary_obs.telemetry.log import EventLog, open_log, order_fields, violation_fields
 from tests.service.fakes import identity, violation

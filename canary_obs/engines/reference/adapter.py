@@ -10,23 +10,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_obs.engines.adapter import Observer
-from canary_obs.engines.aside import Aside
+from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.views import CachedSlots, GroupView, StepTypes, StepView, WindowTokens
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
-from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.engines.reference.groups import FULL, ShownGroup, shown_groups
-from canary_obs.engines.reference.port_watch import PortWatch
-from canary_obs.engines.reference.request import Request
-from canary_obs.engines.reference.runner import ForwardBatch
+from canary_obs.engines.reference.host_tier_hooks import TierWatch
+from canary_obs.engines.reference.instrumented import Views, watched, watched_aside
 from canary_obs.engines.reference.swa_group import SWA, SwaGroup
-from canary_obs.engines.reference.tier_watch import TierWatch
-from canary_obs.engines.reference.upload import placed
-from canary_obs.engines.reference.watched import Views, watched, watched_aside
+from canary_obs.engines.reference.transfer_hooks import PortWatch
+from canary_obs.engines.toolkit.side_stream import Aside
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.pipeline.upload_ring import UploadRing
-from canary_obs.views import CachedSlots, GroupView, StepTypes, StepView, WindowTokens
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.scheduling.request import Request
+from canary_obs.reference_engine.to_device import placed
+from canary_obs.runtime.device.upload_ring import UploadRing
 
 SUPPORTED_VERSIONS = ("1.0",)
 _STEPS_AHEAD = 8  # that the engine may be ahead of the GPU before uploads take memory of their own

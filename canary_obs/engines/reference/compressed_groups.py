@@ -11,17 +11,17 @@ from torch import Tensor
 
 from canary_kernels.buffers import KVSource
 from canary_kernels.hashing import chain_of
-from canary_obs.engines.reference.compressed_pool import CompressedPool
+from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupTokens, GroupView
 from canary_obs.engines.reference.digests import PrefixDigests
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.entry_rows import EntryRows, IndexRows, StateRows
-from canary_obs.engines.reference.radix_cache import RadixCache
-from canary_obs.engines.reference.request import Request
-from canary_obs.engines.reference.runner import ForwardBatch
-from canary_obs.engines.reference.runs import RunBatch, Span
-from canary_obs.engines.reference.stand_ins import stand_ins
-from canary_obs.engines.reference.upload import placed
-from canary_obs.views import CachedSlots, GroupStep, GroupTokens, GroupView
+from canary_obs.engines.reference.surrogate_tokens import stand_ins
+from canary_obs.reference_engine.cache.compressed_pool import CompressedPool
+from canary_obs.reference_engine.cache.entry_rows import EntryRows, IndexRows, StateRows
+from canary_obs.reference_engine.cache.radix_cache import RadixCache
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.runs import RunBatch, Span
+from canary_obs.reference_engine.scheduling.request import Request
+from canary_obs.reference_engine.to_device import placed
 
 
 class EntryTokens:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from canary_kernels.hashing import mix64
 from canary_kernels.layout import CHAIN_ANCHOR, signed
-from canary_obs.engines.reference.request import Request
-from canary_obs.engines.reference.stand_ins import stand_ins
+from canary_obs.engines.reference.surrogate_tokens import stand_ins
+from canary_obs.reference_engine.scheduling.request import Request
 
 _ANCHOR = signed(CHAIN_ANCHOR)
 

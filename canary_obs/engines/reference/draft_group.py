@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from canary_kernels.hashing import mix64
+from canary_obs.engine_api.views import GroupStep, GroupTokens, StepView
 from canary_obs.engines.reference.digests import PrefixDigests
-from canary_obs.engines.reference.engine import Engine
 from canary_obs.engines.reference.full_group import FullGroup
-from canary_obs.engines.reference.runner import ForwardBatch
-from canary_obs.engines.reference.speculative import Drafter
-from canary_obs.engines.reference.upload import placed
-from canary_obs.views import GroupStep, GroupTokens, StepView
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.speculative import Drafter
+from canary_obs.reference_engine.to_device import placed
 
 DRAFT = "draft"
 

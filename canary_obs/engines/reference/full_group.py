@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.runner import ForwardBatch, Runner
-from canary_obs.views import CachedSlots, GroupStep, GroupView
+from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.execution.runner import ForwardBatch, Runner
 
 FULL = "full"
 

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView
 from canary_obs.engines.reference.compressed_groups import compressed_groups
-from canary_obs.engines.reference.engine import Engine
-from canary_obs.engines.reference.entry_rows import IndexRows
 from canary_obs.engines.reference.full_group import FULL as FULL, FullGroup
-from canary_obs.engines.reference.runner import ForwardBatch
 from canary_obs.engines.reference.swa_group import SWA as SWA, SwaGroup
-from canary_obs.views import CachedSlots, GroupStep, GroupView
+from canary_obs.reference_engine.cache.entry_rows import IndexRows
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.execution.runner import ForwardBatch
 
 
 class ShownGroup(Protocol):

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canary_obs.engines.reference.engine import Engine
+from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView, WindowTokens
 from canary_obs.engines.reference.full_group import FULL
-from canary_obs.engines.reference.pool import WindowPool
-from canary_obs.engines.reference.runner import ForwardBatch
-from canary_obs.engines.reference.windows import SlidingWindows
-from canary_obs.views import CachedSlots, GroupStep, GroupView, WindowTokens
+from canary_obs.reference_engine.cache.pool import WindowPool
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.scheduling.windows import SlidingWindows
 
 SWA = "swa"
 

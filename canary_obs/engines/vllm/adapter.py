@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canary_obs.engines.adapter import Observer
-from canary_obs.engines.aside import Aside
+from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.views import GroupView, StepTypes, StepView, WindowTokens
+from canary_obs.engines.toolkit.idle_thread import IdleThread
+from canary_obs.engines.toolkit.method_patches import Seams
+from canary_obs.engines.toolkit.side_stream import Aside
 from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
 from canary_obs.engines.vllm.block_events import CARRIED
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.draft import DraftGroups
 from canary_obs.engines.vllm.groups import find_groups
-from canary_obs.engines.vllm.idle import IdleThread
-from canary_obs.engines.vllm.seams import Seams
 from canary_obs.engines.vllm.versions import V1_VERSIONS, check_version
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, served_by
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.views import GroupView, StepTypes, StepView, WindowTokens
 
 
 class VllmAdapter:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from canary_obs.engines.toolkit.method_patches import Seams
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Published, PublishedRun
-from canary_obs.engines.vllm.seams import Seams
 
 CARRIED = "kv_canary_block_events"  # attribute of SchedulerOutput; travels with it to every worker
 _PENDING = "_kv_canary_pending"  # attribute of BlockPool

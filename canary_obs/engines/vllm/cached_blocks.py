@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canary_obs.engine_api.views import CachedSlots
 from canary_obs.errors import CanaryError
-from canary_obs.views import CachedSlots
 
 _NEVER = np.iinfo(np.int64).max
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from canary_kernels.drafts import DraftMemory, Reach, TargetStep, keep_target
-from canary_obs.engines.adapter import Observer
-from canary_obs.engines.vllm.device_digests import backend_for
-from canary_obs.engines.vllm.idle import IdleThread
-from canary_obs.views import GroupStep, StepTypes, StepView
+from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
+from canary_obs.engines.toolkit.device_digests import backend_for
+from canary_obs.engines.toolkit.idle_thread import IdleThread
 
 if TYPE_CHECKING:
     from canary_obs.engines.vllm.groups import FoundGroup

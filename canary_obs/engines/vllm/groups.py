@@ -12,10 +12,10 @@ from torch import Tensor
 
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
+from canary_obs.engine_api.views import GroupView
+from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_placements
 from canary_obs.engines.vllm.draft import drafts_are_known
-from canary_obs.engines.vllm.placement import LayerWrite, Placement, find_placements
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.views import GroupView
 
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 _SLIDING = frozenset({"SlidingWindowSpec"})

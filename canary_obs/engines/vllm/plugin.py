@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from canary_obs.engines.vllm.seams import Seams
+    from canary_obs.engines.toolkit.method_patches import Seams
 
 _SWITCHES = ("KV_CANARY_MODE", "KV_CANARY_CONFIG")
 _seams: Seams | None = None
@@ -25,9 +25,9 @@ def register() -> None:
     if _seams is not None or not any(os.environ.get(name) for name in _SWITCHES):
         return
     from canary_obs.config import IN_PROCESS, CanaryConfig, load
-    from canary_obs.pipeline.endpoint import parse_endpoint
-    from canary_obs.pipeline.keys import engine_keys
     from canary_obs.records import Mode
+    from canary_obs.transport.endpoint import parse_endpoint
+    from canary_obs.transport.keys import engine_keys
 
     config = load(CanaryConfig)
     if config.mode is Mode.NONE:
@@ -36,7 +36,7 @@ def register() -> None:
     keyed = engine_keys(config) is not None
     if config.endpoint != IN_PROCESS:
         parse_endpoint(config.endpoint, keyed=keyed)
-    from canary_obs.engines.vllm.seams import Seams
+    from canary_obs.engines.toolkit.method_patches import Seams
 
     _speak_up()
     _seams = Seams()
@@ -54,8 +54,8 @@ def unregister() -> None:
 def _watch(seams: Seams) -> None:
     import vllm
 
+    from canary_obs.engines.toolkit.refusal import warn
     from canary_obs.engines.vllm.block_events import watch_pools
-    from canary_obs.engines.vllm.refusal import warn
     from canary_obs.engines.vllm.versions import WORKER, check_seams, check_version, find_seam
     from canary_obs.errors import UnsupportedEngine
 

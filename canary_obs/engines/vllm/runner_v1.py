@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from canary_obs.engines.adapter import Observer
+from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
+from canary_obs.engines.toolkit.device_digests import InputDigests
+from canary_obs.engines.toolkit.method_patches import Seams
+from canary_obs.engines.toolkit.token_digests import TokenDigests
 from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.engines.vllm.device_digests import InputDigests
-from canary_obs.engines.vllm.digests import TokenDigests
-from canary_obs.engines.vllm.seams import Seams
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.runtime.backend import choose_backend
-from canary_obs.views import GroupStep, StepTypes, StepView
+from canary_obs.runtime.device.backend import choose_backend
 
 
 class V1Adapter(VllmAdapter):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from canary_kernels.digest import TokenLists
-from canary_obs.engines.adapter import Observer
+from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
+from canary_obs.engines.toolkit.device_digests import ListDigests
+from canary_obs.engines.toolkit.method_patches import Seams
 from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.engines.vllm.device_digests import ListDigests
-from canary_obs.engines.vllm.seams import Seams
 from canary_obs.engines.vllm.versions import V2_VERSIONS
-from canary_obs.views import GroupStep, StepTypes, StepView
 
 
 class V2Adapter(VllmAdapter):

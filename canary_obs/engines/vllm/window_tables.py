@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from canary_obs.engine_api.views import WindowTokens
 from canary_obs.engines.vllm.groups import FoundGroup
-from canary_obs.views import WindowTokens
 
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 BlockLists = Mapping[str, Sequence[int]]  # of one group, by request

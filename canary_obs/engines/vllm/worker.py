@@ -14,12 +14,12 @@ import msgspec
 import torch
 
 from canary_obs.config import CanaryConfig, load
+from canary_obs.engines.toolkit.method_patches import Seams
+from canary_obs.engines.toolkit.refusal import Refusal
+from canary_obs.engines.toolkit.service_process import start_service, stop_service
 from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.engines.vllm.refusal import Refusal
 from canary_obs.engines.vllm.runner_v1 import V1Adapter
 from canary_obs.engines.vllm.runner_v2 import V2Adapter
-from canary_obs.engines.vllm.seams import Seams
-from canary_obs.engines.vllm.service_process import start_service, stop_service
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import Mode
 from canary_obs.runtime.canary import CanaryRuntime

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from canary_kernels import layout
 from canary_obs.config import CanaryConfig, parse_perturb
+from canary_obs.engine_api.views import StepView
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import PerturbMode, Violation
-from canary_obs.runtime.perturb.bytes import ByteAddress, locate_byte
-from canary_obs.runtime.perturb.ledger import Injection, Ledger, Outcome
-from canary_obs.runtime.state import DeviceState, Group
-from canary_obs.views import StepView
+from canary_obs.runtime.device.byte_address import ByteAddress, locate_byte
+from canary_obs.runtime.device.state import DeviceState, Group
+from canary_obs.runtime.perturb.injection_log import Injection, Ledger, Outcome
 
 if TYPE_CHECKING:
-    from canary_obs.engines.adapter import PrefixCacheView
+    from canary_obs.engine_api.adapter import PrefixCacheView
 
 _ATTEMPTS = 8
 

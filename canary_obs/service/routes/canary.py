@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from canary_obs import __version__
-from canary_obs.pipeline.journal import ViolationFilter
-from canary_obs.service.access import TokenScope, needs
-from canary_obs.service.desk import desk_of
+from canary_obs.hub.violation_store import ViolationFilter
+from canary_obs.service.context import desk_of
+from canary_obs.service.route_policy import TokenScope, needs
 from canary_obs.service.schemas import (
     Reached,
     StatusReport,

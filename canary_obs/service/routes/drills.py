@@ -7,10 +7,10 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 
 from canary_obs.config import PREFIX
-from canary_obs.pipeline.drills import DrillRecord
-from canary_obs.service.access import TokenScope, needs
-from canary_obs.service.desk import DRILL_SECONDS, desk_of
+from canary_obs.hub.drills import DrillRecord
+from canary_obs.service.context import DRILL_SECONDS, desk_of
 from canary_obs.service.problems import Problem
+from canary_obs.service.route_policy import TokenScope, needs
 from canary_obs.service.schemas import documented, reply
 
 router = APIRouter(prefix="/canary", tags=["drills"])

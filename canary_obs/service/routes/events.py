@@ -11,10 +11,10 @@ import msgspec
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response, StreamingResponse
 
-from canary_obs.service.access import TokenScope, needs
-from canary_obs.service.desk import desk_of
-from canary_obs.service.feed import LOOK_SECONDS, Feed, FeedEvent, dropped
+from canary_obs.service.context import desk_of
+from canary_obs.service.event_stream import LOOK_SECONDS, Feed, FeedEvent, dropped
 from canary_obs.service.problems import Problem
+from canary_obs.service.route_policy import TokenScope, needs
 from canary_obs.service.schemas import ProblemDocument, documented
 
 router = APIRouter(prefix="/canary", tags=["events"])

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from canary_obs.service.access import TokenScope, needs
-from canary_obs.service.desk import desk_of
+from canary_obs.service.context import desk_of
 from canary_obs.service.problems import Problem
+from canary_obs.service.route_policy import TokenScope, needs
 from canary_obs.service.schemas import IncidentList, IncidentsQuery, documented, reply
-from canary_obs.telemetry.incidents import IncidentBundle, bundle_of
+from canary_obs.telemetry.incident_bundle import IncidentBundle, bundle_of
 
 router = APIRouter(prefix="/canary", tags=["incidents"])
 

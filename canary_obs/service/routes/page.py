@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from canary_obs import __version__
-from canary_obs.pipeline.journal import ViolationEvent
-from canary_obs.pipeline.ranks import RankView, label
-from canary_obs.service.access import TokenScope, needs
-from canary_obs.service.desk import desk_of
+from canary_obs.hub.ranks import RankView, label
+from canary_obs.hub.violation_store import ViolationEvent
+from canary_obs.service.context import desk_of
+from canary_obs.service.route_policy import TokenScope, needs
 
 router = APIRouter(tags=["page"])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from canary_obs.service.access import TokenScope, needs, open_to_all
-from canary_obs.service.desk import desk_of
+from canary_obs.service.context import desk_of
 from canary_obs.service.problems import Problem
+from canary_obs.service.route_policy import TokenScope, needs, open_to_all
 from canary_obs.service.schemas import Health, documented, reply
 
 router = APIRouter(tags=["probes"])

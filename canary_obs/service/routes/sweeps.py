@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 
-from canary_obs.pipeline.orders import StartSweepRequest
-from canary_obs.pipeline.sweeps import SweepRecord
+from canary_obs.hub.commands import StartSweepRequest
+from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.records import SweepStatus
-from canary_obs.service.access import TokenScope, needs
-from canary_obs.service.desk import desk_of
+from canary_obs.service.context import desk_of
 from canary_obs.service.problems import Problem
+from canary_obs.service.route_policy import TokenScope, needs
 from canary_obs.service.schemas import SweepBody, SweepList, SweepQuery, SweepsQuery, documented, reply
 
 router = APIRouter(prefix="/canary", tags=["sweeps"])

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.vllm.draft import DraftGroups, drafts_are_known
-from canary_obs.views import GroupStep, StepTypes, StepView
 
 CPU = torch.device("cpu")
 TYPES = StepTypes(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from canary_obs.config import CanaryConfig
+from canary_obs.engines.toolkit.refusal import Refusal
 from canary_obs.engines.vllm import plugin
-from canary_obs.engines.vllm.refusal import Refusal
 from canary_obs.errors import ConfigurationError
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.vllm.groups import FoundGroup
 from canary_obs.engines.vllm.window_tables import Served, WindowTables, served_by
-from canary_obs.views import GroupView
 
 
 def group(

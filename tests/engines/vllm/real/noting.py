@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.engines.aside import Aside
+from canary_obs.engines.toolkit.side_stream import Aside
 from tests.engines.vllm.real.rig import Rig
 
 

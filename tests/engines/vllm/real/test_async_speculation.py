@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.engines.vllm.device_digests import InputDigests
+from canary_obs.engines.toolkit.device_digests import InputDigests
 from canary_obs.records import Phase, Reason, State
 from tests.engines.vllm.real.rig import count_sampled, prompts
 from tests.engines.vllm.real.test_clean import count_preemptions

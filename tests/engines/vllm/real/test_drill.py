@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from canary_obs.records import DrillReport, Phase, Reason, StartDrill
-from canary_obs.runtime.perturb.bytes import locate_byte
-from canary_obs.terms import DrillOutcome
+from canary_obs.runtime.device.byte_address import locate_byte
+from canary_obs.vocabulary import DrillOutcome
 from tests.engines.vllm.real.rig import Rig, prompts
 
 

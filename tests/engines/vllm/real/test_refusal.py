@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from canary_obs.cli.beside import free_port
-from canary_obs.engines.vllm import placement, plugin, worker
+from canary_obs.demo.service_process import free_port
+from canary_obs.engines.toolkit import placement
+from canary_obs.engines.vllm import plugin, worker
 from canary_obs.errors import UnsupportedEngine
 from tests.engines.vllm.real.rig import prompts
 from tests.engines.vllm.real.server import Process, call

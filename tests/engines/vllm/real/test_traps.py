@@ -11,7 +11,7 @@ from canary_obs.engines.vllm import groups
 from canary_obs.engines.vllm.block_changes import BlockChanges
 from canary_obs.engines.vllm.draft import DraftGroups
 from canary_obs.records import Cause, Reason, State
-from canary_obs.runtime.status import counters_of
+from canary_obs.runtime.report.snapshot import counters_of
 from tests.engines.vllm.real.rig import Rig, count_sampled, prompts
 
 

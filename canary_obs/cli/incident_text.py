@@ -1,0 +1,117 @@
+"""`canary-obs incident show FILE`: an evidence bundle in words, without any service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from canary_obs.hub.incident_store import Incident
+from canary_obs.hub.violation_store import ViolationEvent
+from canary_obs.records import Evidence, Hello
+from canary_obs.slot_facts import ChangedWord, SlotFacts
+from canary_obs.telemetry.incident_bundle import IncidentBundle
+from canary_obs.vocabulary import Plane
+
+
+def show(bundle: IncidentBundle) -> None:
+    """Print what happened, where, what changed, and what ran."""
+    incident = bundle.incident
+    parts: list[RenderableType] = [_headline(incident), _violations((*incident.first, *incident.latest))]
+    parts += [_evidence(one) for one in incident.evidence]
+    if not incident.evidence:
+        parts.append("No rank has sent evidence.")
+    parts += [_rank(hello) for hello in bundle.ranks]
+    Console().print(Group(*parts))
+
+
+def _headline(incident: Incident) -> str:
+    ended = "still open" if incident.closed_ns is None else f"closed {_time(incident.closed_ns)}"
+    seen = "acknowledged" if incident.acknowledged else "not acknowledged"
+    reasons = ", ".join(f"{reason.value} {count}" for reason, count in incident.reasons.items())
+    ranks = ", ".join(map(str, incident.ranks))
+    return escape(
+        f"Incident {incident.id}: {incident.violations} violations ({reasons})\n"
+        f"  engine {incident.engine}, instance {incident.instance}, ranks {ranks}, "
+        f"groups {', '.join(incident.groups)}\n"
+        f"  opened {_time(incident.opened_ns)}, last violation {_time(incident.last_ns)}, {ended}, {seen}\n"
+        f"  trace {incident.trace_id}, sweeps {', '.join(incident.sweeps) or 'none'}\n"
+    )
+
+
+def _violations(events: Iterable[ViolationEvent]) -> Table:
+    table = Table("number", "rank", "step", "phase", "reason", "group", "part", "slot", "position",
+                  "expected", "actual", "request", title="Violations (first and latest)")  # fmt: skip
+    for event in events:
+        row = event.violation
+        part = row.part.value if row.part else None
+        shown = (event.number, event.identity.rank, row.step, row.phase.value, row.reason.value, row.group,
+                 part, row.slot, row.position, row.expected, row.actual, row.request)  # fmt: skip
+        table.add_row(*(escape(_text(value)) for value in shown))
+    return table
+
+
+def _evidence(evidence: Evidence) -> str:
+    slot = evidence.slot
+    when = "read on command, it may have changed since" if evidence.prompted else "read at the violation"
+    lines = [
+        f"\nSlot {slot.slot} of group {evidence.group}, rank {evidence.identity.rank} on "
+        f"{evidence.identity.device}: step {evidence.step}, {when}",
+        f"  record: {slot.state.value}, position {slot.position}, {_verdict(slot)}",
+    ]
+    for part, recorded in slot.recorded.items():
+        lines.append(f"  {part.value}: recorded {recorded}, found {slot.found.get(part, 'not covered')}")
+    lines += [f"  {_change(change)}" for change in evidence.changed]
+    if slot.intact is False and not evidence.changed:
+        lines.append("  no single 32-bit word explains the difference: more than one word changed")
+    damaged = [str(one.slot) for one in evidence.neighbours if one.intact is False]
+    lines.append(f"  neighbours: {len(evidence.neighbours)} read, damaged: {', '.join(damaged) or 'none'}")
+    history = [
+        f"{event.kind.value} at step {event.step}"
+        + (f" (requests {', '.join(event.requests)})" if event.requests else "")
+        for event in evidence.history
+    ]
+    unknown = "" if evidence.writes_known else " (writes are not followed here)"
+    lines.append(f"  history: {'; '.join(history) or 'nothing known'}{unknown}")
+    lines.append(f"  held by: {', '.join(evidence.holders) or 'no running request'}")
+    return escape("\n".join(lines))
+
+
+def _verdict(slot: SlotFacts) -> str:
+    return {
+        True: "bytes match it now",
+        False: "bytes do not match it",
+        None: "bytes were not compared",
+    }[slot.intact]
+
+
+def _change(change: ChangedWord) -> str:
+    what = change.part.value + (" scales" if change.plane is Plane.SCALES else "")
+    where = (
+        f"one word changed: {what}, layer {change.layer}, head {change.head}, "
+        f"element {change.element} ({change.dtype})"
+    )
+    if change.original is None or change.current is None:
+        return f"{where}; its values are gone, the slot was written again"
+    bits = (int(change.original, 16) ^ int(change.current, 16)).bit_count()
+    return f"{where}: was {change.original}, is {change.current}, {bits} bits differ"
+
+
+def _rank(hello: Hello) -> Table:
+    who = hello.identity
+    table = Table("what", "value", title=f"Rank {who.rank}, process {who.pid} on {who.device}")
+    table.add_row("engine", escape(f"{who.engine} {hello.engine_version}, backend {hello.backend}"))
+    for name, value in (hello.versions | hello.settings).items():
+        table.add_row(escape(name), escape(value))
+    return table
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _time(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(sep=" ", timespec="milliseconds")

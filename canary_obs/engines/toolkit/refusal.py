@@ -1,0 +1,112 @@
+"""An engine that cannot be protected: says so in the log, and to the service until it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+from canary_obs import __version__
+from canary_obs.config import IN_PROCESS, CanaryConfig, masked
+from canary_obs.errors import ConfigurationError
+from canary_obs.records import (
+    Hello,
+    Identity,
+    Ping,
+    PipelineStatus,
+    Snapshot,
+    StartSweep,
+    State,
+    SweepProgress,
+    SweepReport,
+    SweepStatus,
+    Trigger,
+)
+from canary_obs.transport.links import EngineLink
+from canary_obs.transport.sender import open_link
+
+log = logging.getLogger("canary_obs")
+_BACKEND = "none"
+
+
+def warn(reason: str) -> None:
+    """Log why there is no canary."""
+    log.error("canary_obs: this engine is not protected: %s", reason)
+
+
+class Refusal:
+    """Speaks for a rank without a canary: state `blind` with the reason, every sweep failed."""
+
+    def __init__(self, reason: str, config: CanaryConfig, version: str) -> None:
+        self.reason = reason
+        self._config, self._version = config, version
+        self._identity = Identity(
+            engine="vllm" if config.engine == "unknown" else config.engine,
+            instance=config.instance,
+            rank=config.rank,
+            started_ns=time.time_ns(),
+            pid=os.getpid(),
+            device="unknown",
+        )
+        self._sequence = 0
+        self._link = self._open()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="canary-refusal", daemon=True)
+        warn(reason)
+        self._thread.start()
+
+    def _open(self) -> EngineLink | None:
+        try:
+            return None if self._config.endpoint == IN_PROCESS else open_link(self._config)
+        except ConfigurationError as error:
+            # Good at start, bad by now (key files, folders): a worker that wakes up must not die of it.
+            warn(f"the service cannot be told: {error}")
+            return None
+
+    def close(self) -> None:
+        """Stop speaking; idempotent."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        if self._link is None:
+            return
+        self._link.send(self._hello())
+        while True:
+            self._link.send(self._snapshot())
+            for command in self._link.receive():
+                if isinstance(command, Ping) and command.want_hello:
+                    self._link.send(self._hello())
+                elif isinstance(command, StartSweep):
+                    self._answer(self._link, command)
+            if self._stop.wait(self._config.snapshot_seconds):
+                self._link.close(0.0)
+                return
+
+    def _answer(self, link: EngineLink, command: StartSweep) -> None:
+        progress = SweepProgress(
+            id=command.id, trigger=Trigger.DEMAND, status=SweepStatus.FAILED, groups=command.groups,
+            data=command.data, total=0, checked=0, skipped={}, violations=0, started_ns=time.time_ns(),
+            seconds=0.0, step=0, error=f"not protected: {self.reason}",
+        )  # fmt: skip
+        link.send(SweepReport(identity=self._identity, progress=progress))
+
+    def _hello(self) -> Hello:
+        return Hello(
+            identity=self._identity, mode=self._config.mode, backend=_BACKEND,
+            engine_version=self._version, groups=(), record_bytes=0, settings=masked(self._config),
+            versions={"canary_obs": __version__},
+        )  # fmt: skip
+
+    def _snapshot(self) -> Snapshot:
+        self._sequence += 1
+        return Snapshot(
+            identity=self._identity, sequence=self._sequence, time_ns=time.time_ns(),
+            mode=self._config.mode, backend=_BACKEND, step=0, state=State.BLIND,
+            state_reasons=(f"not protected: {self.reason}",), groups={},
+            sweep_passes=dict.fromkeys(Trigger, 0), last_sweep_ns=None, sweep=None, patrol=None,
+            pipeline=PipelineStatus(lag_steps=0, lag_seconds=0.0, skipped=0), overhead_seconds={},
+            step_seconds=0.0, observer_faults={"attach": 1}, violation_events_dropped=0, messages_dropped=0,
+            perturbations={}, paused=False,
+        )  # fmt: skip

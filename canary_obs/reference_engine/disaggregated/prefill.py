@@ -1,0 +1,135 @@
+"""The prefill half of a disaggregated engine: computes prompts, holds their KV, hands it over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canary_obs.reference_engine.cache.radix_cache import Node
+from canary_obs.reference_engine.disaggregated.links import Link
+from canary_obs.reference_engine.disaggregated.messages import Grants, Offer, Offers
+from canary_obs.reference_engine.disaggregated.transfer import KVSender
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.scheduling.request import Request, Sampling, Status
+from canary_obs.reference_engine.settings import EngineConfig
+from canary_obs.reference_engine.tokenizer import EOS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """A computed prompt that waits to be taken."""
+
+    offer: Offer
+    slots: NDArray[np.int64]  # [offer.cached]
+    node: Node  # locked
+
+
+class PrefillSide:
+    """One rank. All ranks of the engine are given the same requests in the same order."""
+
+    def __init__(self, engine: Engine, links: Sequence[Link], sender: KVSender | None = None) -> None:
+        self.engine = engine
+        self._links = tuple(links)
+        self._sender = KVSender(engine, links) if sender is None else sender
+        self._wanted: dict[str, Sampling] = {}
+        self._held: list[_Held] = []
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's settings."""
+        return self.engine.config
+
+    def add_request(
+        self, prompt: NDArray[np.int32], sampling: Sampling, request_id: str | None = None
+    ) -> Request:
+        """Queue a prompt; the tokens after the first come from the decode side. Raises as Engine does."""
+        once = replace(sampling, max_tokens=1)
+        total = len(prompt) + sampling.max_tokens
+        if total > self.engine.config.max_context:
+            raise ValueError(
+                f"prompt of {len(prompt)} tokens with max_tokens={sampling.max_tokens}: together at most "
+                f"max_context={self.engine.config.max_context}; shorten one or enlarge it"
+            )
+        request = self.engine.add_request(prompt, once, request_id)
+        self._wanted[request.id] = sampling
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request that has not been handed over. False = not here (any more)."""
+        self._wanted.pop(request_id, None)
+        for one in self._held:
+            if one.offer.id == request_id:
+                self._held.remove(one)
+                self.engine.scheduler.cache.unlock(one.node)
+                return True
+        return self.engine.abort(request_id)
+
+    def has_work(self) -> bool:
+        """Whether something is to be computed or handed over."""
+        return self.engine.has_work() or bool(self._held)
+
+    def step(self) -> tuple[Request, ...]:
+        """One forward if there is room, then one exchange; returns requests that ended here."""
+        ended = []
+        if not self.engine.has_work() or not self._has_room():
+            self.engine.idle()
+        else:
+            for request in self.engine.step():
+                sampling = self._wanted.pop(request.id)
+                if self._goes_on(request, sampling):
+                    self._hold(request, sampling)
+                else:
+                    ended.append(request)
+        self._exchange()
+        return tuple(ended)
+
+    def close(self) -> None:
+        """Tell the decode side that nothing will follow."""
+        for link in self._links:
+            link.tell(Offers(offers=[], closing=True))
+
+    def _has_room(self) -> bool:
+        # What is held cannot be evicted: the longest request must still fit beside it.
+        config = self.engine.config
+        held = sum(one.slots.size for one in self._held)
+        return held + config.max_context + config.page_size <= config.num_slots
+
+    def _goes_on(self, request: Request, sampling: Sampling) -> bool:
+        if request.status is not Status.FINISHED:
+            return False
+        stopped = sampling.stop_at_eos and int(request.output[-1]) == EOS
+        return not stopped and sampling.max_tokens > 1
+
+    def _hold(self, request: Request, sampling: Sampling) -> None:
+        cache = self.engine.scheduler.cache
+        slots, node = cache.match(request.tokens[: request.prompt_length])
+        cache.lock(node)
+        offer = Offer(
+            id=request.id,
+            tokens=request.tokens[: request.length].tolist(),
+            cached=slots.size,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            stop_at_eos=sampling.stop_at_eos,
+            sidecar_kind=self.engine.port.kind(),
+        )
+        self._held.append(_Held(offer=offer, slots=slots, node=node))
+
+    def _exchange(self) -> None:
+        for link in self._links:
+            link.tell(Offers(offers=[one.offer for one in self._held]))
+        answers = [link.hear(Grants).grants for link in self._links]
+        kept = []
+        for one, *grants in zip(self._held, *answers, strict=True):
+            start, granted = grants[0].start, [grant.slots for grant in grants]
+            if granted[0] is None:
+                kept.append(one)
+                continue
+            targets = [np.array(slots, dtype=np.int64) for slots in granted]
+            self._sender.send(one.slots[start : start + targets[0].size], targets)
+            self.engine.scheduler.cache.unlock(one.node)
+        self._held = kept

@@ -1,0 +1,158 @@
+"""The engine: requests in, one forward per step, tokens out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from canary_obs.reference_engine.cache.connector import KVPort
+from canary_obs.reference_engine.cache.host_tier import HostTier
+from canary_obs.reference_engine.cache.pool import KVPool
+from canary_obs.reference_engine.execution.graph import DecodeGraphs
+from canary_obs.reference_engine.execution.runner import Runner
+from canary_obs.reference_engine.execution.speculative import Drafter, draft_runner
+from canary_obs.reference_engine.model.checkpoint import load_checkpoint
+from canary_obs.reference_engine.model.llama import Llama, random_weights
+from canary_obs.reference_engine.model.tensor_parallel import Shard, heads_of
+from canary_obs.reference_engine.scheduling.request import Request, Sampling, Status
+from canary_obs.reference_engine.scheduling.scheduler import Plan, Scheduler, Statistics
+from canary_obs.reference_engine.settings import EngineConfig
+from canary_obs.reference_engine.tokenizer import EOS
+
+ENGINE_VERSION = "1.0"
+
+
+class Engine:
+    """A real, small LLM engine on one device. Not thread-safe: one thread adds, aborts and steps."""
+
+    version = ENGINE_VERSION
+
+    def __init__(self, config: EngineConfig, shard: Shard | None = None) -> None:
+        config.check()
+        self.config = config
+        self.shard = shard
+        device = torch.device(config.device)
+        if device.index is not None and device.type == "cuda":
+            torch.cuda.set_device(device)  # Triton and NCCL work on the current device
+        if config.checkpoint is None:
+            shape, weights = config.shape, random_weights(config.shape, config.seed, config.dtype, device)
+        else:
+            shape, weights = load_checkpoint(config.checkpoint, config.dtype)
+        if shard is not None:
+            shape, weights = shard.shape(shape), shard.weights(weights)
+        add_up = None if shard is None else shard.add_up
+        model, pool = Llama(shape, weights, config.max_context, device, add_up), KVPool(shape, config)
+        captured = config.cuda_graphs and device.type == "cuda" and pool.kv is not None
+        captured = captured and shard is None and not pool.compressed
+        graphs = DecodeGraphs(model, pool, config.max_running) if captured else None
+        self.runner = Runner(model, pool, graphs)
+        self.port = KVPort()
+        self.statistics = Statistics()
+        self.scheduler = Scheduler(config, self.statistics)
+        self.drafter: Drafter | None = None
+        if config.draft_layers:
+            drafts = draft_runner(config, shape, weights, self.runner)
+            self.drafter = Drafter(drafts, self.runner, self.scheduler)
+        if config.host_pages:
+            self.scheduler.host_tier = HostTier(pool.stores, config.page_size, config.host_pages)
+        self._requests: dict[str, Request] = {}  # waiting and running
+        self._serial = 0
+
+    def add_request(
+        self, prompt: NDArray[np.int32], sampling: Sampling, request_id: str | None = None
+    ) -> Request:
+        """Queue a prompt (token ids [n]). Raises ValueError for one that can never run."""
+        config = self.config
+        total = len(prompt) + sampling.max_tokens
+        if len(prompt) < 1 or sampling.max_tokens < 1 or total > config.max_context:
+            raise ValueError(
+                f"prompt of {len(prompt)} tokens with max_tokens={sampling.max_tokens}: each at least 1 "
+                f"and together at most max_context={config.max_context}; shorten one or enlarge it"
+            )
+        name = request_id if request_id is not None else f"r{self._serial:06d}"
+        if name in self._requests:
+            raise ValueError(f"request id {name!r} is in use; ids are unique among unfinished requests")
+        generator = None
+        if sampling.temperature > 0:
+            generator = torch.Generator().manual_seed(sampling.seed)
+        tokens = np.zeros(config.max_context, dtype=np.int32)
+        tokens[: len(prompt)] = prompt
+        request = Request(
+            id=name,
+            serial=self._serial,
+            prompt_length=len(prompt),
+            sampling=sampling,
+            tokens=tokens,
+            slots=np.zeros(config.max_context + config.page_size, dtype=np.int64),
+            length=len(prompt),
+            generator=generator,
+        )
+        self._serial += 1
+        self._requests[name] = request
+        self.scheduler.waiting.append(request)
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a waiting or running request now. False = not here (any more)."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        if request.status is Status.RUNNING:
+            self.scheduler.release(request, Status.ABORTED)
+        else:
+            self.scheduler.waiting.remove(request)
+            request.status = Status.ABORTED
+        self.statistics.aborts += 1
+        return True
+
+    def step(self) -> tuple[Request, ...]:
+        """One forward over what can run now; returns the requests that finished."""
+        plan = self.scheduler.schedule()
+        if not plan.requests:
+            return ()
+        batch = self.runner.prepare(plan)
+        logits = self.runner.forward(batch)
+        if self.drafter is None:
+            sampled = self.runner.sample(batch, logits)
+            return self._commit(plan, [[] if token is None else [token] for token in sampled])
+        finished = self._commit(plan, self.drafter.accept(batch, logits))
+        self.drafter.propose(plan.requests)
+        return finished
+
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self._requests)
+
+    def idle(self) -> bool:
+        """Called in a loop while there is no work; True = call again soon."""
+        return False
+
+    @property
+    def kv_heads(self) -> range:
+        """Global indices of the KV heads held here."""
+        shard, held = self.shard, self.runner.model.shape.kv_heads
+        return range(held) if shard is None else heads_of(held * shard.size, shard.rank, shard.size)
+
+    @property
+    def unfinished(self) -> tuple[Request, ...]:
+        """Waiting and running requests, oldest first."""
+        return tuple(self._requests.values())
+
+    def _commit(self, plan: Plan, chosen: list[list[int]]) -> tuple[Request, ...]:
+        statistics = self.statistics
+        finished = []
+        for request, extend, tokens in zip(plan.requests, plan.extends, chosen, strict=True):
+            request.take(extend, tokens)
+            if not tokens:
+                continue
+            statistics.tokens_generated += len(tokens)
+            stopped = tokens[-1] == EOS and request.sampling.stop_at_eos
+            if stopped or len(request.output) >= request.sampling.max_tokens:
+                self.scheduler.release(request, Status.FINISHED)
+                del self._requests[request.id]
+                finished.append(request)
+        statistics.steps += 1
+        statistics.tokens += sum(plan.extends)
+        statistics.requests_finished += len(finished)
+        return tuple(finished)

@@ -1,0 +1,266 @@
+"""All device memory of one rank, allocated once at attach."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_kernels.buffers import GroupBuffers, RowBatch, allocate_sums
+from canary_kernels.checks import Backend
+from canary_kernels.fingerprint import FingerprintPlan, plan_fingerprint
+from canary_kernels.write import reset_slots
+from canary_obs.config import CanaryConfig
+from canary_obs.engine_api.views import GroupView, StepView
+from canary_obs.errors import EngineContractError
+from canary_obs.records import GroupInfo, Part
+from canary_obs.runtime.device.backend import choose_backend
+
+_PARTS = {layout.Part.K: Part.K, layout.Part.V: Part.V}
+
+
+class FirstPositions:
+    """Where each request's check starts: 0, or its window's first position. Forwards reuse the memory."""
+
+    def __init__(self, window: int | None, device: torch.device) -> None:
+        self._window = window
+        self._memory = torch.zeros(1024, dtype=torch.int32, device=device)
+        self._cut: dict[int, Tensor] = {}  # of the memory, by length
+
+    def of(self, prefix_lens: Tensor) -> Tensor:
+        """int32 [n], valid until the next call, the same tensor for the same n; prefix_lens: integers [n]."""
+        count = prefix_lens.shape[0]
+        starts = self._cut.get(count)
+        if starts is None:
+            if count > self._memory.shape[0]:
+                self._memory = torch.zeros(2 * count, dtype=torch.int32, device=self._memory.device)
+            starts = self._cut[count] = self._memory[:count]
+        if self._window is not None:
+            torch.sub(prefix_lens, self._window - 1, out=starts)
+            starts.clamp_(min=0)
+        return starts
+
+
+class LastBatch:
+    """A batch and the tensors it was made of: shown again, they need not be looked through again."""
+
+    def __init__(self) -> None:
+        self._columns: tuple[Tensor | None, ...] = ()
+        self._batch: RowBatch | None = None
+
+    def of(self, columns: tuple[Tensor | None, ...]) -> RowBatch | None:
+        """The batch, if it was made of these very tensors, whatever they hold by now."""
+        if len(columns) == len(self._columns) and all(map(operator.is_, columns, self._columns)):
+            return self._batch
+        return None
+
+    def keep(self, columns: tuple[Tensor | None, ...], batch: RowBatch) -> RowBatch:
+        """Take the place of the one before."""
+        self._columns, self._batch = columns, batch
+        return batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One group with its memory."""
+
+    index: int
+    backend: Backend
+    view: GroupView
+    memory: Tensor  # int64 [num_slots + 1, RECORD_WORDS]; the last row takes what is to be skipped
+    buffers: GroupBuffers  # its records are memory without the last row
+    plan: FingerprintPlan
+    first_positions: FirstPositions
+    last: LastBatch
+
+    @property
+    def name(self) -> str:
+        """The group's label."""
+        return self.view.name
+
+    def batch(self, step: StepView) -> RowBatch:
+        """This group's view of a forward; shares the engine's tensors."""
+        mine = step.groups[self.view.name]
+        tokens = mine.tokens or step
+        own_rows = mine.tokens.rows if mine.tokens else None
+        rows = step.rows if own_rows is None else own_rows
+        starts = self.first_positions.of(tokens.prefix_lens)
+        columns = (
+            mine.slot_table, rows, starts, tokens.prefix_lens, tokens.extend_lens, tokens.token_starts,
+            tokens.digests, tokens.input_ids, tokens.positions, mine.out_slots, tokens.expected_ids,
+        )  # fmt: skip
+        if (same := self.last.of(columns)) is not None:
+            return same
+        batch = RowBatch(
+            slot_table=mine.slot_table,
+            page_size=self.view.page_size,
+            rows=rows,
+            starts=starts,
+            prefix_lens=tokens.prefix_lens,
+            extend_lens=tokens.extend_lens,
+            token_starts=tokens.token_starts,
+            digests=tokens.digests,
+            input_ids=tokens.input_ids,
+            positions=tokens.positions,
+            out_slots=mine.out_slots,
+            expected_ids=tokens.expected_ids,
+        )
+        return self.last.keep(columns, batch)
+
+    def info(self) -> GroupInfo:
+        """The group as the service is told about it."""
+        sources = self.view.sources
+        return GroupInfo(
+            name=self.name,
+            layers=len({source.layer for source in sources}),
+            parts=tuple(_PARTS[part] for part in sorted({source.part for source in sources})),
+            slots=self.view.num_slots,
+            slot_bytes=sum(source.slot_bytes for source in sources) + self.view.uncovered_bytes,
+            protected_slot_bytes=self.plan.bytes_per_slot,
+        )
+
+    def adopt(self, slots: Tensor) -> None:
+        """Forget what is known of these slots (int64 [n]; -1 = skip) but accept them as live."""
+        self._reset(slots, layout.RecordState.ADOPTED)
+
+    def adopt_all(self) -> None:
+        """Forget what is known of every slot, and accept all as live."""
+        self.buffers.records.zero_()
+        self.buffers.records[:, layout.IDENTITY] = int(layout.RecordState.ADOPTED) << 32
+
+    def slots_between(self, start: int, stop: int) -> Tensor:
+        """int64 [n]: the slots from start up to stop, cut to the pool."""
+        device = self.buffers.records.device
+        return torch.arange(start, min(stop, self.view.num_slots), dtype=torch.int64, device=device)
+
+    def forget(self, slots: Tensor) -> None:
+        """Empty the records of these slots (int64 [n]; -1 = skip)."""
+        self._reset(slots, layout.RecordState.EMPTY)
+
+    def copy(self, source: Tensor, destination: Tensor) -> None:
+        """Records follow their bytes (int64 [n] each; -1 = skip)."""
+        records = self.memory.index_select(0, self._places(source))
+        self.memory.index_copy_(0, self._places(destination), records)
+
+    def records_of(self, slots: Tensor) -> Tensor:
+        """int64 [n, RECORD_WORDS]: a copy of the records of these slots (int64 [n])."""
+        return self.memory.index_select(0, self._places(slots))
+
+    def store(self, slots: Tensor, records: Tensor) -> None:
+        """Take these records (int64 [n, RECORD_WORDS]) for these slots (int64 [n]; -1 = skip)."""
+        if records.shape != (slots.shape[0], layout.RECORD_WORDS) or records.dtype is not torch.int64:
+            raise EngineContractError(
+                f"records are {records.dtype} {list(records.shape)} for {slots.shape[0]} slots; the rule is "
+                f"int64 [{slots.shape[0]}, {layout.RECORD_WORDS}]; send what records_of returned"
+            )
+        self.memory.index_copy_(0, self._places(slots), records.to(self.memory.device, non_blocking=True))
+
+    def _reset(self, slots: Tensor, state: layout.RecordState) -> None:
+        slots = slots.to(self.memory.device, non_blocking=True).contiguous()
+        reset_slots(self.backend, self.buffers, slots, state)
+
+    def _places(self, slots: Tensor) -> Tensor:
+        # Selecting with a mask would ask the device how many are left, and wait for the answer.
+        slots = slots.to(self.memory.device, torch.int64, non_blocking=True)
+        count = self.view.num_slots
+        return torch.where((slots >= 0) & (slots < count), slots, count)
+
+
+class DeviceState:
+    """Clock, counters, violation log (one flat allocation) and records of every group.
+
+    `beside` counts like `counters`, for what runs beside the engine's stream: suspicions, not violations.
+    """
+
+    def __init__(self, views: Sequence[GroupView], device: torch.device, config: CanaryConfig) -> None:
+        count, rows = len(views), config.lane_rows
+        self._log_shape = (count, layout.NUM_LANES, rows, layout.ROW_WORDS)
+        counter_words = count * layout.COUNTER_WORDS
+        log_words = count * layout.NUM_LANES * rows * layout.ROW_WORDS
+        # Counters and log lie together so that one copy carries rows and the counts that explain them.
+        self.flat = torch.zeros(2 * counter_words + log_words, dtype=torch.int64, device=device)
+        self.all_counters = self.flat[: 2 * counter_words]
+        self.counters, self.beside = self.all_counters.chunk(2)
+        self.counter_words = counter_words
+        self.clock = torch.zeros(1, dtype=torch.int64, device=device)
+        # On the CPU: the same memory, for a tenth of what a torch operation takes.
+        self._host_clock = None if self.clock.is_cuda else self.clock.numpy()
+        self._step = self._turn = self.now = 0  # now: what the clock shows, as of the last launch
+        self.backend = choose_backend(config.backend, device)
+        counters = self.counters.view(count, layout.COUNTER_WORDS)
+        log = self.log_of(self.flat)
+        coverage = layout.RealData[config.real_data.upper()]
+        memories = [
+            torch.zeros((view.num_slots + 1, layout.RECORD_WORDS), dtype=torch.int64, device=device)
+            for view in views
+        ]
+        self.groups = tuple(
+            Group(
+                index=index,
+                backend=self.backend,
+                view=view,
+                memory=memories[index],
+                buffers=GroupBuffers(
+                    records=memories[index][:-1],
+                    counters=counters[index],
+                    violations=log[index],
+                    clock=self.clock,
+                    sums=allocate_sums(device),
+                ),
+                plan=plan_fingerprint(view.sources, coverage, device),
+                first_positions=FirstPositions(view.window, device),
+                last=LastBatch(),
+            )
+            for index, view in enumerate(views)
+        )
+        self.by_name = {group.name: group for group in self.groups}
+        # Share of the pools' KV bytes that fingerprints cover, 0 to 1. Once: each snapshot tells it.
+        infos = [group.info() for group in self.groups]
+        pool = sum(info.slot_bytes * info.slots for info in infos)
+        covered = sum(info.protected_slot_bytes * info.slots for info in infos)
+        self.coverage = covered / pool if pool else 0.0
+
+    def log_of(self, flat: Tensor) -> Tensor:
+        """int64 [groups, NUM_LANES, lane_rows, ROW_WORDS]: the violation log in `flat` or a copy of it."""
+        return flat[2 * self.counter_words :].view(self._log_shape)
+
+    def tick(self, step: int | None = None) -> None:
+        """Move the clock to a forward step, or by one turn within it, ahead of the launches that stamp it."""
+        self._step = self._step if step is None else step
+        self._turn = (self._turn + 1) % (1 << layout.TURN_BITS)
+        self.now = self._step << layout.TURN_BITS | self._turn
+        if self._host_clock is None:
+            self.clock.fill_(self.now)
+        else:
+            self._host_clock[0] = self.now
+
+    def named(self, names: Iterable[str]) -> tuple[Group, ...]:
+        """The groups of these names. Raises EngineContractError for one that was not shown at attach."""
+        try:
+            return tuple(self.by_name[name] for name in names)
+        except KeyError as error:
+            known = ", ".join(self.by_name)
+            raise EngineContractError(
+                f"group {error.args[0]!r} was not shown at attach; known are {known}; "
+                "the adapter names every group in `groups`"
+            ) from None
+
+    def adopt_all(self) -> None:
+        """Forget what is known of every slot of every group, and accept all as live."""
+        for group in self.groups:
+            group.adopt_all()
+
+    @property
+    def record_bytes(self) -> int:
+        """Device bytes of the records of all groups."""
+        return sum(group.view.num_slots for group in self.groups) * layout.RECORD_BYTES
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Device bytes of counters, violation log, clock and scratch: the same for a pool of any size."""
+        scratch = sum(sums.nbytes for group in self.groups if (sums := group.buffers.sums) is not None)
+        return self.flat.nbytes + self.clock.nbytes + scratch

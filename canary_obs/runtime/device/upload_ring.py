@@ -1,0 +1,66 @@
+"""Moves host columns into device memory allocated beforehand, without ever waiting for the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from canary_obs.runtime.device.delayed_device_host import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    pinned: Tensor  # int64 [capacity] on the host
+    placed: Tensor  # int64 [capacity] on the device
+    event: Event  # the copy out of `pinned` is complete
+
+
+class UploadRing:
+    """A copy from pageable memory waits for the stream it is queued on; one from a pinned row does not."""
+
+    def __init__(
+        self, capacity: int, rows: int, device: torch.device, event_factory: Callable[[], Event] | None = None
+    ) -> None:
+        self._on_host = device.type == "cpu" and event_factory is None
+        self._rows: deque[_Row] = deque()
+        if self._on_host:
+            return
+        on_cuda = device.type == "cuda"
+        make = event_factory or partial(torch.Event, device)
+        for _ in range(rows):
+            self._rows.append(
+                _Row(
+                    pinned=torch.empty(capacity, dtype=torch.int64, pin_memory=on_cuda),
+                    placed=torch.empty(capacity, dtype=torch.int64, device=device),
+                    event=make(),
+                )
+            )
+
+    @property
+    def ready(self) -> bool:
+        """Whether `put` would find a row whose last copy is through."""
+        return self._on_host or self._rows[0].event.query()
+
+    def put(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        """The columns (int64 [n], on the host) on the device, valid in stream order for `rows` puts.
+
+        Only when `ready`; together they hold at most `capacity` values.
+        """
+        if self._on_host:
+            return columns
+        row = self._rows[0]
+        self._rows.rotate(-1)
+        # NumPy on the pinned memory: a third of what torch's host copies take for columns this short.
+        host, spans, stop = row.pinned.numpy(), [], 0
+        for column in columns:
+            start, stop = stop, stop + column.shape[0]
+            host[start:stop] = column.numpy()
+            spans.append((start, stop))
+        row.placed[:stop].copy_(row.pinned[:stop], non_blocking=True)
+        row.event.record()
+        return tuple(row.placed[start:stop] for start, stop in spans)

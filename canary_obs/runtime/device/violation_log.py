@@ -1,0 +1,91 @@
+"""Turns rows of the device's violation log into Violations, each once."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_obs.records import Part, Phase, Reason, Violation
+from canary_obs.runtime.device.state import DeviceState
+
+PHASES = tuple(Phase[phase.name] for phase in layout.Phase)
+REASONS = tuple(Reason[reason.name] for reason in layout.Reason)
+_PARTS: dict[int, Part | None] = {int(layout.Part.K): Part.K, int(layout.Part.V): Part.V}
+# Chains and digests give token ids away to whoever tries all tokens of a vocabulary.
+_PRIVATE = frozenset({Reason.CHAIN, Reason.TOKEN, Reason.WRITE_TOKEN})
+
+
+class ViolationLog:
+    """Host end of the log: which events of each lane were read, which were overwritten before."""
+
+    def __init__(self, state: DeviceState, *, reveal_tokens: bool, remembered_steps: int = 512) -> None:
+        self._state, self._groups = state, state.groups
+        self._reveal = reveal_tokens
+        self._read = [[0] * layout.NUM_LANES for _ in state.groups]
+        self._events_read = 0
+        self._requests: OrderedDict[int, Sequence[str]] = OrderedDict()
+        self._remembered = remembered_steps
+        self.dropped = 0
+
+    def remember(self, step: int, request_ids: Sequence[str]) -> None:
+        """Keep the names behind a step's request numbers until its rows have arrived."""
+        self._requests[step] = tuple(request_ids)
+        if len(self._requests) > self._remembered:
+            self._requests.popitem(last=False)
+
+    def requests_at(self, step: int) -> Sequence[str]:
+        """Requests of a step; none once it is too long ago."""
+        return self._requests.get(step, ())
+
+    def moved(self, events: int) -> bool:
+        """Whether some of so many events were not read yet."""
+        return events > self._events_read
+
+    def read(self, values: Tensor, step: int, sweep_id: str | None) -> list[Violation]:
+        """Unread events of a host copy of counters and log, oldest first within each lane."""
+        counters = values[: self._state.counter_words].view(-1, layout.COUNTER_WORDS).tolist()
+        log = self._state.log_of(values)
+        found: list[Violation] = []
+        now = time.time_ns()
+        for index, group in enumerate(self._groups):
+            for number in range(layout.NUM_LANES):
+                count, done = counters[index][number], self._read[index][number]
+                if count <= done:
+                    continue
+                self._read[index][number] = count
+                self._events_read += count - done
+                rows = [row for row in log[index, number].tolist() if done < row[layout.ROW_EVENT] <= count]
+                rows.sort(key=lambda row: row[layout.ROW_EVENT])
+                self.dropped += count - done - len(rows)
+                found += [self._violation(row, group.name, number, step, now, sweep_id) for row in rows]
+        return found
+
+    def _violation(
+        self, row: list[int], group: str, number: int, step: int, now: int, sweep_id: str | None
+    ) -> Violation:
+        phase = PHASES[number // layout.NUM_REASONS]
+        reason = REASONS[number % layout.NUM_REASONS]
+        hidden = reason in _PRIVATE and not self._reveal
+        row_step = row[layout.ROW_STEP] >> layout.TURN_BITS
+        requests = self.requests_at(row_step)
+        ordinal = row[layout.ROW_REQUEST]
+        return Violation(
+            phase=phase,
+            reason=reason,
+            group=group,
+            part=_PARTS.get(row[layout.ROW_PART]),
+            step=row_step,
+            event=row[layout.ROW_EVENT],
+            slot=row[layout.ROW_SLOT],
+            position=row[layout.ROW_POSITION] if row[layout.ROW_POSITION] >= 0 else None,
+            request=requests[ordinal % len(requests)] if ordinal >= 0 and requests else None,
+            expected=None if hidden else f"{layout.unsigned(row[layout.ROW_EXPECTED]):#x}",
+            actual=None if hidden else f"{layout.unsigned(row[layout.ROW_ACTUAL]):#x}",
+            lag_steps=step - row_step,
+            time_ns=now,
+            sweep_id=sweep_id if phase is Phase.SWEEP else None,
+        )

@@ -1,0 +1,71 @@
+"""Compiles every kernel ahead of the first forward, over batches of padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from canary_kernels import layout
+from canary_kernels.buffers import GroupBuffers, RowBatch
+from canary_kernels.checks import Backend
+from canary_kernels.fingerprint import compare_range, compare_slots, complete_slots
+from canary_kernels.verify import verify_list, verify_rows
+from canary_kernels.write import reset_slots, write_identities
+from canary_obs.engine_api.views import StepTypes
+from canary_obs.runtime.device.state import DeviceState, Group
+
+# (requests, tokens of each): a lone token, a decode batch, a prefill; kernels choose their shape by these.
+_BATCHES = ((1, 1), (64, 1), (1, 8192))
+
+
+def warm_up(state: DeviceState, types: StepTypes) -> None:
+    """Run every operation of every group once per kernel shape; touches no record and no counter."""
+    if state.backend is not Backend.TRITON:
+        return
+    for group in state.groups:
+        buffers = _scratch(group)
+        for requests, tokens in _BATCHES:
+            batch = _padding(group, types, requests, tokens)
+            write_identities(state.backend, buffers, batch)
+            for phase in (layout.Phase.HEAD, layout.Phase.TAIL):
+                verify_rows(state.backend, buffers, batch, phase)
+            complete_slots(state.backend, buffers, group.plan, batch.out_slots)
+            for phase in layout.Phase:
+                compare_slots(state.backend, buffers, group.plan, batch.out_slots, phase)
+            nothing = torch.full((requests * tokens,), -1, dtype=torch.int64, device=state.clock.device)
+            reset_slots(state.backend, buffers, nothing, layout.RecordState.EMPTY)
+            verify_list(state.backend, buffers, nothing, nothing, nothing, layout.Phase.SWEEP)
+            compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.SWEEP)
+            compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.PATROL)
+        compare_range(state.backend, buffers, group.plan, range(0), layout.Phase.PATROL)
+    if state.clock.is_cuda:
+        torch.cuda.synchronize(state.clock.device)
+
+
+def _scratch(group: Group) -> GroupBuffers:
+    real = group.buffers
+    counters, log = torch.zeros_like(real.counters), torch.zeros_like(real.violations)
+    return replace(real, counters=counters, violations=log)
+
+
+def _padding(group: Group, types: StepTypes, requests: int, tokens: int) -> RowBatch:
+    device, total = group.memory.device, requests * tokens
+
+    def column(length: int, kind: torch.dtype, value: int = 0) -> torch.Tensor:
+        return torch.full((length,), value, dtype=kind, device=device)
+
+    return RowBatch(
+        slot_table=column(requests, types.slot_table).view(requests, 1),
+        page_size=group.view.page_size,
+        rows=column(requests, types.rows, -1),
+        starts=group.first_positions.of(column(requests, types.lengths)),
+        prefix_lens=column(requests, types.lengths),
+        extend_lens=column(requests, types.lengths),
+        token_starts=column(requests + 1, types.lengths),
+        digests=column(requests, torch.int64) if types.has_digests else None,
+        input_ids=column(total, types.input_ids),
+        positions=column(total, types.positions),
+        out_slots=column(total, types.out_slots, -1),
+        expected_ids=None if types.expected_ids is None else column(total, types.expected_ids, -1),
+    )

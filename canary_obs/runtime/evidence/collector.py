@@ -1,0 +1,263 @@
+"""Reads violated slots for the record: in stream order, by a side path, a few at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_kernels.fingerprint import Suspect, hash_slots, suspects
+from canary_obs.records import CollectEvidence, Evidence, Identity, Part, Reason, Violation
+from canary_obs.runtime.device.byte_address import locate_byte
+from canary_obs.runtime.device.delayed_device_host import DelayedDeviceHost
+from canary_obs.runtime.device.state import DeviceState, Group
+from canary_obs.runtime.evidence.history import SlotHistory
+from canary_obs.runtime.evidence.slot_words import (
+    BYTES_AT,
+    HISTORY_AT,
+    KERNEL_PARTS,
+    SLOT_WORDS,
+    SUSPECTS,
+    WORD_BYTES,
+    Lead,
+    changed_words,
+    neighbours_of,
+    slot_facts,
+)
+from canary_obs.vocabulary import SlotEventKind
+
+READS_IN_FLIGHT = 4
+QUEUED = 32
+KEPT = 64
+_FRESH_SECONDS = 30.0  # a slot that was read this recently is not read again
+Place = tuple[str, int]  # group, slot
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reading:
+    """One slot to be read, with the words to look at."""
+
+    group: Group
+    slot: int
+    prompted: bool
+    incidents: list[str] = field(default_factory=list)
+    leads: list[Lead] = field(default_factory=list)
+    again: bool = False  # the second look, for a difference that the first one showed
+    announcements: tuple[tuple[SlotEventKind, int], ...] = ()
+    holders: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> Place:
+        """Key of the slot."""
+        return self.group.name, self.slot
+
+
+class EvidenceDesk:
+    """Never waits for the device; everything it keeps or queues is bounded."""
+
+    def __init__(
+        self,
+        state: DeviceState,
+        history: SlotHistory,
+        holders: Callable[[str, int], tuple[str, ...]],
+        *,
+        reveal_tokens: bool,
+    ) -> None:
+        self._state, self._history, self._holders = state, history, holders
+        self._reveal = reveal_tokens
+        words = HISTORY_AT + SlotHistory.WORDS
+        self._source = torch.zeros(words, dtype=torch.int64, device=state.clock.device)
+        self._ring = DelayedDeviceHost(self._source, READS_IN_FLIGHT)
+        self._queue: deque[_Reading] = deque()
+        self._in_flight: dict[int, _Reading] = {}
+        self._kept: OrderedDict[Place, tuple[float, Evidence]] = OrderedDict()
+        self._answers: list[Evidence] = []
+        self.skipped = 0  # slots that were not read because too many were asked for at once
+        if state.clock.device.type == "cuda":
+            # Compiles the hash now: the first violation must not pay for it.
+            for group in state.groups:
+                self._hash(group, group.slots_between(0, 1))
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Device bytes of the staging rows."""
+        return self._source.nbytes * (1 + READS_IN_FLIGHT)
+
+    @property
+    def busy(self) -> bool:
+        """Whether slots wait to be read or answers to be told."""
+        return bool(self._queue or self._in_flight or self._answers)
+
+    def observe(self, found: list[Violation], step: int) -> None:
+        """Begin to read newly violated slots, the first of each kind before the others."""
+        kinds: set[tuple[str, Reason, Part | None]] = set()
+        first: list[Violation] = []
+        others: list[Violation] = []
+        for violation in found:
+            kind = violation.group, violation.reason, violation.part
+            (others if kind in kinds else first).append(violation)
+            kinds.add(kind)
+        for violation in (*first, *others):
+            self._want(violation.group, violation.slot, violation=violation)
+        self._begin(step)
+
+    def demand(self, command: CollectEvidence) -> None:
+        """The service asks: it gets what was read at the violation, else the slot is read now."""
+        place = command.group, command.slot
+        if (waiting := self._waiting(place)) is not None:
+            waiting.incidents.append(command.incident)
+        elif place in self._kept:
+            self._answers.append(_for_incident(self._kept[place][1], command.incident))
+        else:
+            self._want(*place, incident=command.incident)
+
+    def advance(self, identity: Identity, step: int) -> list[Evidence]:
+        """Take readings that arrived, begin those that wait; returns answers to send."""
+        answers, self._answers = self._answers, []
+        self._begin(step)
+        for sample in self._ring.poll():
+            reading = self._in_flight.pop(sample.sequence)
+            evidence = self._decode(reading, sample.values.tolist(), identity, sample.step)
+            if self._needs_second_look(reading, evidence):
+                continue
+            self._keep(reading.place, evidence)
+            answers += [_for_incident(evidence, name) for name in reading.incidents]
+        return answers
+
+    def with_holders(self, violation: Violation) -> Violation:
+        """The violation with the requests that use its slot now, where it names none."""
+        if violation.request is not None:
+            return violation
+        holders = self._holders(violation.group, violation.slot)
+        return msgspec.structs.replace(violation, request=",".join(holders) or None)
+
+    # Asking.
+
+    def _want(
+        self, group: str, slot: int, *, violation: Violation | None = None, incident: str | None = None
+    ) -> None:
+        mine, kept = self._state.by_name.get(group), self._kept.get((group, slot))
+        if mine is None or not 0 <= slot < mine.view.num_slots or self._waiting((group, slot)):
+            return
+        if incident is None and kept is not None and time.monotonic() - kept[0] < _FRESH_SECONDS:
+            return
+        if len(self._queue) >= QUEUED:
+            self.skipped += 1
+            return
+        self._queue.append(
+            _Reading(
+                group=mine,
+                slot=slot,
+                prompted=violation is None,
+                incidents=[] if incident is None else [incident],
+                leads=[] if violation is None else self._leads_of(violation),
+            )
+        )
+
+    def _waiting(self, place: Place) -> _Reading | None:
+        readings = (*self._queue, *self._in_flight.values())
+        return next((one for one in readings if one.place == place), None)
+
+    def _leads_of(self, violation: Violation) -> list[Lead]:
+        part, expected, actual = violation.part, violation.expected, violation.actual
+        if violation.reason is not Reason.KV_DATA or part is None or expected is None or actual is None:
+            return []
+        return self._leads(violation.group, part, expected, actual)
+
+    def _leads(self, group: str, part: Part, recorded: str, found: str) -> list[Lead]:
+        plan, before, now = self._state.by_name[group].plan, int(recorded, 16), int(found, 16)
+        explained = suspects(plan, KERNEL_PARTS[part], before, now)[:SUSPECTS]
+        difference = layout.unsigned(now - before)
+        return [Lead(part=part, difference=difference, suspect=suspect) for suspect in explained]
+
+    # Reading.
+
+    def _begin(self, step: int) -> None:
+        while self._queue and len(self._in_flight) < READS_IN_FLIGHT:
+            reading = self._queue.popleft()
+            self._read(reading)
+            self._in_flight[self._ring.next_sequence] = reading
+            self._ring.push(step, time.monotonic())
+
+    def _read(self, reading: _Reading) -> None:
+        group, source = reading.group, self._source
+        slots = neighbours_of(group, reading.slot)
+        start, stop, count = slots.start, slots.stop, len(slots)
+        records, hashes = count * layout.RECORD_WORDS, count * SLOT_WORDS
+        source[:records].view(count, -1).copy_(group.buffers.records[start:stop])
+        source[records:hashes].view(count, -1).copy_(self._hash(group, group.slots_between(start, stop)))
+        for number, lead in enumerate(reading.leads):
+            at = BYTES_AT + number * WORD_BYTES
+            self._read_word(lead.suspect, reading.slot, source[at : at + WORD_BYTES])
+        reading.announcements = self._history.look_up(group, reading.slot, source[HISTORY_AT:])
+        reading.holders = self._holders(group.name, reading.slot)
+
+    def _hash(self, group: Group, slots: Tensor) -> Tensor:
+        return hash_slots(self._state.backend, group.plan, slots)
+
+    def _read_word(self, suspect: Suspect, slot: int, into: Tensor) -> None:
+        into.zero_()
+        first = suspect.index * WORD_BYTES
+        # The last word of an odd number of bytes is padded with zeros.
+        for byte in range(first, min(first + WORD_BYTES, suspect.geometry.num_bytes)):
+            address = locate_byte(suspect.source, slot, byte)
+            into[byte - first].copy_(address.storage[address.offset])
+
+    # Telling.
+
+    def _decode(self, reading: _Reading, words: list[int], identity: Identity, step: int) -> Evidence:
+        slots = neighbours_of(reading.group, reading.slot)
+        facts = {
+            slot: slot_facts(reading.group, words, slots, slot, reveal_tokens=self._reveal) for slot in slots
+        }
+        slot = facts.pop(reading.slot)
+        return Evidence(
+            identity=identity,
+            incident="",
+            group=reading.group.name,
+            step=step,
+            time_ns=time.time_ns(),
+            prompted=reading.prompted,
+            slot=slot,
+            changed=changed_words(reading.leads, slot, words),
+            neighbours=tuple(facts.values()),
+            history=self._history.events(reading.announcements, words[HISTORY_AT:]),
+            writes_known=self._history.writes_known,
+            holders=reading.holders,
+        )
+
+    def _needs_second_look(self, reading: _Reading, evidence: Evidence) -> bool:
+        slot = evidence.slot
+        if reading.again or evidence.changed or slot.intact is not False:
+            return False
+        leads = [
+            lead
+            for part, recorded in slot.recorded.items()
+            if recorded != slot.found[part]
+            for lead in self._leads(reading.group.name, part, recorded, slot.found[part])
+        ]
+        if not leads:
+            return False
+        reading.leads, reading.again = leads[:SUSPECTS], True
+        self._queue.appendleft(reading)
+        return True
+
+    def _keep(self, place: Place, evidence: Evidence) -> None:
+        self._kept[place] = time.monotonic(), evidence
+        self._kept.move_to_end(place)
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+
+def _for_incident(evidence: Evidence, incident: str) -> Evidence:
+    return msgspec.structs.replace(evidence, incident=incident)
+
+
+def _hex(value: int) -> str:
+    return f"{layout.unsigned(value):#x}"

@@ -1,0 +1,174 @@
+"""Plants one fault in a slot that nobody uses, and tells whether a check saw it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from canary_kernels import layout
+from canary_kernels.fingerprint import compare_slots, complete_slots
+from canary_obs.config import PREFIX, CanaryConfig
+from canary_obs.engine_api.views import LendsScratch
+from canary_obs.errors import UnsupportedEngine
+from canary_obs.records import DrillReport, Phase, Reason, StartDrill
+from canary_obs.runtime.device.byte_address import locate_byte
+from canary_obs.runtime.device.delayed_device_host import DelayedDeviceHost, Sample
+from canary_obs.runtime.device.state import DeviceState
+from canary_obs.runtime.device.violation_log import ViolationLog
+from canary_obs.runtime.report.reporter import Reporter
+from canary_obs.slot_facts import DrillFinding
+from canary_obs.vocabulary import DrillOutcome
+
+if TYPE_CHECKING:
+    from canary_obs.engine_api.adapter import EngineAdapter
+
+PATIENCE_SECONDS = 10.0
+# The lowest bit of an element: finite numbers stay finite, whatever reads them for nothing.
+_BIT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planted:
+    """A drill under way."""
+
+    id: str
+    step: int
+    time_ns: int
+    began: float  # time.monotonic()
+
+
+class Drill:
+    """Records, counters and log of its own: what it finds is no violation. Never waits for the device."""
+
+    def __init__(
+        self, adapter: EngineAdapter, config: CanaryConfig, device: torch.device, reporter: Reporter
+    ) -> None:
+        self._reporter = reporter
+        self._planted: _Planted | None = None
+        self._checked = False
+        self._drills = 0
+        self._refusal: str | None = f"drills are off in the engine; set {PREFIX}DRILL_ENABLED=true for it"
+        if not config.drill_enabled:
+            return
+        try:
+            name, slot = _scratch_of(adapter)
+        except UnsupportedEngine as error:
+            self._refusal = str(error)
+            return
+        view = next(view for view in adapter.groups if view.name == name)
+        self._state = DeviceState([replace(view, num_slots=slot + 1, window=None)], device, config)
+        (self._group,) = self._state.groups
+        if self._group.plan.bytes_per_slot == 0:
+            self._refusal = f"the bytes of group {name!r} are not covered by fingerprints ({PREFIX}REAL_DATA)"
+            return
+        self._refusal = None
+        self._slot = slot
+        self._slots = torch.tensor([slot], dtype=torch.int64, device=device)
+        pending = [int(layout.RecordState.PENDING) << 32, layout.signed(layout.CHAIN_ANCHOR), 0, 0]
+        self._pending = torch.tensor([pending], dtype=torch.int64, device=device)
+        self._bytes = [locate_byte(source, slot, 0) for source in view.sources]
+        self._saved = torch.zeros(1, dtype=torch.uint8, device=device)
+        self._ring = DelayedDeviceHost(self._state.flat, 2)
+        self._log = ViolationLog(self._state, reveal_tokens=False)
+        # Whatever is compiled on first use is compiled now.
+        self._record(0)
+        self._compare(layout.Phase.PATROL)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a drill is under way."""
+        return self._planted is not None
+
+    def demand(self, command: StartDrill, step: int) -> None:
+        """Plant a fault now, or say why not."""
+        if self._refusal is not None or self._planted is not None:
+            why = self._refusal or "a drill is under way on this rank; wait for its end"
+            self._tell(DrillFinding(id=command.id, outcome=DrillOutcome.REFUSED, error=why))
+            return
+        self._record(step)
+        # What this reports is an alarm without a fault.
+        self._compare(layout.Phase.TAIL)
+        self._drills += 1
+        self._planted = _Planted(id=command.id, step=step, time_ns=time.time_ns(), began=time.monotonic())
+        self._checked = False
+        target = self._target()
+        self._saved.copy_(target)
+        target.bitwise_xor_(_BIT)
+
+    def advance(self, step: int) -> None:
+        """In the turn after planting: check, heal. In those that follow: look for what came of it."""
+        planted = self._planted
+        if planted is None:
+            return
+        if not self._checked:
+            self._state.tick(step)
+            self._compare(layout.Phase.PATROL)
+            self._target().copy_(self._saved)
+            self._checked = self._ring.push(step, time.monotonic())
+            return
+        for sample in self._ring.poll():
+            self._end(planted, self._judge(planted, sample, step))
+            return
+        if time.monotonic() - planted.began > PATIENCE_SECONDS:
+            error = f"no counters came back within {PATIENCE_SECONDS:g} s"
+            self._end(planted, self._finding(planted, DrillOutcome.MISSED, error))
+
+    def close(self) -> None:
+        """Leave no fault behind."""
+        if self._planted is not None and not self._checked:
+            self._target().copy_(self._saved)
+        self._planted = None
+
+    def _target(self) -> torch.Tensor:
+        address = self._bytes[self._drills % len(self._bytes)]
+        return address.storage[address.offset : address.offset + 1]
+
+    def _record(self, step: int) -> None:
+        self._state.tick(step)
+        self._group.store(self._slots, self._pending)
+        complete_slots(self._state.backend, self._group.buffers, self._group.plan, self._slots)
+
+    def _compare(self, phase: layout.Phase) -> None:
+        compare_slots(self._state.backend, self._group.buffers, self._group.plan, self._slots, phase)
+
+    def _judge(self, planted: _Planted, sample: Sample, step: int) -> DrillFinding:
+        seen = self._log.read(sample.values, step, None)
+        if any(row.phase is not Phase.PATROL for row in seen):
+            error = "a check failed before the fault was planted"
+            return self._finding(planted, DrillOutcome.MISSED, error)
+        rows = [row for row in seen if row.reason is Reason.KV_DATA and row.slot == self._slot]
+        if not rows:
+            return self._finding(planted, DrillOutcome.MISSED, "the check saw nothing")
+        row = rows[0]
+        return DrillFinding(
+            id=planted.id,
+            outcome=DrillOutcome.DETECTED,
+            group=row.group,
+            slot=row.slot,
+            phase=row.phase,
+            reason=row.reason,
+            latency_steps=row.step - planted.step,
+            latency_ms=(row.time_ns - planted.time_ns) / 1e6,
+        )
+
+    def _finding(self, planted: _Planted, outcome: DrillOutcome, error: str) -> DrillFinding:
+        return DrillFinding(
+            id=planted.id, outcome=outcome, error=error, group=self._group.name, slot=self._slot
+        )
+
+    def _end(self, planted: _Planted, finding: DrillFinding) -> None:
+        assert planted is self._planted
+        self._planted = None
+        self._tell(finding)
+
+    def _tell(self, finding: DrillFinding) -> None:
+        self._reporter.tell(DrillReport(identity=self._reporter.identity, finding=finding))
+
+
+def _scratch_of(adapter: EngineAdapter) -> tuple[str, int]:
+    if isinstance(adapter, LendsScratch):
+        return adapter.lend_scratch()
+    raise UnsupportedEngine(f"the adapter of {adapter.name} lends no slot; nothing could be planted")

@@ -1,0 +1,60 @@
+"""Sliding-window groups beside full ones: their difference shows that both are really looked at."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from canary_kernels import layout
+from canary_obs.engine_api.views import ShowsWindow
+from canary_obs.records import SwaDivergence
+
+if TYPE_CHECKING:
+    from canary_obs.engine_api.adapter import EngineAdapter
+    from canary_obs.runtime.device.delayed_device_host import Sample
+    from canary_obs.runtime.device.state import DeviceState
+
+log = logging.getLogger("canary_obs.swa_divergence")
+LOG_KEY = "kv_canary_swa_divergence"
+_NEVER = float("inf")
+_PHASES = (layout.Phase.HEAD, layout.Phase.TAIL)
+
+
+class SwaReporter:
+    """Reports every `interval` forward steps (0 = only at the end), from host bookkeeping and counters."""
+
+    def __init__(self, state: DeviceState, adapter: EngineAdapter, interval: int) -> None:
+        self._state, self._interval = state, interval
+        windowed = any(group.view.window is not None for group in state.groups)
+        self._adapter = adapter if windowed and isinstance(adapter, ShowsWindow) else None
+        self.latest: SwaDivergence | None = None  # None = the engine has no such groups
+        self.due_step: float = _NEVER if self._adapter is None else 0  # the forward step of the next report
+
+    def report(self, step: int, sample: Sample | None) -> None:
+        """Count now, and say so in one line of the engine's log."""
+        tokens = self._adapter.window_tokens() if self._adapter is not None else None
+        if tokens is None:
+            return
+        self.due_step = step // self._interval * self._interval + self._interval if self._interval else _NEVER
+        self.latest = SwaDivergence(
+            step=step,
+            verified_full=self._verified(tokens.full, sample),
+            verified_swa=self._verified(tokens.windowed, sample),
+            index_divergence=tokens.diverging,
+            out_of_window=tokens.out_of_window,
+            full_groups=tokens.full,
+            swa_groups=tokens.windowed,
+        )
+        log.info("%s=%s", LOG_KEY, msgspec.json.encode(self.latest).decode())
+
+    def _verified(self, groups: tuple[str, ...], sample: Sample | None) -> int:
+        """Slots of the least verified of these groups, around forwards, as of the newest host copy."""
+        if sample is None:
+            return 0
+        counters = sample.values.view(-1, layout.COUNTER_WORDS)
+        return min(
+            sum(int(counters[group.index, layout.COUNT_VERIFIED + phase]) for phase in _PHASES)
+            for group in self._state.named(groups)
+        )

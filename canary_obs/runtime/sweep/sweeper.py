@@ -1,0 +1,280 @@
+"""Full passes over what the prefix cache holds, in slices of an engine step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_kernels.fingerprint import compare_slots
+from canary_kernels.verify import verify_list
+from canary_obs.config import CanaryConfig
+from canary_obs.engine_api.views import CachedSlots
+from canary_obs.records import Cause, StartSweep, SweepProgress, SweepStatus, Trigger
+from canary_obs.runtime.device.state import DeviceState, Group
+from canary_obs.runtime.device.upload_ring import UploadRing
+from canary_obs.runtime.health import Health
+from canary_obs.runtime.sweep.shares import SweepShares
+from canary_obs.runtime.sweep.walk import SweepWalk
+
+if TYPE_CHECKING:
+    from canary_obs.engine_api.adapter import PrefixCacheView
+
+_CPU_CHUNK = 256  # slots
+_DEVICE_CHUNK, _DEVICE_CHUNK_BYTES = 16384, 1 << 30
+_UPLOADS = 8
+_CAUSES = {
+    Cause.ADOPTED: layout.Unverified.ADOPTED,
+    Cause.PENDING: layout.Unverified.PENDING,
+    Cause.NO_FINGERPRINT: layout.Unverified.NO_FINGERPRINT,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """One sweep under way."""
+
+    command: StartSweep
+    trigger: Trigger
+    work: list[tuple[Group, CachedSlots]]
+    total: int
+    started_ns: int
+    started: float
+    step: int
+    groups: tuple[str, ...]
+    evicted: int = 0
+    next_group: int = 0
+    cursor: int = 0
+    ending: SweepStatus | None = None  # all launched, or cancelled: waits for its counters
+    settles_at: int = -1  # sequence of the pipeline copy that carries all of them
+    totals: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Sweeper:
+    """At most one sweep at a time; a demanded sweep takes the place of an automatic one."""
+
+    def __init__(
+        self,
+        state: DeviceState,
+        prefix_cache: PrefixCacheView,
+        health: Health,
+        config: CanaryConfig,
+        bandwidth: float,
+        report: Callable[[SweepProgress], None],
+    ) -> None:
+        self._state, self._health, self._config = state, health, config
+        self._report = report
+        self._bandwidth = bandwidth
+        self._walk = SweepWalk(state, prefix_cache, config)
+        device = state.clock.device
+        self._on_cpu = device.type == "cpu"
+        self._uploads = UploadRing(3 * _DEVICE_CHUNK, _UPLOADS, device)
+        self._pass: _Pass | None = None
+        self._queued: StartSweep | None = None
+        self._baseline = self._counts(None)
+        self._shares = SweepShares(state)
+        self._automatic = 0
+        self.passes = dict.fromkeys(Trigger, 0)
+        self.last: SweepProgress | None = None
+        self.last_completed_ns: int | None = None
+        self.last_completed: float | None = None  # time.monotonic()
+
+    @property
+    def running(self) -> bool:
+        """Whether a sweep is under way or waits for its counters."""
+        return self._pass is not None
+
+    def idle_due(self, ready_at: float) -> bool:
+        """Whether an idle engine's next sweep is due; ready_at: time.monotonic() when protection began."""
+        since = self.last_completed or ready_at
+        return not self.running and time.monotonic() - since > self._config.idle_sweep_seconds
+
+    @property
+    def latest_id(self) -> str | None:
+        """The id of the running sweep, else of the last: rows may arrive with the copy that ends it."""
+        return self.progress.id if self.progress else None
+
+    @property
+    def progress(self) -> SweepProgress | None:
+        """The running sweep, else the last."""
+        return self._describe(self._pass, SweepStatus.RUNNING) if self._pass else self.last
+
+    def demand(self, command: StartSweep, step: int) -> None:
+        """Start an operator's sweep now, or as soon as the one under way has wound up."""
+        if self._pass is None:
+            self._start(command, Trigger.DEMAND, step)
+            return
+        self._queued = command
+        if self._pass.trigger is not Trigger.DEMAND:
+            self.cancel(self._pass.command.id)
+
+    def cancel(self, sweep_id: str) -> None:
+        """Stop a sweep; unknown ids are ignored (it may just have ended)."""
+        if self._queued is not None and self._queued.id == sweep_id:
+            self._queued = None
+        if self._pass is not None and self._pass.command.id == sweep_id:
+            self._pass.ending = SweepStatus.CANCELLED
+
+    def begin_automatic(self, trigger: Trigger, step: int) -> None:
+        """Start an interval or idle sweep unless one is under way."""
+        if self._pass is None:
+            self._automatic += 1
+            name = f"{trigger.value}-{time.time_ns():x}-{self._automatic}"
+            command = StartSweep(
+                id=name,
+                unlocked_only=self._config.unlocked_only,
+                swa_resident_only=self._config.swa_resident_only,
+            )
+            self._start(command, trigger, step)
+
+    def advance(self, budget_seconds: float, next_sequence: int) -> None:
+        """Check slots until the budget is spent, here or on the device; `next_sequence` is the next push."""
+        current = self._pass
+        if current is None or current.settles_at >= 0:
+            return
+        deadline = time.perf_counter() + budget_seconds
+        while current.ending is None:
+            if current.next_group == len(current.work):
+                current.ending = SweepStatus.PASSED
+                break
+            if not self._uploads.ready:
+                break
+            deadline -= self._timed_chunk(current)
+            if time.perf_counter() >= deadline:
+                break
+        if current.ending is not None:
+            current.settles_at = next_sequence
+
+    def observe(self, sequence: int, counters: Tensor, step: int) -> None:
+        """Take a host copy of the counters; ends the sweep once its own numbers are all in."""
+        current = self._pass
+        if current is None:
+            return
+        counts = self._counts(counters)
+        current.totals = {name: counts[name] - self._baseline[name] for name in counts}
+        if current.ending is None or current.settles_at < 0 or sequence < current.settles_at:
+            return
+        ended = msgspec.structs.replace(self._ended(current), shares=self._shares.settle(counters))
+        self._finish(current, ended)
+        self._baseline = counts
+        if self._queued is not None:
+            command, self._queued = self._queued, None
+            self._start(command, Trigger.DEMAND, step)
+
+    def abort(self, error: str) -> None:
+        """The sweep cannot go on: it ends as FAILED once what it launched has been counted."""
+        if self._pass is not None:
+            self._pass.ending, self._pass.error = SweepStatus.FAILED, error
+
+    def _start(self, command: StartSweep, trigger: Trigger, step: int) -> None:
+        names = command.groups or tuple(self._state.by_name)
+        current = _Pass(
+            command=command, trigger=trigger, work=[], total=0, started_ns=time.time_ns(),
+            started=time.perf_counter(), step=step, groups=names,
+        )  # fmt: skip
+        refusal = self._walk.refusal(command)
+        if refusal is not None:
+            self.last = self._describe(current, SweepStatus.FAILED, refusal)
+            self._report(self.last)
+            return
+        for name in names:
+            cached = self._walk.slots(name, command)
+            current.work.append((self._state.by_name[name], cached))
+            current.total += cached.slots.numel()
+        self._pass = current
+        self._shares.start()
+        self._report(self._describe(current, SweepStatus.RUNNING))
+
+    def _timed_chunk(self, current: _Pass) -> float:
+        group, cached = current.work[current.next_group]
+        began = time.perf_counter() - current.started
+        device_seconds = self._check_chunk(current)
+        ended = time.perf_counter() - current.started
+        self._shares.launched(group.index, cached.slots.numel(), began, ended)
+        return device_seconds
+
+    def _check_chunk(self, current: _Pass) -> float:
+        """Launch the next slots; returns the seconds they will keep a GPU busy."""
+        group, cached = current.work[current.next_group]
+        start = current.cursor
+        stop = min(start + self._chunk_size(group), cached.slots.numel())
+        current.cursor = stop
+        if stop == cached.slots.numel():
+            current.next_group, current.cursor = current.next_group + 1, 0
+        if start == stop:
+            return 0.0
+        slots, previous = self._walk.held(group.name, cached.slots[start:stop], cached.previous[start:stop])
+        current.evicted += int((slots < 0).sum())
+        slots, positions, previous = self._uploads.put(slots, cached.positions[start:stop], previous)
+        self._state.tick()
+        verify_list(self._state.backend, group.buffers, slots, positions, previous, layout.Phase.SWEEP)
+        self._health.launch(group.index, layout.Phase.SWEEP)
+        if not current.command.data:
+            return 0.0
+        compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.SWEEP)
+        size = (stop - start) * group.plan.bytes_per_slot
+        return 0.0 if self._on_cpu or not size else size / self._bandwidth
+
+    def _chunk_size(self, group: Group) -> int:
+        if self._on_cpu:
+            return _CPU_CHUNK
+        return max(1, min(_DEVICE_CHUNK, _DEVICE_CHUNK_BYTES // max(1, group.plan.bytes_per_slot)))
+
+    def _counts(self, counters: Tensor | None) -> dict[str, int]:
+        if counters is None:
+            totals = [0] * layout.COUNTER_WORDS
+        else:
+            totals = counters.view(-1, layout.COUNTER_WORDS).sum(0).tolist()
+        phase = layout.Phase.SWEEP
+        lanes = layout.COUNT_VIOLATIONS + phase * layout.NUM_REASONS
+        unverified = layout.COUNT_UNVERIFIED + phase * layout.NUM_UNVERIFIED
+        counts = {cause.value: totals[unverified + number] for cause, number in _CAUSES.items()}
+        counts["violations"] = sum(totals[lanes : lanes + layout.NUM_REASONS])
+        unwritten = totals[lanes + layout.Reason.UNWRITTEN]
+        counts["checked"] = totals[layout.COUNT_VERIFIED + phase] + unwritten
+        return counts
+
+    def _ended(self, current: _Pass) -> SweepProgress:
+        assert current.ending is not None
+        status, error, seen = current.ending, current.error, current.totals
+        if status is SweepStatus.PASSED:
+            accounted = seen["checked"] + seen["adopted"] + seen["pending"] + current.evicted
+            if accounted != current.total:
+                status = SweepStatus.FAILED
+                error = f"{current.total - accounted} of {current.total} slots are unaccounted for"
+            elif seen["violations"]:
+                status = SweepStatus.VIOLATED
+        return self._describe(current, status, error)
+
+    def _finish(self, current: _Pass, result: SweepProgress) -> None:
+        self._pass = None
+        self.last = result
+        if result.status in (SweepStatus.PASSED, SweepStatus.VIOLATED):
+            self.passes[current.trigger] += 1
+            self.last_completed_ns, self.last_completed = time.time_ns(), time.monotonic()
+        self._report(result)
+
+    def _describe(self, current: _Pass, status: SweepStatus, error: str | None = None) -> SweepProgress:
+        seen = current.totals
+        skipped = {cause: seen.get(cause.value, 0) for cause in _CAUSES} | {Cause.EVICTED: current.evicted}
+        return SweepProgress(
+            id=current.command.id,
+            trigger=current.trigger,
+            status=status,
+            groups=current.groups,
+            data=current.command.data,
+            total=current.total,
+            checked=seen.get("checked", 0),
+            skipped=skipped,
+            violations=seen.get("violations", 0),
+            started_ns=current.started_ns,
+            seconds=time.perf_counter() - current.started,
+            step=current.step,
+            error=error,
+        )

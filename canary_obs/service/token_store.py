@@ -1,0 +1,107 @@
+"""Who asks: bearer tokens, each with a name and scopes. Only digests of them are kept."""
+
+from __future__ import annotations
+
+import hmac
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from canary_obs.config import PREFIX, ServiceConfig, is_loopback
+from canary_obs.errors import ConfigurationError
+from canary_obs.service.route_policy import TokenScope
+
+DEFAULT_NAME = "default"  # of KV_CANARY_TOKEN
+# Planting faults is granted by name only, in the tokens file.
+DEFAULT_SCOPES = (TokenScope.READ, TokenScope.OPERATE)
+
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_Secret = Annotated[str, Meta(pattern=r"^[\x21-\x7e]{16,512}$")]
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of the tokens file."""
+
+    token: _Secret
+    scopes: Annotated[tuple[TokenScope, ...], Meta(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who sent a request; `name` None = no token is asked for here."""
+
+    name: str | None
+    scopes: frozenset[TokenScope]
+
+
+ANONYMOUS = Caller(name=None, scopes=frozenset(DEFAULT_SCOPES))
+
+
+class Keyring:
+    """Every token that opens something. Empty = nobody is asked for one."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        """Raises ConfigurationError for a file that cannot be used, or a wide bind without any token."""
+        self._callers: dict[bytes, Caller] = {}
+        if config.token:
+            self._add(DEFAULT_NAME, config.token, DEFAULT_SCOPES, config.tokens_file)
+        if config.tokens_file:
+            for name, grant in _read(config.tokens_file).items():
+                self._add(name, grant.token, grant.scopes, config.tokens_file)
+        elif not config.token and not is_loopback(config.host):
+            rule = "without a token the service binds to loopback only"
+            remedy = f"Set {PREFIX}TOKEN or {PREFIX}TOKENS_FILE, or bind to 127.0.0.1."
+            raise ConfigurationError("host", config.host, rule, remedy)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no token at all."""
+        return not self._callers
+
+    def caller(self, authorization: str) -> Caller | None:
+        """Who sends this Authorization header; None = nobody known. Takes as long for any answer."""
+        if self.empty:
+            return ANONYMOUS
+        scheme, _, given = authorization.partition(" ")
+        # Header values arrive as latin-1; back to the bytes that were sent.
+        digest = sha256(given.strip().encode("latin-1")).digest()
+        found = None
+        for known, caller in self._callers.items():
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found if scheme.lower() == "bearer" else None
+
+    def _add(self, name: str, token: str, scopes: tuple[TokenScope, ...], path: str) -> None:
+        digest = sha256(token.encode()).digest()
+        other = self._callers.get(digest)
+        if other is not None or name in {caller.name for caller in self._callers.values()}:
+            rule = f"{name!r} has the name or the token of another entry ({DEFAULT_NAME!r} is {PREFIX}TOKEN)"
+            raise _refusal(path, rule, "Give every entry a name and a token of its own.")
+        self._callers[digest] = Caller(name=name, scopes=frozenset(scopes))
+
+
+def _read(path: str) -> Mapping[str, Grant]:
+    try:
+        with Path(path).open("rb") as file:
+            content = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+        raise _refusal(path, f"cannot be read: {reason}", "Name a readable TOML file.") from None
+    remedy = '[NAME] token = "16 or more visible characters" scopes = ["read", "operate", "inject"]'
+    try:
+        grants = msgspec.convert(content, dict[_Name, Grant])
+    except msgspec.ValidationError as error:
+        raise _refusal(path, str(error), f"Write tables like {remedy}.") from None
+    if not grants:
+        raise _refusal(path, "holds no token", f"Add {remedy}, or leave the setting out.")
+    return grants
+
+
+def _refusal(path: str, rule: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError("tokens_file", path, rule, remedy)

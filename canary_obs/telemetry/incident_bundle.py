@@ -1,0 +1,59 @@
+"""An incident as one document that can be kept, mailed and read offline: everything known about it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from canary_obs import __version__
+from canary_obs.errors import ConfigurationError
+from canary_obs.hub.incident_store import Incident
+from canary_obs.hub.sweeps import SweepRecord
+from canary_obs.records import Hello
+
+if TYPE_CHECKING:
+    from canary_obs.hub.hub import Hub
+
+FORMAT: Literal["canary_obs.incident/1"] = "canary_obs.incident/1"
+
+
+class IncidentBundle(msgspec.Struct, frozen=True, kw_only=True):
+    """The incident, who reported it (versions, settings, device), and the sweeps that found it."""
+
+    format: Literal["canary_obs.incident/1"]
+    generated_ns: int
+    service_version: str
+    incident: Incident
+    ranks: tuple[Hello, ...]  # of the incident's ranks, as they are attached now
+    sweeps: tuple[SweepRecord, ...]
+
+
+def bundle_of(hub: Hub, incident_id: str) -> IncidentBundle | None:
+    """The bundle of an incident, if it is still kept."""
+    incident = hub.incidents.find(incident_id)
+    if incident is None:
+        return None
+    mine = {(incident.engine, incident.instance, rank) for rank in incident.ranks}
+    sweeps = (hub.sweep(sweep_id) for sweep_id in incident.sweeps)
+    return IncidentBundle(
+        format=FORMAT,
+        generated_ns=time.time_ns(),
+        service_version=__version__,
+        incident=incident,
+        ranks=tuple(rank.hello for rank in hub.ranks() if rank.identity.key in mine and rank.hello),
+        sweeps=tuple(sweep for sweep in sweeps if sweep is not None),
+    )
+
+
+def read_bundle(path: Path) -> IncidentBundle:
+    """A bundle saved from GET /canary/incidents/{id}. Raises ConfigurationError."""
+    remedy = "Save the answer of GET /canary/incidents/{id} and name that file."
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=IncidentBundle)
+    except OSError as error:
+        raise ConfigurationError("FILE", str(path), f"cannot be read: {error.strerror}", remedy) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError("FILE", str(path), f"is no incident bundle: {error}", remedy) from None

@@ -1,0 +1,75 @@
+"""docs/fault_cases.md out of the specimens: `python -m tests.fault_cases.table > docs/fault_cases.md`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from tests.fault_cases import cases as species
+from tests.fault_cases.case import Specimen
+from tests.fault_cases.transfers import TRANSFERS
+
+_HEAD = """# Fault cases
+
+Each row is a class of KV cache fault that users have reported, or that hardware produces. It is one file in
+`tests/fault_cases/cases`: the engine itself is changed where the bug lived (never the canary's records) and
+runs under traffic with eviction, preemption, aborts and shared prefixes. The first step with violations must
+show exactly these reasons, this many steps after the fault took effect (0 = in the same forward, -1 = before
+it: bytes that arrive with their records are compared at once). The same run without the fault has no
+violation, and its outputs differ: the fault matters.
+
+Settings are those of CI: `prefix_data` compares all bytes that a forward has read, right after it; a sweep
+every 10 steps covers the rest. In production (`prefix_data` off) every *head* and *tail* row but `kv_data`
+is seen just as fast; `kv_data` waits for the slot to be reused, for the patrol or for a sweep.
+
+Made by `python -m tests.fault_cases.table > docs/fault_cases.md`; reports are the public threads that were
+read for a class.
+"""
+
+
+def collected() -> dict[str, Specimen]:
+    """Every specimen by the name of its file, sorted."""
+    names = sorted(module.name for module in pkgutil.iter_modules(species.__path__))
+    return {name: importlib.import_module(f"{species.__name__}.{name}").SPECIMEN for name in names}
+
+
+def table() -> str:
+    """The page."""
+    specimens = sorted(collected().values(), key=lambda specimen: (specimen.place, specimen.title))
+    seen = [specimen for specimen in specimens if not specimen.missed]
+    missed = [specimen for specimen in specimens if specimen.missed]
+    lines = [_HEAD, f"## Caught: {len(seen)} classes\n"]
+    lines += [
+        "| fault | where | first signal | steps | what else notices | reports |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| **{s.title}**: {s.story} | {s.place} | {'; '.join(s.finds)} | {s.latency} | {s.elsewhere} "
+        f"| {_links(s.reports)} |"
+        for s in seen
+    ]
+    lines += [f"\n## Caught between processes: {len(TRANSFERS)} classes\n"]
+    lines += ["A prefill and a decode process joined by gloo; all before the request's first forward.\n"]
+    lines += ["| fault | first signal | reports |", "|---|---|---|"]
+    lines += [f"| **{t.title}**: {t.story} | {'; '.join(t.finds)} | {_links(t.reports)} |" for t in TRANSFERS]
+    if missed:
+        lines += [f"\n## Not caught: {len(missed)} classes\n"]
+        lines += ["| fault | where | why not | what else notices | reports |", "|---|---|---|---|---|"]
+        lines += [
+            f"| **{s.title}**: {s.story} | {s.place} | {s.missed} | {s.elsewhere} | {_links(s.reports)} |"
+            for s in missed
+        ]
+    harmless = [s for s in (*specimens, *TRANSFERS) if s.harmless]
+    if harmless:
+        lines += ["\nOutputs stay as they were, yet it is a fault:\n"]
+        lines += [f"- {s.title}: {s.harmless}" for s in harmless]
+    return "\n".join(lines) + "\n"
+
+
+def _links(reports: tuple[str, ...]) -> str:
+    parts = [report.removeprefix("https://github.com/").split("/") for report in reports]
+    return ", ".join(f"[{p[1]}#{p[3]}]({r})" for p, r in zip(parts, reports, strict=True)) or "hardware"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,57 @@
+"""Work aside sees what was queued before it, and is done before what is queued after the join."""
+
+import torch
+
+from canary_obs.engines.toolkit.side_stream import Aside
+
+DEVICE = torch.device("cuda", 0)
+CYCLES = 20_000_000  # some 10 ms
+ROUNDS = 20
+
+
+def test_order() -> None:
+    aside = Aside(DEVICE, wanted=True)
+    slots = torch.zeros(1 << 16, dtype=torch.int64, device=DEVICE)
+    seen = torch.zeros((ROUNDS, slots.shape[0]), dtype=torch.int64, device=DEVICE)
+    # Unordered, the copies would be over long before the first fill.
+    torch.cuda._sleep(CYCLES)
+    for number in range(ROUNDS):
+        aside.join()
+        slots.fill_(number + 1)
+        with aside.behind_all:
+            torch.cuda._sleep(CYCLES // ROUNDS)
+            seen[number].copy_(slots)
+    torch.cuda.synchronize()
+    assert seen.eq(torch.arange(1, ROUNDS + 1, device=DEVICE)[:, None]).all()
+
+
+def test_behind_the_mark_does_not_wait_for_what_follows_it() -> None:
+    aside = Aside(DEVICE, wanted=True)
+    values = torch.zeros(1 << 16, dtype=torch.int64, device=DEVICE)
+    seen = torch.zeros((3, values.shape[0]), dtype=torch.int64, device=DEVICE)
+    early = torch.Event(DEVICE)
+    aside.join()
+    torch.cuda._sleep(CYCLES // 10)
+    values.fill_(1)
+    aside.mark()
+    torch.cuda._sleep(10 * CYCLES)  # the forward
+    with aside.behind_mark:
+        seen[0].copy_(values)
+        early.record()
+    with aside.behind_nothing:
+        seen[1].copy_(values)
+    early.synchronize()
+    assert not torch.cuda.default_stream(DEVICE).query()  # the forward is still running
+    with aside.behind_all:
+        seen[2].copy_(values)
+    aside.join()
+    values.fill_(2)
+    torch.cuda.synchronize()
+    assert seen.eq(1).all()
+
+
+def test_unwanted_is_the_current_stream() -> None:
+    aside = Aside(DEVICE, wanted=False)
+    with aside.behind_all:
+        assert torch.cuda.current_stream(DEVICE) == torch.cuda.default_stream(DEVICE)
+    aside.join()

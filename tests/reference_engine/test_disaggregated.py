@@ -1,0 +1,153 @@
+"""Prompts computed in one process, answers in another: what arrives is verified before it is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from canary_obs.records import Cause, Mode, PerturbMode, Phase, Reason, State
+from tests.reference_engine.disaggregated import Report, alone, serve, traffic
+from tests.reference_engine.two_engines import Ranks, ranks
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    with ranks(1, 1, tmp_path_factory.mktemp("pair")) as started:
+        yield started
+
+
+def test_answers_are_those_of_one_engine(pair: Ranks) -> None:
+    prefill, decode = pair.run(serve, count=9)
+    assert decode.outputs == alone(9)
+    assert prefill.violations == decode.violations == []
+    assert prefill.statistics["prefix_hit_tokens"] > 0
+    full = decode.final.groups["full"]
+    assert full.hashed[Phase.HEAD] > 100
+    assert sum(full.unverified.values()) == 0
+
+
+@pytest.mark.parametrize("model", ["fp8", "int8", "mla", "mla_sparse"])
+def test_every_byte_of_a_slot_travels(pair: Ranks, model: str) -> None:
+    """Scales and index keys, too: without them the answers would differ, and the bytes their fingerprints."""
+    prefill, decode = pair.run(serve, count=6, model=model, shortest=24)
+    assert decode.outputs == alone(6, model, 24)
+    assert prefill.violations == decode.violations == []
+    for group in decode.final.groups.values():
+        assert group.hashed[Phase.HEAD] > 100
+        assert sum(group.unverified.values()) == 0
+
+
+def test_missing_index_keys_are_said_to_be_index_keys(pair: Ranks) -> None:
+    _, decode = pair.run(serve, sender="NoIndexKeys", model="mla_sparse", shortest=24)
+    assert before_use(decode) == [(Phase.HEAD, Reason.KV_DATA)] * 24
+    assert {violation.group for violation in decode.violations} == {"indexer"}
+
+
+def before_use(report: Report) -> list[tuple[Phase, Reason]]:
+    """What was found before the first forward of any request was over."""
+    first = min(report.first_steps.values())
+    return [(v.phase, v.reason) for v in report.violations if v.step <= first and v.phase is Phase.HEAD]
+
+
+LANDING = {(Phase.HEAD, Reason.KV_DATA)}
+
+
+@pytest.mark.parametrize(
+    ("sender", "reasons", "slots"),
+    [
+        ("Truncated", LANDING, 4),
+        ("MissingLayer", LANDING, 6),
+        ("Reordered", LANDING, 2),
+        ("Duplicated", LANDING, 1),
+        ("Misdirected", LANDING, 6),
+        ("DamagedAtSource", LANDING, 1),
+        (
+            "WrongSource",
+            {(Phase.HEAD, Reason.POSITION), (Phase.HEAD, Reason.CHAIN)},
+            7,
+        ),  # and the token after
+    ],
+)
+def test_a_damaged_transfer_is_caught_before_its_first_use(
+    pair: Ranks, sender: str, reasons: set[tuple[Phase, Reason]], slots: int
+) -> None:
+    prefill, decode = pair.run(serve, sender=sender)
+    assert set(before_use(decode)) <= reasons
+    assert set(before_use(decode)) & reasons
+    caught = {v.slot for v in decode.violations if v.phase is Phase.HEAD}
+    assert len(caught) == slots
+    assert prefill.violations == []
+    # Mode log: counted and shown, and the request goes on.
+    assert len(next(iter(decode.outputs.values()))) == 6 + 8
+
+
+def test_mode_raise_stops_before_damaged_bytes_are_used(pair: Ranks) -> None:
+    _, decode = pair.run(serve, sender="DamagedAtSource", mode=Mode.RAISE)
+    assert decode.raised
+    assert decode.first_steps == {}
+    assert {v.reason for v in decode.violations} == {Reason.KV_DATA}
+
+
+def test_mode_raise_lets_a_sound_transfer_through(pair: Ranks) -> None:
+    _, decode = pair.run(serve, count=4, mode=Mode.RAISE)
+    assert not decode.raised
+    assert decode.outputs == alone(4)
+
+
+@pytest.mark.parametrize("decode_data", ["partial", "none"])
+def test_another_coverage_is_unverified_and_no_false_alarm(pair: Ranks, decode_data: str) -> None:
+    _, decode = pair.run(serve, count=4, decode_data=decode_data)
+    assert decode.outputs == alone(4)
+    assert decode.violations == []
+    assert decode.final.groups["full"].unverified[Cause.ADOPTED] > 0
+
+
+@pytest.mark.parametrize(("prefill_page", "decode_page"), [(1, 16), (16, 1), (4, 4)])
+def test_pages_of_other_sizes(pair: Ranks, prefill_page: int, decode_page: int) -> None:
+    sizes = {"page_size": (prefill_page, decode_page)}
+    _, decode = pair.run(serve, count=6, engine=sizes)
+    assert decode.outputs == alone(6)
+    assert decode.violations == []
+
+
+def test_traffic_is_clean(pair: Ranks) -> None:
+    prefill, decode = pair.run(traffic, steps=250)
+    for report in (prefill, decode):
+        assert report.violations == []
+        assert report.state == (State.OK, ())
+        assert sum(report.final.groups["full"].unverified.values()) == 0
+        assert report.statistics["evictions"] > 0
+        assert report.statistics["aborts"] > 0
+    assert decode.statistics["preemptions"] > 0
+    assert decode.statistics["requests_finished"] > 50
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in PerturbMode])
+def test_no_planted_fault_is_missed(pair: Ranks, mode: str) -> None:
+    reports = pair.run(
+        traffic, steps=140, perturb=f"{mode}=0.2", perturb_enabled=True, perturb_seed=7, patrol_budget="50%",
+        sweep_interval=40,
+    )  # fmt: skip
+    for report in reports:
+        tally = report.ledger[mode]
+        assert tally["detected"] > 2
+        assert (tally["missed"], tally["open"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
+def test_shards_add_up(tmp_path, prefill: int, decode: int) -> None:
+    with ranks(prefill, decode, tmp_path) as started:
+        clean = started.run(serve, count=5)
+        damaged = started.run(serve, count=1, sender="DamagedAtSource")
+        truncated = started.run(serve, count=1, sender="Truncated")
+    for report in clean[prefill:]:
+        assert report.outputs == alone(5)
+        assert report.final.groups["full"].hashed[Phase.HEAD] > 50
+        assert sum(report.final.groups["full"].unverified.values()) == 0
+    assert all(report.violations == [] for report in clean)
+    for reports in (damaged, truncated):
+        assert all(report.violations == [] for report in reports[:prefill])
+    found = [v for report in damaged[prefill:] for v in report.violations if v.phase is Phase.HEAD]
+    assert {v.reason for v in found} == {Reason.KV_DATA}
+    assert len({v.slot for v in found}) == 1
+    for report in truncated[prefill:]:
+        assert len({v.slot for v in report.violations if v.phase is Phase.HEAD}) == 4

@@ -1,0 +1,92 @@
+"""Real processes, joined by a real gloo: each rank runs what it is asked to, one scenario after another."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_ANSWER_SECONDS = 240.0  # a hang is told, a loaded machine is not
+
+# Loaded once and not by every rank; the compiled operations take seconds.
+_PRELOADED = ["tests.reference_engine.disaggregated"] + [
+    f"canary_kernels.{operation}.cpu" for operation in ("verify", "write", "fingerprint", "digest")
+]
+
+Scenario = Callable[..., Any]
+
+
+class Ranks:
+    """The processes of one cluster."""
+
+    def __init__(self, prefill: int, decode: int, rendezvous: Path, patience: float) -> None:
+        self.prefill, self.decode, self._patience = prefill, decode, patience
+        self._ends: list[Connection] = []
+        self._processes = []
+        for rank in range(prefill + decode):
+            mine, theirs = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(
+                target=_serve, args=(rank, prefill, decode, f"file://{rendezvous}", theirs), daemon=True
+            )
+            process.start()
+            self._ends.append(mine)
+            self._processes.append(process)
+
+    def run(self, scenario: Scenario, **arguments: Any) -> list[Any]:
+        """The answers of all ranks, prefill first; an error on any rank is raised here with its traceback."""
+        for end in self._ends:
+            end.send((scenario, arguments))
+        answers = []
+        for rank, end in enumerate(self._ends):
+            if not end.poll(self._patience):
+                raise TimeoutError(f"rank {rank} did not answer {scenario.__name__} {arguments}")
+            failed, answer = end.recv()
+            if failed:
+                raise AssertionError(f"rank {rank}: {answer}")
+            answers.append(answer)
+        return answers
+
+    def stop(self) -> None:
+        """End the processes."""
+        for end in self._ends:
+            end.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+@contextmanager
+def ranks(prefill: int, decode: int, folder: Path, patience: float = _ANSWER_SECONDS) -> Iterator[Ranks]:
+    """A cluster for the duration of a block; `patience`: seconds until an answer counts as a hang."""
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
+    started = Ranks(prefill, decode, folder / f"rendezvous-{prefill}-{decode}", patience)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def _serve(rank: int, prefill: int, decode: int, rendezvous: str, pipe: Connection) -> None:
+    import torch
+
+    from canary_obs.reference_engine.disaggregated.cluster import Cluster
+
+    torch.set_num_threads(1)
+    cluster = Cluster(rank, prefill, decode, rendezvous)
+    while True:
+        try:
+            scenario, arguments = pipe.recv()
+        except EOFError:
+            break
+        try:
+            pipe.send((False, scenario(cluster, **arguments)))
+        except Exception:  # noqa: BLE001 - told to the test
+            pipe.send((True, traceback.format_exc()))
+    cluster.close()

@@ -1,0 +1,74 @@
+"""Batches of a group: made once for the same tensors, whatever these hold by now."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from canary_kernels.layout import CHAIN_ANCHOR, COUNT_WRITTEN, signed
+from canary_kernels.write import write_identities
+from canary_obs.config import CanaryConfig
+from canary_obs.engine_api.views import GroupStep, GroupView, StepView
+from canary_obs.runtime.device.state import DeviceState
+
+CPU = torch.device("cpu")
+
+
+def state_of(window: int | None, backend: str = "torch") -> DeviceState:
+    view = GroupView(name="full", num_slots=64, page_size=1, sources=(), window=window)
+    return DeviceState([view], CPU, CanaryConfig(backend=backend))
+
+
+def shown(count: int) -> StepView:
+    """Requests that add one token each to an empty prefix."""
+    return StepView(
+        request_ids=[str(number) for number in range(count)],
+        rows=torch.arange(count),
+        prefix_lens=torch.zeros(count, dtype=torch.int64),
+        extend_lens=torch.ones(count, dtype=torch.int64),
+        token_starts=torch.arange(count + 1),
+        input_ids=torch.arange(count),
+        positions=torch.zeros(count, dtype=torch.int64),
+        digests=torch.full((count,), signed(CHAIN_ANCHOR)),
+        groups={
+            "full": GroupStep(slot_table=torch.arange(64).view(8, 8), out_slots=torch.arange(count) * 8),
+        },
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_the_same_tensors_are_the_same_batch_with_what_they_hold_now(backend):
+    state = state_of(None, backend)
+    (group,), view = state.groups, shown(3)
+    batch = group.batch(view)
+    write_identities(state.backend, group.buffers, batch)
+    view.prefix_lens.add_(1)
+    view.positions.add_(1)
+    view.groups["full"].out_slots.add_(1)
+    again = group.batch(dataclasses.replace(view, request_ids=["a", "b", "c"]))
+    assert again is batch
+    write_identities(state.backend, group.buffers, again)
+    assert group.buffers.counters[COUNT_WRITTEN] == 6
+    written = group.buffers.records[:, 0].nonzero().flatten().tolist()
+    assert written == [0, 1, 8, 9, 16, 17]
+    assert [int(group.buffers.records[slot, 0]) >> 34 for slot in written] == [0, 1] * 3
+
+
+@pytest.mark.parametrize("changed", ["rows", "prefix_lens", "digests", "input_ids", "positions"])
+def test_another_tensor_is_another_batch(changed):
+    (group,), view = state_of(None).groups, shown(3)
+    batch = group.batch(view)
+    other = dataclasses.replace(view, **{changed: getattr(view, changed).clone()})
+    assert group.batch(other) is not batch
+    assert getattr(group.batch(other), changed) is getattr(other, changed)
+    assert group.batch(dataclasses.replace(view, digests=None)).digests is None
+
+
+def test_first_positions_follow_the_prefix_of_a_window():
+    (group,), view = state_of(4).groups, shown(3)
+    batch = group.batch(view)
+    assert batch.starts.tolist() == [0, 0, 0]
+    view.prefix_lens.copy_(torch.tensor([2, 5, 9]))
+    assert group.batch(view) is batch
+    assert batch.starts.tolist() == [0, 2, 6]
+    assert group.batch(shown(2)).starts.tolist() == [0, 0]

@@ -1,0 +1,171 @@
+"""Every flipped bit of every cached slot is found by the next sweep; a pass accounts for every slot."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from canary_obs.records import (
+    CancelSweep,
+    Cause,
+    Reason,
+    StartSweep,
+    SweepProgress,
+    SweepReport,
+    SweepStatus,
+    Trigger,
+    Violations,
+)
+from canary_obs.runtime.device.byte_address import locate_byte
+from canary_obs.transport.links import LocalLink
+
+TRIALS = 500
+
+
+def sweep_now(rig, **wishes: object) -> SweepProgress:
+    """One demanded sweep from start to result."""
+    sweeper, pump = rig.canary.sweeper, rig.canary.pump
+    name = f"test-{sweeper.passes[Trigger.DEMAND]}"
+    sweeper.demand(StartSweep(id=name, **wishes), rig.canary.step)  # type: ignore[arg-type]
+    while sweeper.running:
+        sweeper.advance(0.01, pump.next_sequence)
+        rig.canary.reporter.violations(pump.turn(rig.canary.step))
+    assert sweeper.last is not None
+    assert sweeper.last.id == name
+    return sweeper.last
+
+
+def messages(link: LocalLink, kind: type) -> list:
+    found = []
+    while (message := link.take(0.0)) is not None:
+        if isinstance(message, kind):
+            found.append(message)
+    return found
+
+
+def test_one_flipped_bit_anywhere_is_caught_by_the_next_sweep(make_rig) -> None:
+    link = LocalLink(capacity=100_000)
+    rig = make_rig(link=link, patrol_budget="off", reuse_data=False)
+    rig.run(200)
+    rig.finish_requests()
+    cached = rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots.tolist()
+    assert len(cached) > 200
+    sources = rig.canary.state.groups[0].view.sources
+    draw = random.Random(11)
+    assert sweep_now(rig).status is SweepStatus.PASSED
+    messages(link, Violations)
+    for trial in range(TRIALS):
+        source, slot = sources[trial % len(sources)], draw.choice(cached)
+        address = locate_byte(source, slot, draw.randrange(source.slot_bytes))
+        mask = 1 << draw.randrange(8)
+        address.flip(mask)
+        result = sweep_now(rig)
+        address.flip(mask)
+        assert (result.status, result.violations) == (SweepStatus.VIOLATED, 1)
+        (row,) = [row for message in messages(link, Violations) for row in message.rows]
+        assert (row.reason, row.slot, row.sweep_id) == (Reason.KV_DATA, slot, result.id)
+        assert row.part is not None
+        assert row.part.name == source.part.name
+    assert sweep_now(rig).status is SweepStatus.PASSED
+
+
+@pytest.mark.parametrize("unlocked_only", [False, True])
+def test_a_pass_accounts_for_every_slot_while_the_cache_changes(make_rig, unlocked_only: bool) -> None:
+    rig = make_rig(sweep_interval=3, sweep_budget_ms=0.001, unlocked_only=unlocked_only)
+    rig.run(500)
+    last = rig.canary.sweeper.last
+    assert rig.canary.sweeper.passes[Trigger.INTERVAL] > 20
+    assert last is not None
+    assert last.status is SweepStatus.PASSED
+    assert last.checked + sum(last.skipped.values()) == last.total
+    assert rig.canary.pump.violations == 0
+
+
+def test_slots_evicted_during_a_sweep_are_skipped_and_counted(make_rig) -> None:
+    rig = make_rig()
+    rig.run(150)
+    sweeper = rig.canary.sweeper
+    sweeper.demand(StartSweep(id="slow"), rig.canary.step)
+    pending = sweeper._pass
+    sweeper._pass = None
+    rig.run(150)
+    sweeper._pass = pending
+    rig.run(20)
+    assert sweeper.last is not None
+    assert (sweeper.last.id, sweeper.last.status) == ("slow", SweepStatus.PASSED)
+    assert sweeper.last.skipped[Cause.EVICTED] > 0
+    assert rig.canary.pump.violations == 0
+
+
+def test_a_record_that_lost_its_link_is_found_without_reading_bytes(make_rig) -> None:
+    rig = make_rig(patrol_budget="off")
+    rig.run(150)
+    rig.finish_requests()
+    cached = rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False)
+    records = rig.canary.state.groups[0].buffers.records
+    victim = int(cached.slots[cached.positions > 3][0])
+    kept = records[victim].clone()
+    records[victim, 1] += 1
+    assert sweep_now(rig, data=False).status is SweepStatus.VIOLATED
+    records[victim] = 0
+    result = sweep_now(rig, data=False)
+    assert (result.status, result.checked) == (SweepStatus.VIOLATED, result.total)
+    records[victim] = kept
+    assert sweep_now(rig).status is SweepStatus.PASSED
+
+
+def test_a_demanded_sweep_takes_the_place_of_an_automatic_one(make_rig) -> None:
+    link = LocalLink(capacity=100_000)
+    rig = make_rig(link=link, sweep_budget_ms=0.001)
+    rig.run(150)
+    rig.canary.sweeper.begin_automatic(Trigger.INTERVAL, rig.canary.step)
+    link.deliver(StartSweep(id="mine"))
+    rig.run(50)
+    ends = [m.progress for m in messages(link, SweepReport) if m.progress.status is not SweepStatus.RUNNING]
+    assert [end.status for end in ends] == [SweepStatus.CANCELLED, SweepStatus.PASSED]
+    assert ends[1].id == "mine"
+    assert ends[1].trigger is Trigger.DEMAND
+
+
+def test_a_sweep_can_be_cancelled_and_an_unknown_group_is_refused(make_rig) -> None:
+    link = LocalLink(capacity=100_000)
+    rig = make_rig(link=link, sweep_budget_ms=0.001)
+    rig.run(150)
+    link.deliver(StartSweep(id="a"))
+    link.deliver(CancelSweep(id="a"))
+    link.deliver(StartSweep(id="b", groups=("nope",)))
+    rig.run(10)
+    ends = {m.progress.id: m.progress for m in messages(link, SweepReport)}
+    assert ends["a"].status is SweepStatus.CANCELLED
+    assert ends["b"].status is SweepStatus.FAILED
+    assert "there are: full" in str(ends["b"].error)
+
+
+def test_idle_engine_sweeps_by_itself(make_rig) -> None:
+    rig = make_rig(idle_sweep_seconds=1e-6)
+    rig.run(100)
+    rig.finish_requests()
+    turns = 0
+    while rig.canary.sweeper.passes[Trigger.IDLE] < 2:
+        rig.engine.idle()
+        turns += 1
+        assert turns < 1000
+    assert rig.canary.pump.violations == 0
+
+
+def test_a_sweep_tells_each_groups_part(make_rig) -> None:
+    rig = make_rig(patrol_budget="off", reuse_data=False, idle_sweep=False)
+    rig.run(80)
+    rig.finish_requests()
+    first = sweep_now(rig)
+    slot = int(rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots[0])
+    address = locate_byte(rig.canary.state.groups[0].view.sources[0], slot, 0)
+    address.flip(1)
+    second = sweep_now(rig)
+    address.flip(1)
+    for sweep, violations in ((first, 0), (second, 1)):
+        (share,) = sweep.shares
+        assert (share.group, share.total, share.checked) == ("full", sweep.total, sweep.checked)
+        assert share.violations == sweep.violations == violations
+        assert 0 <= share.began <= share.ended <= sweep.seconds
