@@ -146,5 +146,5 @@ class Traffic:
 @cache
 def corpus() -> str:
     """The text shipped with the engine, white space folded."""
-    folder = files("canary_obs.engines.reference") / "corpus"
+    folder = files("canary_obs.reference_engine") / "corpus"
     return re.sub(r"\s+", " ", (folder / "jargon.txt").read_text(encoding="utf-8"))
