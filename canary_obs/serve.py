@@ -19,9 +19,9 @@ from canary_obs.errors import CanaryError, ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.records import State
 from canary_obs.service.app import create_app
-from canary_obs.service.context import Surroundings
-from canary_obs.service.event_stream import Feed
-from canary_obs.service.token_store import Keyring
+from canary_obs.service.context import Dependencies
+from canary_obs.service.event_stream import EventStream
+from canary_obs.service.token_store import TokenStore
 from canary_obs.telemetry.log import Event, EventLog, Fields, open_log, order_fields, violation_fields
 from canary_obs.telemetry.tracing import Tracing, open_tracing
 from canary_obs.transport.keys import ServiceKeys, service_keys
@@ -51,7 +51,7 @@ class ServiceThread:
     def __init__(self, config: ServiceConfig | None = None, *, link: LocalLink | None = None) -> None:
         """With `link` the engine is in this process; without, engines reach `config.endpoint`."""
         self.config = ServiceConfig() if config is None else config
-        keyring = Keyring(self.config)
+        token_store = TokenStore(self.config)
         keys = service_keys(self.config) if link is None else None
         self.hub = Hub(self.config)
         self._socket = bind_port(self.config)
@@ -65,14 +65,14 @@ class ServiceThread:
             self._socket.close()
             raise
         self.port: int = self._socket.getsockname()[1]
-        around = Surroundings(
+        around = Dependencies(
             log_dropped=lambda: self._log.dropped + self._audit.dropped,
             exports=lambda: self._tracing.counts if self._tracing else {},
             listening=lambda: self._listener.alive,
             audit=lambda order: self._audit((order,)),
         )
-        app = create_app(self.hub, self.config, keyring=keyring, around=around)
-        self._feed: Feed = app.state.desk.feed
+        app = create_app(self.hub, self.config, token_store=token_store, around=around)
+        self._feed: EventStream = app.state.context.event_stream
         options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
         self._server = _Server(
             uvicorn.Config(app, **options, timeout_graceful_shutdown=SHUTDOWN_SECONDS, server_header=False)

@@ -40,10 +40,10 @@ def test_on_one_gpu_what_needs_it_alone_comes_last(tmp_path: Path) -> None:
         proof(tmp_path, "soak", "suite", long=True), proof(tmp_path, "bench", alone=True),
         proof(tmp_path, "suite"), proof(tmp_path, "host", quiet=True), proof(tmp_path, "ranks", gpus=2),
     ]  # fmt: skip
-    ledger = run_all(wanted, 1, tmp_path)
+    injections = run_all(wanted, 1, tmp_path)
     assert order(tmp_path) == ["host 0", "suite 0", "soak 0", "bench 0"]
-    assert ledger.ended["ranks"] == {"not_run": "needs 2 GPUs, here are 1"}
-    assert not ledger.ok  # something was not run
+    assert injections.ended["ranks"] == {"not_run": "needs 2 GPUs, here are 1"}
+    assert not injections.ok  # something was not run
 
 
 def test_on_two_beside_the_soak_what_is_alone_has_the_other_and_then_the_rest_has_both(
@@ -54,11 +54,11 @@ def test_on_two_beside_the_soak_what_is_alone_has_the_other_and_then_the_rest_ha
         proof(tmp_path, "bench", alone=True), proof(tmp_path, "ranks", gpus=2),
         proof(tmp_path, "host", quiet=True),
     ]  # fmt: skip
-    ledger = run_all(wanted, 2, tmp_path)
+    injections = run_all(wanted, 2, tmp_path)
     assert order(tmp_path) == ["host 0", "bench 1", "suite 0,1", "ranks 0,1", "soak 0"]
-    assert ledger.ok
+    assert injections.ok
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert {name: facts["exit"] for name, facts in summary.items()} == dict.fromkeys(ledger.ended, 0)
+    assert {name: facts["exit"] for name, facts in summary.items()} == dict.fromkeys(injections.ended, 0)
 
 
 def test_without_the_long_one_the_quiet_ones_have_the_host_as_ever(tmp_path: Path) -> None:
@@ -70,10 +70,14 @@ def test_without_the_long_one_the_quiet_ones_have_the_host_as_ever(tmp_path: Pat
 
 
 def test_one_that_does_not_hold_is_told_and_the_others_go_on(tmp_path: Path) -> None:
-    ledger = run_all(
+    injections = run_all(
         [proof(tmp_path, "soak", long=True), proof(tmp_path, "wrong"), proof(tmp_path, "more")], 1, tmp_path
     )
-    assert (ledger.ended["wrong"]["exit"], ledger.ended["more"]["exit"], ledger.ok) == (1, 0, False)
+    assert (injections.ended["wrong"]["exit"], injections.ended["more"]["exit"], injections.ok) == (
+        1,
+        0,
+        False,
+    )
 
 
 def test_every_proof_is_a_command_that_the_readme_tells(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def run_paired(plan: PairedPlan) -> int:
     result["overhead_ms"] = {
         hook: round(1e3 * (spent - before[hook]) / steps, 4) for hook, spent in canary.overhead.items()
     }
-    violations = result["violations"] = canary.pump.violations
+    violations = result["violations"] = canary.counter_reader.violations
     faults = result["observer_faults"] = dict(canary.health.faults)
     canary.detach()
     show("mode log (defaults) against mode none, interleaved pairs", result, as_json=plan.json)

@@ -31,7 +31,10 @@ def _pipeline(plan: StepPlan, stage: Stage) -> int:
     canary, result = stage.canary, facts_of(plan, stage) | {"pipeline_rows": _FEW_ROWS}
     stage.block(plan.block_steps, observed=True, wait=False)
     for kind, wait in (("gpu_steps_behind", False), ("engine_waits_each_step", True)):
-        skipped, pushed = canary.pump.status(canary.step, 0.0).skipped, canary.pump.next_sequence
+        skipped, pushed = (
+            canary.counter_reader.status(canary.step, 0.0).skipped,
+            canary.counter_reader.next_sequence,
+        )
         stage.after_step_us.clear()
         stage.hooks_us.clear()
         stage.turns.clear()
@@ -45,8 +48,8 @@ def _pipeline(plan: StepPlan, stage: Stage) -> int:
             "all_hooks_us": percentiles(stage.hooks_us[plan.block_steps :]),
             "least_lag_steps": min(stage.lag_steps[plan.block_steps :]),
             "largest_lag_steps": max(stage.lag_steps),
-            "skipped": canary.pump.status(canary.step, 0.0).skipped - skipped,
-            "copied": canary.pump.next_sequence - pushed,
+            "skipped": canary.counter_reader.status(canary.step, 0.0).skipped - skipped,
+            "copied": canary.counter_reader.next_sequence - pushed,
         }
     result["service_heard_seconds_ago"] = canary.reporter.peer_age(time.monotonic())
     return finish(plan, stage, result)

@@ -118,7 +118,9 @@ class Stage:
                     self.after_step_us.append(1e6 * (time.perf_counter() - began))
                     self.turns.append(self.canary.last_turn)
                     self.hooks_us.append(1e6 * (sum(self.canary.overhead.values()) - spent))
-                    self.lag_steps.append(self.canary.pump.status(self.canary.step, began).lag_steps)
+                    self.lag_steps.append(
+                        self.canary.counter_reader.status(self.canary.step, began).lag_steps
+                    )
                 tokens = logits.argmax(dim=-1)
                 if wait:
                     tokens.tolist()
@@ -143,14 +145,14 @@ class Stage:
         """Whether a planted bit flip is counted, once, and nothing else is."""
         canary = self.canary
         canary.patrol.whole_cycle()
-        canary.pump.drain(canary.step, 30.0)
-        clean = canary.pump.violations
+        canary.counter_reader.drain(canary.step, 30.0)
+        clean = canary.counter_reader.violations
         address = locate_byte(canary.state.groups[0].view.sources[7], int(self.decode.out_slots[3]), 77)
         address.flip(4)
         canary.patrol.whole_cycle()
-        canary.pump.drain(canary.step, 30.0)
+        canary.counter_reader.drain(canary.step, 30.0)
         address.flip(4)
-        return clean == 0 and canary.pump.violations == 1
+        return clean == 0 and canary.counter_reader.violations == 1
 
 
 @contextmanager
@@ -233,7 +235,7 @@ def run_patrol(plan: StepPlan) -> int:
             stage.canary.health,
             parse_patrol_budget(budget),
             100 * default.bytes_per_second,
-            stage.canary.pump,
+            stage.canary.counter_reader,
         )
         times: dict[str, list[float]] = {"checks": [], "checks_and_patrol": []}
         read = seconds = 0.0

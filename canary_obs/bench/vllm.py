@@ -178,15 +178,15 @@ def _block(
         tiny.ask(prompt, plan.block_steps + 2 * prefill)
     tiny.steps(prefill)
     before = dict(canary.overhead) if canary else {}
-    watched = dict(watch.seconds)
+    instrumented = dict(watch.seconds)
     seconds = tiny.steps(plan.block_steps)
     after = dict(canary.overhead) if canary else {}
-    spent = {name: total - watched[name] for name, total in watch.seconds.items()}
+    spent = {name: total - instrumented[name] for name, total in watch.seconds.items()}
     while tiny.engine.has_unfinished_requests():
         tiny.steps(1)
     return _Block(
         seconds=seconds, schedule=spent["schedule"], execute=spent["execute_model"],
         hooks={hook: total - before[hook] for hook, total in after.items()},
-        violations=canary.pump.violations if canary else 0,
+        violations=canary.counter_reader.violations if canary else 0,
         faults=canary.health.faults.total() if canary else 0,
     )  # fmt: skip

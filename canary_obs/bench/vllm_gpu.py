@@ -133,7 +133,7 @@ def _block(host: VllmHost, plan: VllmGpuPlan, *, protected: bool) -> _Block:
             seconds=seconds,
             prefills=prefills,
             attach=attach,
-            violations=canary.pump.violations,
+            violations=canary.counter_reader.violations,
             faults=sum(canary.health.faults.values()),
             decode_host_us=_spent(marks[2], marks[3], plan.steps),
             prefill_host_us=_spent(marks[0], marks[1], plan.prefills),

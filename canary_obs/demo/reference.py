@@ -198,7 +198,7 @@ def summary_of(run: Run, engine: Engine, canary: CanaryRuntime | None) -> dict[s
             "overhead_ms": {
                 name: round(1e3 * spent / max(final.step, 1), 4) for name, spent in canary.overhead.items()
             },
-            "ledger": canary.injector.ledger.summary() if canary.injector else None,
+            "ledger": canary.injector.injections.summary() if canary.injector else None,
         }
     )
 

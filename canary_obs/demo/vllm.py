@@ -94,7 +94,7 @@ def _protection(canary: CanaryRuntime, busy: float) -> dict[str, Any]:
     return {
         "slots_verified": sum(sum(group.verified.values()) for group in groups.values()),
         "sweep_passes": sum(canary.sweeper.passes.values()),
-        "violations": canary.pump.violations,
+        "violations": canary.counter_reader.violations,
         "state": state.value,
         "state_reasons": list(reasons),
         "overhead_ratio": round(overhead / max(busy, 1e-9), 4),

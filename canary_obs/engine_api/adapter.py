@@ -21,7 +21,7 @@ class Observer(Protocol):
     def before_forward(self, step: StepView) -> None:
         """Just before the model forward, on the stream that runs it."""
 
-    def overwriting(self, step: StepView) -> None:
+    def before_write(self, step: StepView) -> None:
         """In its place, where the forward's inputs last until its work is done. `launched` follows.
 
         The view may lack the requests' ids, digests and expected ids: they come with `launched`.

@@ -106,10 +106,10 @@ class ShowsWindow(Protocol):
 
 
 @runtime_checkable
-class LendsScratch(Protocol):
+class ReservesScratchSlot(Protocol):
     """What an adapter offers besides, for drills."""
 
-    def lend_scratch(self) -> tuple[str, int]:
+    def reserve_scratch_slot(self) -> tuple[str, int]:
         """A group, and a slot of it that holds no live KV until detach.
 
         Its bytes may change and be changed back. Raises UnsupportedEngine, saying why, where there is none.

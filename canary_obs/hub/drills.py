@@ -59,7 +59,7 @@ class _Running:
     end: Future[DrillRecord] = field(default_factory=Future)
 
 
-class DrillBook:
+class DrillStore:
     """Thread-safe; calls nobody."""
 
     def __init__(self, wall_ns: Callable[[], int] = time.time_ns) -> None:

@@ -16,11 +16,11 @@ from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
 from canary_obs.hub.commands import NoEngine, StartSweepRequest, UnknownGroup
 from canary_obs.hub.counters import HandshakeCounts, HubCounts
-from canary_obs.hub.drills import DrillBook
-from canary_obs.hub.incident_store import IncidentBook
+from canary_obs.hub.drills import DrillStore
+from canary_obs.hub.incident_store import IncidentStore
 from canary_obs.hub.ranks import Rank, RankView, Reply, label
-from canary_obs.hub.sweeps import RankKey, SweepLedger, SweepRecord
-from canary_obs.hub.violation_store import ViolationEvent, ViolationFilter, ViolationJournal
+from canary_obs.hub.sweeps import RankKey, SweepRecord, SweepStore
+from canary_obs.hub.violation_store import ViolationEvent, ViolationFilter, ViolationStore
 from canary_obs.records import (
     Acknowledge,
     CancelSweep,
@@ -61,10 +61,12 @@ class Hub:
         self._clock, self._wall_ns = clock, wall_ns
         self._lock = threading.RLock()
         self._ranks: dict[RankKey, Rank] = {}
-        self._sweeps = SweepLedger()
-        self._journal = ViolationJournal(self.config.violations_kept)
-        self.incidents = IncidentBook(self.config.incidents_kept, self.config.incident_quiet_seconds, wall_ns)
-        self.drills = DrillBook(wall_ns)
+        self._sweeps = SweepStore()
+        self._violation_store = ViolationStore(self.config.violations_kept)
+        self.incidents = IncidentStore(
+            self.config.incidents_kept, self.config.incident_quiet_seconds, wall_ns
+        )
+        self.drills = DrillStore(wall_ns)
         self.handshakes = HandshakeCounts()
         self._messages: Counter[str] = Counter(dict.fromkeys(_KINDS.values(), 0))
         self._refused = self._undecodable = 0
@@ -100,7 +102,7 @@ class Hub:
             if identity.started_ns < rank.identity.started_ns and not self._gone(rank, now):
                 self._refuse(rank, message, now)
                 return None
-            rank.reborn(identity)
+            rank.restarted(identity)
             error = "the engine restarted"
             self._sweeps.lose(identity.key, error, unless_started_ns=identity.started_ns)
         rank.reply, rank.heard = reply, now
@@ -110,7 +112,7 @@ class Hub:
         self._refused += 1
         # What was still queued when its successor started is no sign of life.
         if isinstance(message, Snapshot) and message.time_ns > rank.identity.started_ns:
-            rank.rival, rank.rival_heard = message.identity, now
+            rank.duplicate, rank.duplicate_heard = message.identity, now
 
     def _make_room(self) -> None:
         while len(self._ranks) >= RANKS_KEPT:
@@ -142,7 +144,7 @@ class Hub:
         return ()
 
     def _enter(self, rank: Rank, message: Violations, now: float) -> tuple[ViolationEvent, ...]:
-        events = self._journal.add(message, self.incidents.open_for(message.identity, now))
+        events = self._violation_store.add(message, self.incidents.open_for(message.identity, now))
         for command in self.incidents.record(events, now):
             rank.reply(command)
         return events
@@ -217,7 +219,8 @@ class Hub:
         with self._lock:
             return HubCounts(
                 messages=dict(self._messages), refused=self._refused, undecodable=self._undecodable,
-                evicted=self._journal.evicted, faults=dict(self._faults), handshakes=self.handshakes.counts(),
+                evicted=self._violation_store.evicted, faults=dict(self._faults),
+                handshakes=self.handshakes.counts(),
             )  # fmt: skip
 
     def start_sweep(self, request: StartSweepRequest) -> SweepRecord:
@@ -260,7 +263,7 @@ class Hub:
     def violations(self, wanted: ViolationFilter | None = None) -> list[ViolationEvent]:
         """Violations kept that pass the filter, newest first."""
         with self._lock:
-            events = self._journal.newest_first()
+            events = self._violation_store.newest_first()
         return events if wanted is None else [event for event in events if wanted.admits(event)]
 
     def pause(self) -> int:

@@ -114,7 +114,7 @@ class _Case:
         return CollectEvidence(incident=self.id, group=row.group, slot=row.slot)
 
 
-class IncidentBook:
+class IncidentStore:
     """Every incident of late. Thread-safe; calls nobody."""
 
     def __init__(self, kept: int, quiet_seconds: float, wall_ns: Callable[[], int] = time.time_ns) -> None:

@@ -49,15 +49,15 @@ class Rank:
     acknowledged: bool = False  # an operator has seen how it left
     restarts: int = 0
     pinged: float = float("-inf")
-    rival: Identity | None = None  # an older process that still speaks under this rank's name
-    rival_heard: float = float("-inf")
+    duplicate: Identity | None = None  # an older process that still speaks under this rank's name
+    duplicate_heard: float = float("-inf")
 
     @property
     def totals(self) -> Snapshot | None:
         """Counters over all lives; what is known of earlier ones until this life reports."""
         return carried_over(self.snapshot, self.base) if self.snapshot else self.base
 
-    def reborn(self, identity: Identity) -> None:
+    def restarted(self, identity: Identity) -> None:
         """Another process speaks under this name: keep its predecessor's totals."""
         self.base = self.totals
         self.snapshot, self.hello = None, None
@@ -82,10 +82,9 @@ class Rank:
         if self.departed:
             open_damage = violated and not self.acknowledged
             return (State.VIOLATED, tuple(reasons)) if open_damage else (State.OFF, ("detached",))
-        if self.rival is not None and now - self.rival_heard <= stale_seconds:
-            blind = (
-                f"process {self.rival.pid} reports as the same rank; give each engine its own instance name"
-            )
+        if self.duplicate is not None and now - self.duplicate_heard <= stale_seconds:
+            pid = self.duplicate.pid
+            blind = f"process {pid} reports as the same rank; give each engine its own instance name"
         elif age is not None and age > stale_seconds:
             blind = f"latest snapshot is {age:.1f} s old"
         elif age is None and now - self.heard > stale_seconds:

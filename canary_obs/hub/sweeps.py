@@ -87,7 +87,7 @@ class _Entry:
         return min((share.status for share in self.shares.values()), key=_PRECEDENCE.index)
 
 
-class SweepLedger:
+class SweepStore:
     """Every sweep of late, by id. Not thread-safe: the hub holds its lock around every call."""
 
     def __init__(self) -> None:

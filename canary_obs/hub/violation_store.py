@@ -48,7 +48,7 @@ class ViolationFilter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class ViolationJournal:
+class ViolationStore:
     """Bounded; the oldest make room. Not thread-safe: the hub holds its lock around every call."""
 
     def __init__(self, capacity: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from canary_obs.reference_engine.cache.connector import KVPort
+from canary_obs.reference_engine.cache.connector import KVConnector
 from canary_obs.reference_engine.cache.host_tier import HostTier
 from canary_obs.reference_engine.cache.pool import KVPool
 from canary_obs.reference_engine.execution.graph import DecodeGraphs
@@ -41,13 +41,13 @@ class Engine:
             shape, weights = load_checkpoint(config.checkpoint, config.dtype)
         if shard is not None:
             shape, weights = shard.shape(shape), shard.weights(weights)
-        add_up = None if shard is None else shard.add_up
-        model, pool = Llama(shape, weights, config.max_context, device, add_up), KVPool(shape, config)
+        all_reduce = None if shard is None else shard.all_reduce
+        model, pool = Llama(shape, weights, config.max_context, device, all_reduce), KVPool(shape, config)
         captured = config.cuda_graphs and device.type == "cuda" and pool.kv is not None
         captured = captured and shard is None and not pool.compressed
         graphs = DecodeGraphs(model, pool, config.max_running) if captured else None
         self.runner = Runner(model, pool, graphs)
-        self.port = KVPort()
+        self.port = KVConnector()
         self.statistics = Statistics()
         self.scheduler = Scheduler(config, self.statistics)
         self.drafter: Drafter | None = None

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def placed(array: NDArray[Any], device: torch.device) -> Tensor:
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """A host array on a device; through pinned memory, else the copy would wait for the stream."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":

@@ -16,10 +16,10 @@ from canary_obs.errors import KVCacheViolation
 from canary_obs.records import Mode, Snapshot, State, Trigger, Violation
 from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.device.bandwidth import measured_bandwidth
-from canary_obs.runtime.device.counter_reader import Pump
+from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.device.warm_up import warm_up
-from canary_obs.runtime.evidence.collector import EvidenceDesk
+from canary_obs.runtime.evidence.collector import EvidenceCollector
 from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.forward import ForwardChecks
@@ -28,9 +28,9 @@ from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.drill import Drill
 from canary_obs.runtime.perturb.injector import Injector
 from canary_obs.runtime.report.reporter import Reporter
-from canary_obs.runtime.report.snapshot import vitals_of, whole_snapshot
+from canary_obs.runtime.report.snapshot import current_health_inputs, whole_snapshot
 from canary_obs.runtime.report.swa_divergence import SwaReporter
-from canary_obs.runtime.step_scheduler import HERE, Turns
+from canary_obs.runtime.step_scheduler import HERE, StepScheduler
 from canary_obs.runtime.sweep.sweeper import Sweeper
 from canary_obs.runtime.transfer import RecordShares
 from canary_obs.transport.links import EngineLink
@@ -59,19 +59,19 @@ class CanaryRuntime:
         self.sweeper = Sweeper(
             self.state, adapter.prefix_cache, self.health, config, bandwidth, self.reporter.sweep
         )
-        self.pump = Pump(self.state, self.health, self.sweeper, config)
+        self.counter_reader = CounterReader(self.state, self.health, self.sweeper, config)
         budget = parse_patrol_budget(config.patrol_budget)
-        self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.pump)
+        self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
-        self.history = SlotHistory(self.state, follow, self.pump.log.requests_at)
+        self.history = SlotHistory(self.state, follow, self.counter_reader.log.requests_at)
         self._announcements = Announcements(self.state, self.history)
         self._shares = RecordShares(self.state, faults)
-        self.evidence = EvidenceDesk(
+        self.evidence = EvidenceCollector(
             self.state, self.history, adapter.holders, reveal_tokens=config.reveal_tokens
         )
         self.injector = Injector(self.state, adapter.prefix_cache, config) if config.perturb else None
         self.drill = Drill(adapter, config, device, self.reporter)
-        self._turns = Turns(self, faults)
+        self._turns = StepScheduler(self, faults)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         self.overhead = dict.fromkeys(HOOKS, 0.0)  # seconds
         self.step, self.step_seconds = 0, 0.0
@@ -99,8 +99,8 @@ class CanaryRuntime:
         """Restore the engine, drain the pipeline, say goodbye; returns the final snapshot."""
         self._guard("drill", self.drill.close)
         self._adapter.detach()
-        self.deliver(self.pump.drain(self.step, 5.0))
-        self._guard("swa_divergence", self.swa.report, self.step, self.pump.sample)
+        self.deliver(self.counter_reader.drain(self.step, 5.0))
+        self._guard("swa_divergence", self.swa.report, self.step, self.counter_reader.sample)
         final = whole_snapshot(self)
         self.reporter.tell(final)
         self.armed = False
@@ -111,17 +111,17 @@ class CanaryRuntime:
         """With the engine at rest: one patrol cycle and one full sweep, all results in, ledger closed."""
         deadline = time.monotonic() + timeout
         self.patrol.whole_cycle()
-        self.deliver(self.pump.drain(self.step, timeout))
+        self.deliver(self.counter_reader.drain(self.step, timeout))
         self.sweeper.begin_automatic(Trigger.IDLE, self.step)
         while self.sweeper.running and time.monotonic() < deadline:
-            self.sweeper.advance(1.0, self.pump.next_sequence)
-            self.deliver(self.pump.drain(self.step, timeout))
+            self.sweeper.advance(1.0, self.counter_reader.next_sequence)
+            self.deliver(self.counter_reader.drain(self.step, timeout))
         if self.injector is not None:
             self.injector.finish()
 
     # What adapters call -------------------------------------------------------------------------
 
-    def overwriting(self, view: StepView) -> None:
+    def before_write(self, view: StepView) -> None:
         """Compare the bytes of the slots that the forward is about to write, while they are there."""
         if self.armed:
             self._depth += 1
@@ -136,7 +136,7 @@ class CanaryRuntime:
 
     def before_forward(self, view: StepView) -> None:
         """Both, where the view is complete ahead of the forward."""
-        self.overwriting(view)
+        self.before_write(view)
         self.launched(view)
 
     def after_forward(self, view: StepView) -> None:
@@ -172,7 +172,7 @@ class CanaryRuntime:
             self._guard("sweep", self.sweeper.begin_automatic, Trigger.IDLE, self.step)
         self._turns.idle()
         self._raise_found()
-        return self.sweeper.running or self.pump.busy
+        return self.sweeper.running or self.counter_reader.busy
 
     def fault(self, part: str, error: Exception) -> None:
         """The adapter failed to show a forward: it may have written any slot, so all are adopted."""
@@ -188,7 +188,7 @@ class CanaryRuntime:
         """Bytes arrived: compared with their records, or adopted, unverified, when they came without."""
         self._announced(self._announcements.received, group, slots, records)
         if self.armed and records is not None and self.config.mode is Mode.RAISE:
-            self.deliver(self.pump.drain(self.step, _RAISE_SECONDS))
+            self.deliver(self.counter_reader.drain(self.step, _RAISE_SECONDS))
             self._raise_found()
 
     def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
@@ -219,10 +219,10 @@ class CanaryRuntime:
     def _begin(self, view: StepView) -> None:
         if self.injector is not None:
             self.injector.before_forward(view, self.step)
-        self._checks.overwriting(view, self.step)
+        self._checks.before_write(view, self.step)
 
     def _head(self, view: StepView) -> None:
-        self.pump.log.remember(self.step, view.request_ids)
+        self.counter_reader.log.remember(self.step, view.request_ids)
         self._checks.head(view)
         self.history.wrote(view)
 
@@ -274,7 +274,7 @@ class CanaryRuntime:
         if found:  # before the injector heals what it planted
             self._guard("evidence", self.evidence.observe, found, self.step)
         if self.injector is not None:
-            self.injector.observe(found, settled=self.pump.settled(self.step))
+            self.injector.observe(found, settled=self.counter_reader.settled(self.step))
         if self.config.mode is Mode.RAISE:
             self._raising += [self.evidence.with_holders(violation) for violation in found]
         self.reporter.violations(found)
@@ -283,4 +283,4 @@ class CanaryRuntime:
 
     def verdict(self) -> tuple[State, tuple[str, ...]]:
         """This rank's state and every reason against OK."""
-        return self.health.verdict(vitals_of(self))
+        return self.health.verdict(current_health_inputs(self))

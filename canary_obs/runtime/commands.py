@@ -16,13 +16,13 @@ from canary_obs.records import (
     StartDrill,
     StartSweep,
 )
-from canary_obs.runtime.report.snapshot import vitals_of
+from canary_obs.runtime.report.snapshot import current_health_inputs
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
 
 
-def obey(canary: CanaryRuntime, commands: Iterable[Command]) -> None:
+def execute_commands(canary: CanaryRuntime, commands: Iterable[Command]) -> None:
     """Carry out commands."""
     for command in commands:
         _execute(canary, command)
@@ -43,7 +43,7 @@ def _execute(canary: CanaryRuntime, command: Command) -> None:
         case Resume():
             canary.paused = False
         case Acknowledge():
-            canary.health.acknowledge(vitals_of(canary))
+            canary.health.acknowledge(current_health_inputs(canary))
         case Ping():
             if command.want_hello:
                 canary.reporter.hello()

@@ -24,7 +24,7 @@ class ForwardChecks:
         self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
         self._batches: list[tuple[Group, RowBatch]] = []
 
-    def overwriting(self, view: StepView, step: int) -> None:
+    def before_write(self, view: StepView, step: int) -> None:
         """Bytes about to be overwritten."""
         state = self._state
         state.tick(step)

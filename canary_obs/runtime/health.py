@@ -15,7 +15,7 @@ PIPELINE_STALE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
+class HealthInputs:
     """What the verdict weighs, gathered by the runtime. Ages in seconds; None = does not apply."""
 
     armed: bool
@@ -78,28 +78,28 @@ class Health:
         for counts in (self.launched, *self._expected.values()):
             counts[group][phase] -= missing
 
-    def acknowledge(self, vitals: Vitals) -> None:
+    def acknowledge(self, health_inputs: HealthInputs) -> None:
         """An operator has seen everything up to now."""
-        self._acknowledged_violations = vitals.violations
-        self._acknowledged_drops = vitals.events_dropped
-        self._acknowledged_messages = vitals.messages_dropped
+        self._acknowledged_violations = health_inputs.violations
+        self._acknowledged_drops = health_inputs.events_dropped
+        self._acknowledged_messages = health_inputs.messages_dropped
         self._acknowledged_faults = self.faults.total()
         self.stalled.clear()
 
-    def verdict(self, vitals: Vitals) -> tuple[State, tuple[str, ...]]:
+    def verdict(self, health_inputs: HealthInputs) -> tuple[State, tuple[str, ...]]:
         """The rank's state with every reason that keeps it from OK."""
         found: list[tuple[State, str]] = []
-        if vitals.violations > self._acknowledged_violations:
-            count = vitals.violations - self._acknowledged_violations
+        if health_inputs.violations > self._acknowledged_violations:
+            count = health_inputs.violations - self._acknowledged_violations
             found.append((State.VIOLATED, f"{count} violations not acknowledged"))
-        found += self._blindness(vitals)
-        found += self._debts(vitals)
-        if not found and not vitals.armed:
+        found += self._blindness(health_inputs)
+        found += self._debts(health_inputs)
+        if not found and not health_inputs.armed:
             found.append((State.OFF, "not ready: mark_ready() was not called yet, or the canary is detached"))
         state = worst([state for state, _ in found]) if found else State.OK
         return state, tuple(reason for _, reason in found)
 
-    def _blindness(self, vitals: Vitals) -> list[tuple[State, str]]:
+    def _blindness(self, health_inputs: HealthInputs) -> list[tuple[State, str]]:
         reasons = [
             f"runs of the {phase.name.lower()} kernel of group {group} are missing"
             for group, phase in sorted(self.stalled)
@@ -109,30 +109,37 @@ class Health:
         if self.faults.total() > self._acknowledged_faults:
             parts = ", ".join(f"{part} {count}" for part, count in sorted(self.faults.items()))
             reasons.append(f"the observer failed: {parts}")
-        if vitals.pipeline_lag_seconds > PIPELINE_STALE_SECONDS:
-            reasons.append(f"counters are {vitals.pipeline_lag_seconds:.1f} s old")
+        if health_inputs.pipeline_lag_seconds > PIPELINE_STALE_SECONDS:
+            reasons.append(f"counters are {health_inputs.pipeline_lag_seconds:.1f} s old")
         return [(State.BLIND, reason) for reason in reasons]
 
-    def _debts(self, vitals: Vitals) -> list[tuple[State, str]]:
+    def _debts(self, health_inputs: HealthInputs) -> list[tuple[State, str]]:
         config, reasons = self._config, []
-        if vitals.events_dropped > self._acknowledged_drops:
-            reasons.append(f"{vitals.events_dropped - self._acknowledged_drops} violation rows dropped")
-        if vitals.messages_dropped > self._acknowledged_messages:
-            reasons.append(f"{vitals.messages_dropped - self._acknowledged_messages} messages dropped")
-        if vitals.peer_age is not None and vitals.peer_age > PEER_SILENT_SECONDS:
-            reasons.append(f"no word from the service at {config.endpoint} for {vitals.peer_age:.0f} s")
-        if vitals.coverage < config.coverage_target:
+        if health_inputs.events_dropped > self._acknowledged_drops:
             reasons.append(
-                f"{vitals.coverage:.1%} of KV bytes protected, target {config.coverage_target:.1%}"
+                f"{health_inputs.events_dropped - self._acknowledged_drops} violation rows dropped"
             )
-        if vitals.sweep_coverage is not None and vitals.sweep_coverage < config.coverage_target:
-            reasons.append(f"the last sweep could check {vitals.sweep_coverage:.1%} of its slots")
-        if vitals.sweep_error is not None:
-            reasons.append(f"the last sweep failed: {vitals.sweep_error}")
-        if vitals.sweep_age is not None and vitals.sweep_age > config.sweep_max_age_seconds:
-            reasons.append(f"last completed sweep {vitals.sweep_age:.0f} s ago")
-        if vitals.patrol_age is not None and vitals.patrol_age > config.patrol_max_cycle_seconds:
-            reasons.append(f"oldest byte check {vitals.patrol_age:.0f} s ago")
-        if vitals.paused:
+        if health_inputs.messages_dropped > self._acknowledged_messages:
+            reasons.append(f"{health_inputs.messages_dropped - self._acknowledged_messages} messages dropped")
+        if health_inputs.peer_age is not None and health_inputs.peer_age > PEER_SILENT_SECONDS:
+            reasons.append(
+                f"no word from the service at {config.endpoint} for {health_inputs.peer_age:.0f} s"
+            )
+        if health_inputs.coverage < config.coverage_target:
+            reasons.append(
+                f"{health_inputs.coverage:.1%} of KV bytes protected, target {config.coverage_target:.1%}"
+            )
+        if health_inputs.sweep_coverage is not None and health_inputs.sweep_coverage < config.coverage_target:
+            reasons.append(f"the last sweep could check {health_inputs.sweep_coverage:.1%} of its slots")
+        if health_inputs.sweep_error is not None:
+            reasons.append(f"the last sweep failed: {health_inputs.sweep_error}")
+        if health_inputs.sweep_age is not None and health_inputs.sweep_age > config.sweep_max_age_seconds:
+            reasons.append(f"last completed sweep {health_inputs.sweep_age:.0f} s ago")
+        if (
+            health_inputs.patrol_age is not None
+            and health_inputs.patrol_age > config.patrol_max_cycle_seconds
+        ):
+            reasons.append(f"oldest byte check {health_inputs.patrol_age:.0f} s ago")
+        if health_inputs.paused:
             reasons.append("sweeps and patrol are paused")
         return [(State.DEGRADED, reason) for reason in reasons]

@@ -9,9 +9,9 @@ from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
 from canary_obs.records import Mode, Trigger
-from canary_obs.runtime.commands import obey
+from canary_obs.runtime.commands import execute_commands
 from canary_obs.runtime.faults import Faults
-from canary_obs.runtime.report.snapshot_builder import Telling
+from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
@@ -24,7 +24,7 @@ _IDLE_BUDGETS = 10  # of a step's time for sweeps, while the engine has nothing 
 HERE: AbstractContextManager[None] = nullcontext()
 
 
-class _Turn(NamedTuple):
+class _Task(NamedTuple):
     """One part of the work."""
 
     name: str
@@ -32,7 +32,7 @@ class _Turn(NamedTuple):
     take: Callable[[], object]
 
 
-class Turns:
+class StepScheduler:
     """Counters on their way to the host, sweep, patrol, snapshots, evidence, the service's commands.
 
     On a GPU a copy of the counters is started behind every sixth forward, where launches cost least, and two
@@ -42,7 +42,7 @@ class Turns:
 
     def __init__(self, canary: CanaryRuntime, faults: Faults) -> None:
         self._canary, self._faults = canary, faults
-        self._telling = Telling(canary)
+        self._snapshots = SnapshotBuilder(canary)
         self._rotating = canary.state.clock.is_cuda
         self._raising = canary.config.mode is Mode.RAISE
         self._sweep_seconds = canary.config.sweep_budget_ms / 1e3
@@ -53,11 +53,11 @@ class Turns:
         self._beside = HERE
         self._hook = "pump"  # whose time the turn under way takes
         self.taken = "none"  # the name of the last turn
-        fetch, look = _Turn("fetch", "pump", canary.pump.fetch), _Turn("look", "pump", self._look)
-        tell = _Turn("tell", "snapshot", self._tell_or_patrol)
-        patrol, want = (_Turn("patrol", "patrol", take) for take in (self._patrol, self._want_and_patrol))
-        orders = _Turn("orders", "mailbox", self._take_orders)
-        self._cycle: Iterator[_Turn] = cycle(
+        fetch, look = _Task("fetch", "pump", canary.counter_reader.fetch), _Task("look", "pump", self._look)
+        tell = _Task("tell", "snapshot", self._tell_or_patrol)
+        patrol, want = (_Task("patrol", "patrol", take) for take in (self._patrol, self._want_and_patrol))
+        orders = _Task("orders", "mailbox", self._take_orders)
+        self._cycle: Iterator[_Task] = cycle(
             (want, tell, patrol, fetch, look, tell, want, tell, patrol, fetch, look, orders)
             if not self._raising
             else (tell, patrol, tell, orders)
@@ -76,7 +76,7 @@ class Turns:
             return
         self._beside = beside
         # Rows of a violation, and what its slot holds, are worth more the sooner they are read.
-        if self._attending or self._raising or canary.pump.alarmed:
+        if self._attending or self._raising or canary.counter_reader.alarmed:
             self._faults.guard("pump", self._hurry)
             now = time.monotonic()
         if canary.step >= canary.swa.due_step:
@@ -106,7 +106,7 @@ class Turns:
         """Every part, and at length: nobody waits."""
         self._beside = HERE
         self._everything(_IDLE_BUDGETS * self._sweep_seconds)
-        self._faults.guard("snapshot", self._telling.finish)
+        self._faults.guard("snapshot", self._snapshots.finish)
 
     def _everything(self, sweep_seconds: float) -> None:
         canary, faults = self._canary, self._faults
@@ -114,8 +114,8 @@ class Turns:
         started, patrolled = time.monotonic(), canary.overhead["patrol"]
         self._advance_drill()
         faults.guard("patrol", self._timed_patrol)
-        faults.guard("snapshot", self._telling.advance)
-        faults.guard("mailbox", self._obey)
+        faults.guard("snapshot", self._snapshots.advance)
+        faults.guard("mailbox", self._execute_commands)
         self._move()
         self._report_windows()
         self._tell_evidence()
@@ -133,7 +133,7 @@ class Turns:
             self._advance_sweep(self._sweep_seconds)
             started = time.monotonic()
             self._advance_drill()
-            if self._raising or canary.pump.alarmed:
+            if self._raising or canary.counter_reader.alarmed:
                 self._move()
             self._tell_evidence()
             self._ask()
@@ -151,7 +151,9 @@ class Turns:
         canary = self._canary
         if canary.sweeper.running and not canary.paused:
             started = time.monotonic()
-            if not self._faults.guard("sweep", canary.sweeper.advance, seconds, canary.pump.next_sequence):
+            if not self._faults.guard(
+                "sweep", canary.sweeper.advance, seconds, canary.counter_reader.next_sequence
+            ):
                 canary.sweeper.abort("the sweep itself failed; see the engine's log")
             canary.overhead["sweep"] += time.monotonic() - started
 
@@ -167,7 +169,7 @@ class Turns:
     def _report_windows(self) -> None:
         canary = self._canary
         if canary.step >= canary.swa.due_step:
-            self._faults.guard("swa_divergence", canary.swa.report, canary.step, canary.pump.sample)
+            self._faults.guard("swa_divergence", canary.swa.report, canary.step, canary.counter_reader.sample)
 
     # The turns.
 
@@ -177,17 +179,17 @@ class Turns:
 
     def _look(self) -> None:
         canary = self._canary
-        canary.pump.look(canary.step)
-        if canary.pump.alarmed:
+        canary.counter_reader.look(canary.step)
+        if canary.counter_reader.alarmed:
             with self._beside:
-                canary.deliver(canary.pump.rows(canary.step))
+                canary.deliver(canary.counter_reader.rows(canary.step))
                 self._ask()
         elif canary.expects_word:
             with self._beside:  # an injector heals what it planted
                 canary.deliver([])
 
     def _tell_or_patrol(self) -> None:
-        if not self._telling.advance():
+        if not self._snapshots.advance():
             self._patrol()
 
     def _patrol(self) -> None:
@@ -201,7 +203,7 @@ class Turns:
                 canary.patrol.confirm(suspected)
 
     def _take_orders(self) -> None:
-        self._obey()
+        self._execute_commands()
         if self._copy_wanted:  # for six steps: there were no forwards, or none was shown
             with self._beside:
                 self._push()
@@ -209,10 +211,10 @@ class Turns:
 
     # What turns and all at once have in common.
 
-    def _obey(self) -> None:
+    def _execute_commands(self) -> None:
         if commands := self._canary.reporter.receive():
             with self._beside:
-                obey(self._canary, commands)
+                execute_commands(self._canary, commands)
 
     def _timed_patrol(self) -> None:
         started = time.monotonic()
@@ -221,8 +223,8 @@ class Turns:
 
     def _push(self) -> bool:
         self._copy_wanted = False
-        return self._faults.guard("pump", self._canary.pump.push, self._canary.step)
+        return self._faults.guard("pump", self._canary.counter_reader.push, self._canary.step)
 
     def _move(self) -> None:
-        if self._push() and self._faults.guard("pump", self._canary.pump.fetch):
+        if self._push() and self._faults.guard("pump", self._canary.counter_reader.fetch):
             self._faults.guard("pump", self._look)

@@ -9,15 +9,15 @@ from fastapi import FastAPI
 from canary_obs import __version__
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
-from canary_obs.service.auth import Gate
-from canary_obs.service.context import Desk, Surroundings
-from canary_obs.service.event_stream import Feed
+from canary_obs.service.auth import AuthMiddleware
+from canary_obs.service.context import AppContext, Dependencies
+from canary_obs.service.event_stream import EventStream
 from canary_obs.service.problems import answer_with_problems
-from canary_obs.service.rate_limiter import Allowance
-from canary_obs.service.route_policy import Doors
+from canary_obs.service.rate_limiter import RateLimiter
+from canary_obs.service.route_policy import RoutePolicy
 from canary_obs.service.routes import canary, drills, events, incidents, page, probes, sweeps
 from canary_obs.service.schemas import components, guarded
-from canary_obs.service.token_store import Keyring
+from canary_obs.service.token_store import TokenStore
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 
@@ -41,28 +41,28 @@ def create_app(
     hub: Hub,
     config: ServiceConfig | None = None,
     *,
-    keyring: Keyring | None = None,
-    around: Surroundings | None = None,
+    token_store: TokenStore | None = None,
+    around: Dependencies | None = None,
 ) -> FastAPI:
     """The application. Raises ConfigurationError for tokens that cannot be used or that are missing."""
     config = hub.config if config is None else config
-    keyring = Keyring(config) if keyring is None else keyring
-    around = Surroundings() if around is None else around
-    feed = Feed(hub)
-    hub.subscribe(feed)
+    token_store = TokenStore(config) if token_store is None else token_store
+    around = Dependencies() if around is None else around
+    event_stream = EventStream(hub)
+    hub.subscribe(event_stream)
     # FastAPI's own documentation pages load scripts from elsewhere; the document itself has a route of ours.
     app = CanaryApp(title="canary_obs", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.with_tokens = not keyring.empty
-    app.state.desk = Desk(
+    app.state.with_tokens = not token_store.empty
+    app.state.context = AppContext(
         hub=hub,
         config=config,
-        feed=feed,
+        event_stream=event_stream,
         metrics=Exposition(HubCollector(hub, around.log_dropped, around.exports)),
         listening=around.listening,
     )
     for router in ROUTERS:
         app.include_router(router)
     answer_with_problems(app)
-    allowance = Allowance(config.orders_per_minute)
-    app.add_middleware(Gate, Doors(ROUTERS), keyring, allowance, around.audit)
+    limiter = RateLimiter(config.orders_per_minute)
+    app.add_middleware(AuthMiddleware, RoutePolicy(ROUTERS), token_store, limiter, around.audit)
     return app

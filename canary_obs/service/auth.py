@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from canary_obs.config import PREFIX, is_loopback
 from canary_obs.hub.commands import OrderEvent
 from canary_obs.service.problems import problem
-from canary_obs.service.rate_limiter import Allowance
-from canary_obs.service.route_policy import ORDERS, Door, Doors
-from canary_obs.service.token_store import Caller, Keyring
+from canary_obs.service.rate_limiter import RateLimiter
+from canary_obs.service.route_policy import ORDERS, RoutePolicy, RouteRule
+from canary_obs.service.token_store import Caller, TokenStore
 
 MAX_BODY_BYTES = 64 << 10
 MAX_PATH_LOGGED = 256
@@ -32,14 +32,14 @@ _SECURITY_HEADERS = (
 Audit = Callable[[OrderEvent], None]
 
 
-class Gate:
+class AuthMiddleware:
     """ASGI middleware in front of everything: what has no door stays closed, every order is written down."""
 
     def __init__(
-        self, app: ASGIApp, doors: Doors, keyring: Keyring, allowance: Allowance, audit: Audit
+        self, app: ASGIApp, doors: RoutePolicy, token_store: TokenStore, limiter: RateLimiter, audit: Audit
     ) -> None:
-        self._app, self._doors, self._keyring = app, doors, keyring
-        self._allowance, self._audit = allowance, audit
+        self._app, self._doors, self._keyring = app, doors, token_store
+        self._allowance, self._audit = limiter, audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it with a problem document."""
@@ -73,7 +73,7 @@ class Gate:
             self._audit(order)
 
     def _refusal(
-        self, scope: Scope, headers: Headers, door: Door | None, caller: Caller | None
+        self, scope: Scope, headers: Headers, door: RouteRule | None, caller: Caller | None
     ) -> Response | None:
         path = scope["path"]
         if self._keyring.empty and not is_loopback(_host_of(headers.get("host", "localhost"))):
@@ -104,7 +104,7 @@ class Gate:
         detail = f"too many orders; the next one may come in {seconds} s ({PREFIX}ORDERS_PER_MINUTE)"
         return problem(429, detail, path, kind="too-many-orders", headers={"Retry-After": str(seconds)})
 
-    def _closed(self, scope: Scope, door: Door | None, caller: Caller) -> Response | None:
+    def _closed(self, scope: Scope, door: RouteRule | None, caller: Caller) -> Response | None:
         method, path = scope["method"], scope["path"]
         if door is None:
             if methods := ", ".join(self._doors.methods(path)):

@@ -15,7 +15,7 @@ from canary_obs.hub.drills import DrillRecord
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.records import StartDrill
-from canary_obs.service.event_stream import Feed
+from canary_obs.service.event_stream import EventStream
 from canary_obs.service.problems import Problem
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
@@ -25,7 +25,7 @@ DRILL_SECONDS = 30.0  # a rank that has not answered by then counts as unanswere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Dependencies:
     """What the process around the app tells it."""
 
     log_dropped: Callable[[], int] = lambda: 0
@@ -35,12 +35,12 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class AppContext:
     """One per app."""
 
     hub: Hub
     config: ServiceConfig
-    feed: Feed
+    event_stream: EventStream
     metrics: Exposition
     listening: Callable[[], bool]
     served: OrderedDict[str, tuple[StartSweepRequest, str]] = field(default_factory=OrderedDict)
@@ -73,8 +73,8 @@ class Desk:
         return drill_id, ended
 
 
-def desk_of(request: Request) -> Desk:
+def context_of(request: Request) -> AppContext:
     """The desk of the app that serves a request."""
-    desk = request.app.state.desk
-    assert isinstance(desk, Desk)
-    return desk
+    context = request.app.state.context
+    assert isinstance(context, AppContext)
+    return context

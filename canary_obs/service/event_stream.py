@@ -57,7 +57,7 @@ class FeedEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: msgspec.Struct
 
 
-class Feed:
+class EventStream:
     """A hub subscriber. Whoever streams calls `look` now and then; without streams nothing is looked at."""
 
     def __init__(self, hub: Hub, clock: Callable[[], float] = time.monotonic) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 MINUTE_NS = 60_000_000_000
 
 
-class Allowance:
+class RateLimiter:
     """One per service; names come from the keyring, so there are few. Used by one event loop only."""
 
     def __init__(self, per_minute: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:

@@ -38,7 +38,7 @@ def open_to_all() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class RouteRule:
     """One route and what it takes to pass; `scope` None = nothing."""
 
     path: str  # with the names of its parameters
@@ -47,13 +47,13 @@ class Door:
     scope: TokenScope | None
 
 
-class Doors:
+class RoutePolicy:
     """Every route that may be asked for. Raises ValueError for one that declares no scope."""
 
     def __init__(self, routers: Iterable[APIRouter]) -> None:
         self._doors = tuple(_door(route) for router in routers for route in router.routes)
 
-    def find(self, method: str, path: str) -> Door | None:
+    def find(self, method: str, path: str) -> RouteRule | None:
         """The door of a request; None = there is none."""
         return next((door for door in self._at(path) if method in door.methods), None)
 
@@ -61,15 +61,15 @@ class Doors:
         """What may be done at a path, sorted; empty = there is no such path."""
         return sorted({method for door in self._at(path) for method in door.methods})
 
-    def _at(self, path: str) -> Iterable[Door]:
+    def _at(self, path: str) -> Iterable[RouteRule]:
         return (door for door in self._doors if door.pattern.match(path))
 
 
-def _door(route: object) -> Door:
+def _door(route: object) -> RouteRule:
     if not isinstance(route, APIRoute) or EXTENSION not in (route.openapi_extra or {}):
         raise ValueError(f"{route!r} declares no scope; add openapi_extra=needs(TokenScope...) to it")
     declared = (route.openapi_extra or {})[EXTENSION]
-    return Door(
+    return RouteRule(
         path=route.path,
         methods=frozenset(route.methods or ()),
         pattern=compile_path(route.path)[0],

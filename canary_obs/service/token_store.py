@@ -43,7 +43,7 @@ class Caller:
 ANONYMOUS = Caller(name=None, scopes=frozenset(DEFAULT_SCOPES))
 
 
-class Keyring:
+class TokenStore:
     """Every token that opens something. Empty = nobody is asked for one."""
 
     def __init__(self, config: ServiceConfig) -> None:

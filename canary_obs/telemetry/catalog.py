@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from canary_obs.hub.ranks import RankView
 from canary_obs.telemetry import readings, service_readings
-from canary_obs.telemetry.readings import Reading, Spread
+from canary_obs.telemetry.readings import Histogram, Reading
 from canary_obs.telemetry.service_readings import ServiceView
 
 PREFIX = "kv_canary_"
@@ -38,7 +38,7 @@ class Metric:
 class RankMetric(Metric):
     """A family with series for every rank; `labels` come after RANK_LABELS."""
 
-    read: Callable[[RankView], Iterable[Reading | Spread]]
+    read: Callable[[RankView], Iterable[Reading | Histogram]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def _rank(
     unit: str,
     labels: str,
     text: str,
-    read: Callable[[RankView], Iterable[Reading | Spread]],
+    read: Callable[[RankView], Iterable[Reading | Histogram]],
 ) -> RankMetric:
     names = tuple(labels.split())
     return RankMetric(name=PREFIX + name, kind=kind, unit=unit, labels=names, help=text, read=read)

@@ -9,7 +9,7 @@ from canary_obs.hub.ranks import RankView
 from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress, Phase, State, SweepStatus
 
 Reading = tuple[tuple[str, ...], float]
-Spread = tuple[tuple[str, ...], Latencies]  # what a histogram is read from
+Histogram = tuple[tuple[str, ...], Latencies]  # what a histogram is read from
 
 # Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
 OBSERVER_PARTS = (
@@ -264,7 +264,7 @@ def perturbations_open(rank: RankView) -> Iterator[Reading]:
         yield (mode.value,), float(count.open)
 
 
-def detection_latency(rank: RankView) -> Iterator[Spread]:
+def detection_latency(rank: RankView) -> Iterator[Histogram]:
     for mode, count in (rank.totals.perturbations if rank.totals else {}).items():
         yield (mode.value,), count.latency
 

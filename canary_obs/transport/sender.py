@@ -20,7 +20,7 @@ TURNS_BETWEEN_TRIALS = 10
 _JOIN_SECONDS = 1.0
 
 
-class Courier:
+class SenderThread:
     """An EngineLink: the engine's thread leaves messages and takes commands, and touches nothing else.
 
     The ZmqLink belongs to the courier's thread from here on. A message that finds its queue full waits, and
@@ -114,4 +114,4 @@ class Courier:
 
 def open_link(config: CanaryConfig) -> EngineLink:
     """The link to the service that the settings name. Raises ConfigurationError."""
-    return Courier(ZmqLink(config.endpoint, keys=engine_keys(config)))
+    return SenderThread(ZmqLink(config.endpoint, keys=engine_keys(config)))

@@ -88,7 +88,7 @@ NUM_LANES = NUM_PHASES * NUM_REASONS
 # n == 0 (the first is kept for ever), else in row 1 + (n - 1) % (lane_rows - 1) (the latest are kept).
 # ROW_EVENT stores n + 1, so a row of zeros was never written. ROW_STEP stores the clock: step << TURN_BITS
 # | turn. A row is written at most once per clock value, so that launches never tear each other's rows.
-TURN_BITS = 20
+TICK_BITS = 20
 ROW_WORDS = 8
 (ROW_EVENT, ROW_STEP, ROW_SLOT, ROW_POSITION, ROW_REQUEST, ROW_PART, ROW_EXPECTED, ROW_ACTUAL) = range(
     ROW_WORDS

@@ -40,8 +40,8 @@ def test_a_prefill_repeated_when_its_requests_decode(shown: bool) -> None:
     canary.check_everything()
     if shown:
         assert after - before == sum(prefill.extends) > 1
-        assert (canary.pump.violations, dict(canary.health.faults)) == (0, {})
+        assert (canary.counter_reader.violations, dict(canary.health.faults)) == (0, {})
     else:  # tokens of other positions, or too few of them
-        assert canary.pump.violations or canary.health.faults
+        assert canary.counter_reader.violations or canary.health.faults
     assert [request.computed for request in prefill.requests] == computed
     canary.detach()

@@ -50,7 +50,7 @@ def test_a_group_is_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(final, Snapshot)
     assert sum(final.groups["twin"].verified.values()) > 0
     assert canary.injector is not None
-    for tally in canary.injector.ledger.counts().values():
+    for tally in canary.injector.injections.counts().values():
         assert tally.detected > 0
         assert (tally.missed, tally.open) == (0, 0)
 

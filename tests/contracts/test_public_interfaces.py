@@ -18,7 +18,7 @@ from canary_obs import records
 from canary_obs.config import CanaryConfig, ServiceConfig
 from canary_obs.hub.hub import Hub
 from canary_obs.service.app import create_app
-from canary_obs.service.token_store import Keyring
+from canary_obs.service.token_store import TokenStore
 from canary_obs.telemetry.catalog import all_metrics
 from canary_obs.transport.wire import PROTOCOL_VERSION
 
@@ -43,7 +43,7 @@ def openapi() -> Any:
     guarded = ServiceConfig(token="a-token-of-sixteen-characters")
     documents = {
         "open": create_app(Hub()).openapi(),
-        "with tokens": create_app(Hub(), guarded, keyring=Keyring(guarded)).openapi(),
+        "with tokens": create_app(Hub(), guarded, token_store=TokenStore(guarded)).openapi(),
     }
     for document in documents.values():
         document["info"].pop("version")

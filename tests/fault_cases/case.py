@@ -13,7 +13,7 @@ Change = Callable[["Stage"], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Specimen:
+class FaultCase:
     """A fault is planted by changing the engine, never the canary's records."""
 
     title: str

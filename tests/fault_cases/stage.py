@@ -23,7 +23,7 @@ from canary_obs.reference_engine.scheduling.scheduler import Plan
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.transport.links import LocalLink
-from tests.fault_cases.case import Change, Specimen
+from tests.fault_cases.case import Change, FaultCase
 
 if TYPE_CHECKING:
     from tests.fault_cases.mover import Mover
@@ -181,9 +181,9 @@ class Outcome:
         return sum(mine[0] == theirs[0] and mine[1] != theirs[1] for mine, theirs in pairs)
 
 
-def clean(specimen: Specimen) -> Outcome:
+def clean(case: FaultCase) -> Outcome:
     """The same engine and traffic without the fault."""
-    return _clean(specimen.furnish, tuple(sorted(specimen.engine.items())))
+    return _clean(case.furnish, tuple(sorted(case.engine.items())))
 
 
 @cache
@@ -191,9 +191,9 @@ def _clean(furnish: Change | None, changes: tuple[tuple[str, object], ...]) -> O
     return _perform(dict(changes), furnish, None, None)
 
 
-def broken(specimen: Specimen) -> Outcome:
+def broken(case: FaultCase) -> Outcome:
     """The engine with the fault in it, until it was found and has changed an answer, or to the end."""
-    return _perform(specimen.engine, specimen.furnish, specimen.plant, clean(specimen))
+    return _perform(case.engine, case.furnish, case.plant, clean(case))
 
 
 def _perform(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from tests.fault_cases import cases as species
-from tests.fault_cases.case import Specimen
+from tests.fault_cases import cases as case_modules
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.transfers import TRANSFERS
 
 _HEAD = """# Fault cases
@@ -27,17 +27,17 @@ read for a class.
 """
 
 
-def collected() -> dict[str, Specimen]:
+def collected() -> dict[str, FaultCase]:
     """Every specimen by the name of its file, sorted."""
-    names = sorted(module.name for module in pkgutil.iter_modules(species.__path__))
-    return {name: importlib.import_module(f"{species.__name__}.{name}").SPECIMEN for name in names}
+    names = sorted(module.name for module in pkgutil.iter_modules(case_modules.__path__))
+    return {name: importlib.import_module(f"{case_modules.__name__}.{name}").FAULT_CASE for name in names}
 
 
 def table() -> str:
     """The page."""
-    specimens = sorted(collected().values(), key=lambda specimen: (specimen.place, specimen.title))
-    seen = [specimen for specimen in specimens if not specimen.missed]
-    missed = [specimen for specimen in specimens if specimen.missed]
+    cases = sorted(collected().values(), key=lambda case: (case.place, case.title))
+    seen = [case for case in cases if not case.missed]
+    missed = [case for case in cases if case.missed]
     lines = [_HEAD, f"## Caught: {len(seen)} classes\n"]
     lines += [
         "| fault | where | first signal | steps | what else notices | reports |",
@@ -59,7 +59,7 @@ def table() -> str:
             f"| **{s.title}**: {s.story} | {s.place} | {s.missed} | {s.elsewhere} | {_links(s.reports)} |"
             for s in missed
         ]
-    harmless = [s for s in (*specimens, *TRANSFERS) if s.harmless]
+    harmless = [s for s in (*cases, *TRANSFERS) if s.harmless]
     if harmless:
         lines += ["\nOutputs stay as they were, yet it is a fault:\n"]
         lines += [f"- {s.title}: {s.harmless}" for s in harmless]

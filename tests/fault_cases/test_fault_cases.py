@@ -14,17 +14,17 @@ SPECIMENS = collected()
 
 @pytest.mark.parametrize("name", SPECIMENS)
 def test_fault(name: str) -> None:
-    specimen = SPECIMENS[name]
-    without = clean(specimen)
+    case = SPECIMENS[name]
+    without = clean(case)
     assert without.violations == []
-    found = broken(specimen)
+    found = broken(case)
     assert found.struck is not None
-    assert found.finds == specimen.finds
-    if specimen.missed:
-        assert specimen.finds == ()
+    assert found.finds == case.finds
+    if case.missed:
+        assert case.finds == ()
     else:
-        assert found.latency == specimen.latency
-    assert (found.differences(without) > 0) is not bool(specimen.harmless)
+        assert found.latency == case.latency
+    assert (found.differences(without) > 0) is not bool(case.harmless)
 
 
 def test_the_page_is_current() -> None:

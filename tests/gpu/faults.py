@@ -84,7 +84,7 @@ def _prefix(batch: ForwardBatch, draw: random.Random, least: int = 8) -> tuple[i
     return index, draw.randrange(1, batch.prefixes[index] - 1)
 
 
-def _detour(rig: Rig, batch: ForwardBatch, index: int, position: int, slot: int) -> Planted:
+def _redirect(rig: Rig, batch: ForwardBatch, index: int, position: int, slot: int) -> Planted:
     """The table leads to another slot for one forward."""
     table, row = rig.engine.runner.pool.req_to_token, batch.requests[index].row
     right = int(table[row, position])
@@ -108,7 +108,7 @@ def chain(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
     records = [_record(rig, int(slot)) for slot in (mine[position - 1], mine[position], theirs[position])]
     if not all(map(_complete, records)) or records[1][layout.CHAIN] == records[2][layout.CHAIN]:
         return None
-    return _detour(rig, batch, index, position, int(theirs[position]))
+    return _redirect(rig, batch, index, position, int(theirs[position]))
 
 
 def position(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
@@ -118,7 +118,7 @@ def position(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | No
         return None
     index, place = found
     slot = int(batch.requests[index].slots[place + 1])
-    return _detour(rig, batch, index, place, slot) if _complete(_record(rig, slot)) else None
+    return _redirect(rig, batch, index, place, slot) if _complete(_record(rig, slot)) else None
 
 
 def token(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:

@@ -41,7 +41,7 @@ class Proof:
     missing: str = ""  # why it cannot be run here
 
 
-class Ledger:
+class InjectionLog:
     """How each proof ended; on disk at any moment."""
 
     def __init__(self, path: Path) -> None:
@@ -100,17 +100,17 @@ def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
     ]  # fmt: skip
 
 
-def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Ledger:
+def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> InjectionLog:
     """The quiet ones; the long one on the first GPU, beside it those alone on the last, then the rest.
 
     The rest sees every GPU. On the only GPU those alone wait for all the others.
     """
-    ledger = Ledger(folder / "summary.json")
+    injections = InjectionLog(folder / "summary.json")
     runnable = []
     for proof in wanted:
         reason = proof.missing or (f"needs {proof.gpus} GPUs, here are {gpus}" if proof.gpus > gpus else "")
         if reason:
-            ledger.enter(proof.name, not_run=reason)
+            injections.enter(proof.name, not_run=reason)
         else:
             runnable.append(proof)
     long = [proof for proof in runnable if proof.long]
@@ -119,7 +119,7 @@ def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Ledger:
 
     def in_turn(devices: str, several: Sequence[Proof]) -> None:
         for proof in several:
-            _run(proof, devices, folder, ledger)
+            _run(proof, devices, folder, injections)
 
     in_turn("0", [proof for proof in runnable if proof.quiet])
     with ThreadPoolExecutor(1) as first:
@@ -130,15 +130,15 @@ def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Ledger:
         soaking.result()
     if gpus == 1:
         in_turn("0", alone)
-    return ledger
+    return injections
 
 
-def _run(proof: Proof, devices: str, folder: Path, ledger: Ledger) -> None:
+def _run(proof: Proof, devices: str, folder: Path, injections: InjectionLog) -> None:
     started = time.monotonic()
     environ = os.environ | proof.environ | {"CUDA_VISIBLE_DEVICES": devices}
     with (folder / f"{proof.name}.log").open("wb") as log:
         done = subprocess.run(proof.command, stdout=log, stderr=subprocess.STDOUT, env=environ, check=False)
-    ledger.enter(proof.name, exit=done.returncode, seconds=round(time.monotonic() - started, 1))
+    injections.enter(proof.name, exit=done.returncode, seconds=round(time.monotonic() - started, 1))
 
 
 def main() -> int:

@@ -7,12 +7,12 @@ import torch
 
 from canary_kernels.buffers import allocate_buffers
 from canary_kernels.checks import Backend
-from canary_kernels.drafts import DraftMemory, Reach, TargetStep, keep_target
+from canary_kernels.drafts import AttentionMetadata, DraftMemory, TargetStep, keep_target
 from canary_kernels.layout import RecordState
 from canary_kernels.write import reset_slots
 
 KINDS = torch.int32, torch.int32, torch.int64
-REACH = Reach(ahead=3, limit=500, page_size=16)
+REACH = AttentionMetadata(ahead=3, limit=500, page_size=16)
 SLOTS, REQUESTS, TOKENS = 4096, 64, 1024
 
 

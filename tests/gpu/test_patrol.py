@@ -6,21 +6,21 @@ import pytest
 import torch
 
 from canary_obs.runtime.device.byte_address import locate_byte
-from canary_obs.runtime.patrol.async_checker import Scout
+from canary_obs.runtime.patrol.async_checker import AsyncChecker
 from tests.gpu.rig import make_rig
 
 
 def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(patrol_budget="1TB/s", engine={"num_slots": 2048, "max_running": 16, "token_budget": 512})
     suspicions = []
-    returned = Scout.returned
+    returned = AsyncChecker.returned
 
-    def counted(self: Scout):
+    def counted(self: AsyncChecker):
         found = returned(self)
         suspicions.extend(back.suspicious for back in found)
         return found
 
-    monkeypatch.setattr(Scout, "returned", counted)
+    monkeypatch.setattr(AsyncChecker, "returned", counted)
     for _ in range(1500):
         rig.traffic.advance(rig.engine)
         if rig.engine.has_work():
@@ -28,9 +28,9 @@ def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.Mo
         for _ in range(5):  # chosen, sent, seen to be done, taken back, entered
             rig.canary.patrol._credit = 1e12
             rig.canary.patrol.confirm(rig.canary.patrol.advance())
-            rig.canary.pump.turn(rig.canary.step)  # errands come back with its copies
+            rig.canary.counter_reader.turn(rig.canary.step)  # errands come back with its copies
     rig.canary.check_everything()
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
     assert rig.canary.patrol.cycles > 200
     assert len(suspicions) > 1000
     assert rig.canary.detach().state_reasons == ()
@@ -44,23 +44,23 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
     address = locate_byte(group.view.sources[0], used, 3)
     address.flip(1)
     torch.cuda.synchronize()
-    patrol.confirm(patrol._enter(patrol._scout.finish()))
+    patrol.confirm(patrol._enter(patrol._checker.finish()))
     while patrol._cursor:
         patrol._next(1)
     before = rig.canary.health.launched[0][3]
     patrol._credit = 1e12
     for _ in range(2):  # chooses every slot of the group, sends for them
         patrol.confirm(patrol.advance())
-    assert patrol._scout.busy
+    assert patrol._checker.busy
     torch.cuda.synchronize()
     address.flip(1)
-    while patrol._scout.busy or patrol._back:
+    while patrol._checker.busy or patrol._back:
         patrol._credit = 0.0
         patrol.confirm(patrol.advance())
-        rig.canary.pump.drain(rig.canary.step, 10.0)
-    rig.canary.pump.drain(rig.canary.step, 10.0)
+        rig.canary.counter_reader.drain(rig.canary.step, 10.0)
+    rig.canary.counter_reader.drain(rig.canary.step, 10.0)
     assert rig.canary.health.launched[0][3] > before
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
     rig.canary.detach()
 
 
@@ -73,14 +73,14 @@ def test_a_flipped_bit_is_found_beside_the_engine() -> None:
         used = int(rig.engine.scheduler.live_slots()[trial])
         address = locate_byte(group.view.sources[trial % 4], used, trial)
         address.flip(1 << (trial % 8))
-        while rig.canary.pump.violations == found:
+        while rig.canary.counter_reader.violations == found:
             rig.canary.after_step()
         address.flip(1 << (trial % 8))
         torch.cuda.synchronize()
         for _ in range(30):
             rig.canary.after_step()
             torch.cuda.synchronize()
-        found = rig.canary.pump.violations
+        found = rig.canary.counter_reader.violations
     assert found >= 20
     rig.canary.detach()
 
@@ -94,8 +94,8 @@ def test_sums_in_wait_are_not_shared_with_the_engines_stream() -> None:
         for _ in range(3):
             rig.canary.patrol._credit = 1e12
             rig.canary.patrol.confirm(rig.canary.patrol.advance())
-            rig.canary.pump.turn(rig.canary.step)
+            rig.canary.counter_reader.turn(rig.canary.step)
     rig.canary.check_everything()
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
     assert rig.canary.patrol.cycles > 100
     assert rig.canary.detach().state_reasons == ()

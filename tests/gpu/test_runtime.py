@@ -38,7 +38,7 @@ def test_every_injection_is_accounted_for(mode: str) -> None:
     )
     rig.run(500)
     rig.canary.check_everything()
-    tally = rig.canary.injector.ledger.summary()[mode]
+    tally = rig.canary.injector.injections.summary()[mode]
     assert tally["injected"] > 25
     assert tally["detected"] > 0.8 * tally["injected"]
     assert tally["detected"] + tally["masked"] == tally["injected"]
@@ -131,16 +131,16 @@ def test_every_kernel_is_compiled_before_the_first_step() -> None:
 def test_after_step_returns_at_once_while_the_gpu_is_far_behind() -> None:
     rig = make_rig(patrol_budget="off")
     rig.run(50)
-    pump, skipped = rig.canary.pump, rig.canary.pump._counters.skipped
+    counter_reader, skipped = rig.canary.counter_reader, rig.canary.counter_reader._counters.skipped
     times = []
     for step in range(480):  # without forwards every twelfth starts a copy, and there is room for 16
         torch.cuda._sleep(20_000_000)  # some 10 ms each
         started = time.perf_counter()
         rig.canary.after_step()
         times.append(time.perf_counter() - started)
-        assert step < 205 or pump._counters.full
+        assert step < 205 or counter_reader._counters.full
     assert sum(times) < 0.1
-    assert pump._counters.skipped - skipped > 20
+    assert counter_reader._counters.skipped - skipped > 20
     torch.cuda.synchronize()
     for _ in range(24):
         rig.canary.after_step()

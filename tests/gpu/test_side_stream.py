@@ -2,7 +2,7 @@
 
 import torch
 
-from canary_obs.engines.toolkit.side_stream import Aside
+from canary_obs.engines.toolkit.side_stream import SideStream
 
 DEVICE = torch.device("cuda", 0)
 CYCLES = 20_000_000  # some 10 ms
@@ -10,15 +10,15 @@ ROUNDS = 20
 
 
 def test_order() -> None:
-    aside = Aside(DEVICE, wanted=True)
+    side_stream = SideStream(DEVICE, wanted=True)
     slots = torch.zeros(1 << 16, dtype=torch.int64, device=DEVICE)
     seen = torch.zeros((ROUNDS, slots.shape[0]), dtype=torch.int64, device=DEVICE)
     # Unordered, the copies would be over long before the first fill.
     torch.cuda._sleep(CYCLES)
     for number in range(ROUNDS):
-        aside.join()
+        side_stream.join()
         slots.fill_(number + 1)
-        with aside.behind_all:
+        with side_stream.after_all:
             torch.cuda._sleep(CYCLES // ROUNDS)
             seen[number].copy_(slots)
     torch.cuda.synchronize()
@@ -26,32 +26,32 @@ def test_order() -> None:
 
 
 def test_behind_the_mark_does_not_wait_for_what_follows_it() -> None:
-    aside = Aside(DEVICE, wanted=True)
+    side_stream = SideStream(DEVICE, wanted=True)
     values = torch.zeros(1 << 16, dtype=torch.int64, device=DEVICE)
     seen = torch.zeros((3, values.shape[0]), dtype=torch.int64, device=DEVICE)
     early = torch.Event(DEVICE)
-    aside.join()
+    side_stream.join()
     torch.cuda._sleep(CYCLES // 10)
     values.fill_(1)
-    aside.mark()
+    side_stream.mark()
     torch.cuda._sleep(10 * CYCLES)  # the forward
-    with aside.behind_mark:
+    with side_stream.after_mark:
         seen[0].copy_(values)
         early.record()
-    with aside.behind_nothing:
+    with side_stream.unordered:
         seen[1].copy_(values)
     early.synchronize()
     assert not torch.cuda.default_stream(DEVICE).query()  # the forward is still running
-    with aside.behind_all:
+    with side_stream.after_all:
         seen[2].copy_(values)
-    aside.join()
+    side_stream.join()
     values.fill_(2)
     torch.cuda.synchronize()
     assert seen.eq(1).all()
 
 
 def test_unwanted_is_the_current_stream() -> None:
-    aside = Aside(DEVICE, wanted=False)
-    with aside.behind_all:
+    side_stream = SideStream(DEVICE, wanted=False)
+    with side_stream.after_all:
         assert torch.cuda.current_stream(DEVICE) == torch.cuda.default_stream(DEVICE)
-    aside.join()
+    side_stream.join()

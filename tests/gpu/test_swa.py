@@ -37,7 +37,7 @@ def test_every_injection_is_accounted_for(mode: str, group: str) -> None:
     rig.run(300)
     rig.canary.check_everything()
     assert rig.canary.injector is not None
-    tally = rig.canary.injector.ledger.counts()[PerturbMode(mode)]
+    tally = rig.canary.injector.injections.counts()[PerturbMode(mode)]
     assert tally.injected > 15
     assert tally.detected > 0.8 * tally.injected
     assert tally.detected + tally.masked == tally.injected

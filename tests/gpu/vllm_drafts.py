@@ -154,7 +154,7 @@ def observe(host: VllmHost, plan: Plan) -> dict[str, Any]:
             },
             "groups": [group.name for group in canary.state.groups],
             "coverage": canary.state.coverage,
-            "violations": canary.pump.violations,
+            "violations": canary.counter_reader.violations,
             "faults": {part: count for part, count in canary.health.faults.items() if count},
             "state": [state.value, *reasons],
             "draft": of_draft(counters(canary)["draft"]),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from canary_obs.hub.drills import DrillBook, DrillInProgress
+from canary_obs.hub.drills import DrillInProgress, DrillStore
 from canary_obs.vocabulary import DrillOutcome
 from tests.service.fakes import drilled, identity
 
@@ -14,7 +14,7 @@ def outcomes(record):
 
 
 def test_a_drill_ends_with_its_last_answer():
-    book = DrillBook(lambda: 5)
+    book = DrillStore(lambda: 5)
     name, end = book.begin(60.0)
     book.observe(drilled(ME, name))  # ahead of expect: a rank in this process answers inside the call
     assert not end.done()
@@ -31,7 +31,7 @@ def test_a_drill_ends_with_its_last_answer():
 
 
 def test_one_at_a_time_and_never_for_ever():
-    book = DrillBook()
+    book = DrillStore()
     name, end = book.begin(60.0)
     with pytest.raises(DrillInProgress):
         book.begin(60.0)
@@ -45,7 +45,7 @@ def test_one_at_a_time_and_never_for_ever():
 
 
 def test_a_rank_that_is_silent_is_named_and_counted():
-    book = DrillBook()
+    book = DrillStore()
     name, end = book.begin(60.0)
     book.expect(name, [ME.key, YOU.key])
     book.observe(drilled(YOU, name))
@@ -57,7 +57,7 @@ def test_a_rank_that_is_silent_is_named_and_counted():
 
 
 def test_nobody_to_ask_ends_at_once():
-    book = DrillBook()
+    book = DrillStore()
     name, end = book.begin(60.0)
     book.expect(name, [])
     assert end.result(0).ranks == ()

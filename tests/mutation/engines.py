@@ -23,15 +23,15 @@ DIGESTS = mutants(
 WATCHED = mutants(
     "canary_obs/engines/reference/instrumented.py",
     (
-        """        observer.overwriting(view)
-        aside.mark()
+        """        observer.before_write(view)
+        side_stream.mark()
         try:
             logits = forward(batch)
 """,
-        """        aside.mark()
+        """        side_stream.mark()
         try:
             logits = forward(batch)
-            observer.overwriting(view)
+            observer.before_write(view)
 """,
         "tests/engines/reference/test_instrumented.py::test_damage_in_a_slot_about_to_be_overwritten_is_seen",
     ),

@@ -1,4 +1,4 @@
-"""Defects of walker, pipeline, counters, health and ledger."""
+"""Defects of walker, pipeline, counters, health and injections."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ WALKER = mutants(
         "tests/runtime/patrol/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
     ),
     (
-        "self._cursor = errand.first_chunk",
+        "self._cursor = job.first_chunk",
         "pass",
         "tests/runtime/patrol/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
     ),
@@ -161,7 +161,7 @@ TURNS = mutants(
         "tests/runtime/test_step_scheduler.py::test_a_step_takes_one_part_and_each_has_its_turn",
     ),
     (
-        "if self._attending or self._raising or canary.pump.alarmed:",
+        "if self._attending or self._raising or canary.counter_reader.alarmed:",
         "if self._attending or self._raising:",
         "tests/runtime/test_step_scheduler.py::test_rows_of_a_violation_do_not_wait_for_their_turn",
     ),
@@ -171,8 +171,8 @@ TURNS = mutants(
         "tests/runtime/test_step_scheduler.py::test_a_suspicion_is_confirmed_beside_the_engine",
     ),
     (
-        "            with self._beside:\n                obey(self._canary, commands)",
-        "            obey(self._canary, commands)",
+        "            with self._beside:\n                execute_commands(self._canary, commands)",
+        "            execute_commands(self._canary, commands)",
         "tests/runtime/test_step_scheduler.py::test_commands_are_obeyed_beside_the_engine",
     ),
     (
@@ -224,8 +224,8 @@ HEALTH = mutants(
         "tests/runtime/test_health.py::test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged",
     ),
     (
-        "if vitals.violations > self._acknowledged_violations:",
-        "if vitals.violations > self._acknowledged_violations + 2:",
+        "if health_inputs.violations > self._acknowledged_violations:",
+        "if health_inputs.violations > self._acknowledged_violations + 2:",
         "tests/runtime/test_health.py::test_each_input_of_ok_can_stop_it",
     ),
 )

@@ -1,4 +1,4 @@
-"""Defects of scopes, tokens, limits, audit, the feed and drills."""
+"""Defects of scopes, tokens, limits, audit, the event_stream and drills."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Report:
     final: Snapshot | None = None
     statistics: dict[str, int] = field(default_factory=dict)
     state: tuple[State, tuple[str, ...]] | None = None
-    ledger: dict[str, Any] | None = None
+    injections: dict[str, Any] | None = None
 
 
 def prompts(count: int, shortest: int = 6, seed: int = 0) -> list[NDArray[np.int32]]:
@@ -173,7 +173,7 @@ def serve(
         _decode(cluster.decode_side(runner), report)
     vars(runner.runner).pop("forward", None)
     if watch is not None:
-        report.violations += watch.pump.drain(watch.step, 5.0)
+        report.violations += watch.counter_reader.drain(watch.step, 5.0)
         report.final = watch.detach()
     report.statistics = asdict(runner.statistics)
     return report
@@ -208,7 +208,7 @@ def traffic(
     watch.check_everything()
     account(runner)
     if watch.injector is not None:
-        report.ledger = watch.injector.ledger.summary()
+        report.injections = watch.injector.injections.summary()
     report.state = watch.verdict()
     report.final = watch.detach()
     report.statistics = asdict(runner.statistics)

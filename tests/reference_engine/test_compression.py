@@ -11,7 +11,7 @@ import torch
 
 from canary_kernels.layout import Plane
 from canary_obs.engines.reference.adapter import ReferenceAdapter
-from canary_obs.engines.reference.surrogate_tokens import stand_ins
+from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
 from canary_obs.errors import ConfigurationError
 from canary_obs.reference_engine.cache.entry_rows import EntryRows, IndexRows
 from canary_obs.reference_engine.engine import Engine
@@ -116,16 +116,18 @@ def test_an_index_page_by_hand() -> None:
 def test_stand_ins_depend_on_every_token_and_its_place() -> None:
     generator = np.random.default_rng(0)
     run = generator.integers(0, 258, 128).astype(np.int32)
-    seen = {int(stand_ins(run, 128)[0])}
+    seen = {int(surrogate_tokens(run, 128)[0])}
     for place in range(128):
         changed = run.copy()
         changed[place] += 1
-        seen.add(int(stand_ins(changed, 128)[0]))
+        seen.add(int(surrogate_tokens(changed, 128)[0]))
     assert len(seen) == 129
     assert min(seen) >= 0
-    assert stand_ins(run[:4], 4)[0] != stand_ins(run[3::-1].copy(), 4)[0]
-    assert stand_ins(run, 4).tolist() == [int(stand_ins(run[i : i + 4], 4)[0]) for i in range(0, 128, 4)]
-    assert stand_ins(run[:0], 4).size == 0
+    assert surrogate_tokens(run[:4], 4)[0] != surrogate_tokens(run[3::-1].copy(), 4)[0]
+    assert surrogate_tokens(run, 4).tolist() == [
+        int(surrogate_tokens(run[i : i + 4], 4)[0]) for i in range(0, 128, 4)
+    ]
+    assert surrogate_tokens(run[:0], 4).size == 0
 
 
 def test_groups_and_their_sizes() -> None:

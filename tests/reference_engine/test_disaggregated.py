@@ -128,7 +128,7 @@ def test_no_planted_fault_is_missed(pair: Ranks, mode: str) -> None:
         sweep_interval=40,
     )  # fmt: skip
     for report in reports:
-        tally = report.ledger[mode]
+        tally = report.injections[mode]
         assert tally["detected"] > 2
         assert (tally["missed"], tally["open"]) == (0, 0)
 

@@ -36,8 +36,8 @@ def state_of(rig, slots: torch.Tensor) -> set[int]:
 
 def counted(rig) -> dict[Reason, int]:
     rig.canary.patrol.whole_cycle()
-    rig.canary.reporter.violations(rig.canary.pump.drain(rig.canary.step, 1.0))
-    values = rig.canary.pump.sample.values
+    rig.canary.reporter.violations(rig.canary.counter_reader.drain(rig.canary.step, 1.0))
+    values = rig.canary.counter_reader.sample.values
     lanes = layout.Phase.PATROL * layout.NUM_REASONS
     return {
         reason: int(values[lanes + index]) for index, reason in enumerate(Reason) if values[lanes + index]

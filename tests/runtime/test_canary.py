@@ -115,7 +115,7 @@ def test_an_engine_that_served_before_is_adopted_not_accused() -> None:
         engine.step()
     canary.check_everything()
     final = canary.detach()
-    assert canary.pump.violations == 0
+    assert canary.counter_reader.violations == 0
     assert sum(final.groups["full"].unverified.values()) > 0
 
 
@@ -158,7 +158,7 @@ def test_a_nested_forward_is_not_taken_for_a_step(make_rig) -> None:
     del vars(runner.pool)["write"]
     rig.canary.check_everything()
     assert nested
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
     assert rig.canary.step == rig.engine.statistics.steps
 
 
@@ -177,7 +177,7 @@ def test_a_failed_forward_leaves_slots_unverified_not_accused(make_rig) -> None:
     del vars(rig.engine.runner.pool)["write"]
     assert rig.engine.runner.pool.write == write
     rig.run(30)
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
 
 
 def test_commands_pause_resume_acknowledge_and_hello(make_rig) -> None:

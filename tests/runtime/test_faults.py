@@ -19,7 +19,7 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime import forward, health
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.device import counter_reader as pump
+from canary_obs.runtime.device import counter_reader as counter_reader
 from canary_obs.runtime.sweep import sweeper as sweep
 from canary_obs.serve import ServiceThread
 from canary_obs.transport.links import EngineLink, LocalLink
@@ -105,7 +105,7 @@ PARTS = {
     "pipeline: push": break_part("pump._counters.push"),
     "pipeline: poll": break_part("pump._counters.newest"),
     "pipeline: look": break_part("health.observe"),
-    "pump": break_module(pump, "time"),
+    "pump": break_module(counter_reader, "time"),
     "mailbox: receive": break_part("reporter._link.receive"),
     "mailbox: send": break_part("reporter._link.send"),
     "adapter: digests": break_part("_adapter._digests.advance"),
@@ -120,7 +120,7 @@ def test_a_planted_exception_changes_no_output_and_is_seen(part: str, untouched:
     assert found == untouched
     assert state is State.BLIND, reasons
     assert canary.health.faults.total() > 0
-    assert canary.pump.violations == 0
+    assert canary.counter_reader.violations == 0
     canary.detach()
 
 
@@ -215,7 +215,7 @@ def test_a_full_disk_for_the_violation_log_changes_no_output_and_is_counted(unto
     try:
         found, canary = answers(plant, link=link)
         assert found == untouched
-        assert canary.pump.violations > 0
+        assert canary.counter_reader.violations > 0
         deadline = time.monotonic() + 30
         while service._log.dropped == 0:
             assert time.monotonic() < deadline

@@ -10,9 +10,9 @@ from canary_kernels import layout
 from canary_kernels.layout import Phase
 from canary_obs.config import CanaryConfig
 from canary_obs.records import State
-from canary_obs.runtime.health import Health, Vitals
+from canary_obs.runtime.health import Health, HealthInputs
 
-GOOD = Vitals(
+GOOD = HealthInputs(
     armed=True, paused=False, violations=0, events_dropped=0, messages_dropped=0, peer_age=0.1,
     pipeline_lag_seconds=0.0, coverage=1.0, sweep_coverage=1.0,
     sweep_error=None, sweep_age=1.0, patrol_age=1.0,

@@ -51,7 +51,7 @@ def test_no_planted_fault_is_missed(make_rig: MakeRig, model: str, group: str) -
     rig.run(STEPS.get(model, USUAL_STEPS))
     rig.canary.check_everything()
     assert rig.canary.injector is not None
-    for mode, tally in rig.canary.injector.ledger.counts().items():
+    for mode, tally in rig.canary.injector.injections.counts().items():
         assert (mode, tally.missed, tally.open) == (mode, 0, 0)
         if group.endswith("_state") and mode is PerturbMode.REAL_KV_UNUSED_CACHE:
             # The prefix cache holds whole pages, and pages are whole runs: no incomplete run, whose states

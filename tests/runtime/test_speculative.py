@@ -12,7 +12,7 @@ from canary_obs.reference_engine.scheduling.scheduler import Scheduler
 MODES = [mode.value for mode in PerturbMode]
 
 
-def watched(rig) -> list[Violation]:
+def instrumented(rig) -> list[Violation]:
     """Every violation that the rig's canary reports from here on."""
     rows: list[Violation] = []
     rig.canary.reporter.violations = rows.extend
@@ -42,10 +42,10 @@ def test_faults_are_found_in_their_own_group(make_rig, mode: str, group: str) ->
         perturb=f"{mode}=0.2", perturb_enabled=True, perturb_seed=7, perturb_group=group, patrol_budget="50%",
         sweep_interval=40, engine={"draft_layers": 1},
     )  # fmt: skip
-    rows = watched(rig)
+    rows = instrumented(rig)
     rig.run(150)
     rig.canary.check_everything()
-    tally = rig.canary.injector.ledger.summary()[mode]
+    tally = rig.canary.injector.injections.summary()[mode]
     assert tally["injected"] > 10
     assert tally["detected"] + tally["masked"] == tally["injected"]
     assert tally["detected"] > 0.8 * tally["injected"]
@@ -56,7 +56,7 @@ def test_draft_kv_of_another_continuation_is_seen(make_rig, monkeypatch: pytest.
     """A prefix cache that knows positions by their own tokens alone hands out draft KV of another text."""
     monkeypatch.setattr(Scheduler, "_keys", lambda self, request, count: request.tokens[:count])
     rig = make_rig(engine={"draft_layers": 1})
-    rows = watched(rig)
+    rows = instrumented(rig)
     rig.run(200)
     rig.canary.check_everything()
     assert {row.group for row in rows} == {"draft"}
@@ -66,7 +66,7 @@ def test_draft_kv_of_another_continuation_is_seen(make_rig, monkeypatch: pytest.
 
 def test_a_failed_draft_forward_is_adopted(make_rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(engine={"draft_layers": 1})
-    rows = watched(rig)
+    rows = instrumented(rig)
     rig.run(20)
     runner = rig.engine.drafter.runner
 
@@ -85,7 +85,7 @@ def test_a_failed_draft_forward_is_adopted(make_rig, monkeypatch: pytest.MonkeyP
 
 def test_a_forward_that_cannot_be_shown_blinds_and_serving_goes_on(make_rig, monkeypatch) -> None:
     rig = make_rig(engine={"draft_layers": 1})
-    rows = watched(rig)
+    rows = instrumented(rig)
     rig.run(20)
     draft = rig.canary._adapter._draft
 

@@ -74,10 +74,10 @@ def note_parts(rig, monkeypatch) -> list[str]:
     noting(canary.health, "verdict")
     noting(canary.reporter, "tell")
     noting(canary.reporter, "receive")
-    noting(canary.pump, "status")
-    noting(canary.pump, "push")
-    noting(canary.pump._counters, "newest")
-    noting(canary.pump, "look")
+    noting(canary.counter_reader, "status")
+    noting(canary.counter_reader, "push")
+    noting(canary.counter_reader._counters, "newest")
+    noting(canary.counter_reader, "look")
     return done
 
 
@@ -176,20 +176,20 @@ def flipped(rig):
 
 def test_rows_of_a_violation_do_not_wait_for_their_turn(rig, link, done, beside, monkeypatch) -> None:
     canary, polls = rig.canary, []
-    poll = canary.pump._rows.poll
+    poll = canary.counter_reader._rows.poll
 
     def late() -> list:
         polls.append(canary.step)
         assert beside.inside  # a copy that is started elsewhere is not ordered behind what was launched there
         return [] if len(polls) < 4 else poll()
 
-    monkeypatch.setattr(canary.pump._rows, "poll", late)
+    monkeypatch.setattr(canary.counter_reader._rows, "poll", late)
     address = flipped(rig)
     found = []
-    while not canary.pump.violations:
+    while not canary.counter_reader.violations:
         found += steps(rig, done, 1, beside=beside)
     assert len(found) <= 9  # a copy is wanted, started, fetched, looked at
-    while canary.pump.alarmed:
+    while canary.counter_reader.alarmed:
         (parts,) = steps(rig, done, 1, beside=beside)
         assert {"push", "newest", "look"} <= set(parts)
     assert 4 <= len(polls) <= 5
@@ -199,12 +199,12 @@ def test_rows_of_a_violation_do_not_wait_for_their_turn(rig, link, done, beside,
 
 
 def test_a_suspicion_is_confirmed_beside_the_engine(rig, done, beside, monkeypatch) -> None:
-    canary, errand = rig.canary, rig.canary.patrol._next(1)
+    canary, job = rig.canary, rig.canary.patrol._next(1)
     compared = []
-    monkeypatch.setattr(canary.patrol, "advance", lambda *_, **__: [errand])
-    monkeypatch.setattr(canary.patrol, "confirm", lambda errands: compared.append((*errands, beside.inside)))
+    monkeypatch.setattr(canary.patrol, "advance", lambda *_, **__: [job])
+    monkeypatch.setattr(canary.patrol, "confirm", lambda jobs: compared.append((*jobs, beside.inside)))
     steps(rig, done, 1, beside=beside)
-    assert compared == [(errand, True)]
+    assert compared == [(job, True)]
 
 
 @pytest.mark.parametrize("name", ["sweep", "drill", "evidence"])
@@ -299,7 +299,7 @@ def test_what_fails_in_its_turn_is_counted_and_no_turn_is_lost(rig, done, monkey
 def test_rows_that_cannot_be_read_are_read_later(rig, link, done, monkeypatch) -> None:
     flipped(rig).flip(1)  # one violation, and no other to come
     with monkeypatch.context() as patch:
-        patch.setattr(rig.canary.pump.log, "moved", lambda _: 1 / 0)
+        patch.setattr(rig.canary.counter_reader.log, "moved", lambda _: 1 / 0)
         steps(rig, done, 40)
     assert set(rig.canary.health.faults) == {"pump"}
     steps(rig, done, 4)
@@ -315,7 +315,7 @@ def test_where_no_snapshot_is_due_the_patrol_has_its_turns(rig, done, monkeypatc
 
 def test_a_long_step_has_time_for_more(rig, done) -> None:
     assert [len(set(parts) - {"push"}) > 2 for parts in steps(rig, done, 3, seconds=0.1)] == [True] * 3
-    rig.canary._turns._cycle = cycle([turns._Turn("any", "pump", lambda: done.append("turn"))])
+    rig.canary._turns._cycle = cycle([turns._Task("any", "pump", lambda: done.append("turn"))])
     assert [parts.count("turn") for parts in steps(rig, done, 3, seconds=0.1)] == [5, 5, 5]
 
 
@@ -344,8 +344,8 @@ def test_at_rest_nothing_waits(rig, link, done) -> None:
 def test_verdict_and_counters_of_a_snapshot_are_of_one_moment(rig, link) -> None:
     """Between the parts of a snapshot the engine goes on, and may be struck."""
     canary = rig.canary
-    advance = canary._turns._telling.advance
-    canary._turns._telling.finish()
+    advance = canary._turns._snapshots.advance
+    canary._turns._snapshots.finish()
     sent(link)
     assert advance()
     assert advance()
@@ -354,8 +354,8 @@ def test_verdict_and_counters_of_a_snapshot_are_of_one_moment(rig, link) -> None
     address = locate_byte(canary.state.groups[0].view.sources[0], slot, 3)
     address.flip(1)
     canary.patrol.whole_cycle()
-    canary.pump.drain(canary.step, 1.0)
-    assert canary.pump.violations > 0
+    canary.counter_reader.drain(canary.step, 1.0)
+    assert canary.counter_reader.violations > 0
     for _ in PARTS[3:]:
         assert advance()
     before, *_ = sent(link)
@@ -380,9 +380,9 @@ def test_a_snapshot_that_cannot_be_made_is_a_fault_and_the_next_one_is_sent(
     turn = rig.canary._turns
 
     def advance() -> bool:
-        return turn._faults.guard("snapshot", turn._telling.advance) or True
+        return turn._faults.guard("snapshot", turn._snapshots.advance) or True
 
-    rig.canary._turns._telling.finish()
+    rig.canary._turns._snapshots.finish()
     sent(link)
     with monkeypatch.context() as patch:
         patch.setattr(telling, part, fail)
@@ -396,7 +396,7 @@ def test_a_snapshot_that_cannot_be_made_is_a_fault_and_the_next_one_is_sent(
 
 def test_in_mode_raise_a_fault_of_a_turn_is_passed_on(make_rig, monkeypatch) -> None:
     rig = make_rig(mode=Mode.RAISE, patrol_budget="0", snapshot_seconds=1e-9)
-    rig.canary._turns._telling.finish()
+    rig.canary._turns._snapshots.finish()
     monkeypatch.setattr(telling, "vitals_with", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         rig.run(3)

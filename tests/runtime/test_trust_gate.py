@@ -23,7 +23,7 @@ PATIENCE = 20.0
 
 
 @dataclass(slots=True)
-class Gate:
+class AuthMiddleware:
     """A real engine, its hub, and what a scrape says."""
 
     rig: object
@@ -63,12 +63,12 @@ class Gate:
 
 @pytest.fixture
 def make_gate(make_rig):
-    def make(**changes: object) -> Gate:
+    def make(**changes: object) -> AuthMiddleware:
         link, skew = LocalLink(capacity=1 << 16), [0.0]
         settings = {"snapshot_seconds": 1e-6, "patrol_budget": "50%"} | changes
         rig = make_rig(link=link, **settings)
         hub = Hub(ServiceConfig(snapshot_stale_seconds=5.0), clock=lambda: time.monotonic() + skew[0])
-        gate = Gate(rig, link, hub, Exposition(HubCollector(hub)), skew)
+        gate = AuthMiddleware(rig, link, hub, Exposition(HubCollector(hub)), skew)
         gate.rig.canary.reporter.hello()
         gate.until(lambda: bool(hub.ranks()))
         return gate
@@ -76,7 +76,7 @@ def make_gate(make_rig):
     return make
 
 
-def leaves(gate: Gate, state: State, reason: str) -> None:
+def leaves(gate: AuthMiddleware, state: State, reason: str) -> None:
     # Until its first snapshot a rank is degraded for want of one.
     gate.until(lambda: gate.says() == state.value and any(reason in one for one in gate.hub.verdict()[1]))
     assert gate.hub.verdict()[0] is state

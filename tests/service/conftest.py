@@ -76,9 +76,9 @@ class ObedientRank:
         self.say(snapshot(self.who, 1))
 
     def say(self, message) -> None:
-        self.hub.ingest(message, self.obey)
+        self.hub.ingest(message, self.execute_commands)
 
-    def obey(self, command) -> None:
+    def execute_commands(self, command) -> None:
         self.received.append(command)
         if isinstance(command, StartSweep) and self.finishes:
             self.report(command.id, SweepStatus.PASSED)

@@ -10,7 +10,7 @@ from canary_obs.errors import ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.records import Acknowledge, Pause, Reason, Resume, StartSweep, SweepStatus, Violations
 from canary_obs.service.app import create_app
-from canary_obs.service.context import Surroundings
+from canary_obs.service.context import Dependencies
 from tests.service.conftest import URL, ObedientRank, bearer, check_problem, client_of
 from tests.service.fakes import eventually, violation
 
@@ -183,7 +183,7 @@ def test_the_status_page_is_self_contained_and_escapes(client, rank):
 
 def test_probes(hub):
     listening = [True]
-    with client_of(create_app(hub, around=Surroundings(listening=lambda: listening[0]))) as client:
+    with client_of(create_app(hub, around=Dependencies(listening=lambda: listening[0]))) as client:
         assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
         listening[0] = False
         assert client.get("/healthz").status_code == 200

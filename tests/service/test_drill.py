@@ -6,7 +6,7 @@ import pytest
 
 from canary_obs.config import ServiceConfig
 from canary_obs.records import StartDrill
-from canary_obs.service import context as desk
+from canary_obs.service import context as context
 from canary_obs.service.app import create_app
 from canary_obs.service.routes import drills
 from tests.service.conftest import ObedientRank, bearer, check_problem, client_of
@@ -81,4 +81,4 @@ def test_a_silent_rank_is_named(drilling, rank, monkeypatch):
     monkeypatch.setattr(drills, "DRILL_SECONDS", 0.05)
     (one,) = drill(drilling).json()["ranks"]
     assert one["finding"]["outcome"] == "unanswered"
-    assert desk.DRILL_SECONDS > 10
+    assert context.DRILL_SECONDS > 10

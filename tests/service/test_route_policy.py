@@ -7,7 +7,7 @@ from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
 from canary_obs.records import StartSweep
 from canary_obs.service.app import ROUTERS, create_app
-from canary_obs.service.route_policy import EXTENSION, Doors, TokenScope
+from canary_obs.service.route_policy import EXTENSION, RoutePolicy, TokenScope
 from tests.service.conftest import bearer, check_problem, client_of
 
 SECRETS = {scope: f"{scope.value}-0123456789abcdef" for scope in TokenScope}
@@ -47,7 +47,7 @@ def test_a_route_without_a_scope_is_refused_at_start():
         return "never"
 
     with pytest.raises(ValueError, match=r"/careless.*declares no scope"):
-        Doors([*ROUTERS, careless])
+        RoutePolicy([*ROUTERS, careless])
 
 
 def test_a_route_that_came_by_another_way_is_closed(hub):
@@ -59,7 +59,7 @@ def test_a_route_that_came_by_another_way_is_closed(hub):
 
 def test_each_scope_opens_its_own_routes_and_no_other(guarded):
     operations = guarded.app.openapi()["paths"].items()
-    guarded.app.state.desk.feed.close()  # streams end at once
+    guarded.app.state.context.event_stream.close()  # streams end at once
     routes = [(method, path, methods[method]) for path, methods in operations for method in methods]
     for method, path, operation in routes:
         for scope, secret in SECRETS.items():

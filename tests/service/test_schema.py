@@ -18,7 +18,7 @@ HUB = Hub(ServiceConfig(snapshot_stale_seconds=3600.0, orders_per_minute=100_000
 RANK = ObedientRank(HUB, greets=False)
 RANK.say(Violations(identity=RANK.who, rows=tuple(violation(slot) for slot in range(5))))
 APP = create_app(HUB)
-APP.state.desk.feed.close()  # streams of events end at once
+APP.state.context.event_stream.close()  # streams of events end at once
 schema = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"Host": "127.0.0.1"})
 
 
@@ -46,7 +46,7 @@ def test_answers_are_described(name):
 # With tokens: the document then says what each operation needs, and unknown callers get nowhere.
 TOKEN = "schema-0123456789abcdef"
 GUARDED = create_app(HUB, ServiceConfig(token=TOKEN, orders_per_minute=100_000))
-GUARDED.state.desk.feed.close()
+GUARDED.state.context.event_stream.close()
 guarded = schemathesis.openapi.from_asgi(
     "/openapi.json", GUARDED, headers={"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}"}
 )

@@ -5,7 +5,7 @@ import pytest
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.service.route_policy import TokenScope
-from canary_obs.service.token_store import ANONYMOUS, Keyring
+from canary_obs.service.token_store import ANONYMOUS, TokenStore
 
 READER, WRITER = "reader-0123456789abcdef", "writer-0123456789abcdef"
 
@@ -25,7 +25,7 @@ def table(name: str, token: str, *scopes: str) -> str:
 
 
 def test_each_token_has_its_own_name_and_scopes(written):
-    ring = Keyring(
+    ring = TokenStore(
         written(table("prometheus", READER, "read") + table("oncall", WRITER, "operate", "inject"))
     )
     reader, writer = ring.caller(f"Bearer {READER}"), ring.caller(f"bearer {WRITER}")
@@ -37,14 +37,14 @@ def test_each_token_has_its_own_name_and_scopes(written):
 
 def test_the_single_token_reads_and_operates_and_stays_beside_the_file(written):
     config = written(table("prometheus", READER, "read"))
-    ring = Keyring(ServiceConfig(token="short-ü", tokens_file=config.tokens_file))
+    ring = TokenStore(ServiceConfig(token="short-ü", tokens_file=config.tokens_file))
     single = ring.caller("Bearer " + "short-ü".encode().decode("latin-1"))
     assert (single.name, single.scopes) == ("default", {TokenScope.READ, TokenScope.OPERATE})
     assert ring.caller(f"Bearer {READER}").name == "prometheus"
 
 
 def test_without_tokens_anybody_on_this_machine_reads_and_operates_but_does_not_inject():
-    assert Keyring(ServiceConfig()).caller("") is ANONYMOUS
+    assert TokenStore(ServiceConfig()).caller("") is ANONYMOUS
     assert ANONYMOUS.scopes == {TokenScope.READ, TokenScope.OPERATE}
 
 
@@ -67,7 +67,7 @@ def test_without_tokens_anybody_on_this_machine_reads_and_operates_but_does_not_
 )
 def test_a_file_that_cannot_be_used_is_refused_without_its_secrets(written, text, told):
     with pytest.raises(ConfigurationError) as caught:
-        Keyring(written(text))
+        TokenStore(written(text))
     assert caught.value.setting == "tokens_file"
     assert told in str(caught.value)
     assert READER not in str(caught.value)
@@ -77,10 +77,10 @@ def test_a_file_that_cannot_be_used_is_refused_without_its_secrets(written, text
 def test_the_single_tokens_name_is_taken(written):
     config = written(table("default", READER, "read"))
     with pytest.raises(ConfigurationError, match="KV_CANARY_TOKEN"):
-        Keyring(ServiceConfig(token=WRITER, tokens_file=config.tokens_file))
-    assert Keyring(config).caller(f"Bearer {READER}").name == "default"
+        TokenStore(ServiceConfig(token=WRITER, tokens_file=config.tokens_file))
+    assert TokenStore(config).caller(f"Bearer {READER}").name == "default"
 
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file"):
-        Keyring(ServiceConfig(tokens_file=str(tmp_path / "none.toml")))
+        TokenStore(ServiceConfig(tokens_file=str(tmp_path / "none.toml")))

@@ -7,7 +7,7 @@ import pytest
 from canary_obs.config import ServiceConfig
 from canary_obs.records import Pause
 from canary_obs.service.app import create_app
-from canary_obs.service.context import Surroundings
+from canary_obs.service.context import Dependencies
 from tests.service.conftest import bearer, check_problem, client_of
 
 READER, WRITER = "reader-0123456789abcdef", "writer-0123456789abcdef"
@@ -31,7 +31,7 @@ def guarded(hub, rank, orders, tmp_path):
     path = tmp_path / "tokens.toml"
     path.write_text(TOKENS)
     config = ServiceConfig(token="single", tokens_file=str(path), orders_per_minute=4)
-    with client_of(create_app(hub, config, around=Surroundings(audit=orders.append))) as client:
+    with client_of(create_app(hub, config, around=Dependencies(audit=orders.append))) as client:
         yield client
 
 
@@ -81,7 +81,7 @@ def test_an_order_that_fails_is_written_down_too(guarded, hub, orders, monkeypat
 
 
 def test_without_tokens_the_giver_is_nobody(hub, rank, orders):
-    with client_of(create_app(hub, around=Surroundings(audit=orders.append))) as client:
+    with client_of(create_app(hub, around=Dependencies(audit=orders.append))) as client:
         client.post("/canary/resume")
     assert [told(order)[-2:] for order in orders] == [(None, 202)]
 

@@ -11,9 +11,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.soak.instrumented import KindReport
+
 from tests.soak.kinds import KINDS, soak
 from tests.soak.totals import totals
-from tests.soak.watched import KindReport
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.soak.instrumented import BATCH, SIZES, KindReport, Watched
 
 from canary_obs.reference_engine.disaggregated.cluster import Cluster
 from canary_obs.reference_engine.disaggregated.decode import DecodeSide
@@ -16,7 +17,6 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.settings import MODELS, tiny, with_model
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from tests.reference_engine.two_engines import ranks
-from tests.soak.watched import BATCH, SIZES, KindReport, Watched
 
 PAIRS = {"disaggregated": "llama", "disaggregated_sparse": "mla_sparse"}  # two processes; their model
 KINDS = (*MODELS, *PAIRS)
@@ -37,15 +37,15 @@ def soak(kind: str, checks: int, seed: int = 1, sizes: Sizes | None = None) -> l
 
 def _alone(model: str, checks: int, seed: int, sizes: Sizes) -> KindReport:
     engine = Engine(with_model(tiny(seed=seed, **sizes), model))
-    watched = Watched(engine, engine.abort, seed)
+    instrumented = Watched(engine, engine.abort, seed)
     traffic = _load(engine, seed)
-    while watched.records_checked < checks:
+    while instrumented.records_checked < checks:
         for _ in range(BATCH):
             traffic.advance(engine)
-            watched.disturb(request.id for request in engine.unfinished)
+            instrumented.disturb(request.id for request in engine.unfinished)
             if engine.has_work():
                 engine.step()
-    return watched.finish(model)
+    return instrumented.finish(model)
 
 
 def half(cluster: Cluster, *, kind: str, checks: int, seed: int, sizes: Sizes) -> KindReport:
@@ -58,29 +58,29 @@ def half(cluster: Cluster, *, kind: str, checks: int, seed: int, sizes: Sizes) -
 
 def _prefill(side: PrefillSide, checks: int, seed: int) -> Watched:
     engine = side.engine
-    watched, traffic = Watched(engine, side.abort, seed), _load(engine, seed, crowd=CROWD)
-    while _together(watched.records_checked) < checks:
+    instrumented, traffic = Watched(engine, side.abort, seed), _load(engine, seed, crowd=CROWD)
+    while _together(instrumented.records_checked) < checks:
         for _ in range(BATCH):
             traffic.advance(side)
             held = [one.offer.id for one in side._held]
-            watched.disturb([*held, *(request.id for request in engine.unfinished)])
+            instrumented.disturb([*held, *(request.id for request in engine.unfinished)])
             side.step()
     while side.has_work():
         side.step()
     side.close()
-    return watched
+    return instrumented
 
 
 def _decode(side: DecodeSide, checks: int, seed: int) -> Watched:
     engine = side.engine
-    watched = Watched(engine, side.abort, seed)
-    while _together(watched.records_checked) < checks:
+    instrumented = Watched(engine, side.abort, seed)
+    while _together(instrumented.records_checked) < checks:
         for _ in range(BATCH):
-            watched.disturb(request.id for request in engine.unfinished)
+            instrumented.disturb(request.id for request in engine.unfinished)
             side.step()
     while side.has_work():
         side.step()
-    return watched
+    return instrumented
 
 
 def _together(checked: int) -> int:

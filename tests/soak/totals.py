@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from tests.soak.watched import KindReport
+from tests.soak.instrumented import KindReport
 
 
 def totals(reports: Iterable[KindReport]) -> dict[str, object]:

@@ -22,7 +22,7 @@ from tests.telemetry.receiver import Receiver, open_server
 QUICK = ExportLimits(queue=10, batch=4, delay=0.01)
 
 
-class Gate:
+class AuthMiddleware:
     """A receiver that holds the exporting thread until it is opened."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Gate:
 
 
 def test_a_full_queue_counts_and_never_waits():
-    gate = Gate()
+    gate = AuthMiddleware()
     queue = ExportQueue("test", gate.send, QUICK)
     queue.put(0)
     assert gate.entered.wait(10)
@@ -65,7 +65,7 @@ def test_batches_that_fail_are_counted_and_the_thread_lives_on(answer):
 
 
 def test_closing_does_not_wait_for_a_receiver_that_hangs():
-    gate = Gate()
+    gate = AuthMiddleware()
     queue = ExportQueue("test", gate.send, QUICK)
     queue.put(1)
     assert gate.entered.wait(10)

@@ -69,8 +69,8 @@ def evidence_for(command: CollectEvidence) -> Evidence:
 class Witness(ObedientRank):
     """A rank that answers questions about slots."""
 
-    def obey(self, command) -> None:
-        super().obey(command)
+    def execute_commands(self, command) -> None:
+        super().execute_commands(command)
         if isinstance(command, CollectEvidence):
             self.say(evidence_for(command))
 

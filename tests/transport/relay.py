@@ -40,30 +40,30 @@ class Relay:
             end.close()
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as watched:
-            watched.register(self._door, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as instrumented:
+            instrumented.register(self._door, selectors.EVENT_READ)
             while not self._stop.is_set():
-                for key, _ in watched.select(0.02):
+                for key, _ in instrumented.select(0.02):
                     end = key.fileobj
                     assert isinstance(end, socket.socket)
                     if end is self._door:
-                        self._join(watched)
+                        self._join(instrumented)
                     else:
-                        self._forward(end, watched)
+                        self._forward(end, instrumented)
 
-    def _join(self, watched: selectors.BaseSelector) -> None:
+    def _join(self, instrumented: selectors.BaseSelector) -> None:
         near, _ = self._door.accept()
         far = socket.create_connection(("127.0.0.1", self._target))
         self._peers |= {near: far, far: near}
         for end in (near, far):
-            watched.register(end, selectors.EVENT_READ)
+            instrumented.register(end, selectors.EVENT_READ)
 
-    def _forward(self, end: socket.socket, watched: selectors.BaseSelector) -> None:
+    def _forward(self, end: socket.socket, instrumented: selectors.BaseSelector) -> None:
         data = b""
         with suppress(ConnectionError):
             data = end.recv(65536)
         if not data:
-            watched.unregister(end)
+            instrumented.unregister(end)
             if end in self._dark:
                 self.hung_up += 1
             else:

@@ -16,16 +16,16 @@ from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
 from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.engines.reference.groups import FULL, ShownGroup, shown_groups
-from canary_obs.engines.reference.host_tier_hooks import TierWatch
-from canary_obs.engines.reference.instrumented import Views, watched, watched_aside
+from canary_obs.engines.reference.host_tier_hooks import HostTierHooks
+from canary_obs.engines.reference.instrumented import Views, instrumented, instrumented_on_side_stream
 from canary_obs.engines.reference.swa_group import SWA, SwaGroup
-from canary_obs.engines.reference.transfer_hooks import PortWatch
-from canary_obs.engines.toolkit.side_stream import Aside
+from canary_obs.engines.reference.transfer_hooks import TransferHooks
+from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Request
-from canary_obs.reference_engine.to_device import placed
+from canary_obs.reference_engine.to_device import to_device
 from canary_obs.runtime.device.upload_ring import UploadRing
 
 SUPPORTED_VERSIONS = ("1.0",)
@@ -73,8 +73,8 @@ class ReferenceAdapter:
         self.version = engine.version
         self._engine = engine
         self._observer: Observer | None = None
-        self._tier: TierWatch | None = None
-        self._port: PortWatch | None = None
+        self._tier: HostTierHooks | None = None
+        self._port: TransferHooks | None = None
         self._scratch: NDArray[np.int64] | None = None
         self._digests = PrefixDigests(engine.config.max_running)
         largest = engine.config.max_running + engine.config.token_budget
@@ -82,7 +82,7 @@ class ReferenceAdapter:
         self._written = {group.view.name: group for group in shown_groups(engine)}
         self._draft = None if engine.drafter is None else DraftGroup(engine, engine.drafter)
         # Drafts are made between the target's forward and the end of the step.
-        self._aside = Aside(engine.runner.device, wanted=engine.drafter is None)
+        self._side_stream = SideStream(engine.runner.device, wanted=engine.drafter is None)
         self._groups: dict[str, ShownGroup] = dict(self._written)
         if self._draft is not None:
             self._groups[DRAFT] = self._draft
@@ -106,7 +106,7 @@ class ReferenceAdapter:
         """Running requests with the slot among the positions they have computed."""
         return _named(self._groups, group).holders(slot)
 
-    def lend_scratch(self) -> tuple[str, int]:
+    def reserve_scratch_slot(self) -> tuple[str, int]:
         """The first slot of a page taken from the allocator until detach."""
         allocator = self._engine.scheduler.allocator
         if allocator.free_pages == 0:
@@ -143,7 +143,7 @@ class ReferenceAdapter:
                 self.after_step()
                 return sample(batch, logits)
             finally:
-                self._aside.join()
+                self._side_stream.join()
 
         def observed_step() -> tuple[Request, ...]:
             nonlocal advanced
@@ -159,19 +159,19 @@ class ReferenceAdapter:
 
         # In the instance dictionaries: deleting the entries restores the engine exactly.
         if engine.scheduler.host_tier is not None:
-            self._tier = TierWatch(engine.scheduler.host_tier, observer, FULL)
+            self._tier = HostTierHooks(engine.scheduler.host_tier, observer, FULL)
             self._tier.wrap()
         travelling = [name for name, group in self._written.items() if isinstance(group, FullGroup)]
-        self._port = PortWatch(engine.port, observer, travelling)
+        self._port = TransferHooks(engine.port, observer, travelling)
         self._port.wrap()
-        if self._aside.used:
+        if self._side_stream.used:
             views = Views(self._plain_view, self._complete)
-            vars(runner)["forward"] = watched_aside(forward, views, observer, self._aside)
+            vars(runner)["forward"] = instrumented_on_side_stream(forward, views, observer, self._side_stream)
         else:
-            vars(runner)["forward"] = watched(forward, self._view, observer)
+            vars(runner)["forward"] = instrumented(forward, self._view, observer)
         if self._draft is not None:
             drafting = self._draft.runner
-            vars(drafting)["forward"] = watched(drafting.forward, self._draft.view_of, observer)
+            vars(drafting)["forward"] = instrumented(drafting.forward, self._draft.view_of, observer)
         if runner.device.type != "cpu":
             vars(runner)["sample"] = observed_sample
         vars(engine).update(step=observed_step, idle=observed_idle)
@@ -184,7 +184,7 @@ class ReferenceAdapter:
         if self._observer is None:
             return
         self._observer = None
-        self._aside.join()
+        self._side_stream.join()
         if self._tier is not None:
             self._tier.unwrap()
             self._tier = None
@@ -201,7 +201,7 @@ class ReferenceAdapter:
     def after_step(self) -> None:
         """What the observer does once per step; on a GPU ahead of the wait for the tokens."""
         if self._observer is not None:
-            self._observer.after_step(self._aside.behind_nothing)
+            self._observer.after_step(self._side_stream.unordered)
 
     def _view(self, batch: ForwardBatch) -> StepView:
         return self._complete(self._plain_view(batch), batch)
@@ -213,7 +213,7 @@ class ReferenceAdapter:
             digests, expected = self._uploads.put(digests, expected)
             return digests, expected
         device = batch.rows.device
-        return placed(digests.numpy(), device), placed(expected.numpy(), device)
+        return to_device(digests.numpy(), device), to_device(expected.numpy(), device)
 
     def _plain_view(self, batch: ForwardBatch) -> StepView:
         """The forward as views of the engine's tensors, without what must be worked out first."""

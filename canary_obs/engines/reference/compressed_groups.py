@@ -13,7 +13,7 @@ from canary_kernels.buffers import KVSource
 from canary_kernels.hashing import chain_of
 from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupTokens, GroupView
 from canary_obs.engines.reference.digests import PrefixDigests
-from canary_obs.engines.reference.surrogate_tokens import stand_ins
+from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
 from canary_obs.reference_engine.cache.compressed_pool import CompressedPool
 from canary_obs.reference_engine.cache.entry_rows import EntryRows, IndexRows, StateRows
 from canary_obs.reference_engine.cache.radix_cache import RadixCache
@@ -21,7 +21,7 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.execution.runs import RunBatch, Span
 from canary_obs.reference_engine.scheduling.request import Request
-from canary_obs.reference_engine.to_device import placed
+from canary_obs.reference_engine.to_device import to_device
 
 
 class EntryTokens:
@@ -179,7 +179,7 @@ def _entry_ids(span: Span, ratio: int) -> NDArray[np.int64]:
     first, last = span.first - span.first % ratio, span.last - span.last % ratio
     if last <= span.first:
         return _EMPTY
-    return stand_ins(span.request.tokens[first:last], ratio).astype(np.int64)
+    return surrogate_tokens(span.request.tokens[first:last], ratio).astype(np.int64)
 
 
 def _kept_ids(span: Span, ratio: int) -> NDArray[np.int64]:
@@ -205,16 +205,16 @@ def _group_tokens(
     np.cumsum(counts, out=starts[1:])
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - prefixes, counts)
     return GroupTokens(
-        prefix_lens=placed(prefixes, device),
-        extend_lens=placed(counts, device),
-        token_starts=placed(starts, device),
-        input_ids=placed(ids, device),
-        positions=placed(positions, device),
-        digests=placed(np.array(digests, dtype=np.int64), device),
+        prefix_lens=to_device(prefixes, device),
+        extend_lens=to_device(counts, device),
+        token_starts=to_device(starts, device),
+        input_ids=to_device(ids, device),
+        positions=to_device(positions, device),
+        digests=to_device(np.array(digests, dtype=np.int64), device),
         # The ids are the requests' own tokens already, an oracle adds nothing. But attach compiles its
         # kernels for one signature, the same for all groups.
-        expected_ids=placed(ids.astype(np.int32), device),
-        rows=None if rows is None else placed(np.array(rows, dtype=np.int64), device),
+        expected_ids=to_device(ids.astype(np.int32), device),
+        rows=None if rows is None else to_device(np.array(rows, dtype=np.int64), device),
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from canary_kernels.hashing import mix64
 from canary_kernels.layout import CHAIN_ANCHOR, signed
-from canary_obs.engines.reference.surrogate_tokens import stand_ins
+from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
 from canary_obs.reference_engine.scheduling.request import Request
 
 _ANCHOR = signed(CHAIN_ANCHOR)
@@ -48,7 +48,7 @@ class PrefixDigests:
         if bounds[-1]:
             spans = (starts * ratio + first).tolist(), (ends * ratio + first).tolist()
             parts = [r.tokens[a:b] for r, a, b in zip(requests, *spans, strict=True)]
-            tokens = stand_ins(np.concatenate(parts), ratio)
+            tokens = surrogate_tokens(np.concatenate(parts), ratio)
             positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, lengths)
             mixed = mix64(torch.from_numpy(tokens), torch.from_numpy(positions)).numpy()
             sums = np.zeros(bounds[-1] + 1, dtype=np.int64)

@@ -13,7 +13,7 @@ from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.execution.speculative import Drafter
-from canary_obs.reference_engine.to_device import placed
+from canary_obs.reference_engine.to_device import to_device
 
 DRAFT = "draft"
 
@@ -46,8 +46,8 @@ class DraftGroup(FullGroup):
             token_starts=batch.token_starts,
             input_ids=batch.input_ids,
             positions=batch.positions,
-            digests=placed(self._prefix_digests(batch).numpy(), device),
-            expected_ids=placed(_expected(batch), device),
+            digests=to_device(self._prefix_digests(batch).numpy(), device),
+            expected_ids=to_device(_expected(batch), device),
         )
         table = self._engine.runner.pool.req_to_token
         return StepView(

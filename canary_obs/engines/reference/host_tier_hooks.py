@@ -13,7 +13,7 @@ from canary_obs.errors import KVCacheViolation
 from canary_obs.reference_engine.cache.host_tier import HostPage, HostTier, Slots, Tokens
 
 
-class TierWatch:
+class HostTierHooks:
     """Wraps `offload` and `load` on one tier. Pages offloaded before it came are received without records."""
 
     def __init__(self, tier: HostTier, observer: Observer, group: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from canary_obs.engine_api.adapter import Observer
 from canary_obs.engine_api.views import StepView
-from canary_obs.engines.toolkit.side_stream import Aside
+from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 
 Forward = Callable[[ForwardBatch], Tensor]
@@ -22,7 +22,9 @@ class Views(NamedTuple):
     complete: Callable[[StepView, ForwardBatch], StepView]
 
 
-def watched(forward: Forward, view_of: Callable[[ForwardBatch], StepView], observer: Observer) -> Forward:
+def instrumented(
+    forward: Forward, view_of: Callable[[ForwardBatch], StepView], observer: Observer
+) -> Forward:
     """Checks before and after the forward, on the engine's stream."""
 
     def observed(batch: ForwardBatch) -> Tensor:
@@ -43,21 +45,23 @@ def watched(forward: Forward, view_of: Callable[[ForwardBatch], StepView], obser
     return observed
 
 
-def watched_aside(forward: Forward, views: Views, observer: Observer, aside: Aside) -> Forward:
+def instrumented_on_side_stream(
+    forward: Forward, views: Views, observer: Observer, side_stream: SideStream
+) -> Forward:
     """Only what must precede the forward is launched ahead of it; the rest while it runs, beside its stream.
 
     An engine that waits for each step's tokens otherwise waits for the launches of all checks as well.
     """
 
     def observed(batch: ForwardBatch) -> Tensor:
-        aside.join()
+        side_stream.join()
         try:
             view = views.plain(batch)
         except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
             observer.fault("step_view", error)
             return forward(batch)
-        observer.overwriting(view)
-        aside.mark()
+        observer.before_write(view)
+        side_stream.mark()
         try:
             logits = forward(batch)
         except BaseException:
@@ -67,7 +71,7 @@ def watched_aside(forward: Forward, views: Views, observer: Observer, aside: Asi
         return logits
 
     def _look(batch: ForwardBatch, view: StepView) -> None:
-        with aside.behind_mark:
+        with side_stream.after_mark:
             try:
                 view = views.complete(view, batch)
             except Exception as error:  # noqa: BLE001 - as above
@@ -75,7 +79,7 @@ def watched_aside(forward: Forward, views: Views, observer: Observer, aside: Asi
                 observer.fault("step_view", error)
                 return
             observer.launched(view)
-        with aside.behind_all:
+        with side_stream.after_all:
             observer.after_forward(view)
 
     return observed

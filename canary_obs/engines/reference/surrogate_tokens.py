@@ -10,7 +10,7 @@ from canary_kernels.hashing import mix_arrays
 _BITS = 31  # a record's token is a signed 32-bit word; negative ones mean "unknown" to the write oracle
 
 
-def stand_ins(tokens: NDArray[np.int32], ratio: int) -> NDArray[np.int32]:
+def surrogate_tokens(tokens: NDArray[np.int32], ratio: int) -> NDArray[np.int32]:
     """int32 [n]: one for each run of tokens [n * ratio]; depends on each of them and its place in the run."""
     if ratio == 1:
         return tokens

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from canary_obs.engine_api.adapter import Observer
 from canary_obs.errors import KVCacheViolation
-from canary_obs.reference_engine.cache.connector import NO_SIDECAR, KVPort
+from canary_obs.reference_engine.cache.connector import NO_METADATA, KVConnector
 
 _KINDS, _KIND_FACTOR = 1 << 56, 31  # the formats of all groups in one number
 
 
-class PortWatch:
+class TransferHooks:
     """Wraps one port: a sidecar is the records of its slots, group after group."""
 
     _SEAMS = ("kind", "outgoing", "reserved", "landed")
 
-    def __init__(self, port: KVPort, observer: Observer, groups: Sequence[str]) -> None:
+    def __init__(self, port: KVConnector, observer: Observer, groups: Sequence[str]) -> None:
         self._port, self._observer, self._groups = port, observer, tuple(groups)
 
     def wrap(self) -> None:
@@ -46,9 +46,9 @@ class PortWatch:
         return observed
 
     def _kind(self) -> int:
-        kind = NO_SIDECAR
+        kind = NO_METADATA
         for group in self._groups:
-            kind = (_KIND_FACTOR * kind + (self._observer.record_format(group) or NO_SIDECAR)) % _KINDS
+            kind = (_KIND_FACTOR * kind + (self._observer.record_format(group) or NO_METADATA)) % _KINDS
         return kind
 
     def _outgoing(self, slots: Tensor, shares: Sequence[range]) -> Tensor | None:
@@ -60,8 +60,8 @@ class PortWatch:
         for group in self._groups:
             self._observer.invalidated(group, slots)
 
-    def _landed(self, slots: Tensor, sidecars: Sequence[Tensor], kind: int) -> None:
-        readable = bool(sidecars) and kind == self._kind()
-        records = torch.stack(tuple(sidecars)).chunk(len(self._groups), dim=-1) if readable else ()
+    def _landed(self, slots: Tensor, transfer_metadata: Sequence[Tensor], kind: int) -> None:
+        readable = bool(transfer_metadata) and kind == self._kind()
+        records = torch.stack(tuple(transfer_metadata)).chunk(len(self._groups), dim=-1) if readable else ()
         for number, group in enumerate(self._groups):
             self._observer.received(group, slots, records[number].contiguous() if readable else None)

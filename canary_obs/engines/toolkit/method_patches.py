@@ -8,7 +8,7 @@ from typing import Any
 _ABSENT = object()
 
 
-class Seams:
+class MethodPatches:
     """Wraps methods of classes or instances; `restore` undoes all, last first."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 import torch
 
 
-class Behind(Enum):
+class WaitFor(Enum):
     """What work put aside waits for, besides what was put there earlier."""
 
     ALL = "all that the engine's stream has been given so far"
@@ -19,17 +19,17 @@ class Behind(Enum):
 class _Entry(AbstractContextManager[None]):
     """One way in. Not a generator, and made once: every step of the engine pays for it."""
 
-    def __init__(self, aside: Aside, behind: Behind) -> None:
-        self._aside, self._behind = aside, behind
+    def __init__(self, side_stream: SideStream, behind: WaitFor) -> None:
+        self._side_stream, self._behind = side_stream, behind
 
     def __enter__(self) -> None:
-        self._aside.enter(self._behind)
+        self._side_stream.enter(self._behind)
 
     def __exit__(self, *raised: object) -> None:
-        self._aside.leave()
+        self._side_stream.leave()
 
 
-class Aside:
+class SideStream:
     """Work put here is done before what the engine's stream is given after `join`.
 
     `with aside.behind_all:` puts there what is launched inside. Until it joins, the engine may do what
@@ -42,9 +42,9 @@ class Aside:
         if wanted and device.type == "cuda":
             self._stream = torch.Stream(device)
             self._marked, self._queued, self._done = (torch.Event(device) for _ in range(3))
-        self.behind_all = _Entry(self, Behind.ALL)
-        self.behind_mark = _Entry(self, Behind.MARK)
-        self.behind_nothing = _Entry(self, Behind.NOTHING)
+        self.after_all = _Entry(self, WaitFor.ALL)
+        self.after_mark = _Entry(self, WaitFor.MARK)
+        self.unordered = _Entry(self, WaitFor.NOTHING)
 
     @property
     def used(self) -> bool:
@@ -56,14 +56,14 @@ class Aside:
         if self._stream is not None:
             self._marked.record()
 
-    def enter(self, behind: Behind) -> None:
+    def enter(self, behind: WaitFor) -> None:
         """From now on launches run there."""
         if self._stream is None:
             return
-        if behind is Behind.ALL:
+        if behind is WaitFor.ALL:
             self._queued.record()
             self._stream.wait_event(self._queued)
-        elif behind is Behind.MARK:
+        elif behind is WaitFor.MARK:
             self._stream.wait_event(self._marked)
         self._stream.__enter__()
 

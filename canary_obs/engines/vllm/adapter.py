@@ -16,10 +16,10 @@ from torch import Tensor
 from canary_obs.engine_api.adapter import Observer
 from canary_obs.engine_api.views import GroupView, StepTypes, StepView, WindowTokens
 from canary_obs.engines.toolkit.idle_thread import IdleThread
-from canary_obs.engines.toolkit.method_patches import Seams
-from canary_obs.engines.toolkit.side_stream import Aside
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
-from canary_obs.engines.vllm.block_events import CARRIED
+from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.draft import DraftGroups
 from canary_obs.engines.vllm.groups import find_groups
@@ -48,13 +48,13 @@ class VllmAdapter:
         self._by_name = {group.view.name: group for group in self.found}
         self._changes = BlockChanges(self.found, runner.device)
         self._windows = WindowTables(self.found)
-        self._seams = Seams()
+        self._patches = MethodPatches()
         self.lock = threading.Lock()  # held during a step
         self._idle: IdleThread | None = None
         self._stream: Any = None
         # Drafts are made between two steps, and with them the inputs of a forward change.
         self.lasting = runner.speculative_config is None
-        self.aside = Aside(runner.device, wanted=self.lasting)
+        self.side_stream = SideStream(runner.device, wanted=self.lasting)
         self.output: Any = None  # the scheduler output of the step under way
         self._served: Any = None  # the last output that had tokens to compute
         self.open: StepView | None = None  # the forward under way in it
@@ -91,7 +91,7 @@ class VllmAdapter:
         block = slot // found.block_size
         return tuple(request for request, blocks in self.request_blocks(found.number) if block in blocks)
 
-    def lend_scratch(self) -> tuple[str, int]:
+    def reserve_scratch_slot(self) -> tuple[str, int]:
         """The first slot of the null block, which vLLM sets apart: nothing that is read lies there."""
         for found in self.found:
             if found.view.sources and not found.draft:
@@ -114,11 +114,11 @@ class VllmAdapter:
             self._drafts.compile()
         idle = IdleThread(self.lock, observer.idle, self._surroundings, self._device_busy)
         self._idle = idle
-        self.wrap_forward(self._seams, observer)
-        self._seams.wrap(self.runner, "execute_model", self._around_step(observer, idle))
+        self.wrap_forward(self._patches, observer)
+        self._patches.wrap(self.runner, "execute_model", self._around_step(observer, idle))
         if self._drafts is not None:
             around = self._drafts.around_sampling(self.lock, observer, idle)
-            self._seams.wrap(self.runner, "sample_tokens", around)
+            self._patches.wrap(self.runner, "sample_tokens", around)
         idle.start()
 
     def detach(self) -> None:
@@ -126,14 +126,14 @@ class VllmAdapter:
         if self._idle is not None:
             self._idle.stop()
             self._idle = None
-        self._seams.restore()
-        self.aside.join()
+        self._patches.restore()
+        self.side_stream.join()
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
         """While entered, no step runs and the idle thread leaves the canary alone."""
         with self.lock:
-            self.aside.join()
+            self.side_stream.join()
             yield
 
     def close(self, report: Callable[[StepView], None]) -> None:
@@ -153,8 +153,8 @@ class VllmAdapter:
             return
         if self.lasting:
             self._incomplete = True
-            observer.overwriting(self.open)
-            self.aside.mark()
+            observer.before_write(self.open)
+            self.side_stream.mark()
             return
         self.open = self._guarded_view(observer, partial(self._with_drafts, self.open, observer))
         if self.open is not None:
@@ -169,7 +169,7 @@ class VllmAdapter:
         plain, self._incomplete = self.open, False
         if plain is None:
             return
-        with self.aside.behind_mark:
+        with self.side_stream.after_mark:
             self.open = self._guarded_view(observer, partial(self.complete, plain))
             if self.open is not None:
                 observer.launched(self.open)
@@ -188,7 +188,7 @@ class VllmAdapter:
         self._unended = False
         observer.overhead["adapter"] += self._spent
         self._spent = 0.0
-        with self.aside.behind_all:
+        with self.side_stream.after_all:
             self.close(observer.after_forward)
             if self._drafts is None or not self._drafts.pending:
                 observer.after_step()
@@ -197,7 +197,7 @@ class VllmAdapter:
         """Run once what the views launch on the device: a first launch while serving takes 0.3 s."""
         raise NotImplementedError
 
-    def wrap_forward(self, seams: Seams, observer: Observer) -> None:
+    def wrap_forward(self, patches: MethodPatches, observer: Observer) -> None:
         """Wrap what surrounds the model forward."""
         raise NotImplementedError
 
@@ -217,7 +217,7 @@ class VllmAdapter:
                 with self.lock:
                     self.end_step(observer)  # nobody asked for its samples
                     self.output = scheduler_output
-                    self.aside.join()
+                    self.side_stream.join()
                     if self._drafts is not None:
                         self._drafts.fail(observer)  # nobody asked for its samples
                     try:
@@ -249,7 +249,7 @@ class VllmAdapter:
     def _announce(self, output: Any, observer: Observer) -> None:
         """What the scheduler says happened to blocks, before the runner acts on it."""
         try:
-            events = getattr(output, CARRIED, None)
+            events = getattr(output, EVENTS_ATTRIBUTE, None)
             self.blocks.apply(events)
             self.requests_changed(output)
             self._changes.tell(output, events, observer)
@@ -277,7 +277,7 @@ class VllmAdapter:
     def _on_device(self) -> Iterator[None]:
         # A new thread's kernels go to the first GPU; before the first forward there is no stream to follow.
         with torch.cuda.device(self.runner.device), torch.cuda.stream(self._stream):
-            self.aside.join()
+            self.side_stream.join()
             yield
 
     def _guarded_view(self, observer: Observer, build: Callable[[], StepView]) -> StepView | None:

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from canary_obs.engines.toolkit.method_patches import Seams
+from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Published, PublishedRun
 
-CARRIED = "kv_canary_block_events"  # attribute of SchedulerOutput; travels with it to every worker
+EVENTS_ATTRIBUTE = "kv_canary_block_events"  # attribute of SchedulerOutput; travels with it to every worker
 _PENDING = "_kv_canary_pending"  # attribute of BlockPool
 _LIMIT = 1 << 20  # a pool whose scheduler never asks must not grow without bound
 
 
-def watch_pools(seams: Seams) -> None:
+def watch_pools(patches: MethodPatches) -> None:
     """Wrap BlockPool and Scheduler.schedule in this process."""
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    seams.wrap(BlockPool, "cache_full_blocks", _full_blocks)
-    seams.wrap(BlockPool, "cache_partial_block", _partial_block)
-    seams.wrap(BlockPool, "move_block_hashes", _moved)
-    seams.wrap(BlockPool, "_remove_cached_block_hashes", _removed)
-    seams.wrap(BlockPool, "reset_prefix_cache", _reset)
-    seams.wrap(KVCacheManager, "allocate_slots", _allocated)
-    seams.wrap(Scheduler, "schedule", _schedule)
+    patches.wrap(BlockPool, "cache_full_blocks", _full_blocks)
+    patches.wrap(BlockPool, "cache_partial_block", _partial_block)
+    patches.wrap(BlockPool, "move_block_hashes", _moved)
+    patches.wrap(BlockPool, "_remove_cached_block_hashes", _removed)
+    patches.wrap(BlockPool, "reset_prefix_cache", _reset)
+    patches.wrap(KVCacheManager, "allocate_slots", _allocated)
+    patches.wrap(Scheduler, "schedule", _schedule)
 
 
 def _note(pool: Any, event: BlockEvent) -> None:
@@ -153,7 +153,7 @@ def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
     def schedule(scheduler: Any, *given: Any, **named: Any) -> Any:
         output = original(scheduler, *given, **named)
         pool = scheduler.kv_cache_manager.block_pool
-        setattr(output, CARRIED, tuple(vars(pool).pop(_PENDING, ())))
+        setattr(output, EVENTS_ATTRIBUTE, tuple(vars(pool).pop(_PENDING, ())))
         return output
 
     return schedule

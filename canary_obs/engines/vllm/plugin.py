@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from canary_obs.engines.toolkit.method_patches import Seams
+    from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 _SWITCHES = ("KV_CANARY_MODE", "KV_CANARY_CONFIG")
-_seams: Seams | None = None
+_patches: MethodPatches | None = None
 
 
 def register() -> None:
@@ -21,8 +21,8 @@ def register() -> None:
     Off unless KV_CANARY_MODE or KV_CANARY_CONFIG is set. Raises ConfigurationError for a bad setting.
     An unsupported vLLM is left alone and starts without protection, which is reported.
     """
-    global _seams
-    if _seams is not None or not any(os.environ.get(name) for name in _SWITCHES):
+    global _patches
+    if _patches is not None or not any(os.environ.get(name) for name in _SWITCHES):
         return
     from canary_obs.config import IN_PROCESS, CanaryConfig, load
     from canary_obs.records import Mode
@@ -36,22 +36,22 @@ def register() -> None:
     keyed = engine_keys(config) is not None
     if config.endpoint != IN_PROCESS:
         parse_endpoint(config.endpoint, keyed=keyed)
-    from canary_obs.engines.toolkit.method_patches import Seams
+    from canary_obs.engines.toolkit.method_patches import MethodPatches
 
     _speak_up()
-    _seams = Seams()
-    _watch(_seams)
+    _patches = MethodPatches()
+    _watch(_patches)
 
 
 def unregister() -> None:
     """Take every class-level wrapper out again; workers attached meanwhile keep theirs."""
-    global _seams
-    if _seams is not None:
-        _seams.restore()
-        _seams = None
+    global _patches
+    if _patches is not None:
+        _patches.restore()
+        _patches = None
 
 
-def _watch(seams: Seams) -> None:
+def _watch(patches: MethodPatches) -> None:
     import vllm
 
     from canary_obs.engines.toolkit.refusal import warn
@@ -66,12 +66,12 @@ def _watch(seams: Seams) -> None:
     except UnsupportedEngine as error:
         unsupported = str(error)
     else:
-        watch_pools(seams)
+        watch_pools(patches)
     worker = find_seam(WORKER, "initialize_from_config")
     if worker is None:
         warn(str(unsupported))
         return
-    seams.wrap(worker, "initialize_from_config", _before_cache(unsupported))
+    patches.wrap(worker, "initialize_from_config", _before_cache(unsupported))
 
 
 def _before_cache(unsupported: str | None) -> Callable[..., Any]:

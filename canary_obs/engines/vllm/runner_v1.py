@@ -11,7 +11,7 @@ import torch
 from canary_obs.engine_api.adapter import Observer
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import InputDigests
-from canary_obs.engines.toolkit.method_patches import Seams
+from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.token_digests import TokenDigests
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.errors import UnsupportedEngine
@@ -69,7 +69,7 @@ class V1Adapter(VllmAdapter):
             self._digests.advance(requests, tokens, none[: len(requests)])
         self._digests.forget([""])
 
-    def wrap_forward(self, seams: Seams, observer: Observer) -> None:
+    def wrap_forward(self, patches: MethodPatches, observer: Observer) -> None:
         """`_model_forward` lies outside captured graphs and runs for warm-up batches too.
 
         `_dummy_run`, of a data parallel replica without requests, writes where the last forward's inputs are.
@@ -85,13 +85,13 @@ class V1Adapter(VllmAdapter):
 
         def joined(original: Callable[..., Any]) -> Callable[..., Any]:
             def _dummy_run(*given: Any, **named: Any) -> Any:
-                self.aside.join()
+                self.side_stream.join()
                 return original(*given, **named)
 
             return _dummy_run
 
-        seams.wrap(self.runner, "_model_forward", make)
-        seams.wrap(self.runner, "_dummy_run", joined)
+        patches.wrap(self.runner, "_model_forward", make)
+        patches.wrap(self.runner, "_dummy_run", joined)
 
     def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
         """From the runner's request states."""

@@ -12,7 +12,7 @@ from canary_kernels.digest import TokenLists
 from canary_obs.engine_api.adapter import Observer
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import ListDigests
-from canary_obs.engines.toolkit.method_patches import Seams
+from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.versions import V2_VERSIONS
 
@@ -50,7 +50,7 @@ class V2Adapter(VllmAdapter):
         self._digests.advance({}, self._lists(states, nothing[:1], nothing))
         self._digests.memory.counts.zero_()
 
-    def wrap_forward(self, seams: Seams, observer: Observer) -> None:
+    def wrap_forward(self, patches: MethodPatches, observer: Observer) -> None:
         """It runs outside captured graphs; dummy batches take `prepare_dummy_attn`."""
 
         def around_attention(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,11 +62,11 @@ class V2Adapter(VllmAdapter):
 
             return prepare_attn
 
-        seams.wrap(self.runner, "prepare_attn", around_attention)
+        patches.wrap(self.runner, "prepare_attn", around_attention)
         if self.lasting and self.runner.sampler is not None:
-            self._wrap_sampling(seams, observer)
+            self._wrap_sampling(patches, observer)
 
-    def _wrap_sampling(self, seams: Seams, observer: Observer) -> None:
+    def _wrap_sampling(self, patches: MethodPatches, observer: Observer) -> None:
         """Sampling begins with the product over the vocabulary, which is slower with anything beside it.
 
         What follows a forward is launched behind that product, beside the many small kernels after it.
@@ -90,8 +90,8 @@ class V2Adapter(VllmAdapter):
             return sample_tokens
 
         self.sampled_apart = True
-        seams.wrap(self.runner.model, "compute_logits", ending)
-        seams.wrap(self.runner, "sample_tokens", locked)
+        patches.wrap(self.runner.model, "compute_logits", ending)
+        patches.wrap(self.runner, "sample_tokens", locked)
 
     def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
         """From the scheduler's outputs: the runner keeps block lists on the device only."""

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from canary_obs.config import CanaryConfig, load
-from canary_obs.engines.toolkit.method_patches import Seams
+from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.refusal import Refusal
 from canary_obs.engines.toolkit.service_process import start_service, stop_service
 from canary_obs.engines.vllm.adapter import VllmAdapter
@@ -49,7 +49,7 @@ def follow_life(worker: Any, unsupported: str | None) -> None:
     """
     if "compile_or_warm_up_model" in vars(worker):
         return
-    seams = Seams()
+    patches = MethodPatches()
 
     def begin(original: Callable[..., Any]) -> Callable[..., Any]:
         def method(*given: Any, **named: Any) -> Any:
@@ -71,16 +71,16 @@ def follow_life(worker: Any, unsupported: str | None) -> None:
     def last(original: Callable[..., Any]) -> Callable[..., Any]:
         def method(*given: Any, **named: Any) -> Any:
             release(worker)
-            seams.restore()
+            patches.restore()
             return original(*given, **named)
 
         return method
 
-    seams.wrap(worker, "compile_or_warm_up_model", begin)
-    seams.wrap(worker, "wake_up", begin)
+    patches.wrap(worker, "compile_or_warm_up_model", begin)
+    patches.wrap(worker, "wake_up", begin)
     # A sleeping worker's KV memory is unmapped: nothing may read it.
-    seams.wrap(worker, "sleep", end)
-    seams.wrap(worker, "shutdown", last)
+    patches.wrap(worker, "sleep", end)
+    patches.wrap(worker, "shutdown", last)
 
 
 def protect(worker: Any, unsupported: str | None = None) -> None:

@@ -37,7 +37,7 @@ class Cluster:
         """This rank's engine; a shard of it when several ranks share the model."""
         if self._size == 1:
             return Engine(config)
-        return Engine(config, Shard(rank=self._place, size=self._size, add_up=self._add_up))
+        return Engine(config, Shard(rank=self._place, size=self._size, all_reduce=self._all_reduce))
 
     def prefill_side(self, engine: Engine, sender: type[KVSender] = KVSender) -> PrefillSide:
         """The engine as the half that computes prompts."""
@@ -56,6 +56,6 @@ class Cluster:
         held = engine.kv_heads
         return links_to(held, len(held) * self._size, self._peers, engine.runner.pool.device)
 
-    def _add_up(self, partial: Tensor) -> Tensor:
+    def _all_reduce(self, partial: Tensor) -> Tensor:
         dist.all_reduce(partial, group=self._group)
         return partial

@@ -84,7 +84,7 @@ class DecodeSide:
             link.tell(answer)
         for landing in landings:
             if landing is not None:
-                self._receiver.receive(landing.fresh, landing.offer.sidecar_kind)
+                self._receiver.receive(landing.fresh, landing.offer.metadata_kind)
                 self._queue(landing)
 
     def _make_place(self, offer: Offer, others: Sequence[_Landing]) -> _Landing | None:

@@ -15,7 +15,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     seed: int
     stop_at_eos: bool
-    sidecar_kind: int
+    metadata_kind: int
 
 
 class Offers(msgspec.Struct, frozen=True, kw_only=True):

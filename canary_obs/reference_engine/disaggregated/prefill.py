@@ -115,7 +115,7 @@ class PrefillSide:
             temperature=sampling.temperature,
             seed=sampling.seed,
             stop_at_eos=sampling.stop_at_eos,
-            sidecar_kind=self.engine.port.kind(),
+            metadata_kind=self.engine.port.kind(),
         )
         self._held.append(_Held(offer=offer, slots=slots, node=node))
 

@@ -51,8 +51,8 @@ class KVSender:
         """Send slots `source` [n] to the slots [n] that each link's receiver granted, then their sidecars."""
         port, pool = self._engine.port, self._engine.runner.pool
         slots = torch.from_numpy(source).to(pool.device)
-        sidecars = port.outgoing(slots, tuple(link.heads for link in self._links))
-        words = 0 if sidecars is None else sidecars.shape[2]
+        transfer_metadata = port.outgoing(slots, tuple(link.heads for link in self._links))
+        words = 0 if transfer_metadata is None else transfer_metadata.shape[2]
         for number, (link, target) in enumerate(zip(self._links, granted, strict=True)):
             moves = tuple(self.moves(source, target))
             told = [RegionMove(region=region, slots=write.tolist()) for region, _, write in moves]
@@ -60,8 +60,8 @@ class KVSender:
             held = regions(self._engine, link.heads)
             for region, read, _ in moves:
                 held[region].send(link, torch.from_numpy(read).to(pool.device))
-            if sidecars is not None:
-                link.send(sidecars[number])
+            if transfer_metadata is not None:
+                link.send(transfer_metadata[number])
 
     def moves(self, source: Slots, target: Slots) -> Iterator[tuple[int, Slots, Slots]]:
         """Every copy to make: region, slots to read here, slots to write there."""
@@ -79,9 +79,9 @@ class KVReceiver:
     def receive(self, granted: Slots, kind: int) -> None:
         """Take one request's KV and sidecars of this kind from every link, for the slots granted to it."""
         pool = self._engine.runner.pool
-        sidecars = [self._from(link, granted.size) for link in self._links]
+        transfer_metadata = [self._from(link, granted.size) for link in self._links]
         slots = torch.from_numpy(granted).to(pool.device)
-        self._engine.port.landed(slots, [sidecar for sidecar in sidecars if sidecar is not None], kind)
+        self._engine.port.landed(slots, [share for share in transfer_metadata if share is not None], kind)
 
     def _from(self, link: Link, count: int) -> Tensor | None:
         pool = self._engine.runner.pool

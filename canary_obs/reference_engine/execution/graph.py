@@ -95,12 +95,12 @@ class DecodeGraphs:
         return logits[:count]
 
     def _capture(self, size: int, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(_WARM_UPS):
                 self._run(size)
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with _uncollected(), torch.cuda.graph(graph, pool=memory):
             logits = self._run(size)

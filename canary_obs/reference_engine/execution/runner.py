@@ -13,12 +13,12 @@ from torch import Tensor
 
 from canary_obs.reference_engine.cache.pool import KVPool
 from canary_obs.reference_engine.execution.graph import DecodeGraphs
-from canary_obs.reference_engine.execution.runs import EntryReach, RunBatch, plan_runs
+from canary_obs.reference_engine.execution.runs import EntryMetadata, RunBatch, plan_runs
 from canary_obs.reference_engine.model.llama import Llama
 from canary_obs.reference_engine.model.sparse import Pick
 from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from canary_obs.reference_engine.to_device import placed
+from canary_obs.reference_engine.to_device import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class AttentionMetadata:
     """Where a batch's tokens are stored in one group of layers, and which slots they attend to."""
 
     out_slots: Tensor  # int64 [num_tokens]
@@ -145,7 +145,7 @@ class Runner:
         """Run the model and store the new KV; logits float32 [sum of scores, vocab] of the tokens scored."""
         if self._graphs is not None and self._graphs.takes(batch):
             return self._graphs.replay(batch)
-        full, windowed = self._reach(batch), self._window_reach(batch)
+        full, windowed = self._attention_metadata(batch), self._window_metadata(batch)
         shape = self.model.shape
         groups = shape.heads // shape.kv_heads
 
@@ -179,7 +179,7 @@ class Runner:
                 mixed[chunk.start : chunk.stop] = answer[0].transpose(0, 1)
             return mixed.flatten(1)
 
-        hidden = self.model.forward(batch.input_ids, batch.positions, attend, self._entry_reach(batch))
+        hidden = self.model.forward(batch.input_ids, batch.positions, attend, self._entry_metadata(batch))
         return self.model.logits(hidden[batch.scored])
 
     def _mask(self, layer: int, pick: Pick | None, tokens: Tensor | slice, part: Padded | Chunk) -> Tensor:
@@ -209,27 +209,27 @@ class Runner:
         exponential = torch.empty(size).exponential_(generator=request.generator)
         return exponential.log_().mul_(-request.sampling.temperature)
 
-    def _entry_reach(self, batch: ForwardBatch) -> EntryReach | None:
+    def _entry_metadata(self, batch: ForwardBatch) -> EntryMetadata | None:
         """Of the compressed layers; None = the model has none."""
         if self.model.entry_rotary is None:
             return None
-        return EntryReach(batch.runs, self.model.entry_rotary)
+        return EntryMetadata(batch.runs, self.model.entry_rotary)
 
-    def _reach(self, batch: ForwardBatch) -> Reach:
+    def _attention_metadata(self, batch: ForwardBatch) -> AttentionMetadata:
         """Of the layers that see everything."""
         table = self.pool.req_to_token
-        return Reach(
+        return AttentionMetadata(
             out_slots=batch.out_slots,
             padded=self._padded(batch, table, table.shape[1]),
             chunks=self._chunks(batch, table, table.shape[1]),
         )
 
-    def _window_reach(self, batch: ForwardBatch) -> Reach | None:
+    def _window_metadata(self, batch: ForwardBatch) -> AttentionMetadata | None:
         """Of the sliding-window layers; None = the model has none."""
         pool = self.pool.window
         if pool is None or batch.window_slots is None:
             return None
-        return Reach(
+        return AttentionMetadata(
             out_slots=batch.window_slots,
             padded=self._padded(batch, pool.table, pool.window),
             chunks=self._chunks(batch, pool.table, pool.window),
@@ -274,4 +274,4 @@ class Runner:
         return chunks
 
     def _place(self, array: NDArray[np.int64]) -> Tensor:
-        return placed(array, self.device)
+        return to_device(array, self.device)

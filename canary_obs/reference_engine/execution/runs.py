@@ -14,7 +14,7 @@ from canary_obs.reference_engine.cache.compressed_pool import CompressedPool
 from canary_obs.reference_engine.model.compression import Question, attend_entries, chosen_entries, pooled
 from canary_obs.reference_engine.model.rotary import Rotary, rotate
 from canary_obs.reference_engine.scheduling.request import Request
-from canary_obs.reference_engine.to_device import placed
+from canary_obs.reference_engine.to_device import to_device
 
 Longs = NDArray[np.int64]
 
@@ -95,7 +95,7 @@ def _run_batch(pool: CompressedPool, spans: tuple[Span, ...], num_tokens: int) -
         kept_slots[span.moves].append((row + span.next_half) * ratio + keep % ratio)
 
     def joined_on_device(parts: list[Longs]) -> Tensor:
-        return placed(np.concatenate(parts), device)
+        return to_device(np.concatenate(parts), device)
 
     return RunBatch(
         pool=pool,
@@ -119,7 +119,7 @@ class Reading:
     seen: Tensor  # bool [tokens, entries]; complete at that token
 
 
-class EntryReach:
+class EntryMetadata:
     """Compress: stores states and entries of a batch in the pools, and attends through the tables."""
 
     def __init__(self, batches: Sequence[RunBatch], rotary: Rotary) -> None:

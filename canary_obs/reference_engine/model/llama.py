@@ -142,20 +142,20 @@ class Llama:
         weights: dict[str, Tensor],
         max_context: int,
         device: torch.device,
-        add_up: Callable[[Tensor], Tensor] | None = None,
+        all_reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        placed = {name: weight.to(device) for name, weight in weights.items()}
+        to_device = {name: weight.to(device) for name, weight in weights.items()}
         self.shape = shape
-        self._add_up = add_up or (lambda partial: partial)  # over the ranks that hold the other heads
-        self.embedding = placed["model.embed_tokens.weight"]
-        self.final_norm = placed["model.norm.weight"]
-        self.head = self.embedding if shape.tied_embeddings else placed["lm_head.weight"]
+        self._all_reduce = all_reduce or (lambda partial: partial)  # over the ranks that hold the other heads
+        self.embedding = to_device["model.embed_tokens.weight"]
+        self.final_norm = to_device["model.norm.weight"]
+        self.head = self.embedding if shape.tied_embeddings else to_device["lm_head.weight"]
         turned = shape.latent.rope if shape.latent else shape.head_dim
         self._rotary = Rotary(turned, shape.rope_theta, max_context, self.embedding)
         self.entry_rotary: Rotary | None = None  # of compressed entries
         if shape.compressed:
             self.entry_rotary = Rotary(shape.compressed.rope, shape.rope_theta, max_context, self.embedding)
-        self.blocks = [self._block(placed, layer) for layer in range(shape.layers)]
+        self.blocks = [self._block(to_device, layer) for layer in range(shape.layers)]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -171,13 +171,13 @@ class Llama:
         hidden = functional.embedding(input_ids, self.embedding)
         for layer, block in enumerate(self.blocks):
             normed = functional.rms_norm(hidden, (shape.hidden,), block.input_norm, shape.norm_eps)
-            hidden = hidden + self._add_up(block.attention(layer, normed, turn, attend))
+            hidden = hidden + self._all_reduce(block.attention(layer, normed, turn, attend))
             if block.compressed is not None:
                 assert compress is not None
                 hidden = hidden + block.compressed(layer, normed, positions, compress)
             normed = functional.rms_norm(hidden, (shape.hidden,), block.mlp_norm, shape.norm_eps)
             gate, up = functional.linear(normed, block.gate_up).chunk(2, dim=-1)
-            hidden = hidden + self._add_up(functional.linear(functional.silu(gate) * up, block.down))
+            hidden = hidden + self._all_reduce(functional.linear(functional.silu(gate) * up, block.down))
         return functional.rms_norm(hidden, (shape.hidden,), self.final_norm, shape.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Shard:
 
     rank: int
     size: int
-    add_up: Callable[[Tensor], Tensor]  # the sum of a partial result over all ranks
+    all_reduce: Callable[[Tensor], Tensor]  # the sum of a partial result over all ranks
 
     def shape(self, whole: ModelShape) -> ModelShape:
         """What of the model this rank holds."""

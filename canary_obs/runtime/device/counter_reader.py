@@ -19,7 +19,7 @@ from canary_obs.runtime.sweep.sweeper import Sweeper
 _RUNS = slice(layout.COUNT_RUNS, layout.COUNT_RUNS + layout.NUM_PHASES)
 
 
-class Pump:
+class CounterReader:
     """Two delayed pipelines: the counters, and counters with the log when a violation counter moved."""
 
     def __init__(self, state: DeviceState, health: Health, sweeper: Sweeper, config: CanaryConfig) -> None:

@@ -231,8 +231,8 @@ class DeviceState:
     def tick(self, step: int | None = None) -> None:
         """Move the clock to a forward step, or by one turn within it, ahead of the launches that stamp it."""
         self._step = self._step if step is None else step
-        self._turn = (self._turn + 1) % (1 << layout.TURN_BITS)
-        self.now = self._step << layout.TURN_BITS | self._turn
+        self._turn = (self._turn + 1) % (1 << layout.TICK_BITS)
+        self.now = self._step << layout.TICK_BITS | self._turn
         if self._host_clock is None:
             self.clock.fill_(self.now)
         else:

@@ -16,7 +16,7 @@ from canary_obs.runtime.device.delayed_device_host import Event
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     pinned: Tensor  # int64 [capacity] on the host
-    placed: Tensor  # int64 [capacity] on the device
+    on_device: Tensor  # int64 [capacity] on the device
     event: Event  # the copy out of `pinned` is complete
 
 
@@ -36,7 +36,7 @@ class UploadRing:
             self._rows.append(
                 _Row(
                     pinned=torch.empty(capacity, dtype=torch.int64, pin_memory=on_cuda),
-                    placed=torch.empty(capacity, dtype=torch.int64, device=device),
+                    on_device=torch.empty(capacity, dtype=torch.int64, device=device),
                     event=make(),
                 )
             )
@@ -61,6 +61,6 @@ class UploadRing:
             start, stop = stop, stop + column.shape[0]
             host[start:stop] = column.numpy()
             spans.append((start, stop))
-        row.placed[:stop].copy_(row.pinned[:stop], non_blocking=True)
+        row.on_device[:stop].copy_(row.pinned[:stop], non_blocking=True)
         row.event.record()
-        return tuple(row.placed[start:stop] for start, stop in spans)
+        return tuple(row.on_device[start:stop] for start, stop in spans)

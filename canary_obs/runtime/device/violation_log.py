@@ -70,7 +70,7 @@ class ViolationLog:
         phase = PHASES[number // layout.NUM_REASONS]
         reason = REASONS[number % layout.NUM_REASONS]
         hidden = reason in _PRIVATE and not self._reveal
-        row_step = row[layout.ROW_STEP] >> layout.TURN_BITS
+        row_step = row[layout.ROW_STEP] >> layout.TICK_BITS
         requests = self.requests_at(row_step)
         ordinal = row[layout.ROW_REQUEST]
         return Violation(

@@ -58,7 +58,7 @@ class _Reading:
         return self.group.name, self.slot
 
 
-class EvidenceDesk:
+class EvidenceCollector:
     """Never waits for the device; everything it keeps or queues is bounded."""
 
     def __init__(

@@ -94,7 +94,7 @@ class SlotHistory:
             if named == 1
         ]
         if words[0] >= 0:
-            step = words[0] >> layout.TURN_BITS
+            step = words[0] >> layout.TICK_BITS
             requests = tuple(self._requests_at(step))
             found.append(SlotEvent(kind=SlotEventKind.WRITTEN, step=step, requests=requests))
         return tuple(sorted(found, key=lambda event: event.step))

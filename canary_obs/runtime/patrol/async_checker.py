@@ -17,7 +17,7 @@ import torch
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers
 from canary_kernels.fingerprint import FingerprintPlan, range_comparison
-from canary_obs.runtime.device.counter_reader import Pump
+from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.device.state import DeviceState, Group
 
 _IN_FLIGHT = 4
@@ -26,7 +26,7 @@ _WORD = 8  # bytes
 _LANES, _RUN = slice(layout.NUM_LANES * _WORD), slice(_RUNS * _WORD, (_RUNS + 1) * _WORD)
 
 
-class Errand(NamedTuple):
+class ScanJob(NamedTuple):
     """Slots of a group, to be compared."""
 
     group: Group
@@ -38,7 +38,7 @@ class Errand(NamedTuple):
 class Return(NamedTuple):
     """An errand that came back."""
 
-    errand: Errand
+    job: ScanJob
     ran: bool  # False = the kernel left no trace
     suspicious: bool
 
@@ -66,21 +66,21 @@ class Done:
 
 @dataclass(slots=True, kw_only=True)
 class _UnderWay:
-    errand: Errand
+    job: ScanJob
     run: int  # the number of its group's runs once this one is counted
     copy: int = -1  # sequence of the first copy of the counters pushed after it was done; -1 = not yet known
     suspected: bool = False  # counts moved that may be those of this errand or of one before it
 
 
-class Scout:
+class AsyncChecker:
     """Sends comparisons on a stream of its own, at most a few at a time; never waits for the device.
 
     What they count comes to the host with the pump's copies, so an errand costs one launch and no more.
     """
 
-    def __init__(self, state: DeviceState, pump: Pump) -> None:
+    def __init__(self, state: DeviceState, counter_reader: CounterReader) -> None:
         device = state.clock.device
-        self._state, self._pump = state, pump
+        self._state, self._pump = state, counter_reader
         # Of its own, as all that two streams write at once: the log, the clock that stamps it, sums in wait.
         log = torch.zeros((layout.NUM_LANES, 2, layout.ROW_WORDS), dtype=torch.int64, device=device)
         clock = torch.ones(1, dtype=torch.int64, device=device)
@@ -119,12 +119,12 @@ class Scout:
         """Whether errands are under way."""
         return bool(self._under_way)
 
-    def send(self, errand: Errand) -> None:
+    def send(self, job: ScanJob) -> None:
         """Start an errand's comparison. Only when not full."""
-        number = errand.group.index
-        self._compare[number](errand.slots)
+        number = job.group.index
+        self._compare[number](job.slots)
         self._runs[number] += 1
-        self._under_way.append(_UnderWay(errand=errand, run=self._runs[number]))
+        self._under_way.append(_UnderWay(job=job, run=self._runs[number]))
 
     def look(self) -> bool:
         """Whether the device has got through with what was sent since the last look."""
@@ -156,10 +156,10 @@ class Scout:
 
     def _judged(self, one: _UnderWay, row_of: Callable[[int], bytes]) -> Return:
         """row_of: a group's counters, int64 [COUNTER_WORDS], read when the device was through with it."""
-        number = one.errand.group.index
+        number = one.job.group.index
         row = row_of(number)
         lanes, ran = row[_LANES], int.from_bytes(row[_RUN], sys.byteorder)
-        later = [other for other in self._under_way if other.errand.group.index == number]
+        later = [other for other in self._under_way if other.job.group.index == number]
         suspicious = one.suspected
         if lanes != self._lanes[number]:
             self._lanes[number], suspicious = lanes, True
@@ -171,4 +171,4 @@ class Scout:
         self._runs[number] -= missing
         for other in later:
             other.run -= missing
-        return Return(one.errand, not missing, suspicious)
+        return Return(one.job, not missing, suspicious)

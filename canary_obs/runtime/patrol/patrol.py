@@ -9,10 +9,10 @@ from canary_kernels import layout
 from canary_kernels.fingerprint import compare_range
 from canary_obs.config import PatrolBudget
 from canary_obs.records import PatrolProgress
-from canary_obs.runtime.device.counter_reader import Pump
+from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.health import Health
-from canary_obs.runtime.patrol.async_checker import Errand, Return, Scout
+from canary_obs.runtime.patrol.async_checker import AsyncChecker, Return, ScanJob
 
 _CPU_CHUNK = 128  # slots
 _DEVICE_CHUNK_BYTES = 1 << 24
@@ -20,7 +20,7 @@ _MAX_CREDIT_SECONDS = 1.0  # an engine that was busy elsewhere is not charged th
 # On a GPU errands are few and long: each takes five turns of the engine's thread, and beside real forwards a
 # burst over the whole GPU disturbs less than a few programs that hold on to their multiprocessors (H200, 8B
 # shape, 64 x 4096, separate runs: 9 % slower steps at 20 GB/s from 8 programs, 0.9 % at 43 GB/s from bursts).
-_ERRAND_SECONDS, _LONGEST_ERRAND_SECONDS = 0.05, 0.25
+_JOB_SECONDS, _LONGEST_JOB_SECONDS = 0.05, 0.25
 _BUSY_SHARE = 0.1  # of a budget given as a fraction, while the engine is stepping
 
 
@@ -28,7 +28,12 @@ class Patrol:
     """Walks all groups' slots in order, some chunks whenever the budget has paid for one."""
 
     def __init__(
-        self, state: DeviceState, health: Health, budget: PatrolBudget, bandwidth: float, pump: Pump
+        self,
+        state: DeviceState,
+        health: Health,
+        budget: PatrolBudget,
+        bandwidth: float,
+        counter_reader: CounterReader,
     ) -> None:
         self._state, self._health = state, health
         self._on_cpu = state.clock.device.type == "cpu"
@@ -43,12 +48,12 @@ class Patrol:
         self._group_ends = {group.index: number + 1 for number, (group, _, _) in enumerate(self._chunks)}
         self.enabled = budget.enabled and bool(self._chunks)
         self.bytes_per_second = budget.fraction * bandwidth if budget.fraction else budget.bytes_per_second
-        self._scout = Scout(state, pump)
+        self._checker = AsyncChecker(state, counter_reader)
         self._busy_share = _BUSY_SHARE if budget.fraction and not self._on_cpu else 1.0
         now = time.monotonic()
         self._checked_at = [now] * len(self._chunks)
         self._cursor = 0  # the next chunk to choose
-        self._chosen: Errand | None = None  # to be sent
+        self._chosen: ScanJob | None = None  # to be sent
         self._resting = False  # at the last refill, and so when that was chosen
         self._back: list[Return] = []  # not entered into the books yet
         self._arrived = 0  # chunks of this cycle that were checked: in order, so the next is the oldest
@@ -61,21 +66,21 @@ class Patrol:
         self.cycles = 0
         self.cycle_seconds: float | None = None
 
-    def advance(self, *, idle: bool = False) -> Sequence[Errand]:
+    def advance(self, *, idle: bool = False) -> Sequence[ScanJob]:
         """Take what came back, or check what the budget has paid for; never waits for the device.
 
         Returns errands with a suspicion, for `confirm`.
         """
         # On a GPU each of these is a turn: send, enter in the books, take back, see that it is done, choose.
-        scout = self._scout
+        scout = self._checker
         if self._chosen is not None:
-            errand, self._chosen = self._chosen, None
+            job, self._chosen = self._chosen, None
             if idle or not self._resting:
-                scout.send(errand)
+                scout.send(job)
                 return ()
             # Chosen for an engine at rest, it would be too long beside a forward.
-            self._cursor = errand.first_chunk
-            self._credit += self._bytes_of(errand)
+            self._cursor = job.first_chunk
+            self._credit += self._bytes_of(job)
         if self._back:
             back, self._back = self._back, []
             return self._enter(back)
@@ -92,35 +97,35 @@ class Patrol:
         if self._on_cpu:
             return self._spend()
         # A GPU too busy to bring the last errands back is not given more.
-        if not scout.look() and self._credit >= _ERRAND_SECONDS * rate and not scout.full:
-            self._chosen = self._next(self._affordable(_LONGEST_ERRAND_SECONDS * rate))
+        if not scout.look() and self._credit >= _JOB_SECONDS * rate and not scout.full:
+            self._chosen = self._next(self._affordable(_LONGEST_JOB_SECONDS * rate))
             self._credit -= self._bytes_of(self._chosen)
         return ()
 
     @staticmethod
-    def _bytes_of(errand: Errand) -> int:
-        return len(errand.slots) * errand.group.plan.bytes_per_slot
+    def _bytes_of(job: ScanJob) -> int:
+        return len(job.slots) * job.group.plan.bytes_per_slot
 
-    def confirm(self, errands: Iterable[Errand]) -> None:
+    def confirm(self, jobs: Iterable[ScanJob]) -> None:
         """Compare on the engine's stream, in order with every writer: what differs here is corrupt."""
-        for errand in errands:
-            group = errand.group
+        for job in jobs:
+            group = job.group
             self._state.tick()
-            compare_range(self._state.backend, group.buffers, group.plan, errand.slots, layout.Phase.PATROL)
+            compare_range(self._state.backend, group.buffers, group.plan, job.slots, layout.Phase.PATROL)
             self._health.launch(group.index, layout.Phase.PATROL)
 
-    def _spend(self) -> list[Errand]:
+    def _spend(self) -> list[ScanJob]:
         """On the CPU: chunks while there is credit, at most one cycle."""
-        suspected: list[Errand] = []
+        suspected: list[ScanJob] = []
         started = time.perf_counter()
         for _ in self._chunks:
             if self._credit <= (time.perf_counter() - started if self._timed else 0.0):
                 break
-            errand = self._next(1)
-            self._scout.send(errand)
-            suspected += self._enter(self._scout.finish())
+            job = self._next(1)
+            self._checker.send(job)
+            suspected += self._enter(self._checker.finish())
             if not self._timed:
-                self._credit -= self._bytes_of(errand)
+                self._credit -= self._bytes_of(job)
         if self._timed:
             self._credit -= time.perf_counter() - started
         return suspected
@@ -131,40 +136,40 @@ class Patrol:
 
     def whole_cycle(self) -> None:
         """At rest: take what is under way, then check every chunk once, whatever the budget."""
-        self.confirm(self._enter((*self._back, *self._scout.finish())))
+        self.confirm(self._enter((*self._back, *self._checker.finish())))
         self._chosen, self._back = None, []
         self._cursor = self._arrived = 0
         for _ in self._chunks:
-            errand = self._next(1)
-            self.confirm([errand])
-            self._checked(errand)
+            job = self._next(1)
+            self.confirm([job])
+            self._checked(job)
 
-    def _next(self, most: int) -> Errand:
+    def _next(self, most: int) -> ScanJob:
         """The next chunks of one group, at most `most`; moves the cursor behind them."""
         first = self._cursor
         group, start, _ = self._chunks[first]
         last = min(first + most, self._group_ends[group.index]) - 1
         stop = self._chunks[last][2]
         self._cursor = (last + 1) % len(self._chunks)
-        return Errand(group=group, slots=range(start, stop), first_chunk=first, last_chunk=last)
+        return ScanJob(group=group, slots=range(start, stop), first_chunk=first, last_chunk=last)
 
     def _affordable(self, most: float) -> int:
         group, start, stop = self._chunks[self._cursor]
         return max(1, int(min(self._credit, most) / ((stop - start) * group.plan.bytes_per_slot)))
 
-    def _enter(self, returns: Iterable[Return]) -> list[Errand]:
+    def _enter(self, returns: Iterable[Return]) -> list[ScanJob]:
         suspected = []
         for back in returns:
             if not back.ran:
-                self._health.stalled.add((back.errand.group.index, layout.Phase.PATROL))
+                self._health.stalled.add((back.job.group.index, layout.Phase.PATROL))
             if back.suspicious:
-                suspected.append(back.errand)
-            self._checked(back.errand)
+                suspected.append(back.job)
+            self._checked(back.job)
         return suspected
 
-    def _checked(self, errand: Errand) -> None:
+    def _checked(self, job: ScanJob) -> None:
         now = time.monotonic()
-        first, self._arrived = errand.first_chunk, errand.last_chunk + 1
+        first, self._arrived = job.first_chunk, job.last_chunk + 1
         self._checked_at[first : self._arrived] = [now] * (self._arrived - first)
         if self._arrived == len(self._chunks):
             self._arrived = 0

@@ -11,7 +11,7 @@ import torch
 from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots, complete_slots
 from canary_obs.config import PREFIX, CanaryConfig
-from canary_obs.engine_api.views import LendsScratch
+from canary_obs.engine_api.views import ReservesScratchSlot
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import DrillReport, Phase, Reason, StartDrill
 from canary_obs.runtime.device.byte_address import locate_byte
@@ -31,7 +31,7 @@ _BIT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Planted:
+class _Injected:
     """A drill under way."""
 
     id: str
@@ -47,7 +47,7 @@ class Drill:
         self, adapter: EngineAdapter, config: CanaryConfig, device: torch.device, reporter: Reporter
     ) -> None:
         self._reporter = reporter
-        self._planted: _Planted | None = None
+        self._planted: _Injected | None = None
         self._checked = False
         self._drills = 0
         self._refusal: str | None = f"drills are off in the engine; set {PREFIX}DRILL_ENABLED=true for it"
@@ -92,7 +92,7 @@ class Drill:
         # What this reports is an alarm without a fault.
         self._compare(layout.Phase.TAIL)
         self._drills += 1
-        self._planted = _Planted(id=command.id, step=step, time_ns=time.time_ns(), began=time.monotonic())
+        self._planted = _Injected(id=command.id, step=step, time_ns=time.time_ns(), began=time.monotonic())
         self._checked = False
         target = self._target()
         self._saved.copy_(target)
@@ -134,7 +134,7 @@ class Drill:
     def _compare(self, phase: layout.Phase) -> None:
         compare_slots(self._state.backend, self._group.buffers, self._group.plan, self._slots, phase)
 
-    def _judge(self, planted: _Planted, sample: Sample, step: int) -> DrillFinding:
+    def _judge(self, planted: _Injected, sample: Sample, step: int) -> DrillFinding:
         seen = self._log.read(sample.values, step, None)
         if any(row.phase is not Phase.PATROL for row in seen):
             error = "a check failed before the fault was planted"
@@ -154,12 +154,12 @@ class Drill:
             latency_ms=(row.time_ns - planted.time_ns) / 1e6,
         )
 
-    def _finding(self, planted: _Planted, outcome: DrillOutcome, error: str) -> DrillFinding:
+    def _finding(self, planted: _Injected, outcome: DrillOutcome, error: str) -> DrillFinding:
         return DrillFinding(
             id=planted.id, outcome=outcome, error=error, group=self._group.name, slot=self._slot
         )
 
-    def _end(self, planted: _Planted, finding: DrillFinding) -> None:
+    def _end(self, planted: _Injected, finding: DrillFinding) -> None:
         assert planted is self._planted
         self._planted = None
         self._tell(finding)
@@ -169,6 +169,6 @@ class Drill:
 
 
 def _scratch_of(adapter: EngineAdapter) -> tuple[str, int]:
-    if isinstance(adapter, LendsScratch):
-        return adapter.lend_scratch()
+    if isinstance(adapter, ReservesScratchSlot):
+        return adapter.reserve_scratch_slot()
     raise UnsupportedEngine(f"the adapter of {adapter.name} lends no slot; nothing could be planted")

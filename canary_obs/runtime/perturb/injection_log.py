@@ -61,7 +61,7 @@ class _Tally:
     missed: list[Injection] = field(default_factory=list)
 
 
-class Ledger:
+class InjectionLog:
     """Every injection from planting to its end. Closed injections leave only their numbers behind."""
 
     def __init__(self, modes: tuple[PerturbMode, ...]) -> None:

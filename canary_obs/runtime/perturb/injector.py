@@ -17,7 +17,7 @@ from canary_obs.errors import ConfigurationError
 from canary_obs.records import PerturbMode, Violation
 from canary_obs.runtime.device.byte_address import ByteAddress, locate_byte
 from canary_obs.runtime.device.state import DeviceState, Group
-from canary_obs.runtime.perturb.injection_log import Injection, Ledger, Outcome
+from canary_obs.runtime.perturb.injection_log import Injection, InjectionLog, Outcome
 
 if TYPE_CHECKING:
     from canary_obs.engine_api.adapter import PrefixCacheView
@@ -36,7 +36,7 @@ class _Flip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Detour:
+class _Redirect:
     """A slot-table entry that points elsewhere for one forward."""
 
     table: Tensor
@@ -62,25 +62,25 @@ class Injector:
             )  # fmt: skip
         self._group: Group = state.by_name[config.perturb_group]
         self._flips: dict[int, _Flip] = {}
-        self._detours: list[_Detour] = []  # in the table now
-        self._ended_detours: list[tuple[_Detour, bool]] = []  # taken back; whether both slots held the same
-        self.ledger = Ledger(tuple(self._probabilities))
+        self._redirects: list[_Redirect] = []  # in the table now
+        self._ended_detours: list[tuple[_Redirect, bool]] = []  # taken back; whether both slots held the same
+        self.injections = InjectionLog(tuple(self._probabilities))
 
     def before_forward(self, view: StepView, step: int) -> None:
         """Plant what a forward is about to use; forwards of other groups are left alone."""
         if self._group.name not in view.groups:
             return
-        self._try(PerturbMode.REQ_TO_TOKEN, step, lambda: self._detour(view, step))
+        self._try(PerturbMode.REQ_TO_TOKEN, step, lambda: self._redirect(view, step))
         self._try(PerturbMode.REAL_KV_USED, step, lambda: self._flip_used(view, step))
 
     def after_forward(self, view: StepView, step: int) -> None:
         """Take table detours back; plant what follows the forward."""
-        for detour in self._detours:
-            detour.table[detour.row, detour.column] = detour.entry
-            wrong, right = self._record(detour.injection.slot), self._record(detour.right)
+        for redirect in self._redirects:
+            redirect.table[redirect.row, redirect.column] = redirect.entry
+            wrong, right = self._record(redirect.injection.slot), self._record(redirect.right)
             same = wrong[: layout.FINGERPRINT_K] == right[: layout.FINGERPRINT_K]
-            self._ended_detours.append((detour, same))
-        self._detours.clear()
+            self._ended_detours.append((redirect, same))
+        self._redirects.clear()
         if self._group.name not in view.groups:
             return
         self._try(PerturbMode.REAL_KV_POST_FORWARD, step, lambda: self._flip_written(view, step))
@@ -88,26 +88,28 @@ class Injector:
 
     def observe(self, violations: list[Violation], *, settled: bool) -> None:
         """Match violations against the ledger; heal detected flips; `settled` = no row is under way."""
-        for injection in self.ledger.match(violations):
-            self._heal(injection)
+        for injection in self.injections.match(violations):
+            self._restore(injection)
         if not settled:
             return
-        for detour, same in self._ended_detours:
-            if detour.injection.outcome is Outcome.OPEN:
+        for redirect, same in self._ended_detours:
+            if redirect.injection.outcome is Outcome.OPEN:
                 outcome = Outcome.MASKED if same else Outcome.MISSED
-                self.ledger.close(detour.injection, outcome, "the other slot holds the same token and prefix")
+                self.injections.close(
+                    redirect.injection, outcome, "the other slot holds the same token and prefix"
+                )
         self._ended_detours.clear()
-        for injection in self.ledger.open:
+        for injection in self.injections.open:
             self._expire(injection)
 
     def finish(self) -> None:
         """After a last check of every record: what is still open was missed."""
-        for injection in self.ledger.open:
-            self.ledger.close(injection, Outcome.MISSED)
+        for injection in self.injections.open:
+            self.injections.close(injection, Outcome.MISSED)
 
     def _try(self, mode: PerturbMode, step: int, plant: Callable[[], None]) -> None:
         probability = self._probabilities.get(mode, 0.0)
-        if self._limit and self.ledger.injected >= self._limit:
+        if self._limit and self.injections.injected >= self._limit:
             return
         if probability and step > self._warmup and self._random.random() < probability:
             plant()
@@ -133,7 +135,7 @@ class Injector:
         page = self._group.view.page_size
         return int(table[row, position // page]) * page + position % page
 
-    def _detour(self, view: StepView, step: int) -> None:
+    def _redirect(self, view: StepView, step: int) -> None:
         prefixes = self._prefixes(view)
         if not prefixes:
             return
@@ -144,7 +146,7 @@ class Injector:
         entry = int(table[row, column])
         wrong_entry = self._random.randrange(self._group.view.num_slots // page)
         wrong = wrong_entry * page + position % page
-        if wrong == right or self.ledger.holds(self._group.name, wrong):
+        if wrong == right or self.injections.holds(self._group.name, wrong):
             return
         table[row, column] = wrong_entry
         # The wrong page may hold the same positions of another request: its links break at either end.
@@ -152,9 +154,9 @@ class Injector:
         if (behind := (column + 1) * page) < length:
             also.add(self._slot_at(table, row, behind))
         injection = self._injection(PerturbMode.REQ_TO_TOKEN, wrong, step, frozenset(also))
-        self.ledger.plant(injection)
-        self._detours.append(
-            _Detour(table=table, row=row, column=column, entry=entry, right=right, injection=injection)
+        self.injections.plant(injection)
+        self._redirects.append(
+            _Redirect(table=table, row=row, column=column, entry=entry, right=right, injection=injection)
         )
 
     def _flip_used(self, view: StepView, step: int) -> None:
@@ -183,7 +185,7 @@ class Injector:
     def _flip(self, mode: PerturbMode, step: int, choose: Callable[[], int]) -> None:
         for _ in range(_ATTEMPTS):
             slot = choose()
-            if self._complete(slot) and not self.ledger.holds(self._group.name, slot):
+            if self._complete(slot) and not self.injections.holds(self._group.name, slot):
                 break
         else:
             return
@@ -195,7 +197,7 @@ class Injector:
         self._flips[id(injection)] = _Flip(
             address=address, mask=mask, corrupted=address.read(), record=self._record(slot)
         )
-        self.ledger.plant(injection)
+        self.injections.plant(injection)
 
     def _injection(
         self, mode: PerturbMode, slot: int, step: int, also: frozenset[int] = frozenset()
@@ -209,7 +211,7 @@ class Injector:
             time_ns=time.time_ns(),
         )
 
-    def _heal(self, injection: Injection) -> None:
+    def _restore(self, injection: Injection) -> None:
         flip = self._flips.pop(id(injection), None)
         # A slot rewritten since then holds good bytes; flipping again would corrupt them.
         if flip and self._record(injection.slot) == flip.record and flip.address.read() == flip.corrupted:
@@ -221,6 +223,8 @@ class Injector:
             return
         del self._flips[id(injection)]
         if injection.mode is PerturbMode.REAL_KV_USED:
-            self.ledger.close(injection, Outcome.MISSED, "read by a forward, then rewritten before any check")
+            self.injections.close(
+                injection, Outcome.MISSED, "read by a forward, then rewritten before any check"
+            )
         else:
-            self.ledger.close(injection, Outcome.MASKED, "the slot was freed and rewritten unread")
+            self.injections.close(injection, Outcome.MASKED, "the slot was freed and rewritten unread")

@@ -16,28 +16,32 @@ from canary_obs.records import (
     SweepStatus,
 )
 from canary_obs.runtime.device.violation_log import PHASES
-from canary_obs.runtime.health import Vitals
+from canary_obs.runtime.health import HealthInputs
 from canary_obs.runtime.report.reporter import counter_rows, named_counters
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
 
 
-def vitals_of(canary: CanaryRuntime) -> Vitals:
+def current_health_inputs(canary: CanaryRuntime) -> HealthInputs:
     """Everything the verdict weighs, as of now."""
-    return vitals_with(canary, canary.patrol.progress, canary.pump.status(canary.step, time.monotonic()))
+    return make_health_inputs(
+        canary, canary.patrol.progress, canary.counter_reader.status(canary.step, time.monotonic())
+    )
 
 
-def vitals_with(canary: CanaryRuntime, patrol: PatrolProgress | None, pipeline: PipelineStatus) -> Vitals:
+def make_health_inputs(
+    canary: CanaryRuntime, patrol: PatrolProgress | None, pipeline: PipelineStatus
+) -> HealthInputs:
     """The same, these two as given."""
     now, sweeper, config = time.monotonic(), canary.sweeper, canary.config
     last = sweeper.last
     sweeps_expected = canary.armed and (config.sweep_interval > 0 or config.idle_sweep)
-    return Vitals(
+    return HealthInputs(
         armed=canary.armed,
         paused=canary.paused,
-        violations=canary.pump.violations,
-        events_dropped=canary.pump.log.dropped + canary.reporter.dropped_rows,
+        violations=canary.counter_reader.violations,
+        events_dropped=canary.counter_reader.log.dropped + canary.reporter.dropped_rows,
         messages_dropped=canary.reporter.dropped_messages,
         peer_age=canary.reporter.peer_age(now),
         pipeline_lag_seconds=pipeline.lag_seconds,
@@ -59,22 +63,24 @@ def _covered(last: SweepProgress) -> float | None:
 
 def counters_of(canary: CanaryRuntime) -> dict[str, GroupCounters]:
     """The counters of every group, as the newest host copy has them."""
-    rows = counter_rows(canary.pump.counted.tolist(), canary.pump.beside.tolist())
+    rows = counter_rows(canary.counter_reader.counted.tolist(), canary.counter_reader.beside.tolist())
     return {group.name: named_counters(row) for group, row in zip(canary.state.groups, rows, strict=True)}
 
 
 def whole_snapshot(canary: CanaryRuntime) -> Snapshot:
     """Everything the service is told, as of now."""
-    patrol, pipeline = canary.patrol.progress, canary.pump.status(canary.step, time.monotonic())
-    vitals = vitals_with(canary, patrol, pipeline)
-    told = Told(vitals, *canary.health.verdict(vitals), counters_of(canary), patrol, pipeline)
+    patrol, pipeline = canary.patrol.progress, canary.counter_reader.status(canary.step, time.monotonic())
+    health_inputs = make_health_inputs(canary, patrol, pipeline)
+    told = SnapshotParts(
+        health_inputs, *canary.health.verdict(health_inputs), counters_of(canary), patrol, pipeline
+    )
     return snapshot_of(canary, told)
 
 
-class Told(NamedTuple):
+class SnapshotParts(NamedTuple):
     """What a snapshot is made of beforehand."""
 
-    vitals: Vitals
+    health_inputs: HealthInputs
     state: State
     reasons: tuple[str, ...]
     groups: dict[str, GroupCounters]
@@ -82,9 +88,9 @@ class Told(NamedTuple):
     pipeline: PipelineStatus
 
 
-def snapshot_of(canary: CanaryRuntime, told: Told) -> Snapshot:
+def snapshot_of(canary: CanaryRuntime, told: SnapshotParts) -> Snapshot:
     """Everything the service is told: what is given, and the rest as of now."""
-    vitals, stalled = told.vitals, canary.health.stalled
+    health_inputs, stalled = told.health_inputs, canary.health.stalled
     return Snapshot(
         identity=canary.reporter.identity,
         sequence=canary.reporter.next_sequence(),
@@ -103,15 +109,15 @@ def snapshot_of(canary: CanaryRuntime, told: Told) -> Snapshot:
         overhead_seconds=dict(canary.overhead),
         step_seconds=canary.step_seconds,
         observer_faults=dict(canary.health.faults),
-        violation_events_dropped=vitals.events_dropped,
-        messages_dropped=vitals.messages_dropped,
+        violation_events_dropped=health_inputs.events_dropped,
+        messages_dropped=health_inputs.messages_dropped,
         kernels_stalled={
             name: tuple(PHASES[phase] for index, phase in stalled if index == group.index)
             for name, group in canary.state.by_name.items()
         }
         if stalled
         else dict.fromkeys(canary.state.by_name, ()),
-        perturbations=canary.injector.ledger.counts() if canary.injector else {},
+        perturbations=canary.injector.injections.counts() if canary.injector else {},
         paused=canary.paused,
         swa_divergence=canary.swa.latest,
     )

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from canary_obs.runtime.report.reporter import counter_rows, named_counters
-from canary_obs.runtime.report.snapshot import Told, snapshot_of, vitals_with
+from canary_obs.runtime.report.snapshot import SnapshotParts, make_health_inputs, snapshot_of
 from canary_obs.runtime.report.state_log import StateLog
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime
 
 
-class Telling:
+class SnapshotBuilder:
     """A step of the engine has time for a part of it."""
 
     def __init__(self, canary: CanaryRuntime) -> None:
@@ -46,12 +46,16 @@ class Telling:
 
     def _parts(self) -> Iterator[None]:
         """Verdict and counters are of one moment, the rest is as of when it is asked for."""
-        canary, pump = self._canary, self._canary.pump
-        patrol, pipeline = canary.patrol.progress, pump.status(canary.step, time.monotonic())
+        canary, counter_reader = self._canary, self._canary.counter_reader
+        patrol, pipeline = canary.patrol.progress, counter_reader.status(canary.step, time.monotonic())
         yield
-        vitals, counted, beside = vitals_with(canary, patrol, pipeline), pump.counted, pump.beside
+        health_inputs, counted, beside = (
+            make_health_inputs(canary, patrol, pipeline),
+            counter_reader.counted,
+            counter_reader.beside,
+        )
         yield
-        state, reasons = canary.health.verdict(vitals)
+        state, reasons = canary.health.verdict(health_inputs)
         self._state_log.tell(state, reasons)
         yield
         rows, groups = counter_rows(counted.tolist(), beside.tolist()), {}
@@ -59,6 +63,6 @@ class Telling:
             yield
             groups[group.name] = named_counters(row)
         yield
-        snapshot = snapshot_of(canary, Told(vitals, state, reasons, groups, patrol, pipeline))
+        snapshot = snapshot_of(canary, SnapshotParts(health_inputs, state, reasons, groups, patrol, pipeline))
         yield
         canary.reporter.tell(snapshot)

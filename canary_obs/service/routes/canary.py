@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from canary_obs import __version__
 from canary_obs.hub.violation_store import ViolationFilter
-from canary_obs.service.context import desk_of
+from canary_obs.service.context import context_of
 from canary_obs.service.route_policy import TokenScope, needs
 from canary_obs.service.schemas import (
     Reached,
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/canary", tags=["canary"])
 @router.get("/status", openapi_extra=needs(TokenScope.READ), responses=documented(StatusReport, 200))
 async def status(request: Request) -> Response:
     """The verdict with its reasons, and every rank with its latest snapshot."""
-    hub = desk_of(request).hub
+    hub = context_of(request).hub
     state, reasons = hub.verdict()
     return reply(StatusReport(version=__version__, state=state, reasons=reasons, ranks=hub.ranks()))
 
@@ -35,7 +35,7 @@ async def status(request: Request) -> Response:
 )
 def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> Response:
     """Violations kept, newest first; tokens are redacted by the engine unless it was told to reveal them."""
-    hub = desk_of(request).hub
+    hub = context_of(request).hub
     wanted = ViolationFilter(**query.model_dump(exclude={"limit"}))
     found = hub.violations(wanted)
     page = tuple(found[: query.limit])
@@ -52,7 +52,7 @@ def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> 
 )
 async def pause(request: Request) -> Response:
     """Stop sweeps and patrol on every rank; the checks around the forward go on."""
-    return _reached(desk_of(request).hub.pause())
+    return _reached(context_of(request).hub.pause())
 
 
 @router.post(
@@ -63,7 +63,7 @@ async def pause(request: Request) -> Response:
 )
 async def resume(request: Request) -> Response:
     """Undo pause."""
-    return _reached(desk_of(request).hub.resume())
+    return _reached(context_of(request).hub.resume())
 
 
 @router.post(
@@ -74,7 +74,7 @@ async def resume(request: Request) -> Response:
 )
 async def acknowledge(request: Request) -> Response:
     """An operator has seen everything up to now; ranks that are gone are dismissed."""
-    return _reached(desk_of(request).hub.acknowledge())
+    return _reached(context_of(request).hub.acknowledge())
 
 
 def _reached(ranks: int) -> Response:

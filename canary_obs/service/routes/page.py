@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from canary_obs import __version__
 from canary_obs.hub.ranks import RankView, label
 from canary_obs.hub.violation_store import ViolationEvent
-from canary_obs.service.context import desk_of
+from canary_obs.service.context import context_of
 from canary_obs.service.route_policy import TokenScope, needs
 
 router = APIRouter(tags=["page"])
@@ -27,7 +27,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'
 @router.get("/", openapi_extra=needs(TokenScope.READ), response_class=HTMLResponse)
 def page(request: Request) -> HTMLResponse:
     """State, ranks and the latest violations."""
-    hub = desk_of(request).hub
+    hub = context_of(request).hub
     state, reasons = hub.verdict()
     content = _PAGE.substitute(
         version=escape(__version__),

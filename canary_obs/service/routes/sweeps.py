@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.records import SweepStatus
-from canary_obs.service.context import desk_of
+from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.route_policy import TokenScope, needs
 from canary_obs.service.schemas import SweepBody, SweepList, SweepQuery, SweepsQuery, documented, reply
@@ -34,15 +34,15 @@ async def start_sweep(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Sweep now: 202 and its id; with wait=true 200 and its result, or 202 when it takes too long."""
-    desk, asked = desk_of(request), body or SweepBody()
+    context, asked = context_of(request), body or SweepBody()
     wanted = StartSweepRequest(**asked.model_dump() | {"groups": tuple(asked.groups)})
-    record = desk.start_sweep(wanted, idempotency_key)
+    record = context.start_sweep(wanted, idempotency_key)
     if query.wait == "true":
-        ended = asyncio.wrap_future(desk.hub.sweep_future(record.id))
+        ended = asyncio.wrap_future(context.hub.sweep_future(record.id))
         try:
-            record = await asyncio.wait_for(ended, desk.config.sweep_timeout_seconds)
+            record = await asyncio.wait_for(ended, context.config.sweep_timeout_seconds)
         except TimeoutError:
-            record = desk.hub.sweep(record.id) or record
+            record = context.hub.sweep(record.id) or record
     status = 200 if query.wait == "true" and record.status is not SweepStatus.RUNNING else 202
     return reply(record, status, {"Location": f"/canary/sweeps/{record.id}"})
 
@@ -50,7 +50,7 @@ async def start_sweep(
 @router.get("/sweeps", openapi_extra=needs(TokenScope.READ), responses=documented(SweepList, 200, 422))
 async def list_sweeps(request: Request, query: Annotated[SweepsQuery, Query()]) -> Response:
     """Sweeps of late, newest first: on demand, by interval, and while idle."""
-    return reply(SweepList(sweeps=tuple(desk_of(request).hub.sweeps()[: query.limit])))
+    return reply(SweepList(sweeps=tuple(context_of(request).hub.sweeps()[: query.limit])))
 
 
 @router.get(
@@ -60,7 +60,7 @@ async def list_sweeps(request: Request, query: Annotated[SweepsQuery, Query()]) 
 )
 async def show_sweep(request: Request, sweep_id: SweepId) -> Response:
     """One sweep with the progress of every rank."""
-    return reply(_found(desk_of(request).hub.sweep(sweep_id), sweep_id))
+    return reply(_found(context_of(request).hub.sweep(sweep_id), sweep_id))
 
 
 @router.delete(
@@ -71,7 +71,7 @@ async def show_sweep(request: Request, sweep_id: SweepId) -> Response:
 )
 async def cancel_sweep(request: Request, sweep_id: SweepId) -> Response:
     """Ask the ranks to stop it: 202. A sweep that has ended stays as it is: 200."""
-    record = _found(desk_of(request).hub.cancel(sweep_id), sweep_id)
+    record = _found(context_of(request).hub.cancel(sweep_id), sweep_id)
     return reply(record, 202 if record.status is SweepStatus.RUNNING else 200)
 
 

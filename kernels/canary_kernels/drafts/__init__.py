@@ -1,5 +1,5 @@
 """Keep a target's forward for its draft model, and find the slots that drafting may write."""
 
-from canary_kernels.drafts.op import DraftMemory, Reach, TargetStep, keep_target
+from canary_kernels.drafts.op import AttentionMetadata, DraftMemory, TargetStep, keep_target
 
-__all__ = ["DraftMemory", "Reach", "TargetStep", "keep_target"]
+__all__ = ["AttentionMetadata", "DraftMemory", "TargetStep", "keep_target"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class AttentionMetadata:
     """How far behind a request's tokens drafting may write."""
 
     ahead: int  # slots
@@ -36,12 +36,17 @@ class DraftMemory:
     input_ids: Tensor  # [max_tokens]
     positions: Tensor  # [max_tokens]
     slots: Tensor  # int64 [max_tokens + max_requests * ahead]; the target's, then each request's behind them
-    reach: Reach
+    reach: AttentionMetadata
     memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
     def allocate(
-        cls, requests: int, tokens: int, reach: Reach, kinds: tuple[torch.dtype, ...], device: torch.device
+        cls,
+        requests: int,
+        tokens: int,
+        reach: AttentionMetadata,
+        kinds: tuple[torch.dtype, ...],
+        device: torch.device,
     ) -> DraftMemory:
         """For at most so many. `kinds`: integer types of lengths, input ids and positions."""
         length, token, place = kinds

@@ -12,7 +12,7 @@ from canary_kernels.fingerprint import plan_fingerprint
 from canary_kernels.layout import RealData, unsigned
 from canary_obs.engine_api.views import GroupStep, GroupTokens, StepView
 from canary_obs.engines.reference.adapter import ReferenceAdapter
-from canary_obs.engines.reference.surrogate_tokens import stand_ins
+from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import tiny, with_model
@@ -46,7 +46,7 @@ class Account:
     def _entries(self, step: StepView, group: str, index: int, ratio: int, tokens: list[int]) -> None:
         mine = step.groups[group]
         prefix = int(step.prefix_lens[index]) // ratio
-        ids = stand_ins(np.array(tokens[: len(tokens) // ratio * ratio], np.int32), ratio).tolist()
+        ids = surrogate_tokens(np.array(tokens[: len(tokens) // ratio * ratio], np.int32), ratio).tolist()
         self._sequence(step, mine, group, (index, prefix, ids), int(step.rows[index]))
 
     def _states(self, step: StepView, group: str, index: int, ratio: int, tokens: list[int]) -> None:

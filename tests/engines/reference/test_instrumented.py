@@ -11,7 +11,7 @@ from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.engines.reference.digests import PrefixDigests
-from canary_obs.engines.toolkit.side_stream import Aside
+from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.records import PerturbMode, Phase, Reason, State
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
@@ -26,7 +26,7 @@ from tests.reference_engine.workloads import drive
 @pytest.fixture(autouse=True)
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were a stream beside the engine's."""
-    monkeypatch.setattr(Aside, "used", property(lambda _: True))
+    monkeypatch.setattr(SideStream, "used", property(lambda _: True))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ class NotingRunner(Runner):
 
 
 class AsideRecorder(Recorder):
-    def overwriting(self, step: object) -> None:
+    def before_write(self, step: object) -> None:
         self.calls.append(f"overwriting, oracle {step.digests is not None and step.expected_ids is not None}")
 
     def launched(self, step: object) -> None:
@@ -109,7 +109,7 @@ def test_every_injection_is_accounted_for(engine: Engine, mode: str) -> None:
     drive(engine, 300, 1)
     canary.check_everything()
     assert canary.injector is not None
-    tally = canary.injector.ledger.summary()[mode]
+    tally = canary.injector.injections.summary()[mode]
     assert tally["injected"] > 10
     assert tally["detected"] > 0.5 * tally["injected"]
     assert tally["detected"] + tally["masked"] == tally["injected"]
@@ -154,7 +154,7 @@ def test_a_forward_that_raises_ends_its_step(engine: Engine, canary: CanaryRunti
     vars(runner.pool)["write"] = inner
     drive(engine, 100, 2)
     canary.check_everything()
-    assert canary.pump.violations == 0
+    assert canary.counter_reader.violations == 0
     assert canary.health.faults.total() == 0
 
 
@@ -173,7 +173,7 @@ def test_a_view_that_cannot_be_completed_is_a_fault_and_no_violation(
     canary.check_everything()
     assert canary.health.faults == {"step_view": 5}
     assert canary.verdict()[0] is State.BLIND
-    assert canary.pump.violations == 0
+    assert canary.counter_reader.violations == 0
 
 
 def test_a_forward_within_a_forward_is_not_taken_for_a_step(engine: Engine, canary: CanaryRuntime) -> None:

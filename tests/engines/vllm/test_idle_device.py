@@ -15,7 +15,7 @@ def idle_adapter(device: str, stream: object, joined: list[object]) -> VllmAdapt
     adapter = object.__new__(VllmAdapter)
     adapter.runner = SimpleNamespace(device=torch.device(device))
     adapter._stream = stream
-    adapter.aside = SimpleNamespace(join=lambda: joined.append("joined"))
+    adapter.side_stream = SimpleNamespace(join=lambda: joined.append("joined"))
     return adapter
 
 

@@ -28,7 +28,7 @@ def test_the_plugin_refuses_at_once(
     monkeypatch.setenv(setting, value)
     with pytest.raises(ConfigurationError, match=rule):
         plugin.register()
-    assert plugin._seams is None
+    assert plugin._patches is None
 
 
 def test_a_key_file_that_is_gone_by_now_kills_no_worker(

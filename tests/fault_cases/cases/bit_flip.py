@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -19,7 +19,7 @@ def plant(stage: Stage) -> None:
     stage.damage(harm)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="bit flip",
     place="memory",
     story="one bit of a key changes in device memory",

@@ -8,7 +8,7 @@ import torch
 
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage, changed, edited
 
 
@@ -28,7 +28,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.runner, "prepare", prepare)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="wrong position after chunked prefill",
     place="input batch",
     story="position ids of a later chunk count from the chunk, not from the prompt",

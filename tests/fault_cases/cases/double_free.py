@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canary_obs.reference_engine.cache.radix_cache import Slots
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -21,7 +21,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler.allocator, "free", free)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="double free",
     place="allocator",
     story="pages are freed twice, so the free list holds them twice and two owners get each",

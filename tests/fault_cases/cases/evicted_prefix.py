@@ -9,7 +9,7 @@ import numpy as np
 from canary_obs.reference_engine.cache.radix_cache import Node
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -32,7 +32,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.runner, "prepare", prepare)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="eviction of a running prefix",
     place="prefix cache",
     story="locking a matched path skips the node it ends at, so eviction takes what a running request reads",

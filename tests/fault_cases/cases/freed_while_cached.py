@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canary_obs.reference_engine.scheduling.request import Request, Status
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -21,7 +21,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler, "release", release)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="page freed that the cache holds",
     place="prefix cache",
     story="a chunk enters the prefix cache during prefill; dropping the request frees its pages",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from canary_obs.reference_engine.cache.radix_cache import Node, Slots, Tokens
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -36,7 +36,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.cache, "match", match)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="hash-collision prefix hit",
     place="prefix cache",
     story="two prompts share a hash, so a request starts on another prompt's KV",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from canary_obs.reference_engine.scheduling.request import Request, Status
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -45,7 +45,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler, "schedule", schedule)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="late write of a request that left",
     place="scheduler",
     story="pages are freed at abort, preemption or end while a write to them is under way",

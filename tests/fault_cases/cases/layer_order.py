@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.mover import copying
 from tests.fault_cases.stage import Stage
 
@@ -23,7 +23,7 @@ def plant(stage: Stage) -> None:
     stage.spoil(stage.mover, "copy", copy)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="layers in the wrong order",
     place="copy",
     story="a copy puts a layer's KV into the next layer",

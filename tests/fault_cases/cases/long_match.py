@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from canary_obs.reference_engine.cache.radix_cache import Node, Slots, Tokens
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -29,7 +29,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.cache, "match", match)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="prefix match one too long",
     place="prefix cache",
     story="the match counts one token more than is equal, and that slot holds another request's token",

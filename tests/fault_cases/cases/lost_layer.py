@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -23,7 +23,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.pool, "write", write)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="lost write in one layer",
     place="attention kernel",
     story="the kernel of one layer leaves part of the new KV unwritten",

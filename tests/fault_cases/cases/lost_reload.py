@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -11,7 +11,7 @@ def plant(stage: Stage) -> None:
     stage.spoil(stage.scheduler.host_tier, "load", lambda *_: None)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="reload that never came",
     place="host tier",
     story="a failed load is reported as done",

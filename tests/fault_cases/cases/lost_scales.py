@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from canary_obs.reference_engine.cache.host_tier import HostPage, Slots
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -21,7 +21,7 @@ def plant(stage: Stage) -> None:
     stage.spoil(stage.scheduler.host_tier, "load", load)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="scales left behind",
     place="host tier",
     story="a quantised page comes back from the host without its scales",

@@ -11,7 +11,7 @@ from canary_obs.reference_engine.cache.radix_cache import Tokens
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -55,7 +55,7 @@ def plant(stage: Stage) -> None:
     vars(stage)["key_of"] = key_of
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="prefix key without adapter or image",
     place="prefix cache",
     story="requests with the same tokens but another adapter, image or salt share cached KV",

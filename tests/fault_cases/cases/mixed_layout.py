@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.mover import copying
 from tests.fault_cases.stage import Stage
 
@@ -23,7 +23,7 @@ def plant(stage: Stage) -> None:
     stage.spoil(stage.mover, "copy", copy)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="heads and tokens mixed up",
     place="copy",
     story="sender and receiver disagree whether heads or tokens come first in a page",

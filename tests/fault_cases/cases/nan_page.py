@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -18,7 +18,7 @@ def plant(stage: Stage) -> None:
     stage.damage(harm)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="NaN page",
     place="memory",
     story="padding rows leave NaN in a page that is in use",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -23,7 +23,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.pool, "write", write)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="integer overflow of slot addresses",
     place="attention kernel",
     story="slot times stride is computed in too few bits: high slots wrap around to low ones",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -26,7 +26,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.pool, "write", write)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="padding row writes a real slot",
     place="attention kernel",
     story="slot -1 of a padding row is taken as an index: the last slot of the pool is overwritten",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.mover import copying
 from tests.fault_cases.stage import Stage
 
@@ -23,7 +23,7 @@ def plant(stage: Stage) -> None:
     stage.spoil(stage.mover, "copy_index", copy_index)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="page numbers taken for slots",
     place="copy",
     story="a copy indexes a cache that is laid out by pages with the slots of tokens",

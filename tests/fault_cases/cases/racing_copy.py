@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.mover import copying
 from tests.fault_cases.stage import Stage
 
@@ -28,7 +28,7 @@ def plant(stage: Stage) -> None:
     stage.spoil(stage.mover, "copy", copy)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="copy racing a forward",
     place="copy",
     story="the forward reads pages whose copy is still under way",

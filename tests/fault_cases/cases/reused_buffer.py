@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from canary_obs.reference_engine.cache.host_tier import HostPage, Slots
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -20,7 +20,7 @@ def plant(stage: Stage) -> None:
     stage.spoil(tier, "load", load)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="host buffer reused before the copy",
     place="host tier",
     story="a staging buffer takes the next chunk while the last one is still being read",

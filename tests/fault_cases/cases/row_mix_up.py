@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -23,7 +23,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler, "schedule", schedule)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="cross-request row mix-up",
     place="slot table",
     story="the rows of two running requests are exchanged: each reads the other's context",

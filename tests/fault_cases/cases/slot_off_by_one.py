@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage, changed, edited
 
 
@@ -27,7 +27,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.runner, "prepare", prepare)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="slot off by one",
     place="slot mapping",
     story="the slot mapping of new tokens points one slot further than the table they will be read through",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canary_obs.reference_engine.scheduling.request import Request
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -22,7 +22,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler, "_admit", admit)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="stale computed count",
     place="scheduler",
     story="a request is admitted with the cached-token count of an earlier look-up, of which part is gone",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -22,7 +22,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler, "schedule", schedule)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="stale page reused while referenced",
     place="allocator",
     story="a page goes back to the free list while a running request reads it; the next owner writes it",

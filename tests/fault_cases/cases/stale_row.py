@@ -10,7 +10,7 @@ import torch
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -31,7 +31,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.runner, "prepare", prepare)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="stale slot-table row",
     place="slot table",
     story="a row is reused (after preemption, or by a new request) with the slots of its last owner in it",

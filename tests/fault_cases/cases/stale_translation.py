@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canary_obs.reference_engine.cache.window_slots import Slots
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -23,7 +23,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler.windows.slots, "changes", changes)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="stale full-to-window map",
     place="sliding window",
     story="the device keeps an old entry of the map from full slots to window slots",

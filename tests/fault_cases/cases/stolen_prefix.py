@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canary_obs.reference_engine.cache.radix_cache import Node, Slots, Tokens
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -33,7 +33,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler.allocator, "allocate", allocate)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="cached page handed out between match and lock",
     place="scheduler",
     story="a page found by prefix match is not pinned yet when another request's allocation takes it",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -22,7 +22,7 @@ def plant(stage: Stage) -> None:
     stage.damage(harm)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="stray write",
     place="another kernel",
     story="a kernel writes past its own buffer into the pool",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Plan
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage, changed
 
 
@@ -26,7 +26,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.runner, "prepare", prepare)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="two requests swapped in the batch",
     place="input batch",
     story="a reordered batch scatters the sampled tokens in the old order: each gets another's token",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canary_obs.reference_engine.cache.window_slots import Slots
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -23,7 +23,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler.windows.slots, "resumable", resumable)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="sliding-window tombstone reuse",
     place="sliding window",
     story="a prefix hit resumes where window slots are tombstones, so the window reads slots of others",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canary_obs.reference_engine.scheduling.request import Request
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -23,7 +23,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.scheduler.windows, "_first_seen", first_seen)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="window slot freed too early",
     place="sliding window",
     story="the window is counted short: slots are freed and reused while a request still sees them",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from canary_obs.reference_engine.cache.host_tier import HostPage, Slots
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -19,7 +19,7 @@ def plant(stage: Stage) -> None:
     stage.spoil(stage.scheduler.host_tier, "load", load)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="chunk written twice",
     place="host tier",
     story="a page is written to the next page's place as well",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -22,7 +22,7 @@ def plant(stage: Stage) -> None:
     stage.around(stage.pool, "read", read)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="kernel reads the wrong rows",
     place="attention kernel",
     story="table and cache are right, but the kernel computes another address when it reads",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -18,7 +18,7 @@ def plant(stage: Stage) -> None:
     stage.damage(harm)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="quantised scale mismatch",
     place="attention kernel",
     story="the scales of a slot are not those its elements were quantised with",

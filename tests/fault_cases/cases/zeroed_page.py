@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tests.fault_cases.case import Specimen
+from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage
 
 
@@ -19,7 +19,7 @@ def plant(stage: Stage) -> None:
     stage.damage(harm)
 
 
-SPECIMEN = Specimen(
+FAULT_CASE = FaultCase(
     title="zeroed page",
     place="another kernel",
     story="the kernel that clears fresh pages clears one in use",

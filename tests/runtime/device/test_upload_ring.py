@@ -7,7 +7,7 @@ import torch
 from canary_obs.runtime.device.upload_ring import UploadRing
 
 
-class Gate:
+class AuthMiddleware:
     """An event that passes when told to."""
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class Gate:
         return self.passed
 
 
-def make(rows: int) -> tuple[list[Gate], UploadRing]:
-    gates: list[Gate] = []
+def make(rows: int) -> tuple[list[AuthMiddleware], UploadRing]:
+    gates: list[AuthMiddleware] = []
 
-    def event() -> Gate:
-        gates.append(Gate())
+    def event() -> AuthMiddleware:
+        gates.append(AuthMiddleware())
         return gates[-1]
 
     return gates, UploadRing(12, rows, torch.device("cpu"), event)
@@ -34,10 +34,10 @@ def make(rows: int) -> tuple[list[Gate], UploadRing]:
 def test_columns_arrive_unchanged_and_survive_their_source() -> None:
     _, ring = make(2)
     first, second = torch.tensor([1, 2, 3]), torch.tensor([4, 5])
-    placed = ring.put(first, second)
+    to_device = ring.put(first, second)
     first.zero_()
     second.zero_()
-    assert [column.tolist() for column in placed] == [[1, 2, 3], [4, 5]]
+    assert [column.tolist() for column in to_device] == [[1, 2, 3], [4, 5]]
 
 
 def test_a_row_is_not_reused_before_its_copy_is_through() -> None:

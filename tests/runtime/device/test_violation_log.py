@@ -26,7 +26,7 @@ def report(state: DeviceState, phase: Phase, reason: Reason, slot: int, step: in
     event = int(buffers.counters[number])
     buffers.counters[number] += 1
     place = 0 if event == 0 else 1 + (event - 1) % (ROWS - 1)
-    stamp = step << layout.TURN_BITS
+    stamp = step << layout.TICK_BITS
     buffers.violations[number, place] = torch.tensor([event + 1, stamp, slot, slot, 0, 0, -1, 5])
 
 

@@ -16,7 +16,7 @@ from canary_obs.hub.hub import Hub
 from canary_obs.records import CollectEvidence, Evidence, Part, Reason, State, Violations
 from canary_obs.runtime.device import delayed_device_host
 from canary_obs.runtime.device.byte_address import ByteAddress, locate_byte
-from canary_obs.runtime.evidence import collector as desk_module
+from canary_obs.runtime.evidence import collector as collector_module
 from canary_obs.runtime.evidence.slot_words import neighbours_of
 from canary_obs.telemetry.incident_bundle import bundle_of
 from canary_obs.transport.links import LocalLink
@@ -231,7 +231,7 @@ def test_a_damaged_slot_nobody_has_checked_is_explained_on_demand(rig, link) -> 
 def test_a_slot_written_again_before_it_was_read_still_names_the_place(rig, link, monkeypatch) -> None:
     slot = cached_slots(rig)[3]
     planted = damage(rig, slot, 2, 5)
-    monkeypatch.setattr(desk_module, "READS_IN_FLIGHT", 0)
+    monkeypatch.setattr(collector_module, "READS_IN_FLIGHT", 0)
     swept(rig)
     planted.address.flip(planted.mask)
     monkeypatch.undo()
@@ -278,19 +278,19 @@ def test_what_cannot_be_read_is_ignored_and_too_much_is_counted(rig, link) -> No
     for slot in range(60):
         link.deliver(CollectEvidence(incident="flood", group="full", slot=slot))
     rig.canary.idle()
-    assert rig.canary.evidence.skipped == 60 - desk_module.QUEUED
-    for _ in range(desk_module.QUEUED):
+    assert rig.canary.evidence.skipped == 60 - collector_module.QUEUED
+    for _ in range(collector_module.QUEUED):
         rig.canary.idle()
-    assert len(answers(link)) == desk_module.QUEUED
+    assert len(answers(link)) == collector_module.QUEUED
     assert rig.canary.verdict()[0] is State.OK
 
 
 def test_nothing_waits_for_a_copy_that_has_not_arrived(rig, link, monkeypatch) -> None:
     arrived = False
     monkeypatch.setattr(delayed_device_host.PassedEvent, "query", lambda self: arrived)
-    slots = cached_slots(rig)[: desk_module.READS_IN_FLIGHT + 2]
+    slots = cached_slots(rig)[: collector_module.READS_IN_FLIGHT + 2]
     assert [ask(rig, link, slot) for slot in slots] == [[]] * len(slots)
-    assert len(rig.canary.evidence._in_flight) == desk_module.READS_IN_FLIGHT
+    assert len(rig.canary.evidence._in_flight) == collector_module.READS_IN_FLIGHT
     link.deliver(CollectEvidence(incident="also", group="full", slot=slots[0]))
     rig.canary.idle()
     arrived = True

@@ -10,7 +10,7 @@ from canary_kernels import layout
 from canary_obs.records import Phase
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.patrol import patrol as patrol_module
-from canary_obs.runtime.patrol.async_checker import Errand, Return, Scout
+from canary_obs.runtime.patrol.async_checker import AsyncChecker, Return, ScanJob
 
 
 def turn(rig) -> None:
@@ -18,7 +18,7 @@ def turn(rig) -> None:
     patrol = rig.canary.patrol
     patrol._refilled -= 1e6
     patrol.confirm(patrol.advance())
-    rig.canary.pump.drain(rig.canary.step, 1.0)
+    rig.canary.counter_reader.drain(rig.canary.step, 1.0)
 
 
 def test_a_suspicion_that_does_not_hold_is_no_violation(make_rig, monkeypatch) -> None:
@@ -27,19 +27,19 @@ def test_a_suspicion_that_does_not_hold_is_no_violation(make_rig, monkeypatch) -
     group = rig.canary.state.groups[0]
     slot = int(rig.engine.scheduler.live_slots()[0])
     address = locate_byte(group.view.sources[0], slot, 3)
-    send = Scout.send
+    send = AsyncChecker.send
 
-    def compare_while_writing(scout: Scout, errand: Errand) -> None:
+    def compare_while_writing(scout: AsyncChecker, job: ScanJob) -> None:
         # The bytes are being rewritten just while the scout reads them.
         address.flip(1)
-        send(scout, errand)
+        send(scout, job)
         address.flip(1)
 
     runs = rig.canary.health.launched[0][layout.Phase.PATROL]
-    monkeypatch.setattr(Scout, "send", compare_while_writing)
+    monkeypatch.setattr(AsyncChecker, "send", compare_while_writing)
     turn(rig)
     assert rig.canary.health.launched[0][layout.Phase.PATROL] > runs
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
     assert not rig.canary.health.stalled
 
 
@@ -53,10 +53,13 @@ def test_a_suspicion_that_holds_is_counted_once_per_cycle(make_rig) -> None:
     cycles = rig.canary.patrol.cycles
     while rig.canary.patrol.cycles == cycles:
         turn(rig)
-    found = rig.canary.pump.violations
+    found = rig.canary.counter_reader.violations
     address.flip(1)
     assert 1 <= found <= 2
-    assert rig.canary.pump.sample.values[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] == found
+    assert (
+        rig.canary.counter_reader.sample.values[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)]
+        == found
+    )
 
 
 def test_what_the_scout_counts_is_in_the_snapshot_and_its_suspicions_are_not(make_rig) -> None:
@@ -69,13 +72,17 @@ def test_what_the_scout_counts_is_in_the_snapshot_and_its_suspicions_are_not(mak
     final = rig.canary.detach()
     hashed = layout.COUNT_HASHED + layout.Phase.PATROL
     assert final.groups["full"].hashed[Phase.PATROL] == rig.canary.state.counters[hashed] + beside[hashed]
-    assert rig.canary.pump.violations == sum(final.groups["full"].violations[Phase.PATROL].values()) == 0
+    assert (
+        rig.canary.counter_reader.violations
+        == sum(final.groups["full"].violations[Phase.PATROL].values())
+        == 0
+    )
 
 
 def test_a_kernel_that_leaves_no_trace_is_a_stall(make_rig, monkeypatch) -> None:
     rig = make_rig(patrol_budget="50%", idle_sweep=False)
     rig.run(30)
-    monkeypatch.setattr(rig.canary.patrol._scout, "_compare", [lambda _: None])
+    monkeypatch.setattr(rig.canary.patrol._checker, "_compare", [lambda _: None])
     turn(rig)
     assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
 
@@ -99,7 +106,7 @@ class Away:
     def __init__(self, rig) -> None:
         self.canary, self.patrol = rig.canary, rig.canary.patrol
         self.patrol._on_cpu = False
-        self.scout, self.stream = self.patrol._scout, Late()
+        self.scout, self.stream = self.patrol._checker, Late()
         self.scout._stream = self.stream
 
     def send(self) -> bool:
@@ -119,11 +126,11 @@ class Away:
             self.patrol.confirm(self.patrol.advance())
         return len(self.scout._under_way) < before
 
-    def pump(self) -> None:
-        self.canary.pump.turn(self.canary.step)
+    def counter_reader(self) -> None:
+        self.canary.counter_reader.turn(self.canary.step)
 
 
-def returned(scout: Scout) -> list[Return]:
+def returned(scout: AsyncChecker) -> list[Return]:
     scout.look()
     return scout.returned()
 
@@ -137,11 +144,11 @@ def away(make_rig) -> Away:
 
 def test_an_errand_returns_with_a_copy_pushed_after_it_was_done(away) -> None:
     assert away.send()
-    away.pump()  # this copy was pushed before it was done
+    away.counter_reader()  # this copy was pushed before it was done
     assert not away.take()
     away.stream.done = True
     assert not away.take()  # nor is the newest copy one pushed since
-    away.pump()
+    away.counter_reader()
     assert away.scout.busy
     assert away.take()
     assert not away.scout.busy
@@ -198,24 +205,24 @@ def test_whole_cycles_find_what_is_corrupt(away) -> None:
         away.send()
         away.stream.done = True
         away.take()
-        away.pump()
-    away.pump()
+        away.counter_reader()
+    away.counter_reader()
     # At least once in each cycle; errands beside the one that counted it may be repeated as well.
-    assert 2 <= away.canary.pump.violations <= 3
+    assert 2 <= away.canary.counter_reader.violations <= 3
     lane = layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)
-    assert away.canary.pump.counted[lane] == away.canary.pump.violations
+    assert away.canary.counter_reader.counted[lane] == away.canary.counter_reader.violations
 
 
 def test_no_more_errands_than_a_few_are_under_way(away) -> None:
     sent = 0
     while away.send():
         sent += 1
-        away.pump()
+        away.counter_reader()
     assert sent == 4
     assert away.scout.full
     away.stream.done = True
     assert not away.take()
-    away.pump()
+    away.counter_reader()
     assert away.take()
     assert not away.scout.busy
 
@@ -224,7 +231,7 @@ def test_suspicions_counted_by_a_later_errand_are_not_lost(away) -> None:
     """The copy that brings the first errand home may hold what the second has counted: both are repeated."""
     group = away.canary.state.groups[0]
     first, second = (
-        Errand(group=group, slots=range(start, start + 4), first_chunk=0, last_chunk=0) for start in (0, 4)
+        ScanJob(group=group, slots=range(start, start + 4), first_chunk=0, last_chunk=0) for start in (0, 4)
     )
     suspicions = away.canary.state.beside[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA) :]
     away.scout.send(first)
@@ -233,30 +240,30 @@ def test_suspicions_counted_by_a_later_errand_are_not_lost(away) -> None:
     away.scout.send(second)
     away.stream.done = False
     suspicions[0] += 1  # by the second, which is still under way
-    away.pump()
-    assert [(back.errand, back.suspicious) for back in returned(away.scout)] == [(first, True)]
+    away.counter_reader()
+    assert [(back.job, back.suspicious) for back in returned(away.scout)] == [(first, True)]
     away.stream.done = True
     assert returned(away.scout) == []
-    away.pump()
-    assert [(back.errand, back.suspicious) for back in returned(away.scout)] == [(second, True)]
+    away.counter_reader()
+    assert [(back.job, back.suspicious) for back in returned(away.scout)] == [(second, True)]
     away.scout.send(first)
     assert [(back.ran, back.suspicious) for back in away.scout.finish()] == [(True, False)]
 
 
 def test_a_run_that_left_no_trace_is_missed_once(away, monkeypatch) -> None:
     group = away.canary.state.groups[0]
-    errand = Errand(group=group, slots=range(4), first_chunk=0, last_chunk=0)
+    job = ScanJob(group=group, slots=range(4), first_chunk=0, last_chunk=0)
     with monkeypatch.context() as patch:
         patch.setattr(away.scout, "_compare", [lambda _: None])
-        away.scout.send(errand)
-    away.scout.send(errand)
-    away.scout.send(errand)
+        away.scout.send(job)
+    away.scout.send(job)
+    away.scout.send(job)
     away.stream.done = True
     assert returned(away.scout) == []
-    away.pump()
+    away.counter_reader()
     # Which of the three left none is not known; that one is missing is.
     assert sorted(back.ran for back in returned(away.scout)) == [False, True, True]
-    away.scout.send(errand)
+    away.scout.send(job)
     assert [back.ran for back in away.scout.finish()] == [True]
 
 
@@ -271,7 +278,9 @@ def test_errands_under_way_are_waited_for_before_a_whole_cycle(away) -> None:
 def test_a_scout_has_rooms_of_its_own(make_rig) -> None:
     """Sums that wait between two launches, the log and the clock: two streams write them at once."""
     rig = make_rig(model="int8", patrol_budget="50%")
-    for group, (buffers, plan) in zip(rig.canary.state.groups, rig.canary.patrol._scout._sides, strict=True):
+    for group, (buffers, plan) in zip(
+        rig.canary.state.groups, rig.canary.patrol._checker._sides, strict=True
+    ):
         assert group.plan.scratch is not None
         pairs = [(plan.scratch, group.plan.scratch), (buffers.counters, group.buffers.counters)]
         pairs += [(buffers.violations, group.buffers.violations), (buffers.clock, group.buffers.clock)]

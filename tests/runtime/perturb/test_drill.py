@@ -46,7 +46,7 @@ def test_a_planted_fault_is_found_healed_and_counts_as_nothing(make_rig, link, m
     assert [one.latency_steps for one in found] == [steps] * 4
     assert all(one.latency_ms > 0 for one in found)
     rig.canary.check_everything()
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
     assert rig.canary.health.faults == {}
     assert rig.canary.verdict()[0] is not State.VIOLATED
 

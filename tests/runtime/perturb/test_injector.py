@@ -6,7 +6,7 @@ import pytest
 
 from canary_obs.errors import ConfigurationError, KVCacheViolation
 from canary_obs.records import Mode, Part, PerturbMode, Phase, Reason, Violation
-from canary_obs.runtime.perturb.injection_log import Injection, Ledger, Outcome
+from canary_obs.runtime.perturb.injection_log import Injection, InjectionLog, Outcome
 
 MODES = [mode.value for mode in PerturbMode]
 
@@ -20,13 +20,15 @@ def test_every_injection_is_accounted_for(make_rig, mode: str, page_size: int) -
     )  # fmt: skip
     rig.run(500)
     rig.canary.check_everything()
-    tally = rig.canary.injector.ledger.summary()[mode]
+    tally = rig.canary.injector.injections.summary()[mode]
     assert tally["injected"] > 25
     assert tally["detected"] > 0.8 * tally["injected"]
     assert tally["detected"] + tally["masked"] == tally["injected"]
     assert (tally["missed"], tally["open"]) == (0, 0)
     assert set(tally["masked_because"]) == set(tally["masked_because"]) - {""}
-    reasons = {r for v in [rig.canary.pump.sample.values] for r in range(8) if int(v[r::8][:4].sum())}
+    reasons = {
+        r for v in [rig.canary.counter_reader.sample.values] for r in range(8) if int(v[r::8][:4].sum())
+    }
     expected = (
         {Reason.KV_DATA} if mode != "req_to_token" else {Reason.POSITION, Reason.CHAIN, Reason.UNWRITTEN}
     )
@@ -43,7 +45,7 @@ def test_without_the_checks_the_ledger_says_missed(make_rig) -> None:
         idle_sweep=False,
     )
     rig.run(400)
-    tally = rig.canary.injector.ledger.summary()["real_kv_used"]
+    tally = rig.canary.injector.injections.summary()["real_kv_used"]
     assert tally["detected"] == 0
     assert tally["missed"] > 0
 
@@ -95,27 +97,29 @@ def violation(**changes: object) -> Violation:
 
 
 def test_the_ledger_matches_only_what_explains_the_injection() -> None:
-    ledger = Ledger((PerturbMode.REAL_KV_USED,))
-    ledger.plant(Injection(mode=PerturbMode.REAL_KV_USED, group="full", slot=4, step=5, time_ns=1_000_000))
+    injections = InjectionLog((PerturbMode.REAL_KV_USED,))
+    injections.plant(
+        Injection(mode=PerturbMode.REAL_KV_USED, group="full", slot=4, step=5, time_ns=1_000_000)
+    )
     others = [violation(slot=5), violation(group="swa"), violation(reason=Reason.CHAIN), violation(step=4)]
-    assert ledger.match(others) == []
-    (found,) = ledger.match([*others, violation()])
+    assert injections.match(others) == []
+    (found,) = injections.match([*others, violation()])
     assert (found.outcome, found.latency_steps, found.latency_ms) == (Outcome.DETECTED, 4, 1.0)
-    assert ledger.counts()[PerturbMode.REAL_KV_USED].detected == 1
+    assert injections.counts()[PerturbMode.REAL_KV_USED].detected == 1
 
 
 def test_a_detour_may_show_beside_the_slot_it_leads_to() -> None:
-    ledger = Ledger((PerturbMode.REQ_TO_TOKEN,))
+    injections = InjectionLog((PerturbMode.REQ_TO_TOKEN,))
     mode, also = PerturbMode.REQ_TO_TOKEN, frozenset({6})
-    ledger.plant(Injection(mode=mode, group="full", slot=4, also=also, step=5, time_ns=1_000_000))
-    assert ledger.match([violation(reason=Reason.CHAIN, slot=5), violation(slot=6)]) == []
-    (found,) = ledger.match([violation(reason=Reason.CHAIN, slot=6)])
+    injections.plant(Injection(mode=mode, group="full", slot=4, also=also, step=5, time_ns=1_000_000))
+    assert injections.match([violation(reason=Reason.CHAIN, slot=5), violation(slot=6)]) == []
+    (found,) = injections.match([violation(reason=Reason.CHAIN, slot=6)])
     assert found.outcome is Outcome.DETECTED
 
 
 def test_a_limit_ends_the_planting(make_rig) -> None:
     rig = make_rig(perturb="real_kv_used=1,real_kv_unused_cache=1", perturb_enabled=True, perturb_limit=3)
     rig.run(150)
-    counts = rig.canary.injector.ledger.counts().values()
+    counts = rig.canary.injector.injections.counts().values()
     assert sum(count.injected for count in counts) == 3
     assert sum(sum(count.latency.counts) for count in counts) == sum(count.detected for count in counts)

@@ -91,7 +91,7 @@ def test_injections_into_one_group_leave_the_other_alone(make_rig: MakeRig, mode
     rig.run(300)
     rig.canary.check_everything()
     assert rig.canary.injector is not None
-    tally = rig.canary.injector.ledger.counts()[PerturbMode(mode)]
+    tally = rig.canary.injector.injections.counts()[PerturbMode(mode)]
     assert tally.injected > 15
     assert tally.detected + tally.masked == tally.injected
     assert tally.detected > 0.8 * tally.injected
@@ -103,8 +103,8 @@ def swept(rig: Rig) -> None:
     """Everything a running sweep still has to do."""
     canary = rig.canary
     while canary.sweeper.running:
-        canary.sweeper.advance(10.0, canary.pump.next_sequence)
-        canary.deliver(canary.pump.drain(canary.step, 10.0))
+        canary.sweeper.advance(10.0, canary.counter_reader.next_sequence)
+        canary.deliver(canary.counter_reader.drain(canary.step, 10.0))
 
 
 def test_slots_that_left_the_window_during_a_sweep_are_evicted_not_failed(make_rig: MakeRig) -> None:
@@ -197,7 +197,7 @@ def test_a_wrong_translation_is_seen_at_the_next_step(make_rig: MakeRig) -> None
     pool.full_to_swa[full] = (pool.full_to_swa[full] + 1) % pool.num_slots
     step = rig.canary.step
     rig.engine.step()
-    rig.canary.deliver(rig.canary.pump.drain(rig.canary.step, 5.0))
+    rig.canary.deliver(rig.canary.counter_reader.drain(rig.canary.step, 5.0))
     final = rig.canary.detach()
     assert final.step == step + 1
     assert sum(sum(reasons.values()) for reasons in final.groups["swa"].violations.values()) > 0

@@ -25,12 +25,12 @@ TRIALS = 500
 
 def sweep_now(rig, **wishes: object) -> SweepProgress:
     """One demanded sweep from start to result."""
-    sweeper, pump = rig.canary.sweeper, rig.canary.pump
+    sweeper, counter_reader = rig.canary.sweeper, rig.canary.counter_reader
     name = f"test-{sweeper.passes[Trigger.DEMAND]}"
     sweeper.demand(StartSweep(id=name, **wishes), rig.canary.step)  # type: ignore[arg-type]
     while sweeper.running:
-        sweeper.advance(0.01, pump.next_sequence)
-        rig.canary.reporter.violations(pump.turn(rig.canary.step))
+        sweeper.advance(0.01, counter_reader.next_sequence)
+        rig.canary.reporter.violations(counter_reader.turn(rig.canary.step))
     assert sweeper.last is not None
     assert sweeper.last.id == name
     return sweeper.last
@@ -79,7 +79,7 @@ def test_a_pass_accounts_for_every_slot_while_the_cache_changes(make_rig, unlock
     assert last is not None
     assert last.status is SweepStatus.PASSED
     assert last.checked + sum(last.skipped.values()) == last.total
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
 
 
 def test_slots_evicted_during_a_sweep_are_skipped_and_counted(make_rig) -> None:
@@ -95,7 +95,7 @@ def test_slots_evicted_during_a_sweep_are_skipped_and_counted(make_rig) -> None:
     assert sweeper.last is not None
     assert (sweeper.last.id, sweeper.last.status) == ("slow", SweepStatus.PASSED)
     assert sweeper.last.skipped[Cause.EVICTED] > 0
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
 
 
 def test_a_record_that_lost_its_link_is_found_without_reading_bytes(make_rig) -> None:
@@ -151,7 +151,7 @@ def test_idle_engine_sweeps_by_itself(make_rig) -> None:
         rig.engine.idle()
         turns += 1
         assert turns < 1000
-    assert rig.canary.pump.violations == 0
+    assert rig.canary.counter_reader.violations == 0
 
 
 def test_a_sweep_tells_each_groups_part(make_rig) -> None:

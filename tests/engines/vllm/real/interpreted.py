@@ -62,7 +62,7 @@ def main(cases: dict[str, dict[str, Any]], results: Path) -> None:
     stand_in_driver()
     told = {}
     for name, case in cases.items():
-        told[name] = watched(**case) | {"plain": plain(**case)}
+        told[name] = instrumented(**case) | {"plain": plain(**case)}
         results.write_text(json.dumps(told))
 
 
@@ -87,7 +87,7 @@ def ask(rig: Any, count: int) -> list[list[list[int]]]:
     return [rig.generate(asked, 10), rig.generate(asked[::-1], 10)]
 
 
-def watched(model: str, engine: dict[str, Any], prompts: int) -> dict[str, Any]:
+def instrumented(model: str, engine: dict[str, Any], prompts: int) -> dict[str, Any]:
     """What the canary finds in a clean run, and after faults."""
     from tests.engines.vllm.real.rig import Rig, count_sampled, prompts as made
 

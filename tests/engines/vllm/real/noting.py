@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.engines.toolkit.side_stream import Aside
+from canary_obs.engines.toolkit.side_stream import SideStream
 from tests.engines.vllm.real.rig import Rig
 
 
-class NotedAside(Aside):
+class NotedAside(SideStream):
     """Tells where launches would go."""
 
     def __init__(self, calls: list[str]) -> None:
