@@ -108,7 +108,7 @@ def test_demo_preset_exercises_everything() -> None:
 
 def test_corpus_is_small_and_stated() -> None:
     assert 50_000 < len(corpus()) < 200_000
-    folder = files("canary_obs.engines.reference") / "corpus"
+    folder = files("canary_obs.reference_engine") / "corpus"
     shipped = [item.name for item in folder.iterdir()]
     stated = (folder / "README.txt").read_text()
     assert sorted(shipped) == ["README.txt", "jargon.txt"]
