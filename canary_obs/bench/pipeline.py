@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from canary_obs.bench.statistics import percentiles
 from canary_obs.bench.step import Stage, StepPlan, facts_of, finish
-from canary_obs.demo.service_process import ServiceProcess, free_port
+from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port
 
 _FEW_ROWS = 8  # of the pipeline that is to be full
 

@@ -24,13 +24,14 @@ from canary_obs.demo.reference import (
     build_traffic,
     choose_device,
     config_of,
+    invitation,
     is_done,
     preset_of,
     print_summary,
     say,
     summary_of,
 )
-from canary_obs.demo.service_process import ServiceProcess
+from canary_obs.engines.toolkit.service_process import ServiceProcess
 from canary_obs.errors import ConfigurationError, KVCacheViolation
 from canary_obs.reference_engine.disaggregated.cluster import Cluster
 from canary_obs.reference_engine.engine import Engine
@@ -78,7 +79,7 @@ def _prefill(
     side, traffic = cluster.prefill_side(engine), build_traffic(engine, plan.seed, plan.arrivals)
     canary = _protected(plan, engine, config)
     if service is not None:
-        say(plan, service.invitation())
+        say(plan, invitation(service.url))
     run = Run(started=time.monotonic())
     try:
         while not is_done(plan, run, engine):

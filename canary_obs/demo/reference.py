@@ -17,7 +17,7 @@ import torch
 
 from canary_obs.attach import install_canary, memory_report
 from canary_obs.config import IN_PROCESS, PREFIX, CanaryConfig, load, masked
-from canary_obs.demo.service_process import ServiceProcess
+from canary_obs.engines.toolkit.service_process import ServiceProcess
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import Snapshot
 from canary_obs.reference_engine import settings as presets
@@ -75,7 +75,7 @@ def run_demo(plan: DemoPlan) -> int:
             say(plan, memory_report(canary))
             canary.mark_ready()
         if service is not None:
-            say(plan, service.invitation())
+            say(plan, invitation(service.url))
         run = _drive(plan, engine, traffic)
         summary = summary_of(run, engine, canary)
     finally:
@@ -243,6 +243,17 @@ def say(plan: DemoPlan, text: str) -> None:
     stream = sys.stderr if plan.json else sys.stdout
     stream.write(text + "\n")
     stream.flush()
+
+
+def invitation(url: str) -> str:
+    """Requests to try against a service."""
+    return (
+        f"service at {url}\n"
+        f"  curl {url}/metrics\n"
+        f"  curl -X POST '{url}/canary/sweep?wait=true'\n"
+        f"  curl {url}/canary/status\n"
+        "Ctrl-C ends the demo."
+    )
 
 
 def resident_bytes() -> int:

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from canary_obs.config import PREFIX
-from canary_obs.demo.reference import DemoPlan, config_of
-from canary_obs.demo.service_process import ServiceProcess
+from canary_obs.demo.reference import DemoPlan, config_of, invitation
+from canary_obs.engines.toolkit.service_process import ServiceProcess
 from canary_obs.errors import ConfigurationError, UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
 
@@ -37,7 +37,7 @@ def run_vllm_demo(plan: DemoPlan) -> int:
     service = ServiceProcess.start(config.endpoint, plan.port) if plan.serve else None
     try:
         if service is not None:
-            sys.stderr.write(service.invitation() + "\n")
+            sys.stderr.write(invitation(service.url) + "\n")
         with TemporaryDirectory() as folder:
             summary = _drive(plan, Path(folder))
     finally:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from canary_obs.demo.service_process import free_port
+from canary_obs.engines.toolkit.service_process import free_port
 
 PATIENCE = 60.0
 

@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs.bench.gpu_facts import environment
-from canary_obs.demo.service_process import ServiceProcess, free_port
+from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port
 
 FAULTY = 1  # the rank whose engine is perturbed
 SERIES = ("kv_canary_steps_total", "kv_canary_violations_total", "kv_canary_bytes_verified_total")

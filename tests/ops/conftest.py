@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from canary_obs.demo.service_process import free_port
+from canary_obs.engines.toolkit.service_process import free_port
 from tests.e2e.conftest import House
 from tests.ops.station import ALERTMANAGER, PROMETHEUS, Station
 

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from canary_obs.demo.service_process import free_port
+from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.transport import wire
 from canary_obs.transport.keys import KeyKind, make_keys
 from tests.e2e.conftest import House

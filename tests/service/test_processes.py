@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from canary_obs.demo.service_process import free_port
+from canary_obs.engines.toolkit.service_process import free_port
 from tests.service.fakes import eventually
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from canary_obs.demo.service_process import free_port
 from canary_obs.engines.toolkit import placement
+from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.engines.vllm import plugin, worker
 from canary_obs.errors import UnsupportedEngine
 from tests.engines.vllm.real.rig import prompts

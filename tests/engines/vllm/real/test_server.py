@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from canary_obs.demo.service_process import free_port
+from canary_obs.engines.toolkit.service_process import free_port
 from tests.engines.vllm.real.server import Process, call, start_vllm
 
 

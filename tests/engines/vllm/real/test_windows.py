@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from canary_obs.demo.service_process import free_port
+from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.records import Phase, State
 from canary_obs.runtime.report.swa_divergence import LOG_KEY
 from tests.engines.vllm.real.rig import prompts
