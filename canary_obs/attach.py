@@ -31,9 +31,7 @@ def install_canary(
     config = load(CanaryConfig) if config is None else config
     if config.mode is Mode.NONE:
         return None
-    adapter: EngineAdapter = (
-        runner if hasattr(runner, "prefix_cache") and hasattr(runner, "groups") else adapter_for(runner)
-    )
+    adapter = runner if isinstance(runner, EngineAdapter) else adapter_for(runner)
     if not adapter.groups:
         raise UnsupportedEngine(
             f"{adapter.name} {adapter.version} shows no KV groups; nothing could be protected"

@@ -213,7 +213,7 @@ def _syncs(host: VllmHost, canary: CanaryRuntime, adapter: VllmAdapter) -> dict[
     if not torch.cuda.is_available():
         return {"checked": False}
     hooks: tuple[tuple[Any, tuple[str, ...]], ...] = (
-        (canary, ("overwriting", "launched", "after_forward", "after_step")),
+        (canary, ("before_write", "forward_launched", "after_forward", "after_step")),
         (adapter, ("_view", "complete", "_announce")),
     )
     for owner, names in hooks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -95,33 +95,6 @@ class WindowTokens:
     windowed: tuple[str, ...]
     out_of_window: int  # nothing any more
     diverging: int  # a slot of another number
-
-
-@runtime_checkable
-class ShowsWindow(Protocol):
-    """What an adapter offers besides where sliding-window layers have slots of their own."""
-
-    def window_tokens(self) -> WindowTokens | None:
-        """From the engine's host bookkeeping; None = no such layers, or no live tokens now."""
-
-
-@runtime_checkable
-class ReservesScratchSlot(Protocol):
-    """What an adapter offers besides, for drills."""
-
-    def reserve_scratch_slot(self) -> tuple[str, int]:
-        """A group, and a slot of it that holds no live KV until detach.
-
-        Its bytes may change and be changed back. Raises UnsupportedEngine, saying why, where there is none.
-        """
-
-
-@runtime_checkable
-class WalksWindow(Protocol):
-    """What a prefix cache offers besides where sliding-window layers have slots of their own."""
-
-    def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
-        """bool [n]: the sliding-window group holds the token too; None = there is no such group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

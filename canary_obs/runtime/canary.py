@@ -85,7 +85,7 @@ class CanaryRuntime:
 
     def mark_ready(self) -> None:
         """Warm-up and graph capture are over: protect from here on; live slots are adopted, unverified."""
-        types = getattr(self._adapter, "step_types", None)
+        types = self._adapter.step_types
         if types is not None:
             warm_up(self.state, types)
         for group in self.state.groups:
@@ -129,7 +129,7 @@ class CanaryRuntime:
                 self.step += 1
                 self._take_head(self._begin, view)
 
-    def launched(self, view: StepView) -> None:
+    def forward_launched(self, view: StepView) -> None:
         """Write the identities of the new tokens; verify every link of every request's prefix."""
         if self._depth == 1 and self._head_done:
             self._take_head(self._head, view)
@@ -137,7 +137,7 @@ class CanaryRuntime:
     def before_forward(self, view: StepView) -> None:
         """Both, where the view is complete ahead of the forward."""
         self.before_write(view)
-        self.launched(view)
+        self.forward_launched(view)
 
     def after_forward(self, view: StepView) -> None:
         """Fingerprint the new slots; verify every link again, the new tokens' included."""
@@ -156,10 +156,10 @@ class CanaryRuntime:
             self._abandon(view)
             self._turns.forward_done()
 
-    def after_step(self, beside: AbstractContextManager[None] = HERE) -> None:
+    def after_step(self, stream: AbstractContextManager[None] = HERE) -> None:
         """Advance sweep and patrol, move counters to the host, obey commands, report."""
         if self.armed:
-            self._turns.step(beside)
+            self._turns.step(stream)
             if self._raising:
                 self._raise_found()
 

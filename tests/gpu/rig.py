@@ -16,7 +16,7 @@ from canary_obs.reference_engine.execution.runner import Runner
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
 
-HOOKS = ("overwriting", "launched", "after_forward", "after_step")
+HOOKS = ("before_write", "forward_launched", "after_forward", "after_step")
 
 
 @dataclass(slots=True)

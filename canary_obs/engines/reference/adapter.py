@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.adapter import EngineAdapter, PrefixCache
+from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import CachedSlots, GroupView, StepTypes, StepView, WindowTokens
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
@@ -32,7 +33,7 @@ SUPPORTED_VERSIONS = ("1.0",)
 _STEPS_AHEAD = 8  # that the engine may be ahead of the GPU before uploads take memory of their own
 
 
-class CachedGroups:
+class CachedGroups(PrefixCache):
     """The radix cache as sweeps walk it, group by group."""
 
     def __init__(self, groups: dict[str, ShownGroup]) -> None:
@@ -54,7 +55,7 @@ class CachedGroups:
         return swa.resident(slots) if group == FULL else torch.ones_like(slots, dtype=torch.bool)
 
 
-class ReferenceAdapter:
+class ReferenceAdapter(EngineAdapter):
     """EngineAdapter of the reference engine."""
 
     name = "reference"

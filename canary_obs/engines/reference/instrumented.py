@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.reference_engine.execution.runner import ForwardBatch
@@ -78,7 +78,7 @@ def instrumented_on_side_stream(
                 observer.forward_failed(view)
                 observer.fault("step_view", error)
                 return
-            observer.launched(view)
+            observer.forward_launched(view)
         with side_stream.after_all:
             observer.after_forward(view)
 

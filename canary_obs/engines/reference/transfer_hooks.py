@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.observer import Observer
 from canary_obs.errors import KVCacheViolation
 from canary_obs.reference_engine.cache.connector import NO_METADATA, KVConnector
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.adapter import EngineAdapter
+from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupView, StepTypes, StepView, WindowTokens
 from canary_obs.engines.toolkit.idle_thread import IdleThread
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -28,7 +29,7 @@ from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, serv
 from canary_obs.errors import UnsupportedEngine
 
 
-class VllmAdapter:
+class VllmAdapter(EngineAdapter):
     """EngineAdapter of a model runner whose KV cache is initialised. Subclasses build the StepView."""
 
     name = "vllm"
@@ -172,7 +173,7 @@ class VllmAdapter:
         with self.side_stream.after_mark:
             self.open = self._guarded_view(observer, partial(self.complete, plain))
             if self.open is not None:
-                observer.launched(self.open)
+                observer.forward_launched(self.open)
             else:
                 observer.forward_failed(plain)
 

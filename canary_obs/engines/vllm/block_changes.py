@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded
 from canary_obs.engines.vllm.groups import FoundGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK

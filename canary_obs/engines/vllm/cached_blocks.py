@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.errors import CanaryError
 
@@ -72,7 +73,7 @@ class _GroupBlocks:
         self.columns = np.zeros((self.num_blocks, 4), dtype=np.int64)
 
 
-class CachedBlocks:
+class CachedBlocks(PrefixCache):
     """PrefixCacheView of a vLLM worker."""
 
     def __init__(self, shapes: dict[str, tuple[int, int, int]], locked: Callable[[str], set[int]]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from canary_kernels.drafts import AttentionMetadata, DraftMemory, TargetStep, keep_target
-from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import backend_for
 from canary_obs.engines.toolkit.idle_thread import IdleThread

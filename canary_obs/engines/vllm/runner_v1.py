@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from canary_obs.engine_api.adapter import Observer
+from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import InputDigests
 from canary_obs.engines.toolkit.method_patches import MethodPatches

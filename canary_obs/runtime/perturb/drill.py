@@ -11,7 +11,6 @@ import torch
 from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots, complete_slots
 from canary_obs.config import PREFIX, CanaryConfig
-from canary_obs.engine_api.views import ReservesScratchSlot
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import DrillReport, Phase, Reason, StartDrill
 from canary_obs.runtime.device.byte_address import locate_byte
@@ -54,7 +53,7 @@ class Drill:
         if not config.drill_enabled:
             return
         try:
-            name, slot = _scratch_of(adapter)
+            name, slot = adapter.reserve_scratch_slot()
         except UnsupportedEngine as error:
             self._refusal = str(error)
             return
@@ -166,9 +165,3 @@ class Drill:
 
     def _tell(self, finding: DrillFinding) -> None:
         self._reporter.tell(DrillReport(identity=self._reporter.identity, finding=finding))
-
-
-def _scratch_of(adapter: EngineAdapter) -> tuple[str, int]:
-    if isinstance(adapter, ReservesScratchSlot):
-        return adapter.reserve_scratch_slot()
-    raise UnsupportedEngine(f"the adapter of {adapter.name} lends no slot; nothing could be planted")

@@ -20,7 +20,7 @@ from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.perturb.injection_log import Injection, InjectionLog, Outcome
 
 if TYPE_CHECKING:
-    from canary_obs.engine_api.adapter import PrefixCacheView
+    from canary_obs.engine_api.adapter import PrefixCache
 
 _ATTEMPTS = 8
 
@@ -50,7 +50,7 @@ class _Redirect:
 class Injector:
     """The four perturbation modes over one group. Reads device memory: never part of a production step."""
 
-    def __init__(self, state: DeviceState, prefix_cache: PrefixCacheView, config: CanaryConfig) -> None:
+    def __init__(self, state: DeviceState, prefix_cache: PrefixCache, config: CanaryConfig) -> None:
         self._probabilities = parse_perturb(config.perturb)
         self._random = random.Random(config.perturb_seed)
         self._cache, self._warmup = prefix_cache, config.perturb_warmup

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from canary_kernels import layout
-from canary_obs.engine_api.views import ShowsWindow
 from canary_obs.records import SwaDivergence
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class SwaReporter:
     def __init__(self, state: DeviceState, adapter: EngineAdapter, interval: int) -> None:
         self._state, self._interval = state, interval
         windowed = any(group.view.window is not None for group in state.groups)
-        self._adapter = adapter if windowed and isinstance(adapter, ShowsWindow) else None
+        self._adapter = adapter if windowed else None
         self.latest: SwaDivergence | None = None  # None = the engine has no such groups
         self.due_step: float = _NEVER if self._adapter is None else 0  # the forward step of the next report
 

@@ -23,7 +23,7 @@ from canary_obs.runtime.sweep.shares import SweepShares
 from canary_obs.runtime.sweep.walk import SweepWalk
 
 if TYPE_CHECKING:
-    from canary_obs.engine_api.adapter import PrefixCacheView
+    from canary_obs.engine_api.adapter import PrefixCache
 
 _CPU_CHUNK = 256  # slots
 _DEVICE_CHUNK, _DEVICE_CHUNK_BYTES = 16384, 1 << 30
@@ -62,7 +62,7 @@ class Sweeper:
     def __init__(
         self,
         state: DeviceState,
-        prefix_cache: PrefixCacheView,
+        prefix_cache: PrefixCache,
         health: Health,
         config: CanaryConfig,
         bandwidth: float,

@@ -8,24 +8,22 @@ import torch
 from torch import Tensor
 
 from canary_obs.config import CanaryConfig
-from canary_obs.engine_api.views import CachedSlots, WalksWindow
+from canary_obs.engine_api.views import CachedSlots
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import StartSweep
 from canary_obs.runtime.device.state import DeviceState
 
 if TYPE_CHECKING:
-    from canary_obs.engine_api.adapter import PrefixCacheView
+    from canary_obs.engine_api.adapter import PrefixCache
 
 
 class SweepWalk:
     """Raises ConfigurationError at attach for a setting that the engine's prefix cache cannot follow."""
 
-    def __init__(self, state: DeviceState, cache: PrefixCacheView, config: CanaryConfig) -> None:
+    def __init__(self, state: DeviceState, cache: PrefixCache, config: CanaryConfig) -> None:
         self._state, self._cache = state, cache
         no_slots = torch.empty(0, dtype=torch.int64)
-        self._knows_windows = (
-            isinstance(cache, WalksWindow) and cache.swa_resident("full", no_slots) is not None
-        )
+        self._knows_windows = cache.swa_resident("full", no_slots) is not None
         if config.swa_resident_only and not self._knows_windows:
             raise ConfigurationError(
                 "swa_resident_only",
@@ -50,8 +48,8 @@ class SweepWalk:
         cached = self._cache.cached(group, unlocked_only=command.unlocked_only)
         if not command.swa_resident_only:
             return cached
-        assert isinstance(self._cache, WalksWindow)
         resident = self._cache.swa_resident(group, cached.slots)
+        assert resident is not None
         return CachedSlots(
             slots=cached.slots[resident],
             positions=cached.positions[resident],

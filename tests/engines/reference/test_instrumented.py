@@ -9,6 +9,7 @@ import torch
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.engine_api.views import StepView
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.toolkit.side_stream import SideStream
@@ -56,22 +57,25 @@ class NotingRunner(Runner):
         return super().forward(batch)
 
 
-class AsideRecorder(Recorder):
-    def before_write(self, step: object) -> None:
-        self.calls.append(f"overwriting, oracle {step.digests is not None and step.expected_ids is not None}")
+class SideStreamRecorder(Recorder):
+    def before_write(self, step: StepView) -> None:
+        self.note("before_write", step)
 
-    def launched(self, step: object) -> None:
-        self.calls.append(f"launched, oracle {step.digests is not None and step.expected_ids is not None}")
+    def forward_launched(self, step: StepView) -> None:
+        self.note("forward_launched", step)
+
+    def note(self, hook: str, step: StepView) -> None:
+        self.calls.append(f"{hook}, oracle {step.digests is not None and step.expected_ids is not None}")
 
 
 def test_only_the_comparison_of_old_bytes_precedes_the_forward(engine: Engine) -> None:
-    recorder = AsideRecorder()
+    recorder = SideStreamRecorder()
     engine.runner.__class__, engine.runner.calls = NotingRunner, recorder.calls
     adapter = ReferenceAdapter(engine)
     adapter.attach(recorder)
     drive(engine, 3, 1)
     adapter.detach()
-    one = ["overwriting, oracle False", "forward", "launched, oracle True", "after", "step"]
+    one = ["before_write, oracle False", "forward", "forward_launched, oracle True", "after", "step"]
     assert recorder.calls == one * 3
     assert "forward" not in vars(engine.runner)
 

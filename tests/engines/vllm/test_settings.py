@@ -23,7 +23,7 @@ from canary_obs.errors import ConfigurationError
 def test_the_plugin_refuses_at_once(
     monkeypatch: pytest.MonkeyPatch, setting: str, value: str, rule: str
 ) -> None:
-    monkeypatch.setattr(plugin, "_seams", None)
+    monkeypatch.setattr(plugin, "_patches", None)
     monkeypatch.setenv("KV_CANARY_MODE", "log")
     monkeypatch.setenv(setting, value)
     with pytest.raises(ConfigurationError, match=rule):

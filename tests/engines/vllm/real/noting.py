@@ -47,11 +47,11 @@ def noted_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch, *of_runner: str) -> l
     idle = rig.adapter._idle
     assert idle is not None, "attached"
     idle.stop()
-    for name in ("overwriting", "launched", "after_forward", "after_step"):
+    for name in ("before_write", "forward_launched", "after_forward", "after_step"):
         note(rig.canary, name, calls, monkeypatch)
     for name in ("forward", "compute_logits"):
         note(rig.runner.model, name, calls, monkeypatch)
     for name in of_runner:
         note(rig.runner, name, calls, monkeypatch)
-    monkeypatch.setattr(rig.adapter, "aside", NotedAside(calls))
+    monkeypatch.setattr(rig.adapter, "side_stream", NotedAside(calls))
     return calls

@@ -21,7 +21,7 @@ def test_only_the_comparison_of_old_bytes_precedes_the_forward(
     rig.start({"a": prompts(1, seed=3)[0]}, 1)
     rig.step()
     assert calls == [
-        "join", "overwriting", "mark", "forward", "compute_logits", "MARK", "launched", "leave",
+        "join", "before_write", "mark", "forward", "compute_logits", "MARK", "forward_launched", "leave",
         "ALL", "after_forward", "after_step", "leave",
     ]  # fmt: skip
 
@@ -52,8 +52,8 @@ def test_drafting_changes_the_inputs_so_all_checks_precede_the_forward(
     calls = noted_calls(rig, monkeypatch)
     rig.start({"a": prompts(1, seed=3)[0]}, 1)
     rig.step()
-    assert [call for call in calls if call in ("overwriting", "launched", "forward", "mark")] == [
-        "overwriting", "launched", "forward",
+    assert [call for call in calls if call in ("before_write", "forward_launched", "forward", "mark")] == [
+        "before_write", "forward_launched", "forward",
     ]  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_a_dummy_batch_waits_for_what_runs_beside(make_rig: Any, monkeypatch: py
     calls = noted_calls(rig, monkeypatch)
     rig.runner._dummy_run(1)
     assert calls[:2] == ["join", "forward"]
-    assert "overwriting" not in calls
+    assert "before_write" not in calls
 
 
 def test_a_forward_that_cannot_be_shown_in_full_is_adopted(

@@ -72,7 +72,7 @@ def test_windows_are_compared_as_the_scheduler_has_them(told: dict[str, Any]) ->
 
 def test_the_end_of_a_step_is_launched_behind_the_product_of_sampling(told: dict[str, Any]) -> None:
     """Beside that product it would slow it; before the forward comes only what must."""
-    begun = ["join", "overwriting", "mark", "forward", "MARK", "launched", "leave", "compute_logits"]
+    begun = ["join", "before_write", "mark", "forward", "MARK", "forward_launched", "leave", "compute_logits"]
     end = ["ALL", "after_forward", "after_step", "leave"]
     assert told["llama"]["order"] == [*begun, *end, "postprocess_sampled"]
     # Sampling that takes another way to its logits ends the step no less.
@@ -84,9 +84,9 @@ def test_drafting_ends_a_step(told: dict[str, Any], case: str) -> None:
     """Its forward is shown with the draft's own, once that has run."""
     calls = [call for call in told[case]["order"] if call not in ("join", "ALL", "leave")]
     forward = calls.index("forward")
-    assert calls[:forward] == ["overwriting", "launched"]
+    assert calls[:forward] == ["before_write", "forward_launched"]
     assert calls.index("compute_logits") > calls.index("after_forward")
-    assert calls[-3:] == ["launched", "after_forward", "after_step"]
+    assert calls[-3:] == ["forward_launched", "after_forward", "after_step"]
 
 
 @pytest.mark.parametrize("case", ["draft_model", "eagle"])

@@ -1,0 +1,87 @@
+"""What an adapter calls: the hooks that the canary runs around an engine's forwards and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from canary_obs.engine_api.views import StepView
+
+
+class Observer(Protocol):
+    """The canary as an adapter sees it.
+
+    No hook waits for the device, except `received` in mode `raise`. In mode `log` no hook raises.
+    A forward is either `before_forward`, `after_forward`, or, where its input tensors stay unchanged until
+    its checks are done, `before_write`, `forward_launched`, `after_forward`.
+    """
+
+    overhead: dict[str, float]  # host seconds by hook; an adapter adds its own time to "adapter"
+
+    def before_forward(self, step: StepView) -> None:
+        """Run all checks that precede a forward. Call on the stream that runs the forward."""
+
+    def before_write(self, step: StepView) -> None:
+        """Compare the bytes that the forward will overwrite. Call on the stream that runs the forward.
+
+        Reads `groups` only; `request_ids`, `digests` and `expected_ids` may be missing until
+        `forward_launched`.
+        """
+
+    def forward_launched(self, step: StepView) -> None:
+        """Run the remaining checks of a forward announced by `before_write`, from its complete view.
+
+        Call on any stream that waits for what `before_write` launched.
+        """
+
+    def after_forward(self, step: StepView) -> None:
+        """Fingerprint what the forward wrote. Call on its stream, or on one that waits for it.
+
+        The view's tensors and the slot tables must stay unchanged until this work is done.
+        """
+
+    def forward_failed(self, step: StepView) -> None:
+        """The forward raised, or cannot be checked: the content of its output slots is unknown."""
+
+    def fault(self, part: str, error: Exception) -> None:
+        """The adapter itself failed in `part`: counted, and the state becomes `blind`."""
+
+    def after_step(self, stream: AbstractContextManager[None] = ...) -> None:
+        """Once per engine step, outside any captured graph, after its forwards were launched.
+
+        Best called before the engine waits for the step's results. Launches inside `stream`, which must wait
+        for `after_forward`; by default the current stream. It is entered only when something is launched.
+        """
+
+    def idle(self) -> bool:
+        """Work to do while the engine has no requests. True = call again soon."""
+
+    def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
+        """The engine copied KV bytes from slots `source` to slots `destination` (int64 [n] each)."""
+
+    def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
+        """KV bytes arrived from outside the engine in `slots` (int64 [n]).
+
+        `records` is what `records_of` returned at the sender: int64 [n, RECORD_WORDS], or int64 [shares, n,
+        RECORD_WORDS] from senders that hold different heads or layers. The bytes are compared with them; in
+        mode `raise` a mismatch raises KVCacheViolation here. Without records the slots count as unverified.
+        """
+
+    def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
+        """Records to send along with the bytes of `slots` (int64 [n]); None = not protecting.
+
+        int64 [n, RECORD_WORDS]. With `shares`, ranges of global head numbers held here, int64 [len(shares),
+        n, RECORD_WORDS]: one record per share, whose fingerprints sum to the whole slot's.
+        """
+
+    def record_format(self, group: str) -> int | None:
+        """Format number of this group's records; None = not protecting.
+
+        Records of a sender with another number must not be passed to `received`.
+        """
+
+    def invalidated(self, group: str, slots: Tensor) -> None:
+        """The content of `slots` (int64 [n]) is undefined from now on; their records are cleared."""
