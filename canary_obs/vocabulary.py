@@ -139,3 +139,24 @@ class SlotEventKind(StrEnum):
     COPIED_TO = "copied_to"
     RECEIVED = "received"
     INVALIDATED = "invalidated"
+
+
+class ObserverPart(StrEnum):
+    """The part of the observer in which an exception was caught: label `part` of observer_faults_total."""
+
+    HEAD = "head"
+    TAIL = "tail"
+    SWEEP = "sweep"
+    PATROL = "patrol"
+    PUMP = "pump"
+    MAILBOX = "mailbox"
+    ANNOUNCE = "announce"
+    ADOPT = "adopt"
+    STEP_VIEW = "step_view"
+    EVIDENCE = "evidence"
+    SWA_DIVERGENCE = "swa_divergence"
+    ATTACH = "attach"
+    SNAPSHOT = "snapshot"
+    DRILL = "drill"
+    TRANSFER = "transfer"
+    HOST_TIER = "host_tier"

@@ -7,25 +7,10 @@ from typing import Any
 
 from canary_obs.hub.ranks import RankView
 from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress, Phase, State, SweepStatus
+from canary_obs.vocabulary import ObserverPart
 
 Reading = tuple[tuple[str, ...], float]
 Histogram = tuple[tuple[str, ...], Latencies]  # what a histogram is read from
-
-# Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
-OBSERVER_PARTS = (
-    "head",
-    "tail",
-    "sweep",
-    "patrol",
-    "pump",
-    "mailbox",
-    "announce",
-    "adopt",
-    "step_view",
-    "evidence",
-    "swa_divergence",
-    "attach",
-)
 
 
 def one(value: float | None) -> Iterator[Reading]:
@@ -271,7 +256,8 @@ def detection_latency(rank: RankView) -> Iterator[Histogram]:
 
 def observer_faults(rank: RankView) -> Iterator[Reading]:
     if rank.totals is not None:
-        yield from by_name(dict.fromkeys(OBSERVER_PARTS, 0) | rank.totals.observer_faults)
+        # Every part starts at 0: increase() misses a series that is first seen at 1.
+        yield from by_name(dict.fromkeys(ObserverPart, 0) | rank.totals.observer_faults)
 
 
 def messages_dropped(rank: RankView) -> Iterator[Reading]:

@@ -13,12 +13,11 @@ from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
 from canary_obs.records import DrillReport, State, SwaDivergence, Violations
 from canary_obs.slot_facts import DrillFinding
-from canary_obs.telemetry import readings
 from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
-from canary_obs.vocabulary import DrillOutcome
+from canary_obs.vocabulary import DrillOutcome, ObserverPart
 from tests.service.fakes import counters, hello, identity, snapshot, violation
 
 GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"
@@ -139,8 +138,20 @@ def test_counters_exist_at_zero_before_anything_happened():
     violations = {key: value for key, value in found.items() if key[0] == PREFIX + "violations_total"}
     assert len(violations) == 4 * 8
     assert set(violations.values()) == {0.0}
-    faults = {key: value for key, value in found.items() if key[0] == PREFIX + "observer_faults_total"}
-    assert len(faults) == len(readings.OBSERVER_PARTS)
+    assert observer_faults(found) == dict.fromkeys(ObserverPart, 0.0)
+
+
+def observer_faults(found):
+    return {
+        dict(key[1:])["part"]: value
+        for key, value in found.items()
+        if key[0] == PREFIX + "observer_faults_total"
+    }
+
+
+def test_a_fault_of_a_part_that_the_service_does_not_know_is_exposed():
+    found = observer_faults(samples(filled_hub(observer_faults={"of_a_newer_engine": 2, "pump": 1})))
+    assert found == dict.fromkeys(ObserverPart, 0.0) | {"of_a_newer_engine": 2.0, "pump": 1.0}
 
 
 def test_what_is_not_known_is_absent():
