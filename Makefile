@@ -26,7 +26,8 @@ test-slow: setup
 test-ops: setup
 	$(BIN)/python -m pytest -m ops tests/ops
 
-# Everything that is generated from code or catalogue: dashboards, rules, their tests, manifests, metric docs.
+# Everything that is generated: metric docs, rules, their tests, dashboards, manifests.
+# RUNBOOK_BASE=https://wiki.example/runbooks makes alerts and dashboards link to your copy of the runbooks.
 ops-files: setup
 	$(BIN)/canary-obs metrics --format md > docs/metrics.md
 	$(BIN)/python -m alerts.render

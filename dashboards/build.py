@@ -1,4 +1,7 @@
-"""The dashboards as JSON: `python -m dashboards.build` rewrites dashboards/generated."""
+"""The dashboards as JSON: `python -m dashboards.build` rewrites dashboards/generated.
+
+`--runbook-base URL` (or the variable RUNBOOK_BASE) sets where their link "Runbooks" points.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import typer
 from grafana_foundation_sdk.builders import dashboard as builders, prometheus
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import (
@@ -14,7 +18,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
 )
 
-from alerts.render import RUNBOOK_URL
+from alerts.render import RUNBOOK_BASE, RunbookBase
 from dashboards.board import Board
 from dashboards.boards import cost, engine, fleet, incident, trust
 from dashboards.panels import SOURCE, build
@@ -23,7 +27,7 @@ GENERATED = Path(__file__).parent / "generated"
 BOARDS = (fleet.BOARD, engine.BOARD, incident.BOARD, trust.BOARD, cost.BOARD)
 TAG = "kv-canary"
 
-# Each offers what the ones before it leave.
+# Each lists the values that the ones before it leave.
 _VARIABLES = {
     "cluster": "label_values(kv_canary_service_state, cluster)",
     "instance": 'label_values(kv_canary_state{cluster=~"$cluster"}, instance)',
@@ -44,17 +48,18 @@ _ANNOTATIONS = {
 }
 
 
-def rendered() -> dict[Path, str]:
-    """Every dashboard file as it must be."""
+def rendered(runbook_base: str = RUNBOOK_BASE) -> dict[Path, str]:
+    """Path and content of every dashboard file."""
     return {
-        GENERATED / f"{board.uid}.json": json.dumps(as_json(board), indent=2, sort_keys=True) + "\n"
+        GENERATED / f"{board.uid}.json": json.dumps(as_json(board, runbook_base), indent=2, sort_keys=True)
+        + "\n"
         for board in BOARDS
     }
 
 
-def as_json(board: Board) -> dict[str, Any]:
-    """A dashboard as Grafana reads it."""
-    made = _frame(board)
+def as_json(board: Board, runbook_base: str = RUNBOOK_BASE) -> dict[str, Any]:
+    """A dashboard in Grafana's JSON model."""
+    made = _frame(board, runbook_base)
     number = 0
     for section in board.sections:
         number += 1
@@ -70,7 +75,7 @@ def as_json(board: Board) -> dict[str, Any]:
     return content
 
 
-def _frame(board: Board) -> builders.Dashboard:
+def _frame(board: Board, runbook_base: str) -> builders.Dashboard:
     made = builders.Dashboard(board.title).uid(board.uid).description(board.says).tags([TAG])
     made.refresh("10s").time("now-30m", "now").timezone("browser").editable()
     made.link(
@@ -78,7 +83,7 @@ def _frame(board: Board) -> builders.Dashboard:
         .as_dropdown(True).include_vars(True).keep_time(True)
     )  # fmt: skip
     made.link(
-        builders.DashboardLink("Runbooks").type(DashboardLinkType.LINK).url(RUNBOOK_URL).target_blank(True)
+        builders.DashboardLink("Runbooks").type(DashboardLinkType.LINK).url(runbook_base).target_blank(True)
     )
     made.with_variable(builders.DatasourceVariable("datasource").type("prometheus").label("Data source"))
     for name, query in _VARIABLES.items():
@@ -100,20 +105,20 @@ def _variable(name: str, query: str) -> builders.QueryVariable:
 
 
 def annotation_expressions() -> dict[str, str]:
-    """The PromQL of the annotations, by name."""
+    """PromQL of every annotation, by name."""
     return {name: expression for name, (_, expression, _) in _ANNOTATIONS.items()}
 
 
 def variable_queries() -> dict[str, str]:
-    """What fills the variables, by name."""
+    """Query of every dashboard variable, by name."""
     return dict(_VARIABLES)
 
 
-def main() -> None:
+def main(runbook_base: RunbookBase = RUNBOOK_BASE) -> None:
     """Write the dashboard files."""
-    for path, content in rendered().items():
+    for path, content in rendered(runbook_base).items():
         path.write_text(content, "utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -257,7 +257,8 @@ def detection_latency(rank: RankView) -> Iterator[Histogram]:
 def observer_faults(rank: RankView) -> Iterator[Reading]:
     if rank.totals is not None:
         # Every part starts at 0: increase() misses a series that is first seen at 1.
-        yield from by_name(dict.fromkeys(ObserverPart, 0) | rank.totals.observer_faults)
+        zeros: dict[str, int] = dict.fromkeys(ObserverPart, 0)
+        yield from by_name(zeros | rank.totals.observer_faults)
 
 
 def messages_dropped(rank: RankView) -> Iterator[Reading]:
