@@ -11,10 +11,10 @@ from canary_obs.config import IN_PROCESS, CanaryConfig, load
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engines.registry import adapter_for
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.records import Mode
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.transport.links import EngineLink
 from canary_obs.transport.sender import open_link
+from canary_obs.vocabulary import Mode
 
 log = logging.getLogger("canary_obs")
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.records import Mode, PerturbMode
+from canary_obs.vocabulary import Mode, PerturbMode
 
 PREFIX = "KV_CANARY_"
 FILE_VARIABLE = PREFIX + "CONFIG"

@@ -5,11 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from canary_obs.slot_facts import ChangedWord, DrillFinding, SlotEvent, SlotFacts
-
-from canary_obs.vocabulary import (  # isort: skip
-    Cause as Cause, Mode as Mode, Part as Part, PerturbMode as PerturbMode, Phase as Phase,
-    Reason as Reason, State as State, SweepStatus as SweepStatus, Trigger as Trigger, worst as worst,
-)  # fmt: skip
+from canary_obs.vocabulary import Cause, Mode, Part, PerturbMode, Phase, Reason, State, SweepStatus, Trigger
 
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,7 +17,6 @@ import uvicorn
 from canary_obs.config import PREFIX, ServiceConfig, load, masked
 from canary_obs.errors import CanaryError, ConfigurationError
 from canary_obs.hub.hub import Hub
-from canary_obs.records import State
 from canary_obs.service.app import create_app
 from canary_obs.service.context import Dependencies
 from canary_obs.service.event_stream import EventStream
@@ -27,6 +26,7 @@ from canary_obs.telemetry.tracing import Tracing, open_tracing
 from canary_obs.transport.keys import ServiceKeys, service_keys
 from canary_obs.transport.links import LocalLink
 from canary_obs.transport.listener import LocalListener, ZmqListener
+from canary_obs.vocabulary import State
 
 START_SECONDS = 30.0
 SHUTDOWN_SECONDS = 5

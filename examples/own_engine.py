@@ -11,7 +11,7 @@ from canary_obs import CanaryConfig, install_canary
 from canary_obs.engine_api.adapter import EngineAdapter, PrefixCache
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView, StepView
-from canary_obs.records import Mode
+from canary_obs.vocabulary import Mode
 
 
 class ToyAdapter(EngineAdapter, PrefixCache):

@@ -16,7 +16,7 @@ from canary_obs.config import (
     parse_perturb,
 )
 from canary_obs.errors import ConfigurationError
-from canary_obs.records import Mode, PerturbMode
+from canary_obs.vocabulary import Mode, PerturbMode
 
 
 def test_defaults_are_the_documented_ones() -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from canary_obs.bench.vllm_host import VllmHost
-from canary_obs.records import Reason, Violation
+from canary_obs.records import Violation
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.vocabulary import Reason
 
 if TYPE_CHECKING:
     from canary_obs.engines.vllm.adapter import VllmAdapter

@@ -34,11 +34,10 @@ from canary_obs.records import (
     Resume,
     Snapshot,
     StartSweep,
-    State,
     SweepReport,
     Violations,
-    worst,
 )
+from canary_obs.vocabulary import State, worst
 
 PING_SECONDS = 0.5
 RANKS_KEPT = 1024

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from canary_obs.hub.violation_store import ViolationEvent
-from canary_obs.records import CollectEvidence, Evidence, Identity, Phase, Reason
+from canary_obs.records import CollectEvidence, Evidence, Identity
+from canary_obs.vocabulary import Phase, Reason
 
 EVENTS_KEPT = 16  # the first ones and the latest ones of an incident, each
 EVIDENCE_KEPT = 16

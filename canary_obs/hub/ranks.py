@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from canary_obs.hub.counters import carried_over
-from canary_obs.records import Command, Hello, Identity, Snapshot, State
+from canary_obs.records import Command, Hello, Identity, Snapshot
+from canary_obs.vocabulary import State
 
 Reply = Callable[[Command], None]
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from canary_obs.errors import CanaryError
-from canary_obs.records import Identity, StartSweep, SweepProgress, SweepStatus, Trigger
+from canary_obs.records import Identity, StartSweep, SweepProgress
+from canary_obs.vocabulary import SweepStatus, Trigger
 
 RankKey = tuple[str, str, int]
 RECORDS_KEPT = 256

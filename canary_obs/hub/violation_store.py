@@ -6,7 +6,8 @@ from collections import deque
 
 import msgspec
 
-from canary_obs.records import Identity, Phase, Reason, Violation, Violations
+from canary_obs.records import Identity, Violation, Violations
+from canary_obs.vocabulary import Phase, Reason
 
 
 class ViolationEvent(msgspec.Struct, frozen=True, kw_only=True):

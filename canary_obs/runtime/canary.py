@@ -13,7 +13,7 @@ from torch import Tensor
 from canary_obs.config import CanaryConfig, parse_patrol_budget
 from canary_obs.engine_api.views import StepView
 from canary_obs.errors import KVCacheViolation
-from canary_obs.records import Mode, Snapshot, State, Trigger, Violation
+from canary_obs.records import Snapshot, Violation
 from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.device.bandwidth import measured_bandwidth
 from canary_obs.runtime.device.counter_reader import CounterReader
@@ -34,6 +34,7 @@ from canary_obs.runtime.step_scheduler import HERE, StepScheduler
 from canary_obs.runtime.sweep.sweeper import Sweeper
 from canary_obs.runtime.transfer import RecordShares
 from canary_obs.transport.links import EngineLink
+from canary_obs.vocabulary import Mode, State, Trigger
 
 if TYPE_CHECKING:
     from canary_obs.engine_api.adapter import EngineAdapter

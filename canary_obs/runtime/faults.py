@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from canary_obs.records import Mode
 from canary_obs.runtime.health import Health
+from canary_obs.vocabulary import Mode
 
 log = logging.getLogger("canary_obs")
 

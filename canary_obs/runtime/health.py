@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from canary_kernels import layout
 from canary_obs.config import CanaryConfig
-from canary_obs.records import State, worst
+from canary_obs.vocabulary import State, worst
 
 PEER_SILENT_SECONDS = 5.0
 PIPELINE_STALE_SECONDS = 10.0

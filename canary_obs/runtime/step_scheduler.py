@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
-from canary_obs.records import Mode, Trigger
 from canary_obs.runtime.commands import execute_commands
 from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
+from canary_obs.vocabulary import Mode, Trigger
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime

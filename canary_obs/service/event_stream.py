@@ -15,7 +15,8 @@ import msgspec
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.sweeps import RECORDS_KEPT
 from canary_obs.hub.violation_store import ViolationEvent
-from canary_obs.records import Identity, State
+from canary_obs.records import Identity
+from canary_obs.vocabulary import State
 
 EVENTS_KEPT = 2048  # violations, and everything else, each
 LOOK_SECONDS = 0.25

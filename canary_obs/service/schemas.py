@@ -13,11 +13,11 @@ from canary_obs.hub.incident_store import IncidentSummary
 from canary_obs.hub.ranks import RankView
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
-from canary_obs.records import Phase, Reason, State
 from canary_obs.service.event_stream import Dropped, StateChange
 from canary_obs.service.problems import MEDIA_TYPE
 from canary_obs.service.route_policy import EXTENSION, ORDERS, TokenScope
 from canary_obs.telemetry.incident_bundle import IncidentBundle
+from canary_obs.vocabulary import Phase, Reason, State
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 _REF = "#/components/schemas/{name}"

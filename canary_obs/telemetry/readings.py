@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from canary_obs.hub.ranks import RankView
-from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress, Phase, State, SweepStatus
-from canary_obs.vocabulary import ObserverPart
+from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress
+from canary_obs.vocabulary import ObserverPart, Phase, State, SweepStatus
 
 Reading = tuple[tuple[str, ...], float]
 Histogram = tuple[tuple[str, ...], Latencies]  # what a histogram is read from

@@ -10,10 +10,9 @@ from canary_obs.hub.drills import DrillCount
 from canary_obs.hub.incident_store import IncidentSummary
 from canary_obs.hub.ranks import RankView
 from canary_obs.hub.sweeps import RankKey
-from canary_obs.records import State
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
-from canary_obs.vocabulary import DrillOutcome
+from canary_obs.vocabulary import DrillOutcome, State
 
 # Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
 SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log", "audit_log", "tracing")

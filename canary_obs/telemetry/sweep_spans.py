@@ -7,8 +7,9 @@ from collections.abc import Callable
 from opentelemetry.trace import Span, Status, StatusCode
 
 from canary_obs.hub.sweeps import RankSweep, SweepRecord
-from canary_obs.records import Identity, SweepStatus
+from canary_obs.records import Identity
 from canary_obs.telemetry.spans import SpanMaker, place_of
+from canary_obs.vocabulary import SweepStatus
 
 _UNFINISHED = frozenset({SweepStatus.FAILED, SweepStatus.VIOLATED})
 

@@ -11,11 +11,12 @@ from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference import adapter
 from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.engines.reference.groups import shown_groups
-from canary_obs.records import PerturbMode, Snapshot
+from canary_obs.records import Snapshot
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.settings import tiny
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.transport.wire import decode_message, encode
+from canary_obs.vocabulary import PerturbMode
 
 ROOT = Path(__file__).parents[2]
 REASON = "lost_write"

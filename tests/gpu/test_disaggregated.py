@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from canary_obs.records import Phase, Reason
+from canary_obs.vocabulary import Phase, Reason
 from tests.reference_engine.disaggregated import serve
 from tests.reference_engine.two_engines import ranks
 

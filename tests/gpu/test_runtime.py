@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 
-from canary_obs.records import PerturbMode, Phase, State
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.graph import DecodeGraphs
 from canary_obs.reference_engine.execution.runner import Runner
+from canary_obs.vocabulary import PerturbMode, Phase, State
 from tests.gpu.rig import HOOKS, make_rig, refuse_waits
 from tests.reference_engine.workloads import drive
 

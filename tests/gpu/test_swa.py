@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from canary_obs.records import PerturbMode, State
+from canary_obs.vocabulary import PerturbMode, State
 from tests.gpu.rig import make_rig, refuse_waits
 from tests.reference_engine.workloads import account
 

@@ -25,9 +25,10 @@ from canary_obs.bench.machine import machine
 from canary_obs.bench.vllm_gpu import _protected, _strict, _syncs
 from canary_obs.bench.vllm_host import VllmHost
 from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.records import GroupCounters, Reason, State, Violation
+from canary_obs.records import GroupCounters, Violation
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.report.snapshot import counters_of
+from canary_obs.vocabulary import Reason, State
 from tests.engines.vllm.real.rig import prompts
 from tests.gpu.draft_engine import METHODS, SEED, Plan, answers, start, watching
 

@@ -15,18 +15,13 @@ from canary_obs.records import (
     Acknowledge,
     CancelSweep,
     Goodbye,
-    PerturbMode,
-    Phase,
     Ping,
-    Reason,
     Resume,
     StartSweep,
-    State,
     SweepReport,
-    SweepStatus,
-    Trigger,
     Violations,
 )
+from canary_obs.vocabulary import PerturbMode, Phase, Reason, State, SweepStatus, Trigger
 from tests.service.fakes import hello, identity, progress, snapshot, violation
 
 

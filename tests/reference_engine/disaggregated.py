@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.errors import KVCacheViolation
-from canary_obs.records import Snapshot, State, Violation
+from canary_obs.records import Snapshot, Violation
 from canary_obs.reference_engine.disaggregated.cluster import Cluster
 from canary_obs.reference_engine.disaggregated.decode import DecodeSide
 from canary_obs.reference_engine.disaggregated.messages import Grants, Offers
@@ -24,6 +24,7 @@ from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import tiny, with_model
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.vocabulary import State
 from tests.reference_engine.workloads import account
 
 Moves = Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]

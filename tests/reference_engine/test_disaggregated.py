@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from canary_obs.records import Cause, Mode, PerturbMode, Phase, Reason, State
+from canary_obs.vocabulary import Cause, Mode, PerturbMode, Phase, Reason, State
 from tests.reference_engine.disaggregated import Report, alone, serve, traffic
 from tests.reference_engine.two_engines import Ranks, ranks
 

@@ -7,7 +7,7 @@ import torch
 
 from canary_kernels import layout
 from canary_kernels.layout import RecordState
-from canary_obs.records import Phase, Reason, State
+from canary_obs.vocabulary import Phase, Reason, State
 
 
 @pytest.fixture

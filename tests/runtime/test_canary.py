@@ -11,12 +11,13 @@ from canary_obs import attach
 from canary_obs.attach import install_canary, memory_report
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.records import Acknowledge, Mode, Pause, Phase, Ping, Resume, State
+from canary_obs.records import Acknowledge, Pause, Ping, Resume
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.transport.links import LocalLink
+from canary_obs.vocabulary import Mode, Phase, State
 
 STEPS = 250
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
-from canary_obs.records import State
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import tiny, with_model
+from canary_obs.vocabulary import State
 from tests.reference_engine.test_engine import prompt
 
 

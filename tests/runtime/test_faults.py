@@ -13,7 +13,7 @@ import pytest
 from canary_kernels import layout
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig, ServiceConfig
-from canary_obs.records import Mode, StartSweep, State
+from canary_obs.records import StartSweep
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
@@ -24,6 +24,7 @@ from canary_obs.runtime.sweep import sweeper as sweep
 from canary_obs.serve import ServiceThread
 from canary_obs.transport.links import EngineLink, LocalLink
 from canary_obs.transport.sender import open_link
+from canary_obs.vocabulary import Mode, State
 
 STEPS, PLANTED_AT = 160, 60
 

@@ -9,8 +9,8 @@ import pytest
 from canary_kernels import layout
 from canary_kernels.layout import Phase
 from canary_obs.config import CanaryConfig
-from canary_obs.records import State
 from canary_obs.runtime.health import Health, HealthInputs
+from canary_obs.vocabulary import State
 
 GOOD = HealthInputs(
     armed=True, paused=False, violations=0, events_dropped=0, messages_dropped=0, peer_age=0.1,

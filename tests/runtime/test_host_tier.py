@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from canary_obs.records import Cause, Phase, Reason, Snapshot, State
+from canary_obs.records import Snapshot
+from canary_obs.vocabulary import Cause, Phase, Reason, State
 from tests.reference_engine.test_host_tier import TIERED
 from tests.reference_engine.workloads import answer
 from tests.runtime.conftest import MakeRig, Rig

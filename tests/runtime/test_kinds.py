@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 
 from canary_obs.engines.reference.adapter import ReferenceAdapter
-from canary_obs.records import PerturbMode, State
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.settings import MODELS, tiny, with_model
+from canary_obs.vocabulary import PerturbMode, State
 from tests.runtime.conftest import MakeRig
 
 STEPS = {"compressed": 200}  # seven groups, slower steps

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from canary_kernels.hashing import mix64_int
-from canary_obs.records import Phase, Reason
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.scheduling.oracle import TokenOracle
 from canary_obs.reference_engine.scheduling.request import Request, Sampling
+from canary_obs.vocabulary import Phase, Reason
 from tests.reference_engine.workloads import drain
 from tests.runtime.conftest import MakeRig, Rig
 

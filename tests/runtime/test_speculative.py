@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from canary_obs.records import PerturbMode, Reason, State, Violation
+from canary_obs.records import Violation
 from canary_obs.reference_engine.execution.runner import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Scheduler
+from canary_obs.vocabulary import PerturbMode, Reason, State
 
 MODES = [mode.value for mode in PerturbMode]
 

@@ -7,21 +7,13 @@ from itertools import cycle
 
 import pytest
 
-from canary_obs.records import (
-    Mode,
-    Pause,
-    Reason,
-    Snapshot,
-    StartDrill,
-    State,
-    Trigger,
-    Violations,
-)  # fmt: skip
+from canary_obs.records import Pause, Snapshot, StartDrill, Violations
 from canary_obs.runtime import step_scheduler as turns
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.report import snapshot_builder as telling
 from canary_obs.runtime.step_scheduler import HERE
 from canary_obs.transport.links import LocalLink
+from canary_obs.vocabulary import Mode, Reason, State, Trigger
 
 
 @pytest.fixture

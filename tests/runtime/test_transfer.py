@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from canary_kernels import layout
 from canary_kernels.layout import RecordState
-from canary_obs.records import Cause, Phase, Reason, State
 from canary_obs.runtime.transfer import joined
+from canary_obs.vocabulary import Cause, Phase, Reason, State
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 

@@ -11,12 +11,13 @@ import torch
 
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
-from canary_obs.records import Pause, State
+from canary_obs.records import Pause
 from canary_obs.runtime import forward, health
 from canary_obs.runtime.device import delayed_device_host
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 from canary_obs.transport.links import LocalLink
+from canary_obs.vocabulary import State
 from tests.service.fakes import violation
 
 PATIENCE = 20.0

@@ -10,8 +10,9 @@ from anyio.from_thread import start_blocking_portal
 
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
-from canary_obs.records import CancelSweep, StartDrill, StartSweep, SweepReport, SweepStatus
+from canary_obs.records import CancelSweep, StartDrill, StartSweep, SweepReport
 from canary_obs.service.app import create_app
+from canary_obs.vocabulary import SweepStatus
 from tests.service.fakes import drilled, hello, identity, progress, snapshot
 
 URL = "http://127.0.0.1"

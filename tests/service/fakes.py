@@ -11,7 +11,6 @@ import msgspec
 
 from canary_obs.records import (
     CancelSweep,
-    Cause,
     Command,
     DrillReport,
     EngineMessage,
@@ -19,29 +18,32 @@ from canary_obs.records import (
     GroupInfo,
     Hello,
     Identity,
-    Mode,
-    Part,
     PatrolProgress,
     PerturbCount,
-    PerturbMode,
-    Phase,
     Ping,
     PipelineStatus,
-    Reason,
     Snapshot,
     StartDrill,
     StartSweep,
-    State,
     SwaDivergence,
     SweepProgress,
     SweepReport,
-    SweepStatus,
-    Trigger,
     Violation,
 )
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.transport.links import EngineLink
-from canary_obs.vocabulary import DrillOutcome
+from canary_obs.vocabulary import (
+    Cause,
+    DrillOutcome,
+    Mode,
+    Part,
+    PerturbMode,
+    Phase,
+    Reason,
+    State,
+    SweepStatus,
+    Trigger,
+)
 
 FULL = GroupInfo(
     name="full", layers=2, parts=(Part.K, Part.V), slots=100, slot_bytes=64, protected_slot_bytes=64

@@ -8,9 +8,10 @@ import pytest
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.hub import Hub
-from canary_obs.records import Acknowledge, Pause, Reason, Resume, StartSweep, SweepStatus, Violations
+from canary_obs.records import Acknowledge, Pause, Resume, StartSweep, Violations
 from canary_obs.service.app import create_app
 from canary_obs.service.context import Dependencies
+from canary_obs.vocabulary import Reason, SweepStatus
 from tests.service.conftest import URL, ObedientRank, bearer, check_problem, client_of
 from tests.service.fakes import eventually, violation
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from canary_obs.hub.sweeps import RECORDS_KEPT
-from canary_obs.records import State, SweepReport, SweepStatus, Trigger, Violations
+from canary_obs.records import SweepReport, Violations
 from canary_obs.service.event_stream import EVENTS_KEPT, LOOK_SECONDS, Dropped, EventStream, FeedKind
+from canary_obs.vocabulary import State, SweepStatus, Trigger
 from tests.service.fakes import progress, snapshot, violation
 
 

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from canary_obs.config import ServiceConfig
-from canary_obs.records import SweepReport, SweepStatus, Violations
+from canary_obs.records import SweepReport, Violations
 from canary_obs.serve import ServiceThread
 from canary_obs.service.event_stream import EVENTS_KEPT
 from canary_obs.service.routes.events import STREAMS_MAX
 from canary_obs.transport.links import LocalLink
+from canary_obs.vocabulary import SweepStatus
 from tests.service.conftest import check_problem
 from tests.service.fakes import eventually, hello, identity, progress, snapshot, violation
 

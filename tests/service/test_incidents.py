@@ -13,10 +13,10 @@ import pytest
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.incident_store import EVIDENCE_KEPT, EVIDENCE_PER_KIND
-from canary_obs.records import CollectEvidence, Evidence, Part, Phase, Reason, Violations
+from canary_obs.records import CollectEvidence, Evidence, Violations
 from canary_obs.slot_facts import ChangedWord, SlotEvent, SlotFacts
 from canary_obs.telemetry.incident_bundle import IncidentBundle
-from canary_obs.vocabulary import Plane, SlotEventKind, SlotState
+from canary_obs.vocabulary import Part, Phase, Plane, Reason, SlotEventKind, SlotState
 from tests.service.conftest import ObedientRank
 from tests.service.fakes import hello, identity, violation
 from tests.service.test_app import check_problem

@@ -12,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs.hub.counters import carried_over
 from canary_obs.hub.hub import Hub
-from canary_obs.records import LATENCY_BOUNDS, Latencies, PerturbCount, PerturbMode
+from canary_obs.records import LATENCY_BOUNDS, Latencies, PerturbCount
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
+from canary_obs.vocabulary import PerturbMode
 from tests.service.fakes import hello, identity, snapshot
 
 NAME = "kv_canary_detection_latency_seconds"

@@ -11,13 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
-from canary_obs.records import DrillReport, State, SwaDivergence, Violations
+from canary_obs.records import DrillReport, SwaDivergence, Violations
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
-from canary_obs.vocabulary import DrillOutcome, ObserverPart
+from canary_obs.vocabulary import DrillOutcome, ObserverPart, State
 from tests.service.fakes import counters, hello, identity, snapshot, violation
 
 GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"

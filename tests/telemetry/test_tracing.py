@@ -11,20 +11,10 @@ from canary_obs.config import ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.hub import Hub
-from canary_obs.records import (
-    CollectEvidence,
-    Evidence,
-    Part,
-    Phase,
-    Reason,
-    SweepReport,
-    SweepShare,
-    SweepStatus,
-    Violations,
-)
+from canary_obs.records import CollectEvidence, Evidence, SweepReport, SweepShare, Violations
 from canary_obs.slot_facts import ChangedWord, SlotFacts
 from canary_obs.telemetry.tracing import open_tracing
-from canary_obs.vocabulary import SlotState
+from canary_obs.vocabulary import Part, Phase, Reason, SlotState, SweepStatus
 from tests.service.conftest import ObedientRank
 from tests.service.fakes import eventually, identity, progress, violation
 from tests.telemetry.receiver import PROTOCOLS, Receiver, open_server

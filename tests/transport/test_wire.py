@@ -19,10 +19,10 @@ from canary_obs.records import (
     Resume,
     StartSweep,
     SweepReport,
-    SweepStatus,
     Violations,
 )
 from canary_obs.transport import wire
+from canary_obs.vocabulary import SweepStatus
 from tests.service.fakes import hello, identity, progress, snapshot, violation
 
 ME = identity()

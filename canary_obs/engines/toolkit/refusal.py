@@ -17,14 +17,12 @@ from canary_obs.records import (
     PipelineStatus,
     Snapshot,
     StartSweep,
-    State,
     SweepProgress,
     SweepReport,
-    SweepStatus,
-    Trigger,
 )
 from canary_obs.transport.links import EngineLink
 from canary_obs.transport.sender import open_link
+from canary_obs.vocabulary import State, SweepStatus, Trigger
 
 log = logging.getLogger("canary_obs")
 _BACKEND = "none"

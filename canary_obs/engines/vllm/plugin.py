@@ -25,9 +25,9 @@ def register() -> None:
     if _patches is not None or not any(os.environ.get(name) for name in _SWITCHES):
         return
     from canary_obs.config import IN_PROCESS, CanaryConfig, load
-    from canary_obs.records import Mode
     from canary_obs.transport.endpoint import parse_endpoint
     from canary_obs.transport.keys import engine_keys
+    from canary_obs.vocabulary import Mode
 
     config = load(CanaryConfig)
     if config.mode is Mode.NONE:

@@ -21,8 +21,8 @@ from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.runner_v1 import V1Adapter
 from canary_obs.engines.vllm.runner_v2 import V2Adapter
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.records import Mode
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.vocabulary import Mode
 
 log = logging.getLogger("canary_obs")
 RUNNERS: dict[str, type[VllmAdapter]] = {

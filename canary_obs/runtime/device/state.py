@@ -17,8 +17,9 @@ from canary_kernels.write import reset_slots
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import GroupView, StepView
 from canary_obs.errors import EngineContractError
-from canary_obs.records import GroupInfo, Part
+from canary_obs.records import GroupInfo
 from canary_obs.runtime.device.backend import choose_backend
+from canary_obs.vocabulary import Part
 
 _PARTS = {layout.Part.K: Part.K, layout.Part.V: Part.V}
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from canary_kernels import layout
-from canary_obs.records import Part, Phase, Reason, Violation
+from canary_obs.records import Violation
 from canary_obs.runtime.device.state import DeviceState
+from canary_obs.vocabulary import Part, Phase, Reason
 
 PHASES = tuple(Phase[phase.name] for phase in layout.Phase)
 REASONS = tuple(Reason[reason.name] for reason in layout.Reason)

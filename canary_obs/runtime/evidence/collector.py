@@ -13,7 +13,7 @@ from torch import Tensor
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import Suspect, hash_slots, suspects
-from canary_obs.records import CollectEvidence, Evidence, Identity, Part, Reason, Violation
+from canary_obs.records import CollectEvidence, Evidence, Identity, Violation
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.device.delayed_device_host import DelayedDeviceHost
 from canary_obs.runtime.device.state import DeviceState, Group
@@ -30,7 +30,7 @@ from canary_obs.runtime.evidence.slot_words import (
     neighbours_of,
     slot_facts,
 )
-from canary_obs.vocabulary import SlotEventKind
+from canary_obs.vocabulary import Part, Reason, SlotEventKind
 
 READS_IN_FLIGHT = 4
 QUEUED = 32

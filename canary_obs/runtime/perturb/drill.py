@@ -12,14 +12,14 @@ from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots, complete_slots
 from canary_obs.config import PREFIX, CanaryConfig
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.records import DrillReport, Phase, Reason, StartDrill
+from canary_obs.records import DrillReport, StartDrill
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.device.delayed_device_host import DelayedDeviceHost, Sample
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.device.violation_log import ViolationLog
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.slot_facts import DrillFinding
-from canary_obs.vocabulary import DrillOutcome
+from canary_obs.vocabulary import DrillOutcome, Phase, Reason
 
 if TYPE_CHECKING:
     from canary_obs.engine_api.adapter import EngineAdapter

@@ -14,10 +14,11 @@ from canary_kernels import layout
 from canary_obs.config import CanaryConfig, parse_perturb
 from canary_obs.engine_api.views import StepView
 from canary_obs.errors import ConfigurationError
-from canary_obs.records import PerturbMode, Violation
+from canary_obs.records import Violation
 from canary_obs.runtime.device.byte_address import ByteAddress, locate_byte
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.perturb.injection_log import Injection, InjectionLog, Outcome
+from canary_obs.vocabulary import PerturbMode
 
 if TYPE_CHECKING:
     from canary_obs.engine_api.adapter import PrefixCache

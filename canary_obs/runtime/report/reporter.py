@@ -17,7 +17,6 @@ from canary_kernels import layout
 from canary_obs import __version__
 from canary_obs.config import CanaryConfig, masked
 from canary_obs.records import (
-    Cause,
     Command,
     DrillReport,
     EngineMessage,
@@ -26,8 +25,6 @@ from canary_obs.records import (
     GroupCounters,
     Hello,
     Identity,
-    Phase,
-    Reason,
     Snapshot,
     SweepProgress,
     SweepReport,
@@ -37,6 +34,7 @@ from canary_obs.records import (
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.device.violation_log import PHASES, REASONS
 from canary_obs.transport.links import EngineLink
+from canary_obs.vocabulary import Cause, Phase, Reason
 
 _BACKLOG = 1024
 _FLUSH_SECONDS = 1.0

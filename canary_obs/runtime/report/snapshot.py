@@ -5,19 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from canary_obs.records import (
-    Cause,
-    GroupCounters,
-    PatrolProgress,
-    PipelineStatus,
-    Snapshot,
-    State,
-    SweepProgress,
-    SweepStatus,
-)
+from canary_obs.records import GroupCounters, PatrolProgress, PipelineStatus, Snapshot, SweepProgress
 from canary_obs.runtime.device.violation_log import PHASES
 from canary_obs.runtime.health import HealthInputs
 from canary_obs.runtime.report.reporter import counter_rows, named_counters
+from canary_obs.vocabulary import Cause, State, SweepStatus
 
 if TYPE_CHECKING:
     from canary_obs.runtime.canary import CanaryRuntime

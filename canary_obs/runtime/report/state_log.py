@@ -7,7 +7,8 @@ import re
 import time
 from collections.abc import Callable
 
-from canary_obs.records import Identity, State, worst
+from canary_obs.records import Identity
+from canary_obs.vocabulary import State, worst
 
 log = logging.getLogger("canary_obs")
 # What is no worse than the line before waits so long: a state that flickers must not fill a disk.

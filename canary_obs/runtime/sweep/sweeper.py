@@ -15,12 +15,13 @@ from canary_kernels.fingerprint import compare_slots
 from canary_kernels.verify import verify_list
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import CachedSlots
-from canary_obs.records import Cause, StartSweep, SweepProgress, SweepStatus, Trigger
+from canary_obs.records import StartSweep, SweepProgress
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.device.upload_ring import UploadRing
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.sweep.shares import SweepShares
 from canary_obs.runtime.sweep.walk import SweepWalk
+from canary_obs.vocabulary import Cause, SweepStatus, Trigger
 
 if TYPE_CHECKING:
     from canary_obs.engine_api.adapter import PrefixCache

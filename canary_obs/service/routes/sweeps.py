@@ -9,11 +9,11 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 
 from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.sweeps import SweepRecord
-from canary_obs.records import SweepStatus
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.route_policy import TokenScope, needs
 from canary_obs.service.schemas import SweepBody, SweepList, SweepQuery, SweepsQuery, documented, reply
+from canary_obs.vocabulary import SweepStatus
 
 router = APIRouter(prefix="/canary", tags=["sweeps"])
 

@@ -13,13 +13,13 @@ from canary_obs.engine_api.views import StepView
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.toolkit.side_stream import SideStream
-from canary_obs.records import PerturbMode, Phase, Reason, State
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.runner import ForwardBatch, Runner
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.device.byte_address import locate_byte
+from canary_obs.vocabulary import PerturbMode, Phase, Reason, State
 from tests.engines.reference.test_adapter import Recorder
 from tests.reference_engine.workloads import drive
 

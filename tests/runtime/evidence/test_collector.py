@@ -13,14 +13,14 @@ import torch
 from canary_kernels import layout
 from canary_obs.engine_api.views import GroupView
 from canary_obs.hub.hub import Hub
-from canary_obs.records import CollectEvidence, Evidence, Part, Reason, State, Violations
+from canary_obs.records import CollectEvidence, Evidence, Violations
 from canary_obs.runtime.device import delayed_device_host
 from canary_obs.runtime.device.byte_address import ByteAddress, locate_byte
 from canary_obs.runtime.evidence import collector as collector_module
 from canary_obs.runtime.evidence.slot_words import neighbours_of
 from canary_obs.telemetry.incident_bundle import bundle_of
 from canary_obs.transport.links import LocalLink
-from canary_obs.vocabulary import Phase, Plane, SlotEventKind, SlotState
+from canary_obs.vocabulary import Part, Phase, Plane, Reason, SlotEventKind, SlotState, State
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from canary_kernels import layout
-from canary_obs.records import Phase
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.patrol import patrol as patrol_module
 from canary_obs.runtime.patrol.async_checker import AsyncChecker, Return, ScanJob
+from canary_obs.vocabulary import Phase
 
 
 def turn(rig) -> None:

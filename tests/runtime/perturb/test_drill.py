@@ -5,12 +5,12 @@ import torch
 
 from canary_obs.attach import install_canary
 from canary_obs.config import CanaryConfig
-from canary_obs.records import DrillReport, Phase, Reason, StartDrill, State
+from canary_obs.records import DrillReport, StartDrill
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.runtime.perturb import drill
 from canary_obs.transport.links import LocalLink
-from canary_obs.vocabulary import DrillOutcome
+from canary_obs.vocabulary import DrillOutcome, Phase, Reason, State
 
 
 def reports(link: LocalLink) -> list:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from canary_obs.errors import ConfigurationError, KVCacheViolation
-from canary_obs.records import Mode, Part, PerturbMode, Phase, Reason, Violation
+from canary_obs.records import Violation
 from canary_obs.runtime.perturb.injection_log import Injection, InjectionLog, Outcome
+from canary_obs.vocabulary import Mode, Part, PerturbMode, Phase, Reason
 
 MODES = [mode.value for mode in PerturbMode]
 

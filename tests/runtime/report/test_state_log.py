@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from canary_obs.records import State
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.report.state_log import SECONDS_BETWEEN_LINES, StateLog
 from canary_obs.transport.links import ZmqLink
+from canary_obs.vocabulary import State
 from tests.service.fakes import identity
 
 OK = State.OK, ()

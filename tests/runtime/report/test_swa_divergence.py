@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.records import PerturbMode, Phase, StartSweep, State, SweepStatus, Trigger
+from canary_obs.records import StartSweep
 from canary_obs.runtime.report.swa_divergence import LOG_KEY
+from canary_obs.vocabulary import PerturbMode, Phase, State, SweepStatus, Trigger
 from tests.reference_engine.workloads import account
 from tests.runtime.conftest import MakeRig, Rig
 

@@ -6,19 +6,10 @@ import random
 
 import pytest
 
-from canary_obs.records import (
-    CancelSweep,
-    Cause,
-    Reason,
-    StartSweep,
-    SweepProgress,
-    SweepReport,
-    SweepStatus,
-    Trigger,
-    Violations,
-)
+from canary_obs.records import CancelSweep, StartSweep, SweepProgress, SweepReport, Violations
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.transport.links import LocalLink
+from canary_obs.vocabulary import Cause, Reason, SweepStatus, Trigger
 
 TRIALS = 500
 

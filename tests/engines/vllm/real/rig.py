@@ -10,9 +10,10 @@ from typing import Any
 
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.worker import runtime_of
-from canary_obs.records import Phase, Reason, Violation
+from canary_obs.records import Violation
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.report.snapshot import counters_of
+from canary_obs.vocabulary import Phase, Reason
 
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 1024, "enforce_eager": True, "enable_prefix_caching": True,

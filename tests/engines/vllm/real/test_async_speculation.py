@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from canary_obs.engines.toolkit.device_digests import InputDigests
-from canary_obs.records import Phase, Reason, State
+from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.rig import count_sampled, prompts
 from tests.engines.vllm.real.test_clean import count_preemptions
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from canary_obs.records import State
+from canary_obs.vocabulary import State
 from tests.engines.vllm.real.rig import Rig, prompts
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from canary_obs.hub.hub import Hub
-from canary_obs.records import State
 from canary_obs.transport.listener import ZmqListener
+from canary_obs.vocabulary import State
 
 
 def test_the_demo_reports_to_the_service_it_is_given() -> None:

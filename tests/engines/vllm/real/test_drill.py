@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from canary_obs.records import DrillReport, Phase, Reason, StartDrill
+from canary_obs.records import DrillReport, StartDrill
 from canary_obs.runtime.device.byte_address import locate_byte
-from canary_obs.vocabulary import DrillOutcome
+from canary_obs.vocabulary import DrillOutcome, Phase, Reason
 from tests.engines.vllm.real.rig import Rig, prompts
 
 

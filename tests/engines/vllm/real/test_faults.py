@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.records import Part, Phase, Reason
+from canary_obs.vocabulary import Part, Phase, Reason
 from tests.engines.vllm.real.rig import Rig, prompts
 
 pytestmark = pytest.mark.usefixtures("clean")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.records import Part, Phase, Reason, State, Violation
+from canary_obs.records import Violation
+from canary_obs.vocabulary import Part, Phase, Reason, State
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.engines.vllm.real.test_clean import count_preemptions
 

@@ -10,7 +10,7 @@ import pytest
 
 from canary_obs.engines.vllm import plugin, versions, worker
 from canary_obs.errors import KVCacheViolation
-from canary_obs.records import Reason, State
+from canary_obs.vocabulary import Reason, State
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.engines.vllm.real.test_server import wait_until
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from canary_obs.engines.toolkit.token_digests import TokenDigests
-from canary_obs.records import State
+from canary_obs.vocabulary import State
 from tests.engines.vllm.real.noting import noted_calls
 from tests.engines.vllm.real.rig import prompts
 

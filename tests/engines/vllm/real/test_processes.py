@@ -13,8 +13,8 @@ import pytest
 
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
-from canary_obs.records import State
 from canary_obs.transport.listener import ZmqListener
+from canary_obs.vocabulary import State
 from tests.engines.vllm.real.server import Process
 from tests.engines.vllm.real.test_server import wait_until
 

@@ -10,8 +10,8 @@ import torch
 from canary_obs.engines.vllm import groups
 from canary_obs.engines.vllm.block_changes import BlockChanges
 from canary_obs.engines.vllm.draft import DraftGroups
-from canary_obs.records import Cause, Reason, State
 from canary_obs.runtime.report.snapshot import counters_of
+from canary_obs.vocabulary import Cause, Reason, State
 from tests.engines.vllm.real.rig import Rig, count_sampled, prompts
 
 

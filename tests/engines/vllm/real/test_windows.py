@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from canary_obs.engines.toolkit.service_process import free_port
-from canary_obs.records import Phase, State
 from canary_obs.runtime.report.swa_divergence import LOG_KEY
+from canary_obs.vocabulary import Phase, State
 from tests.engines.vllm.real.rig import prompts
 from tests.engines.vllm.real.server import Process, call
 from tests.engines.vllm.real.test_server import wait_until
