@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from canary_obs.serve import serve
 
 __all__ = ["CanaryConfig", "KVCacheViolation", "ServiceConfig", "__version__", "install_canary", "serve"]
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {
     "CanaryConfig": "canary_obs.config",
