@@ -1,29 +1,53 @@
-"""Catches silent KV-cache corruption inside running LLM inference engines. Names load on first use."""
+"""Catches silent KV-cache corruption inside running LLM inference engines."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from canary_obs.attach import install_canary
-    from canary_obs.config import CanaryConfig, ServiceConfig
-    from canary_obs.errors import KVCacheViolation
-    from canary_obs.serve import serve
-
-__all__ = ["CanaryConfig", "KVCacheViolation", "ServiceConfig", "__version__", "install_canary", "serve"]
-__version__ = "0.2.0.dev0"
-
-_HOMES = {
+# Loaded on first use: `import canary_obs` loads neither torch nor msgspec. Types are in __init__.pyi.
+_MODULES = {
+    "CachedSlots": "canary_obs.engine_api.views",
     "CanaryConfig": "canary_obs.config",
-    "ServiceConfig": "canary_obs.config",
+    "ConfigurationError": "canary_obs.errors",
+    "EngineAdapter": "canary_obs.engine_api.adapter",
+    "GroupStep": "canary_obs.engine_api.views",
+    "GroupView": "canary_obs.engine_api.views",
     "KVCacheViolation": "canary_obs.errors",
+    "Mode": "canary_obs.vocabulary",
+    "Observer": "canary_obs.engine_api.observer",
+    "PrefixCache": "canary_obs.engine_api.adapter",
+    "ServiceConfig": "canary_obs.config",
+    "StepTypes": "canary_obs.engine_api.views",
+    "StepView": "canary_obs.engine_api.views",
+    "UnsupportedEngine": "canary_obs.errors",
     "install_canary": "canary_obs.attach",
     "serve": "canary_obs.serve",
 }
 
+__all__ = [
+    "CachedSlots",
+    "CanaryConfig",
+    "ConfigurationError",
+    "EngineAdapter",
+    "GroupStep",
+    "GroupView",
+    "KVCacheViolation",
+    "Mode",
+    "Observer",
+    "PrefixCache",
+    "ServiceConfig",
+    "StepTypes",
+    "StepView",
+    "UnsupportedEngine",
+    "__version__",
+    "install_canary",
+    "serve",
+]
+__version__ = "0.2.0.dev0"
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'canary_obs' has no attribute {name!r}; it offers {sorted(__all__)}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -162,14 +162,14 @@ def _block(
     tiny: TinyVllm, plan: VllmPlan, prompts: list[list[int]], watch: _Stopwatch, *, protected: bool
 ) -> _Block:
     from canary_obs.engines.vllm import plugin
-    from canary_obs.engines.vllm.worker import protect, release, runtime_of
+    from canary_obs.engines.vllm.worker import attach_to_worker, detach_from_worker, runtime_of
 
-    release(tiny.worker)
+    detach_from_worker(tiny.worker)
     plugin.unregister()
     tiny.core.reset_prefix_cache()
     if protected:
         plugin.register()
-        protect(tiny.worker)
+        attach_to_worker(tiny.worker)
     canary = runtime_of(tiny.worker)
     if protected and canary is None:
         raise UnsupportedEngine("the worker was not protected; its log says why")

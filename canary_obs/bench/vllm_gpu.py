@@ -163,17 +163,22 @@ def _timed(
 @contextmanager
 def _protected(host: VllmHost) -> Iterator[tuple[CanaryRuntime, VllmAdapter]]:
     from canary_obs.engines.vllm import plugin
-    from canary_obs.engines.vllm.worker import attached_adapter, protect, release, runtime_of
+    from canary_obs.engines.vllm.worker import (
+        attach_to_worker,
+        attached_adapter,
+        detach_from_worker,
+        runtime_of,
+    )
 
     plugin.register()
     host.core.reset_prefix_cache()
-    protect(host.worker)
+    attach_to_worker(host.worker)
     try:
         adapter, canary = attached_adapter(host.worker), runtime_of(host.worker)
         assert canary is not None, "an attached adapter has a canary"
         yield canary, adapter
     finally:
-        release(host.worker)
+        detach_from_worker(host.worker)
         plugin.unregister()
 
 

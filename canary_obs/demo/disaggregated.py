@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import torch
 
-from canary_obs.attach import install_canary, memory_report
+from canary_obs.attach import install_canary
 from canary_obs.config import CanaryConfig
 from canary_obs.demo.reference import (
     IDLE_SECONDS,
@@ -31,6 +31,7 @@ from canary_obs.demo.reference import (
     say,
     summary_of,
 )
+from canary_obs.engines.toolkit.attachment import memory_report
 from canary_obs.engines.toolkit.service_process import ServiceProcess
 from canary_obs.errors import ConfigurationError, KVCacheViolation
 from canary_obs.reference_engine.disaggregated.cluster import Cluster

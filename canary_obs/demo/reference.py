@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import torch
 
-from canary_obs.attach import install_canary, memory_report
+from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, PREFIX, CanaryConfig, load, masked
+from canary_obs.engines.toolkit.attachment import memory_report
 from canary_obs.engines.toolkit.service_process import ServiceProcess
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import Snapshot

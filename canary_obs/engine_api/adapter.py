@@ -19,7 +19,8 @@ class PrefixCache(ABC):
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot of `group` in the cache; `unlocked_only` leaves out those that running requests use.
 
-        Starts the period that `still_cached` refers to.
+        Starts the period that `still_cached` refers to. Raises UnsupportedEngine when it cannot tell: the
+        sweep fails with that reason.
         """
 
     @abstractmethod

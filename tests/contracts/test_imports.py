@@ -29,12 +29,3 @@ def loaded_after(statement: str) -> set[str]:
 )
 def test_a_door_loads_no_stranger(statement: str, strangers: set[str]) -> None:
     assert loaded_after(statement) & strangers == set()
-
-
-def test_names_on_offer_resolve() -> None:
-    import canary_obs
-
-    for name in canary_obs.__all__:
-        assert getattr(canary_obs, name) is not None
-    with pytest.raises(AttributeError, match="it offers"):
-        canary_obs.no_such_name  # noqa: B018

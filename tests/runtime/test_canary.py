@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from canary_obs import attach
-from canary_obs.attach import install_canary, memory_report
+from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.engines.toolkit import attachment
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import Acknowledge, Pause, Ping, Resume
 from canary_obs.reference_engine import settings
@@ -94,11 +94,11 @@ def test_a_thread_that_launches_on_another_gpu_is_refused(monkeypatch: pytest.Mo
     # No GPU here: where the KV lies and where kernels would go are told instead of found.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     for fitting in ("cpu", "cuda:0"):
-        attach.check_current_device(torch.device(fitting))
-    monkeypatch.setattr(attach, "device_of", lambda _: torch.device("cuda:1"))
+        attachment.check_current_device(torch.device(fitting))
+    monkeypatch.setattr(attachment, "device_of", lambda _: torch.device("cuda:1"))
     engine = Engine(settings.tiny())
     with pytest.raises(
-        UnsupportedEngine, match=r"lies on cuda:1.* is cuda:0.*call torch\.cuda\.set_device\(1\)"
+        UnsupportedEngine, match=r"is on cuda:1.* is cuda:0.*call torch\.cuda\.set_device\(1\)"
     ):
         install_canary(engine, CanaryConfig(endpoint=IN_PROCESS))
     assert "step" not in vars(engine)
@@ -206,5 +206,5 @@ def test_memory_is_32_bytes_per_slot_plus_fixed_buffers(make_rig) -> None:
     rig = make_rig()
     state = rig.canary.state
     assert state.record_bytes == 32 * rig.engine.config.num_slots
-    assert f"records {state.record_bytes} B (32 B per slot)" in memory_report(rig.canary)
+    assert f"records {state.record_bytes} B (32 B per slot)" in attachment.memory_report(rig.canary)
     assert state.fixed_bytes < 200_000

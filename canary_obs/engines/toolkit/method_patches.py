@@ -1,4 +1,4 @@
-"""Replaced attributes, remembered so that they can be put back exactly."""
+"""Attributes that are replaced, and can be restored exactly."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ _ABSENT = object()
 
 
 class MethodPatches:
-    """Wraps methods of classes or instances; `restore` undoes all, last first."""
+    """Replaces attributes of classes or instances; `restore` undoes all, last first."""
+
+    # wrapt was considered: it wraps, but has no undo. Setting a method back to its `__wrapped__` leaves a
+    # bound method in the instance's __dict__, and detach must leave the engine exactly as it was.
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def wrap(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put make(original) in the place of owner's method `name`."""
-        self._replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
+        """Replace owner's method `name` by make(original)."""
         wrapper = make(getattr(owner, name))
         wrapper.__name__ = name
-        setattr(owner, name, wrapper)
+        self.set(owner, name, wrapper)
+
+    def set(self, owner: Any, name: str, value: object) -> None:
+        """Set owner's attribute `name`; it need not exist."""
+        self._replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, value)
 
     def restore(self) -> None:
-        """Put everything back; idempotent."""
+        """Restore every attribute; idempotent."""
         while self._replaced:
             owner, name, original = self._replaced.pop()
             if original is _ABSENT:

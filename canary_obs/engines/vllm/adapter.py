@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,19 +34,31 @@ class VllmAdapter(EngineAdapter):
     """EngineAdapter of a model runner whose KV cache is initialised. Subclasses build the StepView."""
 
     name = "vllm"
-    tried: tuple[str, ...] = V1_VERSIONS  # of vLLM, with this model runner
+    supported: tuple[str, ...] = V1_VERSIONS  # of vLLM, with this model runner
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        *,
+        wrap_engine: Callable[[MethodPatches], None] | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """`wrap_engine` is called at attach, to wrap more than the runner; detach restores that too.
+
+        `fresh`: nothing is in the prefix cache yet. Else every slot counts as in use until it is reset.
+        """
         import vllm
 
         self.version = str(vllm.__version__)
-        check_version(self.version, self.tried)
+        check_version(self.version, self.supported)
+        _check_not_wrapped(runner)
+        self._wrap_engine = wrap_engine
         self.runner = runner
         # What the runner's methods create under inference mode could not be changed outside of it.
         with torch.inference_mode():
             self.found = find_groups(runner)
         shapes = {group.view.name: (group.number, group.num_blocks, group.block_size) for group in self.found}
-        self.blocks = CachedBlocks(shapes, self._blocks_of_requests)
+        self.blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
         self._by_name = {group.view.name: group for group in self.found}
         self._changes = BlockChanges(self.found, runner.device)
         self._windows = WindowTables(self.found)
@@ -108,8 +121,7 @@ class VllmAdapter(EngineAdapter):
 
     def attach(self, observer: Observer) -> None:
         """Wrap the runner's methods on the instance and start the idle thread."""
-        if "execute_model" in vars(self.runner):
-            raise UnsupportedEngine("this model runner is wrapped already; detach what wraps it, then attach")
+        _check_not_wrapped(self.runner)
         self.compile()
         if self._drafts is not None:
             self._drafts.compile()
@@ -120,6 +132,9 @@ class VllmAdapter(EngineAdapter):
         if self._drafts is not None:
             around = self._drafts.around_sampling(self.lock, observer, idle)
             self._patches.wrap(self.runner, "sample_tokens", around)
+        if self._wrap_engine is not None:
+            self._wrap_engine(self._patches)
+        keep_modules_readable()
         idle.start()
 
     def detach(self) -> None:
@@ -292,3 +307,23 @@ class VllmAdapter(EngineAdapter):
             return None
         finally:
             self._spent += time.perf_counter() - started
+
+
+def _check_not_wrapped(runner: Any) -> None:
+    # First of all: detecting the layout writes into the KV, which a canary that is attached would report.
+    if "execute_model" in vars(runner):
+        raise UnsupportedEngine(
+            "this model runner is wrapped already, by another canary (KV_CANARY_MODE makes the vLLM plugin "
+            "attach one) or another tool; detach that first"
+        )
+
+
+def keep_modules_readable() -> None:
+    """Let another vLLM engine start in this process after numba was loaded here; idempotent.
+
+    vLLM's CPU platform reads `__dict__` of every attribute of every module. llvmlite's library object
+    resolves any name to a function of the library, and that answer makes the engine's start fail.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None and hasattr(ffi.lib, "_fntab"):
+        ffi.lib._fntab.setdefault("__dict__", {})

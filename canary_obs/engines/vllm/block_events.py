@@ -1,8 +1,9 @@
-"""Tells the workers what the scheduler's block pool publishes and withdraws, on its own output."""
+"""Reports which blocks the scheduler's pool caches and evicts to the workers, on the scheduler's output."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -13,19 +14,41 @@ _PENDING = "_kv_canary_pending"  # attribute of BlockPool
 _LIMIT = 1 << 20  # a pool whose scheduler never asks must not grow without bound
 
 
-def watch_pools(patches: MethodPatches) -> None:
-    """Wrap BlockPool and Scheduler.schedule in this process."""
+def instrument_scheduler_classes(patches: MethodPatches) -> None:
+    """Wrap the methods of vLLM's classes: every scheduler of this process reports."""
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    patches.wrap(BlockPool, "cache_full_blocks", _full_blocks)
-    patches.wrap(BlockPool, "cache_partial_block", _partial_block)
-    patches.wrap(BlockPool, "move_block_hashes", _moved)
-    patches.wrap(BlockPool, "_remove_cached_block_hashes", _removed)
-    patches.wrap(BlockPool, "reset_prefix_cache", _reset)
+    for name, make in _POOL_WRAPPERS.items():
+        patches.wrap(BlockPool, name, make)
     patches.wrap(KVCacheManager, "allocate_slots", _allocated)
     patches.wrap(Scheduler, "schedule", _schedule)
+
+
+def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
+    """Wrap the methods of one scheduler and what it owns."""
+    manager = scheduler.kv_cache_manager
+    patches.set(manager.block_pool, _PENDING, [])
+    for name, make in _POOL_WRAPPERS.items():
+        patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
+    patches.wrap(manager, "allocate_slots", _bound(manager, _allocated))
+    patches.wrap(scheduler, "schedule", _bound(scheduler, _schedule))
+
+
+_Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _bound(owner: Any, make: _Make) -> _Make:
+    """The wrapper of a class's method as one of `owner`'s bound method."""
+
+    def make_bound(original: Callable[..., Any]) -> Callable[..., Any]:
+        def unbound(_: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs)
+
+        return partial(make(unbound), owner)
+
+    return make_bound
 
 
 def _note(pool: Any, event: BlockEvent) -> None:
@@ -150,10 +173,20 @@ def _note_loads(manager: Any, request: str, start: int, stop: int) -> None:
 
 
 def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
-    def schedule(scheduler: Any, *given: Any, **named: Any) -> Any:
-        output = original(scheduler, *given, **named)
-        pool = scheduler.kv_cache_manager.block_pool
-        setattr(output, EVENTS_ATTRIBUTE, tuple(vars(pool).pop(_PENDING, ())))
+    def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(scheduler, *args, **kwargs)
+        pending = vars(scheduler.kv_cache_manager.block_pool).setdefault(_PENDING, [])
+        setattr(output, EVENTS_ATTRIBUTE, tuple(pending))
+        pending.clear()
         return output
 
     return schedule
+
+
+_POOL_WRAPPERS: dict[str, _Make] = {
+    "cache_full_blocks": _full_blocks,
+    "cache_partial_block": _partial_block,
+    "move_block_hashes": _moved,
+    "_remove_cached_block_hashes": _removed,
+    "reset_prefix_cache": _reset,
+}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedSlots
-from canary_obs.errors import CanaryError
+from canary_obs.errors import UnsupportedEngine
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -76,8 +76,18 @@ class _GroupBlocks:
 class CachedBlocks(PrefixCache):
     """PrefixCacheView of a vLLM worker."""
 
-    def __init__(self, shapes: dict[str, tuple[int, int, int]], locked: Callable[[str], set[int]]) -> None:
-        """`shapes`: group name -> vLLM's group number, blocks, tokens per block."""
+    def __init__(
+        self,
+        shapes: dict[str, tuple[int, int, int]],
+        locked: Callable[[str], set[int]],
+        *,
+        empty: bool,
+    ) -> None:
+        """`shapes`: group name -> vLLM's group number, blocks, tokens per block.
+
+        `locked`: blocks of running requests, by group name. `empty`: no block is cached yet. Without it,
+        blocks that were cached before are not known, until the cache is reset.
+        """
         self._groups = {name: _GroupBlocks(blocks, size) for name, (_, blocks, size) in shapes.items()}
         self._names: dict[int, list[str]] = {}
         for name, (number, _, _) in shapes.items():
@@ -85,6 +95,7 @@ class CachedBlocks(PrefixCache):
         self._locked = locked
         self._clock = 0
         self._unreported = False
+        self._complete = empty  # every cached block is known
 
     def apply(self, events: Iterable[BlockEvent] | None) -> None:
         """Follow the pool; called with every scheduler output, before the forward that it schedules.
@@ -100,6 +111,7 @@ class CachedBlocks(PrefixCache):
                 self._withdraw(event)
             elif event is None:
                 self._withdraw(slice(None))
+                self._complete = True
 
     def _withdraw(self, blocks: int | slice) -> None:
         # A number stands for one block of the pool, whichever group owns it now.
@@ -132,9 +144,10 @@ class CachedBlocks(PrefixCache):
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot of a published block; links to a block that is gone are left out."""
         if self._unreported:
-            raise CanaryError(
-                "vLLM's scheduler does not report its prefix cache; the plugin must be loaded in the "
-                "engine-core process too, and the scheduler class must be vLLM's own"
+            raise UnsupportedEngine(
+                "vLLM's scheduler does not report its prefix cache: pass the LLM to install_canary, not its "
+                "model runner; with the plugin, load it in the engine-core process too, and use vLLM's own "
+                "scheduler class"
             )
         blocks = self._groups[group]
         blocks.mark = self._clock
@@ -171,5 +184,7 @@ class CachedBlocks(PrefixCache):
         return torch.from_numpy(held & ~lost)
 
     def live_blocks(self, group: str) -> set[int]:
-        """Blocks published now."""
+        """Blocks that may be cached now: all of them, as long as not every cached block is known."""
+        if not self._complete:
+            return set(range(1, self._groups[group].num_blocks))
         return set(np.flatnonzero(self._groups[group].since != _NEVER).tolist())

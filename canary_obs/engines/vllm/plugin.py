@@ -1,4 +1,4 @@
-"""The entry point that vLLM calls in each of its processes; does nothing unless the canary is switched on."""
+"""The entry point of `vllm.general_plugins`, which vLLM calls in each of its processes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
     from canary_obs.engines.toolkit.method_patches import MethodPatches
 
-_SWITCHES = ("KV_CANARY_MODE", "KV_CANARY_CONFIG")
+SWITCHES = ("KV_CANARY_MODE", "KV_CANARY_CONFIG")
 _patches: MethodPatches | None = None
 
 
 def register() -> None:
-    """`vllm.general_plugins`: watch the block pools and workers of this process; idempotent.
+    """Instrument the schedulers and workers of this process; idempotent.
 
-    Off unless KV_CANARY_MODE or KV_CANARY_CONFIG is set. Raises ConfigurationError for a bad setting.
-    An unsupported vLLM is left alone and starts without protection, which is reported.
+    Does nothing unless KV_CANARY_MODE or KV_CANARY_CONFIG is set. An unsupported vLLM starts without
+    protection, which is logged and reported to the service. Raises ConfigurationError for a bad setting.
     """
     global _patches
-    if _patches is not None or not any(os.environ.get(name) for name in _SWITCHES):
+    if _patches is not None or not any(os.environ.get(name) for name in SWITCHES):
         return
     from canary_obs.config import IN_PROCESS, CanaryConfig, load
     from canary_obs.transport.endpoint import parse_endpoint
@@ -32,64 +32,69 @@ def register() -> None:
     config = load(CanaryConfig)
     if config.mode is Mode.NONE:
         return
-    # Now, and not when the engine has loaded its weights.
+    # A bad endpoint or key is refused now, not when the engine has loaded its weights.
     keyed = engine_keys(config) is not None
     if config.endpoint != IN_PROCESS:
         parse_endpoint(config.endpoint, keyed=keyed)
     from canary_obs.engines.toolkit.method_patches import MethodPatches
 
-    _speak_up()
+    _enable_logging()
     _patches = MethodPatches()
-    _watch(_patches)
+    _instrument(_patches)
+
+
+def is_registered() -> bool:
+    """Whether `register` has instrumented this process."""
+    return _patches is not None
 
 
 def unregister() -> None:
-    """Take every class-level wrapper out again; workers attached meanwhile keep theirs."""
+    """Restore vLLM's classes; canaries that are attached to workers stay attached."""
     global _patches
     if _patches is not None:
         _patches.restore()
         _patches = None
 
 
-def _watch(patches: MethodPatches) -> None:
+def _instrument(patches: MethodPatches) -> None:
     import vllm
 
     from canary_obs.engines.toolkit.refusal import warn
-    from canary_obs.engines.vllm.block_events import watch_pools
-    from canary_obs.engines.vllm.versions import WORKER, check_seams, check_version, find_seam
+    from canary_obs.engines.vllm.block_events import instrument_scheduler_classes
+    from canary_obs.engines.vllm.versions import WORKER, check_hooks, check_version, find_class
     from canary_obs.errors import UnsupportedEngine
 
     unsupported: str | None = None
     try:
         check_version(str(vllm.__version__))
-        check_seams()
+        check_hooks()
     except UnsupportedEngine as error:
         unsupported = str(error)
     else:
-        watch_pools(patches)
-    worker = find_seam(WORKER, "initialize_from_config")
+        instrument_scheduler_classes(patches)
+    worker = find_class(WORKER, "initialize_from_config")
     if worker is None:
         warn(str(unsupported))
         return
-    patches.wrap(worker, "initialize_from_config", _before_cache(unsupported))
+    patches.wrap(worker, "initialize_from_config", _wrap_lifecycle_before(unsupported))
 
 
-def _before_cache(unsupported: str | None) -> Callable[..., Any]:
-    # A worker's process loads its plugins inside `init_worker`: too late to wrap that one.
+def _wrap_lifecycle_before(unsupported: str | None) -> Callable[..., Any]:
+    # Plugins of a worker process are loaded within `init_worker`, so this is the first method to wrap.
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def initialize_from_config(wrapper: Any, *given: Any, **named: Any) -> Any:
-            from canary_obs.engines.vllm.worker import follow_life
+        def initialize_from_config(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+            from canary_obs.engines.vllm.worker import wrap_lifecycle
 
-            follow_life(wrapper.worker, unsupported)
-            return original(wrapper, *given, **named)
+            wrap_lifecycle(wrapper.worker, unsupported)
+            return original(wrapper, *args, **kwargs)
 
         return initialize_from_config
 
     return make
 
 
-def _speak_up() -> None:
-    """vLLM configures its own logger only; what the canary has to say must be seen too."""
+def _enable_logging() -> None:
+    """Show the canary's log when nothing is configured: vLLM configures its own logger only."""
     log = logging.getLogger("canary_obs")
     if not log.hasHandlers():
         handler = logging.StreamHandler()

@@ -21,7 +21,7 @@ from canary_obs.runtime.device.backend import choose_backend
 class V1Adapter(VllmAdapter):
     """Reads the runner's persistent input batch, whose order is the forward's."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, **options: Any) -> None:
         speculates = runner.speculative_config is not None
         corrects = getattr(runner, "use_async_spec_decode", False)
         if runner.use_async_scheduling and speculates and not corrects:
@@ -30,7 +30,7 @@ class V1Adapter(VllmAdapter):
                 "scheduling meets speculative decoding; use --no-async-scheduling, or the V2 model runner"
             )
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
-        super().__init__(runner)
+        super().__init__(runner, **options)
         # A copy of digests to a GPU would wait for it; rejected drafts are known on the host only.
         on_device = runner.use_async_scheduling or (runner.device.type == "cuda" and not speculates)
         drafts = runner.num_spec_tokens if speculates else 0

@@ -20,11 +20,11 @@ from canary_obs.engines.vllm.versions import V2_VERSIONS
 class V2Adapter(VllmAdapter):
     """Takes the batch as `prepare_attn` returns it."""
 
-    tried = V2_VERSIONS
+    supported = V2_VERSIONS
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, **options: Any) -> None:
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
-        super().__init__(runner)
+        super().__init__(runner, **options)
         self._digests = ListDigests(runner.max_num_reqs, runner.device)
         self._blocks: dict[str, tuple[list[int], ...]] = {}
 

@@ -1,4 +1,4 @@
-"""Which vLLM can be protected: versions and seams as data, checked before anything is touched."""
+"""The supported vLLM versions, and the methods that must exist there; checked before anything is changed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from importlib import import_module
 
 from canary_obs.errors import UnsupportedEngine
 
-# 0.26 ran on an H200, the others on a CPU (tests/engines/vllm/real). There, with and without a canary, the V2
-# model runner asks for Triton up to 0.28 and fails in 0.29, and 0.27 and 0.28 cannot do latent attention.
+# Tested with tests/engines/vllm/real: 0.26 on an H200, the others on a CPU. On a CPU, with and without a
+# canary, the V2 model runner needs Triton up to 0.28 and fails in 0.29, and latent attention fails in 0.27
+# and 0.28.
 V1_VERSIONS = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32")
 V2_VERSIONS = ("0.26", "0.30", "0.31", "0.32")
 
 WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 
-# module:class -> method -> the first parameters it must have after self.
-SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
+# Methods that are wrapped or called: module:class -> method -> its first parameters after self.
+HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm.v1.core.sched.scheduler:Scheduler": {"schedule": ()},
     "vllm.v1.core.block_pool:BlockPool": {
         "cache_full_blocks": (
@@ -34,23 +35,23 @@ SEAMS: dict[str, dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def check_version(version: str, tried: tuple[str, ...] = V1_VERSIONS) -> None:
-    """Raises UnsupportedEngine for a version nobody has tried."""
+def check_version(version: str, supported: tuple[str, ...] = V1_VERSIONS) -> None:
+    """Raises UnsupportedEngine for a version that was not tested."""
     release = ".".join(version.split(".")[:2])
-    if release in tried:
+    if release in supported:
         return
     other = ", VLLM_USE_V2_MODEL_RUNNER=0" if release in V1_VERSIONS else ""
     raise UnsupportedEngine(
-        f"vLLM {version}{' with its V2 model runner' if other else ''}: supported are {', '.join(tried)}; "
-        f"use a supported vLLM{other} or a newer canary_obs"
+        f"vLLM {version}{' with its V2 model runner' if other else ''}: supported are "
+        f"{', '.join(supported)}; use a supported vLLM{other} or a newer canary_obs"
     )
 
 
-def check_seams() -> None:
+def check_hooks() -> None:
     """Raises UnsupportedEngine when a method is missing or takes other parameters."""
-    for path, methods in SEAMS.items():
+    for path, methods in HOOKS.items():
         for method, wanted in methods.items():
-            owner = find_seam(path, method)
+            owner = find_class(path, method)
             found = tuple(inspect.signature(getattr(owner, method)).parameters)[1:] if owner else None
             if found is None or found[: len(wanted)] != wanted:
                 raise UnsupportedEngine(
@@ -59,8 +60,8 @@ def check_seams() -> None:
                 )
 
 
-def find_seam(path: str, method: str) -> type | None:
-    """The class `module:name` when it can be imported and has the method."""
+def find_class(path: str, method: str) -> type | None:
+    """The class `module:name`; None when it cannot be imported or lacks the method."""
     module, name = path.split(":")
     try:
         owner: type | None = getattr(import_module(module), name, None)

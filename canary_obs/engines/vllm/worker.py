@@ -1,40 +1,34 @@
-"""Puts the canary into a vLLM worker once its warm-up is over, and takes it out at shutdown."""
+"""Gives a vLLM worker its canary once it is warmed up, and takes it back at shutdown."""
 
 from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import msgspec
 import torch
 
 from canary_obs.config import CanaryConfig, load
+from canary_obs.engines.toolkit.attachment import attach_adapter
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.refusal import Refusal
 from canary_obs.engines.toolkit.service_process import start_service, stop_service
-from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.engines.vllm.runner_v1 import V1Adapter
-from canary_obs.engines.vllm.runner_v2 import V2Adapter
+from canary_obs.engines.vllm.adapter import VllmAdapter, keep_modules_readable
+from canary_obs.engines.vllm.model_runners import adapter_for_runner
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.vocabulary import Mode
 
 log = logging.getLogger("canary_obs")
-RUNNERS: dict[str, type[VllmAdapter]] = {
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": V1Adapter,
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": V2Adapter,
-}
-_PROTECTION = "kv_canary"  # attribute of the worker
+_ATTRIBUTE = "kv_canary"  # of the worker: its WorkerCanary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Protection:
-    """What was put beside a worker: a canary, or the word that there is none."""
+class WorkerCanary:
+    """What a worker was given: a canary and its adapter, or a refusal that reports why not."""
 
     runtime: CanaryRuntime | None
     adapter: VllmAdapter | None
@@ -42,50 +36,53 @@ class Protection:
     service: subprocess.Popen[bytes] | None
 
 
-def follow_life(worker: Any, unsupported: str | None) -> None:
+def wrap_lifecycle(worker: Any, unsupported: str | None) -> None:
     """Attach after warm-up and after each wake-up, detach before sleep and shutdown; idempotent.
 
-    With a reason not to attach, that is reported instead.
+    `unsupported`: a reason not to attach, which is reported instead.
     """
     if "compile_or_warm_up_model" in vars(worker):
         return
     patches = MethodPatches()
 
-    def begin(original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(*given: Any, **named: Any) -> Any:
-            result = original(*given, **named)
-            tags = named.get("tags", given[0] if given else None)
+    def attach_after(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            tags = kwargs.get("tags", args[0] if args else None)  # of wake_up: None = all memory
             if tags is None or "kv_cache" in tags:
-                protect(worker, unsupported)
+                attach_to_worker(worker, unsupported)
             return result
 
         return method
 
-    def end(original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(*given: Any, **named: Any) -> Any:
-            release(worker)
-            return original(*given, **named)
+    def detach_before(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            detach_from_worker(worker)
+            return original(*args, **kwargs)
 
         return method
 
-    def last(original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(*given: Any, **named: Any) -> Any:
-            release(worker)
+    def restore_before(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            detach_from_worker(worker)
             patches.restore()
-            return original(*given, **named)
+            return original(*args, **kwargs)
 
         return method
 
-    patches.wrap(worker, "compile_or_warm_up_model", begin)
-    patches.wrap(worker, "wake_up", begin)
-    # A sleeping worker's KV memory is unmapped: nothing may read it.
-    patches.wrap(worker, "sleep", end)
-    patches.wrap(worker, "shutdown", last)
+    patches.wrap(worker, "compile_or_warm_up_model", attach_after)
+    patches.wrap(worker, "wake_up", attach_after)
+    # The KV memory of a sleeping worker is unmapped: nothing may read it.
+    patches.wrap(worker, "sleep", detach_before)
+    patches.wrap(worker, "shutdown", restore_before)
 
 
-def protect(worker: Any, unsupported: str | None = None) -> None:
-    """Attach to a worker whose KV cache is initialised; a worker that cannot be protected is reported."""
-    release(worker)
+def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
+    """Attach to a worker whose KV cache is initialised and empty.
+
+    A worker that cannot be protected keeps running; the reason is logged and reported to the service.
+    """
+    detach_from_worker(worker)
     config = load(CanaryConfig)
     if config.mode is Mode.NONE:
         return
@@ -97,14 +94,11 @@ def protect(worker: Any, unsupported: str | None = None) -> None:
     try:
         if unsupported is not None:
             raise UnsupportedEngine(unsupported)
-        # Tensors made under inference mode could not be changed outside of it.
+        # Worker methods run in inference mode; tensors created there could not be changed outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            # By name: the door stands above the engines, and here vLLM comes in from below.
-            install_canary = import_module("canary_obs.attach").install_canary
-            adapter = adapter_of(worker.model_runner)
-            runtime = install_canary(adapter, config)
-            if runtime is not None:
-                runtime.mark_ready()
+            adapter = adapter_for_runner(worker.model_runner, fresh=True)
+            runtime = attach_adapter(adapter, config)
+            runtime.mark_ready()
     except Exception as error:
         if config.mode is Mode.RAISE and not isinstance(error, UnsupportedEngine):
             raise
@@ -112,67 +106,52 @@ def protect(worker: Any, unsupported: str | None = None) -> None:
             log.exception("canary_obs: could not be attached")
         refusal = Refusal(str(error) or type(error).__name__, config, engine_version())
     keep_modules_readable()
-    vars(worker)[_PROTECTION] = Protection(runtime=runtime, adapter=adapter, refusal=refusal, service=service)
+    vars(worker)[_ATTRIBUTE] = WorkerCanary(
+        runtime=runtime, adapter=adapter, refusal=refusal, service=service
+    )
 
 
-def release(worker: Any) -> None:
-    """Detach a worker's canary; idempotent."""
-    protection = vars(worker).pop(_PROTECTION, None)
-    if protection is None:
+def detach_from_worker(worker: Any) -> None:
+    """Detach a worker's canary, or end its refusal; stop the service it started. Idempotent."""
+    given = vars(worker).pop(_ATTRIBUTE, None)
+    if given is None:
         return
-    if protection.runtime is not None:
-        protection.runtime.detach()
-    if protection.refusal is not None:
-        protection.refusal.close()
-    if protection.service is not None:
-        stop_service(protection.service)
+    if given.runtime is not None:
+        given.runtime.detach()
+    if given.refusal is not None:
+        given.refusal.close()
+    if given.service is not None:
+        stop_service(given.service)
 
 
-def keep_modules_readable() -> None:
-    """Let another vLLM engine start in this process after numba was loaded here; idempotent.
-
-    vLLM's CPU platform asks every attribute of every module for `__dict__`. llvmlite's library object takes
-    any name for a function of the library, and what it answers ends that engine's start.
-    """
-    ffi = sys.modules.get("llvmlite.binding.ffi")
-    if ffi is not None and hasattr(ffi.lib, "_fntab"):
-        ffi.lib._fntab.setdefault("__dict__", {})
+def canary_of(worker: Any) -> WorkerCanary | None:
+    """What `attach_to_worker` gave a worker; None = nothing."""
+    given: WorkerCanary | None = vars(worker).get(_ATTRIBUTE)
+    return given
 
 
 def runtime_of(worker: Any) -> CanaryRuntime | None:
-    """The canary of a worker; None when it has none."""
-    protection: Protection | None = vars(worker).get(_PROTECTION)
-    return protection.runtime if protection else None
+    """The canary of a worker; None = it is not protected."""
+    given = canary_of(worker)
+    return given.runtime if given else None
 
 
 def attached_adapter(worker: Any) -> VllmAdapter:
-    """Through which a worker's canary sees it. Raises UnsupportedEngine when it has none."""
-    protection: Protection | None = vars(worker).get(_PROTECTION)
-    if protection is None or protection.runtime is None or protection.adapter is None:
-        raise UnsupportedEngine("this worker is not protected; its log says why")
-    return protection.adapter
+    """The adapter of a worker's canary. Raises UnsupportedEngine when it has none."""
+    given = canary_of(worker)
+    if given is None or given.runtime is None or given.adapter is None:
+        raise UnsupportedEngine("this worker is not protected; its log names the reason")
+    return given.adapter
 
 
 def engine_version() -> str:
-    """vLLM's."""
+    """The installed vLLM's version."""
     import vllm
 
     return str(vllm.__version__)
 
 
-def adapter_of(runner: Any) -> VllmAdapter:
-    """The adapter of a model runner. Raises UnsupportedEngine."""
-    kinds = {f"{kind.__module__}:{kind.__qualname__}" for kind in type(runner).__mro__}
-    for name, adapter in RUNNERS.items():
-        if name in kinds:
-            return adapter(runner)
-    raise UnsupportedEngine(
-        f"vLLM's model runner {type(runner).__module__}.{type(runner).__qualname__} is not known; "
-        f"supported are {', '.join(RUNNERS)}"
-    )
-
-
 def rank_of(worker: Any) -> int:
-    """One number per worker of the whole deployment: data parallel replicas follow one another."""
+    """The worker's number in the whole deployment, data-parallel replicas counted one after another."""
     parallel = worker.vllm_config.parallel_config
     return int(parallel.data_parallel_index) * int(parallel.world_size) + int(worker.rank)

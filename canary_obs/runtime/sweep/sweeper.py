@@ -15,6 +15,7 @@ from canary_kernels.fingerprint import compare_slots
 from canary_kernels.verify import verify_list
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import CachedSlots
+from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import StartSweep, SweepProgress
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.device.upload_ring import UploadRing
@@ -85,6 +86,7 @@ class Sweeper:
         self.last: SweepProgress | None = None
         self.last_completed_ns: int | None = None
         self.last_completed: float | None = None  # time.monotonic()
+        self._refused_at = 0.0  # time.monotonic()
 
     @property
     def running(self) -> bool:
@@ -93,7 +95,7 @@ class Sweeper:
 
     def idle_due(self, ready_at: float) -> bool:
         """Whether an idle engine's next sweep is due; ready_at: time.monotonic() when protection began."""
-        since = self.last_completed or ready_at
+        since = max(self.last_completed or ready_at, self._refused_at)
         return not self.running and time.monotonic() - since > self._config.idle_sweep_seconds
 
     @property
@@ -180,14 +182,19 @@ class Sweeper:
             started=time.perf_counter(), step=step, groups=names,
         )  # fmt: skip
         refusal = self._walk.refusal(command)
+        if refusal is None:
+            try:
+                current.work += [
+                    (self._state.by_name[name], self._walk.slots(name, command)) for name in names
+                ]
+            except UnsupportedEngine as error:  # the engine does not show what its prefix cache holds
+                refusal = str(error)
         if refusal is not None:
+            self._refused_at = time.monotonic()
             self.last = self._describe(current, SweepStatus.FAILED, refusal)
             self._report(self.last)
             return
-        for name in names:
-            cached = self._walk.slots(name, command)
-            current.work.append((self._state.by_name[name], cached))
-            current.total += cached.slots.numel()
+        current.total = sum(cached.slots.numel() for _, cached in current.work)
         self._pass = current
         self._shares.start()
         self._report(self._describe(current, SweepStatus.RUNNING))

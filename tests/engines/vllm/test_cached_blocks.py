@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, strategies as st
 
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded, Published, PublishedRun
-from canary_obs.errors import CanaryError
+from canary_obs.errors import UnsupportedEngine
 
 
 def mirror(locked: set[int] | None = None) -> CachedBlocks:
-    return CachedBlocks({"full": (0, 16, 4)}, lambda _: locked or set())
+    return CachedBlocks({"full": (0, 16, 4)}, lambda _: locked or set(), empty=True)
 
 
 def held(blocks: CachedBlocks) -> list[tuple[int, int, int]]:
@@ -86,5 +86,5 @@ def test_a_scheduler_that_does_not_report_is_an_error_and_not_an_empty_cache() -
     blocks = mirror()
     assert held(blocks) == []
     blocks.apply(None)
-    with pytest.raises(CanaryError, match="does not report"):
+    with pytest.raises(UnsupportedEngine, match="does not report"):
         blocks.cached("full", unlocked_only=False)

@@ -6,10 +6,11 @@ import random
 
 import pytest
 
+from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import CancelSweep, StartSweep, SweepProgress, SweepReport, Violations
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.transport.links import LocalLink
-from canary_obs.vocabulary import Cause, Reason, SweepStatus, Trigger
+from canary_obs.vocabulary import Cause, Reason, State, SweepStatus, Trigger
 
 TRIALS = 500
 
@@ -160,3 +161,19 @@ def test_a_sweep_tells_each_groups_part(make_rig) -> None:
         assert (share.group, share.total, share.checked) == ("full", sweep.total, sweep.checked)
         assert share.violations == sweep.violations == violations
         assert 0 <= share.began <= share.ended <= sweep.seconds
+
+
+def test_an_engine_that_does_not_show_its_prefix_cache(make_rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UnsupportedEngine("the scheduler does not report")
+
+    rig = make_rig()
+    rig.run(20)
+    monkeypatch.setattr(rig.canary._adapter.prefix_cache, "cached", refuse)
+    result = sweep_now(rig)
+    assert (result.status, result.error, result.total) == (
+        SweepStatus.FAILED, "the scheduler does not report", 0,
+    )  # fmt: skip
+    assert not rig.canary.sweeper.idle_due(0.0), "not asked again at once"
+    assert rig.canary.verdict() == (State.DEGRADED, ("the last sweep failed: the scheduler does not report",))
+    assert rig.canary.health.faults.total() == 0

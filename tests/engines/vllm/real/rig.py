@@ -38,9 +38,9 @@ class Rig:
         self.found: list[Violation] = []
         self.watch()
 
-    def watch(self) -> None:
-        """Look at the canary that the worker has now."""
-        self._canary = runtime_of(self.worker)
+    def watch(self, canary: CanaryRuntime | None = None) -> None:
+        """Collect the violations of this canary, by default of the one that the worker has now."""
+        self._canary = canary or runtime_of(self.worker)
         if self._canary is not None:
             keep = self._canary.reporter.violations
 

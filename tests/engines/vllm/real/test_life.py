@@ -91,7 +91,7 @@ def unregistered() -> Iterator[None]:
 @pytest.mark.usefixtures("unregistered")
 def test_detaching_leaves_every_object_as_it_was(make_rig: Any) -> None:
     owners = [
-        (versions.find_seam(path, name), name) for path, names in versions.SEAMS.items() for name in names
+        (versions.find_class(path, name), name) for path, names in versions.HOOKS.items() for name in names
     ]
 
     def found() -> list[Any]:
@@ -104,11 +104,11 @@ def test_detaching_leaves_every_object_as_it_was(make_rig: Any) -> None:
     rig = make_rig()
     answers = rig.generate(prompts(3), 6)
     canary = rig.canary
-    worker.release(rig.worker)
+    worker.detach_from_worker(rig.worker)
     plain = dict(vars(rig.runner))
-    worker.protect(rig.worker)
+    worker.attach_to_worker(rig.worker)
     assert set(vars(rig.runner)) - set(plain) == {"execute_model", "_model_forward", "_dummy_run"}
-    worker.release(rig.worker)
+    worker.detach_from_worker(rig.worker)
     assert vars(rig.runner).keys() == plain.keys()
     assert all(map(operator.is_, vars(rig.runner).values(), plain.values()))
     plugin.unregister()

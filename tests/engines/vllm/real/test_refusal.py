@@ -84,6 +84,6 @@ def test_a_method_with_other_parameters_is_refused(monkeypatch: pytest.MonkeyPat
     from canary_obs.engines.vllm import versions
 
     path = "vllm.v1.core.block_pool:BlockPool"
-    monkeypatch.setitem(versions.SEAMS, path, {"touch": ("request",)})
+    monkeypatch.setitem(versions.HOOKS, path, {"touch": ("request",)})
     with pytest.raises(UnsupportedEngine, match="touch has parameters"):
-        versions.check_seams()
+        versions.check_hooks()
