@@ -150,7 +150,7 @@ def load(
     if isinstance(settings, CanaryConfig):
         _check_canary(settings, labels)
     else:
-        _check_service(settings, labels)
+        check_bind(settings, labels.get("host", "host"))
     return settings
 
 
@@ -210,14 +210,12 @@ def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
         )
 
 
-def _check_service(settings: ServiceConfig, labels: Mapping[str, str]) -> None:
+def check_bind(settings: ServiceConfig, label: str = "host") -> None:
+    """Raise ConfigurationError for a host beyond loopback without any token."""
     if not settings.token and not settings.tokens_file and not is_loopback(settings.host):
-        raise ConfigurationError(
-            labels.get("host", "host"),
-            settings.host,
-            "without a token the service binds to loopback only",
-            f"Set {PREFIX}TOKEN or {PREFIX}TOKENS_FILE, or bind to 127.0.0.1.",
-        )
+        rule = "without a token the service only binds to loopback"
+        remedy = f"Set {PREFIX}TOKEN or {PREFIX}TOKENS_FILE, or bind to 127.0.0.1."
+        raise ConfigurationError(label, settings.host, rule, remedy)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""The door of the service process: listener, hub, log and web application together."""
+"""The service process: listener, hub, logs, tracing and web application."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from canary_obs.service.app import create_app
 from canary_obs.service.context import Dependencies
 from canary_obs.service.event_stream import EventStream
 from canary_obs.service.token_store import TokenStore
-from canary_obs.telemetry.log import Event, EventLog, Fields, open_log, order_fields, violation_fields
+from canary_obs.telemetry.log import Event, EventLog, Fields, audit_fields, open_log, violation_fields
 from canary_obs.telemetry.tracing import Tracing, open_tracing
 from canary_obs.transport.keys import ServiceKeys, service_keys
 from canary_obs.transport.links import LocalLink
@@ -33,46 +33,49 @@ SHUTDOWN_SECONDS = 5
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it is ready."""
+    """uvicorn with an event that is set once it accepts requests."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then tell who waits."""
+        """Start, then set `ready`."""
         await super().startup(sockets)
         self.ready.set()
 
 
 class ServiceThread:
-    """The whole service in threads of this process. Opening raises ConfigurationError and leaves nothing."""
+    """The whole service in threads of this process."""
 
     def __init__(self, config: ServiceConfig | None = None, *, link: LocalLink | None = None) -> None:
-        """With `link` the engine is in this process; without, engines reach `config.endpoint`."""
+        """Start everything. Raises ConfigurationError, and then leaves nothing open.
+
+        With `link` the engine is in this process; without, engines connect to `config.endpoint`.
+        """
         self.config = ServiceConfig() if config is None else config
         token_store = TokenStore(self.config)
         keys = service_keys(self.config) if link is None else None
         self.hub = Hub(self.config)
         self._socket = bind_port(self.config)
         try:
-            self._log = self._write("violation_log", violation_fields)
-            self._audit = self._write("audit_log", order_fields)
-            self.hub.subscribe(self._log)
-            self._tracing = self._trace()
-            self._listener = self._listen(link, keys)
+            self._violation_log = self._open_log("violation_log", violation_fields)
+            self._audit_log = self._open_log("audit_log", audit_fields)
+            self.hub.subscribe(self._violation_log)
+            self._tracing = self._open_tracing()
+            self._listener = self._open_listener(link, keys)
         except BaseException:
             self._socket.close()
             raise
         self.port: int = self._socket.getsockname()[1]
-        around = Dependencies(
-            log_dropped=lambda: self._log.dropped + self._audit.dropped,
+        dependencies = Dependencies(
+            log_dropped=lambda: self._violation_log.dropped + self._audit_log.dropped,
             exports=lambda: self._tracing.counts if self._tracing else {},
             listening=lambda: self._listener.alive,
-            audit=lambda order: self._audit((order,)),
+            audit=lambda event: self._audit_log((event,)),
         )
-        app = create_app(self.hub, self.config, token_store=token_store, around=around)
-        self._feed: EventStream = app.state.context.event_stream
+        app = create_app(self.hub, self.config, token_store=token_store, dependencies=dependencies)
+        self._event_stream: EventStream = app.state.context.event_stream
         options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
         self._server = _Server(
             uvicorn.Config(app, **options, timeout_graceful_shutdown=SHUTDOWN_SECONDS, server_header=False)
@@ -85,18 +88,18 @@ class ServiceThread:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The base URL, without a trailing slash."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         return f"http://{host}:{self.port}"
 
     @property
     def alive(self) -> bool:
-        """Whether the web server runs."""
+        """Whether the web server is running."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Finish requests, take what engines have sent, write the log, release everything; idempotent."""
-        self._feed.close()
+        """Finish requests, receive what engines have sent, write the logs, release everything; idempotent."""
+        self._event_stream.close()
         self._server.should_exit = True
         self._thread.join()
         self._listener.close()
@@ -105,17 +108,17 @@ class ServiceThread:
         self._close_logs()
         self._socket.close()
 
-    def _write(self, part: str, fields: Callable[[Event], Fields]) -> EventLog[Event]:
+    def _open_log(self, part: str, fields: Callable[[Event], Fields]) -> EventLog[Event]:
         def on_drop(error: Exception) -> None:
             self.hub.fault(part, error, State.DEGRADED)
 
         return open_log(self.config.log_file, fields, on_drop)
 
     def _close_logs(self) -> None:
-        self._log.close()
-        self._audit.close()
+        self._violation_log.close()
+        self._audit_log.close()
 
-    def _trace(self) -> Tracing | None:
+    def _open_tracing(self) -> Tracing | None:
         try:
             tracing = open_tracing(self.hub)
         except BaseException:
@@ -125,7 +128,7 @@ class ServiceThread:
             self.hub.subscribe(tracing)
         return tracing
 
-    def _listen(self, link: LocalLink | None, keys: ServiceKeys | None) -> LocalListener | ZmqListener:
+    def _open_listener(self, link: LocalLink | None, keys: ServiceKeys | None) -> LocalListener | ZmqListener:
         try:
             if link is not None:
                 return LocalListener(link, self.hub)
@@ -144,15 +147,15 @@ class ServiceThread:
 
 
 def serve(config: ServiceConfig | None = None) -> None:
-    """Run until SIGTERM or SIGINT. Raises ConfigurationError before anything is left running."""
+    """Run until SIGTERM or SIGINT. Raises ConfigurationError when the service cannot start."""
     config = load(ServiceConfig) if config is None else config
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    # Before the threads start, so that an early signal is a clean end too.
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    # Installed before the threads start, so that an early signal also ends the service cleanly.
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         service = ServiceThread(config)
         try:
@@ -160,11 +163,11 @@ def serve(config: ServiceConfig | None = None) -> None:
             print(f"canary_obs service at {service.url}, settings: {settings}", file=sys.stderr, flush=True)
             while not stop.wait(1.0):
                 if not service.alive:
-                    raise CanaryError("the web server ended by itself; its log has the reason")
+                    raise CanaryError("the web server stopped unexpectedly; its log has the reason")
         finally:
             service.close()
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -179,5 +182,5 @@ def bind_port(config: ServiceConfig) -> socket.socket:
         if error.errno in (errno.EADDRNOTAVAIL, None) or isinstance(error, socket.gaierror):
             remedy = f"Set {PREFIX}HOST to an address of this machine."
             raise ConfigurationError("host", config.host, rule, remedy) from None
-        remedy = f"Stop what listens there, or set {PREFIX}PORT to another port (0 = any free one)."
+        remedy = f"Stop the process on that port, or set {PREFIX}PORT to another port (0 = any free one)."
         raise ConfigurationError("port", config.port, rule, remedy) from None

@@ -74,7 +74,7 @@ def test_a_refusal_names_setting_value_and_remedy(variable: str, value: str, tol
 
 
 def test_a_wide_bind_without_a_token_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="loopback only"):
+    with pytest.raises(ConfigurationError, match="only binds to loopback"):
         load(ServiceConfig, environ={"KV_CANARY_HOST": "0.0.0.0"})
     assert load(ServiceConfig, environ={"KV_CANARY_HOST": "0.0.0.0", "KV_CANARY_TOKEN": "s3cret"}).token
     assert load(ServiceConfig, environ={"KV_CANARY_HOST": "::1"}).host == "::1"

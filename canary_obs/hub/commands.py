@@ -19,18 +19,18 @@ class UnknownGroup(CanaryError):
         super().__init__(f"no rank has the groups {', '.join(unknown)}; there are: {', '.join(known)}")
 
 
-class OrderEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An order that somebody with a token gave, and what came of it: for the audit log."""
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A write request by a known caller and its outcome, for the audit log."""
 
-    time_ns: int  # when it arrived
+    time_ns: int  # of arrival
     method: str
-    route: str  # with the names of its parameters
+    route: str  # template, as in /canary/sweeps/{sweep_id}
     path: str
-    scope: str  # that it needs
-    token: str | None  # the token's name, never the token; None = none is asked for
+    scope: str  # that the route requires
+    token: str | None  # the token's name, never the token; None = the service runs without tokens
     client: str | None  # address
-    status: int | None  # of the answer; None = it failed, or its caller left before
-    location: str | None  # of what the order started
+    status: int | None  # None = the app raised, or the client disconnected before the response
+    location: str | None  # Location header: what the request has started
     seconds: float
 
 

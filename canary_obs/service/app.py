@@ -12,11 +12,11 @@ from canary_obs.hub.hub import Hub
 from canary_obs.service.auth import AuthMiddleware
 from canary_obs.service.context import AppContext, Dependencies
 from canary_obs.service.event_stream import EventStream
-from canary_obs.service.problems import answer_with_problems
+from canary_obs.service.problems import install_problem_handlers
 from canary_obs.service.rate_limiter import RateLimiter
 from canary_obs.service.route_policy import RoutePolicy
 from canary_obs.service.routes import canary, drills, events, incidents, page, probes, sweeps
-from canary_obs.service.schemas import components, guarded
+from canary_obs.service.schemas import components, document_scopes
 from canary_obs.service.token_store import TokenStore
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
@@ -25,14 +25,14 @@ ROUTERS = tuple(routes.router for routes in (probes, canary, drills, events, inc
 
 
 class CanaryApp(FastAPI):
-    """FastAPI whose OpenAPI document also holds the answers' own schemas and who may ask."""
+    """FastAPI whose OpenAPI document also has the response schemas and the scope of each operation."""
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document."""
         if not self.openapi_schema:
             document = super().openapi()
             document.setdefault("components", {}).setdefault("schemas", {}).update(components())
-            guarded(document, with_tokens=self.state.with_tokens)
+            document_scopes(document, with_tokens=self.state.with_tokens)
         assert self.openapi_schema is not None
         return self.openapi_schema
 
@@ -42,27 +42,27 @@ def create_app(
     config: ServiceConfig | None = None,
     *,
     token_store: TokenStore | None = None,
-    around: Dependencies | None = None,
+    dependencies: Dependencies | None = None,
 ) -> FastAPI:
-    """The application. Raises ConfigurationError for tokens that cannot be used or that are missing."""
+    """The web application. Raises ConfigurationError for unusable tokens, or a wide bind without any."""
     config = hub.config if config is None else config
     token_store = TokenStore(config) if token_store is None else token_store
-    around = Dependencies() if around is None else around
+    dependencies = Dependencies() if dependencies is None else dependencies
     event_stream = EventStream(hub)
     hub.subscribe(event_stream)
-    # FastAPI's own documentation pages load scripts from elsewhere; the document itself has a route of ours.
+    # FastAPI's documentation pages load scripts from a CDN. /openapi.json is a route of ours, with a scope.
     app = CanaryApp(title="canary_obs", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.with_tokens = not token_store.empty
     app.state.context = AppContext(
         hub=hub,
         config=config,
         event_stream=event_stream,
-        metrics=Exposition(HubCollector(hub, around.log_dropped, around.exports)),
-        listening=around.listening,
+        metrics=Exposition(HubCollector(hub, dependencies.log_dropped, dependencies.exports)),
+        listening=dependencies.listening,
     )
     for router in ROUTERS:
         app.include_router(router)
-    answer_with_problems(app)
+    install_problem_handlers(app)
     limiter = RateLimiter(config.orders_per_minute)
-    app.add_middleware(AuthMiddleware, RoutePolicy(ROUTERS), token_store, limiter, around.audit)
+    app.add_middleware(AuthMiddleware, RoutePolicy(ROUTERS), token_store, limiter, dependencies.audit)
     return app

@@ -1,4 +1,4 @@
-"""Who may ask: a token with the route's scope where tokens are set, and never a stranger's web page."""
+"""Authentication and authorization of HTTP requests, write limits and the audit of write requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from canary_obs.config import PREFIX, is_loopback
-from canary_obs.hub.commands import OrderEvent
+from canary_obs.hub.commands import AuditEvent
 from canary_obs.service.problems import problem
 from canary_obs.service.rate_limiter import RateLimiter
-from canary_obs.service.route_policy import ORDERS, RoutePolicy, RouteRule
+from canary_obs.service.route_policy import WRITE_SCOPES, RoutePolicy, RouteRule
 from canary_obs.service.token_store import Caller, TokenStore
 
 MAX_BODY_BYTES = 64 << 10
@@ -29,20 +29,20 @@ _SECURITY_HEADERS = (
 )
 
 
-Audit = Callable[[OrderEvent], None]
+Audit = Callable[[AuditEvent], None]
 
 
 class AuthMiddleware:
-    """ASGI middleware in front of everything: what has no door stays closed, every order is written down."""
+    """ASGI middleware around the app: only routes with a rule are served, write requests are audited."""
 
     def __init__(
-        self, app: ASGIApp, doors: RoutePolicy, token_store: TokenStore, limiter: RateLimiter, audit: Audit
+        self, app: ASGIApp, policy: RoutePolicy, token_store: TokenStore, limiter: RateLimiter, audit: Audit
     ) -> None:
-        self._app, self._doors, self._keyring = app, doors, token_store
-        self._allowance, self._audit = limiter, audit
+        self._app, self._policy, self._token_store = app, policy, token_store
+        self._limiter, self._audit = limiter, audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it with a problem document."""
+        """Pass a request on to the app, or answer it with a problem document."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -53,74 +53,74 @@ class AuthMiddleware:
             await send(message)
 
         headers = Headers(scope=scope)
-        door = self._doors.find(scope["method"], scope["path"])
-        caller = self._keyring.caller(headers.get("authorization", ""))
-        refused = self._refusal(scope, headers, door, caller)
-        if door is None or door.scope not in ORDERS or caller is None:
-            await (refused or self._app)(scope, _Limited(receive), send_secured)
+        rule = self._policy.rule_for(scope["method"], scope["path"])
+        caller = self._token_store.authenticate(headers.get("authorization", ""))
+        refused = self._refusal(scope, headers, rule, caller)
+        if rule is None or rule.scope not in WRITE_SCOPES or caller is None:
+            await (refused or self._app)(scope, _LimitedBody(receive), send_secured)
             return
-        answer = _Answer(send_secured)
-        arrived_ns, began = time.time_ns(), time.monotonic()
+        response = _ResponseRecorder(send_secured)
+        arrived_ns, started = time.time_ns(), time.monotonic()
         try:
-            await (refused or self._app)(scope, _Limited(receive), answer)
+            await (refused or self._app)(scope, _LimitedBody(receive), response)
         finally:
-            order = OrderEvent(
-                time_ns=arrived_ns, method=scope["method"], route=door.path,
-                path=scope["path"][:MAX_PATH_LOGGED], scope=door.scope.value, token=caller.name,
+            event = AuditEvent(
+                time_ns=arrived_ns, method=scope["method"], route=rule.path,
+                path=scope["path"][:MAX_PATH_LOGGED], scope=rule.scope.value, token=caller.name,
                 client=scope["client"][0] if scope.get("client") else None,
-                status=answer.status, location=answer.location, seconds=time.monotonic() - began,
+                status=response.status, location=response.location, seconds=time.monotonic() - started,
             )  # fmt: skip
-            self._audit(order)
+            self._audit(event)
 
     def _refusal(
-        self, scope: Scope, headers: Headers, door: RouteRule | None, caller: Caller | None
+        self, scope: Scope, headers: Headers, rule: RouteRule | None, caller: Caller | None
     ) -> Response | None:
         path = scope["path"]
-        if self._keyring.empty and not is_loopback(_host_of(headers.get("host", "localhost"))):
-            # DNS rebinding: a web page whose name was pointed at this machine.
-            detail = f"without a token only loopback names are served; set {PREFIX}TOKEN for others"
+        if self._token_store.empty and not is_loopback(_host_of(headers.get("host", "localhost"))):
+            # DNS rebinding: a web page whose host name resolves to this machine.
+            detail = f"without a token only loopback host names are served; set {PREFIX}TOKEN for others"
             return problem(421, detail, path)
-        if door is None or door.scope is not None:
+        if rule is None or rule.scope is not None:
             if caller is None:
                 challenge = {"WWW-Authenticate": 'Bearer realm="canary_obs"'}
                 detail = "send a token of the service as Authorization: Bearer TOKEN"
                 return problem(401, detail, path, headers=challenge)
-            if (closed := self._closed(scope, door, caller)) is not None:
-                return closed
+            if (forbidden := self._forbidden(scope, rule, caller)) is not None:
+                return forbidden
         origin = headers.get("origin")
         if origin and scope["method"] not in _SAFE_METHODS and urlsplit(origin).netloc != headers.get("host"):
-            return problem(403, "a page of another origin may not give orders", path)
+            return problem(403, "a page of another origin may not send write requests", path)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            return problem(413, f"a body may have {MAX_BODY_BYTES} bytes", path)
-        if door is not None and door.scope in ORDERS and caller is not None:
-            return self._too_many(caller, path)
+            return problem(413, f"a request body may have at most {MAX_BODY_BYTES} bytes", path)
+        if rule is not None and rule.scope in WRITE_SCOPES and caller is not None:
+            return self._rate_limited(caller, path)
         return None
 
-    def _too_many(self, caller: Caller, path: str) -> Response | None:
-        seconds = math.ceil(self._allowance.wait(caller.name))
+    def _rate_limited(self, caller: Caller, path: str) -> Response | None:
+        seconds = math.ceil(self._limiter.acquire(caller.name))
         if seconds == 0:
             return None
-        detail = f"too many orders; the next one may come in {seconds} s ({PREFIX}ORDERS_PER_MINUTE)"
+        detail = f"too many write requests; retry in {seconds} s (limit: {PREFIX}ORDERS_PER_MINUTE)"
         return problem(429, detail, path, kind="too-many-orders", headers={"Retry-After": str(seconds)})
 
-    def _closed(self, scope: Scope, door: RouteRule | None, caller: Caller) -> Response | None:
+    def _forbidden(self, scope: Scope, rule: RouteRule | None, caller: Caller) -> Response | None:
         method, path = scope["method"], scope["path"]
-        if door is None:
-            if methods := ", ".join(self._doors.methods(path)):
+        if rule is None:
+            if methods := ", ".join(self._policy.allowed_methods(path)):
                 detail = f"{method} {path}: use {methods}"
                 return problem(405, detail, path, headers={"Allow": methods})
-            return problem(404, f"{method} {path}: not found; GET /openapi.json lists what there is", path)
-        if door.scope is None or door.scope in caller.scopes:
+            return problem(404, f"{method} {path}: not found; GET /openapi.json lists all routes", path)
+        if rule.scope is None or rule.scope in caller.scopes:
             return None
-        who = "without a token" if caller.name is None else f"token {caller.name!r}"
-        detail = f"{who} may not do this: it needs the scope {door.scope.value!r}"
+        who = "a request without a token" if caller.name is None else f"token {caller.name!r}"
+        detail = f"{who} lacks the scope {rule.scope.value!r}"
         granted = sorted(caller.scopes)
-        return problem(403, detail, path, kind="missing-scope", needed=door.scope.value, granted=granted)
+        return problem(403, detail, path, kind="missing-scope", needed=rule.scope.value, granted=granted)
 
 
-class _Answer:
-    """Passes an answer on and remembers what it was."""
+class _ResponseRecorder:
+    """Passes a response on and records its status and Location header."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -134,16 +134,16 @@ class _Answer:
         await self._send(message)
 
 
-class _Limited:
-    """A request body that ends as a disconnect once it is longer than announced bodies may be."""
+class _LimitedBody:
+    """A request body that ends as a disconnect once it exceeds MAX_BODY_BYTES, announced or not."""
 
     def __init__(self, receive: Receive) -> None:
-        self._receive, self._seen = receive, 0
+        self._receive, self._received_bytes = receive, 0
 
     async def __call__(self) -> Message:
         message = await self._receive()
-        self._seen += len(message.get("body", b""))
-        return {"type": "http.disconnect"} if self._seen > MAX_BODY_BYTES else message
+        self._received_bytes += len(message.get("body", b""))
+        return {"type": "http.disconnect"} if self._received_bytes > MAX_BODY_BYTES else message
 
 
 def _host_of(netloc: str) -> str:

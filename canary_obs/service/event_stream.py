@@ -1,4 +1,9 @@
-"""What happened, as a bounded history of numbered events; every stream is a place in it and nothing more."""
+"""A bounded history of numbered events; a client's stream is a position in it.
+
+sse-starlette 3.7 was considered: it would replace the framing and the heartbeat, about 20 lines of
+routes/events.py. It has no history, Last-Event-ID or limit of streams, and it detects shutdown by patching
+uvicorn's signal handler for the whole process, which a server in a thread does not use.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +23,12 @@ from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Identity
 from canary_obs.vocabulary import State
 
-EVENTS_KEPT = 2048  # violations, and everything else, each
-LOOK_SECONDS = 0.25
+EVENTS_KEPT = 2048  # of violations, and of all other events
+POLL_SECONDS = 0.25
 
 
-class FeedKind(StrEnum):
-    """What an event tells."""
+class EventKind(StrEnum):
+    """The `event` field of a server-sent event."""
 
     STATE = "state"
     VIOLATION = "violation"
@@ -35,7 +40,7 @@ class FeedKind(StrEnum):
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A state as it is now; `identity` None = the verdict over all ranks, `before` None = the first look."""
+    """A new state; `identity` None = the verdict over all ranks, `before` None = not known before."""
 
     identity: Identity | None
     before: State | None
@@ -45,130 +50,130 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """Events that this stream will not get; `count` None = unknown, the service has restarted since."""
+    """Events that this stream will not receive; `count` None = unknown, as the service has restarted."""
 
     count: int | None
 
 
-class FeedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event; `number` counts up from 1, and is 0 for what only one stream is told."""
+class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event; `number` counts up from 1, and is 0 for an event of a single stream, outside the history."""
 
     number: int
-    kind: FeedKind
+    kind: EventKind
     data: msgspec.Struct
 
 
 class EventStream:
-    """A hub subscriber. Whoever streams calls `look` now and then; without streams nothing is looked at."""
+    """A hub subscriber that keeps the history. Streams call `poll` regularly; nothing else reads the hub."""
 
     def __init__(self, hub: Hub, clock: Callable[[], float] = time.monotonic) -> None:
         self._hub, self._clock = hub, clock
         self._lock = threading.Lock()
-        # Apart, so that a flood of violations never hides a change of state.
-        self._violations: deque[FeedEvent] = deque(maxlen=EVENTS_KEPT)
-        self._others: deque[FeedEvent] = deque(maxlen=EVENTS_KEPT)
-        self._looked = float("-inf")
+        # Kept apart, so that a flood of violations does not push out state changes.
+        self._violations: deque[StreamEvent] = deque(maxlen=EVENTS_KEPT)
+        self._others: deque[StreamEvent] = deque(maxlen=EVENTS_KEPT)
+        self._polled_at = float("-inf")
         self._states: dict[tuple[str, str, int] | None, State] = {}
-        self._incidents: dict[str, int | None] = {}  # when they closed
-        self._sweeps: dict[str, int | None] = {}  # when they ended
-        self.life = secrets.token_hex(4)  # numbers of another life mean nothing in this one
-        self.last = 0
-        self.streams = 0
+        self._incidents: dict[str, int | None] = {}  # closed_ns by incident id
+        self._sweeps: dict[str, int | None] = {}  # ended_ns by sweep id
+        self.epoch = secrets.token_hex(4)  # part of event ids: numbers start again with each process
+        self.last_number = 0
+        self.open_streams = 0
         self.closed = False
 
     def __call__(self, events: tuple[ViolationEvent, ...]) -> None:
-        """Take in new violations; never blocks."""
+        """Publish new violations; never blocks."""
         for event in events:
-            self._publish(self._violations, FeedKind.VIOLATION, event)
+            self._publish(self._violations, EventKind.VIOLATION, event)
 
     def close(self) -> None:
-        """Streams end at their next look."""
+        """End all streams, each at its next poll."""
         self.closed = True
 
     @contextmanager
-    def streaming(self) -> Iterator[None]:
-        """Counts a stream while it lasts."""
-        self.streams += 1
+    def counted(self) -> Iterator[None]:
+        """Count one more open stream inside the block."""
+        self.open_streams += 1
         try:
             yield
         finally:
-            self.streams -= 1
+            self.open_streams -= 1
 
-    def look(self) -> None:
-        """Publish what has changed in the hub since the last look, at most once per half LOOK_SECONDS."""
+    def poll(self) -> None:
+        """Publish what has changed in the hub since the last poll, at most once per POLL_SECONDS / 2."""
         now = self._clock()
-        if now - self._looked < LOOK_SECONDS / 2:
+        if now - self._polled_at < POLL_SECONDS / 2:
             return
-        self._looked = now
-        self._look_at_sweeps()
-        self._look_at_incidents()
-        self._look_at_states()
+        self._polled_at = now
+        self._publish_sweeps()
+        self._publish_incidents()
+        self._publish_states()
 
-    def verdict(self) -> FeedEvent:
-        """The state now, for a stream that begins."""
+    def current_state(self) -> StreamEvent:
+        """The verdict over all ranks now, as the first event of a new stream."""
         state, reasons = self._hub.verdict()
         change = StateChange(identity=None, before=None, state=state, reasons=reasons, time_ns=time.time_ns())
-        return FeedEvent(number=0, kind=FeedKind.STATE, data=change)
+        return StreamEvent(number=0, kind=EventKind.STATE, data=change)
 
-    def after(self, number: int) -> list[FeedEvent]:
-        """Every event kept with a higher number, in order; first a DROPPED if some are kept no more."""
+    def after(self, number: int) -> list[StreamEvent]:
+        """Every kept event with a higher number, in order, after a DROPPED if some are no longer kept."""
         with self._lock:
-            kept = [event for ring in (self._violations, self._others) for event in _newer(ring, number)]
-            lost = self.last - number - len(kept)
+            kept = [event for events in (self._violations, self._others) for event in _newer(events, number)]
+            lost = self.last_number - number - len(kept)
         kept.sort(key=lambda event: event.number)
         return [dropped(lost), *kept] if lost else kept
 
-    def _publish(self, ring: deque[FeedEvent], kind: FeedKind, data: msgspec.Struct) -> None:
+    def _publish(self, events: deque[StreamEvent], kind: EventKind, data: msgspec.Struct) -> None:
         with self._lock:
-            self.last += 1
-            ring.append(FeedEvent(number=self.last, kind=kind, data=data))
+            self.last_number += 1
+            events.append(StreamEvent(number=self.last_number, kind=kind, data=data))
 
-    def _look_at_sweeps(self) -> None:
-        # Only what has changed: all sweeps of a large fleet take the hub 24 ms to tell.
+    def _publish_sweeps(self) -> None:
+        # Only changed ones are read: building the records of all sweeps of 64 ranks takes the hub 24 ms.
         for record in reversed(self._hub.sweeps(self._sweeps)):
             if record.id not in self._sweeps:
-                self._publish(self._others, FeedKind.SWEEP_BEGUN, record)
-            # A rank that joins late opens a sweep again.
+                self._publish(self._others, EventKind.SWEEP_BEGUN, record)
+            # May happen again: a rank that joins late reopens a sweep.
             if record.ended_ns is not None:
-                self._publish(self._others, FeedKind.SWEEP_ENDED, record)
+                self._publish(self._others, EventKind.SWEEP_ENDED, record)
             self._sweeps[record.id] = record.ended_ns
         while len(self._sweeps) > 2 * RECORDS_KEPT:
             del self._sweeps[next(iter(self._sweeps))]
 
-    def _look_at_incidents(self) -> None:
-        cases = self._hub.incidents.newest_first()
-        for case in reversed(cases):
-            if case.id not in self._incidents:
-                self._publish(self._others, FeedKind.INCIDENT_OPENED, case)
-            if case.closed_ns is not None and self._incidents.get(case.id) is None:
-                self._publish(self._others, FeedKind.INCIDENT_CLOSED, case)
-        self._incidents = {case.id: case.closed_ns for case in cases}
+    def _publish_incidents(self) -> None:
+        incidents = self._hub.incidents.newest_first()
+        for incident in reversed(incidents):
+            if incident.id not in self._incidents:
+                self._publish(self._others, EventKind.INCIDENT_OPENED, incident)
+            if incident.closed_ns is not None and self._incidents.get(incident.id) is None:
+                self._publish(self._others, EventKind.INCIDENT_CLOSED, incident)
+        self._incidents = {incident.id: incident.closed_ns for incident in incidents}
 
-    def _look_at_states(self) -> None:
+    def _publish_states(self) -> None:
         state, reasons = self._hub.verdict()
-        seen: list[tuple[Identity | None, State, tuple[str, ...]]] = [(None, state, reasons)]
-        seen += [(rank.identity, rank.state, rank.reasons) for rank in self._hub.ranks()]
-        for identity, now, why in seen:
+        states: list[tuple[Identity | None, State, tuple[str, ...]]] = [(None, state, reasons)]
+        states += [(rank.identity, rank.state, rank.reasons) for rank in self._hub.ranks()]
+        for identity, now, why in states:
             before = self._states.get(_key(identity))
             if before is not now:
                 change = StateChange(
                     identity=identity, before=before, state=now, reasons=why, time_ns=time.time_ns()
                 )
-                self._publish(self._others, FeedKind.STATE, change)
-        self._states = {_key(identity): now for identity, now, _ in seen}
+                self._publish(self._others, EventKind.STATE, change)
+        self._states = {_key(identity): now for identity, now, _ in states}
 
 
-def dropped(count: int | None) -> FeedEvent:
-    """What a stream is told in place of events it will not get."""
-    return FeedEvent(number=0, kind=FeedKind.DROPPED, data=Dropped(count=count))
+def dropped(count: int | None) -> StreamEvent:
+    """The event that replaces those which a stream will not receive."""
+    return StreamEvent(number=0, kind=EventKind.DROPPED, data=Dropped(count=count))
 
 
 def _key(identity: Identity | None) -> tuple[str, str, int] | None:
     return None if identity is None else identity.key
 
 
-def _newer(ring: deque[FeedEvent], number: int) -> Iterator[FeedEvent]:
-    for event in reversed(ring):
+def _newer(events: deque[StreamEvent], number: int) -> Iterator[StreamEvent]:
+    for event in reversed(events):
         if event.number <= number:
             return
         yield event

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: every one has type, title, status, detail and instance."""
+"""Errors as RFC 9457 problem documents with type, title, status, detail and instance."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from canary_obs.hub.sweeps import SweepInProgress
 log = logging.getLogger("canary_obs")
 
 MEDIA_TYPE = "application/problem+json"
-_KINDS = "urn:canary-obs:problem:"
+_TYPE_PREFIX = "urn:canary-obs:problem:"
 
 
 class Problem(Exception):
-    """An error a route answers with. `kind` is the last part of its type; `extra` are further members."""
+    """Raised by a route to answer with a problem document.
+
+    `kind` is the last part of the document's type; `extra` are further members.
+    """
 
     def __init__(self, status: int, kind: str, detail: str, **extra: Any) -> None:
         super().__init__(detail)
@@ -39,10 +42,10 @@ def problem(
     headers: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> JSONResponse:
-    """The document. Without `kind` its type is about:blank: the status says it all."""
+    """A problem document. Without `kind` its type is about:blank: nothing beyond the status."""
     title = kind.replace("-", " ").capitalize() if kind else HTTPStatus(status).phrase
     content = {
-        "type": _KINDS + kind if kind else "about:blank",
+        "type": _TYPE_PREFIX + kind if kind else "about:blank",
         "title": title,
         "status": status,
         "detail": detail,
@@ -52,8 +55,8 @@ def problem(
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
 
 
-def answer_with_problems(app: FastAPI) -> None:
-    """Every error of the app leaves as a problem document."""
+def install_problem_handlers(app: FastAPI) -> None:
+    """Make every error of the app a problem document."""
     app.exception_handler(Problem)(_on_problem)
     app.exception_handler(HTTPException)(_on_http)
     app.exception_handler(RequestValidationError)(_on_invalid)
@@ -61,7 +64,7 @@ def answer_with_problems(app: FastAPI) -> None:
     app.exception_handler(DrillInProgress)(_on_drill_running)
     app.exception_handler(NoEngine)(_on_no_engine)
     app.exception_handler(UnknownGroup)(_on_unknown_group)
-    app.exception_handler(Exception)(_on_bug)
+    app.exception_handler(Exception)(_on_unexpected)
 
 
 def _on_problem(request: Request, error: Problem) -> JSONResponse:
@@ -71,13 +74,13 @@ def _on_problem(request: Request, error: Problem) -> JSONResponse:
 def _on_http(request: Request, error: HTTPException) -> JSONResponse:
     detail = f"{request.method} {request.url.path}: {error.detail}"
     if error.status_code == 400:
-        # FastAPI's word for a body that is not even text; for clients it is one more malformed body.
+        # FastAPI's status for a body that is not UTF-8; to clients it is one more malformed body.
         return problem(422, detail, request.url.path, kind="invalid-request")
     return problem(error.status_code, detail, request.url.path, headers=error.headers)
 
 
 def _on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-    # Without the input itself: what a client sent by mistake may be a prompt.
+    # The input itself is left out: it may be a prompt that was sent by mistake.
     errors = [
         {"location": ".".join(map(str, item["loc"])), "message": item["msg"]} for item in error.errors()
     ]
@@ -102,7 +105,7 @@ def _on_unknown_group(request: Request, error: UnknownGroup) -> JSONResponse:
     return problem(422, str(error), request.url.path, kind="unknown-group", known=error.known)
 
 
-def _on_bug(request: Request, error: Exception) -> JSONResponse:
+def _on_unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("canary_obs: %s %s failed", request.method, request.url.path, exc_info=error)
     detail = f"the service failed with {type(error).__name__}; its log has the details"
     return problem(500, detail, request.url.path)

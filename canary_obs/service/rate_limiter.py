@@ -1,4 +1,4 @@
-"""How many orders a token may give: so many at once, then one whenever its share of a minute has passed."""
+"""Rate limit of write requests per token: a minute's worth at once, then evenly spaced (GCRA)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ MINUTE_NS = 60_000_000_000
 
 
 class RateLimiter:
-    """One per service; names come from the keyring, so there are few. Used by one event loop only."""
+    """A generic cell rate algorithm per token name. Not thread-safe: one event loop uses it."""
 
     def __init__(self, per_minute: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._interval, self._clock_ns = MINUTE_NS // per_minute, clock_ns
-        self._patience = self._interval * (per_minute - 1)
-        self._due: dict[str | None, int] = {}  # when what was given so far would have been due, evenly spaced
+        self._tolerance = self._interval * (per_minute - 1)  # ns that a burst may be ahead of even spacing
+        # By token name: when the requests so far would have been due, evenly spaced, in ns. Bounded by the
+        # number of tokens.
+        self._due: dict[str | None, int] = {}
 
-    def wait(self, name: str | None) -> float:
-        """Seconds until `name` may give an order; 0 = now, and this one is counted."""
+    def acquire(self, name: str | None) -> float:
+        """Count a request of this token and return 0.0, or return the seconds until one is allowed."""
         now = self._clock_ns()
         due = max(self._due.get(name, now), now)
-        if due - now > self._patience:
-            return (due - now - self._patience) / 1e9
+        if due - now > self._tolerance:
+            return (due - now - self._tolerance) / 1e9
         self._due[name] = due + self._interval
         return 0.0

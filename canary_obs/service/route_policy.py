@@ -1,4 +1,4 @@
-"""Which route needs which scope; what declares none does not exist for callers."""
+"""Which scope each route requires. A route that declares none is refused at start."""
 
 from __future__ import annotations
 
@@ -12,66 +12,66 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.routing import compile_path
 
-EXTENSION = "x-kv-canary-scope"
-_OPEN = "none"
+SCOPE_EXTENSION = "x-kv-canary-scope"
+_PUBLIC = "none"
 
 
 class TokenScope(StrEnum):
-    """What a token may do; one does not include another."""
+    """What a token may do; no scope includes another."""
 
     READ = "read"  # everything that changes nothing
     OPERATE = "operate"  # sweeps, pause, resume, acknowledge
-    INJECT = "inject"  # plant faults on purpose
+    INJECT = "inject"  # drills, which inject faults on purpose
 
 
-ORDERS = frozenset({TokenScope.OPERATE, TokenScope.INJECT})
+WRITE_SCOPES = frozenset({TokenScope.OPERATE, TokenScope.INJECT})  # rate-limited and audited
 
 
-def needs(scope: TokenScope) -> dict[str, Any]:
-    """`openapi_extra` of a route that needs a scope."""
-    return {EXTENSION: scope.value}
+def requires(scope: TokenScope) -> dict[str, Any]:
+    """`openapi_extra` of a route that requires a scope."""
+    return {SCOPE_EXTENSION: scope.value}
 
 
-def open_to_all() -> dict[str, Any]:
-    """`openapi_extra` of a route that answers without a token: yes or no, and nothing else."""
-    return {EXTENSION: _OPEN}
+def public() -> dict[str, Any]:
+    """`openapi_extra` of a route that needs no token. It must not reveal more than yes or no."""
+    return {SCOPE_EXTENSION: _PUBLIC}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteRule:
-    """One route and what it takes to pass; `scope` None = nothing."""
+    """A route and the scope it requires; `scope` None = public."""
 
-    path: str  # with the names of its parameters
+    path: str  # template, as in /canary/sweeps/{sweep_id}
     methods: frozenset[str]
     pattern: re.Pattern[str]
     scope: TokenScope | None
 
 
 class RoutePolicy:
-    """Every route that may be asked for. Raises ValueError for one that declares no scope."""
+    """The rules of all routes. Raises ValueError for a route that declares no scope."""
 
     def __init__(self, routers: Iterable[APIRouter]) -> None:
-        self._doors = tuple(_door(route) for router in routers for route in router.routes)
+        self._rules = tuple(_rule_of(route) for router in routers for route in router.routes)
 
-    def find(self, method: str, path: str) -> RouteRule | None:
-        """The door of a request; None = there is none."""
-        return next((door for door in self._at(path) if method in door.methods), None)
+    def rule_for(self, method: str, path: str) -> RouteRule | None:
+        """The rule of the route that serves a request, if there is one."""
+        return next((rule for rule in self._matching(path) if method in rule.methods), None)
 
-    def methods(self, path: str) -> list[str]:
-        """What may be done at a path, sorted; empty = there is no such path."""
-        return sorted({method for door in self._at(path) for method in door.methods})
+    def allowed_methods(self, path: str) -> list[str]:
+        """The methods of a path, sorted; empty = no such path."""
+        return sorted({method for rule in self._matching(path) for method in rule.methods})
 
-    def _at(self, path: str) -> Iterable[RouteRule]:
-        return (door for door in self._doors if door.pattern.match(path))
+    def _matching(self, path: str) -> Iterable[RouteRule]:
+        return (rule for rule in self._rules if rule.pattern.match(path))
 
 
-def _door(route: object) -> RouteRule:
-    if not isinstance(route, APIRoute) or EXTENSION not in (route.openapi_extra or {}):
-        raise ValueError(f"{route!r} declares no scope; add openapi_extra=needs(TokenScope...) to it")
-    declared = (route.openapi_extra or {})[EXTENSION]
+def _rule_of(route: object) -> RouteRule:
+    if not isinstance(route, APIRoute) or SCOPE_EXTENSION not in (route.openapi_extra or {}):
+        raise ValueError(f"{route!r} declares no scope; add openapi_extra=requires(TokenScope...) to it")
+    declared = (route.openapi_extra or {})[SCOPE_EXTENSION]
     return RouteRule(
         path=route.path,
         methods=frozenset(route.methods or ()),
         pattern=compile_path(route.path)[0],
-        scope=None if declared == _OPEN else TokenScope(declared),
+        scope=None if declared == _PUBLIC else TokenScope(declared),
     )

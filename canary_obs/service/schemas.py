@@ -1,4 +1,4 @@
-"""What requests may carry and what answers contain; answers are the hub's own structures as JSON."""
+"""Request and response schemas; most responses are the hub's own structs as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.service.event_stream import Dropped, StateChange
 from canary_obs.service.problems import MEDIA_TYPE
-from canary_obs.service.route_policy import EXTENSION, ORDERS, TokenScope
+from canary_obs.service.route_policy import SCOPE_EXTENSION, WRITE_SCOPES, TokenScope
 from canary_obs.telemetry.incident_bundle import IncidentBundle
 from canary_obs.vocabulary import Phase, Reason, State
 
@@ -29,25 +29,25 @@ class SweepBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     groups: Annotated[list[Name], Field(max_length=64, description="Groups to sweep; empty = all.")] = []
-    data: Annotated[bool, Field(description="Compare KV bytes too, not only links.")] = True
-    unlocked_only: Annotated[bool, Field(description="Leave out slots that running requests use.")] = False
+    data: Annotated[bool, Field(description="Compare KV bytes, not only the chain.")] = True
+    unlocked_only: Annotated[bool, Field(description="Skip slots that running requests use.")] = False
     swa_resident_only: Annotated[
-        bool, Field(description="Leave out tokens that the sliding-window group holds no more.")
+        bool, Field(description="Skip tokens that the sliding-window group has evicted.")
     ] = False
 
 
 class SweepQuery(BaseModel):
-    """How to answer."""
+    """Query of POST /canary/sweep."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    wait: Annotated[
-        Literal["true", "false"], Field(description="Answer with the result instead of at once.")
-    ] = "false"
+    wait: Annotated[Literal["true", "false"], Field(description="Respond when the sweep has ended.")] = (
+        "false"
+    )
 
 
 class SweepsQuery(BaseModel):
-    """Which sweeps."""
+    """Query of GET /canary/sweeps."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,7 +55,7 @@ class SweepsQuery(BaseModel):
 
 
 class IncidentsQuery(BaseModel):
-    """Which incidents."""
+    """Query of GET /canary/incidents."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -63,7 +63,7 @@ class IncidentsQuery(BaseModel):
 
 
 class ViolationsQuery(BaseModel):
-    """Which violations; every filter narrows."""
+    """Query of GET /canary/violations; all filters must match."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -94,11 +94,11 @@ class SweepList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ViolationPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Violations, newest first. `next` is the `before` of the following page; None = this is the last."""
+    """Violations, newest first. `next` is the `before` of the following page; None = last page."""
 
     violations: tuple[ViolationEvent, ...]
-    matching: int  # of those kept, over all pages
-    evicted: int  # made room for newer ones since the service started
+    matching: int  # kept violations that match, over all pages
+    evicted: int  # discarded for newer ones since the service started
     next: int | None
 
 
@@ -115,7 +115,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """A probe's answer."""
+    """Response of a probe."""
 
     status: Literal["ok"]
 
@@ -130,7 +130,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
 
 
-_ANSWERS = (
+_RESPONSES = (
     StatusReport,
     SweepRecord,
     SweepList,
@@ -148,39 +148,39 @@ _ANSWERS = (
 )
 
 
-def reply(answer: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """An answer as JSON."""
-    return Response(msgspec.json.encode(answer), status, headers, "application/json")
+def reply(content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON response."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-def documented(answer: type[msgspec.Struct], *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI `responses`: the answer for statuses below 400, a problem document for the others."""
-    return {status: _document(status, answer if status < 400 else ProblemDocument) for status in statuses}
+def documented(content: type[msgspec.Struct], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI `responses`: `content` for statuses below 400, a problem document for the others."""
+    return {status: _document(status, content if status < 400 else ProblemDocument) for status in statuses}
 
 
-def _document(status: int, answer: type[msgspec.Struct]) -> dict[str, Any]:
+def _document(status: int, content: type[msgspec.Struct]) -> dict[str, Any]:
     media = MEDIA_TYPE if status >= 400 else "application/json"
-    schema = {"$ref": _REF.format(name=answer.__name__)}
-    return {"description": (answer.__doc__ or "").strip(), "content": {media: {"schema": schema}}}
+    schema = {"$ref": _REF.format(name=content.__name__)}
+    return {"description": (content.__doc__ or "").strip(), "content": {media: {"schema": schema}}}
 
 
-def guarded(document: dict[str, Any], *, with_tokens: bool) -> None:
-    """Say in an OpenAPI document which operation needs which scope, and how it is refused."""
+def document_scopes(document: dict[str, Any], *, with_tokens: bool) -> None:
+    """Add to an OpenAPI document which scope each operation requires and how it is refused."""
     if with_tokens:
         bearer = {"type": "http", "scheme": "bearer"}
         document["components"]["securitySchemes"] = {"bearer": bearer}
     for operations in document["paths"].values():
         for operation in operations.values():
-            needed = operation[EXTENSION]
-            if needed in list(TokenScope):
-                statuses = [403] + [401] * with_tokens + [429] * (needed in ORDERS)
+            required = operation[SCOPE_EXTENSION]
+            if required in list(TokenScope):
+                statuses = [403] + [401] * with_tokens + [429] * (required in WRITE_SCOPES)
                 refusals = documented(ProblemDocument, *statuses)
-                operation["responses"] |= {str(status): answer for status, answer in refusals.items()}
+                operation["responses"] |= {str(status): response for status, response in refusals.items()}
                 if with_tokens:
-                    operation["security"] = [{"bearer": [needed]}]
+                    operation["security"] = [{"bearer": [required]}]
 
 
 def components() -> dict[str, Any]:
-    """JSON Schema of every answer, for the OpenAPI document."""
-    _, schemas = msgspec.json.schema_components(_ANSWERS, ref_template=_REF)
+    """JSON Schema of every response, for the OpenAPI document."""
+    _, schemas = msgspec.json.schema_components(_RESPONSES, ref_template=_REF)
     return schemas

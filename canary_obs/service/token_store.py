@@ -1,4 +1,4 @@
-"""Who asks: bearer tokens, each with a name and scopes. Only digests of them are kept."""
+"""Bearer tokens with their names and scopes. Only digests of the tokens are kept in memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from canary_obs.config import PREFIX, ServiceConfig, is_loopback
+from canary_obs.config import PREFIX, ServiceConfig, check_bind
 from canary_obs.errors import ConfigurationError
 from canary_obs.service.route_policy import TokenScope
 
 DEFAULT_NAME = "default"  # of KV_CANARY_TOKEN
-# Planting faults is granted by name only, in the tokens file.
+# INJECT is granted only to named tokens, in the tokens file.
 DEFAULT_SCOPES = (TokenScope.READ, TokenScope.OPERATE)
 
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -34,7 +34,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request; `name` None = no token is asked for here."""
+    """Who sent a request; `name` None = the service runs without tokens."""
 
     name: str | None
     scopes: frozenset[TokenScope]
@@ -44,33 +44,30 @@ ANONYMOUS = Caller(name=None, scopes=frozenset(DEFAULT_SCOPES))
 
 
 class TokenStore:
-    """Every token that opens something. Empty = nobody is asked for one."""
+    """All accepted tokens. Without any, every caller is ANONYMOUS."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        """Raises ConfigurationError for a file that cannot be used, or a wide bind without any token."""
-        self._callers: dict[bytes, Caller] = {}
+        """Raises ConfigurationError for an unusable tokens file, or for a wide bind without any token."""
+        check_bind(config)
+        self._callers: dict[bytes, Caller] = {}  # by SHA-256 of the token
         if config.token:
             self._add(DEFAULT_NAME, config.token, DEFAULT_SCOPES, config.tokens_file)
         if config.tokens_file:
             for name, grant in _read(config.tokens_file).items():
                 self._add(name, grant.token, grant.scopes, config.tokens_file)
-        elif not config.token and not is_loopback(config.host):
-            rule = "without a token the service binds to loopback only"
-            remedy = f"Set {PREFIX}TOKEN or {PREFIX}TOKENS_FILE, or bind to 127.0.0.1."
-            raise ConfigurationError("host", config.host, rule, remedy)
 
     @property
     def empty(self) -> bool:
-        """Whether there is no token at all."""
+        """Whether there are no tokens."""
         return not self._callers
 
-    def caller(self, authorization: str) -> Caller | None:
-        """Who sends this Authorization header; None = nobody known. Takes as long for any answer."""
+    def authenticate(self, authorization: str) -> Caller | None:
+        """The caller with this Authorization header, None = unknown. Takes the same time for every token."""
         if self.empty:
             return ANONYMOUS
-        scheme, _, given = authorization.partition(" ")
-        # Header values arrive as latin-1; back to the bytes that were sent.
-        digest = sha256(given.strip().encode("latin-1")).digest()
+        scheme, _, token = authorization.partition(" ")
+        # ASGI servers decode headers as latin-1: encode them back to the bytes that were sent.
+        digest = sha256(token.strip().encode("latin-1")).digest()
         found = None
         for known, caller in self._callers.items():
             if hmac.compare_digest(known, digest):
@@ -99,7 +96,7 @@ def _read(path: str) -> Mapping[str, Grant]:
     except msgspec.ValidationError as error:
         raise _refusal(path, str(error), f"Write tables like {remedy}.") from None
     if not grants:
-        raise _refusal(path, "holds no token", f"Add {remedy}, or leave the setting out.")
+        raise _refusal(path, "contains no token", f"Add {remedy}, or remove the setting.")
     return grants
 
 

@@ -1,4 +1,4 @@
-"""Every metric, once: name, kind, labels, help, and where its value is read from."""
+"""The metric catalogue: a row per metric with name, kind, unit, labels, help and reading function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANK_LABELS = ("engine", "instance", "rank")
 
 
 class Kind(StrEnum):
-    """What a value may do: only rise, or anything; or the spread of many values."""
+    """Prometheus metric type."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One family. Counters are named here as exposed, with `_total`; `unit` is the base unit or empty."""
+    """A metric family. Names of counters end in `_total`; `unit` is the base unit, or empty."""
 
     name: str
     kind: Kind
@@ -36,14 +36,14 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMetric(Metric):
-    """A family with series for every rank; `labels` come after RANK_LABELS."""
+    """A family with series for every rank; `labels` follow RANK_LABELS."""
 
     read: Callable[[RankView], Iterable[Reading | Histogram]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMetric(Metric):
-    """A family about the service itself."""
+    """A family of the service itself."""
 
     read: Callable[[ServiceView], Iterable[Reading]]
 
@@ -72,73 +72,73 @@ _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 # fmt: off
 # ruff: noqa: E501 - one row per metric reads better than five lines each
 RANK_METRICS: tuple[RankMetric, ...] = (
-    _rank(_G, "state", "", "state", "1 for the rank's state, 0 for the others.", readings.state),
-    _rank(_G, "rank_info", "", "mode backend engine_version device", "What the rank runs; always 1.", readings.rank_info),
+    _rank(_G, "state", "", "state", "1 for the rank's current state, 0 for the others.", readings.state),
+    _rank(_G, "rank_info", "", "mode backend engine_version device", "Mode, backend, engine version and device of the rank; always 1.", readings.rank_info),
     _rank(_G, "snapshot_age_seconds", "seconds", "", "Age of the rank's latest snapshot.", readings.snapshot_age),
     _rank(_G, "paused", "", "", "1 while sweeps and patrol are paused.", readings.paused),
-    _rank(_C, "restarts_total", "", "", "Engine restarts the service has seen.", readings.restarts),
+    _rank(_C, "restarts_total", "", "", "Engine restarts that the service has observed.", readings.restarts),
     _rank(_C, "steps_total", "", "", "Forward steps observed.", readings.steps),
     _rank(_C, "step_seconds_total", "seconds", "", "Engine time between step starts.", readings.step_seconds),
-    _rank(_C, "overhead_seconds_total", "seconds", "phase", "Host time spent by the canary on the engine thread.", readings.overhead),
+    _rank(_C, "overhead_seconds_total", "seconds", "phase", "Host time that the canary took on the engine's thread, by hook.", readings.overhead),
     _rank(_C, "kernel_runs_total", "", "group phase", "Check launches that finished.", readings.kernel_runs),
-    _rank(_G, "kernel_healthy", "", "group phase", "1 when every launched check was seen to finish.", readings.kernel_healthy),
+    _rank(_G, "kernel_healthy", "", "group phase", "1 if every launched check has finished.", readings.kernel_healthy),
     _rank(_C, "slots_verified_total", "", "group phase", "Slots whose record was checked.", readings.verified),
     _rank(_C, "slots_hashed_total", "", "group phase", "Slots whose KV bytes were compared with their fingerprint.", readings.hashed),
     _rank(_C, "bytes_verified_total", "", "group phase", "KV bytes compared with their fingerprint.", readings.bytes_verified),
-    _rank(_C, "slots_unverified_total", "", "group cause", "Slots that came up for a check and could not be checked.", readings.unverified),
-    _rank(_C, "slots_written_total", "", "group", "Slots given a new identity.", readings.written),
-    _rank(_C, "slots_completed_total", "", "group", "Slots given a fingerprint.", readings.completed),
+    _rank(_C, "slots_unverified_total", "", "group cause", "Slots that were due for a check and could not be checked.", readings.unverified),
+    _rank(_C, "slots_written_total", "", "group", "Slots whose record got a new identity.", readings.written),
+    _rank(_C, "slots_completed_total", "", "group", "Slots whose record got a fingerprint.", readings.completed),
     _rank(_C, "violations_total", "", "group phase reason", "Failed checks.", readings.violations),
-    _rank(_C, "violation_events_dropped_total", "", "", "Violation rows lost before the service; their counts are not.", readings.events_dropped),
+    _rank(_C, "violation_events_dropped_total", "", "", "Violation rows lost before they reached the service; they are still counted.", readings.events_dropped),
     _rank(_C, "sweep_passes_total", "", "trigger", "Complete sweeps.", readings.sweep_passes),
-    _rank(_G, "sweep_in_progress", "", "", "1 while a sweep runs.", readings.sweep_running),
-    _rank(_G, "sweep_progress_ratio", "ratio", "", "Share of its slots that the current or last sweep has dealt with.", readings.sweep_progress),
+    _rank(_G, "sweep_in_progress", "", "", "1 while a sweep is running.", readings.sweep_running),
+    _rank(_G, "sweep_progress_ratio", "ratio", "", "Share of its slots that the current or last sweep has checked or skipped.", readings.sweep_progress),
     _rank(_G, "sweep_duration_seconds", "seconds", "", "Duration of the current or last sweep.", readings.sweep_duration),
-    _rank(_G, "sweep_last_completed_timestamp_seconds", "seconds", "", "When the last complete sweep ended.", readings.last_sweep),
-    _rank(_G, "patrol_progress_ratio", "ratio", "", "Share of the current patrol cycle done.", readings.patrol_progress),
+    _rank(_G, "sweep_last_completed_timestamp_seconds", "seconds", "", "End of the last complete sweep.", readings.last_sweep),
+    _rank(_G, "patrol_progress_ratio", "ratio", "", "Completed share of the current patrol cycle.", readings.patrol_progress),
     _rank(_C, "patrol_cycles_total", "", "", "Complete patrol cycles.", readings.patrol_cycles),
     _rank(_G, "patrol_cycle_seconds", "seconds", "", "Duration of the last complete patrol cycle.", readings.patrol_cycle),
     _rank(_G, "patrol_oldest_check_seconds", "seconds", "", "Age of the oldest byte check.", readings.patrol_oldest),
     _rank(_G, "patrol_budget_bytes_per_second", "", "", "Bytes the patrol may read per second.", readings.patrol_budget),
     _rank(_G, "pool_bytes", "bytes", "group", "KV bytes in the pool.", readings.pool_bytes),
-    _rank(_G, "protected_bytes", "bytes", "group", "Of those, the bytes a fingerprint covers.", readings.protected_bytes),
+    _rank(_G, "protected_bytes", "bytes", "group", "KV bytes in the pool that fingerprints cover.", readings.protected_bytes),
     _rank(_G, "record_bytes", "bytes", "", "Device memory of the records.", readings.record_bytes),
     _rank(_G, "pipeline_lag_steps", "", "", "Steps between the device's counters and the host's copy.", readings.lag_steps),
     _rank(_G, "pipeline_lag_seconds", "seconds", "", "Age of the host's copy of the counters.", readings.lag_seconds),
     _rank(_C, "pipeline_skipped_total", "", "", "Steps whose counters were not copied because the ring was full.", readings.skipped),
-    _rank(_G, "swa_index_divergence", "", "", "Live tokens whose full and sliding-window slots have different numbers.", readings.swa_diverging),
+    _rank(_G, "swa_index_divergence", "", "", "Live tokens whose full and sliding-window slots have different indices.", readings.swa_diverging),
     _rank(_G, "swa_out_of_window_tokens", "", "", "Live tokens of the full group without a sliding-window slot.", readings.swa_out_of_window),
-    _rank(_C, "swa_slots_verified_total", "", "group", "Slots of the full and the sliding-window groups verified around forwards; of several the least.", readings.swa_verified),
-    _rank(_C, "perturbations_total", "", "mode outcome", "Faults planted on purpose, and how they ended.", readings.perturbations),
-    _rank(_G, "perturbations_open", "", "mode", "Planted faults that have not ended.", readings.perturbations_open),
-    _rank(_H, "detection_latency_seconds", "seconds", "mode", "From planting a fault to the host seeing its violation.", readings.detection_latency),
-    _rank(_C, "observer_faults_total", "", "part", "Exceptions caught in the canary itself.", readings.observer_faults),
-    _rank(_C, "messages_dropped_total", "", "", "Messages the rank could not hand to the service.", readings.messages_dropped),
+    _rank(_C, "swa_slots_verified_total", "", "group", "Slots verified around forwards in the full and in the sliding-window groups; the minimum over groups of a kind.", readings.swa_verified),
+    _rank(_C, "perturbations_total", "", "mode outcome", "Faults injected on purpose, by outcome.", readings.perturbations),
+    _rank(_G, "perturbations_open", "", "mode", "Injected faults without an outcome yet.", readings.perturbations_open),
+    _rank(_H, "detection_latency_seconds", "seconds", "mode", "Time from injecting a fault until the host sees its violation.", readings.detection_latency),
+    _rank(_C, "observer_faults_total", "", "part", "Exceptions caught in the canary, by part.", readings.observer_faults),
+    _rank(_C, "messages_dropped_total", "", "", "Messages that the rank could not send to the service.", readings.messages_dropped),
 )
 
 SERVICE_METRICS: tuple[ServiceMetric, ...] = (
-    _service(_G, "build_info", "", "version", "The service's release; always 1.", service_readings.build_info),
+    _service(_G, "build_info", "", "version", "Version of the service; always 1.", service_readings.build_info),
     _service(_G, "service_state", "", "state", "1 for the verdict over all ranks, 0 for the others.", service_readings.service_state),
     _service(_G, "ranks", "", "state", "Ranks known, by state.", service_readings.ranks_by_state),
     _service(_C, "hub_messages_total", "", "kind", "Messages received from engines.", service_readings.hub_messages),
-    _service(_C, "hub_messages_refused_total", "", "", "Messages of superseded engine processes.", service_readings.hub_refused),
-    _service(_C, "hub_frames_undecodable_total", "", "", "Frames that were not ours or of another version.", service_readings.hub_undecodable),
-    _service(_C, "hub_handshakes_refused_total", "", "cause", "Connections to the service's endpoint that were not let in.", service_readings.hub_handshakes),
-    _service(_C, "hub_violations_evicted_total", "", "", "Violation rows that made room for newer ones.", service_readings.hub_evicted),
-    _service(_C, "service_faults_total", "", "part", "Exceptions caught in the service.", service_readings.service_faults),
-    _service(_C, "log_events_dropped_total", "", "", "Log lines (violations, orders) that could not be written.", service_readings.log_dropped),
+    _service(_C, "hub_messages_refused_total", "", "", "Messages refused because their engine process has been superseded.", service_readings.hub_refused),
+    _service(_C, "hub_frames_undecodable_total", "", "", "Frames in another format or of another version.", service_readings.hub_undecodable),
+    _service(_C, "hub_handshakes_refused_total", "", "cause", "Refused connections to the service's endpoint.", service_readings.hub_handshakes),
+    _service(_C, "hub_violations_evicted_total", "", "", "Violation rows discarded for newer ones.", service_readings.hub_evicted),
+    _service(_C, "service_faults_total", "", "part", "Exceptions caught in the service, by part.", service_readings.service_faults),
+    _service(_C, "log_events_dropped_total", "", "", "Log lines (violations, audited requests) that could not be written.", service_readings.log_dropped),
     _service(_C, "incidents_total", "", "", "Incidents (bursts of violations of one engine instance) opened.", service_readings.incidents_opened),
-    _service(_G, "incident_info", "", "engine instance rank incident_id", "The rank's latest incident that no operator has acknowledged; always 1.", service_readings.incident_info),
-    _service(_C, "drills_total", "", "engine instance rank outcome", "Drills (one fault planted in a slot that nobody uses), and how they ended.", service_readings.drills),
-    _service(_G, "drill_last_detected_timestamp_seconds", "seconds", "engine instance rank", "When the rank's latest drill was detected.", service_readings.drill_detected),
-    _service(_C, "telemetry_exported_total", "", "signal", "Spans and log records that an OTLP receiver took.", service_readings.exported),
+    _service(_G, "incident_info", "", "engine instance rank incident_id", "The rank's latest incident that nobody has acknowledged; always 1.", service_readings.incident_info),
+    _service(_C, "drills_total", "", "engine instance rank outcome", "Drills (one fault injected into an unused slot), by outcome.", service_readings.drills),
+    _service(_G, "drill_last_detected_timestamp_seconds", "seconds", "engine instance rank", "End of the rank's latest detected drill.", service_readings.drill_detected),
+    _service(_C, "telemetry_exported_total", "", "signal", "Spans and log records that the OTLP receiver accepted.", service_readings.exported),
     _service(_C, "telemetry_dropped_total", "", "signal cause", "Spans and log records lost on the way to the OTLP receiver.", service_readings.export_dropped),
-    _service(_G, "scrape_duration_seconds", "seconds", "", "Time the previous collection took.", service_readings.scrape_duration),
+    _service(_G, "scrape_duration_seconds", "seconds", "", "Duration of the previous collection.", service_readings.scrape_duration),
     _service(_C, "scrape_errors_total", "", "", "Families that could not be collected.", service_readings.scrape_errors),
 )
 # fmt: on
 
 
 def all_metrics() -> tuple[Metric, ...]:
-    """Every family, in order of exposition."""
+    """All families, in order of exposition."""
     return (*RANK_METRICS, *SERVICE_METRICS)

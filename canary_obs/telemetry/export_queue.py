@@ -1,4 +1,9 @@
-"""A bounded queue in front of an exporter: nothing that exports ever waits, and every loss is counted."""
+"""A bounded queue in front of an exporter: producers never wait, and every loss is counted.
+
+Why not opentelemetry-sdk's batch processor: as of 1.45 it ignores the result of `export`, so that batches
+that the receiver refuses are not counted, and it counts a full queue only in SDK metrics, with a warning per
+item. Both counts are metrics of ours (telemetry_exported_total, telemetry_dropped_total).
+"""
 
 from __future__ import annotations
 
@@ -17,16 +22,16 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportCounts:
-    """What became of the items of one signal so far."""
+    """Outcome of the items of one signal so far."""
 
     exported: int
     queue_full: int
-    failed: int  # the receiver did not take them
+    failed: int  # refused by the receiver, or the exporter raised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportLimits:
-    """Sizes in items, times in seconds."""
+    """Sizes in items; `delay` in seconds."""
 
     queue: int = 2048
     batch: int = 512
@@ -34,7 +39,7 @@ class ExportLimits:
 
 
 class ExportQueue(Generic[Item]):
-    """A thread of its own hands batches to `send`, which returns whether they were taken."""
+    """A queue and the thread that passes batches to `send`, which returns whether they were delivered."""
 
     def __init__(self, name: str, send: Callable[[Sequence[Item]], bool], limits: ExportLimits) -> None:
         self._name, self._send, self._limits = name, send, limits
@@ -52,7 +57,7 @@ class ExportQueue(Generic[Item]):
             return ExportCounts(exported=self._exported, queue_full=self._full, failed=self._failed)
 
     def put(self, item: Item) -> None:
-        """Queue an item, or count it as lost. Never waits."""
+        """Queue an item, or count it as lost when the queue is full. Never waits."""
         with self._changed:
             if self._closing or len(self._items) >= self._limits.queue:
                 self._full += 1
@@ -62,7 +67,7 @@ class ExportQueue(Generic[Item]):
                 self._changed.notify()
 
     def close(self, timeout: float) -> None:
-        """Give what is queued up to `timeout` seconds to leave; the rest is counted as lost. Idempotent."""
+        """Export queued items for up to `timeout` seconds; the rest is counted as lost. Idempotent."""
         deadline = time.monotonic() + timeout
         with self._changed:
             self._closing = True
@@ -82,17 +87,17 @@ class ExportQueue(Generic[Item]):
                 if not batch and self._closing:
                     return
             if batch:
-                self._hand_over(batch)
+                self._export(batch)
 
-    def _hand_over(self, batch: list[Item]) -> None:
+    def _export(self, batch: list[Item]) -> None:
         try:
-            taken = self._send(batch)
-        except Exception:  # an exporter's fault costs its batch, never its thread
+            delivered = self._send(batch)
+        except Exception:  # a failing exporter loses its batch; the thread continues
             if self._failed == 0:
                 log.exception("canary_obs: %s cannot be exported", self._name)
-            taken = False
+            delivered = False
         with self._changed:
-            if taken:
+            if delivered:
                 self._exported += len(batch)
             else:
                 self._failed += len(batch)

@@ -1,4 +1,4 @@
-"""An incident as one document that can be kept, mailed and read offline: everything known about it."""
+"""The incident bundle: everything known about an incident as one JSON document, readable offline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMAT: Literal["canary_obs.incident/1"] = "canary_obs.incident/1"
 
 
 class IncidentBundle(msgspec.Struct, frozen=True, kw_only=True):
-    """The incident, who reported it (versions, settings, device), and the sweeps that found it."""
+    """The incident, the ranks that reported it (versions, settings, device), and the sweeps that found it."""
 
     format: Literal["canary_obs.incident/1"]
     generated_ns: int
@@ -31,29 +31,29 @@ class IncidentBundle(msgspec.Struct, frozen=True, kw_only=True):
     sweeps: tuple[SweepRecord, ...]
 
 
-def bundle_of(hub: Hub, incident_id: str) -> IncidentBundle | None:
-    """The bundle of an incident, if it is still kept."""
+def build_bundle(hub: Hub, incident_id: str) -> IncidentBundle | None:
+    """The bundle of an incident; None = the hub does not keep it."""
     incident = hub.incidents.find(incident_id)
     if incident is None:
         return None
-    mine = {(incident.engine, incident.instance, rank) for rank in incident.ranks}
+    ranks = {(incident.engine, incident.instance, rank) for rank in incident.ranks}
     sweeps = (hub.sweep(sweep_id) for sweep_id in incident.sweeps)
     return IncidentBundle(
         format=FORMAT,
         generated_ns=time.time_ns(),
         service_version=__version__,
         incident=incident,
-        ranks=tuple(rank.hello for rank in hub.ranks() if rank.identity.key in mine and rank.hello),
+        ranks=tuple(rank.hello for rank in hub.ranks() if rank.identity.key in ranks and rank.hello),
         sweeps=tuple(sweep for sweep in sweeps if sweep is not None),
     )
 
 
 def read_bundle(path: Path) -> IncidentBundle:
-    """A bundle saved from GET /canary/incidents/{id}. Raises ConfigurationError."""
-    remedy = "Save the answer of GET /canary/incidents/{id} and name that file."
+    """Read a saved response of GET /canary/incidents/{id}. Raises ConfigurationError."""
+    remedy = "Save the response of GET /canary/incidents/{id} and name that file."
     try:
         return msgspec.json.decode(path.read_bytes(), type=IncidentBundle)
     except OSError as error:
         raise ConfigurationError("FILE", str(path), f"cannot be read: {error.strerror}", remedy) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError("FILE", str(path), f"is no incident bundle: {error}", remedy) from None
+        raise ConfigurationError("FILE", str(path), f"is not an incident bundle: {error}", remedy) from None

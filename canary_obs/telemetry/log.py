@@ -1,4 +1,4 @@
-"""One structured event per violation and per order, as a line of JSON; a full disk never raises."""
+"""Log files with one line of JSON per violation and per audited write request; a full disk never raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Generic, TextIO, TypeVar
 import structlog
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.hub.commands import OrderEvent
+from canary_obs.hub.commands import AuditEvent
 from canary_obs.hub.violation_store import ViolationEvent
 
 log = logging.getLogger("canary_obs")
@@ -27,7 +27,7 @@ Fields = Mapping[str, str | int | float | None]
 
 
 class EventLog(Generic[Event]):
-    """Takes events from any thread. Lines are written by a thread of its own: a slow disk delays nobody."""
+    """A bounded queue of events and the thread that writes them: a slow disk delays no caller."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class EventLog(Generic[Event]):
     ) -> None:
         self._fields, self._open, self._on_drop = fields, open_file, on_drop
         self._queue: Queue[Event | None] = Queue(capacity)
-        self._counted = threading.Lock()
+        self._drop_lock = threading.Lock()
         self._file: TextIO | None = None
-        self.written = self.dropped = 0
+        self.dropped = 0
         self._render = structlog.processors.JSONRenderer(sort_keys=False)
         self._thread = threading.Thread(target=self._run, name=f"canary-log-{fields.__name__}", daemon=True)
         self._thread.start()
 
     def __call__(self, events: tuple[Event, ...]) -> None:
-        """Queue events; those that find no room are counted."""
+        """Queue events from any thread; events that find the queue full are counted as dropped."""
         for event in events:
             try:
                 self._queue.put_nowait(event)
@@ -55,7 +55,7 @@ class EventLog(Generic[Event]):
                 self._drop(error)
 
     def close(self) -> None:
-        """Write what is queued, then stop; idempotent."""
+        """Write the queued events, then stop; idempotent."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -64,7 +64,6 @@ class EventLog(Generic[Event]):
         while (event := self._queue.get()) is not None:
             try:
                 self._write(event)
-                self.written += 1
             except (OSError, ValueError) as error:
                 if self.dropped == 0:
                     log.error("canary_obs: the log cannot be written: %s", error)
@@ -73,7 +72,7 @@ class EventLog(Generic[Event]):
         self._reset()
 
     def _write(self, event: Event) -> None:
-        # Opened again after a failure: a rotated file or a disk with room again heals by itself.
+        # Reopened after a failure, so that a rotated file or a disk with space again is used.
         if self._file is None:
             self._file = self._open()
         self._file.write(str(self._render(None, "", dict(self._fields(event)))) + "\n")
@@ -89,14 +88,14 @@ class EventLog(Generic[Event]):
             log.debug("canary_obs: the log could not be closed", exc_info=True)
 
     def _drop(self, error: Exception) -> None:
-        with self._counted:
+        with self._drop_lock:
             self.dropped += 1
         if self._on_drop is not None:
             self._on_drop(error)
 
 
 def open_log(path: str, fields: Callable[[Event], Fields], on_drop: OnDrop | None = None) -> EventLog[Event]:
-    """A log into the `log_file` setting's file; empty = standard error. Raises ConfigurationError."""
+    """Open the file of setting `log_file`; empty = standard error. Raises ConfigurationError."""
     if path == "":
         return EventLog(fields, lambda: sys.stderr, on_drop=on_drop)
 
@@ -112,28 +111,29 @@ def open_log(path: str, fields: Callable[[Event], Fields], on_drop: OnDrop | Non
     return EventLog(fields, append, on_drop=on_drop)
 
 
-def order_fields(order: OrderEvent) -> dict[str, str | int | float | None]:
-    """The order as flat fields; its level is `warning` when it was refused or failed."""
-    done = order.status is not None and order.status < 400
+def audit_fields(request: AuditEvent) -> dict[str, str | int | float | None]:
+    """Fields of a log line; the level is `warning` when the request was refused or failed."""
+    failed = request.status is None or request.status >= 500
+    done = request.status is not None and request.status < 400
     return {
         "event": "order",
-        "timestamp": datetime.fromtimestamp(order.time_ns / 1e9, UTC).isoformat(),
+        "timestamp": datetime.fromtimestamp(request.time_ns / 1e9, UTC).isoformat(),
         "level": "info" if done else "warning",
-        "outcome": "done" if done else "failed" if order.status is None or order.status >= 500 else "refused",
-        "method": order.method,
-        "route": order.route,
-        "path": order.path,
-        "scope": order.scope,
-        "token": order.token,
-        "client": order.client,
-        "status": order.status,
-        "location": order.location,
-        "seconds": order.seconds,
+        "outcome": "done" if done else "failed" if failed else "refused",
+        "method": request.method,
+        "route": request.route,
+        "path": request.path,
+        "scope": request.scope,
+        "token": request.token,
+        "client": request.client,
+        "status": request.status,
+        "location": request.location,
+        "seconds": request.seconds,
     }
 
 
 def violation_fields(event: ViolationEvent) -> dict[str, str | int | None]:
-    """The event as flat fields. Expected and actual are None where the engine redacted them."""
+    """Fields of a log line. `expected` and `actual` are None where the engine redacted them."""
     identity, row = event.identity, event.violation
     return {
         "event": "kv_cache_violation",

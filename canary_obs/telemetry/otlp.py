@@ -1,10 +1,11 @@
-"""OTLP exporters by the standard OTEL_* variables, each behind a bounded queue; refused loudly when wrong."""
+"""OTLP exporters configured by the standard OTEL_* variables. Unusable values raise ConfigurationError."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
@@ -19,25 +20,25 @@ _PROTOCOLS = ("http/protobuf", "grpc")
 
 
 class Exporter(Protocol):
-    """What spans and log records have in common on their way out."""
+    """The common part of span and log exporters."""
 
-    def export(self, batch: Sequence[Any], /) -> Any:
-        """Deliver a batch, retrying for a while; the result's name is SUCCESS when it was taken."""
+    def export(self, batch: Sequence[Any], /) -> Enum:
+        """Deliver a batch, with retries; the result's `name` is SUCCESS when the receiver accepted it."""
 
     def shutdown(self) -> None:
-        """Give up what is under way."""
+        """Abort the export in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """One signal and the variables that steer it."""
+    """A signal and the prefixes of its variables."""
 
     name: str  # "traces" or "logs"
     processor: str  # prefix of the batch processor's variables
 
     @property
-    def own(self) -> str:
-        """Prefix of the signal's own exporter variables."""
+    def exporter(self) -> str:
+        """Prefix of the signal's exporter variables."""
         return f"{_GENERAL}{self.name.upper()}_"
 
 
@@ -46,31 +47,31 @@ LOGS = Signal(name="logs", processor="OTEL_BLRP_")
 
 
 def enabled(signal: Signal, environ: Mapping[str, str]) -> bool:
-    """Whether its exporter is `otlp`, or an endpoint is named. Raises ConfigurationError."""
+    """Whether the signal's exporter is `otlp`, or an endpoint is set. Raises ConfigurationError."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     variable = f"OTEL_{signal.name.upper()}_EXPORTER"
-    chosen = environ.get(variable, "").strip()
-    if chosen not in ("", "none", "otlp"):
-        rule = "not an exporter of canary_obs"
-        raise ConfigurationError(variable, chosen, rule, "Use otlp, none, or leave it out.")
-    named = any(environ.get(f"{prefix}ENDPOINT", "").strip() for prefix in (_GENERAL, signal.own))
-    return chosen == "otlp" or (chosen == "" and named)
+    exporter = environ.get(variable, "").strip()
+    if exporter not in ("", "none", "otlp"):
+        rule = "not a supported exporter"
+        raise ConfigurationError(variable, exporter, rule, "Use otlp or none, or unset it.")
+    has_endpoint = any(environ.get(f"{prefix}ENDPOINT", "").strip() for prefix in (_GENERAL, signal.exporter))
+    return exporter == "otlp" or (exporter == "" and has_endpoint)
 
 
 def open_exporter(signal: Signal, environ: Mapping[str, str]) -> Exporter:
-    """The exporter of a signal; endpoints, headers, TLS and timeouts as the SDK reads them."""
-    variable = f"{signal.own}PROTOCOL"
+    """The exporter of a signal. The SDK reads endpoint, headers, TLS and timeout from the environment."""
+    variable = f"{signal.exporter}PROTOCOL"
     if not environ.get(variable, "").strip():
         variable = f"{_GENERAL}PROTOCOL"
     protocol = environ.get(variable, "").strip() or _PROTOCOLS[0]
     if protocol not in _PROTOCOLS:
         remedy = f"Use {' or '.join(_PROTOCOLS)}."
-        raise ConfigurationError(variable, protocol, "not a protocol of canary_obs", remedy)
+        raise ConfigurationError(variable, protocol, "not a supported protocol", remedy)
     try:
         return _exporter(signal, protocol)
     except (ValueError, OSError) as error:
-        variable = f"{_GENERAL}* and {signal.own}*"
+        variable = f"{_GENERAL}* and {signal.exporter}*"
         raise ConfigurationError(
             variable, protocol, f"the exporter refused them: {error}", "Correct the variable it names."
         ) from None
@@ -95,30 +96,30 @@ def _exporter(signal: Signal, protocol: str) -> Exporter:
 
 def limits_of(signal: Signal, environ: Mapping[str, str]) -> ExportLimits:
     """Queue and batch sizes and the delay between batches. Raises ConfigurationError."""
-    usual = ExportLimits()
-    queue = _positive(f"{signal.processor}MAX_QUEUE_SIZE", usual.queue, environ)
-    batch = _positive(f"{signal.processor}MAX_EXPORT_BATCH_SIZE", min(usual.batch, queue), environ)
-    delay = _positive(f"{signal.processor}SCHEDULE_DELAY", round(usual.delay * 1000), environ) / 1000
+    default = ExportLimits()
+    queue = _positive(f"{signal.processor}MAX_QUEUE_SIZE", default.queue, environ)
+    batch = _positive(f"{signal.processor}MAX_EXPORT_BATCH_SIZE", min(default.batch, queue), environ)
+    delay = _positive(f"{signal.processor}SCHEDULE_DELAY", round(default.delay * 1000), environ) / 1000
     if batch > queue:
         variable = f"{signal.processor}MAX_EXPORT_BATCH_SIZE"
-        rule = f"more than the queue of {queue} holds"
+        rule = f"larger than the queue of {queue} items"
         raise ConfigurationError(variable, batch, rule, f"Use at most {queue}.")
     return ExportLimits(queue=queue, batch=batch, delay=delay)
 
 
-def _positive(variable: str, usual: int, environ: Mapping[str, str]) -> int:
+def _positive(variable: str, default: int, environ: Mapping[str, str]) -> int:
     text = environ.get(variable, "").strip()
     if not text:
-        return usual
+        return default
     if not text.isdecimal() or int(text) == 0:
-        raise ConfigurationError(variable, text, "not a positive whole number", f"The default is {usual}.")
+        raise ConfigurationError(variable, text, "not a positive whole number", f"The default is {default}.")
     return int(text)
 
 
 def service_resource() -> Resource:
-    """This process: names and attributes of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go first."""
+    """The resource of this process. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override its defaults."""
     found = Resource.create({})
-    usual = {SERVICE_VERSION: __version__, SERVICE_INSTANCE_ID: str(uuid.uuid4())}
+    defaults = {SERVICE_VERSION: __version__, SERVICE_INSTANCE_ID: str(uuid.uuid4())}
     if str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
         found = found.merge(Resource({SERVICE_NAME: DEFAULT_SERVICE_NAME}))
-    return Resource(usual).merge(found)
+    return Resource(defaults).merge(found)

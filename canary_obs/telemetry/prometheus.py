@@ -1,4 +1,4 @@
-"""/metrics: a collector over the hub that reads at scrape time and keeps no global state."""
+"""The collector of /metrics: reads the hub at scrape time, without a global registry."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Values = tuple[str, ...]
 Series = Iterable[tuple[Values, float | Latencies]]
 
 _WITH_EXEMPLARS = PREFIX + "violations_total"
-BUCKETS = (*map(floatToGoString, LATENCY_BOUNDS), "+Inf")  # of a Latencies, as `le` says them
+BUCKETS = (*map(floatToGoString, LATENCY_BOUNDS), "+Inf")  # values of label `le` of a Latencies
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A row of the catalogue as read: `series` by the values of `labels`, and where some of them point."""
+    """A metric with its values: series and exemplars by the values of `labels`."""
 
     metric: Metric
     labels: Values
@@ -40,7 +40,7 @@ class Family:
 
 
 class HubCollector:
-    """Every family of the catalogue, from one consistent look at the hub."""
+    """Reads every family of the catalogue from the hub."""
 
     def __init__(
         self,
@@ -49,17 +49,19 @@ class HubCollector:
         exports: Callable[[], Mapping[str, ExportCounts]] = dict,
     ) -> None:
         self._hub, self._log_dropped, self._exports = hub, log_dropped, exports
-        self._seconds: float | None = None
+        self._seconds: float | None = None  # of the previous collection
         self._errors = 0
 
     def families(self) -> Iterator[Family]:
-        """Every family that can be read; one that cannot is left out and counted."""
+        """All families; one that cannot be read is left out and counted."""
         started = time.perf_counter()
         ranks = self._hub.ranks()
-        pointers = {lane: _pointer(one) for lane, one in self._hub.incidents.exemplars().items()}
+        exemplars = {
+            labels: _exemplar(exemplar) for labels, exemplar in self._hub.incidents.exemplars().items()
+        }
         for metric in RANK_METRICS:
-            exemplars = pointers if metric.name == _WITH_EXEMPLARS else {}
-            yield from self._guarded(metric, RANK_LABELS, partial(_over, ranks, metric.read), exemplars)
+            shown = exemplars if metric.name == _WITH_EXEMPLARS else {}
+            yield from self._family(metric, RANK_LABELS, partial(_over_ranks, ranks, metric.read), shown)
         state, _ = self._hub.verdict()
         service = ServiceView(
             version=__version__,
@@ -75,39 +77,39 @@ class HubCollector:
             scrape_errors=self._errors,
         )
         for own in SERVICE_METRICS:
-            yield from self._guarded(own, (), partial(own.read, service), {})
+            yield from self._family(own, (), partial(own.read, service), {})
         self._seconds = time.perf_counter() - started
 
-    def _guarded(
+    def _family(
         self,
         metric: Metric,
-        before: Values,
+        common_labels: Values,
         read: Callable[[], Series],
         exemplars: Mapping[Values, samples.Exemplar],
     ) -> Iterator[Family]:
         try:
-            # A family without series is left out whole: absent is absent.
+            # A family without series is left out, with its HELP and TYPE lines.
             if series := list(read()):
-                seen = {values for values, value in series if value} if exemplars else ()
-                shown = {values: exemplars[values] for values in seen if values in exemplars}
-                yield Family(metric, before + metric.labels, series, shown)
-        except Exception as error:  # noqa: BLE001 - a family that fails must not take the others with it
+                counted = {values for values, value in series if value} if exemplars else ()
+                shown = {values: exemplars[values] for values in counted if values in exemplars}
+                yield Family(metric, common_labels + metric.labels, series, shown)
+        except Exception as error:  # noqa: BLE001 - the other families are still collected
             self.failed(metric, error)
 
     def failed(self, metric: Metric, error: Exception) -> None:
-        """A family could not be read, or not be written."""
+        """Count and log a family that could not be read or written."""
         if self._errors == 0:
             log.error("canary_obs: %s cannot be collected", metric.name, exc_info=error)
         self._errors += 1
 
 
-def _over(ranks: tuple[RankView, ...], read: Callable[[RankView], Series]) -> Series:
+def _over_ranks(ranks: tuple[RankView, ...], read: Callable[[RankView], Series]) -> Series:
     for rank in ranks:
         own = (rank.identity.engine, rank.identity.instance, str(rank.identity.rank))
         for labels, value in read(rank):
             yield own + labels, value
 
 
-def _pointer(exemplar: Exemplar) -> samples.Exemplar:
+def _exemplar(exemplar: Exemplar) -> samples.Exemplar:
     labels = {"trace_id": exemplar.trace_id, "incident_id": exemplar.incident}
     return samples.Exemplar(labels, 1.0, exemplar.time_ns / 1e9)

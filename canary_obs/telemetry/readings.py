@@ -1,4 +1,4 @@
-"""How each metric is read from a rank. No reading = absent, never 0."""
+"""How each metric is read from a rank. A value that is not known yields nothing: absent, never 0."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from canary_obs.hub.ranks import RankView
 from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress
 from canary_obs.vocabulary import ObserverPart, Phase, State, SweepStatus
 
-Reading = tuple[tuple[str, ...], float]
-Histogram = tuple[tuple[str, ...], Latencies]  # what a histogram is read from
+Reading = tuple[tuple[str, ...], float]  # label values, number
+Histogram = tuple[tuple[str, ...], Latencies]
 
 
 def one(value: float | None) -> Iterator[Reading]:

@@ -1,4 +1,4 @@
-"""How each metric about the service itself is read."""
+"""How each metric of the service itself is read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
 from canary_obs.vocabulary import DrillOutcome, State
 
-# Known beforehand so that their series exist at 0: increase() misses a series first seen at 1.
+# Every part starts at 0: increase() misses a series that is first seen at 1.
 SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log", "audit_log", "tracing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceView:
-    """What the service's own metrics are read from."""
+    """The values that the service's own metrics are read from."""
 
     version: str
     state: State
@@ -28,10 +28,10 @@ class ServiceView:
     counts: HubCounts
     incidents: tuple[IncidentSummary, ...]  # newest first
     incidents_opened: int
-    drills: Mapping[RankKey, DrillCount] | None  # None = drills are off
-    exports: Mapping[str, ExportCounts]  # by signal; only those that are exported
+    drills: Mapping[RankKey, DrillCount] | None  # None = drills are disabled
+    exports: Mapping[str, ExportCounts]  # by enabled signal
     log_dropped: int
-    scrape_seconds: float | None  # None before the first
+    scrape_seconds: float | None  # of the previous scrape; None = first scrape
     scrape_errors: int
 
 
@@ -89,7 +89,7 @@ def incidents_opened(service: ServiceView) -> Iterator[Reading]:
 
 
 def incident_info(service: ServiceView) -> Iterator[Reading]:
-    # One series per rank: alerts join on the rank, and an id that nobody needs any more must not pile up.
+    # One series per rank, as alerts join on the rank and old ids must not accumulate.
     shown = set()
     for incident in service.incidents:
         for rank in incident.ranks:

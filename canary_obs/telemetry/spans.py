@@ -1,4 +1,4 @@
-"""Makes spans and log records whose ids are known beforehand, under the resource of the rank they tell of."""
+"""Spans and log records with ids derived from names, so that they can be linked before they exist."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ RESOURCES_KEPT = 1024
 Attributes = Mapping[str, str | int | float | bool | tuple[str, ...] | None]
 
 
-def place_of(kind: str, name: str) -> SpanContext:
-    """Where the span of a thing is, or will be: the same for the same kind and name."""
+def span_context_of(kind: str, name: str) -> SpanContext:
+    """Trace and span id of an incident, sweep or step, derived from kind and name."""
     return SpanContext(
         trace_id=int(trace_id_of(kind, name), 16),
         span_id=int(trace_id_of(f"{kind} span", name)[:16], 16) or 1,
@@ -35,25 +35,25 @@ def place_of(kind: str, name: str) -> SpanContext:
     )
 
 
-def link_to(place: SpanContext, **attributes: str | int) -> Link:
-    """A link to a span that need not exist yet."""
-    return Link(place, {f"kv_canary.{name}": value for name, value in attributes.items()})
+def link_to(span_context: SpanContext, **attributes: str | int) -> Link:
+    """A link to a span, which need not exist yet."""
+    return Link(span_context, {f"kv_canary.{name}": value for name, value in attributes.items()})
 
 
-class _PlannedIds(IdGenerator):
-    """Gives out the planned ids once, else random ones. One thread uses it."""
+class _PresetIds(IdGenerator):
+    """Generates the ids of `preset` while it is set, else random ones. Not thread-safe."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
-        self.planned: SpanContext | None = None
+        self.preset: SpanContext | None = None
 
     def generate_trace_id(self) -> int:
-        """Of the planned span, if any."""
-        return self.planned.trace_id if self.planned else self._random.generate_trace_id()
+        """The preset trace id, or a random one."""
+        return self.preset.trace_id if self.preset else self._random.generate_trace_id()
 
     def generate_span_id(self) -> int:
-        """Of the planned span, if any."""
-        return self.planned.span_id if self.planned else self._random.generate_span_id()
+        """The preset span id, or a random one."""
+        return self.preset.span_id if self.preset else self._random.generate_span_id()
 
 
 class _ToQueue(SpanProcessor):
@@ -61,17 +61,17 @@ class _ToQueue(SpanProcessor):
         self._queue = queue
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue what the sampler kept."""
+        """Queue a sampled span."""
         if span.context is not None and span.context.trace_flags.sampled:
             self._queue.put(span)
 
 
 class SpanMaker:
-    """One provider per resource, all in front of one queue. Not thread-safe."""
+    """Starts spans under the resource of a rank or of the service; all end in one queue. Not thread-safe."""
 
     def __init__(self, service: Resource, queue: ExportQueue[ReadableSpan]) -> None:
         self._service, self._queue = service, queue
-        self._ids = _PlannedIds()
+        self._ids = _PresetIds()
         self._tracers: dict[Identity | None, trace.Tracer] = {}
 
     def start(
@@ -80,12 +80,15 @@ class SpanMaker:
         at_ns: int,
         *,
         rank: Identity | None = None,
-        place: SpanContext | None = None,
+        span_context: SpanContext | None = None,
         parent: SpanContext | None = None,
         attributes: Attributes | None = None,
     ) -> Span:
-        """A span of a rank, or of the service: a root at `place`, else below `parent`. Times in ns."""
-        self._ids.planned = place
+        """A span of a rank (None = of the service) that starts at `at_ns`.
+
+        `span_context` sets the ids of a root span; without it the ids are random, below `parent`.
+        """
+        self._ids.preset = span_context
         context = (
             Context() if parent is None else trace.set_span_in_context(NonRecordingSpan(parent), Context())
         )
@@ -94,7 +97,7 @@ class SpanMaker:
                 name, context, start_time=at_ns, attributes=present(attributes or {})
             )
         finally:
-            self._ids.planned = None
+            self._ids.preset = None
 
     def _tracer(self, rank: Identity | None) -> trace.Tracer:
         if rank not in self._tracers:
@@ -111,7 +114,7 @@ class SpanMaker:
 
 
 def rank_resource(service: Resource, rank: Identity) -> Resource:
-    """The service's resource with the rank in the place of the instance."""
+    """The service's resource with the rank as its service.instance.id."""
     return service.merge(
         Resource(
             {
@@ -127,17 +130,17 @@ def rank_resource(service: Resource, rank: Identity) -> Resource:
 
 
 def present(attributes: Attributes) -> dict[str, str | int | float | bool | tuple[str, ...]]:
-    """Attributes without those that have no value: OTLP has no null."""
+    """The attributes that have a value: OTLP has no null."""
     return {name: value for name, value in attributes.items() if value is not None}
 
 
 def log_record(
-    resource: Resource, place: SpanContext, event: str, time_ns: int, fields: Attributes
+    resource: Resource, span_context: SpanContext, event: str, time_ns: int, fields: Attributes
 ) -> ReadableLogRecord:
-    """An error event that belongs to a span."""
+    """A log record of severity ERROR in the context of a span."""
     record = LogRecord(
         timestamp=time_ns,
-        context=trace.set_span_in_context(NonRecordingSpan(place), Context()),
+        context=trace.set_span_in_context(NonRecordingSpan(span_context), Context()),
         severity_number=SeverityNumber.ERROR,
         severity_text="ERROR",
         body=event,

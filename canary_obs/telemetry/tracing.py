@@ -1,4 +1,4 @@
-"""What the hub knows, as OpenTelemetry: spans of sweeps and incidents, one log record per violation."""
+"""Exports OpenTelemetry spans of sweeps and incidents, and a log record per violation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span, Status, StatusCode
@@ -27,30 +28,30 @@ from canary_obs.telemetry.otlp import (
     open_exporter,
     service_resource,
 )
-from canary_obs.telemetry.spans import SpanMaker, link_to, log_record, place_of, rank_resource
-from canary_obs.telemetry.sweep_spans import tell_sweep
+from canary_obs.telemetry.spans import SpanMaker, link_to, log_record, rank_resource, span_context_of
+from canary_obs.telemetry.sweep_spans import export_sweep
 from canary_obs.vocabulary import Plane
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 CLOSE_SECONDS = 3.0
 LINKS_KEPT = 32
 
 
 @dataclass(slots=True, kw_only=True)
-class _Open:
-    """An incident whose span has not ended. `linked` names the sweeps and steps it points to."""
+class _OpenIncident:
+    """An incident whose span has not ended."""
 
     span: Span
     last_ns: int
-    linked: set[str] = field(default_factory=set)
-    evidence: int = 0
+    linked: set[str] = field(default_factory=set)  # names of the sweeps and steps that the span links to
+    evidence: int = 0  # exported so far
 
 
 class Tracing:
-    """A thread that looks at the hub now and then; the hub never waits for it, nor does an engine."""
+    """A thread that polls the hub every POLL_SECONDS. Neither the hub nor an engine waits for it."""
 
     def __init__(self, hub: Hub, environ: Mapping[str, str]) -> None:
-        """Raises ConfigurationError for variables it cannot obey, before anything runs."""
+        """Raises ConfigurationError for OTEL_* variables with unusable values, before anything runs."""
         self._hub = hub
         self._resource = service_resource()
         traces, logs = self._exporter(TRACES, environ), self._exporter(LOGS, environ)
@@ -60,41 +61,41 @@ class Tracing:
         self._logs: ExportQueue[ViolationEvent] | None = None
         if traces is not None:
             queue = ExportQueue[ReadableSpan](
-                "traces", lambda batch: _taken(traces.export(batch)), limits_of(TRACES, environ)
+                "traces", lambda batch: _delivered(traces.export(batch)), limits_of(TRACES, environ)
             )
             self._queues["traces"], self._spans = queue, SpanMaker(self._resource, queue)
         if logs is not None:
             self._logs = ExportQueue[ViolationEvent](
-                "logs", lambda batch: _taken(logs.export(self._records(batch))), limits_of(LOGS, environ)
+                "logs", lambda batch: _delivered(logs.export(self._records(batch))), limits_of(LOGS, environ)
             )
             self._queues["logs"] = self._logs
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenIncident] = {}
         self._known_incidents: set[str] = set()
-        self._told_sweeps: set[str] = set()
+        self._exported_sweeps: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="canary-tracing", daemon=True)
         self._thread.start()
 
     @property
     def counts(self) -> dict[str, ExportCounts]:
-        """What became of spans and log records, by signal."""
+        """Spans and log records exported and lost, by signal."""
         return {signal: queue.counts for signal, queue in self._queues.items()}
 
     def __call__(self, events: tuple[ViolationEvent, ...]) -> None:
-        """A hub subscriber: queue one log record per event."""
+        """As a hub subscriber: queue one log record per event."""
         if self._logs is not None:
             for event in events:
                 self._logs.put(event)
 
     def close(self) -> None:
-        """Look once more, end open spans, give the queues a moment, then give up. Idempotent."""
+        """Poll once more, end open spans, and export for at most CLOSE_SECONDS. Idempotent."""
         if self._stop.is_set():
             return
         self._stop.set()
         self._thread.join()
         deadline = time.monotonic() + CLOSE_SECONDS
-        for waiting in self._queues.values():
-            waiting.close(max(0.0, deadline - time.monotonic()))
+        for queue in self._queues.values():
+            queue.close(max(0.0, deadline - time.monotonic()))
         for exporter in self._exporters:
             exporter.shutdown()
 
@@ -106,81 +107,84 @@ class Tracing:
         return open_exporter(signal, environ)
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
-            self._look_guarded()
-        self._look_guarded()
-        for case in self._open.values():
-            case.span.set_attribute("kv_canary.incident.open", True)
-            case.span.end(end_time=case.last_ns)
+        while not self._stop.wait(POLL_SECONDS):
+            self._poll_guarded()
+        self._poll_guarded()
+        for tracked in self._open.values():
+            tracked.span.set_attribute("kv_canary.incident.open", True)
+            tracked.span.end(end_time=tracked.last_ns)
 
-    def _look_guarded(self) -> None:
+    def _poll_guarded(self) -> None:
         try:
             if self._spans is not None:
-                self._look(self._spans)
-        except Exception as error:  # noqa: BLE001 - tracing that dies silently would look like a quiet fleet
+                self._poll(self._spans)
+        except Exception as error:  # noqa: BLE001 - counted, so that a failure does not look like a quiet fleet
             self._hub.fault("tracing", error)
 
-    def _look(self, spans: SpanMaker) -> None:
+    def _poll(self, spans: SpanMaker) -> None:
         records = self._hub.sweeps()
         for record in reversed(records):
-            if record.ended_ns is not None and record.id not in self._told_sweeps:
-                tell_sweep(spans, record, self._identity)
-                self._told_sweeps.add(record.id)
-        self._told_sweeps &= {record.id for record in records}
+            if record.ended_ns is not None and record.id not in self._exported_sweeps:
+                export_sweep(spans, record, self._identity)
+                self._exported_sweeps.add(record.id)
+        self._exported_sweeps &= {record.id for record in records}
         summaries = self._hub.incidents.newest_first()
         for summary in reversed(summaries):
             if summary.id in self._open or summary.id not in self._known_incidents:
                 incident = self._hub.incidents.find(summary.id)
                 if incident is not None:
-                    self._follow(spans, incident)
+                    self._update_incident(spans, incident)
         self._known_incidents = {summary.id for summary in summaries}
 
     def _identity(self, key: tuple[str, str, int]) -> Identity | None:
         return next((rank.identity for rank in self._hub.ranks() if rank.identity.key == key), None)
 
-    # Incidents.
-
-    def _follow(self, spans: SpanMaker, incident: Incident) -> None:
-        case = self._open.get(incident.id)
-        if case is None:
+    def _update_incident(self, spans: SpanMaker, incident: Incident) -> None:
+        tracked = self._open.get(incident.id)
+        if tracked is None:
             span = spans.start(
                 "kv_canary.incident",
                 incident.opened_ns,
-                place=place_of("incident", incident.id),
+                span_context=span_context_of("incident", incident.id),
                 attributes={
                     "kv_canary.incident.id": incident.id,
                     "kv_canary.engine": incident.engine,
                     "kv_canary.instance": incident.instance,
                 },
             )
-            case = self._open[incident.id] = _Open(span=span, last_ns=incident.last_ns)
-        case.last_ns = incident.last_ns
+            tracked = self._open[incident.id] = _OpenIncident(span=span, last_ns=incident.last_ns)
+        tracked.last_ns = incident.last_ns
         for event in (*incident.first, *incident.latest):
-            self._link(spans, case, event)
-        for evidence in incident.evidence[case.evidence :]:
-            self._tell_evidence(spans, case, evidence)
-        case.evidence = len(incident.evidence)
+            self._link_event(spans, tracked, event)
+        for evidence in incident.evidence[tracked.evidence :]:
+            self._export_evidence(spans, tracked, evidence)
+        tracked.evidence = len(incident.evidence)
         if incident.closed_ns is not None:
-            _close(case.span, incident)
+            _end_span(tracked.span, incident)
             del self._open[incident.id]
 
-    def _link(self, spans: SpanMaker, case: _Open, event: ViolationEvent) -> None:
+    def _link_event(self, spans: SpanMaker, tracked: _OpenIncident, event: ViolationEvent) -> None:
         row, who = event.violation, event.identity
         kind = "sweep" if row.sweep_id is not None else "step"
         name = row.sweep_id or f"{who.engine} {who.instance} {who.rank} {who.started_ns} {row.step}"
-        if name in case.linked or len(case.linked) >= LINKS_KEPT:
+        if name in tracked.linked or len(tracked.linked) >= LINKS_KEPT:
             return
-        case.linked.add(name)
-        link = link_to(place_of(kind, name), rank=who.rank, step=row.step, phase=row.phase.value)
-        case.span.add_link(link.context, link.attributes)
+        tracked.linked.add(name)
+        link = link_to(span_context_of(kind, name), rank=who.rank, step=row.step, phase=row.phase.value)
+        tracked.span.add_link(link.context, link.attributes)
         if kind == "step":
             fields = {"kv_canary.step": row.step, "kv_canary.phase": row.phase.value}
-            place = place_of("step", name)
-            span = spans.start("kv_canary.step", row.time_ns, rank=who, place=place, attributes=fields)
+            span = spans.start(
+                "kv_canary.step",
+                row.time_ns,
+                rank=who,
+                span_context=span_context_of(kind, name),
+                attributes=fields,
+            )
             span.set_status(Status(StatusCode.ERROR, "violations"))
             span.end(end_time=row.time_ns)
 
-    def _tell_evidence(self, spans: SpanMaker, case: _Open, evidence: Evidence) -> None:
+    def _export_evidence(self, spans: SpanMaker, tracked: _OpenIncident, evidence: Evidence) -> None:
         fields: dict[str, str | int | bool | None] = {
             "kv_canary.group": evidence.group,
             "kv_canary.slot": evidence.slot.slot,
@@ -191,22 +195,20 @@ class Tracing:
             "kv_canary.holders": len(evidence.holders),
         }
         for change in evidence.changed:
-            at = f"layer {change.layer} head {change.head} element {change.element}"
-            at += " of the scales" if change.plane is Plane.SCALES else ""
-            fields[f"kv_canary.changed.{change.part.value}"] = at
-        parent = case.span.get_span_context()
+            location = f"layer {change.layer} head {change.head} element {change.element}"
+            location += " of the scales" if change.plane is Plane.SCALES else ""
+            fields[f"kv_canary.changed.{change.part.value}"] = location
+        parent = tracked.span.get_span_context()
         span = spans.start(
             "kv_canary.evidence", evidence.time_ns, rank=evidence.identity, parent=parent, attributes=fields
         )
         span.end(end_time=evidence.time_ns)
 
-    # Logs.
-
     def _records(self, batch: Sequence[ViolationEvent]) -> list[object]:
         return [
             log_record(
                 rank_resource(self._resource, event.identity),
-                place_of("incident", event.incident),
+                span_context_of("incident", event.incident),
                 "kv_canary.violation",
                 event.violation.time_ns,
                 {f"kv_canary.{name}": value for name, value in violation_fields(event).items()},
@@ -216,17 +218,17 @@ class Tracing:
 
 
 def open_tracing(hub: Hub, environ: Mapping[str, str] | None = None) -> Tracing | None:
-    """Tracing by the OTEL_* variables; None when they ask for nothing. Raises ConfigurationError."""
+    """Start tracing as the OTEL_* variables say; None = they enable nothing. Raises ConfigurationError."""
     environ = os.environ if environ is None else environ
-    wanted = [signal for signal in (TRACES, LOGS) if enabled(signal, environ)]
-    return Tracing(hub, environ) if wanted else None
+    signals = [signal for signal in (TRACES, LOGS) if enabled(signal, environ)]
+    return Tracing(hub, environ) if signals else None
 
 
-def _taken(result: object) -> bool:
-    return getattr(result, "name", "") == "SUCCESS"
+def _delivered(result: Enum) -> bool:
+    return result.name == "SUCCESS"
 
 
-def _close(span: Span, incident: Incident) -> None:
+def _end_span(span: Span, incident: Incident) -> None:
     span.set_attributes(
         {
             "kv_canary.violations": incident.violations,

@@ -1,51 +1,51 @@
-"""Defects of scopes, tokens, limits, audit, the event_stream and drills."""
+"""Defects of scopes, tokens, rate limits, audit, the event stream and drills."""
 
 from __future__ import annotations
 
 from tests.mutation.mutant import mutants
 
-_ACCESS = "tests/service/test_route_policy.py::"
+_POLICY = "tests/service/test_route_policy.py::"
 _TOKENS = "tests/service/test_token_store.py::"
-_ORDERS = "tests/service/test_write_requests.py::"
+_WRITES = "tests/service/test_write_requests.py::"
 _LIMITS = "tests/service/test_rate_limiter.py::"
-_FEED = "tests/service/test_event_stream.py::"
+_EVENTS = "tests/service/test_event_stream.py::"
 _DRILL = "tests/runtime/perturb/test_drill.py::"
 
-GATE = mutants(
+AUTH = mutants(
     "canary_obs/service/auth.py",
     (
-        "if door.scope is None or door.scope in caller.scopes:",
-        "if door.scope is None or caller.scopes:",
-        _ACCESS + "test_each_scope_opens_its_own_routes_and_no_other",
+        "if rule.scope is None or rule.scope in caller.scopes:",
+        "if rule.scope is None or caller.scopes:",
+        _POLICY + "test_each_scope_grants_its_own_routes_and_no_other",
     ),
     (
-        "if door is None or door.scope is not None:",
-        "if door is not None and door.scope is not None:",
-        _ACCESS + "test_a_route_that_came_by_another_way_is_closed",
+        "if rule is None or rule.scope is not None:",
+        "if rule is not None and rule.scope is not None:",
+        _POLICY + "test_a_route_outside_the_policy_is_not_served",
     ),
     (
-        "if door is None or door.scope not in ORDERS or caller is None:",
-        "if door is None or door.scope not in ORDERS or caller is None or refused:",
-        _ORDERS + "test_every_order_is_written_down_with_its_giver_and_its_outcome",
+        "if rule is None or rule.scope not in WRITE_SCOPES or caller is None:",
+        "if rule is None or rule.scope not in WRITE_SCOPES or caller is None or refused:",
+        _WRITES + "test_every_write_request_is_audited_with_its_caller_and_outcome",
     ),
     (
         "token=caller.name,",
         "token=None,",
-        _ORDERS + "test_every_order_is_written_down_with_its_giver_and_its_outcome",
+        _WRITES + "test_every_write_request_is_audited_with_its_caller_and_outcome",
     ),
     (
         "if seconds == 0:",
         "if seconds >= 0:",
-        _ORDERS + "test_too_many_orders_are_refused_and_reach_no_rank",
+        _WRITES + "test_too_many_write_requests_are_refused_and_reach_no_rank",
     ),
 )
 
-KEYRING = mutants(
+TOKENS = mutants(
     "canary_obs/service/token_store.py",
     (
         "DEFAULT_SCOPES = (TokenScope.READ, TokenScope.OPERATE)",
         "DEFAULT_SCOPES = tuple(TokenScope)",
-        _TOKENS + "test_without_tokens_anybody_on_this_machine_reads_and_operates_but_does_not_inject",
+        _TOKENS + "test_without_tokens_local_callers_read_and_operate_but_do_not_inject",
     ),
     (
         'return found if scheme.lower() == "bearer" else None',
@@ -54,36 +54,36 @@ KEYRING = mutants(
     ),
 )
 
-ALLOWANCE = mutants(
+LIMITS = mutants(
     "canary_obs/service/rate_limiter.py",
     (
         "self._interval * (per_minute - 1)",
         "self._interval * per_minute",
-        _LIMITS + "test_a_minutes_worth_at_once_then_one_per_share",
+        _LIMITS + "test_a_minutes_worth_at_once_then_evenly_spaced",
     ),
     (
         "due = max(self._due.get(name, now), now)",
         "due = self._due.get(name, now)",
-        _LIMITS + "test_what_was_not_used_is_kept_for_a_minute_and_no_longer",
+        _LIMITS + "test_unused_requests_do_not_accumulate_beyond_a_minute",
     ),
 )
 
-FEED = mutants(
+EVENT_STREAM = mutants(
     "canary_obs/service/event_stream.py",
     (
-        "lost = self.last - number - len(kept)",
+        "lost = self.last_number - number - len(kept)",
         "lost = 0",
-        _FEED + "test_a_flood_of_violations_hides_nothing_else_and_what_is_lost_is_counted",
+        _EVENTS + "test_a_flood_of_violations_drops_no_other_events_and_counts_its_losses",
     ),
     (
-        "self._publish(self._violations, FeedKind.VIOLATION, event)",
-        "self._publish(self._others, FeedKind.VIOLATION, event)",
-        _FEED + "test_a_flood_of_violations_hides_nothing_else_and_what_is_lost_is_counted",
+        "self._publish(self._violations, EventKind.VIOLATION, event)",
+        "self._publish(self._others, EventKind.VIOLATION, event)",
+        _EVENTS + "test_a_flood_of_violations_drops_no_other_events_and_counts_its_losses",
     ),
     (
         "if event.number <= number:",
         "if event.number < number:",
-        _FEED + "test_a_flood_of_violations_hides_nothing_else_and_what_is_lost_is_counted",
+        _EVENTS + "test_a_flood_of_violations_drops_no_other_events_and_counts_its_losses",
     ),
 )
 
@@ -176,4 +176,4 @@ KEYS = mutants(
     ),
 )
 
-ALL = GATE + KEYRING + ALLOWANCE + FEED + DRILL + BOOK + ADMISSION + LINE + LISTENER + KEYS
+ALL = AUTH + TOKENS + LIMITS + EVENT_STREAM + DRILL + BOOK + ADMISSION + LINE + LISTENER + KEYS

@@ -1,4 +1,4 @@
-"""An app over a hub with one rank that answers at once, and clients for it."""
+"""An app over a hub with one fake rank, and clients for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bearer(token):
 
 
 class AppClient:
-    """Synchronous calls of an ASGI app, from any thread."""
+    """A synchronous client of an ASGI app, usable from any thread."""
 
     def __init__(self, app, portal, client: httpx.AsyncClient) -> None:
         self.app, self._portal, self._client = app, portal, client
@@ -65,31 +65,34 @@ def client_of(app, base_url: str = URL):
         portal.call(client.aclose)
 
 
-class ObedientRank:
-    """A rank without a thread: answers inside the call; `finishes` = sweeps end by themselves."""
+class FakeRank:
+    """A rank without a thread or link: it answers commands inside the call.
 
-    def __init__(self, hub: Hub, *, finishes: bool = True, greets: bool = True) -> None:
+    With `finishes` it answers sweeps and drills as finished.
+    """
+
+    def __init__(self, hub: Hub, *, finishes: bool = True, sends_hello: bool = True) -> None:
         self.hub, self.finishes = hub, finishes
-        self.who = identity()
+        self.identity = identity()
         self.received = []
-        if greets:
-            self.say(hello(self.who))
-        self.say(snapshot(self.who, 1))
+        if sends_hello:
+            self.send(hello(self.identity))
+        self.send(snapshot(self.identity, 1))
 
-    def say(self, message) -> None:
-        self.hub.ingest(message, self.execute_commands)
+    def send(self, message) -> None:
+        self.hub.ingest(message, self.execute)
 
-    def execute_commands(self, command) -> None:
+    def execute(self, command) -> None:
         self.received.append(command)
         if isinstance(command, StartSweep) and self.finishes:
             self.report(command.id, SweepStatus.PASSED)
         elif isinstance(command, StartDrill) and self.finishes:
-            self.say(drilled(self.who, command.id))
+            self.send(drilled(self.identity, command.id))
         elif isinstance(command, CancelSweep):
             self.report(command.id, SweepStatus.CANCELLED)
 
     def report(self, sweep_id: str, status: SweepStatus) -> None:
-        self.say(SweepReport(identity=self.who, progress=progress(sweep_id, status, checked=100)))
+        self.send(SweepReport(identity=self.identity, progress=progress(sweep_id, status, checked=100)))
 
 
 @pytest.fixture
@@ -99,7 +102,7 @@ def hub():
 
 @pytest.fixture
 def rank(hub):
-    return ObedientRank(hub)
+    return FakeRank(hub)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from canary_obs.records import Acknowledge, Pause, Resume, StartSweep, Violation
 from canary_obs.service.app import create_app
 from canary_obs.service.context import Dependencies
 from canary_obs.vocabulary import Reason, SweepStatus
-from tests.service.conftest import URL, ObedientRank, bearer, check_problem, client_of
+from tests.service.conftest import URL, FakeRank, bearer, check_problem, client_of
 from tests.service.fakes import eventually, violation
 
 # Sweeps.
@@ -20,8 +20,8 @@ from tests.service.fakes import eventually, violation
 
 def test_a_sweep_is_accepted_and_can_be_looked_up(client, rank):
     rank.finishes = False
-    asked = {"groups": ["full"], "data": False, "unlocked_only": True, "swa_resident_only": True}
-    answer = client.post("/canary/sweep", json=asked)
+    options = {"groups": ["full"], "data": False, "unlocked_only": True, "swa_resident_only": True}
+    answer = client.post("/canary/sweep", json=options)
     record = answer.json()
     assert answer.status_code == 202
     assert record["status"] == "running"
@@ -52,7 +52,7 @@ def test_wait_answers_with_the_result(client, rank):
 
 def test_wait_ends_with_202_when_the_sweep_takes_too_long():
     hub = Hub(ServiceConfig(sweep_timeout_seconds=0.05, snapshot_stale_seconds=600.0))
-    ObedientRank(hub, finishes=False)
+    FakeRank(hub, finishes=False)
     with client_of(create_app(hub)) as client:
         answer = client.post("/canary/sweep?wait=true")
     assert (answer.status_code, answer.json()["status"]) == (202, "running")
@@ -65,7 +65,7 @@ def test_a_second_sweep_conflicts_and_names_the_first(client, rank):
     assert document["running_id"] == running
 
 
-def test_a_sweep_without_an_engine_says_so(client):
+def test_a_sweep_without_an_engine_is_503(client):
     document = check_problem(client.post("/canary/sweep?wait=true"), 503, "no-engine")
     assert "no engine is attached" in document["detail"]
 
@@ -120,13 +120,13 @@ def test_cancelling(client, rank):
     check_problem(client.get("/canary/sweeps/none"), 404, "no-such-sweep")
 
 
-# Orders, status, violations.
+# Commands to all ranks, status, violations.
 
 
 @pytest.mark.parametrize(("path", "command"), [("pause", Pause()), ("resume", Resume())])
-def test_orders_reach_the_ranks(client, hub, path, command):
+def test_commands_reach_the_ranks(client, hub, path, command):
     check_problem(client.post(f"/canary/{path}"), 503, "no-engine")
-    rank = ObedientRank(hub)
+    rank = FakeRank(hub)
     answer = client.post(f"/canary/{path}")
     assert (answer.status_code, answer.json()) == (202, {"ranks": 1})
     assert rank.received[-1] == command
@@ -146,7 +146,7 @@ def test_status_shows_the_verdict_and_every_rank(client, rank):
 
 def test_violations_are_filtered_and_paged(client, rank):
     rows = [violation(slot) for slot in range(5)] + [violation(9, reason=Reason.CHAIN)]
-    rank.say(Violations(identity=rank.who, rows=tuple(rows)))
+    rank.send(Violations(identity=rank.identity, rows=tuple(rows)))
     page = client.get("/canary/violations?limit=2&reason=kv_data").json()
     assert [event["number"] for event in page["violations"]] == [5, 4]
     assert (page["matching"], page["next"], page["evicted"]) == (5, 4, 0)
@@ -157,7 +157,7 @@ def test_violations_are_filtered_and_paged(client, rank):
     check_problem(client.get("/canary/violations?limit=0"), 422, "invalid-request")
 
 
-# Pages and probes.
+# Metrics, status page and probes.
 
 
 def test_metrics_answer_without_a_redirect_in_the_format_asked_for(client, rank):
@@ -171,7 +171,7 @@ def test_metrics_answer_without_a_redirect_in_the_format_asked_for(client, rank)
 
 
 def test_the_status_page_is_self_contained_and_escapes(client, rank):
-    rank.say(Violations(identity=rank.who, rows=(violation(request="<script>alert(1)</script>"),)))
+    rank.send(Violations(identity=rank.identity, rows=(violation(request="<script>alert(1)</script>"),)))
     answer = client.get("/")
     assert answer.headers["content-type"].startswith("text/html")
     assert 'http-equiv="refresh"' in answer.text
@@ -184,7 +184,7 @@ def test_the_status_page_is_self_contained_and_escapes(client, rank):
 
 def test_probes(hub):
     listening = [True]
-    with client_of(create_app(hub, around=Dependencies(listening=lambda: listening[0]))) as client:
+    with client_of(create_app(hub, dependencies=Dependencies(listening=lambda: listening[0]))) as client:
         assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
         listening[0] = False
         assert client.get("/healthz").status_code == 200
@@ -202,7 +202,7 @@ def test_unknown_paths_and_methods_are_problems(client):
     assert client.post("/canary/sweeps/x").headers["allow"] == "DELETE, GET"
 
 
-def test_a_bug_is_a_problem_that_tells_strangers_nothing(client, hub, monkeypatch, caplog):
+def test_an_unexpected_error_is_a_problem_without_its_message(client, hub, monkeypatch, caplog):
     def fail():
         raise RuntimeError("an inner secret")
 
@@ -225,7 +225,7 @@ def test_a_body_that_is_too_long_is_refused(client, rank):
     assert not any(isinstance(command, StartSweep) for command in rank.received)
 
 
-# Who may ask.
+# Authentication.
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def guarded(hub):
         yield client
 
 
-def test_with_a_token_every_route_but_the_probes_is_closed(guarded, rank):
+def test_with_a_token_every_route_but_the_probes_requires_it(guarded, rank):
     app = guarded.app
     paths = [*app.openapi()["paths"], "/openapi.json", "/nowhere"]
     assert len(paths) > 10
@@ -258,14 +258,14 @@ def test_wrong_credentials_are_401(guarded, header):
     check_problem(guarded.get("/metrics", headers={"Authorization": header.encode()}), 401)
 
 
-def test_the_token_opens(guarded, rank):
+def test_a_valid_token_is_accepted(guarded, rank):
     assert guarded.get("/metrics", headers=bearer("s3cret-ü")).status_code == 200
     assert guarded.post("/canary/sweep?wait=true", headers=bearer("s3cret-ü")).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])
 def test_a_wide_bind_without_a_token_is_refused(hub, host):
-    with pytest.raises(ConfigurationError, match="binds to loopback only"):
+    with pytest.raises(ConfigurationError, match="only binds to loopback"):
         create_app(hub, ServiceConfig(host=host))
 
 
@@ -276,7 +276,7 @@ def test_without_a_token_only_loopback_names_are_served(client):
         check_problem(client.get("/metrics", headers={"Host": host}), 421)
 
 
-def test_a_foreign_page_may_not_give_orders(client, rank):
+def test_a_page_of_another_origin_may_not_send_write_requests(client, rank):
     check_problem(client.post("/canary/sweep", headers={"Origin": "https://evil.example"}), 403)
     assert client.post("/canary/sweep", headers={"Origin": URL}).status_code == 202
 
@@ -293,6 +293,6 @@ def test_many_readers_and_one_writer(client, hub, rank):
     for reader in readers:
         reader.start()
     while any(reader.is_alive() for reader in readers):
-        rank.say(Violations(identity=rank.who, rows=(violation(),)))
+        rank.send(Violations(identity=rank.identity, rows=(violation(),)))
     assert failures == []
     assert hub.violations()

@@ -6,10 +6,10 @@ import pytest
 
 from canary_obs.config import ServiceConfig
 from canary_obs.records import StartDrill
-from canary_obs.service import context as context
+from canary_obs.service import context
 from canary_obs.service.app import create_app
 from canary_obs.service.routes import drills
-from tests.service.conftest import ObedientRank, bearer, check_problem, client_of
+from tests.service.conftest import FakeRank, bearer, check_problem, client_of
 from tests.service.fakes import drilled, eventually
 
 SECRET, SINGLE = "drill-0123456789abcdef", "single-0123456789abcdef"
@@ -23,7 +23,7 @@ def tokens(tmp_path):
 
 
 @pytest.fixture
-def drilling(hub, tokens):
+def drill_client(hub, tokens):
     with client_of(create_app(hub, ServiceConfig(drill_enabled=True, **tokens))) as client:
         yield client
 
@@ -32,8 +32,8 @@ def drill(client, token=SECRET):
     return client.post("/canary/drill", headers=bearer(token))
 
 
-def test_a_drill_answers_for_every_rank(drilling, rank):
-    answer = drill(drilling)
+def test_a_drill_answers_for_every_rank(drill_client, rank):
+    answer = drill(drill_client)
     assert answer.status_code == 200
     (one,) = answer.json()["ranks"]
     assert one["key"] == ["fake", "test", 0]
@@ -50,8 +50,8 @@ def test_a_drill_answers_for_every_rank(drilling, rank):
     }
 
 
-def test_only_a_token_with_inject_may_and_only_where_drills_are_on(drilling, hub, rank, tokens):
-    check_problem(drill(drilling, SINGLE), 403, "missing-scope")
+def test_only_a_token_with_inject_may_and_only_where_drills_are_on(drill_client, hub, rank, tokens):
+    check_problem(drill(drill_client, SINGLE), 403, "missing-scope")
     with client_of(create_app(hub, ServiceConfig(drill_enabled=True))) as anybody:
         check_problem(anybody.post("/canary/drill"), 403, "missing-scope")
     with client_of(create_app(hub, ServiceConfig(**tokens))) as off:
@@ -60,25 +60,25 @@ def test_only_a_token_with_inject_may_and_only_where_drills_are_on(drilling, hub
     assert not any(isinstance(command, StartDrill) for command in rank.received)
 
 
-def test_without_an_engine_nothing_is_left_open(drilling, hub):
-    check_problem(drill(drilling), 503, "no-engine")
-    ObedientRank(hub)
-    assert drill(drilling).status_code == 200
+def test_without_an_engine_nothing_is_left_open(drill_client, hub):
+    check_problem(drill(drill_client), 503, "no-engine")
+    FakeRank(hub)
+    assert drill(drill_client).status_code == 200
 
 
-def test_a_second_drill_waits_its_turn(drilling, rank):
+def test_a_second_drill_conflicts_until_the_first_has_ended(drill_client, rank):
     rank.finishes = False
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(drill, drilling)
+        waiting = pool.submit(drill, drill_client)
         asked = eventually(lambda: [one for one in rank.received if isinstance(one, StartDrill)])[0]
-        check_problem(drill(drilling), 409, "drill-in-progress")
-        rank.say(drilled(rank.who, asked.id))
+        check_problem(drill(drill_client), 409, "drill-in-progress")
+        rank.send(drilled(rank.identity, asked.id))
         assert waiting.result(10).json()["ranks"][0]["finding"]["outcome"] == "detected"
 
 
-def test_a_silent_rank_is_named(drilling, rank, monkeypatch):
+def test_a_silent_rank_is_named(drill_client, rank, monkeypatch):
     rank.finishes = False
     monkeypatch.setattr(drills, "DRILL_SECONDS", 0.05)
-    (one,) = drill(drilling).json()["ranks"]
+    (one,) = drill(drill_client).json()["ranks"]
     assert one["finding"]["outcome"] == "unanswered"
     assert context.DRILL_SECONDS > 10

@@ -1,4 +1,4 @@
-"""/canary/events through uvicorn, with a client that reads as the bytes come."""
+"""/canary/events through uvicorn, with a streaming client."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ from tests.service.fakes import eventually, hello, identity, progress, snapshot,
 ME = identity()
 
 
-class Stage:
-    """A running service; what an engine says goes straight into its hub."""
+class RunningService:
+    """A running service; messages of a fake engine go straight into its hub."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        self.service = ServiceThread(config, link=LocalLink())
-        self.say(hello(ME))
-        self.say(snapshot(ME, 1))
+        self._thread = ServiceThread(config, link=LocalLink())
+        self.url, self.port, self.close = self._thread.url, self._thread.port, self._thread.close
+        self.send(hello(ME))
+        self.send(snapshot(ME, 1))
 
-    def say(self, message) -> None:
-        self.service.hub.ingest(message, lambda command: None)
+    def send(self, message) -> None:
+        self._thread.hub.ingest(message, lambda command: None)
 
     def violate(self, *slots: int) -> None:
-        self.say(Violations(identity=ME, rows=tuple(map(violation, slots))))
+        self.send(Violations(identity=ME, rows=tuple(map(violation, slots))))
 
     @contextmanager
     def stream(self, last: str | None = None):
         headers = {} if last is None else {"Last-Event-ID": last}
-        url = f"{self.service.url}/canary/events"
+        url = f"{self.url}/canary/events"
         with httpx.stream("GET", url, headers=headers, timeout=30) as answer:
             assert answer.status_code == 200
             yield Stream(answer)
 
 
 class Stream:
-    """Server-sent events as a browser reads them."""
+    """A server-sent event client that resembles a browser."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self.answer = answer
@@ -67,11 +68,11 @@ class Stream:
         raise EOFError
 
     def comment(self) -> str:
-        """The next line that is no event's."""
+        """The next comment line."""
         return next(line for line in self._lines if line.startswith(":"))
 
     def until(self, kind: str) -> list[dict]:
-        """Events up to the first of a kind."""
+        """The next events, up to and including the first of a kind."""
         events = [self.next()]
         while events[-1]["event"] != kind:
             events.append(self.next())
@@ -89,104 +90,104 @@ def config(tmp_path):
 
 
 @pytest.fixture
-def stage(config):
-    stage = Stage(config)
-    yield stage
-    stage.service.close()
+def service(config):
+    service = RunningService(config)
+    yield service
+    service.close()
 
 
-def test_a_stream_begins_with_the_state_and_tells_what_happens(stage):
-    with stage.stream() as stream:
+def test_a_stream_begins_with_the_state_and_sends_every_event(service):
+    with service.stream() as stream:
         assert stream.answer.headers["content-type"].startswith("text/event-stream")
         assert stream.answer.headers["cache-control"] == "no-store"
         first = stream.next()
         assert (first["event"], first["data"]["state"], first["data"]["identity"]) == ("state", "ok", None)
-        stage.violate(7)
-        told = stream.until("incident_opened")[-2:]
-        assert told[0]["event"] == "violation"
-        assert told[0]["data"]["violation"]["slot"] == 7
-        assert told[1]["data"]["id"] == told[0]["data"]["incident"]
-        stage.say(snapshot(ME, 2, violations=1))
+        service.violate(7)
+        events = stream.until("incident_opened")[-2:]
+        assert events[0]["event"] == "violation"
+        assert events[0]["data"]["violation"]["slot"] == 7
+        assert events[1]["data"]["id"] == events[0]["data"]["incident"]
+        service.send(snapshot(ME, 2, violations=1))
         change = stream.until("state")[-1]["data"]
         assert (change["before"], change["state"]) == ("ok", "violated")
-        stage.say(SweepReport(identity=ME, progress=progress("s1", SweepStatus.RUNNING)))
+        service.send(SweepReport(identity=ME, progress=progress("s1", SweepStatus.RUNNING)))
         assert stream.until("sweep_begun")[-1]["data"]["id"] == "s1"
-        stage.say(SweepReport(identity=ME, progress=progress("s1", SweepStatus.VIOLATED)))
+        service.send(SweepReport(identity=ME, progress=progress("s1", SweepStatus.VIOLATED)))
         assert stream.until("sweep_ended")[-1]["data"]["status"] == "violated"
-        httpx.post(f"{stage.service.url}/canary/acknowledge")
+        httpx.post(f"{service.url}/canary/acknowledge")
         assert stream.until("incident_closed")[-1]["data"]["acknowledged"] is True
 
 
-def test_a_client_that_comes_back_misses_nothing_and_gets_nothing_twice(stage):
-    with stage.stream() as stream:
+def test_a_client_that_reconnects_receives_every_event_once(service):
+    with service.stream() as stream:
         stream.next()
-        stage.violate(1)
-        place = stream.until("violation")[-1]["id"]
-    stage.violate(2, 3)
-    with stage.stream(last=place) as stream:
-        told = stream.until("violation")
-        stage.violate(4)
-        while "violation" not in told[-1]["data"] or told[-1]["data"]["violation"]["slot"] != 4:
-            told.append(stream.next())
-    slots = [event["data"]["violation"]["slot"] for event in told if event["event"] == "violation"]
+        service.violate(1)
+        last_id = stream.until("violation")[-1]["id"]
+    service.violate(2, 3)
+    with service.stream(last=last_id) as stream:
+        events = stream.until("violation")
+        service.violate(4)
+        while "violation" not in events[-1]["data"] or events[-1]["data"]["violation"]["slot"] != 4:
+            events.append(stream.next())
+    slots = [event["data"]["violation"]["slot"] for event in events if event["event"] == "violation"]
     assert slots == [2, 3, 4]
-    numbers = [int(event["id"].partition("-")[2]) for event in told]
-    assert numbers == list(range(int(place.partition("-")[2]) + 1, numbers[-1] + 1))
+    numbers = [int(event["id"].partition("-")[2]) for event in events]
+    assert numbers == list(range(int(last_id.partition("-")[2]) + 1, numbers[-1] + 1))
 
 
 @pytest.mark.parametrize("last", ["other-3", "3", "", "nonsense"])
-def test_a_place_in_another_life_starts_at_the_beginning_and_says_so(stage, last):
-    stage.violate(1)
-    with stage.stream(last=last) as stream:
+def test_an_event_id_of_another_epoch_starts_at_the_beginning_after_dropped(service, last):
+    service.violate(1)
+    with service.stream(last=last) as stream:
         gap = stream.next()
         assert (gap["event"], gap["data"]) == ("dropped", {"count": None})
         assert stream.until("violation")[-1]["data"]["violation"]["slot"] == 1
-    life = gap["id"].partition("-")[0]
-    with stage.stream(last=f"{life}-99999") as stream:
+    epoch = gap["id"].partition("-")[0]
+    with service.stream(last=f"{epoch}-99999") as stream:
         assert stream.next()["event"] == "dropped"
 
 
-def test_a_client_that_does_not_read_holds_nobody_up_and_is_told_what_it_lost(stage):
-    host, port = "127.0.0.1", stage.service.port
+def test_a_slow_client_delays_no_other_and_receives_dropped(service):
+    host, port = "127.0.0.1", service.port
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect((host, port))
         slow.settimeout(30)
         slow.sendall(b"GET /canary/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        with stage.stream() as quick:
+        with service.stream() as quick:
             quick.next()
             # Each batch fits into the history, all of them into no buffer on the way.
             for end in range(EVENTS_KEPT, 21 * EVENTS_KEPT, EVENTS_KEPT):
-                stage.violate(*range(end - EVENTS_KEPT, end))
+                service.violate(*range(end - EVENTS_KEPT, end))
                 while quick.until("violation")[-1]["data"]["violation"]["slot"] != end - 1:
                     pass
-        heard = b""
-        while b"event: dropped" not in heard:
-            heard = heard[-100:] + slow.recv(1 << 16)
+        received = b""
+        while b"event: dropped" not in received:
+            received = received[-100:] + slow.recv(1 << 16)
 
 
 def test_a_quiet_stream_is_kept_alive(config):
-    stage = Stage(msgspec.structs.replace(config, events_heartbeat_seconds=0.01))
-    with stage.stream() as stream:
+    service = RunningService(msgspec.structs.replace(config, events_heartbeat_seconds=0.01))
+    with service.stream() as stream:
         stream.next()
         assert [stream.comment() for _ in range(3)] == [": heartbeat"] * 3
-    stage.service.close()
+    service.close()
 
 
-def test_the_service_ends_with_streams_open(stage):
-    with stage.stream() as stream:
+def test_the_service_ends_with_streams_open(service):
+    with service.stream() as stream:
         stream.next()
-        stage.service.close()
+        service.close()
         with pytest.raises(EOFError):  # a clean end of the answer; cut off, httpx would say so
             stream.until("never")
 
 
-def test_there_are_so_many_streams_and_no_more(stage):
-    url = f"{stage.service.url}/canary/events"
+def test_the_number_of_streams_is_limited(service):
+    url = f"{service.url}/canary/events"
     with ExitStack() as rest:
         with ExitStack() as first:
-            kept = [first.enter_context(stage.stream())]
-            kept += [rest.enter_context(stage.stream()) for _ in range(STREAMS_MAX - 1)]
+            kept = [first.enter_context(service.stream())]
+            kept += [rest.enter_context(service.stream()) for _ in range(STREAMS_MAX - 1)]
             assert [stream.next()["event"] for stream in kept] == ["state"] * STREAMS_MAX
             check_problem(httpx.get(url, timeout=30), 503, "too-many-streams")
         eventually(lambda: opened(url))

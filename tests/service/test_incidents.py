@@ -1,4 +1,4 @@
-"""Incidents: grouped, bounded, asked about, closed; over the API and offline."""
+"""Incidents: grouping, limits, evidence, closing; over the API and offline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from canary_obs.records import CollectEvidence, Evidence, Violations
 from canary_obs.slot_facts import ChangedWord, SlotEvent, SlotFacts
 from canary_obs.telemetry.incident_bundle import IncidentBundle
 from canary_obs.vocabulary import Part, Phase, Plane, Reason, SlotEventKind, SlotState
-from tests.service.conftest import ObedientRank
+from tests.service.conftest import FakeRank
 from tests.service.fakes import hello, identity, violation
 from tests.service.test_app import check_problem
 
@@ -49,18 +49,18 @@ def evidence(command: CollectEvidence, **changes) -> Evidence:
     return msgspec.structs.replace(plain, **changes)
 
 
-def damaged(rank: ObedientRank, *slots: int, **changes) -> None:
-    rank.say(Violations(identity=rank.who, rows=tuple(violation(slot, **changes) for slot in slots)))
+def damaged(rank: FakeRank, *slots: int, **changes) -> None:
+    rank.send(Violations(identity=rank.identity, rows=tuple(violation(slot, **changes) for slot in slots)))
 
 
-def asked(rank: ObedientRank) -> list[CollectEvidence]:
+def evidence_requests(rank: FakeRank) -> list[CollectEvidence]:
     return [command for command in rank.received if isinstance(command, CollectEvidence)]
 
 
-def test_a_burst_is_one_incident_until_it_is_quiet():
+def test_a_burst_is_one_incident_until_no_violation_follows():
     clock = Clock()
     hub = Hub(ServiceConfig(incident_quiet_seconds=30.0, snapshot_stale_seconds=600.0), clock=clock)
-    rank = ObedientRank(hub)
+    rank = FakeRank(hub)
     damaged(rank, 1)
     clock.now += 29
     hub.tick()
@@ -84,10 +84,10 @@ def test_a_burst_is_one_incident_until_it_is_quiet():
 
 
 def test_instances_have_incidents_of_their_own_and_ranks_share_one(hub):
-    first, second = ObedientRank(hub), ObedientRank(hub)
-    second.who = identity(rank=1)
-    other = ObedientRank(hub)
-    other.who = msgspec.structs.replace(identity(), instance="other")
+    first, second = FakeRank(hub), FakeRank(hub)
+    second.identity = identity(rank=1)
+    other = FakeRank(hub)
+    other.identity = msgspec.structs.replace(identity(), instance="other")
     for rank in (first, second, other):
         damaged(rank, 1)
     theirs, ours = hub.incidents.newest_first()
@@ -105,32 +105,32 @@ def test_acknowledging_closes_it(hub, rank):
     assert len(hub.incidents.newest_first()) == 2
 
 
-def test_each_kind_is_asked_about_but_not_every_slot(hub, rank):
+def test_evidence_is_requested_for_each_kind_but_not_for_every_slot(hub, rank):
     damaged(rank, *range(50))
-    assert [command.slot for command in asked(rank)] == list(range(EVIDENCE_PER_KIND))
+    assert [command.slot for command in evidence_requests(rank)] == list(range(EVIDENCE_PER_KIND))
     damaged(rank, 60, reason=Reason.CHAIN, phase=Phase.HEAD)
     damaged(rank, -1, reason=Reason.POSITION)
-    assert [command.slot for command in asked(rank)][EVIDENCE_PER_KIND:] == [60]
+    assert [command.slot for command in evidence_requests(rank)][EVIDENCE_PER_KIND:] == [60]
     for number in range(40):
         damaged(rank, 100 + number, group=f"g{number}")
-    assert len(asked(rank)) == EVIDENCE_KEPT
-    assert len({command.incident for command in asked(rank)}) == 1
+    assert len(evidence_requests(rank)) == EVIDENCE_KEPT
+    assert len({command.incident for command in evidence_requests(rank)}) == 1
 
 
-def test_only_answers_to_questions_are_kept_and_only_once(hub, rank):
+def test_only_requested_evidence_is_kept_and_only_once(hub, rank):
     damaged(rank, 3)
-    (command,) = asked(rank)
-    rank.say(evidence(command))
-    rank.say(evidence(command))
-    rank.say(evidence(CollectEvidence(incident=command.incident, group="full", slot=99)))
-    rank.say(evidence(CollectEvidence(incident="no such", group="full", slot=3)))
+    (command,) = evidence_requests(rank)
+    rank.send(evidence(command))
+    rank.send(evidence(command))
+    rank.send(evidence(CollectEvidence(incident=command.incident, group="full", slot=99)))
+    rank.send(evidence(CollectEvidence(incident="no such", group="full", slot=3)))
     incident = hub.incidents.find(command.incident)
     assert [one.slot.slot for one in incident.evidence] == [3]
 
 
 def test_memory_is_bounded():
     hub = Hub(ServiceConfig(incidents_kept=2, snapshot_stale_seconds=600.0))
-    rank = ObedientRank(hub)
+    rank = FakeRank(hub)
     ids = []
     for _ in range(4):
         damaged(rank, *range(1000))
@@ -144,8 +144,8 @@ def test_memory_is_bounded():
     assert [event.violation.slot for event in incident.latest] == list(range(984, 1000))
     # The oldest made room while it was still open.
     small = Hub(ServiceConfig(incidents_kept=1, snapshot_stale_seconds=600.0))
-    first, second = ObedientRank(small), ObedientRank(small)
-    second.who = msgspec.structs.replace(identity(), instance="other")
+    first, second = FakeRank(small), FakeRank(small)
+    second.identity = msgspec.structs.replace(identity(), instance="other")
     damaged(first, 1)
     damaged(second, 1)
     damaged(first, 2)
@@ -155,9 +155,9 @@ def test_memory_is_bounded():
 def test_the_api_lists_and_shows(client, hub, rank):
     assert client.get("/canary/incidents").json() == {"incidents": []}
     damaged(rank, 3, sweep_id="s1")
-    (command,) = asked(rank)
-    rank.say(evidence(command))
-    rank.say(hello(rank.who))
+    (command,) = evidence_requests(rank)
+    rank.send(evidence(command))
+    rank.send(hello(rank.identity))
     (listed,) = client.get("/canary/incidents").json()["incidents"]
     assert (listed["id"], listed["violations"], listed["sweeps"]) == (command.incident, 1, ["s1"])
     answer = client.get(f"/canary/incidents/{listed['id']}")
@@ -181,7 +181,7 @@ def show(path) -> subprocess.CompletedProcess[str]:
 
 def test_a_saved_bundle_is_read_offline(client, hub, rank, tmp_path):
     damaged(rank, 3)
-    (command,) = asked(rank)
+    (command,) = evidence_requests(rank)
     gone = ChangedWord(
         part=Part.V,
         plane=Plane.SCALES,
@@ -193,7 +193,7 @@ def test_a_saved_bundle_is_read_offline(client, hub, rank, tmp_path):
         original=None,
         current=None,
     )
-    rank.say(evidence(command, changed=(*evidence(command).changed, gone)))
+    rank.send(evidence(command, changed=(*evidence(command).changed, gone)))
     path = tmp_path / "incident.json"
     path.write_bytes(client.get(f"/canary/incidents/{command.incident}").content)
     shown = show(path)
@@ -211,7 +211,7 @@ def test_a_saved_bundle_is_read_offline(client, hub, rank, tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b'{"format":"other/1"}', b"\xff", b"[" * 100_000])
-def test_what_is_no_bundle_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_bundle_is_refused(tmp_path, content):
     path = tmp_path / "incident.json"
     if content is not None:
         path.write_bytes(content)
@@ -223,8 +223,10 @@ def test_what_is_no_bundle_is_refused(tmp_path, content):
 
 def test_a_bundle_holds_no_tokens(client, hub, rank):
     damaged(rank, 3)
-    (command,) = asked(rank)
-    rank.say(evidence(command))
+    (command,) = evidence_requests(rank)
+    rank.send(evidence(command))
     document = json.loads(client.get(f"/canary/incidents/{command.incident}").content)
-    (told,) = document["incident"]["evidence"]
-    assert all(one["token"] is one["chain"] is None for one in (told["slot"], *told["neighbours"]))
+    (evidence_sent,) = document["incident"]["evidence"]
+    assert all(
+        one["token"] is one["chain"] is None for one in (evidence_sent["slot"], *evidence_sent["neighbours"])
+    )

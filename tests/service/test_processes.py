@@ -21,8 +21,8 @@ STEPS = 'kv_canary_steps_total{engine="fake",instance="test",rank="0"}'
 SERVE = "from canary_obs.serve import serve; serve()"
 
 
-class Stage:
-    """Starts processes in one folder and asks the service over HTTP."""
+class Processes:
+    """A service and engines as processes in one folder, and an HTTP client of the service."""
 
     def __init__(self, folder):
         self.port = free_port()
@@ -44,13 +44,13 @@ class Stage:
 
     def service(self):
         process = self.start("-c", SERVE)
-        eventually(lambda: self.ask("/healthz"), 30)
+        eventually(lambda: self.request("/healthz"), 30)
         return process
 
     def engine(self):
         return self.start(str(ROOT / "tests/service/fake_engine_process.py"), self.endpoint)
 
-    def ask(self, path, method="GET"):
+    def request(self, path, method="GET"):
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
@@ -59,11 +59,11 @@ class Stage:
             return None
 
     def steps(self):
-        lines = (self.ask("/metrics") or "").splitlines()
+        lines = (self.request("/metrics") or "").splitlines()
         return next((float(line.split()[-1]) for line in lines if line.startswith(STEPS)), 0.0)
 
     def status(self):
-        return json.loads(self.ask("/canary/status"))
+        return json.loads(self.request("/canary/status"))
 
     def kill(self, process):
         process.send_signal(signal.SIGKILL)
@@ -77,44 +77,44 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path):
-    stage = Stage(tmp_path)
-    yield stage
-    stage.close()
+def processes(tmp_path):
+    processes = Processes(tmp_path)
+    yield processes
+    processes.close()
 
 
-def test_kill_either_side_and_counters_go_on(stage):
-    service, engine = stage.service(), stage.engine()
-    eventually(lambda: stage.steps() > 20, 30)
-    assert stage.status()["state"] == "ok"
-    sweep = json.loads(stage.ask("/canary/sweep?wait=true", "POST"))
+def test_counters_survive_a_kill_of_either_side(processes):
+    service, engine = processes.service(), processes.engine()
+    eventually(lambda: processes.steps() > 20, 30)
+    assert processes.status()["state"] == "ok"
+    sweep = json.loads(processes.request("/canary/sweep?wait=true", "POST"))
     assert sweep["status"] == "passed"
 
-    stage.kill(service)
-    before_service = stage.steps()
+    processes.kill(service)
+    before_service = processes.steps()
     assert before_service == 0.0
-    service = stage.service()
-    eventually(lambda: stage.steps() > 20, 30)
-    eventually(lambda: stage.status()["ranks"][0]["hello"], 30)
-    assert json.loads(stage.ask("/canary/sweep?wait=true", "POST"))["status"] == "passed"
+    service = processes.service()
+    eventually(lambda: processes.steps() > 20, 30)
+    eventually(lambda: processes.status()["ranks"][0]["hello"], 30)
+    assert json.loads(processes.request("/canary/sweep?wait=true", "POST"))["status"] == "passed"
 
-    stage.kill(engine)
-    last = stage.steps()
-    eventually(lambda: stage.status()["state"] == "blind", 30)
-    engine = stage.engine()
+    processes.kill(engine)
+    last = processes.steps()
+    eventually(lambda: processes.status()["state"] == "blind", 30)
+    engine = processes.engine()
     seen = [last]
 
     def recovered():
-        seen.append(stage.steps())
-        return stage.status()["state"] == "ok" and seen[-1] > last + 20
+        seen.append(processes.steps())
+        return processes.status()["state"] == "ok" and seen[-1] > last + 20
 
     eventually(recovered, 30)
     assert seen == sorted(seen)
-    assert stage.status()["ranks"][0]["restarts"] == 1
+    assert processes.status()["ranks"][0]["restarts"] == 1
 
 
-def test_sigterm_ends_cleanly_and_leaves_no_socket(stage, tmp_path):
-    service = stage.service()
+def test_sigterm_ends_cleanly_and_leaves_no_socket(processes, tmp_path):
+    service = processes.service()
     service.send_signal(signal.SIGTERM)
     _, errors = service.communicate(timeout=30)
     assert service.returncode == 0
@@ -122,12 +122,15 @@ def test_sigterm_ends_cleanly_and_leaves_no_socket(stage, tmp_path):
     assert not (tmp_path / "service.sock").exists()
 
 
-def test_a_taken_port_ends_the_second_service_with_one_error(stage):
-    stage.service()
-    stage.env["KV_CANARY_ENDPOINT"] += "2"
-    second = stage.start("-c", SERVE)
+def test_a_port_in_use_ends_the_second_service_with_one_error(processes):
+    processes.service()
+    processes.env["KV_CANARY_ENDPOINT"] += "2"
+    second = processes.start("-c", SERVE)
     _, errors = second.communicate(timeout=30)
     assert second.returncode == 1
-    assert f"port={stage.port}: 127.0.0.1:{stage.port} cannot be bound: Address already in use." in errors
+    assert (
+        f"port={processes.port}: 127.0.0.1:{processes.port} cannot be bound: Address already in use."
+        in errors
+    )
     assert "KV_CANARY_PORT" in errors
-    assert stage.ask("/healthz")
+    assert processes.request("/healthz")

@@ -15,25 +15,25 @@ class Clock:
         return self.now
 
 
-def test_a_minutes_worth_at_once_then_one_per_share():
+def test_a_minutes_worth_at_once_then_evenly_spaced():
     clock = Clock()
     limiter = RateLimiter(3, clock)
-    assert [limiter.wait("a") for _ in range(5)] == [0.0, 0.0, 0.0, 20.0, 20.0]
+    assert [limiter.acquire("a") for _ in range(5)] == [0.0, 0.0, 0.0, 20.0, 20.0]
     clock.now += 15 * SECOND
-    assert limiter.wait("a") == 5.0
+    assert limiter.acquire("a") == 5.0
     clock.now += 5 * SECOND
-    assert [limiter.wait("a"), limiter.wait("a")] == [0.0, 20.0]
+    assert [limiter.acquire("a"), limiter.acquire("a")] == [0.0, 20.0]
 
 
-def test_what_was_not_used_is_kept_for_a_minute_and_no_longer():
+def test_unused_requests_do_not_accumulate_beyond_a_minute():
     clock = Clock()
     limiter = RateLimiter(7, clock)
-    assert [limiter.wait("a") for _ in range(7)] == [0.0] * 7
+    assert [limiter.acquire("a") for _ in range(7)] == [0.0] * 7
     clock.now += 3600 * SECOND
-    assert [limiter.wait("a") > 0 for _ in range(8)] == [False] * 7 + [True]
+    assert [limiter.acquire("a") > 0 for _ in range(8)] == [False] * 7 + [True]
 
 
-def test_every_name_has_its_own():
+def test_every_token_has_its_own_limit():
     limiter = RateLimiter(1, Clock())
-    assert (limiter.wait("a"), limiter.wait("b"), limiter.wait(None)) == (0.0, 0.0, 0.0)
-    assert limiter.wait("a") == limiter.wait(None) == 60.0
+    assert (limiter.acquire("a"), limiter.acquire("b"), limiter.acquire(None)) == (0.0, 0.0, 0.0)
+    assert limiter.acquire("a") == limiter.acquire(None) == 60.0

@@ -7,7 +7,7 @@ from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
 from canary_obs.records import StartSweep
 from canary_obs.service.app import ROUTERS, create_app
-from canary_obs.service.route_policy import EXTENSION, RoutePolicy, TokenScope
+from canary_obs.service.route_policy import SCOPE_EXTENSION, RoutePolicy, TokenScope
 from tests.service.conftest import bearer, check_problem, client_of
 
 SECRETS = {scope: f"{scope.value}-0123456789abcdef" for scope in TokenScope}
@@ -26,7 +26,7 @@ def guarded(hub, rank, tmp_path):
 def test_every_route_declares_its_scope():
     document = create_app(Hub()).openapi()
     declared = {
-        (method.upper(), path): operation[EXTENSION]
+        (method.upper(), path): operation[SCOPE_EXTENSION]
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     }
@@ -40,39 +40,39 @@ def test_every_route_declares_its_scope():
 
 
 def test_a_route_without_a_scope_is_refused_at_start():
-    careless = APIRouter()
+    undeclared = APIRouter()
 
-    @careless.get("/careless")
+    @undeclared.get("/undeclared")
     async def answer() -> str:
         return "never"
 
-    with pytest.raises(ValueError, match=r"/careless.*declares no scope"):
-        RoutePolicy([*ROUTERS, careless])
+    with pytest.raises(ValueError, match=r"/undeclared.*declares no scope"):
+        RoutePolicy([*ROUTERS, undeclared])
 
 
-def test_a_route_that_came_by_another_way_is_closed(hub):
+def test_a_route_outside_the_policy_is_not_served(hub):
     app = create_app(hub)
     app.add_api_route("/late", lambda: "never")
     with client_of(app) as client:
         check_problem(client.get("/late"), 404)
 
 
-def test_each_scope_opens_its_own_routes_and_no_other(guarded):
+def test_each_scope_grants_its_own_routes_and_no_other(guarded):
     operations = guarded.app.openapi()["paths"].items()
     guarded.app.state.context.event_stream.close()  # streams end at once
     routes = [(method, path, methods[method]) for path, methods in operations for method in methods]
     for method, path, operation in routes:
         for scope, secret in SECRETS.items():
             answer = guarded.request(method.upper(), path, headers=bearer(secret))
-            if operation[EXTENSION] in (scope, "none"):
+            if operation[SCOPE_EXTENSION] in (scope, "none"):
                 assert answer.status_code in (200, 202, 404, 409), path
             else:
                 document = check_problem(answer, 403, "missing-scope")
-                assert (document["needed"], document["granted"]) == (operation[EXTENSION], [scope])
-                assert f"token '{scope.value}' may not do this" in document["detail"]
+                assert (document["needed"], document["granted"]) == (operation[SCOPE_EXTENSION], [scope])
+                assert f"token '{scope.value}' lacks the scope" in document["detail"]
 
 
-def test_a_refused_order_reaches_no_rank(guarded, rank):
+def test_a_refused_write_request_reaches_no_rank(guarded, rank):
     check_problem(
         guarded.post("/canary/sweep", headers=bearer(SECRETS[TokenScope.READ])), 403, "missing-scope"
     )
@@ -80,7 +80,7 @@ def test_a_refused_order_reaches_no_rank(guarded, rank):
     assert guarded.post("/canary/sweep", headers=bearer(SECRETS[TokenScope.OPERATE])).status_code == 202
 
 
-def test_the_document_says_which_scope_opens_what_where_tokens_are_set(guarded, hub):
+def test_the_document_states_the_scope_of_each_operation_where_tokens_are_set(guarded, hub):
     operation = guarded.app.openapi()["paths"]["/canary/sweep"]["post"]
     assert operation["security"] == [{"bearer": ["operate"]}]
     assert {"401", "403"} <= operation["responses"].keys()

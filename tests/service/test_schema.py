@@ -1,4 +1,4 @@
-"""schemathesis: whatever the OpenAPI document allows or forbids, the answers keep to it."""
+"""schemathesis: responses to valid and invalid requests conform to the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
 from canary_obs.records import Violations
 from canary_obs.service.app import create_app
-from tests.service.conftest import ObedientRank
+from tests.service.conftest import FakeRank
 from tests.service.fakes import violation
 
 HUB = Hub(ServiceConfig(snapshot_stale_seconds=3600.0, orders_per_minute=100_000))
-# Without its hello the hub knows no groups, so a made-up group name is for the engine to judge.
-RANK = ObedientRank(HUB, greets=False)
-RANK.say(Violations(identity=RANK.who, rows=tuple(violation(slot) for slot in range(5))))
+# Without its hello the hub knows no groups, so that it accepts any group name.
+RANK = FakeRank(HUB, sends_hello=False)
+RANK.send(Violations(identity=RANK.identity, rows=tuple(violation(slot) for slot in range(5))))
 APP = create_app(HUB)
 APP.state.context.event_stream.close()  # streams of events end at once
 schema = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"Host": "127.0.0.1"})
@@ -24,7 +24,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"Host": "
 
 @schema.parametrize()
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_answers_keep_to_the_schema(case):
+def test_responses_conform_to_the_schema(case):
     case.call_and_validate(headers={"Host": "127.0.0.1"})
 
 
@@ -38,12 +38,12 @@ def test_every_route_documents_its_problems():
 
 
 @pytest.mark.parametrize("name", ["StatusReport", "SweepRecord", "ViolationPage", "ProblemDocument"])
-def test_answers_are_described(name):
+def test_responses_are_described(name):
     components = create_app(Hub()).openapi()["components"]["schemas"]
     assert components[name]["properties"]
 
 
-# With tokens: the document then says what each operation needs, and unknown callers get nowhere.
+# With tokens the document also has the scope of each operation, and the responses 401, 403 and 429.
 TOKEN = "schema-0123456789abcdef"
 GUARDED = create_app(HUB, ServiceConfig(token=TOKEN, orders_per_minute=100_000))
 GUARDED.state.context.event_stream.close()
@@ -54,5 +54,5 @@ guarded = schemathesis.openapi.from_asgi(
 
 @guarded.parametrize()
 @settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_answers_keep_to_the_schema_where_tokens_are_set(case):
+def test_responses_conform_to_the_schema_with_tokens(case):
     case.call_and_validate(headers={"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}"})

@@ -35,7 +35,7 @@ def nothing_is_left_running():
     eventually(lambda: not {one for one in threading.enumerate() if one not in before})
 
 
-def test_one_process_with_an_engine_beside_the_service(config):
+def test_engine_and_service_in_one_process(config):
     link = LocalLink()
     service, engine = ServiceThread(config, link=link), FakeEngine(link, identity())
     assert service.port > 0
@@ -71,9 +71,9 @@ def test_a_full_log_disk_degrades_the_state_and_nothing_else(config):
     service.close()
 
 
-def test_a_taken_port_leaves_nothing_behind(config, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_a_port_in_use_leaves_nothing_open(config, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         busy = ServiceConfig(endpoint=config.endpoint, port=port)
         with pytest.raises(ConfigurationError, match="Address already in use") as caught:
             ServiceThread(busy)
@@ -91,7 +91,7 @@ def test_an_unwritable_socket_folder_releases_the_port():
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_an_address_that_is_not_ours_names_the_host(config):
+def test_an_address_of_another_machine_names_the_host(config):
     strange = ServiceConfig(endpoint=config.endpoint, host="192.0.2.1", port=0, token="t")
     with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1:0 cannot be bound") as caught:
         ServiceThread(strange)
@@ -106,7 +106,7 @@ def test_a_bad_log_file_releases_everything(config, tmp_path):
 
 
 def test_a_wide_bind_without_a_token_is_refused_by_serve(config):
-    with pytest.raises(ConfigurationError, match="loopback only"):
+    with pytest.raises(ConfigurationError, match="only binds to loopback"):
         serve(ServiceConfig(endpoint=config.endpoint, host="0.0.0.0", port=0))
 
 
@@ -168,7 +168,7 @@ def test_with_keys_an_engine_sweeps_on_demand_and_no_secret_is_shown(keyed, tmp_
     assert not [secret for secret in secrets for text in shown if secret in text]
 
 
-def test_who_is_not_let_in_is_counted_and_changes_no_state(keyed):
+def test_refused_connections_are_counted_and_change_no_state(keyed):
     config, _, _ = keyed
     service = ServiceThread(config)
     public, secret = zmq.curve_keypair()
@@ -217,7 +217,7 @@ def test_the_engine_side_of_the_wire_loads_no_web_and_no_exporter():
     assert json.loads(result.stdout) == []
 
 
-def test_orders_and_violations_stand_in_the_same_log(config, tmp_path):
+def test_audited_requests_and_violations_are_in_the_same_log(config, tmp_path):
     link = LocalLink()
     logged = msgspec.structs.replace(config, token="very-secret", log_file=str(tmp_path / "v.log"))
     service, me = ServiceThread(logged, link=link), identity()
@@ -230,7 +230,7 @@ def test_orders_and_violations_stand_in_the_same_log(config, tmp_path):
     text = (tmp_path / "v.log").read_text()
     lines = {line["event"]: line for line in map(json.loads, text.splitlines())}
     assert lines.keys() == {"kv_cache_violation", "order"}
-    order = lines["order"]
-    assert (order["route"], order["token"], order["status"]) == ("/canary/acknowledge", "default", 202)
-    assert order["client"] == "127.0.0.1"
+    audited = lines["order"]
+    assert (audited["route"], audited["token"], audited["status"]) == ("/canary/acknowledge", "default", 202)
+    assert audited["client"] == "127.0.0.1"
     assert "very-secret" not in text

@@ -25,33 +25,33 @@ def table(name: str, token: str, *scopes: str) -> str:
 
 
 def test_each_token_has_its_own_name_and_scopes(written):
-    ring = TokenStore(
+    store = TokenStore(
         written(table("prometheus", READER, "read") + table("oncall", WRITER, "operate", "inject"))
     )
-    reader, writer = ring.caller(f"Bearer {READER}"), ring.caller(f"bearer {WRITER}")
+    reader, writer = store.authenticate(f"Bearer {READER}"), store.authenticate(f"bearer {WRITER}")
     assert (reader.name, reader.scopes) == ("prometheus", {TokenScope.READ})
     assert (writer.name, writer.scopes) == ("oncall", {TokenScope.OPERATE, TokenScope.INJECT})
     for header in ("", READER, f"Basic {READER}", f"Bearer {READER}x", f"Bearer {READER[:-1]}", "Bearer"):
-        assert ring.caller(header) is None
+        assert store.authenticate(header) is None
 
 
-def test_the_single_token_reads_and_operates_and_stays_beside_the_file(written):
+def test_the_single_token_reads_and_operates_besides_those_of_the_file(written):
     config = written(table("prometheus", READER, "read"))
-    ring = TokenStore(ServiceConfig(token="short-ü", tokens_file=config.tokens_file))
-    single = ring.caller("Bearer " + "short-ü".encode().decode("latin-1"))
+    store = TokenStore(ServiceConfig(token="short-ü", tokens_file=config.tokens_file))
+    single = store.authenticate("Bearer " + "short-ü".encode().decode("latin-1"))
     assert (single.name, single.scopes) == ("default", {TokenScope.READ, TokenScope.OPERATE})
-    assert ring.caller(f"Bearer {READER}").name == "prometheus"
+    assert store.authenticate(f"Bearer {READER}").name == "prometheus"
 
 
-def test_without_tokens_anybody_on_this_machine_reads_and_operates_but_does_not_inject():
-    assert TokenStore(ServiceConfig()).caller("") is ANONYMOUS
+def test_without_tokens_local_callers_read_and_operate_but_do_not_inject():
+    assert TokenStore(ServiceConfig()).authenticate("") is ANONYMOUS
     assert ANONYMOUS.scopes == {TokenScope.READ, TokenScope.OPERATE}
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("", "holds no token"),
+        ("", "contains no token"),
         ("[x\n", "TOMLDecodeError"),
         (table("a b", READER, "read").replace("[a b]", '["a b"]'), "regex"),
         (table("a", "too-short", "read"), "regex"),
@@ -65,20 +65,20 @@ def test_without_tokens_anybody_on_this_machine_reads_and_operates_but_does_not_
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_without_its_secrets(written, text, told):
+def test_an_unusable_file_is_refused_without_its_secrets(written, text, message):
     with pytest.raises(ConfigurationError) as caught:
         TokenStore(written(text))
     assert caught.value.setting == "tokens_file"
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert READER not in str(caught.value)
     assert "too-short" not in str(caught.value)
 
 
-def test_the_single_tokens_name_is_taken(written):
+def test_the_name_of_the_single_token_is_reserved(written):
     config = written(table("default", READER, "read"))
     with pytest.raises(ConfigurationError, match="KV_CANARY_TOKEN"):
         TokenStore(ServiceConfig(token=WRITER, tokens_file=config.tokens_file))
-    assert TokenStore(config).caller(f"Bearer {READER}").name == "default"
+    assert TokenStore(config).authenticate(f"Bearer {READER}").name == "default"
 
 
 def test_a_missing_file_is_refused(tmp_path):

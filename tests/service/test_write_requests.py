@@ -1,4 +1,4 @@
-"""Every order is written down with who gave it, and nobody gives too many."""
+"""Write requests are audited with their caller, and rate-limited."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ scopes = ["operate"]
 
 
 @pytest.fixture
-def orders():
+def events():
     return []
 
 
 @pytest.fixture
-def guarded(hub, rank, orders, tmp_path):
+def guarded(hub, rank, events, tmp_path):
     path = tmp_path / "tokens.toml"
     path.write_text(TOKENS)
     config = ServiceConfig(token="single", tokens_file=str(path), orders_per_minute=4)
-    with client_of(create_app(hub, config, around=Dependencies(audit=orders.append))) as client:
+    with client_of(create_app(hub, config, dependencies=Dependencies(audit=events.append))) as client:
         yield client
 
 
-def told(order):
-    return order.method, order.route, order.path, order.scope, order.token, order.status
+def fields(event):
+    return event.method, event.route, event.path, event.scope, event.token, event.status
 
 
-def test_every_order_is_written_down_with_its_giver_and_its_outcome(guarded, rank, orders):
+def test_every_write_request_is_audited_with_its_caller_and_outcome(guarded, rank, events):
     rank.finishes = False
     sweep = guarded.post("/canary/sweep", headers=bearer(WRITER))
     guarded.delete(sweep.headers["location"], headers=bearer("single"))
@@ -47,57 +47,57 @@ def test_every_order_is_written_down_with_its_giver_and_its_outcome(guarded, ran
     guarded.post("/canary/sweep", content=b"{bad", headers=bearer(WRITER))
     guarded.post("/canary/acknowledge", headers=bearer(READER))
     place = sweep.headers["location"]
-    assert [told(order) for order in orders] == [
+    assert [fields(event) for event in events] == [
         ("POST", "/canary/sweep", "/canary/sweep", "operate", "oncall", 202),
         ("DELETE", "/canary/sweeps/{sweep_id}", place, "operate", "default", 200),
         ("POST", "/canary/pause", "/canary/pause", "operate", "default", 202),
         ("POST", "/canary/sweep", "/canary/sweep", "operate", "oncall", 422),
         ("POST", "/canary/acknowledge", "/canary/acknowledge", "operate", "prometheus", 403),
     ]
-    assert [order.location for order in orders] == [place, None, None, None, None]
-    assert {order.client for order in orders} == {"127.0.0.1"}
-    assert [order.time_ns for order in orders] == sorted(order.time_ns for order in orders)
-    assert all(order.seconds >= 0 for order in orders)
-    assert READER not in str(orders)
-    assert WRITER not in str(orders)
+    assert [event.location for event in events] == [place, None, None, None, None]
+    assert {event.client for event in events} == {"127.0.0.1"}
+    assert [event.time_ns for event in events] == sorted(event.time_ns for event in events)
+    assert all(event.seconds >= 0 for event in events)
+    assert READER not in str(events)
+    assert WRITER not in str(events)
 
 
-def test_reading_and_strangers_are_not_written_down(guarded, orders):
+def test_reads_and_unknown_callers_are_not_audited(guarded, events):
     for path in ("/metrics", "/canary/status", "/canary/sweeps", "/healthz", "/nowhere"):
         guarded.get(path, headers=bearer("single"))
     guarded.post("/nowhere", headers=bearer("single"))
-    # Whoever has no token must not be able to fill the disk.
+    # A client without a token must not be able to fill the disk.
     check_problem(guarded.post("/canary/sweep", headers=bearer("wrong")), 401)
-    assert orders == []
+    assert events == []
 
 
-def test_an_order_that_fails_is_written_down_too(guarded, hub, orders, monkeypatch):
+def test_a_write_request_that_fails_is_audited(guarded, hub, events, monkeypatch):
     def fail():
         raise RuntimeError("broken")
 
     monkeypatch.setattr(hub, "pause", fail)
     check_problem(guarded.post("/canary/pause", headers=bearer("single")), 500)
-    assert [told(order)[-2:] for order in orders] == [("default", None)]
+    assert [fields(event)[-2:] for event in events] == [("default", None)]
 
 
-def test_without_tokens_the_giver_is_nobody(hub, rank, orders):
-    with client_of(create_app(hub, around=Dependencies(audit=orders.append))) as client:
+def test_without_tokens_the_caller_has_no_name(hub, rank, events):
+    with client_of(create_app(hub, dependencies=Dependencies(audit=events.append))) as client:
         client.post("/canary/resume")
-    assert [told(order)[-2:] for order in orders] == [(None, 202)]
+    assert [fields(event)[-2:] for event in events] == [(None, 202)]
 
 
-def test_too_many_orders_are_refused_and_reach_no_rank(guarded, rank, orders):
+def test_too_many_write_requests_are_refused_and_reach_no_rank(guarded, rank, events):
     statuses = [guarded.post("/canary/pause", headers=bearer(WRITER)).status_code for _ in range(4)]
     assert statuses == [202] * 4
     refused = guarded.post("/canary/pause", headers=bearer(WRITER))
     check_problem(refused, 429, "too-many-orders")
     assert 1 <= int(refused.headers["retry-after"]) <= 15
     assert rank.received.count(Pause()) == 4
-    assert orders[-1].status == 429
+    assert events[-1].status == 429
     assert guarded.post("/canary/pause", headers=bearer("single")).status_code == 202
 
 
-def test_reading_is_not_limited_and_refusals_cost_nothing(guarded):
+def test_reads_are_not_limited_and_refusals_do_not_count(guarded):
     for _ in range(10):
         assert guarded.get("/metrics", headers=bearer(READER)).status_code == 200
         check_problem(guarded.post("/canary/pause", headers=bearer(READER)), 403, "missing-scope")

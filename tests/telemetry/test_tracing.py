@@ -15,7 +15,7 @@ from canary_obs.records import CollectEvidence, Evidence, SweepReport, SweepShar
 from canary_obs.slot_facts import ChangedWord, SlotFacts
 from canary_obs.telemetry.tracing import open_tracing
 from canary_obs.vocabulary import Part, Phase, Reason, SlotState, SweepStatus
-from tests.service.conftest import ObedientRank
+from tests.service.conftest import FakeRank
 from tests.service.fakes import eventually, identity, progress, violation
 from tests.telemetry.receiver import PROTOCOLS, Receiver, open_server
 
@@ -56,25 +56,25 @@ def evidence_for(command: CollectEvidence) -> Evidence:
     )  # fmt: skip
 
 
-class Witness(ObedientRank):
-    """A rank that answers questions about slots."""
+class RankWithEvidence(FakeRank):
+    """A rank that answers CollectEvidence."""
 
-    def execute_commands(self, command) -> None:
-        super().execute_commands(command)
+    def execute(self, command) -> None:
+        super().execute(command)
         if isinstance(command, CollectEvidence):
-            self.say(evidence_for(command))
+            self.send(evidence_for(command))
 
 
 def swept_and_damaged(hub: Hub) -> str:
     """One sweep that finds damage, and damage at a step; returns the sweep's id."""
-    rank = Witness(hub, finishes=False)
+    rank = RankWithEvidence(hub, finishes=False)
     sweep = hub.start_sweep(StartSweepRequest())
     found = violation(3, sweep_id=sweep.id)
     at_step = violation(4, phase=Phase.HEAD, reason=Reason.CHAIN, part=None, step=77, expected=None)
     share = SweepShare(group="full", total=100, checked=100, violations=1, began=0.1, ended=0.4)
     ended = progress(sweep.id, SweepStatus.VIOLATED, checked=100, violations=1, shares=(share,))
-    rank.say(Violations(identity=rank.who, rows=(found, at_step)))
-    rank.say(SweepReport(identity=rank.who, progress=ended))
+    rank.send(Violations(identity=rank.identity, rows=(found, at_step)))
+    rank.send(SweepReport(identity=rank.identity, progress=ended))
     return sweep.id
 
 
@@ -147,7 +147,7 @@ def check_logs(receiver: Receiver, hub: Hub) -> None:
     assert "kv_canary.expected" not in by_slot[4]
 
 
-def test_an_incident_that_is_still_open_is_told_at_the_end(hub, environ):
+def test_an_open_incident_is_exported_at_the_end(hub, environ):
     receiver = Receiver()
     server = open_server(receiver, "http/protobuf")
     environ(server.url, "http/protobuf")
@@ -179,18 +179,18 @@ def test_a_receiver_that_answers_errors_costs_only_what_was_sent(hub, environ, p
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_receiver_that_is_down_delays_nobody_and_is_counted(hub, environ, protocol):
+def test_a_receiver_that_is_down_delays_no_one_and_is_counted(hub, environ, protocol):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     environ(url, protocol, OTEL_BLRP_MAX_QUEUE_SIZE="10", OTEL_BLRP_MAX_EXPORT_BATCH_SIZE="5")
     tracing = open_tracing(hub)
     hub.subscribe(tracing)
-    rank = Witness(hub)
+    rank = RankWithEvidence(hub)
     spent = []
     for number in range(100):
         rows = tuple(violation(slot) for slot in range(number % 7, number % 7 + 10))
         started = time.perf_counter()
-        rank.say(Violations(identity=rank.who, rows=rows))
+        rank.send(Violations(identity=rank.identity, rows=rows))
         spent.append(time.perf_counter() - started)
     assert sorted(spent)[50] < 0.01
     assert tracing.counts["logs"].queue_full > 900

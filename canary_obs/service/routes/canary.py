@@ -1,4 +1,4 @@
-"""/canary/status, violations, and the orders to all ranks."""
+"""/canary/status, /canary/violations, and the commands to all ranks: pause, resume, acknowledge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from canary_obs import __version__
 from canary_obs.hub.violation_store import ViolationFilter
 from canary_obs.service.context import context_of
-from canary_obs.service.route_policy import TokenScope, needs
+from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import (
     Reached,
     StatusReport,
@@ -22,7 +22,7 @@ from canary_obs.service.schemas import (
 router = APIRouter(prefix="/canary", tags=["canary"])
 
 
-@router.get("/status", openapi_extra=needs(TokenScope.READ), responses=documented(StatusReport, 200))
+@router.get("/status", openapi_extra=requires(TokenScope.READ), responses=documented(StatusReport, 200))
 async def status(request: Request) -> Response:
     """The verdict with its reasons, and every rank with its latest snapshot."""
     hub = context_of(request).hub
@@ -31,13 +31,13 @@ async def status(request: Request) -> Response:
 
 
 @router.get(
-    "/violations", openapi_extra=needs(TokenScope.READ), responses=documented(ViolationPage, 200, 422)
+    "/violations", openapi_extra=requires(TokenScope.READ), responses=documented(ViolationPage, 200, 422)
 )
 def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> Response:
-    """Violations kept, newest first; tokens are redacted by the engine unless it was told to reveal them."""
+    """Kept violations, newest first. Engines redact token ids unless their setting `reveal_tokens` is on."""
     hub = context_of(request).hub
-    wanted = ViolationFilter(**query.model_dump(exclude={"limit"}))
-    found = hub.violations(wanted)
+    matching = ViolationFilter(**query.model_dump(exclude={"limit"}))
+    found = hub.violations(matching)
     page = tuple(found[: query.limit])
     following = page[-1].number if len(found) > len(page) else None
     evicted = hub.counts().evicted
@@ -48,10 +48,10 @@ def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> 
     "/pause",
     status_code=202,
     responses=documented(Reached, 202, 503),
-    openapi_extra=needs(TokenScope.OPERATE),
+    openapi_extra=requires(TokenScope.OPERATE),
 )
 async def pause(request: Request) -> Response:
-    """Stop sweeps and patrol on every rank; the checks around the forward go on."""
+    """Stop sweeps and patrol on every rank; the checks around each forward continue."""
     return _reached(context_of(request).hub.pause())
 
 
@@ -59,10 +59,10 @@ async def pause(request: Request) -> Response:
     "/resume",
     status_code=202,
     responses=documented(Reached, 202, 503),
-    openapi_extra=needs(TokenScope.OPERATE),
+    openapi_extra=requires(TokenScope.OPERATE),
 )
 async def resume(request: Request) -> Response:
-    """Undo pause."""
+    """Continue sweeps and patrol on every rank."""
     return _reached(context_of(request).hub.resume())
 
 
@@ -70,10 +70,10 @@ async def resume(request: Request) -> Response:
     "/acknowledge",
     status_code=202,
     responses=documented(Reached, 202),
-    openapi_extra=needs(TokenScope.OPERATE),
+    openapi_extra=requires(TokenScope.OPERATE),
 )
 async def acknowledge(request: Request) -> Response:
-    """An operator has seen everything up to now; ranks that are gone are dismissed."""
+    """Mark everything up to now as seen by an operator; ranks that are gone are removed."""
     return _reached(context_of(request).hub.acknowledge())
 
 

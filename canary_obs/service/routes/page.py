@@ -1,4 +1,4 @@
-"""/: the status page. One HTML document, rendered here, refreshed by the browser; no script, no assets."""
+"""/: the status page, a single HTML document that the browser refreshes; no scripts, no assets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from canary_obs import __version__
 from canary_obs.hub.ranks import RankView, label
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.service.context import context_of
-from canary_obs.service.route_policy import TokenScope, needs
+from canary_obs.service.route_policy import TokenScope, requires
 
 router = APIRouter(tags=["page"])
 
@@ -24,9 +24,9 @@ _PAGE = Template(files("canary_obs.service").joinpath("web/status.html").read_te
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
 
 
-@router.get("/", openapi_extra=needs(TokenScope.READ), response_class=HTMLResponse)
+@router.get("/", openapi_extra=requires(TokenScope.READ), response_class=HTMLResponse)
 def page(request: Request) -> HTMLResponse:
-    """State, ranks and the latest violations."""
+    """The state, all ranks and the latest violations."""
     hub = context_of(request).hub
     state, reasons = hub.verdict()
     content = _PAGE.substitute(
@@ -44,7 +44,7 @@ def _rank_row(rank: RankView) -> str:
     state = f'<span class="state {rank.state.value}">{rank.state.value}</span>'
     name = escape(label(rank.identity.key))
     if totals is None:
-        return f"<tr><td>{name}</td><td>{state}</td><td colspan=7></td></tr>"
+        return f"<tr><td>{name}</td><td>{state}</td><td colspan=7>no snapshot yet</td></tr>"
     groups = totals.groups.values()
     numbers = (
         totals.step,
@@ -64,10 +64,11 @@ def _rank_row(rank: RankView) -> str:
 def _violation_row(event: ViolationEvent) -> str:
     row = event.violation
     time = datetime.fromtimestamp(row.time_ns / 1e9, UTC).isoformat(timespec="milliseconds")
-    shown = (event.number, time, label(event.identity.key), row.reason.value, row.phase.value, row.group)
-    return f"<tr>{_cells((*shown, row.slot, row.position, row.step, row.request))}</tr>"
+    what = (event.number, time, label(event.identity.key), row.reason.value, row.phase.value, row.group)
+    where = (row.slot, row.position, row.step, row.request)
+    return f"<tr>{_cells((*what, *where))}</tr>"
 
 
 def _cells(values: Iterable[object], *, number: bool = False) -> str:
-    kind = ' class="number"' if number else ""
-    return "".join(f"<td{kind}>{escape('' if value is None else str(value))}</td>" for value in values)
+    attributes = ' class="number"' if number else ""
+    return "".join(f"<td{attributes}>{escape('' if value is None else str(value))}</td>" for value in values)

@@ -1,4 +1,4 @@
-"""/canary/sweep and /canary/sweeps: full passes on demand."""
+"""/canary/sweep and /canary/sweeps: start, list, show and cancel sweeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
-from canary_obs.service.route_policy import TokenScope, needs
+from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import SweepBody, SweepList, SweepQuery, SweepsQuery, documented, reply
 from canary_obs.vocabulary import SweepStatus
 
@@ -23,7 +23,7 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=128)]
 
 @router.post(
     "/sweep",
-    openapi_extra=needs(TokenScope.OPERATE),
+    openapi_extra=requires(TokenScope.OPERATE),
     status_code=202,
     responses=documented(SweepRecord, 200, 202, 409, 422, 503),
 )
@@ -33,29 +33,29 @@ async def start_sweep(
     body: Annotated[SweepBody | None, Body()] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Sweep now: 202 and its id; with wait=true 200 and its result, or 202 when it takes too long."""
-    context, asked = context_of(request), body or SweepBody()
-    wanted = StartSweepRequest(**asked.model_dump() | {"groups": tuple(asked.groups)})
-    record = context.start_sweep(wanted, idempotency_key)
+    """Start a sweep: 202 with its id. With wait=true 200 with its result, or 202 when it takes too long."""
+    context, options = context_of(request), body or SweepBody()
+    sweep = StartSweepRequest(**options.model_dump() | {"groups": tuple(options.groups)})
+    record = context.start_sweep(sweep, idempotency_key)
     if query.wait == "true":
-        ended = asyncio.wrap_future(context.hub.sweep_future(record.id))
+        result = asyncio.wrap_future(context.hub.sweep_future(record.id))
         try:
-            record = await asyncio.wait_for(ended, context.config.sweep_timeout_seconds)
+            record = await asyncio.wait_for(result, context.config.sweep_timeout_seconds)
         except TimeoutError:
             record = context.hub.sweep(record.id) or record
     status = 200 if query.wait == "true" and record.status is not SweepStatus.RUNNING else 202
     return reply(record, status, {"Location": f"/canary/sweeps/{record.id}"})
 
 
-@router.get("/sweeps", openapi_extra=needs(TokenScope.READ), responses=documented(SweepList, 200, 422))
+@router.get("/sweeps", openapi_extra=requires(TokenScope.READ), responses=documented(SweepList, 200, 422))
 async def list_sweeps(request: Request, query: Annotated[SweepsQuery, Query()]) -> Response:
-    """Sweeps of late, newest first: on demand, by interval, and while idle."""
+    """Kept sweeps, newest first, with every trigger: demand, interval and idle."""
     return reply(SweepList(sweeps=tuple(context_of(request).hub.sweeps()[: query.limit])))
 
 
 @router.get(
     "/sweeps/{sweep_id}",
-    openapi_extra=needs(TokenScope.READ),
+    openapi_extra=requires(TokenScope.READ),
     responses=documented(SweepRecord, 200, 404, 422),
 )
 async def show_sweep(request: Request, sweep_id: SweepId) -> Response:
@@ -65,12 +65,12 @@ async def show_sweep(request: Request, sweep_id: SweepId) -> Response:
 
 @router.delete(
     "/sweeps/{sweep_id}",
-    openapi_extra=needs(TokenScope.OPERATE),
+    openapi_extra=requires(TokenScope.OPERATE),
     status_code=202,
     responses=documented(SweepRecord, 200, 202, 404, 422),
 )
 async def cancel_sweep(request: Request, sweep_id: SweepId) -> Response:
-    """Ask the ranks to stop it: 202. A sweep that has ended stays as it is: 200."""
+    """Ask the ranks to stop a sweep: 202. A sweep that has already ended is returned unchanged: 200."""
     record = _found(context_of(request).hub.cancel(sweep_id), sweep_id)
     return reply(record, 202 if record.status is SweepStatus.RUNNING else 200)
 

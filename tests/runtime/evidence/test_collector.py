@@ -18,7 +18,7 @@ from canary_obs.runtime.device import delayed_device_host
 from canary_obs.runtime.device.byte_address import ByteAddress, locate_byte
 from canary_obs.runtime.evidence import collector as collector_module
 from canary_obs.runtime.evidence.slot_words import neighbours_of
-from canary_obs.telemetry.incident_bundle import bundle_of
+from canary_obs.telemetry.incident_bundle import build_bundle
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Part, Phase, Plane, Reason, SlotEventKind, SlotState, State
 
@@ -328,7 +328,7 @@ def test_from_a_flipped_bit_to_the_bundle(rig, link) -> None:
         carry()
         rig.canary.idle()
     (summary,) = hub.incidents.newest_first()
-    bundle = bundle_of(hub, summary.id)
+    bundle = build_bundle(hub, summary.id)
     assert bundle is not None
     assert bundle.incident.violations >= len(slots)
     assert bundle.incident.reasons.keys() == {Reason.KV_DATA}
