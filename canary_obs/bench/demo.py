@@ -1,15 +1,18 @@
-"""`canary-obs bench demo`: paired step times of mode log and mode none."""
+"""`canary-obs bench demo`: step times of the reference engine in mode log and in mode none, in pairs."""
 
 from __future__ import annotations
 
 import random
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from canary_obs.attach import install_canary
-from canary_obs.bench.statistics import compare, exit_code, show
+from canary_obs.bench.environment import environment
+from canary_obs.bench.result import BenchResult
+from canary_obs.bench.statistics import paired_overhead
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.demo.reference import build_engine, build_traffic
 from canary_obs.reference_engine.engine import Engine
@@ -21,28 +24,27 @@ _WARMUP_STEPS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedPlan:
-    """What the command line asked for."""
+    """Number and length of the blocks, and the engine to measure."""
 
-    blocks: int
+    blocks: int  # pairs of them
     block_steps: int
     seed: int
-    json: bool
     shape: str
     device: str
     threads: int
 
 
 @dataclass(slots=True, kw_only=True)
-class _Side:
+class _Variant:
     engine: Engine
     traffic: Traffic
     canary: CanaryRuntime | None
 
     def run(self, steps: int) -> float:
-        """Seconds spent in `steps` engine steps; both sides see the same load."""
+        """Seconds spent in `steps` engine steps; both variants receive the same load."""
         spent, target = 0.0, self.engine.statistics.steps + steps
         if self.canary is not None:
-            self.canary.patrol.rest()  # the other side's block was no time of this engine
+            self.canary.patrol.rest()  # the other variant's block was no time of this engine
         while self.engine.statistics.steps < target:
             self.traffic.advance(self.engine)
             if self.engine.has_work():
@@ -52,10 +54,10 @@ class _Side:
         return spent
 
 
-def run_paired(plan: PairedPlan) -> int:
-    """Measures, prints a table (or JSON); returns the exit code."""
+def run_paired(plan: PairedPlan) -> BenchResult:
+    """Run blocks of both modes in random order, pair by pair."""
     torch.set_num_threads(plan.threads)
-    none, log = _side(plan, protected=False), _side(plan, protected=True)
+    none, log = _variant(plan, protected=False), _variant(plan, protected=True)
     none.run(_WARMUP_STEPS)
     log.run(_WARMUP_STEPS)
     canary = log.canary
@@ -63,25 +65,32 @@ def run_paired(plan: PairedPlan) -> int:
     before = dict(canary.overhead)
     order, pairs = random.Random(plan.seed), []
     for _ in range(plan.blocks):
-        first = order.random() < 0.5
-        early = (none if first else log).run(plan.block_steps)
-        late = (log if first else none).run(plan.block_steps)
-        pairs.append((early, late) if first else (late, early))
-    result: dict[str, object] = {"shape": plan.shape} | compare(pairs, plan.block_steps, plan.seed)
+        none_first = order.random() < 0.5
+        first = (none if none_first else log).run(plan.block_steps)
+        second = (log if none_first else none).run(plan.block_steps)
+        pairs.append((first, second) if none_first else (second, first))
     steps = plan.blocks * plan.block_steps
-    result["overhead_ms"] = {
-        hook: round(1e3 * (spent - before[hook]) / steps, 4) for hook, spent in canary.overhead.items()
+    violations, faults = canary.counter_reader.violations, dict(canary.health.faults)
+    figures: dict[str, Any] = {"shape": plan.shape} | paired_overhead(pairs, plan.block_steps, plan.seed)
+    figures |= {
+        "overhead_ms": {
+            hook: round(1e3 * (spent - before[hook]) / steps, 4) for hook, spent in canary.overhead.items()
+        },
+        "violations": violations,
+        "observer_faults": faults,
+        "environment": environment(),
     }
-    violations = result["violations"] = canary.counter_reader.violations
-    faults = result["observer_faults"] = dict(canary.health.faults)
     canary.detach()
-    show("mode log (defaults) against mode none, interleaved pairs", result, as_json=plan.json)
-    return exit_code(violations=violations, observer_faults=faults)
+    return BenchResult(
+        title="mode log (defaults) against mode none, interleaved pairs",
+        figures=figures,
+        faults={"violations": violations, "observer_faults": faults},
+    )
 
 
-def _side(plan: PairedPlan, *, protected: bool) -> _Side:
+def _variant(plan: PairedPlan, *, protected: bool) -> _Variant:
     engine = build_engine(plan.shape, plan.device, plan.seed)
     canary = install_canary(engine, CanaryConfig(endpoint=IN_PROCESS)) if protected else None
     if canary is not None:
         canary.mark_ready()
-    return _Side(engine=engine, traffic=build_traffic(engine, plan.seed), canary=canary)
+    return _Variant(engine=engine, traffic=build_traffic(engine, plan.seed), canary=canary)

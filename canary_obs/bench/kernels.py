@@ -1,19 +1,14 @@
-"""`canary-obs bench kernels`: ceilings of the device and the kernels against them, in one run."""
+"""`canary-obs bench kernels`: the kernels against the ceilings of the GPU, measured in one run."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from canary_kernels.bandwidth import READERS, read_all
 from canary_kernels.buffers import GroupBuffers, allocate_buffers
@@ -22,11 +17,12 @@ from canary_kernels.fingerprint import FingerprintPlan, compare_slots, complete_
 from canary_kernels.layout import IDENTITY, NUM_LANES, Phase, RealData, Reason, RecordState, lane
 from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
-from canary_obs.bench.gpu_facts import environment
-from canary_obs.bench.shapes import POOLS, Pool, Scene, prefix_scene
-from canary_obs.errors import ConfigurationError
+from canary_obs.bench.environment import environment
+from canary_obs.bench.result import BenchResult
+from canary_obs.bench.shapes import POOLS, Pool, Workload, prefix_workload
+from canary_obs.errors import CanaryError, ConfigurationError
 
-_T = Backend.TRITON
+_TRITON = Backend.TRITON
 _PENDING = int(RecordState.PENDING) << 32
 _CALLS = 10  # per captured graph
 _HOST_STEPS = 300
@@ -34,40 +30,36 @@ _HOST_LIMIT = 50.0
 _FLUSH_WORDS = 64 << 20  # 256 MiB, several times any L2
 
 
+class WrongResult(CanaryError):
+    """A kernel did not compute what it should, so its times are worthless."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measurement. ratio: of the ceiling's time to ours for bytes; limit: what it must reach."""
+    """One measurement."""
 
     work: str
     us: float
-    tb_s: float | None = None
-    ratio: float | None = None
-    limit: str = ""
-    met: bool | None = None
+    tb_s: float | None = None  # TB/s
+    ratio: float | None = None  # time at the ceiling's bandwidth, over the measured time
+    limit: str = ""  # what must be reached
+    met: bool | None = None  # None = no limit
 
 
-def run_kernels(output: Path | None, as_json: bool) -> int:
-    """Measures, prints, writes JSON; returns the exit code: 1 when a planted flip went uncounted."""
+def run_kernels() -> BenchResult:
+    """Measure all kernels. Raises ConfigurationError without a GPU, WrongResult if a kernel errs."""
     if not torch.cuda.is_available():
         raise ConfigurationError("device", "cpu", "these are GPU kernels", "Run it on a machine with a GPU.")
     torch.manual_seed(1)
     rows = [*_decode_rows(), *_prefill_rows()]
     for pool in POOLS:
         rows += _pool_rows(pool)
-    result = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-    text = json.dumps(result, indent=1)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text + "\n")
-    if as_json:
-        sys.stdout.write(json.dumps(result) + "\n")
-    else:
-        _print(rows)
-    return 0
+    figures = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+    return BenchResult(title="kernels on this device", figures=figures)
 
 
 def device_us(call: Callable[[], object], repeats: int = 15) -> float:
-    """Median over graph replays, in microseconds: the device's time without the host's."""
+    """Microseconds of `call` on the device, without the host's time: median over replays of a graph."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -85,41 +77,41 @@ def device_us(call: Callable[[], object], repeats: int = 15) -> float:
     return statistics.median(times)
 
 
-def _host_us(scene: Scene, plan: FingerprintPlan) -> float:
-    """Median host time of a step's launches, in microseconds; every step brings a batch nobody has seen."""
-    scenes = [scene.fresh() for _ in range(_HOST_STEPS)]
+def _host_us(workload: Workload, plan: FingerprintPlan) -> float:
+    """Median host time of the launches of a step, in microseconds; each step has a new batch."""
+    steps = [workload.with_new_batch() for _ in range(_HOST_STEPS)]
     times = []
-    for fresh in scenes:
+    for step in steps:
         started = time.perf_counter()
-        _step(fresh, plan)
+        _step(step, plan)
         times.append((time.perf_counter() - started) * 1e6)
     torch.cuda.synchronize()
     return statistics.median(times)
 
 
-def _must(work: str, us: float, limit: float | None = None) -> Row:
+def _time_row(work: str, us: float, limit: float | None = None) -> Row:
     if limit is None:
         return Row(work=work, us=us)
     return Row(work=work, us=us, limit=f"<= {limit:g} us", met=us <= limit)
 
 
 def _expect(buffers: GroupBuffers, found: int, phase: Phase, reason: Reason, what: str) -> None:
-    """Counters hold exactly the planted violations, of one lane; then start again at 0."""
+    """Raise WrongResult unless `found` violations were counted, all of one lane; reset the counters."""
     counters = buffers.counters[:NUM_LANES].tolist()
     if sum(counters) != found or counters[lane(phase, reason)] != found:
-        raise SystemExit(f"{what}: expected {found} of {reason.name} at {phase.name}, counted {counters}")
+        raise WrongResult(f"{what}: expected {found} of {reason.name} at {phase.name}, counted {counters}")
     buffers.counters.zero_()
 
 
-def _check_links(scene: Scene, what: str) -> None:
-    """Nothing to report as it is; one planted flip of a token is counted once."""
-    verify_rows(_T, scene.buffers, scene.batch, Phase.HEAD)
-    _expect(scene.buffers, 0, Phase.HEAD, Reason.CHAIN, what)
-    middle = scene.batch.slot_table[0, int(scene.batch.prefix_lens[0]) // 2]
-    scene.buffers.records[middle, IDENTITY] ^= 1 << 5
-    verify_rows(_T, scene.buffers, scene.batch, Phase.HEAD)
-    _expect(scene.buffers, 1, Phase.HEAD, Reason.CHAIN, what)
-    scene.buffers.records[middle, IDENTITY] ^= 1 << 5
+def _check_links(workload: Workload, what: str) -> None:
+    """Raise WrongResult unless there is no violation, and one for a flipped token."""
+    verify_rows(_TRITON, workload.buffers, workload.batch, Phase.HEAD)
+    _expect(workload.buffers, 0, Phase.HEAD, Reason.CHAIN, what)
+    middle = workload.batch.slot_table[0, int(workload.batch.prefix_lens[0]) // 2]
+    workload.buffers.records[middle, IDENTITY] ^= 1 << 5
+    verify_rows(_TRITON, workload.buffers, workload.batch, Phase.HEAD)
+    _expect(workload.buffers, 1, Phase.HEAD, Reason.CHAIN, what)
+    workload.buffers.records[middle, IDENTITY] ^= 1 << 5
 
 
 def _decode_rows() -> list[Row]:
@@ -130,34 +122,34 @@ def _decode_rows() -> list[Row]:
     for requests, prefix in (
         (256, 4096), (64, 4096), (1, 4096), (1, 131072), (8, 131072), (16, 32768), (1024, 1024), (1024, 4096),
     ):  # fmt: skip
-        scene = prefix_scene(requests, prefix, 1)
+        workload = prefix_workload(requests, prefix, 1)
         name, (verify, step) = f"decode {requests} x {prefix}", limits.get((requests, prefix), (None, None))
-        _check_links(scene, name)
-        rows.append(_must(f"{name}: verify", device_us(partial(_verify, scene)), verify))
+        _check_links(workload, name)
+        rows.append(_time_row(f"{name}: verify", device_us(partial(_verify, workload)), verify))
         if verify is not None:
-            cold = device_us(partial(_verify_cold, scene, flush)) - device_us(flush.zero_)
-            rows.append(_must(f"{name}: verify, L2 flushed", cold))
-        us = device_us(partial(_step, scene, plan))
-        rows.append(_must(f"{name}: head and tail with writes", us, step))
-        _expect(scene.buffers, 0, Phase.HEAD, Reason.CHAIN, name)
-        rows.append(_must(f"{name}: host, 4 launches", _host_us(scene, plan), _HOST_LIMIT))
+            cold = device_us(partial(_verify_cold, workload, flush)) - device_us(flush.zero_)
+            rows.append(_time_row(f"{name}: verify, L2 flushed", cold))
+        us = device_us(partial(_step, workload, plan))
+        rows.append(_time_row(f"{name}: head and tail with writes", us, step))
+        _expect(workload.buffers, 0, Phase.HEAD, Reason.CHAIN, name)
+        rows.append(_time_row(f"{name}: host, 4 launches", _host_us(workload, plan), _HOST_LIMIT))
     return rows
 
 
-def _verify(scene: Scene) -> None:
-    verify_rows(_T, scene.buffers, scene.batch, Phase.HEAD)
+def _verify(workload: Workload) -> None:
+    verify_rows(_TRITON, workload.buffers, workload.batch, Phase.HEAD)
 
 
-def _verify_cold(scene: Scene, flush: torch.Tensor) -> None:
+def _verify_cold(workload: Workload, flush: torch.Tensor) -> None:
     flush.zero_()
-    _verify(scene)
+    _verify(workload)
 
 
-def _step(scene: Scene, plan: FingerprintPlan) -> None:
-    write_identities(_T, scene.buffers, scene.batch)
-    verify_rows(_T, scene.buffers, scene.batch, Phase.HEAD)
-    complete_slots(_T, scene.buffers, plan, scene.batch.out_slots)
-    verify_rows(_T, scene.buffers, scene.batch, Phase.TAIL)
+def _step(workload: Workload, plan: FingerprintPlan) -> None:
+    write_identities(_TRITON, workload.buffers, workload.batch)
+    verify_rows(_TRITON, workload.buffers, workload.batch, Phase.HEAD)
+    complete_slots(_TRITON, workload.buffers, plan, workload.batch.out_slots)
+    verify_rows(_TRITON, workload.buffers, workload.batch, Phase.TAIL)
 
 
 def _prefill_rows() -> list[Row]:
@@ -165,15 +157,15 @@ def _prefill_rows() -> list[Row]:
     for requests, prefix, extend, limit in (
         (1, 0, 8192, 5.0), (8, 0, 1024, None), (1, 0, 131072, None), (4, 4096, 2048, None),
     ):  # fmt: skip
-        scene = prefix_scene(requests, prefix, extend)
+        workload = prefix_workload(requests, prefix, extend)
         name = f"prefill {requests} x {extend} after {prefix}"
-        write_identities(_T, scene.buffers, scene.batch)
-        chains = scene.buffers.records[scene.batch.out_slots, 1].view(requests, extend)
-        if not torch.equal(chains, scene.chains[:, prefix : prefix + extend]):
-            raise SystemExit(f"{name}: the chains written are not those of the tokens")
-        _expect(scene.buffers, 0, Phase.HEAD, Reason.WRITE_POSITION, name)
-        us = device_us(partial(write_identities, _T, scene.buffers, scene.batch))
-        rows.append(_must(f"{name}: chain", us, limit))
+        write_identities(_TRITON, workload.buffers, workload.batch)
+        chains = workload.buffers.records[workload.batch.out_slots, 1].view(requests, extend)
+        if not torch.equal(chains, workload.chains[:, prefix : prefix + extend]):
+            raise WrongResult(f"{name}: the chains written are not those of the tokens")
+        _expect(workload.buffers, 0, Phase.HEAD, Reason.WRITE_POSITION, name)
+        us = device_us(partial(write_identities, _TRITON, workload.buffers, workload.batch))
+        rows.append(_time_row(f"{name}: chain", us, limit))
     return rows
 
 
@@ -191,14 +183,14 @@ def _pool_rows(pool: Pool) -> list[Row]:
         rows.append(Row(work=f"{pool.name}: copy", us=copied, tb_s=memory.nbytes / copied / 1e6))
         memory.random_(-(1 << 31), (1 << 31) - 1)
     _pend(buffers)
-    complete_slots(_T, buffers, plan, every)
+    complete_slots(_TRITON, buffers, plan, every)
     word = memory[memory.numel() // 3 : memory.numel() // 3 + 1]
     for found in (1, 0):
         word ^= 1 << 7
-        compare_slots(_T, buffers, plan, every, Phase.PATROL)
+        compare_slots(_TRITON, buffers, plan, every, Phase.PATROL)
         _expect(buffers, found, Phase.PATROL, Reason.KV_DATA, pool.name)
     for what, slots, limit in (("random", shuffled, pool.random), ("sequential", every, pool.sequential)):
-        us = device_us(partial(compare_slots, _T, buffers, plan, slots, Phase.PATROL), 7)
+        us = device_us(partial(compare_slots, _TRITON, buffers, plan, slots, Phase.PATROL), 7)
         rows.append(_bytes_row(f"{pool.name}: sweep, {what}", us, plan, pool.slots, ceiling, limit))
     for count, limit in ((8192, pool.prefill), (256, None)):
         few = shuffled[:count]
@@ -220,32 +212,18 @@ def _bytes_row(
 
 
 def _pend(buffers: GroupBuffers) -> None:
-    """Every record PENDING, without a witness of earlier bytes."""
+    """Make every record PENDING, without a fingerprint of earlier bytes."""
     buffers.records.zero_()
     buffers.records[:, IDENTITY] = _PENDING
 
 
 def _complete(buffers: GroupBuffers, plan: FingerprintPlan, slots: torch.Tensor) -> None:
     _pend(buffers)
-    complete_slots(_T, buffers, plan, slots)
+    complete_slots(_TRITON, buffers, plan, slots)
 
 
 def _read_us(memory: torch.Tensor) -> float:
-    """The fastest reader's time for all of it."""
+    """Microseconds in which the fastest reader reads all of `memory`."""
     sink = torch.zeros(1, dtype=torch.int32, device="cuda")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     return min(device_us(partial(read_all, memory, sink, r, multiprocessors), 7) for r in READERS)
-
-
-def _print(rows: list[Row]) -> None:
-    table = Table("work", "us", "TB/s", "of ceiling", "must reach", "", title="kernels on this device")
-    for row in rows:
-        table.add_row(
-            row.work,
-            f"{row.us:.2f}",
-            "" if row.tb_s is None else f"{row.tb_s:.3f}",
-            "" if row.ratio is None else f"{row.ratio:.3f}",
-            row.limit,
-            {None: "", True: "yes", False: "NO"}[row.met],
-        )
-    Console(width=120).print(table)

@@ -1,4 +1,4 @@
-"""Shapes of `canary-obs bench kernels`: pools of known models, requests in random slots."""
+"""What `canary-obs bench kernels` measures on: KV pools of known models, batches in random slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPLETE = int(RecordState.COMPLETE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """KV memory of one rank, [layers, parts, slots, heads * head_bytes]; limits as shares of the ceiling."""
+    """KV memory of one rank, [layers, parts, slots, heads * head_bytes]."""
 
     name: str
     layers: int
@@ -25,6 +25,7 @@ class Pool:
     heads: int
     head_bytes: int
     slots: int
+    # Required shares of the read-only ceiling; None = no requirement.
     random: float | None = None
     sequential: float | None = None
     prefill: float | None = None
@@ -35,7 +36,7 @@ class Pool:
         return self.layers * len(self.parts) * self.slots * self.heads * self.head_bytes // 4
 
     def sources(self, memory: Tensor) -> list[KVSource]:
-        """The pool's sources in int32 [words]."""
+        """The pool's sources; `memory` is int32 [words]."""
         shape = self.layers, len(self.parts), self.slots, self.heads, self.head_bytes
         pool = memory.view(torch.uint8).view(shape)
         return [
@@ -64,20 +65,20 @@ POOLS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """Requests with complete prefixes and their new tokens, on the GPU."""
+class Workload:
+    """A batch on the GPU whose requests have complete prefixes."""
 
     buffers: GroupBuffers
     batch: RowBatch
     chains: Tensor  # int64 [requests, prefix + extend + 1]
 
-    def fresh(self) -> Scene:
-        """The same with a batch nobody has seen, as every engine step brings one."""
+    def with_new_batch(self) -> Workload:
+        """The same with an equal, new RowBatch, as in every engine step: nothing about it is cached."""
         return replace(self, batch=replace(self.batch))
 
 
-def prefix_scene(requests: int, prefix: int, extend: int) -> Scene:
-    """Requests in random slots: prefix tokens each in the cache, extend tokens each to come."""
+def prefix_workload(requests: int, prefix: int, extend: int) -> Workload:
+    """Requests in random slots, each with `prefix` tokens in the cache and `extend` new ones."""
     width = prefix + extend
     slots = torch.randperm(requests * width).view(requests, width)
     tokens = torch.randint(0, _VOCABULARY, (requests, width))
@@ -103,4 +104,4 @@ def prefix_scene(requests: int, prefix: int, extend: int) -> Scene:
     records[slots[:, :prefix].flatten(), CHAIN] = chains[:, :prefix].flatten()
     buffers.records.copy_(records)
     moved = {name: column.cuda() for name, column in columns.items()}
-    return Scene(buffers=buffers, batch=RowBatch(page_size=1, **moved), chains=chains.cuda())
+    return Workload(buffers=buffers, batch=RowBatch(page_size=1, **moved), chains=chains.cuda())

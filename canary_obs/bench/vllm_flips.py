@@ -1,4 +1,4 @@
-"""Bits flipped in the KV tensors of a running vLLM: what the canary says of each."""
+"""Bits flipped in the KV tensors of a running vLLM, and how many of them the canary finds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from canary_obs.bench.vllm_host import VllmHost
+from canary_obs.demo.in_process_vllm import InProcessVllm
 from canary_obs.records import Violation
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.vocabulary import Reason
@@ -18,57 +18,61 @@ from canary_obs.vocabulary import Reason
 if TYPE_CHECKING:
     from canary_obs.engines.vllm.adapter import VllmAdapter
 
-_PER_ROUND = 16  # fewer than the rows that the violation log keeps of a kind
-_REQUESTS, _ANSWER = 4, 16
+Counts = dict[str, int]  # flips, caught, slot_named (where slots can be told), other_violations
+_PER_ROUND = 16  # fewer than the rows that the violation log keeps of one reason
+_REQUESTS, _ANSWER_TOKENS = 4, 16
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 def flip_everywhere(
-    host: VllmHost, canary: CanaryRuntime, adapter: VllmAdapter, prompt: int, seed: int
-) -> dict[str, Any]:
-    """One bit in K and in V of every layer, of idle cached blocks and of blocks in use, put back after."""
+    vllm: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter, prompt: int, seed: int
+) -> dict[str, Counts]:
+    """Flip one bit in K and in V of every layer, in idle cached blocks, then in blocks in use; restore each.
+
+    `prompt`: tokens of the prompts that fill the blocks.
+    """
     draw = random.Random(seed)
     found: list[Violation] = []
-    keep = canary.reporter.violations
+    report = canary.reporter.violations
 
-    def listen(rows: list[Violation]) -> None:
+    def report_and_keep(rows: list[Violation]) -> None:
         found.extend(rows)
-        keep(rows)
+        report(rows)
 
-    canary.reporter.violations = listen  # type: ignore[method-assign, assignment]
-    host.ask(host.prompts(_REQUESTS, prompt), 1)
-    host.run()
+    canary.reporter.violations = report_and_keep  # type: ignore[method-assign, assignment]
 
-    def flip(blocks: list[int]) -> dict[str, int]:
-        total: dict[str, int] = {}
-        places = [(layer, half) for layer in range(len(host.layer_caches())) for half in (0, 1)]
+    def flip(blocks: list[int]) -> Counts:
+        total: Counts = {}
+        places = [(layer, part) for layer in range(len(vllm.layer_caches())) for part in (0, 1)]
         for start in range(0, len(places), _PER_ROUND):
-            planted = _plant(host, places[start : start + _PER_ROUND], blocks, draw)
+            flips = _choose_flips(vllm, places[start : start + _PER_ROUND], blocks, draw)
             found.clear()
-            with _flipped(planted), adapter.at_rest():
+            with _flipped(flips), adapter.at_rest():
                 canary.check_everything()
-            for key, count in _told(planted, found).items():
-                total[key] = total.get(key, 0) + count
+            for name, count in _count(flips, found).items():
+                total[name] = total.get(name, 0) + count
         return total
 
-    idle = flip(host.idle_blocks())
-    host.ask(host.prompts(_REQUESTS, prompt), _ANSWER)
-    steps = iter(range(_ANSWER // 2))
-    host.run(lambda _: next(steps, None) is None)
-    # Blocks of the prompts: no step writes them any more.
-    whole = prompt // host.layer_caches()[0].shape[2]
+    vllm.add_requests(vllm.random_prompts(_REQUESTS, prompt), 1)
+    vllm.run()
+    idle = flip(vllm.idle_blocks())
+    vllm.add_requests(vllm.random_prompts(_REQUESTS, prompt), _ANSWER_TOKENS)
+    steps = iter(range(_ANSWER_TOKENS // 2))
+    vllm.run(lambda _: next(steps, None) is None)
+    # Only whole blocks of the prompts: no step writes them any more.
+    whole = prompt // vllm.layer_caches()[0].shape[2]
     used = [block for _, blocks in adapter.request_blocks(0) for block in blocks[:whole]]
     result = {"idle": idle, "in_use": flip(used)}
-    host.run()
+    vllm.run()
     del canary.reporter.violations
     return result
 
 
-def not_found(told: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Of what `flip_everywhere` tells: where a flip was missed, not named, or something else reported."""
+def incomplete(results: dict[str, Counts]) -> dict[str, Counts]:
+    """The results with a flip that was missed or whose slot was not named, or with another violation."""
     return {
         where: counts
-        for where, counts in told.items()
+        for where, counts in results.items()
         if counts["other_violations"]
         or {counts["caught"], counts.get("slot_named", counts["flips"])} != {counts["flips"]}
     }
@@ -76,11 +80,11 @@ def not_found(told: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flip:
-    """One bit of vLLM's own tensor."""
+    """One bit of one of vLLM's KV tensors."""
 
     cache: torch.Tensor  # integers [blocks, heads, block size, K | V]
-    place: tuple[int, ...]
-    bit: int
+    place: tuple[int, ...]  # index into it
+    bit: int  # mask
 
     @property
     def block(self) -> int:
@@ -90,46 +94,46 @@ class _Flip:
     def slot(self) -> int:
         return self.place[0] * self.cache.shape[2] + self.place[2]
 
-    def turn(self) -> None:
+    def toggle(self) -> None:
         with torch.inference_mode():
             self.cache[self.place] ^= self.bit
 
 
-def _plant(
-    host: VllmHost, places: list[tuple[int, int]], blocks: list[int], draw: random.Random
+def _choose_flips(
+    vllm: InProcessVllm, places: list[tuple[int, int]], blocks: list[int], draw: random.Random
 ) -> list[_Flip]:
     """One flip per (layer, 0 = K or 1 = V), each in a block of its own."""
-    planted = []
-    for (layer, half), block in zip(places, draw.sample(blocks, len(places)), strict=True):
-        cache = host.layer_caches()[layer]
+    flips = []
+    for (layer, part), block in zip(places, draw.sample(blocks, len(places)), strict=True):
+        cache = vllm.layer_caches()[layer]
         _, heads, size, width = cache.shape
-        element = half * width // 2 + draw.randrange(width // 2)
+        element = part * width // 2 + draw.randrange(width // 2)
         place = block, draw.randrange(heads), draw.randrange(size), element
         integers = cache.view(_INTEGERS[cache.element_size()])
-        planted.append(_Flip(cache=integers, place=place, bit=1 << draw.randrange(14)))
-    return planted
+        flips.append(_Flip(cache=integers, place=place, bit=1 << draw.randrange(14)))
+    return flips
 
 
-def _told(planted: list[_Flip], found: list[Violation]) -> dict[str, int]:
-    """The CPU's caches are tiled: an element's place tells its block there, not its slot."""
-    size, tiled = planted[0].cache.shape[2], planted[0].cache.device.type == "cpu"
+def _count(flips: list[_Flip], found: list[Violation]) -> Counts:
+    # The CPU's caches are tiled: there an element's place tells its block, not its slot.
+    size, tiled = flips[0].cache.shape[2], flips[0].cache.device.type == "cpu"
     hits = {row.slot for row in found if row.reason is Reason.KV_DATA}
-    blocks, slots = {flip.block for flip in planted}, {flip.slot for flip in planted}
-    told = {"flips": len(planted), "caught": len(blocks & {slot // size for slot in hits})}
+    blocks, slots = {flip.block for flip in flips}, {flip.slot for flip in flips}
+    counts = {"flips": len(flips), "caught": len(blocks & {slot // size for slot in hits})}
     if tiled:
         others = [row for row in found if row.slot // size not in blocks]
     else:
-        told["slot_named"] = len(slots & hits)
+        counts["slot_named"] = len(slots & hits)
         others = [row for row in found if row.slot not in slots]
-    return told | {"other_violations": len(others)}
+    return counts | {"other_violations": len(others)}
 
 
 @contextmanager
-def _flipped(planted: list[_Flip]) -> Iterator[None]:
-    for flip in planted:
-        flip.turn()
+def _flipped(flips: list[_Flip]) -> Iterator[None]:
+    for flip in flips:
+        flip.toggle()
     try:
         yield
     finally:
-        for flip in planted:
-            flip.turn()
+        for flip in flips:
+            flip.toggle()

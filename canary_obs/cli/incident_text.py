@@ -1,11 +1,11 @@
-"""`canary-obs incident show FILE`: an evidence bundle in words, without any service."""
+"""An evidence bundle as text and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,15 +17,15 @@ from canary_obs.telemetry.incident_bundle import IncidentBundle
 from canary_obs.vocabulary import Plane
 
 
-def show(bundle: IncidentBundle) -> None:
-    """Print what happened, where, what changed, and what ran."""
+def incident_text(bundle: IncidentBundle) -> Group:
+    """The incident, its violations, the evidence of each rank, and the versions and settings of the ranks."""
     incident = bundle.incident
     parts: list[RenderableType] = [_headline(incident), _violations((*incident.first, *incident.latest))]
-    parts += [_evidence(one) for one in incident.evidence]
+    parts += [_evidence(evidence) for evidence in incident.evidence]
     if not incident.evidence:
         parts.append("No rank has sent evidence.")
     parts += [_rank(hello) for hello in bundle.ranks]
-    Console().print(Group(*parts))
+    return Group(*parts)
 
 
 def _headline(incident: Incident) -> str:
@@ -67,15 +67,15 @@ def _evidence(evidence: Evidence) -> str:
     lines += [f"  {_change(change)}" for change in evidence.changed]
     if slot.intact is False and not evidence.changed:
         lines.append("  no single 32-bit word explains the difference: more than one word changed")
-    damaged = [str(one.slot) for one in evidence.neighbours if one.intact is False]
+    damaged = [str(slot.slot) for slot in evidence.neighbours if slot.intact is False]
     lines.append(f"  neighbours: {len(evidence.neighbours)} read, damaged: {', '.join(damaged) or 'none'}")
     history = [
         f"{event.kind.value} at step {event.step}"
         + (f" (requests {', '.join(event.requests)})" if event.requests else "")
         for event in evidence.history
     ]
-    unknown = "" if evidence.writes_known else " (writes are not followed here)"
-    lines.append(f"  history: {'; '.join(history) or 'nothing known'}{unknown}")
+    unknown = "" if evidence.writes_known else " (writes are not recorded by this engine)"
+    lines.append(f"  history: {'; '.join(history) or 'unknown'}{unknown}")
     lines.append(f"  held by: {', '.join(evidence.holders) or 'no running request'}")
     return escape("\n".join(lines))
 
@@ -89,9 +89,9 @@ def _verdict(slot: SlotFacts) -> str:
 
 
 def _change(change: ChangedWord) -> str:
-    what = change.part.value + (" scales" if change.plane is Plane.SCALES else "")
+    part = change.part.value + (" scales" if change.plane is Plane.SCALES else "")
     where = (
-        f"one word changed: {what}, layer {change.layer}, head {change.head}, "
+        f"one word changed: {part}, layer {change.layer}, head {change.head}, "
         f"element {change.element} ({change.dtype})"
     )
     if change.original is None or change.current is None:
@@ -102,7 +102,7 @@ def _change(change: ChangedWord) -> str:
 
 def _rank(hello: Hello) -> Table:
     who = hello.identity
-    table = Table("what", "value", title=f"Rank {who.rank}, process {who.pid} on {who.device}")
+    table = Table("property", "value", title=f"Rank {who.rank}, process {who.pid} on {who.device}")
     table.add_row("engine", escape(f"{who.engine} {hello.engine_version}, backend {hello.backend}"))
     for name, value in (hello.versions | hello.settings).items():
         table.add_row(escape(name), escape(value))

@@ -7,20 +7,22 @@ from typing import Annotated
 
 import typer
 
-_USE = {
-    "service-secret": ("service", "KV_CANARY_SERVICE_SECRET_KEY_FILE"),
-    "service-public": ("engines", "KV_CANARY_SERVICE_PUBLIC_KEY_FILE"),
-    "engine-secret": ("engine", "KV_CANARY_ENGINE_SECRET_KEY_FILE"),
-    "engine-public": ("service", "KV_CANARY_ENGINE_PUBLIC_KEYS_FILE"),
+from canary_obs.config import PREFIX
+
+_USES = {  # key kind: where its file belongs, and the setting that names it
+    "service-secret": ("service", "SERVICE_SECRET_KEY_FILE"),
+    "service-public": ("engines", "SERVICE_PUBLIC_KEY_FILE"),
+    "engine-secret": ("engine", "ENGINE_SECRET_KEY_FILE"),
+    "engine-public": ("service", "ENGINE_PUBLIC_KEYS_FILE"),
 }
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where to put the four files; none is written over.")],
+    folder: Annotated[Path, typer.Argument(help="Where to put the four files; none is overwritten.")],
 ) -> None:
     """Make a key pair of the service and one of an engine, for tcp:// endpoints (docs/production.md)."""
     from canary_obs.transport.keys import make_keys
 
     for kind, path in make_keys(folder).items():
-        where, setting = _USE[kind]
-        typer.echo(f"{path}  to the {where}: {setting}")
+        where, setting = _USES[kind]
+        typer.echo(f"{path}  to the {where}: {PREFIX}{setting}")

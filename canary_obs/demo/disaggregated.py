@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,9 @@ import torch
 
 from canary_obs.attach import install_canary
 from canary_obs.config import CanaryConfig
-from canary_obs.demo.reference import (
-    IDLE_SECONDS,
-    DemoPlan,
-    Run,
-    build_traffic,
-    choose_device,
-    config_of,
-    invitation,
-    is_done,
-    preset_of,
-    print_summary,
-    say,
-    summary_of,
-)
+from canary_obs.demo.plan import DemoPlan, Notify, canary_config, invitation, service_of
+from canary_obs.demo.reference import IDLE_SECONDS, build_traffic, choose_device, preset_of
+from canary_obs.demo.summary import RunTimes, summary_of
 from canary_obs.engines.toolkit.attachment import memory_report
 from canary_obs.engines.toolkit.service_process import ServiceProcess
 from canary_obs.errors import ConfigurationError, KVCacheViolation
@@ -40,50 +30,64 @@ from canary_obs.reference_engine.settings import EngineConfig, with_model
 from canary_obs.runtime.canary import CanaryRuntime
 
 _END_SECONDS = 120.0
+_PREFILL, _DECODE = 0, 1  # ranks
 
 
-def run_disaggregated(plan: DemoPlan) -> int:
-    """Runs until the plan is fulfilled or Ctrl-C; prints a summary of both halves; returns the exit code."""
-    config = config_of(plan)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Half:
+    """What either process needs."""
+
+    plan: DemoPlan
+    config: CanaryConfig
+    rendezvous: str  # URL at which the two processes find each other
+    notify: Notify
+
+
+class DecodeFailed(Exception):
+    """The decode process ended early; it has written the reason to standard error."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(f"the decode process ended with exit code {exit_code}")
+
+
+def run_disaggregated(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
+    """Run until the plan is fulfilled or Ctrl-C; returns a summary of each process.
+
+    Raises DecodeFailed when the decode process ended early.
+    """
+    config = canary_config(plan)
     context = multiprocessing.get_context("spawn")
-    service = ServiceProcess.start(config.endpoint, plan.port) if plan.serve else None
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            rendezvous = f"file://{Path(folder) / 'rendezvous'}"
-            mine, theirs = context.Pipe()
-            decode = context.Process(target=_decode, args=(plan, config, rendezvous, theirs), daemon=True)
-            decode.start()
-            theirs.close()
-            try:
-                prefilled = _prefill(plan, config, rendezvous, service)
-                summary = {"prefill": prefilled, "decode": mine.recv()}
-            except (RuntimeError, EOFError):
-                if decode.is_alive() or not decode.exitcode:
-                    raise
-                return decode.exitcode  # it has said why
-            finally:
-                decode.join(0 if sys.exc_info()[0] else _END_SECONDS)
-                decode.terminate()
-    finally:
-        if service is not None:
-            service.stop()
-    print_summary(plan, summary, config)
-    return 0
+    with service_of(plan, config) as service, tempfile.TemporaryDirectory() as folder:
+        rendezvous = f"file://{Path(folder) / 'rendezvous'}"
+        half = _Half(plan=plan, config=config, rendezvous=rendezvous, notify=notify)
+        receiver, sender = context.Pipe(duplex=False)
+        decode = context.Process(target=_decode, args=(half, sender), daemon=True)
+        decode.start()
+        sender.close()
+        try:
+            return {"prefill": _prefill(half, service), "decode": receiver.recv()}
+        except (RuntimeError, EOFError):
+            if decode.is_alive() or not decode.exitcode:
+                raise
+            raise DecodeFailed(decode.exitcode) from None
+        finally:
+            decode.join(0 if sys.exc_info()[0] else _END_SECONDS)
+            decode.terminate()
 
 
-def _prefill(
-    plan: DemoPlan, config: CanaryConfig, rendezvous: str, service: ServiceProcess | None
-) -> dict[str, Any]:
+def _prefill(half: _Half, service: ServiceProcess | None) -> dict[str, Any]:
+    plan = half.plan
     torch.set_num_threads(plan.threads)
-    cluster = Cluster(0, 1, 1, rendezvous)
-    engine = cluster.engine(_engine_config(plan, 0))
+    cluster = Cluster(_PREFILL, 1, 1, half.rendezvous)
+    engine = cluster.engine(_engine_config(plan, _PREFILL))
     side, traffic = cluster.prefill_side(engine), build_traffic(engine, plan.seed, plan.arrivals)
-    canary = _protected(plan, engine, config)
+    canary = _attach(engine, half.config, half.notify)
     if service is not None:
-        say(plan, invitation(service.url))
-    run = Run(started=time.monotonic())
+        half.notify(invitation(service))
+    run = RunTimes(started=time.monotonic())
     try:
-        while not is_done(plan, run, engine):
+        while not plan.is_fulfilled(engine.statistics.steps, run.started):
             traffic.advance(side)
             if not side.has_work():
                 time.sleep(IDLE_SECONDS)
@@ -91,7 +95,7 @@ def _prefill(
             side.step()
             run.busy_seconds += time.perf_counter() - started
     except KeyboardInterrupt:
-        pass  # how a demo without an end is meant to end
+        pass  # how a demo without a limit ends
     while side.has_work():
         side.step()
     side.close()
@@ -99,26 +103,26 @@ def _prefill(
     return summary_of(run, engine, canary)
 
 
-def _decode(plan: DemoPlan, config: CanaryConfig, rendezvous: str, pipe: Connection) -> None:
-    # Ctrl-C reaches every process of the terminal; this one ends when the prefill side says so.
+def _decode(half: _Half, sender: Connection) -> None:
+    # Ctrl-C reaches every process of the terminal; this one ends when the prefill side closes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(plan.threads)
+    torch.set_num_threads(half.plan.threads)
     try:
-        cluster = Cluster(1, 1, 1, rendezvous)
-        engine = cluster.engine(_engine_config(plan, 1))
+        cluster = Cluster(_DECODE, 1, 1, half.rendezvous)
+        engine = cluster.engine(_engine_config(half.plan, _DECODE))
         side = cluster.decode_side(engine)
-        canary = _protected(plan, engine, msgspec.structs.replace(config, rank=1))
-        run = Run(started=time.monotonic())
+        canary = _attach(engine, msgspec.structs.replace(half.config, rank=_DECODE), half.notify)
+        run = RunTimes(started=time.monotonic())
         while side.has_work():
             started = time.perf_counter()
             side.step()
             run.busy_seconds += time.perf_counter() - started
         run.seconds = time.monotonic() - run.started
-        pipe.send(summary_of(run, engine, canary))
+        sender.send(summary_of(run, engine, canary))
     except (KVCacheViolation, ConfigurationError) as stopped:
         sys.stderr.write(f"decode: {type(stopped).__name__}: {stopped}\n")
         sys.stderr.flush()
-        # Not sys.exit: the other half waits for an answer that a slow end would delay.
+        # Not sys.exit: the other process waits for an answer that a slow end would delay.
         os._exit(1)
 
 
@@ -131,9 +135,9 @@ def _engine_config(plan: DemoPlan, rank: int) -> EngineConfig:
     return with_model(preset, plan.model)
 
 
-def _protected(plan: DemoPlan, engine: Engine, config: CanaryConfig) -> CanaryRuntime | None:
+def _attach(engine: Engine, config: CanaryConfig, notify: Notify) -> CanaryRuntime | None:
     canary = install_canary(engine, config)
     if canary is not None:
-        say(plan, f"rank {config.rank}: {memory_report(canary)}")
+        notify(f"rank {config.rank}: {memory_report(canary)}")
         canary.mark_ready()
     return canary

@@ -1,93 +1,86 @@
-"""`canary-obs demo --engine vllm`: a tiny vLLM under traffic, the canary inside, the service beside."""
+"""`canary-obs demo --engine vllm`: a tiny vLLM under load, with the canary attached by its plugin."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from canary_obs.config import PREFIX
-from canary_obs.demo.reference import DemoPlan, config_of, invitation
-from canary_obs.engines.toolkit.service_process import ServiceProcess
+from canary_obs.demo.in_process_vllm import InProcessVllm, tiny_vllm
+from canary_obs.demo.plan import DemoPlan, Notify, canary_config, canary_settings, invitation, service_of
+from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.errors import ConfigurationError, UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.report.snapshot import counters_of
 
-_REQUESTS, _PREFIXES, _PREFIX_TOKENS = 16, 4, 200
+_REQUESTS = 16  # that run together
+_PREFIXES, _PREFIX_TOKENS = 4, 200  # beginnings that prompts share
+_ARRIVALS = 0.2  # requests per step
 _IDLE_SECONDS = 0.005
 
 
-def run_vllm_demo(plan: DemoPlan) -> int:
-    """Runs until the plan is fulfilled or Ctrl-C; prints a summary; returns the exit code."""
-    from importlib.util import find_spec
-
+def run_vllm_demo(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
+    """Run until the plan is fulfilled or Ctrl-C; returns a summary of the run."""
     if find_spec("vllm") is None:
         raise ConfigurationError(
             "--engine", "vllm", "vLLM is not installed", "Install vllm, or use --engine reference."
         )
-    config = config_of(plan)
+    config = canary_config(plan)
     # The plugin reads the environment, as it does in any vLLM.
-    settings = dict(plan.overrides) | {"endpoint": config.endpoint}
+    settings = canary_settings(plan) | {"endpoint": config.endpoint}
     os.environ |= {PREFIX + name.upper(): str(value) for name, value in settings.items()}
     os.environ.setdefault(PREFIX + "MODE", config.mode.value)
-    service = ServiceProcess.start(config.endpoint, plan.port) if plan.serve else None
-    try:
+    with service_of(plan, config) as service, TemporaryDirectory() as folder:
         if service is not None:
-            sys.stderr.write(invitation(service.url) + "\n")
-        with TemporaryDirectory() as folder:
-            summary = _drive(plan, Path(folder))
-    finally:
-        if service is not None:
-            service.stop()
-    if plan.json:
-        sys.stdout.write(json.dumps(summary) + "\n")
-    else:
-        sys.stdout.writelines(f"{name:>20}  {value}\n" for name, value in summary.items())
-    return 0
+            notify(invitation(service))
+        return _run(plan, Path(folder))
 
 
-def _drive(plan: DemoPlan, folder: Path) -> dict[str, Any]:
-    from canary_obs.bench.vllm import TinyVllm
-    from canary_obs.engines.vllm.worker import runtime_of
-
-    tiny = TinyVllm(folder, _REQUESTS, plan.seed)
-    canary = runtime_of(tiny.worker)
+def _run(plan: DemoPlan, folder: Path) -> dict[str, Any]:
+    vllm = tiny_vllm(folder, _REQUESTS, plan.seed)
+    canary = runtime_of(vllm.worker)
     if canary is None and os.environ[PREFIX + "MODE"] != "none":
-        raise UnsupportedEngine("this vLLM is not protected; the log above says why")
+        raise UnsupportedEngine("this vLLM is not protected; its log above has the reason")
+    steps, requests, busy_seconds = _generate_load(plan, vllm)
+    summary: dict[str, Any] = {
+        "steps": steps,
+        "requests": requests,
+        "step_ms": round(1e3 * busy_seconds / max(steps, 1), 3),
+    }
+    summary |= _canary_summary(canary, busy_seconds) if canary else {"state": "off"}
+    vllm.shutdown()
+    return summary
+
+
+def _generate_load(plan: DemoPlan, vllm: InProcessVllm) -> tuple[int, int, float]:
+    """Returns engine steps, requests added, and seconds spent in steps."""
     draw = random.Random(plan.seed)
-    prefixes = [tiny.prompt(_PREFIX_TOKENS) for _ in range(_PREFIXES)]
-    chance = 0.2 if plan.arrivals is None else min(plan.arrivals, 1.0)
-    steps, asked, busy = 0, 0, 0.0
+    prefixes = vllm.random_prompts(_PREFIXES, _PREFIX_TOKENS)
+    arrivals = _ARRIVALS if plan.arrivals is None else min(plan.arrivals, 1.0)
+    steps, requests, busy_seconds = 0, 0, 0.0
     started = time.monotonic()
     try:
-        while not _done(plan, steps, started):
-            if draw.random() < chance:
-                tiny.ask(draw.choice(prefixes) + tiny.prompt(draw.randrange(8, 64)), draw.randrange(8, 64))
-                asked += 1
-            if tiny.engine.has_unfinished_requests():
-                busy += tiny.steps(1)
+        while not plan.is_fulfilled(steps, started):
+            if draw.random() < arrivals:
+                (question,) = vllm.random_prompts(1, draw.randrange(8, 64))
+                vllm.add_requests([draw.choice(prefixes) + question], draw.randrange(8, 64))
+                requests += 1
+            if vllm.has_work():
+                busy_seconds += vllm.run_steps(1)
                 steps += 1
             else:
                 time.sleep(_IDLE_SECONDS)
     except KeyboardInterrupt:
-        sys.stderr.write("stopped\n")
-    summary: dict[str, Any] = {
-        "steps": steps,
-        "requests": asked,
-        "step_ms": round(1e3 * busy / max(steps, 1), 3),
-    }
-    summary |= _protection(canary, busy) if canary else {"state": "off"}
-    tiny.core.shutdown()
-    return summary
+        pass  # how a demo without a limit ends
+    return steps, requests, busy_seconds
 
 
-def _protection(canary: CanaryRuntime, busy: float) -> dict[str, Any]:
-    from canary_obs.runtime.report.snapshot import counters_of
-
+def _canary_summary(canary: CanaryRuntime, busy_seconds: float) -> dict[str, Any]:
     overhead = sum(canary.overhead.values())
     groups = counters_of(canary)
     state, reasons = canary.verdict()
@@ -97,11 +90,5 @@ def _protection(canary: CanaryRuntime, busy: float) -> dict[str, Any]:
         "violations": canary.counter_reader.violations,
         "state": state.value,
         "state_reasons": list(reasons),
-        "overhead_ratio": round(overhead / max(busy, 1e-9), 4),
+        "overhead_ratio": round(overhead / max(busy_seconds, 1e-9), 4),
     }
-
-
-def _done(plan: DemoPlan, steps: int, started: float) -> bool:
-    if plan.steps is not None and steps >= plan.steps:
-        return True
-    return plan.duration is not None and time.monotonic() - started >= plan.duration

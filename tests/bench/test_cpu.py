@@ -1,16 +1,16 @@
 """`canary-obs bench cpu` on a small step."""
 
-import json
-
 from canary_obs.bench.cpu import CpuPlan, run_cpu
 
 
-def test_every_operation_of_both_backends_is_timed(capsys):
-    assert run_cpu(CpuPlan(requests=2, prefix=20, layers=1, rounds=3, seed=1, json=True)) == 0
-    result = json.loads(capsys.readouterr().out)
-    names = {"batch", "compare", "write", "verify_head", "complete", "verify_tail", "step"}
-    assert result["requests"] == 2
+def test_every_operation_of_both_backends_is_timed():
+    result = run_cpu(CpuPlan(requests=2, prefix=20, layers=1, rounds=3, seed=1))
+    assert result.failed == {}
+    operations = {"batch", "compare", "write", "verify_head", "complete", "verify_tail", "step"}
+    figures = result.figures
+    assert figures["requests"] == 2
     for backend in ("numba_us", "torch_us"):
-        assert set(result[backend]) == names
-        assert result[backend]["step"] >= max(result[backend].values()) > 0
-    assert result["violations"] == 0
+        assert set(figures[backend]) == operations
+        assert figures[backend]["step"] >= max(figures[backend].values()) > 0
+    assert figures["violations"] == 0
+    assert {"commit", "cpu", "torch", "time"} <= figures["environment"].keys()

@@ -14,7 +14,7 @@ from canary_obs.errors import ConfigurationError
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
 def test_refused_without_a_gpu():
     with pytest.raises(ConfigurationError, match="machine with a GPU"):
-        run_kernels(None, False)
+        run_kernels()
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.name)

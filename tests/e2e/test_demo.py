@@ -75,7 +75,7 @@ def test_a_disaggregated_engine_stops_in_mode_raise() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_perturbed_demo(mode: str) -> None:
     found = summary(run("demo", "--duration", "60", "--seed", "1", "--json", "--perturb", f"{mode}=0.05"))
-    tally = found["ledger"][mode]
+    tally = found["injections"][mode]
     assert tally["injected"] > 0
     assert tally["detected"] > 0
     assert (tally["missed"], tally["open"]) == (0, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from canary_obs.bench.vllm_host import LLAMA, SHAPES, VllmHost
+from canary_obs.demo.in_process_vllm import LLAMA, SHAPES, InProcessVllm
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from tests.engines.vllm.real.rig import prompts
 
@@ -47,7 +47,7 @@ class Watched:
     begin_us: list[float] = field(default_factory=list)
 
 
-def start(folder: Path, plan: Plan) -> VllmHost:
+def start(folder: Path, plan: Plan) -> InProcessVllm:
     """A target of four layers and a draft of one, so few blocks that requests are preempted."""
     os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1" if plan.runner == "v2" else "0", "VLLM_PLUGINS": ""}
     on_gpu = torch.cuda.is_available()
@@ -58,7 +58,7 @@ def start(folder: Path, plan: Plan) -> VllmHost:
     (draft / "config.json").write_text(json.dumps(LLAMA | SHAPES["small"] | {"num_hidden_layers": 1}))
     speculation = {"method": METHODS[plan.draft], "model": str(draft), "num_speculative_tokens": AHEAD}
     size = 16 if on_gpu else 32
-    host = VllmHost(
+    host = InProcessVllm(
         folder, "small", SEED, speculative_config=speculation, enable_prefix_caching=True,
         # The longest requests come so near to the limit that drafting is left out.
         max_model_len=_LONGEST_PROMPT + plan.tokens + 2,
@@ -82,7 +82,7 @@ def _prepare_cpu(runner: str) -> None:
     _custom_ops._supports_onednn = False  # it would compute with copies of the weights, made before ours
 
 
-def draw_weights(host: VllmHost) -> None:
+def draw_weights(host: InProcessVllm) -> None:
     """Token t is mostly followed by t + 1, which the draft knows: some proposals hold, some do not."""
     target, draft = host.runner.get_model(), drafter(host).model
     draft = getattr(draft, "unwrap", lambda: draft)()
@@ -109,12 +109,12 @@ def draw_weights(host: VllmHost) -> None:
                 normal(weights, 0.02)
 
 
-def drafter(host: VllmHost) -> Any:
+def drafter(host: InProcessVllm) -> Any:
     """What proposes tokens, on either runner."""
     return getattr(host.runner, "drafter", None) or host.runner.speculator
 
 
-def answers(host: VllmHost, plan: Plan) -> list[list[int]]:
+def answers(host: InProcessVllm, plan: Plan) -> list[list[int]]:
     """Prompts of four shared beginnings, then the same from the end: one answer for each."""
     told: dict[int, list[int]] = {}
 
@@ -126,14 +126,14 @@ def answers(host: VllmHost, plan: Plan) -> list[list[int]]:
     host.core.reset_prefix_cache()
     asked = prompts(plan.requests, seed=SEED)
     for each in (asked, asked[::-1]):
-        host.ask(each, plan.tokens)
+        host.add_requests(each, plan.tokens)
         host.run(note)
-    host.rest()
+    host.synchronize()
     return [told[number] for number in sorted(told)]
 
 
 @contextmanager
-def watching(host: VllmHost, adapter: VllmAdapter) -> Iterator[Watched]:
+def watching(host: InProcessVllm, adapter: VllmAdapter) -> Iterator[Watched]:
     """Counts what the scheduler does and times the drafts' `begin` (host time)."""
     seen, scheduler, drafts = Watched(), host.core.scheduler, adapter._drafts
     update, preempt = scheduler.update_from_output, scheduler._preempt_request

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from canary_kernels.layout import Reason
-from canary_obs.bench.gpu_facts import environment
+from canary_obs.bench.environment import environment
 from tests.gpu.faults import PLANTERS, FaultyRunner, counted, plant
 from tests.gpu.rig import Rig, make_rig
 

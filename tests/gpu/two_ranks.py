@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from canary_obs.bench.gpu_facts import environment
+from canary_obs.bench.environment import environment
 from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port
 
 FAULTY = 1  # the rank whose engine is perturbed

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from canary_obs.bench.machine import machine
-from canary_obs.bench.vllm_gpu import _protected, _strict, _syncs
-from canary_obs.bench.vllm_host import VllmHost
+from canary_obs.bench.environment import environment
+from canary_obs.bench.vllm_canary import attached, find_device_waits
+from canary_obs.demo.in_process_vllm import InProcessVllm
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.records import GroupCounters, Violation
 from canary_obs.runtime.canary import CanaryRuntime
@@ -39,7 +39,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 class Tampered:
     """The cache of the draft's first layer, in which one bit at a time is turned and turned back."""
 
-    def __init__(self, host: VllmHost, canary: CanaryRuntime, adapter: VllmAdapter) -> None:
+    def __init__(self, host: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter) -> None:
         self.own = next(found for found in adapter.found if found.draft)
         cache = host.config.compilation_config.static_forward_context[self.own.layers[0]].kv_cache
         self._words = cache.view(_INTEGERS[cache.element_size()])  # [blocks, heads, block size, K | V]
@@ -66,14 +66,14 @@ class Tampered:
             keep(found)
 
         with self._adapter.at_rest(), torch.inference_mode():
-            self._host.rest()
+            self._host.synchronize()
             before = counted(self._canary)
             reporter.violations = listen  # type: ignore[method-assign]
             self._words[place] ^= bit
             with torch.inference_mode(False):
                 self._canary.check_everything()
             self._words[place] ^= bit
-            self._host.rest()
+            self._host.synchronize()
             reporter.violations = keep  # type: ignore[method-assign]
         size = self.own.block_size
         # On CPUs a token's bytes do not lie at its offset: there only the block is known.
@@ -93,11 +93,11 @@ def counted(canary: CanaryRuntime) -> Counter[str]:
     return Counter({n: sum(sum(reasons.values()) for reasons in g.violations.values()) for n, g in groups})
 
 
-def flips(host: VllmHost, canary: CanaryRuntime, adapter: VllmAdapter, plan: Plan) -> dict[str, Any]:
+def flips(host: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter, plan: Plan) -> dict[str, Any]:
     """Of idle cached blocks, then of blocks that running requests use."""
     tampered, draw = Tampered(host, canary, adapter), random.Random(SEED)
     result = {"idle": tampered.flip(draw.sample(sorted(host.idle_blocks()), FLIPS))}
-    host.ask(prompts(FLIPS, seed=SEED + 1), plan.tokens)
+    host.add_requests(prompts(FLIPS, seed=SEED + 1), plan.tokens)
     steps = iter(range(12))
     host.run(lambda _: next(steps, None) is None)
     # Blocks of the prompts' shared beginnings: no step writes them any more.
@@ -109,16 +109,12 @@ def flips(host: VllmHost, canary: CanaryRuntime, adapter: VllmAdapter, plan: Pla
     return result
 
 
-def waits(host: VllmHost, canary: CanaryRuntime, adapter: VllmAdapter) -> dict[str, Any]:
+def waits(host: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter) -> dict[str, Any]:
     """Whether a hook waits for the device while requests come and go, drafts' own among them."""
     drafts = adapter._drafts
-    if drafts is None or not torch.cuda.is_available():
+    if drafts is None:
         return {"checked": False}
-    drafts.begin = _strict(drafts.begin)  # type: ignore[method-assign]
-    try:
-        return _syncs(host, canary, adapter)
-    finally:
-        del drafts.begin
+    return find_device_waits(host, canary, adapter, also=((drafts, ("begin",)),))
 
 
 def of_draft(counted: GroupCounters) -> dict[str, Any]:
@@ -135,11 +131,11 @@ def of_draft(counted: GroupCounters) -> dict[str, Any]:
     }
 
 
-def observe(host: VllmHost, plan: Plan) -> dict[str, Any]:
+def observe(host: InProcessVllm, plan: Plan) -> dict[str, Any]:
     """The same work without the canary, with it, and without it again; then flips."""
     without = answers(host, plan)
     os.environ["KV_CANARY_MODE"] = "log"
-    with _protected(host) as (canary, adapter):
+    with attached(host) as (canary, adapter):
         if not any(found.draft for found in adapter.found):
             return {"groups": [found.view.name for found in adapter.found], "coverage": canary.state.coverage}
         with watching(host, adapter) as seen:
@@ -212,15 +208,15 @@ def main() -> int:
     plan = Plan(**vars(parser.parse_args()))
     os.environ |= {"KV_CANARY_ENDPOINT": "inproc", "KV_CANARY_MODE": "none"}
     began = time.monotonic()
-    result: dict[str, Any] = {"plan": {"runner": plan.runner, "draft": plan.draft}} | machine()
+    result: dict[str, Any] = {"plan": {"runner": plan.runner, "draft": plan.draft}} | environment()
     try:
         with TemporaryDirectory() as folder:
             host = start(Path(folder), plan)
-            facts = host.facts()
+            facts = host.description()
             result |= facts | {"started_seconds": round(time.monotonic() - began, 1)}
             told = observe(host, plan)
             result |= told | {"checks": checks(told, facts)}
-            host.core.shutdown()
+            host.shutdown()
     except Exception:  # noqa: BLE001 - told in the result, which must be written
         result |= {"error": traceback.format_exc(), "checks": {"ran to its end": False}}
     result |= {"seconds": round(time.monotonic() - began, 1), "ok": all(result["checks"].values())}

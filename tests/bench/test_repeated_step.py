@@ -1,4 +1,4 @@
-"""A batch that `canary-obs bench step` repeats later is shown as the engine had scheduled it."""
+"""A batch that `canary-obs bench step` repeats is shown to the canary as it was scheduled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from canary_kernels import layout
 from canary_obs.attach import install_canary
-from canary_obs.bench.step import as_scheduled
+from canary_obs.bench.repeated_step import as_scheduled
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling
@@ -18,8 +18,8 @@ from canary_obs.reference_engine.settings import tiny
 REQUESTS, PROMPT = 3, 40
 
 
-@pytest.mark.parametrize("shown", [True, False], ids=["as it was scheduled", "as things are now"])
-def test_a_prefill_repeated_when_its_requests_decode(shown: bool) -> None:
+@pytest.mark.parametrize("restored", [True, False], ids=["as it was scheduled", "as things are now"])
+def test_a_prefill_repeated_when_its_requests_decode(restored: bool) -> None:
     engine = Engine(tiny())
     canary = install_canary(engine, CanaryConfig(endpoint=IN_PROCESS, idle_sweep=False))
     assert canary is not None
@@ -34,11 +34,11 @@ def test_a_prefill_repeated_when_its_requests_decode(shown: bool) -> None:
     assert computed != list(prefill.prefixes)
     tail = layout.COUNT_VERIFIED + layout.Phase.TAIL
     before = int(canary.state.counters[tail])
-    with as_scheduled(prefill) if shown else nullcontext():
+    with as_scheduled(prefill) if restored else nullcontext():
         engine.runner.forward(prefill)
     after = int(canary.state.counters[tail])
     canary.check_everything()
-    if shown:
+    if restored:
         assert after - before == sum(prefill.extends) > 1
         assert (canary.counter_reader.violations, dict(canary.health.faults)) == (0, {})
     else:  # tokens of other positions, or too few of them

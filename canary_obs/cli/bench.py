@@ -1,0 +1,189 @@
+"""`canary-obs bench`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from canary_obs.cli.bench_report import (
+    exit_with,
+    print_json_and_table,
+    print_kernels,
+    print_result,
+    write_json,
+)
+from canary_obs.cli.options import Device, Json, Output, Seed, Shape, Threads
+
+if TYPE_CHECKING:
+    from canary_obs.bench.repeated_step import StepPlan
+
+bench = typer.Typer(no_args_is_help=True, help="Measure what the canary costs.")
+
+Blocks = Annotated[int, typer.Option(min=2, help="Pairs of blocks.")]
+Requests = Annotated[int, typer.Option(min=1, help="Requests of the decode batch.")]
+Context = Annotated[int, typer.Option(min=16, help="Tokens of each request.")]
+Rounds = Annotated[int, typer.Option(min=2, help="Interleaved rounds.")]
+StepShape = Annotated[str, typer.Option(help="8b or small.")]
+BlockSteps = Annotated[int, typer.Option(min=1, help="Decode steps per block.")]
+
+
+@bench.command("demo")
+def demo(
+    blocks: Blocks = 20,
+    block_steps: Annotated[int, typer.Option(min=5, help="Engine steps per block.")] = 50,
+    seed: Seed = 1,
+    json: Json = False,
+    shape: Shape = "demo",
+    device: Device = "auto",
+    threads: Threads = 1,
+) -> None:
+    """Overhead of mode log at default settings against mode none: the same load, interleaved in pairs."""
+    from canary_obs.bench.demo import PairedPlan, run_paired
+
+    plan = PairedPlan(
+        blocks=blocks, block_steps=block_steps, seed=seed, shape=shape, device=device, threads=threads
+    )
+    result = run_paired(plan)
+    print_result(result, as_json=json)
+    exit_with(result)
+
+
+@bench.command("vllm")
+def vllm(
+    blocks: Blocks = 10,
+    block_steps: Annotated[int, typer.Option(min=5, help="Decode steps per block.")] = 100,
+    requests: Requests = 8,
+    prompt: Annotated[int, typer.Option(min=16, help="Tokens of each prompt.")] = 128,
+    seed: Seed = 1,
+    json: Json = False,
+) -> None:
+    """Overhead of mode log at default settings on a tiny vLLM, against the same engine without."""
+    from canary_obs.bench.vllm import VllmPlan, run_vllm
+
+    plan = VllmPlan(blocks=blocks, block_steps=block_steps, requests=requests, prompt=prompt, seed=seed)
+    result = run_vllm(plan)
+    print_result(result, as_json=json)
+    exit_with(result)
+
+
+@bench.command("vllm-gpu")
+def vllm_gpu(
+    shape: StepShape = "8b",
+    runner: Annotated[str, typer.Option(help="vLLM's model runner: v1 or v2.")] = "v2",
+    requests: Requests = 64,
+    context: Context = 4096,
+    steps: Annotated[int, typer.Option(min=4, help="Decode steps per block.")] = 128,
+    prefill: Annotated[int, typer.Option(min=64, help="Tokens of one prefill step.")] = 8192,
+    prefills: Annotated[int, typer.Option(min=1, help="Prefills per block.")] = 6,
+    pairs: Blocks = 8,
+    memory: Annotated[float, typer.Option(help="Share of the GPU's memory for vLLM.")] = 0.5,
+    seed: Seed = 1,
+    output: Output = None,
+) -> None:
+    """Throughput of a real vLLM on a GPU with the canary at its defaults against none; then flips, syncs."""
+    from canary_obs.bench.vllm_gpu import VllmGpuPlan, run_vllm_gpu
+
+    plan = VllmGpuPlan(
+        shape=shape, runner=runner, requests=requests, context=context, steps=steps, prefill=prefill,
+        prefills=prefills, pairs=pairs, memory=memory, seed=seed,
+    )  # fmt: skip
+    # Written after each pair: a lent machine may be taken away before the end.
+    result = run_vllm_gpu(plan, on_progress=lambda figures: write_json(output, figures))
+    write_json(output, result.figures)
+    print_result(result, as_json=False)
+    exit_with(result)
+
+
+@bench.command("cpu")
+def cpu(
+    requests: Annotated[int, typer.Option(min=1, help="Requests in the batch, one new token each.")] = 8,
+    prefix: Annotated[int, typer.Option(min=1, help="Tokens each has in the cache.")] = 100,
+    layers: Annotated[int, typer.Option(min=1, help="Layers, each with K and V of 128 bytes per slot.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of each backend.")] = 2000,
+    seed: Seed = 1,
+    json: Json = False,
+) -> None:
+    """What each operation of a decode step takes on the CPU, compiled and by reference."""
+    from canary_obs.bench.cpu import CpuPlan, run_cpu
+
+    result = run_cpu(CpuPlan(requests=requests, prefix=prefix, layers=layers, rounds=rounds, seed=seed))
+    print_result(result, as_json=json)
+    exit_with(result)
+
+
+@bench.command("step")
+def step(
+    shape: StepShape = "8b",
+    requests: Requests = 64,
+    context: Context = 4096,
+    rounds: Rounds = 20,
+    block_steps: BlockSteps = 10,
+    output: Output = None,
+) -> None:
+    """GPU: what head, tail and patrol add to a captured decode step, interleaved in one run."""
+    from canary_obs.bench.step import run_step
+
+    result = run_step(_step_plan(shape, requests, context, rounds, block_steps))
+    print_json_and_table(result, output)
+    exit_with(result)
+
+
+@bench.command("patrol")
+def patrol(
+    shape: StepShape = "8b",
+    requests: Requests = 64,
+    context: Context = 4096,
+    rounds: Rounds = 10,
+    block_steps: BlockSteps = 20,
+    output: Output = None,
+) -> None:
+    """GPU: step time against patrol bandwidth, by the patrol's budget."""
+    from canary_obs.bench.patrol import run_patrol
+
+    result = run_patrol(_step_plan(shape, requests, context, rounds, block_steps))
+    print_json_and_table(result, output)
+    exit_with(result)
+
+
+@bench.command("pipeline")
+def pipeline(
+    shape: StepShape = "8b",
+    requests: Requests = 64,
+    context: Context = 4096,
+    rounds: Rounds = 20,
+    block_steps: Annotated[int, typer.Option(min=1, help="Steps the engine runs ahead.")] = 50,
+    output: Output = None,
+) -> None:
+    """GPU: host time of after_step while the GPU is many steps behind."""
+    from canary_obs.bench.pipeline import run_pipeline
+
+    result = run_pipeline(_step_plan(shape, requests, context, rounds, block_steps))
+    print_json_and_table(result, output)
+    exit_with(result)
+
+
+@bench.command("kernels")
+def kernels(
+    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+    json: Json = False,
+) -> None:
+    """Ceilings of the GPU's memory and the kernels against them, in one run."""
+    from canary_obs.bench.kernels import WrongResult, run_kernels
+
+    try:
+        result = run_kernels()
+    except WrongResult as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+    write_json(output, result.figures)
+    print_kernels(result, as_json=json)
+    exit_with(result)
+
+
+def _step_plan(shape: str, requests: int, context: int, rounds: int, block_steps: int) -> StepPlan:
+    from canary_obs.bench.repeated_step import StepPlan
+
+    return StepPlan(shape=shape, requests=requests, context=context, rounds=rounds, block_steps=block_steps)

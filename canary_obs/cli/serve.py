@@ -1,0 +1,25 @@
+"""`canary-obs serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from canary_obs.config import ServiceConfig, load
+
+
+def serve(
+    host: Annotated[
+        str | None, typer.Option(help="Address to bind; wider than loopback needs a token.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to bind; 0 = any.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Where engines report: ipc://PATH or tcp://HOST:PORT.")
+    ] = None,
+) -> None:
+    """Run the service: /metrics, status page, sweeps on demand."""
+    from canary_obs.serve import serve as run
+
+    given = {"host": host, "port": port, "endpoint": endpoint}
+    run(load(ServiceConfig, overrides={name: value for name, value in given.items() if value is not None}))

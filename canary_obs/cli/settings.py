@@ -1,0 +1,17 @@
+"""`canary-obs settings`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from canary_obs.config import PREFIX, CanaryConfig, ServiceConfig, load, masked
+
+
+def settings() -> None:
+    """Print every setting and its value (secrets masked)."""
+    for loaded in (load(CanaryConfig), load(ServiceConfig)):
+        table = Table("variable", "value", title=type(loaded).__name__)
+        for name, value in masked(loaded).items():
+            table.add_row(f"{PREFIX}{name.upper()}", value)
+        Console().print(table)
