@@ -7,11 +7,11 @@ from toy_engine import PAGE_SIZE, ToyEngine
 from canary_kernels.buffers import source_from_tensor
 from canary_kernels.hashing import chain_of
 from canary_kernels.layout import Part
-from canary_obs import CanaryConfig, install_canary
-from canary_obs.engine_api.adapter import EngineAdapter, PrefixCache
-from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView, StepView
-from canary_obs.vocabulary import Mode
+
+from canary_obs import (  # isort: skip
+    CachedSlots, CanaryConfig, EngineAdapter, GroupStep, GroupView, Mode, Observer, PrefixCache, StepView,
+    install_canary,
+)  # fmt: skip
 
 
 class ToyAdapter(EngineAdapter, PrefixCache):
