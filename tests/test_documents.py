@@ -144,11 +144,11 @@ def test_every_route_is_described_with_its_scope() -> None:
         for method, operation in methods.items()
     } | {("GET /openapi.json", "read")}
     under = text_of("docs/service.md").split("# HTTP API\n", 1)[1].split("\n#", 1)[0]
-    told = set()
+    described = set()
     for line in [line for line in under.splitlines() if line.startswith("|")][2:]:
         routes, scope = line.split("|")[1:3]
-        told |= {(route, scope.strip(" `")) for route in re.findall(r"`([^`]+)`", routes)}
-    assert told == actual
+        described |= {(route, scope.strip(" `")) for route in re.findall(r"`([^`]+)`", routes)}
+    assert described == actual
 
 
 def test_the_contract_is_described_as_it_is() -> None:
@@ -157,3 +157,9 @@ def test_the_contract_is_described_as_it_is() -> None:
         assert callable(getattr(Observer, call)), call
     described = set(first_cells("docs/adapters.md", "2. Show each forward: `StepView`"))
     assert described == {field.name for field in fields(StepView)}
+
+
+def test_every_package_is_in_the_layout() -> None:
+    packages = {path.parent.name for path in (ROOT / "canary_obs").glob("*/__init__.py")}
+    named = {name.removeprefix("canary_obs/") for name in first_cells("CONTRIBUTING.md", "Layout")}
+    assert packages - named == set()
