@@ -16,6 +16,14 @@ def _byte_offset(index, GEOMETRY: tl.constexpr):
     num_bytes: tl.constexpr = GEOMETRY[4]
     band_bytes: tl.constexpr = GEOMETRY[5]
     band_stride: tl.constexpr = GEOMETRY[6]
+    furthest: tl.constexpr = (
+        (num_bytes - 1) // head_bytes * head_stride
+        + (head_bytes - 1) // band_bytes * band_stride
+        + (band_bytes - 1) // element_bytes * element_stride
+        + element_bytes
+    )
+    if furthest >= 1 << 31:  # head-major pools; elsewhere 32 bits are faster
+        index = index.to(tl.int64)
     if num_bytes <= head_bytes and element_bytes == head_bytes:
         offset = index
     else:
