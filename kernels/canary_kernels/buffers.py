@@ -11,7 +11,9 @@ from torch import Tensor
 from canary_kernels.layout import COUNTER_WORDS, NUM_LANES, RECORD_WORDS, ROW_WORDS, Part, Plane
 
 DEFAULT_LANE_ROWS = 32
-_SUM_CHUNKS = 1024  # of a forward's new tokens, as the write cuts them; those beyond are told to nobody
+_SUM_CHUNKS = (
+    1024  # of a forward's new tokens, as the write cuts them; sums of chunks after those are not published
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +23,11 @@ class GroupBuffers:
     records: Tensor  # int64 [num_slots, RECORD_WORDS]; zeros = EMPTY
     counters: Tensor  # int64 [COUNTER_WORDS]; monotonic
     violations: Tensor  # int64 [NUM_LANES, lane_rows, ROW_WORDS]
-    clock: Tensor  # int64 [1]; step << TURN_BITS | turn, stamped into violation rows; shared by all groups
-    # int64 [1 + chunks, 2], from allocate_sums: what the write's programs tell each other; None = nothing.
+    clock: Tensor  # int64 [1]; step << TICK_BITS | tick, stamped into violation rows; shared by all groups
+    # int64 [1 + chunks, 2], from allocate_sums: sums that the write's programs publish; None = they do not.
     sums: Tensor | None = None
-    memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
-    # What operations found out once: checks passed, kernels ready to launch.
+    cache: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    # By operation: arguments already checked, kernels ready to launch.
 
     @property
     def num_slots(self) -> int:
@@ -68,8 +70,8 @@ class RowBatch:
     positions: Tensor  # [num_tokens]; positions the model is given
     out_slots: Tensor  # [num_tokens]; where the forward writes; -1 = skip
     expected_ids: Tensor | None = None  # [num_tokens]; write oracle; -1 = unknown, None = no oracle
-    memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
-    # What operations found out once: checks passed, addresses.
+    cache: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    # By operation: arguments already checked, addresses.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

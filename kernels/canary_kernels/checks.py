@@ -1,4 +1,4 @@
-"""Argument checks of the front doors. They read shapes, types and devices only, never device memory."""
+"""Argument checks of the operations. They read shapes, types and devices, never device memory."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class KernelArgumentError(ValueError):
 
 
 def check_buffers(backend: Backend, buffers: GroupBuffers) -> None:
-    """Raise KernelArgumentError unless these buffers suit this backend. Looks once."""
-    if buffers.memo.get(check_buffers) is backend:
+    """Raise KernelArgumentError unless these buffers suit this backend. Checked once."""
+    if buffers.cache.get(check_buffers) is backend:
         return
     records = buffers.records
     if records.dim() != 2 or records.shape[1] != RECORD_WORDS or records.dtype is not torch.int64:
@@ -50,12 +50,12 @@ def check_buffers(backend: Backend, buffers: GroupBuffers) -> None:
             f"backend is {backend.value} and the records are on {records.device}; the rule is records on the "
             "CPU; use Backend.TRITON"
         )
-    buffers.memo[check_buffers] = backend
+    buffers.cache[check_buffers] = backend
 
 
 def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
     """Raise KernelArgumentError unless the batch is consistent in itself and lies where the buffers lie."""
-    if batch.memo.get(check_batch) is buffers:
+    if batch.cache.get(check_batch) is buffers:
         return
     device = buffers.records.device
     table = batch.slot_table
@@ -71,7 +71,7 @@ def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
     requests, tokens = batch.rows.shape[0], batch.input_ids.shape[0]
     if not _is_sound(batch, device.index, requests, tokens):
         _check_columns(batch, device, requests, tokens)
-    batch.memo[check_batch] = buffers
+    batch.cache[check_batch] = buffers
 
 
 def _is_sound(batch: RowBatch, index: int | None, requests: int, tokens: int) -> bool:
@@ -115,7 +115,7 @@ def _check_columns(batch: RowBatch, device: torch.device, requests: int, tokens:
 
 
 def check_slots(buffers: GroupBuffers, **columns: Tensor) -> None:
-    """Raise KernelArgumentError unless the columns are integer vectors of one length beside the records."""
+    """Raise KernelArgumentError unless columns are integer vectors of one length on the records' device."""
     length = next(iter(columns.values())).shape[0]
     device = buffers.records.device
     if not _are_sound(tuple(columns.values()), length, device.index):

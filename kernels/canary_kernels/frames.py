@@ -36,20 +36,20 @@ class Frame(NamedTuple):
 
 def frame_of_buffers(buffers: GroupBuffers) -> int:
     """Address of a group's buffers frame; made once."""
-    frame: Frame | None = buffers.memo.get(frame_of_buffers)
+    frame: Frame | None = buffers.cache.get(frame_of_buffers)
     if frame is None:
         held = buffers.records, buffers.counters, buffers.violations, buffers.clock
         sizes = buffers.num_slots, buffers.violations.shape[1]
         words = array("q", (*(tensor.data_ptr() for tensor in held), *sizes))
-        frame = buffers.memo[frame_of_buffers] = Frame(words.buffer_info()[0], words, held)
+        frame = buffers.cache[frame_of_buffers] = Frame(words.buffer_info()[0], words, held)
     return frame.address
 
 
 def frame_of_batch(batch: RowBatch) -> int:
     """Address of a batch's frame, valid until the next call; made once, unless columns must be copied."""
-    frame: Frame | None = batch.memo.get(frame_of_batch)
+    frame: Frame | None = batch.cache.get(frame_of_batch)
     if frame is None or not frame.lasting:
-        frame = batch.memo[frame_of_batch] = _frame_of_batch(batch)
+        frame = batch.cache[frame_of_batch] = _frame_of_batch(batch)
     return frame.address
 
 

@@ -68,9 +68,9 @@ def mix_arrays(tokens: Integers, positions: Integers) -> Words:
     """uint64 [n]: what each token at its position adds to a chain."""
     mixed = positions.astype(np.uint64)
     mixed *= _POSITION_FACTOR
-    spread = tokens.astype(np.uint64)  # negative tokens wrap, as they do in int64
-    spread *= _TOKEN_FACTOR
-    mixed += spread
+    scaled = tokens.astype(np.uint64)  # negative tokens wrap, as they do in int64
+    scaled *= _TOKEN_FACTOR
+    mixed += scaled
     mixed += _MIX_OFFSET
     return _finalize(mixed)
 

@@ -31,9 +31,9 @@ NUM_ROW_COLUMNS = 11  # of Columns.tensors; those after it are per token
 
 def columns_of(batch: RowBatch) -> Columns:
     """The batch as kernel arguments; worked out once."""
-    columns: Columns | None = batch.memo.get(columns_of)
+    columns: Columns | None = batch.cache.get(columns_of)
     if columns is None:
-        columns = batch.memo[columns_of] = _columns_of(batch)
+        columns = batch.cache[columns_of] = _columns_of(batch)
     return columns
 
 

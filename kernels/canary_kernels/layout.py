@@ -86,8 +86,8 @@ NUM_LANES = NUM_PHASES * NUM_REASONS
 
 # Violation log: int64 [NUM_LANES, lane_rows, ROW_WORDS]. Event n (from 0) of a lane lies in row 0 when
 # n == 0 (the first is kept for ever), else in row 1 + (n - 1) % (lane_rows - 1) (the latest are kept).
-# ROW_EVENT stores n + 1, so a row of zeros was never written. ROW_STEP stores the clock: step << TURN_BITS
-# | turn. A row is written at most once per clock value, so that launches never tear each other's rows.
+# ROW_EVENT stores n + 1, so a row of zeros was never written. ROW_STEP stores the clock: step << TICK_BITS
+# | tick. A row is written at most once per clock value, so that launches never tear each other's rows.
 TICK_BITS = 20
 ROW_WORDS = 8
 (ROW_EVENT, ROW_STEP, ROW_SLOT, ROW_POSITION, ROW_REQUEST, ROW_PART, ROW_EXPECTED, ROW_ACTUAL) = range(

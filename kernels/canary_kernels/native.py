@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 _PACKAGE = Path(__file__).parent
-_BESIDE_SOURCES = _PACKAGE / "__pycache__"
+_NEXT_TO_SOURCES = _PACKAGE / "__pycache__"
 _FOLDER_PREFIX, _DIGEST_LENGTH = "native-", 16
 _FOLDERS_KEPT = 4  # by last use: environments that share ~/.cache keep theirs, those of old versions go
 
@@ -44,13 +44,13 @@ piece = numba.njit(nogil=True, error_model="numpy")
 def cache_folder() -> Path | None:
     """Where compiled kernels are kept; None = nowhere, so every process compiles them again.
 
-    Under NUMBA_CACHE_DIR if that is set, else beside the sources, else under XDG_CACHE_HOME or ~/.cache: the
+    Under NUMBA_CACHE_DIR if that is set, else next to the sources, else under XDG_CACHE_HOME or ~/.cache: the
     first that can be written. The last part of its name is a digest of the sources; a new one pushes out
     those that were used least recently.
     """
     wanted = os.environ.get("NUMBA_CACHE_DIR")
     own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    bases = [Path(wanted)] if wanted else [_BESIDE_SOURCES, Path(own) / "canary_obs"]
+    bases = [Path(wanted)] if wanted else [_NEXT_TO_SOURCES, Path(own) / "canary_obs"]
     for base in bases:
         folder = base / f"{_FOLDER_PREFIX}{_sources_digest()}"
         with contextlib.suppress(OSError):

@@ -13,7 +13,9 @@ from canary_kernels.layout import unsigned
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-VECTORS = re.findall(r"^\| `((?:finalize|mix64|word_key|layer_key)\([^`]*\))` \| `(0x[0-9a-f]+)` \|$", PAGE, re.M)
+VECTORS = re.findall(
+    r"^\| `((?:finalize|mix64|word_key|layer_key)\([^`]*\))` \| `(0x[0-9a-f]+)` \|$", PAGE, re.M
+)
 CHAINS = re.findall(r"^\| `chain\(\[([^]]*)\]\)\[(\d+)\]` \| `(0x[0-9a-f]+)` \|$", PAGE, re.M)
 FUNCTIONS = {
     "finalize": hashing.finalize_int,
@@ -80,9 +82,7 @@ def test_the_count_of_invisible_sets() -> None:
     for of_layers in (twos(layers, 1), twos(layers, -1)):
         for of_words in (twos(words, 1), twos(words, -1)):
             pairs += sum(of_layers) * sum(of_words)
-            invisible += sum(
-                of_layers[a] * of_words[b] for a in range(65) for b in range(65) if a + b >= 33
-            )
+            invisible += sum(of_layers[a] * of_words[b] for a in range(65) for b in range(65) if a + b >= 33)
     assert f"of the {pairs:.1e} sets".replace("e+10", "e10") in PAGE
     assert f"{invisible} are invisible" in PAGE
 

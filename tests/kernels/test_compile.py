@@ -34,7 +34,7 @@ ODD = {
 }
 LONG = {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 256, "WIDE": 1024}
 LONG |= {"AT_ONCE": 256, "ROOM": 1024}
-ALONE = {"sums": None, "LOOKS": 0}  # as on AMD
+ALONE = {"sums": None, "ATTEMPTS": 0}  # as on AMD
 SHORT = {"PAGE_SIZE": 1, "HAS_DIGESTS": True, "HAS_EXPECTED": False, "BLOCK": 64, "WIDE": 64}
 SHORT |= {"AT_ONCE": 64, "ROOM": 0}
 JOBS = [
@@ -59,7 +59,7 @@ JOBS = [
 ]
 backend, arch, warp, binary = sys.argv[1:]
 if backend == "cuda":
-    JOBS.append((write.write_kernel, {**LONG, "LOOKS": 32}))
+    JOBS.append((write.write_kernel, {**LONG, "ATTEMPTS": 32}))
 target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, int(warp))
 for function, constants in JOBS:
     floats = FLOATS if function.fn.__module__ == paged_attention.__name__ else {}
@@ -70,7 +70,7 @@ for function, constants in JOBS:
     assert compiled.asm[binary], function
     if function is fingerprint.fingerprint_kernel and constants["BLOCK"] == 512 and backend == "cuda":
         assert "ld.global.v4.b32" in compiled.asm["ptx"], "bytes are not read in whole vectors"
-    if constants.get("LOOKS") and backend == "cuda":
+    if constants.get("ATTEMPTS") and backend == "cuda":
         assert compiled.asm["ptx"].count("ld.volatile.global") > 1, "sums of other chunks are not read anew"
 print(len(JOBS))
 """

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from canary_kernels.checks import Backend
-from canary_kernels.digest import DigestMemory, FedTokens, TokenLists, follow_inputs, follow_lists
+from canary_kernels.digest import DigestMemory, InputTokens, TokenLists, follow_inputs, follow_lists
 from canary_kernels.hashing import chain_of
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 from tests.kernels.scenes import device_of
@@ -76,7 +76,7 @@ def test_inputs_are_followed(backend, seed):
             for token in lists[row][known[row] : known[row] + extend]
         ]
         places = torch.tensor([rows, [int(begins) for begins in fresh], begun], dtype=torch.int64)
-        step = FedTokens(
+        step = InputTokens(
             places=places.to(device),
             input_ids=torch.tensor([*ids, 9, 9], dtype=torch.int32, device=device),
             token_starts=starts_of(extends).to(device),
@@ -114,7 +114,7 @@ def test_rejected_drafts_leave_the_chain(backend, seed, tail):
         extends = [fed[row] for row in rows]
         ids = [token for row in rows for token in lists[row][known[row] : known[row] + fed[row]]]
         places = [rows, list(map(int, fresh)), [chain(lists[row], known[row]) for row in rows]]
-        step = FedTokens(
+        step = InputTokens(
             places=torch.tensor(places, dtype=torch.int64, device=device),
             input_ids=torch.tensor([*ids, 9, 9], dtype=torch.int32, device=device),
             token_starts=starts_of(extends).to(device),

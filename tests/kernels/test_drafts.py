@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from canary_kernels.checks import Backend, KernelArgumentError
-from canary_kernels.drafts import AttentionMetadata, DraftMemory, TargetStep, keep_target
+from canary_kernels.drafts import DraftMemory, DraftReserve, TargetStep, keep_target
 from tests.kernels.scenes import device_of
 
 INPUTS = "prefix_lens", "extend_lens", "token_starts", "input_ids", "positions"
@@ -52,7 +52,7 @@ def two_requests(device):
 )
 def test_slots_that_drafting_may_write(backend, ahead, limit, behind):
     device = device_of(backend)
-    memory = memory_on(device, AttentionMetadata(ahead=ahead, limit=limit, page_size=4))
+    memory = memory_on(device, DraftReserve(ahead=ahead, limit=limit, page_size=4))
     written = keep_target(backend, memory, two_requests(device))
     assert written.tolist() == [15, 4, 25, 26, *behind]
     assert written.data_ptr() == memory.slots.data_ptr()
@@ -62,7 +62,7 @@ def test_slots_that_drafting_may_write(backend, ahead, limit, behind):
 @pytest.mark.parametrize("backend", list(Backend))
 def test_inputs_are_copied_and_nothing_else_is_touched(backend):
     device = device_of(backend)
-    memory, step = memory_on(device, AttentionMetadata(ahead=2, limit=12, page_size=4)), two_requests(device)
+    memory, step = memory_on(device, DraftReserve(ahead=2, limit=12, page_size=4)), two_requests(device)
     keep_target(backend, memory, step)
     for name in INPUTS:
         kept, given = getattr(memory, name), getattr(step, name)
@@ -72,7 +72,7 @@ def test_inputs_are_copied_and_nothing_else_is_touched(backend):
 @pytest.mark.parametrize("backend", list(Backend))
 def test_a_step_of_nothing(backend):
     device = device_of(backend)
-    memory = memory_on(device, AttentionMetadata(ahead=2, limit=12, page_size=4))
+    memory = memory_on(device, DraftReserve(ahead=2, limit=12, page_size=4))
     step = two_requests(device)
     nothing = {name: getattr(step, name)[:0] for name in (*INPUTS, "out_slots") if name != "token_starts"}
     empty = TargetStep(token_starts=step.token_starts[:1], slot_table=step.slot_table, **nothing)
@@ -111,7 +111,7 @@ def test_larger_steps_than_a_program_s_block(backend, seed):
             last = min(place, limit - 1)
             known = 0 <= last < width * page_size
             behind.append(row[last // page_size] * page_size + last % page_size if known else -1)
-    reach = AttentionMetadata(ahead=ahead, limit=limit, page_size=page_size)
+    reach = DraftReserve(ahead=ahead, limit=limit, page_size=page_size)
     memory = memory_on(device, reach, requests + 2, tokens + 3, kinds)
     assert keep_target(backend, memory, step).tolist() == slots + behind
     for name in INPUTS:
@@ -121,6 +121,6 @@ def test_larger_steps_than_a_program_s_block(backend, seed):
 
 @pytest.mark.parametrize("backend", list(Backend))
 def test_a_step_without_room_is_refused(backend):
-    memory = memory_on(device_of(backend), AttentionMetadata(ahead=1, limit=12, page_size=4), requests=1)
+    memory = memory_on(device_of(backend), DraftReserve(ahead=1, limit=12, page_size=4), requests=1)
     with pytest.raises(KernelArgumentError, match="2 requests and 4 tokens; the rule is at most 1 and 8"):
         keep_target(backend, memory, two_requests(device_of(backend)))

@@ -23,8 +23,8 @@ LAUNCH = 1 << 32
 
 @contextmanager
 def small_chunks(**limits: int) -> Iterator[None]:
-    """The long shape in chunks of CHUNK tokens, also for few tokens; limits = _PROGRAMS, _LOOKS."""
-    changes = {"_LONG": (CHUNK, 32, 1), "_DECODE_TOKENS": 0, "_LOOKS": 2} | limits
+    """The long shape in chunks of CHUNK tokens, also for few tokens; limits = _PROGRAMS, _ATTEMPTS."""
+    changes = {"_LONG": (CHUNK, 32, 1), "_DECODE_TOKENS": 0, "_ATTEMPTS": 2} | limits
     with pytest.MonkeyPatch.context() as patch:
         for name, value in changes.items():
             patch.setattr(kernel, name, value)
@@ -87,7 +87,7 @@ def test_launch_after_launch_equals_the_reference(batches, programs, looks, chun
     """Whatever the lengths before, how often it looks, how little room there is; no tick in between."""
     plain = buffers_of(ROWS * WIDTH, "cpu")
     buffers = buffers_of(ROWS * WIDTH, TRITON_DEVICE, chunks)
-    with small_chunks(_PROGRAMS=programs, _LOOKS=looks):
+    with small_chunks(_PROGRAMS=programs, _ATTEMPTS=looks):
         for number, batch in enumerate(batches, start=1):
             write_identities(Backend.TORCH, plain, batch)
             moved = Scene(records=plain.records, batch=batch).batch_on(Backend.TRITON)
@@ -150,7 +150,7 @@ def test_what_was_told_is_not_summed_anew():
 def test_sums_of_an_earlier_launch_are_not_believed(looks):
     """Two programs for five chunks: the first one looks for sums of the second that are not there yet."""
     buffers = buffers_of(5 * CHUNK, TRITON_DEVICE)
-    with small_chunks(_PROGRAMS=2, _LOOKS=looks):
+    with small_chunks(_PROGRAMS=2, _ATTEMPTS=looks):
         for launch in range(4):
             tokens = torch.arange(5 * CHUNK) * 7919 + launch
             assert torch.equal(written_chain(buffers, tokens), chain_of(tokens)[:-1])

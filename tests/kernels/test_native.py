@@ -138,7 +138,7 @@ def test_the_cache_moves_to_where_it_can_be_written(monkeypatch, tmp_path):
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     in_the_way = tmp_path / "a file"
     in_the_way.touch()
-    monkeypatch.setattr(native, "_BESIDE_SOURCES", in_the_way)
+    monkeypatch.setattr(native, "_NEXT_TO_SOURCES", in_the_way)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     assert native.cache_folder() == tmp_path / "own" / "canary_obs" / wished.name
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_the_way))

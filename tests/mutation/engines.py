@@ -46,7 +46,7 @@ CAPTURED = mutants(
     ),
 )
 
-FED = mutants(
+INPUTS = mutants(
     "canary_obs/engines/toolkit/device_digests.py",
     (
         "(ended <= computed + self._drafts)",
@@ -106,4 +106,4 @@ BLOCKS = mutants(
     ),
 )
 
-ALL = *DIGESTS, *WATCHED, *CAPTURED, *FED, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS
+ALL = *DIGESTS, *WATCHED, *CAPTURED, *INPUTS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS

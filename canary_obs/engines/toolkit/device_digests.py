@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_kernels.checks import Backend
-from canary_kernels.digest import DigestMemory, FedTokens, TokenLists, follow_inputs, follow_lists
+from canary_kernels.digest import DigestMemory, InputTokens, TokenLists, follow_inputs, follow_lists
 from canary_kernels.hashing import mix_arrays
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 
@@ -84,7 +84,7 @@ class InputDigests:
     def follow(self, input_ids: Tensor, token_starts: Tensor, prefix_lens: Tensor) -> Tensor:
         """int64 [n]: the chain over the computed ids of each request seated; one launch."""
         count = len(self._requests)
-        fed = FedTokens(
+        fed = InputTokens(
             places=self._places[:, :count],
             input_ids=input_ids,
             token_starts=token_starts,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from canary_kernels.drafts import AttentionMetadata, DraftMemory, TargetStep, keep_target
+from canary_kernels.drafts import DraftMemory, DraftReserve, TargetStep, keep_target
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import backend_for
@@ -59,7 +59,7 @@ class DraftGroups:
             group.view.name: DraftMemory.allocate(
                 int(runner.max_num_reqs),
                 int(runner.max_num_tokens),
-                AttentionMetadata(ahead=ahead, limit=limit, page_size=group.view.page_size),
+                DraftReserve(ahead=ahead, limit=limit, page_size=group.view.page_size),
                 kinds,
                 runner.device,
             )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from canary_kernels.digest.op import DigestMemory, FedTokens, TokenLists
+    from canary_kernels.digest.steps import DigestMemory, InputTokens, TokenLists
 
 # A decode step adds one token per request; a prompt found in the cache, or just prefilled, adds thousands.
 _BLOCK, _WARPS = 1024, 4
@@ -65,9 +65,9 @@ def inputs_kernel(
     chains, digests, counts, tails, places, stride, input_ids, token_starts, prefix_lens,
     BLOCK: tl.constexpr, TAIL: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """Program i tells the chain before the inputs of the request at place i, and adds them to its row.
+    """Program i stores the chain before the inputs of the request at place i, then adds them to its row.
 
-    With TAIL > 0 the last of them wait in `tails` until the next prefix length tells how many were accepted.
+    With TAIL > 0 the last of them wait in `tails` until the next prefix length shows how many were accepted.
     ROOM: TAIL rounded up to a power of two.
     """
     place = tl.program_id(0).to(tl.int64)
@@ -103,7 +103,7 @@ def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
     _launch(lists_kernel, memory, lists.rows.shape[0], kept, given, {"BLOCK": _BLOCK})
 
 
-def follow_inputs(memory: DigestMemory, fed: FedTokens) -> None:
+def follow_inputs(memory: DigestMemory, fed: InputTokens) -> None:
     """Launch; see `op.follow_inputs`."""
     places = fed.places
     given = places, places.stride(0), fed.input_ids, fed.token_starts, fed.prefix_lens
@@ -123,11 +123,11 @@ def _launch(
 ) -> None:
     grid = requests, 1
     types = tuple(getattr(value, "dtype", None) for value in given)
-    start: Callable[..., None] | None = memory.memo.get((kernel, types))
+    start: Callable[..., None] | None = memory.cache.get((kernel, types))
     if start is not None:
         start(grid, tuple(getattr(value, "data_ptr", lambda value=value: value)() for value in given))
         return
     compiled = kernel[grid](*kept, *given, **constants, num_warps=_WARPS)
     if hasattr(compiled, "packed_metadata"):
         head = tuple(column.data_ptr() for column in kept)
-        memory.memo[kernel, types] = Start(compiled, memory.chains.device, head, tuple(constants.values()))
+        memory.cache[kernel, types] = Start(compiled, memory.chains.device, head, tuple(constants.values()))

@@ -11,7 +11,7 @@ from canary_kernels.hashing import Integers, mix_arrays
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 
 if TYPE_CHECKING:
-    from canary_kernels.digest.op import DigestMemory, FedTokens, TokenLists
+    from canary_kernels.digest.steps import DigestMemory, InputTokens, TokenLists
 
 _ANCHOR = signed(CHAIN_ANCHOR)
 
@@ -49,7 +49,7 @@ def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
     memory.extend_lens.numpy()[:count] = np.diff(starts[: count + 1])
 
 
-def follow_inputs(memory: DigestMemory, fed: FedTokens) -> None:
+def follow_inputs(memory: DigestMemory, fed: InputTokens) -> None:
     """Advance by the forward's inputs."""
     chains, counts, tails = memory.chains.numpy(), memory.counts.numpy(), memory.tails.numpy()
     places, ids = fed.places.numpy(), fed.input_ids.numpy()

@@ -1,4 +1,4 @@
-"""Drafts in Triton: one launch, each program a block of tokens, of requests and of slots behind them."""
+"""Drafts in Triton: one launch, each program a block of tokens, of requests and of slots drafted them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from canary_kernels.launch import Start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from canary_kernels.drafts.op import DraftMemory, TargetStep
+    from canary_kernels.drafts.steps import DraftMemory, TargetStep
 
 _BLOCK, _WARPS = 256, 4
 
@@ -59,15 +59,15 @@ def keep_kernel(
 def keep_target(memory: DraftMemory, step: TargetStep) -> None:
     """Launch; see `op.keep_target`."""
     requests, tokens = step.prefix_lens.shape[0], step.input_ids.shape[0]
-    reach, table = memory.reach, step.slot_table
-    grid = triton.cdiv(max(tokens, requests * reach.ahead, requests + 1), _BLOCK), 1
+    reserve, table = memory.reserve, step.slot_table
+    grid = triton.cdiv(max(tokens, requests * reserve.ahead, requests + 1), _BLOCK), 1
     tensors = (
         step.prefix_lens, step.extend_lens, step.token_starts, step.input_ids, step.positions,
         step.out_slots, table,
     )  # fmt: skip
     sizes = table.stride(0), table.shape[1], requests, tokens
     types = tuple(tensor.dtype for tensor in tensors)
-    start: Callable[..., None] | None = memory.memo.get(types)
+    start: Callable[..., None] | None = memory.cache.get(types)
     if start is not None:
         start(grid, (*(tensor.data_ptr() for tensor in tensors), *sizes))
         return
@@ -75,8 +75,13 @@ def keep_target(memory: DraftMemory, step: TargetStep) -> None:
         memory.prefix_lens, memory.extend_lens, memory.token_starts, memory.input_ids, memory.positions,
         memory.slots,
     )  # fmt: skip
-    constants = {"AHEAD": reach.ahead, "LIMIT": reach.limit, "PAGE_SIZE": reach.page_size, "BLOCK": _BLOCK}
+    constants = {
+        "AHEAD": reserve.ahead,
+        "LIMIT": reserve.limit,
+        "PAGE_SIZE": reserve.page_size,
+        "BLOCK": _BLOCK,
+    }
     compiled = keep_kernel[grid](*kept, *tensors, *sizes, **constants, num_warps=_WARPS)
     if hasattr(compiled, "packed_metadata"):
         head = tuple(tensor.data_ptr() for tensor in kept)
-        memory.memo[types] = Start(compiled, memory.slots.device, head, tuple(constants.values()))
+        memory.cache[types] = Start(compiled, memory.slots.device, head, tuple(constants.values()))

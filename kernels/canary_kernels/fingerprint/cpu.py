@@ -238,9 +238,9 @@ def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
 
 def _frame_in(buffers: GroupBuffers, plan: FingerprintPlan) -> int:
     """Address of a plan's frame; made once for the buffers it is used with."""
-    known: tuple[FingerprintPlan, Frame] | None = buffers.memo.get(_frame_in)
+    known: tuple[FingerprintPlan, Frame] | None = buffers.cache.get(_frame_in)
     if known is None or known[0] is not plan:
-        known = buffers.memo[_frame_in] = plan, _frame_of_plan(plan)
+        known = buffers.cache[_frame_in] = plan, _frame_of_plan(plan)
     return known[1].address
 
 

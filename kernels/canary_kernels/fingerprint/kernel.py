@@ -6,7 +6,8 @@ one reduction per slot.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import triton
@@ -59,6 +60,7 @@ COUNT_COMPLETE_RUNS = tl.constexpr(layout.COUNT_COMPLETE_RUNS)
 NOBODY = tl.constexpr(NO_REQUEST)
 
 _MAX_PROGRAMS = 1 << 16
+_Ready: TypeAlias = "tuple[FingerprintPlan, list[Start]]"
 
 
 @triton.jit
@@ -164,49 +166,62 @@ def fingerprint_kernel(
                     _finish(records, buffers, slot, identity, hash_k, hash_v, HAS_DATA, OP, PHASE)
 
 
-def complete_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
-    """Launch the completion; see `op.complete_slots`."""
-    _launch_chunks(buffers, plan, slots, COMPLETING.value, Phase.TAIL)
+def launch(
+    op: int,
+    buffers: GroupBuffers,
+    plan: FingerprintPlan,
+    slots: Tensor | range,
+    phase: Phase = Phase.TAIL,
+    stream: torch.Stream | None = None,
+) -> None:
+    """One launch per bundle of the plan, at least one; op is COMPLETING or COMPARING.
+
+    Sums of several bundles wait in the plan's scratch, so slots then come in chunks of SCRATCH_SLOTS.
+    """
+    scratch = plan.scratch
+    starts = (0,) if scratch is None else range(0, max(1, len(slots)), SCRATCH_SLOTS)
+    for first in starts:
+        chunk, hashes = (
+            (slots, buffers.counters) if scratch is None else (slots[first : first + SCRATCH_SLOTS], scratch)
+        )
+        if isinstance(chunk, range):
+            place, count, kind = chunk.start, len(chunk), range
+        else:
+            place, count, kind = chunk.data_ptr(), chunk.shape[0], chunk.dtype
+        grid = max(1, min(count, _MAX_PROGRAMS)), 1
+        counted = first == starts[-1]
+        ready: _Ready | None = buffers.cache.get(("fingerprint", op, phase, counted, kind, stream))
+        if ready is None or ready[0] is not plan:
+            given = place if isinstance(chunk, range) else chunk
+            _prepare(buffers, plan, (op, phase, counted, kind, stream), grid, (given, count, hashes))
+            continue
+        for start in ready[1]:
+            start(grid, (place, count, hashes.data_ptr()))
 
 
-def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase) -> None:
-    """Launch the comparison; see `op.compare_slots`."""
-    _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
-
-
-def compare_range(buffers: GroupBuffers, plan: FingerprintPlan, slots: range, phase: Phase) -> None:
-    """Launch the comparison; see `op.compare_range`."""
-    _launch_chunks(buffers, plan, slots, COMPARING.value, phase)
+complete_slots = functools.partial(launch, COMPLETING.value)
+compare_slots = compare_range = functools.partial(launch, COMPARING.value)
 
 
 def range_comparison(
     buffers: GroupBuffers, plan: FingerprintPlan, phase: Phase, stream: torch.Stream | None
 ) -> Callable[[range], None]:
-    """Launch it once for no slots, then return what launches it; see `op.range_comparison`."""
+    """Launch a comparison once for no slots, then return what launches it; see `op.range_comparison`."""
 
     def compare(slots: range) -> None:
-        _launch_chunks(buffers, plan, slots, COMPARING.value, phase, stream)
+        launch(COMPARING.value, buffers, plan, slots, phase, stream)
 
     compare(range(0))
-    ready: tuple[FingerprintPlan, list[Start]] | None = buffers.memo.get(
-        _key(COMPARING.value, phase, counted=True, kind=range, stream=stream)
-    )
+    ready: _Ready | None = buffers.cache.get(("fingerprint", COMPARING.value, phase, True, range, stream))
     if plan.scratch is not None or ready is None:
         return compare
-    (start,), unused = ready[1], buffers.counters.data_ptr()  # no sums have to wait
+    (start,), unused = ready[1], buffers.counters.data_ptr()  # one bundle: no sums have to wait
 
-    def launch(slots: range) -> None:
+    def launch_prepared(slots: range) -> None:
         count = len(slots)
         start((max(1, min(count, _MAX_PROGRAMS)), 1), (slots.start, count, unused))
 
-    return launch
-
-
-def _key(
-    op: int, phase: Phase, *, counted: bool, kind: object, stream: torch.Stream | None
-) -> tuple[object, ...]:
-    """Of what is ready to be launched, among the buffers' memos."""
-    return "fingerprint_kernel", op, phase, counted, kind, stream
+    return launch_prepared
 
 
 def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
@@ -221,57 +236,30 @@ def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
     return hashes
 
 
-def _launch_chunks(
+def _prepare(
     buffers: GroupBuffers,
     plan: FingerprintPlan,
-    slots: Tensor | range,
-    op: int,
-    phase: Phase,
-    stream: torch.Stream | None = None,
+    work: tuple[int, Phase, bool, object, torch.Stream | None],
+    grid: tuple[int, int],
+    changing: tuple[Tensor | int, int, Tensor],
 ) -> None:
-    if plan.scratch is None:
-        _launch(buffers, plan, (slots, buffers.counters), (op, phase, True), stream)  # no sums have to wait
-        return
-    starts = range(0, max(1, len(slots)), SCRATCH_SLOTS)
-    for start in starts:
-        chunk = slots[start : start + SCRATCH_SLOTS]
-        _launch(buffers, plan, (chunk, plan.scratch), (op, phase, start == starts[-1]), stream)
+    """Compile and launch each bundle; keep what launches it again.
 
-
-def _launch(
-    buffers: GroupBuffers, plan: FingerprintPlan, columns: tuple[Tensor | range, Tensor],
-    work: tuple[int, Phase, bool], stream: torch.Stream | None,
-) -> None:  # fmt: skip
-    """One launch per bundle, at least one. columns = (slots, hashes), work = (op, phase, counted)."""
-    slots, hashes = columns
-    if isinstance(slots, range):
-        given, listed, kind = slots.start, len(slots), range
-        place = given
-    else:
-        given, listed, kind = slots, slots.shape[0], slots.dtype
-        place = slots.data_ptr()
-    grid = max(1, min(listed, _MAX_PROGRAMS)), 1
-    op, phase, counted = work
-    key = _key(op, phase, counted=counted, kind=kind, stream=stream)
-    ready: tuple[FingerprintPlan, list[Start]] | None = buffers.memo.get(key)
-    if ready is not None and ready[0] is plan:
-        addresses = place, listed, hashes.data_ptr()
-        for start in ready[1]:
-            start(grid, addresses)
-        return
-    changing = given, listed, hashes
+    work = (op, phase, counted, kind, stream).
+    """
+    op, phase, counted, kind, stream = work
     prepared = [
         prepare(
             fingerprint_kernel,
             buffers,
             grid,
             changing,
-            {**_constants_of(plan, n, work), "LISTED": kind is not range},
+            {**_constants_of(plan, number, (op, phase, counted)), "LISTED": kind is not range},
             stream,
         )
-        for n in range(max(1, len(plan.bundles)))
+        for number in range(max(1, len(plan.bundles)))
     ]
-    buffers.memo[key] = None if None in prepared else (plan, prepared)
+    buffers.cache["fingerprint", *work] = None if None in prepared else (plan, prepared)
 
 
 def _constants_of(plan: FingerprintPlan, number: int, work: tuple[int, Phase, bool]) -> dict[str, Any]:

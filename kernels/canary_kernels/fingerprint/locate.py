@@ -14,7 +14,8 @@ from canary_kernels.layout import PLANE_WORDS, Part, Plane, unsigned
 
 if TYPE_CHECKING:
     from canary_kernels.buffers import KVSource
-    from canary_kernels.fingerprint.plan import FingerprintPlan, Geometry
+    from canary_kernels.fingerprint.geometry import Geometry
+    from canary_kernels.fingerprint.plan import FingerprintPlan
 
 _WORD_BYTES = 4
 _WORD_RANGE = 1 << 32

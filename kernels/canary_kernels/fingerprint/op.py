@@ -1,4 +1,4 @@
-"""Front door of fingerprint: do the bytes of a slot still hash to what its record says?"""
+"""Entry points of fingerprint: do the bytes of a slot still hash to what its record says?"""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ def _check(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots
 
 def _check_memory(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan) -> None:
     check_buffers(backend, buffers)
-    if buffers.memo.get(_check_memory) is plan:
+    if buffers.cache.get(_check_memory) is plan:
         return
     if plan.num_slots is not None and plan.num_slots < buffers.num_slots:
         raise KernelArgumentError(
             f"the buffers have {buffers.num_slots} slots and a KV source has room for {plan.num_slots}; the "
             "rule is memory for every slot that has a record; correct num_slots or the source's strides"
         )
-    buffers.memo[_check_memory] = plan
+    buffers.cache[_check_memory] = plan

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from canary_kernels.buffers import KVSource
-    from canary_kernels.fingerprint.plan import Geometry
+    from canary_kernels.fingerprint.geometry import Geometry
     from canary_kernels.hashing import Words
 
     Stack = NDArray[np.int32] | NDArray[np.uint8]

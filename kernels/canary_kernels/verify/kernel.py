@@ -248,7 +248,7 @@ def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
     splits = min(blocks, max(_PROGRAMS // max(1, requests), -(-blocks // _MAX_ROUNDS)))
     grid = max(1, requests), splits
     key = "rows_kernel", phase, columns.kind
-    start: Start | None = buffers.memo.get(key)
+    start: Start | None = buffers.cache.get(key)
     if start is not None:
         start(grid, columns.addresses[:NUM_ROW_COLUMNS])
         return
@@ -257,7 +257,7 @@ def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
         "HAS_DIGESTS": batch.digests is not None,
     }  # fmt: skip
     given = columns.tensors[:NUM_ROW_COLUMNS]
-    buffers.memo[key] = prepare(rows_kernel, buffers, grid, given, {**constants, "num_warps": _WARPS})
+    buffers.cache[key] = prepare(rows_kernel, buffers, grid, given, {**constants, "num_warps": _WARPS})
 
 
 def verify_list(
@@ -267,9 +267,9 @@ def verify_list(
     listed = slots.shape[0]
     grid = max(1, triton.cdiv(listed, BLOCK)), 1
     key = "list_kernel", phase, slots.dtype, positions.dtype, previous.dtype
-    start: Start | None = buffers.memo.get(key)
+    start: Start | None = buffers.cache.get(key)
     if start is not None:
         start(grid, (slots.data_ptr(), positions.data_ptr(), previous.data_ptr(), listed))
         return
     given = slots, positions, previous, listed
-    buffers.memo[key] = prepare(list_kernel, buffers, grid, given, {"PHASE": int(phase), "BLOCK": BLOCK})
+    buffers.cache[key] = prepare(list_kernel, buffers, grid, given, {"PHASE": int(phase), "BLOCK": BLOCK})

@@ -1,4 +1,4 @@
-"""Front door of verify: are the records of these slots those of this prefix?"""
+"""Entry points of verify: are the records of these slots those of this prefix?"""
 
 from __future__ import annotations
 

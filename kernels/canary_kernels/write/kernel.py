@@ -1,4 +1,4 @@
-"""Write in Triton: a program per chunk; chunks tell each other their sums, or are summed once more."""
+"""Write in Triton: a program per chunk. Chunks publish their sums (decoupled look-back), or sum again."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _DECODE_TOKENS = 8  # at most so many per request, drafts included
 # (tokens per chunk, tokens summed at once before it, warps): few new tokens per request, or many.
 _SHORT, _LONG = (64, 64, 2), (256, 1024, 8)
 _PROGRAMS = 8192
-# In vain, at sums of chunks that are not there yet: some 15 us, then they are summed anew.
+# Reads of sums that are not published yet: some 15 us in all, then the chunk sums them itself.
 # None on AMD: Triton 3.9 reads volatile words through a cache there that keeps them, 3.6 doesn't compile it.
-_LOOKS = 0 if torch.version.hip else 32
+_ATTEMPTS = 0 if torch.version.hip else 32
 
 
 @triton.jit
@@ -68,27 +68,27 @@ def _count_out(sums, request, split, chunks):
 
 @triton.jit
 def _places_from(sums, number, ROOM: tl.constexpr):
-    """Where a request's chunks tell their sums, two words each, and how many of them can (int64)."""
+    """int64 pair: where a request's chunks publish their sums, two words each; how many of them can."""
     return sums + (1 + number) * 2, tl.where(number >= 0, ROOM - number, 0)
 
 
 @triton.jit
-def _tell(places, room, chunk, total, stamp):
-    """Publish a chunk's sum (int64): each of two words carries half of it and the launch's stamp."""
-    half = tl.arange(0, 2)
-    word = tl.where(half == 0, total & LOW_WORD, (total >> 32) & LOW_WORD) | (stamp << 32)
-    # An exchange, not a store: whoever looks must never find half a word, nor is there a fence to wait for.
-    tl.atomic_xchg(places + chunk * 2 + half, word, mask=half < tl.where(chunk < room, 2, 0), sem="relaxed")
+def _publish(places, room, chunk, total, stamp):
+    """Publish a chunk's sum (int64): two words, each 32 bits of it and the launch's stamp."""
+    part = tl.arange(0, 2)
+    word = tl.where(part == 0, total & LOW_WORD, (total >> 32) & LOW_WORD) | (stamp << 32)
+    # An exchange, not a store: a reader must never see a torn word, and there is no fence to wait for.
+    tl.atomic_xchg(places + chunk * 2 + part, word, mask=part < tl.where(chunk < room, 2, 0), sem="relaxed")
 
 
 @triton.jit
-def _look_back(places, room, done, chunk, stamp, LOOKS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """int64 pair: what chunks done, done + 1, ... add, as far as told in time; the first one beyond."""
+def _look_back(places, room, done, chunk, stamp, ATTEMPTS: tl.constexpr, AT_ONCE: tl.constexpr):
+    """int64 pair: sum of chunks done, done + 1, ... as far as published; the first chunk after those."""
     # AT_ONCE is the number of threads: no two hold the same word, so all of them come to one decision.
     lane = tl.arange(0, AT_ONCE)
     words = (lane * 2)[:, None] + tl.arange(0, 2)[None, :]
     passed = done * 0
-    left = tl.where(chunk < room, LOOKS, 0)
+    left = tl.where(chunk < room, ATTEMPTS, 0)
     while (done < chunk) & (left > 0):
         wanted = (done + lane < chunk)[:, None]
         found = tl.load(places + done * 2 + words, mask=wanted, other=0, volatile=True)
@@ -195,7 +195,8 @@ def write_kernel(
     rows, starts, prefix_lens, extend_lens, token_starts, digests, num_requests,
     input_ids, positions, out_slots, expected_ids, sums,
     PAGE_SIZE: tl.constexpr, HAS_DIGESTS: tl.constexpr, HAS_EXPECTED: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, LOOKS: tl.constexpr, AT_ONCE: tl.constexpr, ROOM: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, ROOM: tl.constexpr, ATTEMPTS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Program (request, split) writes the chunks split, split + splits, ... of the request's new tokens."""
     request = tl.program_id(0).to(tl.int64)
@@ -209,7 +210,7 @@ def write_kernel(
     row, prefix, extend, first_token = _load_request(rows, lengths, request, num_rows, real)
     if HAS_DIGESTS:
         origin = tl.load(digests + request, mask=real, other=0).to(tl.int64)
-    if LOOKS > 0:
+    if ATTEMPTS > 0:
         stamp = _stamp(sums)
         # Tokens of requests don't overlap: neither do the places of their chunks.
         places, room = _places_from(sums, first_token // BLOCK + request, ROOM)
@@ -226,8 +227,8 @@ def write_kernel(
             )
             position = prefix + index
             mixed = tl.where(mask, mix64(token, position), tl.zeros([BLOCK], tl.uint64)).to(tl.int64)
-            if LOOKS > 0:
-                _tell(places, room, first // BLOCK, tl.sum(mixed), stamp)
+            if ATTEMPTS > 0:
+                _publish(places, room, first // BLOCK, tl.sum(mixed), stamp)
             # The rest of what must be read and checked, while the sums are under way.
             known = mask & (slot >= 0) & (slot < num_slots)
             record = records + slot * RECORD_WORDS
@@ -237,16 +238,18 @@ def write_kernel(
             _check_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED)
             if first == split * BLOCK:
                 passed += _chain_start(records, num_slots, origin, prefix, HAS_DIGESTS)
-            if LOOKS > 0:
-                told, chunk = _look_back(places, room, summed // BLOCK, first // BLOCK, stamp, LOOKS, AT_ONCE)
-                passed += told
+            if ATTEMPTS > 0:
+                gathered, chunk = _look_back(
+                    places, room, summed // BLOCK, first // BLOCK, stamp, ATTEMPTS, AT_ONCE
+                )
+                passed += gathered
                 summed = chunk * BLOCK
             if summed < first:
                 passed += _sum_between(input_ids + first_token, prefix, summed, first, WIDE)
                 summed = first
             _store_block(record, old, token, position, chain + passed, known)
         count(counters, COUNT_WRITTEN, written)
-    if LOOKS > 0:
+    if ATTEMPTS > 0:
         _count_out(sums, request, split, tl.cdiv(extend, BLOCK))
 
 
@@ -258,17 +261,17 @@ def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     # Any one request may hold all tokens: lengths are known on the device only.
     grid = max(1, requests), max(1, min(_PROGRAMS // max(1, requests), -(-tokens // shape[0])))
     key = "write_kernel", shape, columns.kind
-    start: Start | None = buffers.memo.get(key)
+    start: Start | None = buffers.cache.get(key)
     if start is not None:
         start(grid, columns.addresses)
         return
     block, wide, warps = shape
-    sums = buffers.sums if shape is _LONG and _LOOKS > 0 else None
+    sums = buffers.sums if shape is _LONG and _ATTEMPTS > 0 else None
     constants = {
         "sums": sums, "PAGE_SIZE": batch.page_size, "HAS_DIGESTS": batch.digests is not None,
         "HAS_EXPECTED": batch.expected_ids is not None, "BLOCK": block, "WIDE": wide,
-        "LOOKS": 0 if sums is None else _LOOKS, "AT_ONCE": 32 * warps,
+        "ATTEMPTS": 0 if sums is None else _ATTEMPTS, "AT_ONCE": 32 * warps,
         "ROOM": 0 if sums is None else sums.shape[0] - 1,
     }  # fmt: skip
     given = columns.tensors
-    buffers.memo[key] = prepare(write_kernel, buffers, grid, given, {**constants, "num_warps": warps})
+    buffers.cache[key] = prepare(write_kernel, buffers, grid, given, {**constants, "num_warps": warps})

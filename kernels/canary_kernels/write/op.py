@@ -1,4 +1,4 @@
-"""Front door of write: the records of the tokens that this forward adds, and of slots taken back."""
+"""Entry points of write: records of the tokens that this forward adds, and of slots that are reset."""
 
 from __future__ import annotations
 

@@ -42,9 +42,9 @@ def reset_slots(buffers: GroupBuffers, slots: Tensor, state: RecordState) -> Non
     listed = slots.shape[0]
     grid = max(1, triton.cdiv(listed, BLOCK)), 1
     key = "reset_kernel", slots.dtype
-    start: Start | None = buffers.memo.get(key)
+    start: Start | None = buffers.cache.get(key)
     if start is not None:
         start(grid, (slots.data_ptr(), listed, int(state)))
         return
     given = slots, listed, int(state)
-    buffers.memo[key] = prepare(reset_kernel, buffers, grid, given, {"BLOCK": BLOCK})
+    buffers.cache[key] = prepare(reset_kernel, buffers, grid, given, {"BLOCK": BLOCK})
