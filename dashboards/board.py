@@ -1,4 +1,4 @@
-"""What a dashboard is made of here: boards of sections of panels of queries, as plain data."""
+"""Dashboards as plain data: a board has sections of panels, a panel has queries."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ GROUP = f'{RANK},group=~"$group"'
 SERVICE = 'cluster=~"$cluster"'
 NAME = "{{engine}}/{{instance}} rank {{rank}}"
 
-# Why a query may have nothing to show; every other query must answer with data (tests/ops asks them all).
+# Why a query may return no data. All other queries must return data: tests/ops runs every one.
 NO_FAULT = "only while something is wrong"
-NO_PERTURBATION = "only where faults are planted"
-NO_DRILL = "only where drills are on, and one was run"
+NO_PERTURBATION = "only where faults are injected"
+NO_DRILL = "only where drills are enabled and one has run"
 NO_RECEIVER = "only where an OTLP receiver is configured"
 NO_WINDOW = "only where the model has sliding-window layers with slots of their own"
-NO_SWEEP = "only once a sweep has run"
+NO_SWEEP = "only after the first sweep"
 
 
 class Kind(StrEnum):
-    """How a panel draws."""
+    """Grafana panel type."""
 
     STAT = "stat"
     LINES = "timeseries"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """PromQL with the legend of its series; `empty` says why it may have no data."""
+    """PromQL with the legend of its series; `empty` = why it may return no data."""
 
     expression: str
     legend: str = NAME
@@ -42,10 +42,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A colour from this value on."""
+    """A threshold: the colour from this value on."""
 
     colour: str
-    value: float | None = None  # None = from the bottom
+    value: float | None = None  # None = the base colour
 
 
 BAD_FROM_ONE = (Step(colour="green"), Step(colour="red", value=1))
@@ -55,10 +55,10 @@ PLAIN = (Step(colour="blue"),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """`width` of 24 columns; `text` is what a text panel shows, as Markdown."""
+    """`width` in columns, of 24; `text` is the Markdown of a text panel."""
 
     title: str
-    says: str
+    description: str
     queries: tuple[Query, ...] = ()
     kind: Kind = Kind.LINES
     unit: str = "short"
@@ -83,22 +83,22 @@ class Board:
 
     uid: str
     title: str
-    says: str
+    description: str
     sections: tuple[Section, ...]
 
 
 def rank(name: str, more: str = "") -> str:
-    """A rank's metric under the chosen cluster, instance and rank."""
+    """A metric of the selected clusters, instances and ranks."""
     return f"kv_canary_{name}{{{RANK}{',' if more else ''}{more}}}"
 
 
 def group(name: str, more: str = "") -> str:
-    """A metric with a group label, under the chosen group too."""
+    """A metric with a group label, of the selected groups too."""
     return f"kv_canary_{name}{{{GROUP}{',' if more else ''}{more}}}"
 
 
 def recorded(name: str) -> str:
-    """A recorded series of ranks (alerts/rules/recording.yml)."""
+    """A recorded series of the selected ranks (alerts/rules/recording.yml)."""
     return f"rank:kv_canary_{name}{{{RANK}}}"
 
 
@@ -108,10 +108,10 @@ def service(name: str, more: str = "") -> str:
 
 
 def counted(series: str) -> str:
-    """What counters counted within the chosen range."""
+    """The increase of counters within the selected time range."""
     return render.counted(series, "$__range")
 
 
 def firing(kinds: str) -> str:
-    """Alerts that fire now, of some kinds."""
+    """Firing alerts whose label `kind` matches a regular expression."""
     return f'ALERTS{{alertstate="firing",kind=~"{kinds}",alertname=~"KVCanary.*"}}'

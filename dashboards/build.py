@@ -76,7 +76,7 @@ def as_json(board: Board, runbook_base: str = RUNBOOK_BASE) -> dict[str, Any]:
 
 
 def _frame(board: Board, runbook_base: str) -> builders.Dashboard:
-    made = builders.Dashboard(board.title).uid(board.uid).description(board.says).tags([TAG])
+    made = builders.Dashboard(board.title).uid(board.uid).description(board.description).tags([TAG])
     made.refresh("10s").time("now-30m", "now").timezone("browser").editable()
     made.link(
         builders.DashboardLink("KV canary").type(DashboardLinkType.DASHBOARDS).tags([TAG])

@@ -1,4 +1,4 @@
-"""Panels as Grafana's builders make them."""
+"""Builds Grafana panels from the data of dashboards.board."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ NEVER_NEGATIVE = 0.0
 
 
 def build(panel: Panel, number: int) -> Any:
-    """A builder for one panel; numbers are unique in a dashboard."""
+    """The builder of one panel; `number` is its id, unique in a dashboard."""
     made = _blank(panel)
-    made.id(number).title(panel.title).description(panel.says).span(panel.width).height(panel.height)
+    made.id(number).title(panel.title).description(panel.description).span(panel.width).height(panel.height)
     if panel.kind is Kind.TEXT:
         return made
     made.datasource(SOURCE).unit(panel.unit).thresholds(_steps(panel))

@@ -1,7 +1,7 @@
-"""promtool unit tests out of the scenarios: `python -m alerts.tests.build` rewrites alerts/tests/*.yml.
+"""promtool unit tests from the scenarios: `python -m alerts.tests.build` rewrites alerts/tests/*.yml.
 
-Every alert is tried quiet, firing, resolved, with its target gone, and over a restart of its engine; one
-that counts also with what was counted before Prometheus first saw the series.
+Every alert is tested quiet, firing and resolved, with its target gone, and over a restart of its engine.
+Alerts on counters are also tested with counts from before the first scrape.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 
 from alerts.render import RULES
 from alerts.tests.scenarios import BLIND, DAMAGE, DEBT, Scenario, up
-from alerts.tests.timeline import AWAY, HISTORY, SERVICE, Acts, rank_gauge, states
+from alerts.tests.timeline import AWAY, HISTORY, SERVICE, Spans, rank_gauge, states
 
 HERE = Path(__file__).parent
 FILES = {
@@ -23,7 +23,7 @@ FILES = {
     "debt": tuple(scenario for scenario in DEBT if scenario.seconds < 60),
     "debt_of_hours": tuple(scenario for scenario in DEBT if scenario.seconds >= 60),
 }
-# Recorded series first: alerts read them.
+# Recording rules first, as alerts read their series.
 GROUPS = [f"kv-canary-{name}" for name in ("recording", "damage", "blind", "debt")]
 _COUNTED = "unless last_over_time("  # what the templates' <<counted:...>> becomes
 WATCHDOG = "KVCanaryWatchdog"
@@ -35,14 +35,14 @@ _INCIDENT = re.compile(r"\{\{ with printf .*\{\{ else \}\}(.*)\{\{ end \}\}")
 
 
 def alerts() -> dict[str, dict[str, Any]]:
-    """Every alerting rule by name."""
+    """All alerting rules by name."""
     files = [yaml.safe_load(path.read_text("utf-8")) for path in sorted(RULES.glob("*.yml"))]
     rules = [rule for file in files for group in file["groups"] for rule in group["rules"]]
     return {rule["alert"]: rule for rule in rules if "alert" in rule}
 
 
 def rendered() -> dict[Path, str]:
-    """Every test file as it must be."""
+    """Path and content of every test file."""
     rules = alerts()
     return {HERE / f"{kind}.yml": _file(kind, scenarios, rules) for kind, scenarios in FILES.items()}
 
@@ -50,7 +50,7 @@ def rendered() -> dict[Path, str]:
 def _file(kind: str, scenarios: tuple[Scenario, ...], rules: dict[str, dict[str, Any]]) -> str:
     tests = [test for scenario in scenarios for test in _tests(scenario, rules)]
     if kind == "damage":
-        tests.append(_incident_is_named(rules))
+        tests.append(_names_the_incident(rules))
     if kind == "blind":
         tests.append(_watchdog(rules))
     content = {"rule_files": ["../rules/*.yml"], "evaluation_interval": f"{scenarios[0].seconds}s",
@@ -59,67 +59,71 @@ def _file(kind: str, scenarios: tuple[Scenario, ...], rules: dict[str, dict[str,
 
 
 def _tests(scenario: Scenario, rules: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    acts, rule = scenario.acts, rules[scenario.alert]
-    ends = [acts.quiet - 1, acts.quiet + acts.bad - 1, acts.quiet + acts.bad + acts.good - 1]
-    life = _test(
-        scenario, "quiet, firing, resolved", [(s.selector(), s.life(acts)) for s in scenario.series],
+    spans, rule = scenario.spans, rules[scenario.alert]
+    ends = [
+        spans.quiet - 1,
+        spans.quiet + spans.bad - 1,
+        spans.quiet + spans.bad + spans.good - 1,
+    ]
+    plain = _test(
+        scenario, "quiet, firing, resolved", [(s.selector(), s.three_phases(spans)) for s in scenario.series],
         [_silent(scenario, ends[0]), _firing(scenario, rule, ends[1]), _silent(scenario, ends[2])],
     )  # fmt: skip
-    before = acts.quiet + HISTORY
-    lives = Acts(quiet=before, bad=acts.bad, good=acts.good)
+    before = spans.quiet + HISTORY
+    long = Spans(quiet=before, bad=spans.bad, good=spans.good)
     restart = _test(
         scenario, "engine restarts, counters start again",
-        [(s.selector(), s.restarted(lives)) for s in scenario.series],
-        [_silent(scenario, at) for at in (before - 1, before + 2, before + acts.bad - 1)],
+        [(s.selector(), s.restarted(long)) for s in scenario.series],
+        [_silent(scenario, at) for at in (before - 1, before + 2, before + spans.bad - 1)],
     )  # fmt: skip
     gone = [] if scenario.outlives_its_target else [_target_gone(scenario, rules)]
-    unseen = [_unseen(scenario, rule)] if _COUNTED in rule["expr"] else []
-    return [life, *gone, restart, *unseen]
+    earlier = [_counted_before_first_scrape(scenario, rule)] if _COUNTED in rule["expr"] else []
+    return [plain, *gone, restart, *earlier]
 
 
-def _unseen(scenario: Scenario, rule: dict[str, Any]) -> dict[str, Any]:
-    acts = scenario.acts
-    forgotten = acts.quiet + acts.bad + acts.good
+def _counted_before_first_scrape(scenario: Scenario, rule: dict[str, Any]) -> dict[str, Any]:
+    spans = scenario.spans
+    end = spans.quiet + spans.bad + spans.good
     return _test(
-        scenario, "counted before the first scrape; and nothing new when Prometheus was away",
-        [(s.selector(), s.counted_unseen(acts)) for s in scenario.series],
+        scenario, "counted before the first scrape; silent when Prometheus was down",
+        [(s.selector(), s.counted_unseen(spans)) for s in scenario.series],
         [
-            _silent(scenario, acts.quiet - 1),
-            _firing(scenario, rule, acts.quiet),
-            _firing(scenario, rule, acts.quiet + acts.bad - 1),
-            *(_silent(scenario, at) for at in (forgotten - 1, forgotten + AWAY, forgotten + AWAY + acts.bad)),
+            _silent(scenario, spans.quiet - 1),
+            _firing(scenario, rule, spans.quiet),
+            _firing(scenario, rule, spans.quiet + spans.bad - 1),
+            *(_silent(scenario, at) for at in (end - 1, end + AWAY, end + AWAY + spans.bad)),
         ],
     )  # fmt: skip
 
 
 def _target_gone(scenario: Scenario, rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    acts, instead = scenario.acts, Scenario(alert="KVCanaryTargetDown", series=(), labels=SERVICE)
-    series = [(s.selector(), s.ended(acts)) for s in scenario.series]
-    if scenario.alert == instead.alert:
-        instead = Scenario(alert="KVCanaryTargetAbsent", series=(), labels={"job": "kv-canary"})
+    spans, expected = scenario.spans, Scenario(alert="KVCanaryTargetDown", series=(), labels=SERVICE)
+    series = [(s.selector(), s.ended(spans)) for s in scenario.series]
+    if scenario.alert == expected.alert:
+        expected = Scenario(alert="KVCanaryTargetAbsent", series=(), labels={"job": "kv-canary"})
     else:
-        series.append((up(1, 0).selector(), f"1x{acts.bad - 1} 0x{acts.good}"))
-    end = acts.bad + acts.good
+        series.append((up(1, 0).selector(), f"1x{spans.bad - 1} 0x{spans.good}"))
+    end = spans.bad + spans.good
     checks = [
         _silent(scenario, end),
-        _firing(instead, rules[instead.alert], end, seconds=scenario.seconds),
+        _firing(expected, rules[expected.alert], end, seconds=scenario.seconds),
     ]
     return _test(scenario, "target gone", series, checks)
 
 
-def _incident_is_named(rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _names_the_incident(rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
     info = rank_gauge("incident_info", "_", 1, incident_id="inc-7")
     scenario = Scenario(alert="KVCanaryDamage", series=(*states("violated"), info))
-    acts = scenario.acts
-    firing = _firing(scenario, rules["KVCanaryDamage"], acts.quiet + acts.bad - 1)
+    spans = scenario.spans
+    firing = _firing(scenario, rules["KVCanaryDamage"], spans.quiet + spans.bad - 1)
     firing["exp_alerts"][0]["exp_annotations"]["incident"] = "inc-7"
-    series = [(s.selector(), s.life(acts)) for s in scenario.series]
-    return _test(scenario, "the page names the incident", series, [firing])
+    series = [(s.selector(), s.three_phases(spans)) for s in scenario.series]
+    return _test(scenario, "the alert names the incident", series, [firing])
 
 
 def _watchdog(rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    scenario = Scenario(alert=WATCHDOG, series=(up(1, "_"),), labels={}, acts=Acts(quiet=4, bad=40, good=4))
-    series = [(s.selector(), s.life(scenario.acts)) for s in scenario.series]
+    scenario = Scenario(alert=WATCHDOG, series=(up(1, "_"),), labels={}, spans=Spans(quiet=4, bad=40, good=4))
+    series = [(s.selector(), s.three_phases(scenario.spans)) for s in scenario.series]
     return _test(scenario, "fires with and without a target",
                  series, [_firing(scenario, rules[WATCHDOG], at) for at in (1, 30, 47)])  # fmt: skip
 

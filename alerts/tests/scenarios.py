@@ -1,4 +1,4 @@
-"""What makes each alert fire: the series, how long, and what the alert then shows."""
+"""A scenario per alert: the series that make it fire, for how long, and the value that it then shows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from alerts.tests.timeline import (
     RANK,
     SERVICE,
-    Acts,
     Series,
+    Spans,
     rank_counter,
     rank_gauge,
     service_counter,
@@ -16,26 +16,26 @@ from alerts.tests.timeline import (
     states,
 )
 
-# 10-minute windows at 15 s samples: long enough to fire, and to be forgotten again.
-SHORT = Acts(quiet=8, bad=16, good=60)
-HOUR = Acts(quiet=10, bad=90, good=90)
+# In samples of 15 s: long enough for windows of 10 minutes to fill and to empty again.
+SHORT = Spans(quiet=8, bad=16, good=60)
+HOUR = Spans(quiet=10, bad=90, good=90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """`shown` is the value as the annotations print it; `labels` those of the alert besides its own."""
+    """`shown` is the value in the annotations; `labels` are those of the series, without the rule's own."""
 
     alert: str
     series: tuple[Series, ...]
     shown: str = ""
     labels: dict[str, str] = field(default_factory=lambda: RANK)
-    acts: Acts = SHORT
+    spans: Spans = SHORT
     seconds: int = 15  # between samples
-    outlives_its_target: bool = False  # by design it fires when series end
+    outlives_its_target: bool = False  # fires, by design, when its series end
 
 
 def up(quiet: float | str, bad: float | str) -> Series:
-    """The target's own health."""
+    """Series `up` of the service's target."""
     return Series(name="up", labels=SERVICE, quiet=quiet, bad=bad, good=quiet)
 
 
@@ -64,19 +64,19 @@ BLIND = (
         alert="KVCanaryTargetAbsent",
         series=(up(1, "_"),),
         labels={"job": "kv-canary"},
-        acts=Acts(quiet=8, bad=30, good=60),  # the last sample is believed for five minutes
+        spans=Spans(quiet=8, bad=30, good=60),  # the last sample is believed for five minutes
         outlives_its_target=True,
     ),
     Scenario(
         alert="KVCanaryNoEngine",
         series=(service_gauge("ranks", 0, 1, state="off"), service_gauge("ranks", 1, 0, state="ok")),
         labels=SERVICE,
-        acts=Acts(quiet=8, bad=30, good=60),
+        spans=Spans(quiet=8, bad=30, good=60),
     ),
     Scenario(
         alert="KVCanaryRankVanished",
         series=(rank_gauge("state", 0, "_", state="off"), rank_gauge("state", 1, "_", state="ok")),
-        acts=Acts(quiet=8, bad=30, good=60),
+        spans=Spans(quiet=8, bad=30, good=60),
         outlives_its_target=True,
     ),
     Scenario(alert="KVCanaryBlind", series=states("blind")),
@@ -137,7 +137,7 @@ DEBT = (
             rank_gauge("pool_bytes", 1000, 1000, group="full"),
         ),
         shown="90%",
-        acts=Acts(quiet=8, bad=30, good=60),
+        spans=Spans(quiet=8, bad=30, good=60),
     ),
     Scenario(
         alert="KVCanaryUnverifiedHigh",
@@ -147,11 +147,11 @@ DEBT = (
             rank_counter("slots_verified", 75, 75, group="full", phase="head"),
         ),
         shown="25%",
-        acts=Acts(quiet=20, bad=90, good=60),
+        spans=Spans(quiet=20, bad=90, good=60),
     ),
     Scenario(
         alert="KVCanarySweepOverdue",
-        # A sweep ends every sample, then none does, then twice as fast until the debt is paid.
+        # A sweep ends at every sample, then none does, then the timestamp catches up at twice the rate.
         series=(
             Series(
                 name="kv_canary_sweep_last_completed_timestamp_seconds",
@@ -164,7 +164,7 @@ DEBT = (
             *states("degraded"),
         ),
         shown="1h 29m 0s",
-        acts=HOUR,
+        spans=HOUR,
         seconds=60,
     ),
     Scenario(
@@ -173,7 +173,7 @@ DEBT = (
             rank_gauge("sweep_last_completed_timestamp_seconds", 0, "_", good=11000),
             *states("degraded"),
         ),
-        acts=HOUR,
+        spans=HOUR,
         seconds=60,
     ),
     Scenario(
@@ -202,7 +202,7 @@ DEBT = (
         alert="KVCanaryPipelineSkipping",
         series=(rank_counter("pipeline_skipped", 0, 75), rank_counter("steps", 100, 100)),
         shown="75%",
-        acts=Acts(quiet=20, bad=60, good=60),
+        spans=Spans(quiet=20, bad=60, good=60),
     ),
     Scenario(
         alert="KVCanaryOverheadHigh",
@@ -212,17 +212,19 @@ DEBT = (
             rank_counter("step_seconds", 100, 100),
         ),
         shown="30%",
-        acts=Acts(quiet=20, bad=90, good=60),
+        spans=Spans(quiet=20, bad=90, good=60),
     ),
-    Scenario(alert="KVCanaryDegraded", series=states("degraded"), acts=Acts(quiet=8, bad=80, good=20)),
+    Scenario(alert="KVCanaryDegraded", series=states("degraded"), spans=Spans(quiet=8, bad=80, good=20)),
     Scenario(
-        alert="KVCanaryPaused", series=(rank_gauge("paused", 0, 1),), acts=Acts(quiet=8, bad=140, good=20)
+        alert="KVCanaryPaused",
+        series=(rank_gauge("paused", 0, 1),),
+        spans=Spans(quiet=8, bad=140, good=20),
     ),
     Scenario(
         alert="KVCanaryRestarting",
         series=(rank_counter("restarts", 0, 0.2),),
         shown="12",
-        acts=Acts(quiet=70, bad=62, good=70),
+        spans=Spans(quiet=70, bad=62, good=70),
         seconds=60,
     ),
     Scenario(
@@ -257,6 +259,6 @@ DEBT = (
         series=(service_gauge("scrape_duration_seconds", 0.02, 0.75),),
         labels=SERVICE,
         shown="750ms",
-        acts=Acts(quiet=8, bad=30, good=20),
+        spans=Spans(quiet=8, bad=30, good=20),
     ),
 )

@@ -1,4 +1,4 @@
-"""A series' life in three acts, quiet, bad and good again, in promtool's notation."""
+"""Input series in three phases (quiet, bad, good) in promtool's notation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 RANK = {"engine": "reference", "instance": "a", "rank": "0", "job": "kv-canary"}
 SERVICE = {"instance": "host:9464", "job": "kv-canary"}
 
-HISTORY = 48  # samples after which what a counter began with is no news: more than any window
-AWAY = 80  # samples that Prometheus misses
+HISTORY = 48  # samples before a counter's initial value no longer counts: longer than any window
+AWAY = 80  # samples that Prometheus misses while it is down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acts:
-    """How many samples each act has."""
+class Spans:
+    """The number of samples in each phase."""
 
     quiet: int
     bad: int
@@ -22,9 +22,9 @@ class Acts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One input series. A gauge holds its value through an act, a counter rises by it per sample.
+    """An input series. In each phase a gauge keeps the value, a counter rises by it per sample.
 
-    `_` as a value = no sample; `stale` ends a series.
+    The value `_` = no sample; `stale` ends the series.
     """
 
     name: str
@@ -34,10 +34,14 @@ class Series:
     good: float | str
     rises: bool = False
 
-    def life(self, acts: Acts) -> str:
+    def three_phases(self, spans: Spans) -> str:
         """Quiet, bad, good."""
         parts, level = [], 0.0
-        for value, samples in ((self.quiet, acts.quiet), (self.bad, acts.bad), (self.good, acts.good)):
+        for value, samples in (
+            (self.quiet, spans.quiet),
+            (self.bad, spans.bad),
+            (self.good, spans.good),
+        ):
             if isinstance(value, str):
                 parts.append(f"{value}x{samples}" if value == "_" else value)
             elif self.rises:
@@ -47,39 +51,39 @@ class Series:
                 parts.append(f"{value:g}x{samples - 1}")
         return " ".join(parts)
 
-    def ended(self, acts: Acts) -> str:
-        """Bad, then the target is gone."""
+    def ended(self, spans: Spans) -> str:
+        """Bad, then no samples, as the target is gone."""
         if isinstance(self.bad, str):
-            return self.life(acts)
-        first = f"0+{self.bad:g}x{acts.bad - 1}" if self.rises else f"{self.bad:g}x{acts.bad - 1}"
-        return f"{first} stale _x{acts.good}"
+            return self.three_phases(spans)
+        first = f"0+{self.bad:g}x{spans.bad - 1}" if self.rises else f"{self.bad:g}x{spans.bad - 1}"
+        return f"{first} stale _x{spans.good}"
 
-    def restarted(self, acts: Acts) -> str:
-        """Healthy, missing for one sample, then from the start: counters at 0 again."""
+    def restarted(self, spans: Spans) -> str:
+        """Quiet, without a sample once, then quiet again with counters from 0."""
         if isinstance(self.quiet, str):
-            return f"_x{acts.quiet + acts.bad + acts.good}"
+            return f"_x{spans.quiet + spans.bad + spans.good}"
         if self.rises:
             step = f"+{self.quiet:g}"
-            return f"1000{step}x{acts.quiet} _ 0{step}x{acts.bad + acts.good}"
-        return f"{self.quiet:g}x{acts.quiet} _ {self.quiet:g}x{acts.bad + acts.good}"
+            return f"1000{step}x{spans.quiet} _ 0{step}x{spans.bad + spans.good}"
+        return f"{self.quiet:g}x{spans.quiet} _ {self.quiet:g}x{spans.bad + spans.good}"
 
-    def counted_unseen(self, acts: Acts) -> str:
-        """Not there, then there with all that the bad act counts; later Prometheus is away for 20 minutes."""
+    def counted_unseen(self, spans: Spans) -> str:
+        """Absent, then constant at the bad phase's total; later Prometheus is down for AWAY samples."""
         assert self.rises
         assert not isinstance(self.bad, str)
-        total = f"{self.bad * acts.bad:g}"
-        return f"_x{acts.quiet} {total}x{acts.bad + acts.good - 1} _x{AWAY} {total}x{acts.good - 1}"
+        total = f"{self.bad * spans.bad:g}"
+        return f"_x{spans.quiet} {total}x{spans.bad + spans.good - 1} _x{AWAY} {total}x{spans.good - 1}"
 
     def selector(self) -> str:
         """The series' name with its labels."""
-        inside = ",".join(f'{name}="{value}"' for name, value in self.labels.items())
-        return f"{self.name}{{{inside}}}"
+        labels = ",".join(f'{name}="{value}"' for name, value in self.labels.items())
+        return f"{self.name}{{{labels}}}"
 
 
 def rank_gauge(
     name: str, quiet: float | str, bad: float | str, *, good: float | str | None = None, **labels: str
 ) -> Series:
-    """A gauge of a rank; it gets well as it was unless `good` says otherwise."""
+    """A gauge of a rank; `good` None = as in the quiet phase."""
     return Series(
         name=f"kv_canary_{name}",
         labels=RANK | labels,
@@ -90,14 +94,14 @@ def rank_gauge(
 
 
 def rank_counter(name: str, quiet: float, bad: float, **labels: str) -> Series:
-    """A counter of a rank that rises by so much per sample."""
+    """A counter of a rank; the values are increases per sample."""
     return Series(
         name=f"kv_canary_{name}_total", labels=RANK | labels, quiet=quiet, bad=bad, good=quiet, rises=True
     )
 
 
 def service_counter(name: str, quiet: float, bad: float, **labels: str) -> Series:
-    """A counter of the service that rises by so much per sample."""
+    """A counter of the service; the values are increases per sample."""
     return Series(
         name=f"kv_canary_{name}_total", labels=SERVICE | labels, quiet=quiet, bad=bad, good=quiet, rises=True
     )

@@ -1,4 +1,4 @@
-"""Cost: what the canary takes, of time, bandwidth and memory."""
+"""Cost: time, bandwidth and memory that the canary takes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ RATE = "[$__rate_interval]"
 BOARD = Board(
     uid="kv-canary-cost",
     title="KV canary / Cost",
-    says="What the canary takes from the engine, and what the service takes.",
+    description="What the canary costs the engine, and what the service costs.",
     sections=(
         Section(
             title="Time",
             panels=(
                 Panel(
                     title="Overhead",
-                    says="Host time of the canary on the engine thread over step time.",
+                    description="Host time of the canary on the engine thread over step time.",
                     queries=(Query(expression=recorded("overhead:ratio5m")),),
                     unit="percentunit",
                 ),
                 Panel(
                     title="Host time per step by hook",
-                    says="head, tail, sweep, patrol, pump; adapter: reading the engine's state.",
+                    description="head, tail, sweep, patrol; pump: copying counters; adapter: reading the engine's state.",
                     queries=(
                         Query(
                             expression=f"rate({rank('overhead_seconds_total')}{RATE})"
@@ -39,7 +39,7 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="KV bytes read by phase",
-                    says="Bytes re-read for comparison, per second.",
+                    description="Bytes re-read for comparison, per second.",
                     queries=(
                         Query(
                             expression=f"sum by (instance, rank, phase) (rate({group('bytes_verified_total')}{RATE}))",
@@ -50,7 +50,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Patrol: budget and use",
-                    says="What the patrol may read and what it reads.",
+                    description="Bytes per second that the patrol may read, and that it reads.",
                     queries=(
                         Query(
                             expression=rank("patrol_budget_bytes_per_second"), legend="budget, rank {{rank}}"
@@ -69,7 +69,7 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Records over KV bytes",
-                    says="32 bytes per slot, as a share of the pool.",
+                    description="32 bytes per slot, as a share of the pool.",
                     queries=(
                         Query(
                             expression=f"{rank('record_bytes')} / sum without (group) ({rank('pool_bytes')})",
@@ -79,7 +79,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Bytes",
-                    says="Records and the pool they protect.",
+                    description="Records and the pool they protect.",
                     queries=(
                         Query(expression=rank("record_bytes"), legend="records, rank {{rank}}"),
                         Query(expression=group("pool_bytes"), legend="pool {{group}}, rank {{rank}}"),
@@ -88,7 +88,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Scrape",
-                    says="Time the service takes to collect, and what Prometheus waits for.",
+                    description="Duration of the collection in the service, and of the scrape in Prometheus.",
                     queries=(
                         Query(expression=service("scrape_duration_seconds"), legend="collect"),
                         Query(expression='scrape_duration_seconds{job="kv-canary"}', legend="scrape"),
@@ -97,7 +97,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Series",
-                    says="Samples per scrape: bounded by ranks and groups.",
+                    description="Samples per scrape; the number of ranks and groups bounds them.",
                     queries=(
                         Query(expression='scrape_samples_scraped{job="kv-canary"}', legend="samples"),
                         Query(expression=f"sum({service('ranks')})", legend="ranks"),

@@ -7,28 +7,33 @@ from dashboards.board import NAME, NO_SWEEP, NO_WINDOW, Board, Kind, Panel, Quer
 RATE = "[$__rate_interval]"
 
 
-def _rate(title: str, says: str, metric: str, by: str, legend: str, unit: str = "ops") -> Panel:
+def _rate(title: str, description: str, metric: str, by: str, legend: str, unit: str = "ops") -> Panel:
     expression = f"sum by (instance, rank, {by}) (rate({group(metric)}{RATE}))"
-    return Panel(title=title, says=says, queries=(Query(expression=expression, legend=legend),), unit=unit)
+    return Panel(
+        title=title,
+        description=description,
+        queries=(Query(expression=expression, legend=legend),),
+        unit=unit,
+    )
 
 
 BOARD = Board(
     uid="kv-canary-engine",
     title="KV canary / Engine",
-    says="One engine instance in detail.",
+    description="One engine instance in detail.",
     sections=(
         Section(
             title="Steps",
             panels=(
                 Panel(
                     title="Forward steps",
-                    says="Steps observed per second.",
+                    description="Steps observed per second.",
                     queries=(Query(expression=f"rate({rank('steps_total')}{RATE})"),),
                     unit="ops",
                 ),
                 Panel(
                     title="Step time",
-                    says="Engine time between step starts.",
+                    description="Engine time between step starts.",
                     queries=(
                         Query(
                             expression=f"rate({rank('step_seconds_total')}{RATE}) / (rate({rank('steps_total')}{RATE}) > 0)"
@@ -45,7 +50,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Kernels healthy",
-                    says="1 when every launched check was seen to finish.",
+                    description="1 if every launched check has finished.",
                     queries=(
                         Query(expression=group("kernel_healthy"), legend="rank {{rank}} {{group}} {{phase}}"),
                     ),
@@ -70,9 +75,19 @@ BOARD = Board(
                     "group, phase",
                     "{{group}} {{phase}}",
                 ),
-                _rate("Written", "Slots given a new identity.", "slots_written_total", "group", "{{group}}"),
                 _rate(
-                    "Completed", "Slots given a fingerprint.", "slots_completed_total", "group", "{{group}}"
+                    "Written",
+                    "Slots whose record got a new identity.",
+                    "slots_written_total",
+                    "group",
+                    "{{group}}",
+                ),
+                _rate(
+                    "Completed",
+                    "Slots whose record got a fingerprint.",
+                    "slots_completed_total",
+                    "group",
+                    "{{group}}",
                 ),
                 _rate(
                     "Could not be checked",
@@ -95,7 +110,7 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Full and sliding-window group",
-                    says="Live tokens: without a sliding-window slot, and with slots of different numbers.",
+                    description="Live tokens without a sliding-window slot, and with slots of different indices.",
                     queries=(
                         Query(
                             expression=rank("swa_out_of_window_tokens"),
@@ -104,14 +119,14 @@ BOARD = Board(
                         ),
                         Query(
                             expression=rank("swa_index_divergence"),
-                            legend="other slot, " + NAME,
+                            legend="other index, " + NAME,
                             empty=NO_WINDOW,
                         ),
                     ),
                 ),
                 Panel(
                     title="Verified around forwards",
-                    says="Slots per second; fewer in swa, and never 0 while full is not.",
+                    description="Slots per second; swa has fewer, and must not be 0 while full is not.",
                     queries=(
                         Query(
                             expression=f"rate({rank('swa_slots_verified_total')}{RATE})",
@@ -128,13 +143,13 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Sweep progress",
-                    says="Share of its slots that the current or last sweep has dealt with.",
+                    description="Share of its slots that the current or last sweep has checked or skipped.",
                     queries=(Query(expression=rank("sweep_progress_ratio"), empty=NO_SWEEP),),
                     unit="percentunit",
                 ),
                 Panel(
                     title="Sweeps",
-                    says="Complete passes by trigger, per second.",
+                    description="Complete passes by trigger, per second.",
                     queries=(
                         Query(
                             expression=f"rate({rank('sweep_passes_total')}{RATE})",
@@ -145,7 +160,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Sweep duration",
-                    says="Of the current or last sweep; 1 while one runs.",
+                    description="Of the current or last sweep; `running` is 1 while one runs.",
                     queries=(
                         Query(expression=rank("sweep_duration_seconds"), empty=NO_SWEEP),
                         Query(expression=rank("sweep_in_progress"), legend="running, " + NAME),
@@ -154,7 +169,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Patrol",
-                    says="Progress of the cycle, and cycles completed per hour.",
+                    description="Progress of the cycle, and cycles completed per hour.",
                     queries=(
                         Query(expression=rank("patrol_progress_ratio")),
                         Query(
@@ -170,12 +185,12 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Lag of the counters",
-                    says="Steps between the device's counters and the host's copy.",
+                    description="Steps between the device's counters and the host's copy.",
                     queries=(Query(expression=rank("pipeline_lag_steps")),),
                 ),
                 Panel(
                     title="Restarts",
-                    says="Engine restarts that the service has seen; counters continue across them.",
+                    description="Engine restarts that the service has observed; counters continue across them.",
                     queries=(Query(expression=rank("restarts_total")),),
                 ),
             ),

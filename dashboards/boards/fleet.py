@@ -18,32 +18,32 @@ from dashboards.board import (
 )
 
 
-def _count(title: str, state: str, says: str) -> Panel:
+def _count(title: str, state: str, description: str) -> Panel:
     expression = f'sum({rank("state", f"""state="{state}" """.strip())})'
     steps = BAD_FROM_ONE if state in ("violated", "blind", "degraded") else ()
     query = Query(expression=expression, legend=state)
     return Panel(
-        title=title, says=says, queries=(query,), kind=Kind.STAT, width=4, height=4,
-        steps=steps or Panel(title="", says="").steps,
+        title=title, description=description, queries=(query,), kind=Kind.STAT, width=4, height=4,
+        steps=steps or Panel(title="", description="").steps,
     )  # fmt: skip
 
 
 BOARD = Board(
     uid="kv-canary-fleet",
     title="KV canary / Fleet",
-    says="Every rank's verdict. Green here is worth what 'Can green be trusted?' says.",
+    description="The state of every rank. Whether green can be trusted is on the dashboard 'Can green be trusted?'.",
     sections=(
         Section(
             title="Verdicts",
             panels=(
                 _count("Ranks violated", "violated", "A check failed and nobody has acknowledged it."),
-                _count("Ranks blind", "blind", "The canary cannot be believed."),
-                _count("Ranks degraded", "degraded", "The promise is weaker than configured."),
-                _count("Ranks ok", "ok", "Checked, with coverage and age on target."),
+                _count("Ranks blind", "blind", "The canary cannot check, or does not report."),
+                _count("Ranks degraded", "degraded", "The protection is weaker than configured."),
+                _count("Ranks ok", "ok", "Checked, with coverage and ages within their targets."),
                 _count("Ranks off", "off", "Detached or not yet ready."),
                 Panel(
                     title="Alerts firing",
-                    says="Damage and blindness first; each links to its runbook in Alertmanager.",
+                    description="Number of firing alerts; each links to its runbook in Alertmanager.",
                     queries=(
                         Query(
                             expression=f"count({firing('damage|blind|debt')}) or vector(0)", legend="alerts"
@@ -56,7 +56,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="State of every rank",
-                    says="The state's name over time.",
+                    description="The state over time.",
                     queries=(
                         Query(
                             expression=f"{rank('state')} == 1", legend="{{instance}} rank {{rank}}: {{state}}"
@@ -72,7 +72,7 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Violations by reason",
-                    says="New violations per second; exemplars carry the incident and its trace.",
+                    description="New violations per second; exemplars carry the incident and its trace.",
                     queries=(
                         Query(
                             expression=f"sum by (instance, reason) (rate({group('violations_total')}[$__rate_interval]))",
@@ -83,7 +83,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Firing now",
-                    says="What fires, for which rank.",
+                    description="Firing alerts by rank.",
                     queries=(Query(expression=firing("damage|blind|debt"), legend="", empty=NO_FAULT),),
                     kind=Kind.TABLE,
                 ),
@@ -94,7 +94,7 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Slots verified",
-                    says="Records checked per second.",
+                    description="Records checked per second.",
                     queries=(
                         Query(
                             expression=f"sum by (engine, instance, rank) (rate({group('slots_verified_total')}[$__rate_interval]))"
@@ -104,7 +104,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="KV bytes compared",
-                    says="Bytes re-read and compared with their fingerprint, per second.",
+                    description="Bytes re-read and compared with their fingerprint, per second.",
                     queries=(
                         Query(
                             expression=f"sum by (engine, instance, rank) (rate({group('bytes_verified_total')}[$__rate_interval]))"
@@ -114,13 +114,13 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Overhead",
-                    says="Host time of the canary over step time.",
+                    description="Host time of the canary over step time.",
                     queries=(Query(expression=recorded("overhead:ratio5m")),),
                     unit="percentunit",
                 ),
                 Panel(
                     title="Releases",
-                    says="Service releases; ranks by engine version, mode and backend.",
+                    description="Service releases; ranks by engine version, mode and backend.",
                     queries=(
                         Query(
                             expression=f"count by (engine, engine_version, mode, backend) ({rank('rank_info')})",

@@ -1,4 +1,4 @@
-"""Incident: what broke, where, how far it reaches."""
+"""Incident: what is damaged, where, and how far the damage reaches."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from dashboards.board import (
 )
 
 NEXT = """
-1. Open the incident: `GET /canary/incidents/{id}` (id in the table below, in the page and in the exemplars).
+1. Open the incident: `GET /canary/incidents/{id}` (its id is in the table below, in the alert and in the exemplars).
 2. Keep it: `canary-obs incident show FILE` reads the bundle offline.
 3. Damage spreading? Take the rank out of rotation, then read the runbook linked above.
-4. `POST /canary/sweep?wait=true` tells how far it reaches; `POST /canary/acknowledge` ends the page.
+4. `POST /canary/sweep?wait=true` shows how far the damage reaches; `POST /canary/acknowledge` resolves the alert.
 """
 
 BOARD = Board(
     uid="kv-canary-incident",
     title="KV canary / Incident",
-    says="For the person who was paged.",
+    description="For the person who has been paged.",
     sections=(
         Section(
             title="What to do",
             panels=(
-                Panel(title="Next", says="The first four steps.", kind=Kind.TEXT, text=NEXT, height=6),
+                Panel(title="Next", description="The first four steps.", kind=Kind.TEXT, text=NEXT, height=6),
                 Panel(
                     title="Open incidents",
-                    says="The latest incident per rank that nobody has acknowledged.",
+                    description="The latest incident per rank that nobody has acknowledged.",
                     queries=(
                         Query(
                             expression='kv_canary_incident_info{cluster=~"$cluster",instance=~"$instance"}',
@@ -55,7 +55,7 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Violations in range",
-                    says="Count over the chosen time range.",
+                    description="Count over the chosen time range.",
                     queries=(
                         Query(
                             expression=f"sum({counted(group('violations_total'))})",
@@ -69,7 +69,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Incidents in range",
-                    says="Bursts of violations, each one incident.",
+                    description="Each burst of violations is one incident.",
                     queries=(
                         Query(
                             expression=f"sum({counted(service('incidents_total'))})",
@@ -83,14 +83,14 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Still going on?",
-                    says="Violations per second over the last minute.",
+                    description="Violations per second over the last minute.",
                     queries=(Query(expression=recorded("violations:rate1m")),),
                     height=6,
                     exemplars=False,
                 ),
                 Panel(
                     title="By reason",
-                    says="chain and position: a row or block table is wrong. kv_data: bytes changed. token: another user's context.",
+                    description="chain and position: a row or block table is wrong. kv_data: bytes changed. token: another user's context.",
                     queries=(
                         Query(
                             expression=f"sum by (reason) (rate({group('violations_total')}[$__rate_interval]))",
@@ -101,7 +101,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="By phase and group",
-                    says="head and tail: running requests. sweep and patrol: cached slots.",
+                    description="head and tail: running requests. sweep and patrol: cached slots.",
                     queries=(
                         Query(
                             expression=f"sum by (phase, group) (rate({group('violations_total')}[$__rate_interval]))",
@@ -111,7 +111,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Violations so far",
-                    says="Totals that are not zero.",
+                    description="Totals above zero.",
                     queries=(
                         Query(
                             expression=f"sum by (engine, instance, rank, group, phase, reason) ({group('violations_total')}) > 0",
@@ -123,7 +123,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Damage alerts",
-                    says="Firing now.",
+                    description="Firing now.",
                     queries=(Query(expression=firing("damage"), legend="", empty=NO_FAULT),),
                     kind=Kind.TABLE,
                 ),
@@ -133,8 +133,8 @@ BOARD = Board(
             title="Is it a drill?",
             panels=(
                 Panel(
-                    title="Planted faults",
-                    says="Injected, detected, masked, missed.",
+                    title="Injected faults",
+                    description="Injected, detected, masked, missed.",
                     queries=(
                         Query(
                             expression=rank("perturbations_total"),
@@ -149,8 +149,8 @@ BOARD = Board(
                     ),
                 ),
                 Panel(
-                    title="Detection latency of planted faults",
-                    says="Median and 99th percentile, from planting to the host seeing it.",
+                    title="Detection latency of injected faults",
+                    description="Median and 99th percentile, from injection until the host sees the violation.",
                     queries=tuple(
                         Query(
                             expression=f"histogram_quantile({q}, sum by (le) ({rank('detection_latency_seconds_bucket')}))",

@@ -1,4 +1,4 @@
-"""Can green be trusted? Every input of `ok`, with the limit its alert uses."""
+"""Can green be trusted? Every input of state `ok`, with the threshold of its alert."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def _below(name: str) -> tuple[Step, ...]:
 BOARD = Board(
     uid="kv-canary-trust",
     title="KV canary / Can green be trusted?",
-    says="Nothing red here, and a green fleet means that KV content was checked.",
+    description="If nothing is red here, a green fleet means that KV content has been checked.",
     sections=(
         Section(
             title="Blindness",
             panels=(
                 Panel(
                     title="Service scraped",
-                    says="0 = no metric, hence no alert.",
+                    description="0 = no metrics, hence no alerts.",
                     queries=(Query(expression='min(up{job="kv-canary"})', legend="up"),),
                     kind=Kind.STAT,
                     width=4,
@@ -56,7 +56,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Live ranks",
-                    says="Ranks that are not off.",
+                    description="Ranks that are not off.",
                     queries=(
                         Query(expression=f"""sum({service("ranks", 'state!="off"')})""", legend="ranks"),
                     ),
@@ -67,7 +67,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Kernels healthy",
-                    says="The worst of all checks.",
+                    description="The minimum over all checks.",
                     queries=(Query(expression=f"min({group('kernel_healthy')})", legend="healthy"),),
                     kind=Kind.STAT,
                     width=4,
@@ -76,7 +76,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Self-faults in range",
-                    says="Exceptions caught in the canary and in the service, and metrics left out.",
+                    description="Exceptions caught in the canary and in the service, and omitted metrics.",
                     queries=(
                         Query(
                             expression=f"sum({counted(rank('observer_faults_total'))})",
@@ -97,14 +97,14 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Age of the snapshot",
-                    says="How long a rank has been silent.",
+                    description="How long a rank has sent no snapshot.",
                     queries=(Query(expression=rank("snapshot_age_seconds")),),
                     unit="s",
                     steps=_above("snapshot_age_seconds"),
                 ),
                 Panel(
                     title="Age of the counters",
-                    says="How old the host's copy of the device counters is.",
+                    description="How old the host's copy of the device counters is.",
                     queries=(Query(expression=rank("pipeline_lag_seconds")),),
                     unit="s",
                     steps=_above("lag_seconds"),
@@ -116,28 +116,28 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Coverage",
-                    says="KV bytes under a fingerprint over KV bytes in the pool.",
+                    description="KV bytes under a fingerprint over KV bytes in the pool.",
                     queries=(Query(expression=recorded("coverage:ratio")),),
                     unit="percentunit",
                     steps=_below("coverage_ratio"),
                 ),
                 Panel(
                     title="Unverified",
-                    says="Slots that came up for a check and could not be checked (evicted ones left out).",
+                    description="Slots that were due for a check and could not be checked, without evicted ones.",
                     queries=(Query(expression=recorded("unverified:ratio5m")),),
                     unit="percentunit",
                     steps=_above("unverified_ratio"),
                 ),
                 Panel(
                     title="Age of the last complete sweep",
-                    says="The bound for damage in cached slots that nobody reads.",
+                    description="Bounds the age of damage in cached slots that no request reads.",
                     queries=(Query(expression=recorded("sweep_age:seconds")),),
                     unit="s",
                     steps=_above("sweep_age_seconds"),
                 ),
                 Panel(
                     title="Age of the oldest byte check",
-                    says="The patrol's bound, with the length of its last cycle once there was one.",
+                    description="Bounds the age of a flipped bit; with the duration of the last patrol cycle.",
                     queries=(
                         Query(expression=rank("patrol_oldest_check_seconds")),
                         Query(
@@ -156,7 +156,7 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Drills in range",
-                    says="One fault each, in a slot that nobody uses: how they ended.",
+                    description="By outcome; each injects one fault into an unused slot.",
                     queries=(
                         Query(
                             expression=counted(rank("drills_total")),
@@ -167,7 +167,7 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Age of the last detected drill",
-                    says="When it was last seen that a fault is found.",
+                    description="Time since a drill last proved that a fault is detected.",
                     queries=(
                         Query(
                             expression=f"time() - {rank('drill_last_detected_timestamp_seconds')}",
@@ -183,7 +183,7 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Dropped evidence",
-                    says="Rows and messages that ranks could not hand over; counts are never lost.",
+                    description="Rows and messages that ranks could not send; counts are never lost.",
                     queries=(
                         Query(
                             expression=counted(rank("violation_events_dropped_total")),
@@ -197,21 +197,21 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Dropped by the service",
-                    says="Log lines, kept rows, refused and foreign frames, connections not let in.",
+                    description="Log lines, violation rows, refused messages and frames, refused connections.",
                     queries=tuple(
                         Query(expression=counted(service(name)), legend=legend)
                         for name, legend in (
                             ("hub_handshakes_refused_total", "connections: {{cause}}"),
                             ("log_events_dropped_total", "log lines"),
-                            ("hub_violations_evicted_total", "rows that made room"),
+                            ("hub_violations_evicted_total", "discarded rows"),
                             ("hub_messages_refused_total", "refused messages"),
-                            ("hub_frames_undecodable_total", "foreign frames"),
+                            ("hub_frames_undecodable_total", "undecodable frames"),
                         )
                     ),
                 ),
                 Panel(
                     title="Spans and logs",
-                    says="Taken by the OTLP receiver, per second, and lost on the way in range.",
+                    description="Accepted by the OTLP receiver, per second, and lost within the time range.",
                     queries=(
                         Query(
                             expression=f"rate({service('telemetry_exported_total')}[$__rate_interval])",
@@ -227,14 +227,14 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Skipped counter copies",
-                    says="Share of steps; costs lag, loses nothing.",
+                    description="Share of steps; adds lag, loses nothing.",
                     queries=(Query(expression=recorded("skipped:ratio5m")),),
                     unit="percentunit",
                     steps=_above("skipped_ratio"),
                 ),
                 Panel(
                     title="Messages received",
-                    says="By kind, per second.",
+                    description="By kind, per second.",
                     queries=(
                         Query(
                             expression=f"rate({service('hub_messages_total')}[$__rate_interval])",
@@ -245,14 +245,14 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Paused",
-                    says="1 while sweeps and patrol are paused.",
+                    description="1 while sweeps and patrol are paused.",
                     queries=(Query(expression=rank("paused")),),
                     kind=Kind.STATES,
                     steps=BAD_FROM_ONE,
                 ),
                 Panel(
                     title="Blindness and debt alerts",
-                    says="Firing now.",
+                    description="Firing now.",
                     queries=(Query(expression=firing("blind|debt"), legend="", empty=NO_FAULT),),
                     kind=Kind.TABLE,
                 ),

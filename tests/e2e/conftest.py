@@ -1,4 +1,4 @@
-"""Real processes: `canary-obs serve` and `canary-obs demo`, joined by a real socket."""
+"""`canary-obs serve` and `canary-obs demo` as processes, and an HTTP client of the service."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import pytest
 
 from canary_obs.engines.toolkit.service_process import free_port
 
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Answer:
+class Response:
     status: int
     body: str
     content_type: str
@@ -34,8 +34,8 @@ class Answer:
 
 
 @dataclass(slots=True)
-class House:
-    """One service address; processes come and go."""
+class System:
+    """A service and its engines as processes under one service address."""
 
     folder: Path
     port: int
@@ -47,7 +47,7 @@ class House:
         return f"ipc://{self.folder}/service.sock"
 
     def start(self, *arguments: str, within: tuple[str, ...] = (), **environ: str) -> subprocess.Popen[bytes]:
-        """A command of ours in a process of its own; `within` = a command that runs commands."""
+        """Run a canary-obs command in a process; `within` is a command prefix, such as `ip netns exec`."""
         settings = {"OMP_NUM_THREADS": "1", "KV_CANARY_TOKEN": self.token} | environ
         if not self.token:
             del settings["KV_CANARY_TOKEN"]
@@ -70,7 +70,7 @@ class House:
     def engine(self, *arguments: str) -> subprocess.Popen[bytes]:
         return self.start("demo", "--shape", "tiny", "--endpoint", self.endpoint, *arguments)
 
-    def request(self, method: str, path: str, body: object = None, token: str | None = None) -> Answer:
+    def request(self, method: str, path: str, body: object = None, token: str | None = None) -> Response:
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data, method=method)
         if data is not None:
@@ -78,14 +78,14 @@ class House:
         if token or self.token:
             request.add_header("authorization", f"Bearer {token or self.token}")
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                return Answer(answer.status, answer.read().decode(), answer.headers["content-type"])
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+                return Response(answer.status, answer.read().decode(), answer.headers["content-type"])
         except urllib.error.HTTPError as error:
-            return Answer(error.code, error.read().decode(), error.headers["content-type"])
+            return Response(error.code, error.read().decode(), error.headers["content-type"])
         except (urllib.error.URLError, ConnectionError):
-            return Answer(0, "", "")
+            return Response(0, "", "")
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> Response:
         return self.request("GET", path)
 
     def metric(self, name: str, **labels: str) -> float | None:
@@ -104,7 +104,7 @@ class House:
 
     def until(self, true: Callable[[], bool]) -> None:
         """Poll a condition of the outside world; the deadline is a failure, not a wait."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not true():
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.05)
@@ -127,7 +127,7 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    built = House(tmp_path, free_port())
-    yield built
-    built.close()
+def system(tmp_path: Path) -> Iterator[System]:
+    system = System(tmp_path, free_port())
+    yield system
+    system.close()

@@ -1,4 +1,4 @@
-"""The demo as a user runs it: clean, perturbed, in mode raise, for long, and what it costs."""
+"""The demo as a user runs it: clean, perturbed, in mode raise, over many steps, and its overhead."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_sliding_windows_show_in_the_summary_and_the_log() -> None:
         assert 0 < report["verified_swa"] < report["verified_full"]
 
 
-def test_both_halves_of_a_disaggregated_engine() -> None:
+def test_both_engines_of_a_disaggregated_pair() -> None:
     found = summary(run("demo", "--disaggregated", "--shape", "tiny", "--steps", "600", "--json"))
-    for half in (found["prefill"], found["decode"]):
-        assert (half["violations"], half["state"], half["slots_unverified"]) == (0, "ok", 0)
-        assert half["requests_finished"] > 0
-        assert half["evictions"] > 0
+    for engine in (found["prefill"], found["decode"]):
+        assert (engine["violations"], engine["state"], engine["slots_unverified"]) == (0, "ok", 0)
+        assert engine["requests_finished"] > 0
+        assert engine["evictions"] > 0
 
 
 def test_a_disaggregated_engine_stops_in_mode_raise() -> None:
@@ -104,6 +104,6 @@ def test_soak_has_no_false_alarm_and_no_leak() -> None:
 
 def test_overhead_is_under_ten_percent() -> None:
     found = summary(run("bench", "demo", "--json"))
-    # The bound is on what is shown, not on one draw: a busy machine widens the interval.
+    # The lower end of the confidence interval is tested: a busy machine widens the interval.
     assert found["overhead_95"][0] < 0.10
     assert found["violations"] == 0

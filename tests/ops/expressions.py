@@ -1,4 +1,4 @@
-"""Every PromQL expression that we ship: of panels, annotations, variables, alerts and recorded series."""
+"""All PromQL expressions of the repository: panels, annotations, variables, alerts, recording rules."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from alerts.render import RULES
 from dashboards.board import NO_FAULT, NO_PERTURBATION
 from dashboards.build import BOARDS, GENERATED
 
-# What Grafana puts in for a 1 s scrape and a half-hour view.
+# Values that Grafana substitutes at a scrape interval of 1 s and a time range of 30 minutes.
 _MACROS = {"$__rate_interval": "5s", "$__range": "30m", "$datasource": "prometheus"}
 _VARIABLE = re.compile(r"\$(cluster|instance|rank|group)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A query as Grafana sends it; `empty` is the reason why it may have no data."""
+class DashboardQuery:
+    """A query as Grafana sends it; `empty` = why it may return no data."""
 
     where: str
     expression: str
     empty: str
 
     def may_be_empty(self, with_fault: bool) -> bool:
-        """Whether no data is by design: nothing that needs a fault may be missing once there is one."""
+        """Whether the query may return no data; with a fault, queries that show faults may not."""
         return bool(self.empty) and not (with_fault and self.empty in (NO_FAULT, NO_PERTURBATION))
 
 
@@ -39,7 +39,7 @@ def substituted(expression: str) -> str:
     return _VARIABLE.sub(".*", expression)
 
 
-def panel_queries() -> list[Asked]:
+def panel_queries() -> list[DashboardQuery]:
     """Every target of every panel in the generated files."""
     reasons = {
         query.expression: query.empty
@@ -49,7 +49,7 @@ def panel_queries() -> list[Asked]:
         for query in panel.queries
     }
     return [
-        Asked(
+        DashboardQuery(
             where=f"{path.stem}: {panel['title']}",
             expression=substituted(target["expr"]),
             empty=reasons[target["expr"]],

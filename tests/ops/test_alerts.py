@@ -1,4 +1,4 @@
-"""Every alert has thresholds with reasons, unit tests in every situation, and a runbook."""
+"""Every alert has thresholds with reasons, unit tests for every situation, and a runbook."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_unit_tests_pass(kind: str) -> None:
 
 @pytest.mark.ops
 def test_a_wrong_threshold_fails_the_unit_tests(tmp_path) -> None:
-    """The unit tests can fail: a planted defect in one rule is seen."""
+    """A defect in one rule makes its unit test fail."""
     for folder in ("rules", "tests"):
         (tmp_path / folder).mkdir()
     for path in RULES.glob("*.yml"):
@@ -85,7 +85,7 @@ def test_no_runbook_is_left_over() -> None:
         ("pause", "KVCanaryPaused"),
     ],
 )
-def test_every_input_of_ok_has_an_alert_that_promtool_has_seen_firing(input_of_ok: str, alert: str) -> None:
+def test_every_input_of_state_ok_has_an_alert_that_fires_in_a_unit_test(input_of_ok: str, alert: str) -> None:
     files = [yaml.safe_load(path.read_text("utf-8")) for path in TESTS.glob("*.yml")]
     checks = [check for file in files for test in file["tests"] for check in test["alert_rule_test"]]
     assert any(check["exp_alerts"] for check in checks if check["alertname"] == alert), input_of_ok
@@ -114,7 +114,7 @@ def test_every_rank_metric_is_on_a_panel_or_in_a_rule() -> None:
     everything = "".join([*recorded_series().values(), *(q.expression for q in panel_queries())])
     everything += "".join(variable_queries().values())
     unused = [metric.name for metric in all_metrics() if not re.search(rf"\b{metric.name}", everything)]
-    assert unused == [], "metrics nobody looks at: put them on a dashboard"
+    assert unused == [], "metrics without a panel: add them to a dashboard"
 
 
 def test_the_configurations_are_accepted(tmp_path) -> None:

@@ -18,12 +18,12 @@ import pytest
 from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.transport import wire
 from canary_obs.transport.keys import KeyKind, make_keys
-from tests.e2e.conftest import House
+from tests.e2e.conftest import System
 from tests.service.fakes import identity, snapshot
 
 pytestmark = [pytest.mark.ops, pytest.mark.timeout(300)]
 
-# Of our own, so that what an interrupted run has left behind is not in the way.
+# A network per process, so that leftovers of an interrupted run do not collide.
 NETWORK = f"10.203.{os.getpid() % 250}"
 HERE, THERE = f"{NETWORK}.1", f"{NETWORK}.2"
 EVERY_PROTOCOL = 3  # ETH_P_ALL
@@ -80,10 +80,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[KeyKind, Path]:
 
 
 @pytest.fixture(scope="module")
-def house(
+def system(
     cable: Cable, keys: dict[KeyKind, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[House]:
-    built = House(tmp_path_factory.mktemp("house"), free_port(), token="ops-token")
+) -> Iterator[System]:
+    built = System(tmp_path_factory.mktemp("system"), free_port(), token="ops-token")
     built.start(
         "serve", "--port", str(built.port), "--endpoint", endpoint_of(built),
         KV_CANARY_SERVICE_SECRET_KEY_FILE=str(keys[KeyKind.SERVICE_SECRET]),
@@ -94,71 +94,71 @@ def house(
     built.close()
 
 
-def endpoint_of(house: House) -> str:
-    return f"tcp://{HERE}:{house.port + 1 if house.port < 65535 else house.port - 1}"
+def endpoint_of(system: System) -> str:
+    return f"tcp://{HERE}:{system.port + 1 if system.port < 65535 else system.port - 1}"
 
 
 def start_engine(
-    house: House, cable: Cable, secret: Path, service: Path, instance: str
+    system: System, cable: Cable, secret: Path, service: Path, instance: str
 ) -> subprocess.Popen[bytes]:
-    return house.start(
-        "demo", "--shape", "tiny", "--endpoint", endpoint_of(house),
+    return system.start(
+        "demo", "--shape", "tiny", "--endpoint", endpoint_of(system),
         within=("ip", "netns", "exec", cable.namespace),
         KV_CANARY_ENGINE_SECRET_KEY_FILE=str(secret), KV_CANARY_SERVICE_PUBLIC_KEY_FILE=str(service),
         KV_CANARY_INSTANCE=instance,
     )  # fmt: skip
 
 
-def state_of(house: House, instance: str) -> str:
-    ranks = house.get("/canary/status").json["ranks"]
+def state_of(system: System, instance: str) -> str:
+    ranks = system.get("/canary/status").json["ranks"]
     return next((rank["state"] for rank in ranks if rank["identity"]["instance"] == instance), "unknown")
 
 
 def test_an_engine_on_another_host_is_seen_and_swept(
-    house: House, cable: Cable, keys: dict[KeyKind, Path]
+    system: System, cable: Cable, keys: dict[KeyKind, Path]
 ) -> None:
-    start_engine(house, cable, keys[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "faraway")
-    house.until(lambda: state_of(house, "faraway") == "ok")
+    start_engine(system, cable, keys[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "faraway")
+    system.until(lambda: state_of(system, "faraway") == "ok")
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_PROTOCOL)) as tap:
         tap.bind((cable.near, EVERY_PROTOCOL))
-        answer = house.request("POST", "/canary/sweep?wait=true")
+        answer = system.request("POST", "/canary/sweep?wait=true")
         frames = b"".join(tap.recv(65535) for _ in range(40))
     assert (answer.status, answer.json["status"]) == (200, "passed"), answer.body
-    assert house.metric("kv_canary_slots_verified_total", **FAR) > 0
-    # What was on the cable is a conversation with the service, and nobody beside it can read it.
+    assert system.metric("kv_canary_slots_verified_total", **FAR) > 0
+    # The captured frames are traffic with the service, and they are encrypted.
     assert socket.inet_aton(THERE) in frames
     assert b"faraway" not in frames
     unencrypted = wire.encode(snapshot(msgspec.structs.replace(identity(), instance="faraway"), 1))
     assert b"faraway" in unencrypted
 
 
-def test_an_engine_serves_on_while_the_cable_is_cut(house: House, cable: Cable) -> None:
-    before = house.metric("kv_canary_steps_total", **FAR)
-    engine = psutil.Process(house.processes[1].pid)
+def test_an_engine_serves_on_while_the_cable_is_cut(system: System, cable: Cable) -> None:
+    before = system.metric("kv_canary_steps_total", **FAR)
+    engine = psutil.Process(system.processes[1].pid)
     cable.cut()
     worked, clock = engine.cpu_times().user, time.monotonic()
-    house.until(lambda: state_of(house, "faraway") == "blind")
+    system.until(lambda: state_of(system, "faraway") == "blind")
     share = (engine.cpu_times().user - worked) / (time.monotonic() - clock)
-    told = house.metric("kv_canary_steps_total", **FAR)
+    known = system.metric("kv_canary_steps_total", **FAR)
     cable.mend()
-    house.until(lambda: state_of(house, "faraway") == "ok")
-    after = house.metric("kv_canary_steps_total", **FAR)
+    system.until(lambda: state_of(system, "faraway") == "ok")
+    after = system.metric("kv_canary_steps_total", **FAR)
     # The engine has gone on all the while (one that waits uses no processor), and its counts are not lost.
     assert share > 0.1
-    assert before <= told < after
-    assert house.metric("kv_canary_restarts_total", **FAR) == 0
-    assert house.metric("kv_canary_violations_total", **FAR) == 0
+    assert before <= known < after
+    assert system.metric("kv_canary_restarts_total", **FAR) == 0
+    assert system.metric("kv_canary_violations_total", **FAR) == 0
 
 
 def test_a_stranger_is_refused_until_its_key_is_listed(
-    house: House, cable: Cable, keys: dict[KeyKind, Path], tmp_path: Path
+    system: System, cable: Cable, keys: dict[KeyKind, Path], tmp_path: Path
 ) -> None:
     other = make_keys(tmp_path / "other")
-    start_engine(house, cable, other[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "stranger")
+    start_engine(system, cable, other[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "stranger")
     refused = "kv_canary_hub_handshakes_refused_total"
-    house.until(lambda: (house.metric(refused, cause="unknown_key") or 0) > 0)
-    assert state_of(house, "stranger") == "unknown"
+    system.until(lambda: (system.metric(refused, cause="unknown_key") or 0) > 0)
+    assert state_of(system, "stranger") == "unknown"
     with keys[KeyKind.ENGINE_PUBLIC].open("a") as listed:
         listed.write(other[KeyKind.ENGINE_PUBLIC].read_text())
-    house.until(lambda: state_of(house, "stranger") == "ok")
-    assert state_of(house, "faraway") == "ok"
+    system.until(lambda: state_of(system, "stranger") == "ok")
+    assert state_of(system, "faraway") == "ok"

@@ -1,4 +1,4 @@
-"""Command line tools that judge our files."""
+"""Command line tools that check our files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def judge(tool: str, *arguments: str | Path, cwd: Path = ROOT, package: str = "") -> str:
-    """Run a tool that must be content; its output. A tool that is not here skips the test, loudly."""
-    # Tools that pip installs lie beside the interpreter.
+    """Run a tool that must succeed; returns its output. Skips the test if the tool is not installed."""
+    # Tools that pip installs are in the interpreter's folder.
     found = shutil.which(tool, path=str(Path(sys.executable).parent)) or shutil.which(tool)
     if found is None:
         pytest.skip(f"{tool} is NOT INSTALLED: apt-get install {package or tool}")

@@ -1,4 +1,4 @@
-"""A real OTLP receiver on loopback: gRPC or HTTP/protobuf, answering well or badly."""
+"""An OTLP receiver on loopback, gRPC or HTTP/protobuf, that can answer with errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Item:
 
 
 class Receiver:
-    """Keeps what it is sent; with `broken` it answers every request with an error, and counts."""
+    """Keeps received spans and log records; with `broken` it answers every request with an error."""
 
     def __init__(self, *, broken: bool = False) -> None:
         self.broken, self.requests = broken, 0
@@ -35,7 +35,7 @@ class Receiver:
         self.logs: list[Item] = []
         self._lock = threading.Lock()
 
-    def take(self, request: Any) -> bool:
+    def receive(self, request: Any) -> bool:
         with self._lock:
             self.requests += 1
             if self.broken:
@@ -77,8 +77,8 @@ class _Grpc(trace_service_pb2_grpc.TraceServiceServicer, logs_service_pb2_grpc.L
         self._receiver, self._answer = receiver, answer
 
     def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - gRPC's name
-        if not self._receiver.take(request):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "planted")
+        if not self._receiver.receive(request):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "injected")
         return self._answer()
 
 
@@ -108,8 +108,8 @@ class HttpServer:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
-                taken = receiver.take(kinds[self.path].FromString(body))
-                self.send_response(200 if taken else 400)
+                accepted = receiver.receive(kinds[self.path].FromString(body))
+                self.send_response(200 if accepted else 400)
                 self.send_header("content-length", "0")
                 self.end_headers()
 

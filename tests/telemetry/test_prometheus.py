@@ -206,7 +206,7 @@ def test_a_stalled_kernel_is_unhealthy():
 
 
 def fail(rank):
-    raise RuntimeError("planted")
+    raise RuntimeError("injected")
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def test_a_fault_of_tracing_itself_is_seen(hub, environ, monkeypatch):
     tracing = open_tracing(hub)
 
     def fail():
-        raise RuntimeError("planted")
+        raise RuntimeError("injected")
 
     monkeypatch.setattr(hub, "sweeps", fail)
     eventually(lambda: hub.counts().faults.get("tracing"))

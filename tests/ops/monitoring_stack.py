@@ -1,4 +1,4 @@
-"""A monitoring station of real parts on loopback: Prometheus, Alertmanager and a pager."""
+"""A monitoring stack of real parts on loopback: Prometheus, Alertmanager and a pager."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGER_IN_CONFIG = "http://pager.example:9095"
 
 @dataclass(slots=True)
 class Call:
-    """One alert of one webhook call, and when it came (time.time())."""
+    """An alert of a webhook call, and when it was received (time.time())."""
 
     path: str
     received: float
@@ -29,7 +29,7 @@ class Call:
 
 
 class Pager:
-    """Answers 200 to every webhook call and remembers its alerts."""
+    """A webhook receiver that answers 200 and records the alerts."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -64,8 +64,8 @@ class Pager:
 
 
 @dataclass(slots=True)
-class Station:
-    """The repository's own configuration files, with addresses of this machine beside them."""
+class MonitoringStack:
+    """Prometheus and Alertmanager with the repository's configuration files and local addresses."""
 
     folder: Path
     prometheus_port: int
