@@ -1,4 +1,4 @@
-"""The order of the proofs on a GPU, with commands that need none."""
+"""In which order the GPU proofs run, with commands that need no GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.gpu import prove
 from tests.gpu.prove import Proof, proofs, run_all
 
-# Waits for a file, so that order does not hang on time; then tells where it ran, in the order of the ends.
+# Waits for a file, so that the order does not depend on timing; then records on which devices it ran.
 _SCRIPT = """
 import os, pathlib, sys, time
 folder, name, awaited = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -35,74 +35,72 @@ def order(folder: Path) -> list[str]:
     return (folder / "order").read_text().splitlines()
 
 
-def test_on_one_gpu_what_needs_it_alone_comes_last(tmp_path: Path) -> None:
+def test_with_one_gpu_proofs_that_need_it_come_last(tmp_path: Path) -> None:
     wanted = [
-        proof(tmp_path, "soak", "suite", long=True), proof(tmp_path, "bench", alone=True),
-        proof(tmp_path, "suite"), proof(tmp_path, "host", quiet=True), proof(tmp_path, "ranks", gpus=2),
+        proof(tmp_path, "soak", "suite", long=True), proof(tmp_path, "bench", needs_gpu=True),
+        proof(tmp_path, "suite"), proof(tmp_path, "host", needs_host=True), proof(tmp_path, "ranks", gpus=2),
     ]  # fmt: skip
-    injections = run_all(wanted, 1, tmp_path)
+    summary = run_all(wanted, 1, tmp_path)
     assert order(tmp_path) == ["host 0", "suite 0", "soak 0", "bench 0"]
-    assert injections.ended["ranks"] == {"not_run": "needs 2 GPUs, here are 1"}
-    assert not injections.ok  # something was not run
+    assert summary.outcomes["ranks"] == {"not_run": "needs 2 GPUs, here are 1"}
+    assert not summary.ok  # a proof was not run
 
 
-def test_on_two_beside_the_soak_what_is_alone_has_the_other_and_then_the_rest_has_both(
+def test_with_two_gpus_proofs_that_need_one_run_during_the_soak_and_the_rest_sees_both(
     tmp_path: Path,
 ) -> None:
     wanted = [
         proof(tmp_path, "soak", "ranks", long=True), proof(tmp_path, "suite"),
-        proof(tmp_path, "bench", alone=True), proof(tmp_path, "ranks", gpus=2),
-        proof(tmp_path, "host", quiet=True),
+        proof(tmp_path, "bench", needs_gpu=True), proof(tmp_path, "ranks", gpus=2),
+        proof(tmp_path, "host", needs_host=True),
     ]  # fmt: skip
-    injections = run_all(wanted, 2, tmp_path)
+    summary = run_all(wanted, 2, tmp_path)
     assert order(tmp_path) == ["host 0", "bench 1", "suite 0,1", "ranks 0,1", "soak 0"]
-    assert injections.ok
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert {name: facts["exit"] for name, facts in summary.items()} == dict.fromkeys(injections.ended, 0)
+    assert summary.ok
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert {name: facts["exit"] for name, facts in written.items()} == dict.fromkeys(summary.outcomes, 0)
 
 
-def test_without_the_long_one_the_quiet_ones_have_the_host_as_ever(tmp_path: Path) -> None:
+def test_without_the_soak_proofs_that_need_the_host_still_run_first(tmp_path: Path) -> None:
     wanted = [
-        proof(tmp_path, "host", quiet=True), proof(tmp_path, "suite"), proof(tmp_path, "bench", alone=True)
+        proof(tmp_path, "host", needs_host=True), proof(tmp_path, "suite"),
+        proof(tmp_path, "bench", needs_gpu=True),
     ]  # fmt: skip
     run_all(wanted, 2, tmp_path)
     assert order(tmp_path) == ["host 0", "bench 1", "suite 0,1"]
 
 
-def test_one_that_does_not_hold_is_told_and_the_others_go_on(tmp_path: Path) -> None:
-    injections = run_all(
+def test_a_failed_proof_is_reported_and_the_others_run(tmp_path: Path) -> None:
+    summary = run_all(
         [proof(tmp_path, "soak", long=True), proof(tmp_path, "wrong"), proof(tmp_path, "more")], 1, tmp_path
     )
-    assert (injections.ended["wrong"]["exit"], injections.ended["more"]["exit"], injections.ok) == (
-        1,
-        0,
-        False,
-    )
+    assert (summary.outcomes["wrong"]["exit"], summary.outcomes["more"]["exit"]) == (1, 0)
+    assert not summary.ok
 
 
-def test_every_proof_is_a_command_that_the_readme_tells(tmp_path: Path) -> None:
+def test_every_proof_is_a_command_in_the_readme(tmp_path: Path) -> None:
     found = proofs(tmp_path, 1200.0)
-    assert [one.name for one in found if one.long] == ["soak"]
-    assert {one.name for one in found if one.quiet} == {"kernels", "step", "pipeline", "patrol"}
-    assert [one.name for one in found if one.alone] == ["vllm_v2", "vllm_v1"]
-    assert len({one.name for one in found}) == len(found) == 14
-    told = (Path(__file__).parent / "gpu/README.md").read_text("utf-8")
-    for one in found:
-        if one.command[0] == sys.executable:
-            assert importlib.util.find_spec(one.command[2]) is not None, one
-            assert one.command[2] in told or one.name == "suite", one
+    assert [each.name for each in found if each.long] == ["soak"]
+    assert {each.name for each in found if each.needs_host} == {"kernels", "step", "pipeline", "patrol"}
+    assert [each.name for each in found if each.needs_gpu] == ["vllm_v2", "vllm_v1"]
+    assert len({each.name for each in found}) == len(found) == 14
+    readme = (Path(__file__).parent / "gpu/README.md").read_text("utf-8")
+    for each in found:
+        if each.command[0] == sys.executable:
+            assert importlib.util.find_spec(each.command[2]) is not None, each
+            assert each.command[2] in readme or each.name == "suite", each
         else:
-            assert f"--tool {one.name}" in told
+            assert f"--tool {each.name}" in readme
 
 
-@pytest.mark.parametrize("given", [["--output", "x", "--skip", "nothing"], ["--output", "x"]])
+@pytest.mark.parametrize("options", [["--output", "x", "--skip", "nothing"], ["--output", "x"]])
 def test_refusals(
-    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
 
-    monkeypatch.setattr(sys, "argv", ["prove", *given])
-    monkeypatch.setattr(prove.torch.cuda, "device_count", lambda: len(given) // 4)
+    monkeypatch.setattr(sys, "argv", ["prove", *options])
+    monkeypatch.setattr(prove.torch.cuda, "device_count", lambda: len(options) // 4)
     with pytest.raises(SystemExit):
         prove.main()
-    told = capsys.readouterr().err
-    assert ("known are soak, pipeline" if len(given) == 4 else "torch sees no GPU") in told
+    error = capsys.readouterr().err
+    assert ("known are soak, pipeline" if len(options) == 4 else "torch sees no GPU") in error

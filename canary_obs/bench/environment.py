@@ -37,7 +37,9 @@ def environment() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Commit of the checkout this package is in, `-dirty` when it was changed; `unknown` outside of one."""
+    """CANARY_OBS_COMMIT, or the commit of this checkout (`-dirty` if changed), or `unknown`."""
+    if named := os.environ.get("CANARY_OBS_COMMIT"):
+        return named
     git = "git", "-C", str(Path(__file__).parents[1])
     # An installed package may lie in the checkout of something else.
     if _first_line(*git, "ls-files", "--error-unmatch", "__init__.py") == "unknown":

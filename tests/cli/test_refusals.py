@@ -1,4 +1,4 @@
-"""Bad input: one line that names value, rule and remedy; exit code 2; nothing left running; no traceback."""
+"""Bad input: one line with value, rule and remedy, exit code 2, no traceback, no process left running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
-    # A session of its own: what it leaves behind is known by it, whoever the parent is by then.
+    # In its own session, by which processes that it left running are found.
     process = subprocess.Popen(
         [sys.executable, "-m", "canary_obs", *arguments],
         env=clean | {"OMP_NUM_THREADS": "1"} | environ,
@@ -32,15 +32,15 @@ def session_of(pid: int) -> int | None:
         return None
 
 
-def refused(done: subprocess.CompletedProcess[str], *told: str) -> None:
+def refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
-    for text in told:
+    for text in texts:
         assert text in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "texts"),
     [
         ({"KV_CANARY_MODE": "loud"}, ("KV_CANARY_MODE='loud'", "none or log or raise")),
         (
@@ -51,8 +51,8 @@ def refused(done: subprocess.CompletedProcess[str], *told: str) -> None:
         ({"KV_CANARY_CONFIG": "/no/such.toml"}, ("KV_CANARY_CONFIG", "/no/such.toml", "readable TOML")),
     ],
 )
-def test_bad_environment(environ: dict[str, str], told: tuple[str, ...]) -> None:
-    refused(run("demo", "--duration", "1", **environ), *told)
+def test_bad_environment(environ: dict[str, str], texts: tuple[str, ...]) -> None:
+    refused(run("demo", "--duration", "1", **environ), *texts)
 
 
 @pytest.mark.parametrize("perturb", ["real_kv_used=2", "nonsense=0.5", "real_kv_used", "real_kv_used=x"])

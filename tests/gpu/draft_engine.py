@@ -1,4 +1,4 @@
-"""A vLLM in this process that speculates with a draft of its own layers, and what its scheduler does."""
+"""A vLLM in this process that speculates with a draft that has its own layers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ METHODS = {"eagle": "eagle", "model": "draft_model"}
 AHEAD = 3
 SEED = 11
 _LONGEST_PROMPT = 260
-# Beside weights of 0.02 this lets the last token decide most answers, and the context the others.
+# With other weights of 0.02, the last token decides most answers and the context the others.
 _EMBEDDING = 0.046
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is asked of the engine."""
+    """The engine and its load."""
 
     runner: str  # v1, v2
     draft: str  # eagle, model
     requests: int
-    tokens: int  # that each request answers with
+    tokens: int  # of each answer
     output: Path | None
 
 
 @dataclass(slots=True)
-class Watched:
-    """What the scheduler did, and what `begin` took, since this began."""
+class SchedulerCounts:
+    """What the scheduler did within `counting`, and microseconds of each call of the drafts' `begin`."""
 
     steps: int = 0
     accepted: int = 0
@@ -48,7 +48,7 @@ class Watched:
 
 
 def start(folder: Path, plan: Plan) -> InProcessVllm:
-    """A target of four layers and a draft of one, so few blocks that requests are preempted."""
+    """A target of four layers, a draft of one, and so few blocks that requests are preempted."""
     os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1" if plan.runner == "v2" else "0", "VLLM_PLUGINS": ""}
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
@@ -58,20 +58,20 @@ def start(folder: Path, plan: Plan) -> InProcessVllm:
     (draft / "config.json").write_text(json.dumps(LLAMA | SHAPES["small"] | {"num_hidden_layers": 1}))
     speculation = {"method": METHODS[plan.draft], "model": str(draft), "num_speculative_tokens": AHEAD}
     size = 16 if on_gpu else 32
-    host = InProcessVllm(
+    vllm = InProcessVllm(
         folder, "small", SEED, speculative_config=speculation, enable_prefix_caching=True,
-        # The longest requests come so near to the limit that drafting is left out.
+        # The longest requests reach the limit, where drafting is skipped.
         max_model_len=_LONGEST_PROMPT + plan.tokens + 2,
         max_num_seqs=16, max_num_batched_tokens=512, block_size=size,
         num_gpu_blocks_override=(2400 if on_gpu else 1300) // size,
         gpu_memory_utilization=0.1, async_scheduling=True if on_gpu else None,
     )  # fmt: skip
-    draw_weights(host)
-    return host
+    draw_weights(vllm)
+    return vllm
 
 
 def _prepare_cpu(runner: str) -> None:
-    """V2's Triton kernels run in the interpreter there; before vLLM is imported."""
+    """Let V2's Triton kernels run in the interpreter; call it before vLLM is imported."""
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1"}
     if runner == "v2":
         from tests.engines.vllm.real.interpreted import stand_in_driver
@@ -79,12 +79,12 @@ def _prepare_cpu(runner: str) -> None:
         stand_in_driver()
     from vllm import _custom_ops
 
-    _custom_ops._supports_onednn = False  # it would compute with copies of the weights, made before ours
+    _custom_ops._supports_onednn = False  # it copies the weights before ours are drawn
 
 
-def draw_weights(host: InProcessVllm) -> None:
-    """Token t is mostly followed by t + 1, which the draft knows: some proposals hold, some do not."""
-    target, draft = host.runner.get_model(), drafter(host).model
+def draw_weights(vllm: InProcessVllm) -> None:
+    """Token t is mostly followed by t + 1, which the draft proposes: not all proposals are accepted."""
+    target, draft = vllm.runner.get_model(), drafter(vllm).model
     draft = getattr(draft, "unwrap", lambda: draft)()
     generator = torch.Generator("cpu").manual_seed(SEED)
 
@@ -102,40 +102,40 @@ def draw_weights(host: InProcessVllm) -> None:
                 weights.data.copy_(embedding)
             elif "lm_head" in name:
                 weights.data.copy_(target.lm_head.weight)
-            elif "fc." in name:  # EAGLE's: the token's embedding beside the target's hidden state
+            elif "fc." in name:  # EAGLE's input: the token's embedding, then the target's hidden state
                 size = weights.shape[0]
                 weights.data.copy_(torch.cat((torch.eye(size), torch.zeros(size, size)), dim=1))
             else:
                 normal(weights, 0.02)
 
 
-def drafter(host: InProcessVllm) -> Any:
-    """What proposes tokens, on either runner."""
-    return getattr(host.runner, "drafter", None) or host.runner.speculator
+def drafter(vllm: InProcessVllm) -> Any:
+    """The proposer of draft tokens, on either runner."""
+    return getattr(vllm.runner, "drafter", None) or vllm.runner.speculator
 
 
-def answers(host: InProcessVllm, plan: Plan) -> list[list[int]]:
-    """Prompts of four shared beginnings, then the same from the end: one answer for each."""
-    told: dict[int, list[int]] = {}
+def answers(vllm: InProcessVllm, plan: Plan) -> list[list[int]]:
+    """Answers to prompts with four shared beginnings, and to the same prompts in reverse order."""
+    found: dict[int, list[int]] = {}
 
-    def note(outputs: list[Any]) -> bool:
+    def keep(outputs: list[Any]) -> bool:
         done = (output for output in outputs if output.finished)
-        told.update((int(each.request_id.split("-")[1]), list(each.outputs[0].token_ids)) for each in done)
+        found.update((int(each.request_id.split("-")[1]), list(each.outputs[0].token_ids)) for each in done)
         return False
 
-    host.core.reset_prefix_cache()
-    asked = prompts(plan.requests, seed=SEED)
-    for each in (asked, asked[::-1]):
-        host.add_requests(each, plan.tokens)
-        host.run(note)
-    host.synchronize()
-    return [told[number] for number in sorted(told)]
+    vllm.core.reset_prefix_cache()
+    load = prompts(plan.requests, seed=SEED)
+    for ordered in (load, load[::-1]):
+        vllm.add_requests(ordered, plan.tokens)
+        vllm.run(keep)
+    vllm.synchronize()
+    return [found[number] for number in sorted(found)]
 
 
 @contextmanager
-def watching(host: InProcessVllm, adapter: VllmAdapter) -> Iterator[Watched]:
-    """Counts what the scheduler does and times the drafts' `begin` (host time)."""
-    seen, scheduler, drafts = Watched(), host.core.scheduler, adapter._drafts
+def counting(vllm: InProcessVllm, adapter: VllmAdapter) -> Iterator[SchedulerCounts]:
+    """Count what the scheduler does and time the drafts' `begin` (host time)."""
+    seen, scheduler, drafts = SchedulerCounts(), vllm.core.scheduler, adapter._drafts
     update, preempt = scheduler.update_from_output, scheduler._preempt_request
 
     def updated(scheduled: Any, output: Any) -> Any:

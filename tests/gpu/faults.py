@@ -1,4 +1,4 @@
-"""Faults of every reason, planted in a running engine: each is a bug an engine could have."""
+"""Faults of every reason, injected into a running engine: each is a bug that an engine could have."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from canary_obs.runtime.device.byte_address import locate_byte
 from tests.gpu.rig import Rig
 
 GROUP = "full"
-_PATIENCE = 100  # steps until a fault must have been seen
-_ATTEMPTS = 200  # steps until one must have found a place
+_DETECTION_STEPS = 100  # within which a fault must be counted
+_INJECTION_STEPS = 200  # within which a batch must fit a fault
 
 
 def nothing() -> None:
@@ -25,44 +25,44 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planted:
-    """A fault in place: the slots it has spoiled for good, what follows its forward, what ends it."""
+class Fault:
+    """An injected fault, and how it is restored."""
 
-    slots: list[int]
-    forwarded: Callable[[], None] = nothing
-    stepped: Callable[[], None] = nothing
-    seen: Callable[[], None] = nothing
+    slots: list[int]  # that stay corrupt
+    after_forward: Callable[[], None] = nothing
+    after_step: Callable[[], None] = nothing
+    restore: Callable[[], None] = nothing  # once it was counted
 
 
-Planter = Callable[[Rig, ForwardBatch, random.Random], Planted | None]
+MakeFault = Callable[[Rig, ForwardBatch, random.Random], Fault | None]
 
 
 class FaultyRunner(Runner):
-    """Lets a fault into the batch, and into what the forward leaves."""
+    """Injects a fault into a batch, and into what its forward wrote."""
 
-    plant: Callable[[ForwardBatch], Planted | None] | None = None
-    planted: Planted | None = None
-    _under_way = False  # in the step whose forward the fault is for
+    make_fault: Callable[[ForwardBatch], Fault | None] | None = None  # None for a batch that does not fit
+    fault: Fault | None = None
+    _in_step = False  # between the forward with the fault and the end of its step
 
     def prepare(self, plan: Plan) -> ForwardBatch:
         batch = super().prepare(plan)
-        if self.plant is not None and self.planted is None:
-            self.planted = self.plant(batch)
+        if self.make_fault is not None and self.fault is None:
+            self.fault = self.make_fault(batch)
         return batch
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         logits = super().forward(batch)
-        if self.planted is not None and self.plant is not None:
-            self.planted.forwarded()
-            self.plant, self._under_way = None, True
+        if self.fault is not None and self.make_fault is not None:
+            self.fault.after_forward()
+            self.make_fault, self._in_step = None, True
         return logits
 
     def sample(self, batch: ForwardBatch, logits: torch.Tensor) -> list[int | None]:
         tokens = super().sample(batch, logits)
-        if self.planted is not None and self._under_way:
-            torch.cuda.synchronize()  # the checks of the step have seen it
-            self.planted.stepped()
-            self._under_way = False
+        if self.fault is not None and self._in_step:
+            torch.cuda.synchronize()  # until the checks of the step have run
+            self.fault.after_step()
+            self._in_step = False
         return tokens
 
 
@@ -84,19 +84,19 @@ def _prefix(batch: ForwardBatch, draw: random.Random, least: int = 8) -> tuple[i
     return index, draw.randrange(1, batch.prefixes[index] - 1)
 
 
-def _redirect(rig: Rig, batch: ForwardBatch, index: int, position: int, slot: int) -> Planted:
-    """The table leads to another slot for one forward."""
+def _redirect(rig: Rig, batch: ForwardBatch, index: int, position: int, slot: int) -> Fault:
+    """Let the table point to another slot for one forward."""
     table, row = rig.engine.runner.pool.req_to_token, batch.requests[index].row
     right = int(table[row, position])
     table[row, position] = slot
 
-    def back() -> None:
+    def restore() -> None:
         table[row, position] = right
 
-    return Planted(slots=[], stepped=back)
+    return Fault(slots=[], after_step=restore)
 
 
-def chain(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
+def chain(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
     """A page of another request, at the same position."""
     found, other = _prefix(batch, draw), _prefix(batch, draw)
     if found is None or other is None:
@@ -111,7 +111,7 @@ def chain(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
     return _redirect(rig, batch, index, position, int(theirs[position]))
 
 
-def position(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
+def position(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
     """A slot of the same request, one position off."""
     found = _prefix(batch, draw)
     if found is None:
@@ -121,8 +121,8 @@ def position(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | No
     return _redirect(rig, batch, index, place, slot) if _complete(_record(rig, slot)) else None
 
 
-def token(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
-    """The engine's own token list loses a token after its KV was computed."""
+def token(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
+    """A token of the engine's list changes after its KV was computed."""
     found = _prefix(batch, draw)
     if found is None:
         return None
@@ -131,18 +131,18 @@ def token(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
         return None
     right, owner, row = int(request.tokens[last]), rig.canary._adapter._digests._owner, request.row
     request.tokens[last] = right ^ 1
-    owner[row] = -1  # as if the digest were taken from the list anew
+    owner[row] = -1  # as if the digest were computed from the list again
 
-    def back() -> None:
+    def restore() -> None:
         request.tokens[last] = right
         owner[row] = -1
 
     start, stop = batch.prefixes[found[0]], batch.prefixes[found[0]] + batch.extends[found[0]]
-    return Planted(slots=request.slots[start:stop].tolist(), seen=back)
+    return Fault(slots=request.slots[start:stop].tolist(), restore=restore)
 
 
-def kv_data(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
-    """A bit of a slot in use turns over."""
+def kv_data(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
+    """A bit flips in a slot in use."""
     found = _prefix(batch, draw)
     if found is None:
         return None
@@ -151,54 +151,54 @@ def kv_data(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | Non
         return None
     source = draw.choice(rig.canary.state.groups[0].view.sources)
     locate_byte(source, slot, draw.randrange(source.slot_bytes)).flip(1 << draw.randrange(8))
-    return Planted(slots=[slot])
+    return Fault(slots=[slot])
 
 
 def _new_token(batch: ForwardBatch, draw: random.Random) -> tuple[int, list[int]]:
-    """A new token: its place in the batch, and the slots from its own to the last of its request."""
+    """A new token: its index in the batch, and the slots from its own to the last of its request."""
     index = draw.randrange(len(batch.extends))
     start, offset = sum(batch.extends[:index]), draw.randrange(batch.extends[index])
     return start + offset, batch.out_slots[start + offset : start + batch.extends[index]].tolist()
 
 
-def write_token(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
+def write_token(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
     """The model is given another token than the engine's list has."""
     place, slots = _new_token(batch, draw)
     batch.input_ids[place] ^= 1
-    return Planted(slots=slots)
+    return Fault(slots=slots)
 
 
-def write_position(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
+def write_position(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
     """The model is given a position one too small."""
     place, slots = _new_token(batch, draw)
     if int(batch.positions[place]) == 0:
         return None
     batch.positions[place] -= 1
-    return Planted(slots=slots)
+    return Fault(slots=slots)
 
 
-def unwritten(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
-    """The engine gives a slot up and goes on using it."""
+def unwritten(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
+    """The engine frees a slot and goes on using it."""
     found = _prefix(batch, draw)
     if found is None:
         return None
     slot = int(batch.requests[found[0]].slots[found[1]])
     rig.canary.invalidated(GROUP, torch.tensor([slot], device=batch.rows.device))
-    return Planted(slots=[slot])
+    return Fault(slots=[slot])
 
 
-def lost_write(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Planted | None:
-    """The forward leaves a reused slot as it was."""
+def lost_write(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
+    """The forward does not write a reused slot."""
     place, (slot, *_) = _new_token(batch, draw)
     old, kv = _record(rig, slot), rig.engine.runner.pool.kv
     same = (old[layout.IDENTITY] & 0xFFFFFFFF) == int(batch.input_ids[place])
     if not _complete(old) or same:
         return None
     kept = kv[:, :, slot].clone()
-    return Planted(slots=[slot], forwarded=lambda: kv[:, :, slot].copy_(kept))
+    return Fault(slots=[slot], after_forward=lambda: kv[:, :, slot].copy_(kept))
 
 
-PLANTERS: dict[Reason, Planter] = {
+FAULTS: dict[Reason, MakeFault] = {
     Reason.CHAIN: chain,
     Reason.POSITION: position,
     Reason.TOKEN: token,
@@ -217,26 +217,26 @@ def counted(rig: Rig) -> list[int]:
     return found
 
 
-def plant(rig: Rig, reason: Reason, draw: random.Random) -> int | None:
-    """One fault, until it is counted under its reason; returns how many steps that took, None = never."""
+def inject(rig: Rig, reason: Reason, draw: random.Random) -> int | None:
+    """Inject one fault and run until it is counted under its reason; returns the steps, None = never."""
     runner = rig.engine.runner
     assert isinstance(runner, FaultyRunner)
-    runner.planted, runner.plant = None, lambda batch: PLANTERS[reason](rig, batch, draw)
+    runner.fault, runner.make_fault = None, lambda batch: FAULTS[reason](rig, batch, draw)
     before = counted(rig)[reason]
-    for _ in range(_ATTEMPTS):
+    for _ in range(_INJECTION_STEPS):
         rig.run(1)
-        if runner.planted is not None:
+        if runner.fault is not None:
             break
-    planted = runner.planted
-    assert planted is not None, f"no place for {reason.name} in {_ATTEMPTS} steps"
+    fault = runner.fault
+    assert fault is not None, f"no batch fits a fault of {reason.name} within {_INJECTION_STEPS} steps"
     steps: int | None = 0
     while counted(rig)[reason] == before:
-        if steps == _PATIENCE:
+        if steps == _DETECTION_STEPS:
             steps = None
             break
         rig.run(1)
         steps += 1
-    planted.seen()
-    if planted.slots:
-        rig.canary.received(GROUP, torch.tensor(planted.slots, device=runner.device))
+    fault.restore()
+    if fault.slots:
+        rig.canary.received(GROUP, torch.tensor(fault.slots, device=runner.device))
     return steps

@@ -1,7 +1,7 @@
-"""All that a GPU has to prove, in one command: python3 -m tests.gpu.prove --output FOLDER.
+"""Run every GPU test and measurement: python3 -m tests.gpu.prove --output FOLDER.
 
-Half an hour with one GPU, less with two. FOLDER/summary.json tells how each proof ended, as soon as it has.
-Exit code 1 = one did not hold, or was not run.
+Takes half an hour with one GPU, less with two. FOLDER/summary.json has the outcome of each proof
+as soon as it has ended. Exit code 1 = a proof failed or could not be run.
 """
 
 from __future__ import annotations
@@ -24,125 +24,126 @@ import torch
 
 _PYTHON = (sys.executable, "-m")
 _SANITIZER = "compute-sanitizer"
-QUIET = "pipeline", "step", "kernels", "patrol"  # benches with host times among their figures
+HOST_TIMES = "pipeline", "step", "kernels", "patrol"  # benches with host times among their figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """A command that ends with 0 when what it proves holds."""
+    """A command whose exit code 0 proves something."""
 
     name: str
     command: tuple[str, ...]
-    long: bool = False  # shares a GPU with any other, and takes as long as all of them
-    quiet: bool = False  # its timings need the host for themselves
-    alone: bool = False  # its timings need a GPU for themselves
+    long: bool = False  # shares a GPU with others, and takes as long as all of them together
+    needs_host: bool = False  # its timings need the host to themselves
+    needs_gpu: bool = False  # its timings need a GPU to themselves
     gpus: int = 1
     environ: dict[str, str] = field(default_factory=dict)
     missing: str = ""  # why it cannot be run here
 
 
-class InjectionLog:
-    """How each proof ended; on disk at any moment."""
+class Summary:
+    """Outcome of each proof: `exit` and `seconds`, or `not_run`; the file is complete at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
-        self.ended: dict[str, dict[str, object]] = {}
+        self.outcomes: dict[str, dict[str, object]] = {}
 
-    def enter(self, name: str, **facts: object) -> None:
+    def add(self, name: str, **facts: object) -> None:
         with self._lock:
-            self.ended[name] = facts
+            self.outcomes[name] = facts
             draft = self._path.with_suffix(".new")
-            draft.write_text(json.dumps(self.ended, indent=1) + "\n")
+            draft.write_text(json.dumps(self.outcomes, indent=1) + "\n")
             draft.replace(self._path)
             print(name, *(f"{key}={value}" for key, value in facts.items()), flush=True)
 
     @property
     def ok(self) -> bool:
-        return all(facts.get("exit") == 0 for facts in self.ended.values())
+        return all(facts.get("exit") == 0 for facts in self.outcomes.values())
 
 
 def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
-    """All of them; results go to the folder."""
+    """All of them; their results go to the folder."""
 
-    def module(name: str, what: str, *given: str, **facts: object) -> Proof:
-        command = (*_PYTHON, *what.split(), *given, "--output", str(folder / f"{name}.json"))
+    def module(name: str, call: str, *options: str, **facts: object) -> Proof:
+        command = (*_PYTHON, *call.split(), *options, "--output", str(folder / f"{name}.json"))
         return Proof(name=name, command=command, **facts)  # type: ignore[arg-type]
 
     has_vllm = importlib.util.find_spec("vllm") is not None
     no_vllm = "" if has_vllm else "vLLM is not installed"
     no_sanitizer = "" if shutil.which(_SANITIZER) else f"{_SANITIZER} is not installed"
     pytest = *_PYTHON, "pytest", "-p", "no:cacheprovider"
-    # Each tensor its own allocation: otherwise a stray access hits a neighbour and is none.
-    apart = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    # One allocation per tensor: otherwise a stray access hits a neighbour and is not noticed.
+    no_cache = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return [
         module("soak", "tests.gpu.soak", "--seconds", str(soak_seconds), long=True),
-        *(module(name, f"canary_obs bench {name}", quiet=True) for name in QUIET),
+        *(module(name, f"canary_obs bench {name}", needs_host=True) for name in HOST_TIMES),
         *(
-            module(f"vllm_{name}", f"canary_obs bench vllm-gpu --runner {name}", alone=True, missing=no_vllm)
-            for name in ("v2", "v1")
+            module(f"vllm_{runner}", f"canary_obs bench vllm-gpu --runner {runner}", needs_gpu=True,
+                   missing=no_vllm)
+            for runner in ("v2", "v1")
         ),
         Proof(name="suite", command=(*pytest, "-m", "not slow", "tests/kernels", "tests/gpu")),
         *(
             Proof(
                 name=tool,
                 command=(_SANITIZER, "--tool", tool, *pytest, "-k", "TRITON", "tests/kernels"),
-                environ=apart,
+                environ=no_cache,
                 missing=no_sanitizer,
             )
             for tool in ("memcheck", "racecheck")
         ),
         *(
-            module(f"drafts_{given.replace(' --draft ', '_')}", f"tests.gpu.vllm_drafts --runner {given}",
+            module(f"drafts_{options.replace(' --draft ', '_')}", f"tests.gpu.vllm_drafts --runner {options}",
                    missing=no_vllm)
-            for given in ("v2", "v1", "v1 --draft model")
+            for options in ("v2", "v1", "v1 --draft model")
         ),
         module("two_ranks", "tests.gpu.two_ranks", gpus=2),
     ]  # fmt: skip
 
 
-def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> InjectionLog:
-    """The quiet ones; the long one on the first GPU, beside it those alone on the last, then the rest.
+def run_all(wanted: Sequence[Proof], gpus: int, folder: Path) -> Summary:
+    """Run proofs so that none disturbs the timings of another.
 
-    The rest sees every GPU. On the only GPU those alone wait for all the others.
+    First those that need the host. Then the long one on the first GPU; at the same time those that need a GPU
+    on the last one, and after them the rest, which sees every GPU. With one GPU those that need it come last.
     """
-    injections = InjectionLog(folder / "summary.json")
+    summary = Summary(folder / "summary.json")
     runnable = []
     for proof in wanted:
         reason = proof.missing or (f"needs {proof.gpus} GPUs, here are {gpus}" if proof.gpus > gpus else "")
         if reason:
-            injections.enter(proof.name, not_run=reason)
+            summary.add(proof.name, not_run=reason)
         else:
             runnable.append(proof)
     long = [proof for proof in runnable if proof.long]
-    alone = [proof for proof in runnable if proof.alone]
-    rest = [proof for proof in runnable if not (proof.long or proof.quiet or proof.alone)]
+    needing_gpu = [proof for proof in runnable if proof.needs_gpu]
+    rest = [proof for proof in runnable if not (proof.long or proof.needs_host or proof.needs_gpu)]
 
-    def in_turn(devices: str, several: Sequence[Proof]) -> None:
+    def run_each(devices: str, several: Sequence[Proof]) -> None:
         for proof in several:
-            _run(proof, devices, folder, injections)
+            _run(proof, devices, folder, summary)
 
-    in_turn("0", [proof for proof in runnable if proof.quiet])
+    run_each("0", [proof for proof in runnable if proof.needs_host])
     with ThreadPoolExecutor(1) as first:
-        soaking = first.submit(in_turn, "0", long)
+        soaking = first.submit(run_each, "0", long)
         if gpus > 1:
-            in_turn(str(gpus - 1), alone)
-        in_turn(",".join(map(str, range(gpus))), rest)
+            run_each(str(gpus - 1), needing_gpu)
+        run_each(",".join(map(str, range(gpus))), rest)
         soaking.result()
     if gpus == 1:
-        in_turn("0", alone)
-    return injections
+        run_each("0", needing_gpu)
+    return summary
 
 
-def _run(proof: Proof, devices: str, folder: Path, injections: InjectionLog) -> None:
+def _run(proof: Proof, devices: str, folder: Path, summary: Summary) -> None:
     started = time.monotonic()
     environ = os.environ | proof.environ | {"CUDA_VISIBLE_DEVICES": devices}
     with (folder / f"{proof.name}.log").open("wb") as log:
         done = subprocess.run(proof.command, stdout=log, stderr=subprocess.STDOUT, env=environ, check=False)
-    injections.enter(proof.name, exit=done.returncode, seconds=round(time.monotonic() - started, 1))
+    summary.add(proof.name, exit=done.returncode, seconds=round(time.monotonic() - started, 1))
 
 
 def main() -> int:
-    """Run what is wanted; see the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--soak-seconds", type=float, default=1200.0)

@@ -1,4 +1,4 @@
-"""A small engine on the GPU under traffic, with a canary inside."""
+"""A small engine on the GPU under load, with a canary attached."""
 
 from __future__ import annotations
 

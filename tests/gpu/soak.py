@@ -12,16 +12,16 @@ from typing import Any
 
 from canary_kernels.layout import Reason
 from canary_obs.bench.environment import environment
-from tests.gpu.faults import PLANTERS, FaultyRunner, counted, plant
+from tests.gpu.faults import FAULTS, FaultyRunner, counted, inject
 from tests.gpu.rig import Rig, make_rig
 
-# Ten times what the patrol takes by default beside forwards on an H200 (0.1 % of 4.6 TB/s).
+# Ten times the patrol's default budget during forwards on an H200 (0.1 % of 4.6 TB/s).
 PATROL = "46GB/s"
-FAULTS = 200
+FAULT_COUNT = 200
 
 
 def clean(seconds: float, page_size: int) -> dict[str, Any]:
-    """Traffic with eviction, preemption, aborts, captured graphs, sweeps and patrol; nothing planted."""
+    """Traffic with eviction, preemption, aborts, captured graphs, sweeps and patrol; no faults."""
     rig = make_rig(patrol_budget=PATROL, sweep_interval=50, engine={"page_size": page_size})
     started = time.monotonic()
     while time.monotonic() - started < seconds:
@@ -30,28 +30,28 @@ def clean(seconds: float, page_size: int) -> dict[str, Any]:
     return _report(rig) | {"seconds": round(time.monotonic() - started, 1)}
 
 
-def planted(faults: int) -> dict[str, Any]:
-    """Faults of every reason in turn, one at a time; each must be counted under its reason, and then end."""
+def with_faults(faults: int) -> dict[str, Any]:
+    """Faults of all reasons, one at a time; each must be counted under its reason, and nothing after."""
     rig = make_rig(runner=FaultyRunner, patrol_budget=PATROL, sweep_interval=50)
     rig.run(300)
-    draw, reasons = random.Random(5), list(PLANTERS)
+    draw, reasons = random.Random(5), list(FAULTS)
     steps: dict[Reason, list[int | None]] = {reason: [] for reason in reasons}
     false_alarms = sum(counted(rig))
     for number in range(faults):
         reason = reasons[number % len(reasons)]
-        steps[reason].append(plant(rig, reason, draw))
+        steps[reason].append(inject(rig, reason, draw))
         after = sum(counted(rig))
         rig.run(5)
         false_alarms += sum(counted(rig)) - after
     return _report(rig) | {
-        "planted": faults,
-        "caught": sum(found is not None for one in steps.values() for found in one),
+        "injected": faults,
+        "caught": sum(found is not None for results in steps.values() for found in results),
         "false_alarms_between_faults": false_alarms,
         "by_reason": {
             reason.name.lower(): {
-                "planted": len(found),
-                "caught": sum(one is not None for one in found),
-                "most_steps": max((one for one in found if one is not None), default=None),
+                "injected": len(found),
+                "caught": sum(count is not None for count in found),
+                "most_steps": max((count for count in found if count is not None), default=None),
             }
             for reason, found in steps.items()
         },
@@ -83,19 +83,19 @@ def _report(rig: Rig) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Exit code 0 = no violation in the clean part, no fault missed and no false alarm in the other."""
+    """Exit code 0 = no violation without faults; no fault missed and no false alarm with them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--page-size", type=int, default=1)
-    parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument("--faults", type=int, default=FAULT_COUNT)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     result = {"environment": environment(), "clean": clean(given.seconds, given.page_size)}
     ok = not result["clean"]["violations"]
-    if given.output is not None:  # a machine that is taken away between the two takes no more than the second
+    if given.output is not None:  # now already: a lent machine may be taken away before the second part
         given.output.write_text(json.dumps(result, indent=1) + "\n")
     if given.faults:
-        found = result["planted"] = planted(given.faults)
+        found = result["injected"] = with_faults(given.faults)
         ok &= found["caught"] == given.faults and not found["false_alarms_between_faults"]
     sys.stdout.write(json.dumps(result) + "\n")
     if given.output is not None:

@@ -1,4 +1,4 @@
-"""On a GPU: long writes launched back to back, beside other work and as a graph tell each other the truth."""
+"""On a GPU: chunks of long writes exchange correct sums, back to back, with other work, in a graph."""
 
 import random
 
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-LONGEST = 40_000  # 157 chunks: more than the multiprocessors of the GPUs meant
+LONGEST = 40_000  # 157 chunks: more than a GPU has multiprocessors
 LAUNCH = 1 << 32
 
 
@@ -40,9 +40,9 @@ def chains_of(tokens: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     return torch.cat([chain_of(part)[:-1] for part in tokens.cpu().split(lengths)])
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_back_to_back(beside):
-    """Lengths jump, so that each launch finds sums of several earlier ones; the host waits for none."""
+@pytest.mark.parametrize("other_work", [False, True])
+def test_back_to_back(other_work):
+    """Lengths vary, so that each launch finds the sums of several earlier ones; the host waits for none."""
     rng = random.Random(1)
     buffers = allocate_buffers(LONGEST, torch.ones(1, dtype=torch.int64, device="cuda"))
     forwards = []
@@ -57,7 +57,7 @@ def test_back_to_back(beside):
     torch.cuda.synchronize()
     written = []
     for number, _, batch in forwards:
-        if beside and number % 4 == 0:
+        if other_work and number % 4 == 0:
             with torch.cuda.stream(other):
                 torch.mm(square, square)
         write_identities(Backend.TRITON, buffers, batch)

@@ -1,4 +1,4 @@
-"""The patrol reads beside forwards that write: no false alarm, and what is corrupt is found."""
+"""The patrol reads while forwards write: no false alarm, and corrupt bytes are found."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
     rig.canary.detach()
 
 
-def test_a_flipped_bit_is_found_beside_the_engine() -> None:
+def test_a_flipped_bit_is_found_while_the_engine_runs() -> None:
     rig = make_rig(patrol_budget="1GB/s", reuse_data=False, idle_sweep=False)
     rig.run(60)
     found = 0
@@ -85,8 +85,8 @@ def test_a_flipped_bit_is_found_beside_the_engine() -> None:
     rig.canary.detach()
 
 
-def test_sums_in_wait_are_not_shared_with_the_engines_stream() -> None:
-    """int8 with scales takes several launches, whose sums wait between them: two streams, two rooms."""
+def test_partial_sums_are_not_shared_with_the_engines_stream() -> None:
+    """int8 with scales takes several launches with partial sums between: each stream has its own scratch."""
     rig = make_rig(model="int8", patrol_budget="1TB/s", sweep_interval=20)
     assert all(group.plan.scratch is not None for group in rig.canary.state.groups)
     for _ in range(600):

@@ -1,4 +1,4 @@
-"""Work aside sees what was queued before it, and is done before what is queued after the join."""
+"""Work on the side stream runs after what was queued before it, and before what is queued after the join."""
 
 import torch
 
@@ -25,7 +25,7 @@ def test_order() -> None:
     assert seen.eq(torch.arange(1, ROUNDS + 1, device=DEVICE)[:, None]).all()
 
 
-def test_behind_the_mark_does_not_wait_for_what_follows_it() -> None:
+def test_work_after_the_mark_does_not_wait_for_what_follows_the_mark() -> None:
     side_stream = SideStream(DEVICE, wanted=True)
     values = torch.zeros(1 << 16, dtype=torch.int64, device=DEVICE)
     seen = torch.zeros((3, values.shape[0]), dtype=torch.int64, device=DEVICE)

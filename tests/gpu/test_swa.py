@@ -1,4 +1,4 @@
-"""Sliding-window groups on a GPU: in captured graphs and beside them, reported without a wait."""
+"""Sliding-window groups on a GPU: in captured graphs and without, reported without a wait."""
 
 from __future__ import annotations
 

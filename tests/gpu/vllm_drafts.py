@@ -1,6 +1,6 @@
-"""A vLLM that speculates, its draft's layers watched: python3 -m tests.gpu.vllm_drafts --runner v2.
+"""A vLLM that speculates, its draft's layers protected: python3 -m tests.gpu.vllm_drafts --runner v2.
 
-Exit code 1 = something of `checks` in what it prints does not hold.
+Exit code 1 = one of `checks` in the printed JSON is false.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.report.snapshot import counters_of
 from canary_obs.vocabulary import Reason, State
 from tests.engines.vllm.real.rig import prompts
-from tests.gpu.draft_engine import METHODS, SEED, Plan, answers, start, watching
+from tests.gpu.draft_engine import METHODS, SEED, Plan, answers, counting, start
 
 FLIPS = 8  # of idle cached blocks, and as many of blocks in use
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
-class Tampered:
-    """The cache of the draft's first layer, in which one bit at a time is turned and turned back."""
+class DraftCache:
+    """The cache of the draft's first layer, in which one bit at a time is flipped and restored."""
 
-    def __init__(self, host: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter) -> None:
+    def __init__(self, vllm: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter) -> None:
         self.own = next(found for found in adapter.found if found.draft)
-        cache = host.config.compilation_config.static_forward_context[self.own.layers[0]].kv_cache
+        cache = vllm.config.compilation_config.static_forward_context[self.own.layers[0]].kv_cache
         self._words = cache.view(_INTEGERS[cache.element_size()])  # [blocks, heads, block size, K | V]
-        self._host, self._canary, self._adapter = host, canary, adapter
+        self._vllm, self._canary, self._adapter = vllm, canary, adapter
         self._draw = random.Random(SEED)
 
     def flip(self, blocks: list[int]) -> dict[str, Any]:
-        """How many flips were counted under `draft`, and named their slot; violations of all groups."""
-        told, by_group = {"flips": len(blocks), "counted": 0, "slot_named": 0}, Counter[str]()
+        """Flips counted under `draft`, flips whose slot was named, and violations by group."""
+        counts, by_group = {"flips": len(blocks), "counted": 0, "slot_named": 0}, Counter[str]()
         for block in blocks:
             rest = (self._draw.randrange(length) for length in self._words.shape[1:])
             counted, rows = self._checked((block, *rest), 1 << self._draw.randrange(14))
             by_group += counted
-            told["counted"] += counted["draft"] > 0
-            told["slot_named"] += {(row.group, row.reason) for row in rows} == {("draft", Reason.KV_DATA)}
-        return told | {"by_group": dict(by_group)}
+            counts["counted"] += counted["draft"] > 0
+            counts["slot_named"] += {(row.group, row.reason) for row in rows} == {("draft", Reason.KV_DATA)}
+        return counts | {"by_group": dict(by_group)}
 
     def _checked(self, place: tuple[int, ...], bit: int) -> tuple[Counter[str], list[Violation]]:
         rows: list[Violation] = []
-        reporter, keep = self._canary.reporter, self._canary.reporter.violations
+        reporter, report = self._canary.reporter, self._canary.reporter.violations
 
-        def listen(found: list[Violation]) -> None:
+        def report_and_keep(found: list[Violation]) -> None:
             rows.extend(found)
-            keep(found)
+            report(found)
 
         with self._adapter.at_rest(), torch.inference_mode():
-            self._host.synchronize()
+            self._vllm.synchronize()
             before = counted(self._canary)
-            reporter.violations = listen  # type: ignore[method-assign]
+            reporter.violations = report_and_keep  # type: ignore[method-assign]
             self._words[place] ^= bit
             with torch.inference_mode(False):
                 self._canary.check_everything()
             self._words[place] ^= bit
-            self._host.synchronize()
-            reporter.violations = keep  # type: ignore[method-assign]
+            self._vllm.synchronize()
+            reporter.violations = report  # type: ignore[method-assign]
         size = self.own.block_size
         # On CPUs a token's bytes do not lie at its offset: there only the block is known.
         exact = range(place[2], place[2] + 1) if self._words.is_cuda else range(size)
@@ -83,7 +83,7 @@ class Tampered:
 
 
 def counters(canary: CanaryRuntime) -> dict[str, GroupCounters]:
-    """By group, the patrol's among them."""
+    """By group, the patrol's included."""
     return counters_of(canary)
 
 
@@ -93,32 +93,32 @@ def counted(canary: CanaryRuntime) -> Counter[str]:
     return Counter({n: sum(sum(reasons.values()) for reasons in g.violations.values()) for n, g in groups})
 
 
-def flips(host: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter, plan: Plan) -> dict[str, Any]:
-    """Of idle cached blocks, then of blocks that running requests use."""
-    tampered, draw = Tampered(host, canary, adapter), random.Random(SEED)
-    result = {"idle": tampered.flip(draw.sample(sorted(host.idle_blocks()), FLIPS))}
-    host.add_requests(prompts(FLIPS, seed=SEED + 1), plan.tokens)
+def flips(vllm: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter, plan: Plan) -> dict[str, Any]:
+    """Flips in idle cached blocks, then in blocks that running requests use."""
+    cache_of_draft, draw = DraftCache(vllm, canary, adapter), random.Random(SEED)
+    result = {"idle": cache_of_draft.flip(draw.sample(sorted(vllm.idle_blocks()), FLIPS))}
+    vllm.add_requests(prompts(FLIPS, seed=SEED + 1), plan.tokens)
     steps = iter(range(12))
-    host.run(lambda _: next(steps, None) is None)
-    # Blocks of the prompts' shared beginnings: no step writes them any more.
-    whole = 200 // tampered.own.block_size
-    lists = dict(adapter.request_blocks(tampered.own.number)).values()
+    vllm.run(lambda _: next(steps, None) is None)
+    # Only blocks of the prompts' shared beginnings: no step writes them any more.
+    whole = 200 // cache_of_draft.own.block_size
+    lists = dict(adapter.request_blocks(cache_of_draft.own.number)).values()
     used = sorted({block for blocks in lists for block in blocks[:whole]})
-    result["in_use"] = tampered.flip(draw.sample(used, FLIPS))
-    host.run()
+    result["in_use"] = cache_of_draft.flip(draw.sample(used, FLIPS))
+    vllm.run()
     return result
 
 
-def waits(host: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter) -> dict[str, Any]:
-    """Whether a hook waits for the device while requests come and go, drafts' own among them."""
+def waits(vllm: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter) -> dict[str, Any]:
+    """Waits for the device within hooks, the draft group's included, while requests arrive and end."""
     drafts = adapter._drafts
     if drafts is None:
         return {"checked": False}
-    return find_device_waits(host, canary, adapter, also=((drafts, ("begin",)),))
+    return find_device_waits(vllm, canary, adapter, also=((drafts, ("begin",)),))
 
 
 def of_draft(counted: GroupCounters) -> dict[str, Any]:
-    """Checks of the draft's slots, and the share of them that had nothing to be checked against."""
+    """Checks of the draft's slots, and the share of them that could not be verified."""
     verified = sum(counted.verified.values())
     unverified = {cause.value: count for cause, count in counted.unverified.items() if count}
     without = sum(unverified.values())
@@ -131,19 +131,19 @@ def of_draft(counted: GroupCounters) -> dict[str, Any]:
     }
 
 
-def observe(host: InProcessVllm, plan: Plan) -> dict[str, Any]:
-    """The same work without the canary, with it, and without it again; then flips."""
-    without = answers(host, plan)
+def measure(vllm: InProcessVllm, plan: Plan) -> dict[str, Any]:
+    """The same load without the canary, with it, then bit flips, and the load without it again."""
+    without = answers(vllm, plan)
     os.environ["KV_CANARY_MODE"] = "log"
-    with attached(host) as (canary, adapter):
+    with attached(vllm) as (canary, adapter):
         if not any(found.draft for found in adapter.found):
             return {"groups": [found.view.name for found in adapter.found], "coverage": canary.state.coverage}
-        with watching(host, adapter) as seen:
-            protected = answers(host, plan)
+        with counting(vllm, adapter) as seen:
+            protected = answers(vllm, plan)
         with adapter.at_rest():
             canary.check_everything()
         state, reasons = canary.verdict()
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             "steps": seen.steps, "accepted": seen.accepted, "rejected": seen.rejected,
             "preempted": seen.preempted, "begin_us_median": round(statistics.median(seen.begin_us), 1),
             "host_us_per_step": {
@@ -157,16 +157,16 @@ def observe(host: InProcessVllm, plan: Plan) -> dict[str, Any]:
             "draft": of_draft(counters(canary)["draft"]),
             "swept": canary.sweeper.last.total if canary.sweeper.last else 0,
         }  # fmt: skip
-        told["waits"] = waits(host, canary, adapter)
-        told["violations_of_counted"] = sum(counted(canary).values())
-        told["flips"] = flips(host, canary, adapter, plan)
-        told["faults_after"] = {part: count for part, count in canary.health.faults.items() if count}
-    again = answers(host, plan)
-    told["same_outputs"] = protected == without
-    told["same_outputs_without_canary"] = again == without
-    told["distinct_tokens"] = len({token for answer in without for token in answer})
-    told["follows_last_token"] = round(_followed(without), 3)
-    return told
+        found["waits"] = waits(vllm, canary, adapter)
+        found["violations_of_counted"] = sum(counted(canary).values())
+        found["flips"] = flips(vllm, canary, adapter, plan)
+        found["faults_after"] = {part: count for part, count in canary.health.faults.items() if count}
+    again = answers(vllm, plan)
+    found["same_outputs"] = protected == without
+    found["same_outputs_without_canary"] = again == without
+    found["distinct_tokens"] = len({token for answer in without for token in answer})
+    found["follows_last_token"] = round(_followed(without), 3)
+    return found
 
 
 def _followed(answers: list[list[int]]) -> float:
@@ -174,22 +174,22 @@ def _followed(answers: list[list[int]]) -> float:
     return sum(b == a + 1 for a, b in pairs) / len(pairs)
 
 
-def checks(told: dict[str, Any], facts: dict[str, Any]) -> dict[str, bool]:
-    """What has to hold, by name."""
-    if "draft" not in told:
-        return {"a draft group is there (draft.py's gate is open for this device)": False}
+def checks(found: dict[str, Any], facts: dict[str, Any]) -> dict[str, bool]:
+    """Each requirement by name, and whether it is met."""
+    if "draft" not in found:
+        return {"a draft group is there (draft.py supports this device)": False}
     on_gpu = torch.cuda.is_available()
-    flipped = told["flips"].values()
+    flipped = found["flips"].values()
     return {
         "asynchronous scheduling": facts["async_scheduling"] or not on_gpu,
         "CUDA graphs": "NONE" not in facts["cudagraph_mode"] or not on_gpu,
-        "preempted, accepted and rejected": min(told[n] for n in ("preempted", "accepted", "rejected")) > 0,
-        "no violation": told["violations"] == told["violations_of_counted"] == 0,
-        "no fault of the observer": not told["faults"] and not told["faults_after"],
-        "state ok": told["state"] == [State.OK.value],
-        "draft group verified": min(told["draft"][n] for n in ("verified", "hashed", "completed")) > 0,
-        "no wait for the device": not told["waits"].get("waits"),
-        "same outputs": told["same_outputs"],
+        "preempted, accepted and rejected": min(found[n] for n in ("preempted", "accepted", "rejected")) > 0,
+        "no violation": found["violations"] == found["violations_of_counted"] == 0,
+        "no fault of the observer": not found["faults"] and not found["faults_after"],
+        "state ok": found["state"] == [State.OK.value],
+        "draft group verified": min(found["draft"][n] for n in ("verified", "hashed", "completed")) > 0,
+        "no wait for the device": not found["waits"].get("waits"),
+        "same outputs": found["same_outputs"],
         "flips counted under draft": all(each["counted"] == FLIPS for each in flipped),
         "slots named": all(each["slot_named"] == FLIPS for each in flipped),
         "no flip counted elsewhere": all(set(each["by_group"]) == {"draft"} for each in flipped),
@@ -211,13 +211,13 @@ def main() -> int:
     result: dict[str, Any] = {"plan": {"runner": plan.runner, "draft": plan.draft}} | environment()
     try:
         with TemporaryDirectory() as folder:
-            host = start(Path(folder), plan)
-            facts = host.description()
+            vllm = start(Path(folder), plan)
+            facts = vllm.description()
             result |= facts | {"started_seconds": round(time.monotonic() - began, 1)}
-            told = observe(host, plan)
-            result |= told | {"checks": checks(told, facts)}
-            host.shutdown()
-    except Exception:  # noqa: BLE001 - told in the result, which must be written
+            figures = measure(vllm, plan)
+            result |= figures | {"checks": checks(figures, facts)}
+            vllm.shutdown()
+    except Exception:  # noqa: BLE001 - reported in the result, which must be written
         result |= {"error": traceback.format_exc(), "checks": {"ran to its end": False}}
     result |= {"seconds": round(time.monotonic() - began, 1), "ok": all(result["checks"].values())}
     text = json.dumps(result, indent=1) + "\n"
