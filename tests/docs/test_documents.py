@@ -24,7 +24,7 @@ from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.service.app import create_app
 from canary_obs.vocabulary import Mode, PerturbMode, State
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 HISTORY = "CHANGELOG.md"  # also names what is gone
 FILES = sorted(
