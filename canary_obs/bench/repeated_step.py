@@ -20,8 +20,9 @@ from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.errors import ConfigurationError
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch, Runner
-from canary_obs.reference_engine.model.llama import ModelShape
+from canary_obs.reference_engine.execution.batch import ForwardBatch
+from canary_obs.reference_engine.execution.runner import Runner
+from canary_obs.reference_engine.model.shapes import ModelShape
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import EngineConfig
 from canary_obs.runtime.canary import CanaryRuntime

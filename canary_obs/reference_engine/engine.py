@@ -47,7 +47,7 @@ class Engine:
         captured = captured and shard is None and not pool.compressed
         graphs = DecodeGraphs(model, pool, config.max_running) if captured else None
         self.runner = Runner(model, pool, graphs)
-        self.port = KVConnector()
+        self.connector = KVConnector()
         self.statistics = Statistics()
         self.scheduler = Scheduler(config, self.statistics)
         self.drafter: Drafter | None = None

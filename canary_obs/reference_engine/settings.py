@@ -10,10 +10,7 @@ from pathlib import Path
 import torch
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.reference_engine.model.compression import CompressedShape
-from canary_obs.reference_engine.model.latent import LatentShape
-from canary_obs.reference_engine.model.llama import ModelShape
-from canary_obs.reference_engine.model.sparse import SparseShape
+from canary_obs.reference_engine.model.shapes import CompressedShape, LatentShape, ModelShape, SparseShape
 from canary_obs.reference_engine.tokenizer import VOCAB_SIZE
 
 DEMO_SHAPE = ModelShape(

@@ -37,15 +37,15 @@ class Front(Protocol):
 class TrafficConfig:
     """Time is counted in engine steps, so a seed gives the same load on every machine."""
 
-    arrivals: float = 0.32  # new conversations and next turns per step, on average
+    arrivals: float = 0.32  # new conversations and follow-up prompts per step, on average
     abort_rate: float = 0.02  # probability per step that some unfinished request is aborted
-    max_unfinished: int = 20  # arrivals beyond this are turned away
+    max_unfinished: int = 20  # arrivals beyond this are refused
     system_prompts: int = 6
     system_tokens: Span = (64, 160)
     user_tokens: Span = (16, 96)
     reply_tokens: Span = (8, 112)
-    next_turn: float = 0.7  # probability that a finished conversation goes on
-    pause_steps: Span = (1, 60)  # between an answer and the next turn
+    follow_up_rate: float = 0.7  # probability that a finished conversation goes on
+    pause_steps: Span = (1, 60)  # between an answer and the next prompt
     sampled: float = 0.5  # share of conversations with temperature 1; the others are greedy
 
 
@@ -66,7 +66,7 @@ def scaled_traffic(max_context: int, max_running: int = 16) -> TrafficConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Turn:
+class FollowUp:
     """A conversation that will go on."""
 
     due: int  # step
@@ -83,7 +83,7 @@ class Traffic:
         self._corpus = corpus()
         self._step = 0
         self._open: list[Request] = []
-        self._turns: list[Turn] = []
+        self._follow_ups: list[FollowUp] = []
         self._systems = [self._text(config.system_tokens, bos=True) for _ in range(config.system_prompts)]
 
     def advance(self, engine: Front) -> None:
@@ -101,9 +101,9 @@ class Traffic:
         for request in self._open:
             if not request.done:
                 pending.append(request)
-            elif request.status is Status.FINISHED and self._random.random() < self.config.next_turn:
-                self._turns.append(
-                    Turn(
+            elif request.status is Status.FINISHED and self._random.random() < self.config.follow_up_rate:
+                self._follow_ups.append(
+                    FollowUp(
                         due=self._step + self._within(self.config.pause_steps),
                         history=request.tokens[: request.length].copy(),
                         temperature=request.sampling.temperature,
@@ -112,26 +112,26 @@ class Traffic:
         self._open = pending
 
     def _arrive(self, engine: Front) -> None:
-        turn = self._next_turn(engine.config.max_context)
-        if turn is None:
+        follow_up = self._next_follow_up(engine.config.max_context)
+        if follow_up is None:
             system = self._systems[self._random.integers(len(self._systems))]
             temperature = float(self._random.random() < self.config.sampled)
-            turn = Turn(due=self._step, history=system, temperature=temperature)
-        prompt = np.concatenate([turn.history, self._text(self.config.user_tokens)])
+            follow_up = FollowUp(due=self._step, history=system, temperature=temperature)
+        prompt = np.concatenate([follow_up.history, self._text(self.config.user_tokens)])
         sampling = Sampling(
             max_tokens=self._within(self.config.reply_tokens),
-            temperature=turn.temperature,
+            temperature=follow_up.temperature,
             seed=int(self._random.integers(2**31)),
         )
         self._open.append(engine.add_request(prompt, sampling))
 
-    def _next_turn(self, max_context: int) -> Turn | None:
+    def _next_follow_up(self, max_context: int) -> FollowUp | None:
         """The conversation that is due and has room for another question and answer."""
         longest = max_context - self.config.user_tokens[1] - self.config.reply_tokens[1]
-        self._turns = [turn for turn in self._turns if turn.history.size <= longest]
-        for index, turn in enumerate(self._turns):
-            if turn.due <= self._step:
-                return self._turns.pop(index)
+        self._follow_ups = [follow_up for follow_up in self._follow_ups if follow_up.history.size <= longest]
+        for index, follow_up in enumerate(self._follow_ups):
+            if follow_up.due <= self._step:
+                return self._follow_ups.pop(index)
         return None
 
     def _text(self, span: Span, *, bos: bool = False) -> Tokens:

@@ -17,7 +17,7 @@ from canary_obs.records import Violation, Violations
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.cache.pool import PageAllocator
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.scheduling.scheduler import Plan
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic

@@ -10,7 +10,8 @@ import torch
 
 from canary_kernels import layout
 from canary_kernels.layout import Reason, RecordState
-from canary_obs.reference_engine.execution.runner import ForwardBatch, Runner
+from canary_obs.reference_engine.execution.batch import ForwardBatch
+from canary_obs.reference_engine.execution.runner import Runner
 from canary_obs.reference_engine.scheduling.scheduler import Plan
 from canary_obs.runtime.device.byte_address import locate_byte
 from tests.gpu.rig import Rig

@@ -19,7 +19,7 @@ from canary_obs.reference_engine.disaggregated.decode import DecodeSide
 from canary_obs.reference_engine.disaggregated.messages import Grants, Offers
 from canary_obs.reference_engine.disaggregated.transfer import KVSender
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import tiny, with_model
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
@@ -242,11 +242,11 @@ def _decode(side: DecodeSide, report: Report) -> None:
 def _hear_out(side: DecodeSide) -> None:
     """The engine has stopped; its peer may end in peace."""
     while True:
-        heard = [link.hear(Offers) for link in side._links]
-        if heard[0].closing:
+        received = [link.receive_message(Offers) for link in side._links]
+        if received[0].closing:
             return
         for link in side._links:
-            link.tell(Grants(grants=[]))
+            link.send_message(Grants(grants=[]))
 
 
 def _note_first_steps(engine: Engine, watch: CanaryRuntime, report: Report) -> None:

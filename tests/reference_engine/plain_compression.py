@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from canary_obs.reference_engine.model.compression import CompressedShape
+from canary_obs.reference_engine.model.shapes import CompressedShape
 
 _FP8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
 _FP8 = _FP8[_FP8.isfinite()]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from canary_obs.reference_engine.model.llama import ModelShape
+from canary_obs.reference_engine.model.shapes import ModelShape
 from tests.reference_engine.plain_compression import compressed_part
 from tests.reference_engine.plain_sparse import chosen_positions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from canary_obs.reference_engine.model.sparse import SparseShape
+from canary_obs.reference_engine.model.shapes import SparseShape
 from tests.reference_engine.plain_compression import rounded, turned
 
 

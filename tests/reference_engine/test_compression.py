@@ -15,8 +15,8 @@ from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
 from canary_obs.errors import ConfigurationError
 from canary_obs.reference_engine.cache.entry_rows import EntryRows, IndexRows
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.model.compression import CompressedShape
 from canary_obs.reference_engine.model.llama import random_weights
+from canary_obs.reference_engine.model.shapes import CompressedShape
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import EngineConfig, tiny, with_model
 from tests.reference_engine.plain_llama import plain_logits

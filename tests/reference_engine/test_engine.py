@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from canary_obs.errors import ConfigurationError
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.model.llama import random_weights
 from canary_obs.reference_engine.scheduling.request import Request, Sampling, Status
 from canary_obs.reference_engine.settings import EngineConfig, tiny

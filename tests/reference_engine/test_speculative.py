@@ -8,7 +8,7 @@ import torch
 
 from canary_obs.errors import ConfigurationError
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.oracle import TokenOracle
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import TINY_SHAPE, demo, tiny, with_model

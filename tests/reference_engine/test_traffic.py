@@ -63,7 +63,7 @@ def test_every_prompt_fits(config: EngineConfig) -> None:
 def test_conversations_go_on() -> None:
     config = tiny(num_slots=1024)
     engine = Engine(config)
-    traffic = Traffic(replace(scaled_traffic(config.max_context), next_turn=1.0, arrivals=0.5), 1)
+    traffic = Traffic(replace(scaled_traffic(config.max_context), follow_up_rate=1.0, arrivals=0.5), 1)
     histories: set[bytes] = set()
     continued = 0
     for _ in range(200):

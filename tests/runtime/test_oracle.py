@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from canary_kernels.hashing import mix64_int
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.oracle import TokenOracle
 from canary_obs.reference_engine.scheduling.request import Request, Sampling
 from canary_obs.vocabulary import Phase, Reason

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from canary_obs.records import Violation
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Scheduler
 from canary_obs.vocabulary import PerturbMode, Reason, State
 

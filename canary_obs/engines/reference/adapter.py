@@ -24,7 +24,7 @@ from canary_obs.engines.reference.transfer_hooks import TransferHooks
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.to_device import to_device
 from canary_obs.runtime.device.upload_ring import UploadRing
@@ -163,7 +163,7 @@ class ReferenceAdapter(EngineAdapter):
             self._tier = HostTierHooks(engine.scheduler.host_tier, observer, FULL)
             self._tier.wrap()
         travelling = [name for name, group in self._written.items() if isinstance(group, FullGroup)]
-        self._port = TransferHooks(engine.port, observer, travelling)
+        self._port = TransferHooks(engine.connector, observer, travelling)
         self._port.wrap()
         if self._side_stream.used:
             views = Views(self._plain_view, self._complete)

@@ -18,7 +18,7 @@ from canary_obs.reference_engine.cache.compressed_pool import CompressedPool
 from canary_obs.reference_engine.cache.entry_rows import EntryRows, IndexRows, StateRows
 from canary_obs.reference_engine.cache.radix_cache import RadixCache
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.execution.runs import RunBatch, Span
 from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.to_device import to_device
@@ -123,8 +123,8 @@ class StateGroup:
         extends += [n if span.moves else 0 for span, n in zip(spans, kept, strict=True)]
         ids = np.concatenate([_EMPTY, *(_kept_ids(span, ratio) for span in staying + moving)])
         digests = [_state_digest(span, ratio) for span in spans] + none
-        rows = [2 * span.request.row + span.half for span in spans]
-        rows += [2 * span.request.row + span.next_half if span.moves else -1 for span in spans]
+        rows = [2 * span.request.row + span.buffer for span in spans]
+        rows += [2 * span.request.row + span.next_buffer if span.moves else -1 for span in spans]
         tokens = _group_tokens(before + none, extends, ids, digests, batch.rows.device, rows)
         return GroupStep(slot_table=pool.state_table, out_slots=runs.kept_slots, tokens=tokens)
 
@@ -150,7 +150,7 @@ class StateGroup:
 
     def _slots_of(self, request: Request) -> NDArray[np.int64]:
         ratio = self._pool.ratio
-        first = (2 * request.row + int(self._pool.half[request.row])) * ratio
+        first = (2 * request.row + int(self._pool.buffer[request.row])) * ratio
         return np.arange(first, first + request.computed % ratio)
 
 

@@ -11,7 +11,7 @@ from canary_obs.engine_api.views import GroupStep, GroupTokens, StepView
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.execution.speculative import Drafter
 from canary_obs.reference_engine.to_device import to_device
 

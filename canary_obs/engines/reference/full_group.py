@@ -9,7 +9,8 @@ from torch import Tensor
 
 from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch, Runner
+from canary_obs.reference_engine.execution.batch import ForwardBatch
+from canary_obs.reference_engine.execution.runner import Runner
 
 FULL = "full"
 

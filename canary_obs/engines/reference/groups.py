@@ -13,7 +13,7 @@ from canary_obs.engines.reference.full_group import FULL as FULL, FullGroup
 from canary_obs.engines.reference.swa_group import SWA as SWA, SwaGroup
 from canary_obs.reference_engine.cache.entry_rows import IndexRows
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 
 
 class ShownGroup(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
 from canary_obs.engines.toolkit.side_stream import SideStream
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 
 Forward = Callable[[ForwardBatch], Tensor]
 

@@ -10,7 +10,7 @@ from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView, Windo
 from canary_obs.engines.reference.full_group import FULL
 from canary_obs.reference_engine.cache.pool import WindowPool
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.windows import SlidingWindows
 
 SWA = "swa"

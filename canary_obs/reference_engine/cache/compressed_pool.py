@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from canary_obs.reference_engine.cache.entry_rows import EntryRows, IndexRows, StateRows
-from canary_obs.reference_engine.model.compression import CompressedShape
+from canary_obs.reference_engine.model.shapes import CompressedShape
 from canary_obs.reference_engine.settings import EngineConfig
 
 
@@ -15,8 +15,8 @@ class CompressedPool:
     """Everything that layers of one ratio hold.
 
     The entry of a run lies in slot `last token's slot // ratio`: a page of tokens is a page of entries.
-    The states of a request's incomplete run lie in one of its two halves of `ratio` slots; the next
-    incomplete run takes the other half, so that a forward can read one while it fills the other.
+    The states of a request's incomplete run lie in one of its two buffers of `ratio` slots; the next
+    incomplete run takes the other buffer, so that a forward can read one while it fills the other.
     """
 
     def __init__(self, sizes: CompressedShape, ratio: int, config: EngineConfig) -> None:
@@ -34,12 +34,12 @@ class CompressedPool:
         self.page_table = torch.zeros(
             (config.max_running, -(-config.max_context // config.page_size)), dtype=torch.int32, device=device
         )  # row x page of tokens -> page number
-        halves = 2 * config.max_running
-        self.num_states = halves * ratio
+        buffers = 2 * config.max_running
+        self.num_states = buffers * ratio
         self.states = StateRows(count, self.num_states, sizes.state(ratio), device)
         slots = torch.arange(self.num_states, dtype=torch.int32, device=device)
-        self.state_table = slots.view(halves, ratio)  # 2 * row + half x place in the run -> slot
-        self.half = np.zeros(config.max_running, dtype=np.int64)  # by row; where the incomplete run lies
+        self.state_table = slots.view(buffers, ratio)  # 2 * row + buffer x place in the run -> slot
+        self.buffer = np.zeros(config.max_running, dtype=np.int64)  # by row; where the incomplete run lies
         self._order = torch.arange(self.page_size, device=device)
 
     def follow(self, req_to_token: Tensor) -> None:
@@ -52,6 +52,6 @@ class CompressedPool:
         pages = self.page_table[row, : -(-entries // self.per_page)].long()
         return (pages[:, None] * self.per_page + self._order[: self.per_page]).view(-1)[:entries]
 
-    def state_slots(self, halves: Tensor, places: Tensor) -> Tensor:
+    def state_slots(self, buffers: Tensor, places: Tensor) -> Tensor:
         """int64 [n]: slots of states, through the state table."""
-        return self.state_table[halves, places].long()
+        return self.state_table[buffers, places].long()

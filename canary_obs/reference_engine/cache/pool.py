@@ -10,12 +10,12 @@ from torch import Tensor
 from canary_obs.reference_engine.cache.compressed_pool import CompressedPool
 from canary_obs.reference_engine.cache.entry_rows import IndexRows
 from canary_obs.reference_engine.cache.storage import LayerStore, PlainStore, packed_stores, stored_plainly
-from canary_obs.reference_engine.model.llama import ModelShape
+from canary_obs.reference_engine.model.shapes import ModelShape
 from canary_obs.reference_engine.settings import EngineConfig
 
 
 class PoolError(RuntimeError):
-    """The engine's own bookkeeping is broken: a page freed twice, or one that was never handed out."""
+    """The page accounting is broken: a page freed twice, or one that was never handed out."""
 
 
 class PageAllocator:
@@ -46,9 +46,9 @@ class PageAllocator:
                 f"{pages} pages asked for, {self._depth} free; check free_pages, evict, then allocate"
             )
         self._depth -= pages
-        taken = self._stack[self._depth : self._depth + pages][::-1].copy()
-        self._is_free[taken] = False
-        return self._slots_of(taken)
+        allocated = self._stack[self._depth : self._depth + pages][::-1].copy()
+        self._is_free[allocated] = False
+        return self._slots_of(allocated)
 
     def free(self, slots: NDArray[np.int64]) -> None:
         """Take back whole pages, given as their slots in page order."""

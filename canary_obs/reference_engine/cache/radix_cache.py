@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Tokens = NDArray[np.signedinteger[Any]]  # by position; anything that tells prefixes apart
+Tokens = NDArray[np.signedinteger[Any]]  # by position; anything that distinguishes prefixes
 Slots = NDArray[np.int64]
 
 NEVER = int(np.iinfo(np.int64).max)

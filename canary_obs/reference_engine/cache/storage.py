@@ -12,7 +12,7 @@ from canary_kernels.buffers import KVSource, source_from_tensor
 from canary_kernels.layout import Part
 from canary_obs.reference_engine.cache.quantised import QuantisedStore
 from canary_obs.reference_engine.model.latent import LatentStore
-from canary_obs.reference_engine.model.llama import ModelShape
+from canary_obs.reference_engine.model.shapes import ModelShape
 from canary_obs.reference_engine.settings import EngineConfig, KVFormat
 
 _STORED_AS = {KVFormat.FP8: torch.float8_e4m3fn, KVFormat.INT8: torch.int8}

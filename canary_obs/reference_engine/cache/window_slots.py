@@ -55,10 +55,10 @@ class WindowSlots:
         """Same tokens, other full slots: tombstones of `destination` take what `source` has."""
         takes = self.resident(source) & ~self.resident(destination)
         source, destination = source[takes], destination[takes]
-        taken = self.of[source]
+        moved = self.of[source]
         self.of[source] = NONE
         self._changed.append(source)
-        self._assign(destination, taken)
+        self._assign(destination, moved)
 
     def resumable(self, full: Slots, page_size: int) -> int:
         """Longest prefix, in whole pages, whose last window is resident: a request can go on from there."""

@@ -72,7 +72,7 @@ class DecodeSide:
         return self.engine.abort(request_id)
 
     def _exchange(self) -> None:
-        heard = [link.hear(Offers) for link in self._links]
+        heard = [link.receive_message(Offers) for link in self._links]
         if heard[0].closing:
             self.closing = True
             return
@@ -81,7 +81,7 @@ class DecodeSide:
             landings.append(self._make_place(offer, [one for one in landings if one is not None]))
         answer = Grants(grants=[_grant(landing) for landing in landings])
         for link in self._links:
-            link.tell(answer)
+            link.send_message(answer)
         for landing in landings:
             if landing is not None:
                 self._receiver.receive(landing.fresh, landing.offer.metadata_kind)
@@ -89,7 +89,7 @@ class DecodeSide:
 
     def _make_place(self, offer: Offer, others: Sequence[_Landing]) -> _Landing | None:
         config, scheduler = self.engine.config, self.engine.scheduler
-        # What has not run yet cannot be evicted: the longest request must still fit beside it.
+        # What has not run yet cannot be evicted: the longest request must still fit next to it.
         waiting = sum(one.slots for one in self._arrived) + sum(one.slots for one in others)
         needed = waiting + offer.cached + config.max_context + config.page_size
         if len(self.engine.unfinished) + len(others) >= config.max_running or needed > config.num_slots:
@@ -101,7 +101,7 @@ class DecodeSide:
         if fresh is None:
             scheduler.cache.unlock(node)
             return None
-        self.engine.port.reserved(torch.from_numpy(fresh).to(self.engine.runner.pool.device))
+        self.engine.connector.reserved(torch.from_numpy(fresh).to(self.engine.runner.pool.device))
         return _Landing(offer=offer, prefix=prefix, node=node, fresh=fresh)
 
     def _queue(self, landing: _Landing) -> None:

@@ -21,13 +21,13 @@ class Link:
         self.peer, self.heads = peer, heads
         self._device = device
 
-    def tell(self, message: msgspec.Struct) -> None:
+    def send_message(self, message: msgspec.Struct) -> None:
         """Send a message; returns once it may be forgotten here."""
         data = torch.frombuffer(bytearray(msgspec.msgpack.encode(message)), dtype=torch.uint8)
         dist.send(torch.tensor([data.shape[0]]), self.peer)
         dist.send(data, self.peer)
 
-    def hear(self, kind: type[Message]) -> Message:
+    def receive_message(self, kind: type[Message]) -> Message:
         """The next message; raises msgspec.ValidationError for one of another kind."""
         size = torch.zeros(1, dtype=torch.int64)
         dist.recv(size, self.peer)

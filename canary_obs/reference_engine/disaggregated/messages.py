@@ -46,7 +46,7 @@ class RegionMove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows for one request: each move's bytes in order, then sidecars [slots granted, words]."""
+    """What follows for one request: each move's bytes in order, then metadata [slots, words]."""
 
     moves: list[RegionMove]
-    words: int  # 0 = no sidecars
+    words: int  # 0 = no transfer metadata

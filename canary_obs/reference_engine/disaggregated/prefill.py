@@ -87,12 +87,12 @@ class PrefillSide:
         return tuple(ended)
 
     def close(self) -> None:
-        """Tell the decode side that nothing will follow."""
+        """Announce to the decode side that nothing will follow."""
         for link in self._links:
-            link.tell(Offers(offers=[], closing=True))
+            link.send_message(Offers(offers=[], closing=True))
 
     def _has_room(self) -> bool:
-        # What is held cannot be evicted: the longest request must still fit beside it.
+        # What is held cannot be evicted: the longest request must still fit next to it.
         config = self.engine.config
         held = sum(one.slots.size for one in self._held)
         return held + config.max_context + config.page_size <= config.num_slots
@@ -115,14 +115,14 @@ class PrefillSide:
             temperature=sampling.temperature,
             seed=sampling.seed,
             stop_at_eos=sampling.stop_at_eos,
-            metadata_kind=self.engine.port.kind(),
+            metadata_kind=self.engine.connector.kind(),
         )
         self._held.append(_Held(offer=offer, slots=slots, node=node))
 
     def _exchange(self) -> None:
         for link in self._links:
-            link.tell(Offers(offers=[one.offer for one in self._held]))
-        answers = [link.hear(Grants).grants for link in self._links]
+            link.send_message(Offers(offers=[one.offer for one in self._held]))
+        answers = [link.receive_message(Grants).grants for link in self._links]
         kept = []
         for one, *grants in zip(self._held, *answers, strict=True):
             start, granted = grants[0].start, [grant.slots for grant in grants]

@@ -48,15 +48,15 @@ class KVSender:
         self._engine, self._links = engine, tuple(links)
 
     def send(self, source: Slots, granted: Sequence[Slots]) -> None:
-        """Send slots `source` [n] to the slots [n] that each link's receiver granted, then their sidecars."""
-        port, pool = self._engine.port, self._engine.runner.pool
+        """Send slots `source` [n] to the slots [n] that each link's receiver granted, then their metadata."""
+        connector, pool = self._engine.connector, self._engine.runner.pool
         slots = torch.from_numpy(source).to(pool.device)
-        transfer_metadata = port.outgoing(slots, tuple(link.heads for link in self._links))
+        transfer_metadata = connector.outgoing(slots, tuple(link.heads for link in self._links))
         words = 0 if transfer_metadata is None else transfer_metadata.shape[2]
         for number, (link, target) in enumerate(zip(self._links, granted, strict=True)):
             moves = tuple(self.moves(source, target))
-            told = [RegionMove(region=region, slots=write.tolist()) for region, _, write in moves]
-            link.tell(Manifest(moves=told, words=words))
+            listed = [RegionMove(region=region, slots=write.tolist()) for region, _, write in moves]
+            link.send_message(Manifest(moves=listed, words=words))
             held = regions(self._engine, link.heads)
             for region, read, _ in moves:
                 held[region].send(link, torch.from_numpy(read).to(pool.device))
@@ -77,15 +77,17 @@ class KVReceiver:
         self._engine, self._links = engine, tuple(links)
 
     def receive(self, granted: Slots, kind: int) -> None:
-        """Take one request's KV and sidecars of this kind from every link, for the slots granted to it."""
+        """Take one request's KV and metadata of this kind from every link, for the slots granted to it."""
         pool = self._engine.runner.pool
         transfer_metadata = [self._from(link, granted.size) for link in self._links]
         slots = torch.from_numpy(granted).to(pool.device)
-        self._engine.port.landed(slots, [share for share in transfer_metadata if share is not None], kind)
+        self._engine.connector.landed(
+            slots, [share for share in transfer_metadata if share is not None], kind
+        )
 
     def _from(self, link: Link, count: int) -> Tensor | None:
         pool = self._engine.runner.pool
-        manifest = link.hear(Manifest)
+        manifest = link.receive_message(Manifest)
         held = regions(self._engine, link.heads)
         for move in manifest.moves:
             held[move.region].receive(link, torch.tensor(move.slots, dtype=torch.int64, device=pool.device))

@@ -17,7 +17,7 @@ from canary_obs.reference_engine.model.llama import Llama
 from canary_obs.reference_engine.model.sparse import Pick
 
 if TYPE_CHECKING:
-    from canary_obs.reference_engine.execution.runner import ForwardBatch
+    from canary_obs.reference_engine.execution.batch import ForwardBatch
 
 _WARM_UPS = 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.reference_engine.cache.pool import KVPool
+from canary_obs.reference_engine.execution.batch import AttentionMetadata, Chunk, ForwardBatch, Padded
 from canary_obs.reference_engine.execution.graph import DecodeGraphs
-from canary_obs.reference_engine.execution.runs import EntryMetadata, RunBatch, plan_runs
+from canary_obs.reference_engine.execution.runs import EntryMetadata, plan_runs
 from canary_obs.reference_engine.model.llama import Llama
 from canary_obs.reference_engine.model.sparse import Pick
 from canary_obs.reference_engine.scheduling.request import Request
@@ -21,57 +21,8 @@ from canary_obs.reference_engine.scheduling.scheduler import Plan
 from canary_obs.reference_engine.to_device import to_device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardBatch:
-    """One forward, flat: the tokens of all requests one after another. Tensors on the model's device."""
-
-    requests: tuple[Request, ...]
-    prefixes: tuple[int, ...]  # host copies of prefix_lens and extend_lens
-    extends: tuple[int, ...]
-    rows: Tensor  # int64 [num_requests]; row of req_to_token
-    prefix_lens: Tensor  # int64 [num_requests]
-    extend_lens: Tensor  # int64 [num_requests]
-    token_starts: Tensor  # int64 [num_requests + 1]
-    input_ids: Tensor  # int64 [num_tokens]
-    positions: Tensor  # int64 [num_tokens]
-    out_slots: Tensor  # int64 [num_tokens]
-    window_slots: Tensor | None  # int64 [num_tokens]; out_slots of the sliding-window layers
-    runs: tuple[RunBatch, ...]  # one per ratio of compressed layers
-    scores: tuple[int, ...]  # of each request: how many of its last tokens are scored
-    scored: Tensor  # int64 [sum of scores]; their places in the flat batch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Padded:
-    """The requests that add one token each, attended together."""
-
-    tokens: Tensor  # int64 [n]; their places in the flat batch
-    slots: Tensor  # int64 [n * width]; own first slot beyond the length
-    mask: Tensor  # bool [n, width]; True = attend
-    width: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A request that adds several tokens."""
-
-    start: int  # place of its first token in the flat batch
-    stop: int
-    slots: Tensor  # int64 [length]
-    mask: Tensor  # bool [stop - start, length]; causal, within the window
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionMetadata:
-    """Where a batch's tokens are stored in one group of layers, and which slots they attend to."""
-
-    out_slots: Tensor  # int64 [num_tokens]
-    padded: Padded | None
-    chunks: list[Chunk]
-
-
 class Runner:
-    """Holds model and pool. `forward` is the seam: everything before and after it is bookkeeping."""
+    """Holds model and pool: prepares batches, runs the model over them, and samples."""
 
     def __init__(self, model: Llama, pool: KVPool, graphs: DecodeGraphs | None = None) -> None:
         self.model = model
@@ -150,11 +101,11 @@ class Runner:
         groups = shape.heads // shape.kv_heads
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, pick: Pick | None = None) -> Tensor:
-            reach = windowed if windowed is not None and not shape.sees_all(layer) else full
-            padded = reach.padded
-            self.pool.write(layer, reach.out_slots, key, value)
+            metadata = windowed if windowed is not None and not shape.sees_all(layer) else full
+            padded = metadata.padded
+            self.pool.write(layer, metadata.out_slots, key, value)
             if pick is not None and self.pool.index is not None:
-                self.pool.index.write(layer, reach.out_slots, pick.key)
+                self.pool.index.write(layer, metadata.out_slots, pick.key)
             mixed = query.new_empty((*query.shape[:2], value.shape[-1]))
             if padded is not None:
                 # Query heads that share a KV head stand in as query positions: no repeated keys.
@@ -168,7 +119,7 @@ class Runner:
                     attn_mask=self._mask(layer, pick, padded.tokens, padded)[:, None, None],
                 )
                 mixed[padded.tokens] = answer.flatten(1, 2)
-            for chunk in reach.chunks:
+            for chunk in metadata.chunks:
                 keys, values = self.pool.read(layer, chunk.slots)
                 answer = functional.scaled_dot_product_attention(
                     query[chunk.start : chunk.stop].transpose(0, 1)[None],
@@ -266,9 +217,9 @@ class Runner:
         for request, prefix, extend in zip(batch.requests, batch.prefixes, batch.extends, strict=True):
             if extend > 1:
                 first, stop = max(0, prefix - window + 1), prefix + extend
-                reach, places = self._order[prefix:stop, None], self._order[first:stop]
+                metadata, places = self._order[prefix:stop, None], self._order[first:stop]
                 slots = table[request.row, first:stop].long()
-                mask = (places <= reach) & (places > reach - window)
+                mask = (places <= metadata) & (places > metadata - window)
                 chunks.append(Chunk(start=start, stop=start + extend, slots=slots, mask=mask))
             start += extend
         return chunks

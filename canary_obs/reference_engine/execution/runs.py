@@ -27,13 +27,13 @@ class Span:
     first: int  # position of its first new token
     last: int  # position after its last
     start: int
-    half: int  # of the state table, where its incomplete run lies before this forward
-    next_half: int  # and after it
+    buffer: int  # of the state table, where its incomplete run lies before this forward
+    next_buffer: int  # and after it
 
     @property
     def moves(self) -> bool:
         """Whether this forward completes a run."""
-        return self.half != self.next_half
+        return self.buffer != self.next_buffer
 
     def kept(self, ratio: int) -> int:
         """New tokens whose run stays incomplete: the last ones."""
@@ -49,31 +49,33 @@ class RunBatch:
     entry_slots: Tensor  # int64 [runs]
     first_positions: Tensor  # int64 [runs]; of their tokens
     members: Tensor  # int64 [runs, ratio]; new tokens by place in the batch, then the states read
-    read_halves: Tensor  # int64 [n]; where in the state table the states read lie
+    read_buffers: Tensor  # int64 [n]; where in the state table the states read lie
     read_places: Tensor  # int64 [n]
-    # New tokens whose run stays incomplete: of requests that keep their half, then of those that move.
+    # New tokens whose run stays incomplete: of requests that keep their buffer, then of those that move.
     kept: Tensor  # int64 [kept]; by place in the batch
     kept_slots: Tensor  # int64 [kept]
 
 
 def plan_runs(pool: CompressedPool, requests: Sequence[Request], extends: Sequence[int]) -> RunBatch:
-    """Sort a forward's tokens into runs; moves requests whose run is completed to their other half."""
+    """Sort a forward's tokens into runs; moves requests whose run is completed to their other buffer."""
     spans, start = [], 0
     for request, extend in zip(requests, extends, strict=True):
         first, last = request.computed, request.computed + extend
-        half = int(pool.half[request.row])
+        buffer = int(pool.buffer[request.row])
         moved = first // pool.ratio != last // pool.ratio
-        after = half ^ moved
-        pool.half[request.row] = after
-        spans.append(Span(request=request, first=first, last=last, start=start, half=half, next_half=after))
+        after = buffer ^ moved
+        pool.buffer[request.row] = after
+        spans.append(
+            Span(request=request, first=first, last=last, start=start, buffer=buffer, next_buffer=after)
+        )
         start += extend
     return _run_batch(pool, tuple(spans), start)
 
 
 def _run_batch(pool: CompressedPool, spans: tuple[Span, ...], num_tokens: int) -> RunBatch:
     ratio, device = pool.ratio, pool.page_table.device
-    members, slots, positions, halves, places = ([_EMPTY] for _ in range(5))
-    kept: dict[bool, list[Longs]] = {False: [_EMPTY], True: [_EMPTY]}  # by whether the half changes
+    members, slots, positions, buffers, places = ([_EMPTY] for _ in range(5))
+    kept: dict[bool, list[Longs]] = {False: [_EMPTY], True: [_EMPTY]}  # by whether the buffer changes
     kept_slots: dict[bool, list[Longs]] = {False: [_EMPTY], True: [_EMPTY]}
     read = 0
     for span in spans:
@@ -87,12 +89,12 @@ def _run_batch(pool: CompressedPool, spans: tuple[Span, ...], num_tokens: int) -
             members.append(joined)
             positions.append(np.arange(incomplete, whole, ratio))
             slots.append(span.request.slots[incomplete + ratio - 1 : whole : ratio] // ratio)
-            halves.append(np.full(before, row + span.half))
+            buffers.append(np.full(before, row + span.buffer))
             places.append(np.arange(before))
             read += before
         keep = np.arange(span.last - span.kept(ratio), span.last)
         kept[span.moves].append(keep - span.first + span.start)
-        kept_slots[span.moves].append((row + span.next_half) * ratio + keep % ratio)
+        kept_slots[span.moves].append((row + span.next_buffer) * ratio + keep % ratio)
 
     def joined_on_device(parts: list[Longs]) -> Tensor:
         return to_device(np.concatenate(parts), device)
@@ -103,7 +105,7 @@ def _run_batch(pool: CompressedPool, spans: tuple[Span, ...], num_tokens: int) -
         entry_slots=joined_on_device(slots),
         first_positions=joined_on_device(positions),
         members=joined_on_device(members).view(-1, ratio),
-        read_halves=joined_on_device(halves),
+        read_buffers=joined_on_device(buffers),
         read_places=joined_on_device(places),
         kept=joined_on_device(kept[False] + kept[True]),
         kept_slots=joined_on_device(kept_slots[False] + kept_slots[True]),
@@ -151,14 +153,14 @@ class EntryMetadata:
 
     def _complete(self, batch: RunBatch, held: int, states: Tensor) -> None:
         pool, sizes = batch.pool, batch.pool.sizes
-        earlier = pool.states.read(held, pool.state_slots(batch.read_halves, batch.read_places))
+        earlier = pool.states.read(held, pool.state_slots(batch.read_buffers, batch.read_places))
         rows = pooled(torch.cat([states.float(), earlier])[batch.members])
-        turn = self._rotary.at(batch.first_positions)
-        turned = rotate(rows[:, sizes.rank :].reshape(rows.shape[0], -1, sizes.rope), turn)
-        entries = torch.cat([rows[:, : sizes.rank], turned[:, 0]], dim=1)
+        rotation = self._rotary.at(batch.first_positions)
+        rotary_part = rotate(rows[:, sizes.rank :].reshape(rows.shape[0], -1, sizes.rope), rotation)
+        entries = torch.cat([rows[:, : sizes.rank], rotary_part[:, 0]], dim=1)
         pool.entries.write(held, batch.entry_slots, entries)
         if pool.index is not None:
-            pool.index.write(held, batch.entry_slots, turned[:, 1])
+            pool.index.write(held, batch.entry_slots, rotary_part[:, 1])
 
 
 def _readings(batch: RunBatch) -> tuple[Tensor, tuple[Reading, ...]]:

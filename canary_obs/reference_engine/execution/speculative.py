@@ -11,9 +11,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from canary_obs.reference_engine.cache.pool import KVPool
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.execution.graph import DecodeGraphs
-from canary_obs.reference_engine.execution.runner import ForwardBatch, Runner
-from canary_obs.reference_engine.model.llama import Llama, ModelShape
+from canary_obs.reference_engine.execution.runner import Runner
+from canary_obs.reference_engine.model.llama import Llama
+from canary_obs.reference_engine.model.shapes import ModelShape
 from canary_obs.reference_engine.scheduling.request import Request, Status
 from canary_obs.reference_engine.scheduling.scheduler import Scheduler, Statistics
 from canary_obs.reference_engine.settings import EngineConfig
@@ -108,7 +110,7 @@ class Drafter:
         """How many tokens to propose: none for a prompt, one where there are no slots to look ahead."""
         left = request.sampling.max_tokens - len(request.output) - 1
         wanted = min(self._proposed_at_most, left) if request.remaining == 1 else 0
-        return wanted if wanted < 2 or self._scheduler.look_ahead(request, wanted - 1) else 1
+        return wanted if wanted < 2 or self._scheduler.reserve_lookahead_slots(request, wanted - 1) else 1
 
     def _forward(self, spans: Sequence[Span], number: int) -> list[int]:
         """Compute entries up to the last known token, or `number` proposals further; the likeliest next."""

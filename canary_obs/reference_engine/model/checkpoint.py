@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.reference_engine.model.llama import ModelShape
+from canary_obs.reference_engine.model.shapes import ModelShape
 from canary_obs.reference_engine.tokenizer import VOCAB_SIZE
 
 SETTING = "checkpoint"
@@ -78,10 +78,10 @@ def _read_shape(path: Path) -> ModelShape:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise _refusal(
-            path, f"cannot be read: {error}", "Put the model's config.json beside the weights."
+            path, f"cannot be read: {error}", "Put the model's config.json next to the weights."
         ) from None
     if not isinstance(content, dict):
-        raise _refusal(path, "not a JSON object", "Put the model's config.json beside the weights.")
+        raise _refusal(path, "not a JSON object", "Put the model's config.json next to the weights.")
     rope = content.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise _refusal(

@@ -12,44 +12,7 @@ from torch import Tensor
 from canary_obs.reference_engine.model.rotary import Rotary, rotate
 
 if TYPE_CHECKING:
-    from canary_obs.reference_engine.model.llama import ModelShape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedShape:
-    """Sizes in elements; DeepSeek-V4's where a cache row is made of them."""
-
-    ratios: tuple[int, ...]  # by layer; tokens per entry
-    indexed: int  # the ratio whose layers choose entries by an indexer
-    rank: int = 448  # of an entry, without its rotary part
-    rope: int = 64  # of an entry, and of an index key, which is all rotary
-    heads: int = 2
-    index_heads: int = 2
-    top_k: int = 8  # entries that the indexer chooses for a token
-
-    @property
-    def entry(self) -> int:
-        """Elements of an entry."""
-        return self.rank + self.rope
-
-    def state(self, ratio: int) -> int:
-        """Elements kept of a token whose run is not complete: entry, index key, gate."""
-        return self.entry + (self.rope if ratio == self.indexed else 0) + 1
-
-    def tensors(self, prefix: str, hidden: int, ratio: int) -> dict[str, tuple[int, ...]]:
-        """Name and shape of a layer's weights."""
-        shapes = {
-            "q_proj": (self.heads * self.entry, hidden),
-            "state_proj": (self.state(ratio), hidden),
-            "place_bias": (ratio, 1),
-            "o_proj": (hidden, self.heads * self.rank),
-        }
-        if ratio == self.indexed:
-            shapes |= {
-                "index_q_proj": (self.index_heads * self.rope, hidden),
-                "index_w_proj": (self.index_heads, hidden),
-            }
-        return {f"{prefix}{name}.weight": size for name, size in shapes.items()}
+    from canary_obs.reference_engine.model.shapes import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +52,12 @@ class CompressedAttention:
 
     def __call__(self, layer: int, normed: Tensor, positions: Tensor, compress: Compress) -> Tensor:
         """[tokens, hidden] of the normed input [tokens, hidden]."""
-        sizes, turn = self._sizes, self._rotary.at(positions)
+        sizes, rotation = self._sizes, self._rotary.at(positions)
         query = functional.linear(normed, self._query).view(-1, sizes.heads, sizes.entry)
         index_query = self._indexed(normed, self._index_query, (sizes.index_heads, sizes.rope))
         question = Question(
-            query=torch.cat([query[..., : sizes.rank], rotate(query[..., sizes.rank :], turn)], dim=-1),
-            index_query=None if index_query is None else rotate(index_query, turn),
+            query=torch.cat([query[..., : sizes.rank], rotate(query[..., sizes.rank :], rotation)], dim=-1),
+            index_query=None if index_query is None else rotate(index_query, rotation),
             index_weights=self._indexed(normed, self._index_weights, (sizes.index_heads,)),
         )
         states = functional.linear(normed, self._state)

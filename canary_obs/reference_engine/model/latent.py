@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,33 +10,12 @@ from torch import Tensor
 
 from canary_kernels.buffers import KVSource, source_from_tensor
 from canary_kernels.layout import Part
-from canary_obs.reference_engine.model.rotary import Turn, rotate
+from canary_obs.reference_engine.model.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
-    from canary_obs.reference_engine.model.llama import Attend, ModelShape
+    from canary_obs.reference_engine.model.attention import Attend
+    from canary_obs.reference_engine.model.shapes import LatentShape, ModelShape
     from canary_obs.reference_engine.model.sparse import Indexer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentShape:
-    """Sizes of a latent row, in elements. A head's own size is the model's head_dim."""
-
-    rank: int  # what keys and values are made of
-    rope: int  # the rotary part of the key, shared by all heads
-
-    @property
-    def row(self) -> int:
-        """Elements of one row."""
-        return self.rank + self.rope
-
-    def tensors(self, prefix: str, shape: ModelShape) -> dict[str, tuple[int, ...]]:
-        """Name (DeepSeek's names) and shape of a layer's attention weights, but for o_proj."""
-        return {
-            prefix + "q_proj.weight": (shape.heads * (shape.head_dim + self.rope), shape.hidden),
-            prefix + "kv_a_proj_with_mqa.weight": (self.row, shape.hidden),
-            prefix + "kv_a_layernorm.weight": (self.rank,),
-            prefix + "kv_b_proj.weight": (shape.heads * 2 * shape.head_dim, self.rank),
-        }
 
 
 class LatentAttention:
@@ -58,18 +36,18 @@ class LatentAttention:
         # Attention divides by the square root of the row; the model means the size of a head's key.
         self._scale = (sizes.row / (shape.head_dim + sizes.rope)) ** 0.5
 
-    def __call__(self, layer: int, normed: Tensor, turn: Turn, attend: Attend) -> Tensor:
+    def __call__(self, layer: int, normed: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """[tokens, hidden] of the normed input [tokens, hidden]."""
         shape, sizes = self._shape, self._sizes
         query = functional.linear(normed, self._query).view(-1, shape.heads, shape.head_dim + sizes.rope)
-        plain, turned = query[..., : shape.head_dim], query[..., shape.head_dim :]
+        plain, rotary_part = query[..., : shape.head_dim], query[..., shape.head_dim :]
         asked = torch.einsum("thd,hdr->thr", plain, self._up_key)
         row = functional.linear(normed, self._down)
         latent, shared = row[:, : sizes.rank], row[:, sizes.rank :]
         latent = functional.rms_norm(latent, (sizes.rank,), self._norm, shape.norm_eps)
-        key = torch.cat([latent[:, None], rotate(shared[:, None], turn)], dim=-1)
-        wanted = torch.cat([asked, rotate(turned, turn)], dim=-1) * self._scale
-        pick = None if self._indexer is None else self._indexer(normed, turn)
+        key = torch.cat([latent[:, None], rotate(shared[:, None], rotation)], dim=-1)
+        wanted = torch.cat([asked, rotate(rotary_part, rotation)], dim=-1) * self._scale
+        pick = None if self._indexer is None else self._indexer(normed, rotation)
         mixed = attend(layer, wanted, key, latent[:, None], pick).view(-1, shape.heads, sizes.rank)
         values = torch.einsum("thr,hdr->thd", mixed, self._up_value)
         return functional.linear(values.flatten(1), self._output)

@@ -4,103 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from canary_obs.reference_engine.model.compression import Compress, CompressedAttention, CompressedShape
-from canary_obs.reference_engine.model.latent import LatentAttention, LatentShape
-from canary_obs.reference_engine.model.rotary import Rotary, Turn, rotate
-from canary_obs.reference_engine.model.sparse import Indexer, Pick, SparseShape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """Sizes of the decoder, in elements."""
-
-    vocab_size: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    tied_embeddings: bool = False
-    latent: LatentShape | None = None  # None = grouped-query attention
-    sparse: SparseShape | None = None  # latent attention reads only what an indexer chooses
-    compressed: CompressedShape | None = None  # layers read compressed entries, too
-    windows: tuple[int | None, ...] = ()  # by layer: tokens that attention sees; None or () = all
-
-    @property
-    def key_size(self) -> int:
-        """Elements of one key head in the cache."""
-        return self.latent.row if self.latent else self.head_dim
-
-    @property
-    def window(self) -> int | None:
-        """The sliding window of those layers that have one: the same for all; None = no such layer."""
-        return next((window for window in self.windows if window is not None), None)
-
-    def sees_all(self, layer: int) -> bool:
-        """Whether a layer attends to the whole context."""
-        return not self.windows or self.windows[layer] is None
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name (Hugging Face's Llama names) and shape of every weight."""
-        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (self.vocab_size, self.hidden),
-            "model.norm.weight": (self.hidden,),
-        }
-        if not self.tied_embeddings:
-            shapes["lm_head.weight"] = (self.vocab_size, self.hidden)
-        for layer in range(self.layers):
-            prefix = f"model.layers.{layer}."
-            shapes |= {prefix + "input_layernorm.weight": (self.hidden,)}
-            if self.compressed:
-                ratio = self.compressed.ratios[layer]
-                shapes |= self.compressed.tensors(prefix + "compressor.", self.hidden, ratio)
-            if self.sparse:
-                shapes |= self.sparse.tensors(prefix + "indexer.", self.hidden)
-            if self.latent:
-                shapes |= self.latent.tensors(prefix + "self_attn.", self)
-            else:
-                shapes |= {
-                    prefix + "self_attn.q_proj.weight": (query, self.hidden),
-                    prefix + "self_attn.k_proj.weight": (kv, self.hidden),
-                    prefix + "self_attn.v_proj.weight": (kv, self.hidden),
-                }
-            shapes |= {
-                prefix + "self_attn.o_proj.weight": (self.hidden, query),
-                prefix + "post_attention_layernorm.weight": (self.hidden,),
-                prefix + "mlp.gate_proj.weight": (self.intermediate, self.hidden),
-                prefix + "mlp.up_proj.weight": (self.intermediate, self.hidden),
-                prefix + "mlp.down_proj.weight": (self.hidden, self.intermediate),
-            }
-        return shapes
-
-
-class Attend(Protocol):
-    """Stores the new keys and values of a layer and attends over everything the tokens may see."""
-
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, pick: Pick | None = None
-    ) -> Tensor:
-        """query [tokens, heads, dim], key [tokens, kv_heads, dim], value [tokens, kv_heads, value dim].
-
-        Returns [tokens, heads * value dim]. `pick`: attend to no more than this chooses.
-        """
-
-
-class Attention(Protocol):
-    """A layer's attention with its projections."""
-
-    def __call__(self, layer: int, normed: Tensor, turn: Turn, attend: Attend) -> Tensor:
-        """[tokens, hidden] of the normed input [tokens, hidden]."""
+from canary_obs.reference_engine.model.attention import Attend, Attention
+from canary_obs.reference_engine.model.compression import Compress, CompressedAttention
+from canary_obs.reference_engine.model.latent import LatentAttention
+from canary_obs.reference_engine.model.rotary import Rotary, Rotation, rotate
+from canary_obs.reference_engine.model.shapes import ModelShape
+from canary_obs.reference_engine.model.sparse import Indexer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +37,13 @@ class GroupedQueryAttention:
         self._qkv = torch.cat([weights[f"{part}_proj"] for part in "qkv"])
         self._output = weights["o_proj"]
 
-    def __call__(self, layer: int, normed: Tensor, turn: Turn, attend: Attend) -> Tensor:
+    def __call__(self, layer: int, normed: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """[tokens, hidden] of the normed input [tokens, hidden]."""
         shape = self._shape
         rotated = shape.heads + shape.kv_heads
         qkv = functional.linear(normed, self._qkv).view(-1, rotated + shape.kv_heads, shape.head_dim)
-        turned = rotate(qkv[:, :rotated], turn)
-        mixed = attend(layer, turned[:, : shape.heads], turned[:, shape.heads :], qkv[:, rotated:])
+        rotary_part = rotate(qkv[:, :rotated], rotation)
+        mixed = attend(layer, rotary_part[:, : shape.heads], rotary_part[:, shape.heads :], qkv[:, rotated:])
         return functional.linear(mixed, self._output)
 
 
@@ -150,8 +64,8 @@ class Llama:
         self.embedding = to_device["model.embed_tokens.weight"]
         self.final_norm = to_device["model.norm.weight"]
         self.head = self.embedding if shape.tied_embeddings else to_device["lm_head.weight"]
-        turned = shape.latent.rope if shape.latent else shape.head_dim
-        self._rotary = Rotary(turned, shape.rope_theta, max_context, self.embedding)
+        rotary_part = shape.latent.rope if shape.latent else shape.head_dim
+        self._rotary = Rotary(rotary_part, shape.rope_theta, max_context, self.embedding)
         self.entry_rotary: Rotary | None = None  # of compressed entries
         if shape.compressed:
             self.entry_rotary = Rotary(shape.compressed.rope, shape.rope_theta, max_context, self.embedding)
@@ -167,11 +81,11 @@ class Llama:
     ) -> Tensor:
         """Hidden states [tokens, hidden] after the final norm. Compressed layers need `compress`."""
         shape = self.shape
-        turn = self._rotary.at(positions)
+        rotation = self._rotary.at(positions)
         hidden = functional.embedding(input_ids, self.embedding)
         for layer, block in enumerate(self.blocks):
             normed = functional.rms_norm(hidden, (shape.hidden,), block.input_norm, shape.norm_eps)
-            hidden = hidden + self._all_reduce(block.attention(layer, normed, turn, attend))
+            hidden = hidden + self._all_reduce(block.attention(layer, normed, rotation, attend))
             if block.compressed is not None:
                 assert compress is not None
                 hidden = hidden + block.compressed(layer, normed, positions, compress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Turn = tuple[Tensor, Tensor]  # cosine and sine [tokens, 1, dim]
+Rotation = tuple[Tensor, Tensor]  # cosine and sine [tokens, 1, dim]
 
 
 class Rotary:
@@ -19,14 +19,14 @@ class Rotary:
         self._cosine = torch.cat([cosine, cosine], dim=-1).to(like)
         self._sine = torch.cat([-sine, sine], dim=-1).to(like)
 
-    def at(self, positions: Tensor) -> Turn:
-        """The turn of each position, int64 [tokens]."""
+    def at(self, positions: Tensor) -> Rotation:
+        """The rotation of each position, int64 [tokens]."""
         return self._cosine[positions].unsqueeze(1), self._sine[positions].unsqueeze(1)
 
 
-def rotate(vectors: Tensor, turn: Turn) -> Tensor:
-    """vectors [tokens, heads, dim], turned."""
-    cosine, sine = turn
-    half = vectors.shape[-1] // 2
-    swapped = torch.cat([vectors[..., half:], vectors[..., :half]], dim=-1)
+def rotate(vectors: Tensor, rotation: Rotation) -> Tensor:
+    """vectors [tokens, heads, dim], rotary_part."""
+    cosine, sine = rotation
+    middle = vectors.shape[-1] // 2
+    swapped = torch.cat([vectors[..., middle:], vectors[..., :middle]], dim=-1)
     return torch.addcmul(vectors * cosine, swapped, sine)

@@ -9,24 +9,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from canary_obs.reference_engine.model.compression import highest
-from canary_obs.reference_engine.model.rotary import Turn, rotate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseShape:
-    """Sizes of the indexer, in elements."""
-
-    heads: int = 2
-    size: int = 16  # of an index key
-    top_k: int = 16  # tokens that attention reads
-
-    def tensors(self, prefix: str, hidden: int) -> dict[str, tuple[int, ...]]:
-        """Name and shape of a layer's weights."""
-        return {
-            prefix + "q_proj.weight": (self.heads * self.size, hidden),
-            prefix + "k_proj.weight": (self.size, hidden),
-            prefix + "w_proj.weight": (self.heads, hidden),
-        }
+from canary_obs.reference_engine.model.rotary import Rotation, rotate
+from canary_obs.reference_engine.model.shapes import SparseShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +35,17 @@ class Indexer:
         self._sizes = sizes
         self._query, self._key, self._weights = (weights[f"{name}_proj"] for name in "qkw")
 
-    def __call__(self, normed: Tensor, turn: Turn) -> Pick:
+    def __call__(self, normed: Tensor, rotation: Rotation) -> Pick:
         """Of the normed input [tokens, hidden]."""
         query = functional.linear(normed, self._query).view(-1, self._sizes.heads, self._sizes.size)
         key = functional.linear(normed, self._key)[:, None]
         return Pick(
-            query=_turned(query, turn),
+            query=_rotated(query, rotation),
             weights=functional.linear(normed, self._weights),
-            key=_turned(key, turn)[:, 0],
+            key=_rotated(key, rotation)[:, 0],
         )
 
 
-def _turned(vectors: Tensor, turn: Turn) -> Tensor:
-    rope = turn[0].shape[-1]
-    return torch.cat([rotate(vectors[..., :rope], turn), vectors[..., rope:]], dim=-1)
+def _rotated(vectors: Tensor, rotation: Rotation) -> Tensor:
+    rope = rotation[0].shape[-1]
+    return torch.cat([rotate(vectors[..., :rope], rotation), vectors[..., rope:]], dim=-1)

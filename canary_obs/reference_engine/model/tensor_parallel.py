@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.reference_engine.model.llama import ModelShape
+from canary_obs.reference_engine.model.shapes import ModelShape
 
 _BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_COLUMNS = ("o_proj", "down_proj")

@@ -1,4 +1,4 @@
-"""Mock traffic whose every token is known beforehand: right inputs can be told from wrong ones."""
+"""Mock traffic whose tokens are all known in advance, so that wrong inputs can be recognised."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Scheduler:
         self.statistics.prefix_hit_tokens += slots.size
         return True
 
-    def look_ahead(self, request: Request, tokens: int) -> bool:
+    def reserve_lookahead_slots(self, request: Request, tokens: int) -> bool:
         """Slots for this many tokens after the computed ones, evicting but not preempting. False = none."""
         return self._extend_full(request, tokens)
 
@@ -236,7 +236,7 @@ class Scheduler:
         return slots, node
 
     def _has_room(self, tokens: int, budget: int) -> bool:
-        """Whether `tokens` more of a new request can be held, beside one for every running request."""
+        """Whether `tokens` more of a new request can be held, plus one for every running request."""
         page, running = self.config.page_size, len(self.running)
         needed = -(-tokens // page) + running
         if needed * page > self.allocator.free_pages * page + self.cache.evictable:

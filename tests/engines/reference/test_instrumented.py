@@ -15,7 +15,8 @@ from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.execution.runner import ForwardBatch, Runner
+from canary_obs.reference_engine.execution.batch import ForwardBatch
+from canary_obs.reference_engine.execution.runner import Runner
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.device.byte_address import locate_byte

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Plan
 from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage, changed, edited

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from canary_obs.reference_engine.cache.radix_cache import Node
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Plan
 from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from canary_obs.reference_engine.cache.radix_cache import Tokens
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.scheduling.scheduler import Plan
 from tests.fault_cases.case import FaultCase

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.scheduling.scheduler import Plan
 from tests.fault_cases.case import FaultCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from canary_obs.reference_engine.execution.runner import ForwardBatch
+from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Plan
 from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import Stage, changed
