@@ -21,7 +21,7 @@ NO_WINDOW = "only where the model has sliding-window layers with slots of their 
 NO_SWEEP = "only after the first sweep"
 
 
-class Kind(StrEnum):
+class PanelType(StrEnum):
     """Grafana panel type."""
 
     STAT = "stat"
@@ -60,7 +60,7 @@ class Panel:
     title: str
     description: str
     queries: tuple[Query, ...] = ()
-    kind: Kind = Kind.LINES
+    type: PanelType = PanelType.LINES
     unit: str = "short"
     width: int = 12
     height: int = 8

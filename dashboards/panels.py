@@ -24,7 +24,7 @@ from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
 
-from dashboards.board import Kind, Panel, Query
+from dashboards.board import Panel, PanelType, Query
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="$datasource")
 NEVER_NEGATIVE = 0.0
@@ -34,7 +34,7 @@ def build(panel: Panel, number: int) -> Any:
     """The builder of one panel; `number` is its id, unique in a dashboard."""
     made = _blank(panel)
     made.id(number).title(panel.title).description(panel.description).span(panel.width).height(panel.height)
-    if panel.kind is Kind.TEXT:
+    if panel.type is PanelType.TEXT:
         return made
     made.datasource(SOURCE).unit(panel.unit).thresholds(_steps(panel))
     for position, query in enumerate(panel.queries):
@@ -65,16 +65,16 @@ def _states() -> statetimeline.Panel:
 
 
 def _blank(panel: Panel) -> Any:
-    match panel.kind:
-        case Kind.STAT:
+    match panel.type:
+        case PanelType.STAT:
             return _stat()
-        case Kind.LINES:
+        case PanelType.LINES:
             return _lines(panel)
-        case Kind.STATES:
+        case PanelType.STATES:
             return _states()
-        case Kind.TABLE:
+        case PanelType.TABLE:
             return table.Panel()
-        case Kind.TEXT:
+        case PanelType.TEXT:
             return text.Panel().mode(TextMode.MARKDOWN).content(panel.text.strip())
 
 
@@ -86,6 +86,6 @@ def _steps(panel: Panel) -> builders.ThresholdsConfig:
 def _target(panel: Panel, query: Query, letter: str) -> prometheus.Dataquery:
     target = prometheus.Dataquery().datasource(SOURCE).expr(query.expression).ref_id(letter)
     target.legend_format(query.legend).exemplar(panel.exemplars)
-    if panel.kind is Kind.TABLE:
+    if panel.type is PanelType.TABLE:
         return target.instant().format(PromQueryFormat.TABLE)
     return target.range()

@@ -40,7 +40,7 @@ class EventKind(StrEnum):
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A new state; `identity` None = the verdict over all ranks, `before` None = not known before."""
+    """A new state; `identity` None = the verdict over all ranks, `before` None = at the first poll."""
 
     identity: Identity | None
     before: State | None
@@ -64,7 +64,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventStream:
-    """A hub subscriber that keeps the history. Streams call `poll` regularly; nothing else reads the hub."""
+    """A hub subscriber that keeps the history. Open streams call `poll`; without any, nothing polls."""
 
     def __init__(self, hub: Hub, clock: Callable[[], float] = time.monotonic) -> None:
         self._hub, self._clock = hub, clock
@@ -129,7 +129,7 @@ class EventStream:
             events.append(StreamEvent(number=self.last_number, kind=kind, data=data))
 
     def _publish_sweeps(self) -> None:
-        # Only changed ones are read: building the records of all sweeps of 64 ranks takes the hub 24 ms.
+        # Only changed ones are read: copying all sweeps of a large fleet takes the hub 24 ms.
         for record in reversed(self._hub.sweeps(self._sweeps)):
             if record.id not in self._sweeps:
                 self._publish(self._others, EventKind.SWEEP_BEGUN, record)

@@ -1,4 +1,4 @@
-"""The metric catalogue: a row per metric with name, kind, unit, labels, help and reading function."""
+"""The metric catalogue: a row per metric with name, type, unit, labels, help and reading function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIX = "kv_canary_"
 RANK_LABELS = ("engine", "instance", "rank")
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """Prometheus metric type."""
 
     COUNTER = "counter"
@@ -28,7 +28,7 @@ class Metric:
     """A metric family. Names of counters end in `_total`; `unit` is the base unit, or empty."""
 
     name: str
-    kind: Kind
+    type: MetricType
     unit: str
     labels: tuple[str, ...]
     help: str
@@ -49,7 +49,7 @@ class ServiceMetric(Metric):
 
 
 def _rank(
-    kind: Kind,
+    metric_type: MetricType,
     name: str,
     unit: str,
     labels: str,
@@ -57,17 +57,22 @@ def _rank(
     read: Callable[[RankView], Iterable[Reading | Histogram]],
 ) -> RankMetric:
     names = tuple(labels.split())
-    return RankMetric(name=PREFIX + name, kind=kind, unit=unit, labels=names, help=text, read=read)
+    return RankMetric(name=PREFIX + name, type=metric_type, unit=unit, labels=names, help=text, read=read)
 
 
 def _service(
-    kind: Kind, name: str, unit: str, labels: str, text: str, read: Callable[[ServiceView], Iterable[Reading]]
+    metric_type: MetricType,
+    name: str,
+    unit: str,
+    labels: str,
+    text: str,
+    read: Callable[[ServiceView], Iterable[Reading]],
 ) -> ServiceMetric:
     names = tuple(labels.split())
-    return ServiceMetric(name=PREFIX + name, kind=kind, unit=unit, labels=names, help=text, read=read)
+    return ServiceMetric(name=PREFIX + name, type=metric_type, unit=unit, labels=names, help=text, read=read)
 
 
-_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_C, _G, _H = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
 
 # fmt: off
 # ruff: noqa: E501 - one row per metric reads better than five lines each

@@ -21,7 +21,7 @@ class Format(StrEnum):
 
 
 def render(form: Format) -> str:
-    """All metrics with kind, unit, labels and help."""
+    """All metrics with type, unit, labels and help."""
     return _json() if form is Format.JSON else _markdown()
 
 
@@ -34,7 +34,7 @@ def _json() -> str:
 def _fields(metric: Metric, labels: tuple[str, ...]) -> dict[str, object]:
     return {
         "name": metric.name,
-        "kind": metric.kind.value,
+        "kind": metric.type.value,
         "unit": metric.unit,
         "labels": list(labels),
         "help": metric.help,
@@ -54,8 +54,8 @@ def _markdown() -> str:
 
 
 def _table(metrics: tuple[Metric, ...]) -> str:
-    rows = ["| name | kind | unit | labels | meaning |", "|---|---|---|---|---|"]
+    rows = ["| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
     for metric in metrics:
         labels = " ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{metric.name}` | {metric.kind.value} | {metric.unit} | {labels} | {metric.help} |")
+        rows.append(f"| `{metric.name}` | {metric.type.value} | {metric.unit} | {labels} | {metric.help} |")
     return "\n".join(rows)

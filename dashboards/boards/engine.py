@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.board import NAME, NO_SWEEP, NO_WINDOW, Board, Kind, Panel, Query, Section, group, rank
+from dashboards.board import NAME, NO_SWEEP, NO_WINDOW, Board, Panel, PanelType, Query, Section, group, rank
 
 RATE = "[$__rate_interval]"
 
@@ -54,7 +54,7 @@ BOARD = Board(
                     queries=(
                         Query(expression=group("kernel_healthy"), legend="rank {{rank}} {{group}} {{phase}}"),
                     ),
-                    kind=Kind.STATES,
+                    type=PanelType.STATES,
                 ),
             ),
         ),

@@ -6,8 +6,8 @@ from dashboards.board import (
     BAD_FROM_ONE,
     NO_FAULT,
     Board,
-    Kind,
     Panel,
+    PanelType,
     Query,
     Section,
     firing,
@@ -23,7 +23,7 @@ def _count(title: str, state: str, description: str) -> Panel:
     steps = BAD_FROM_ONE if state in ("violated", "blind", "degraded") else ()
     query = Query(expression=expression, legend=state)
     return Panel(
-        title=title, description=description, queries=(query,), kind=Kind.STAT, width=4, height=4,
+        title=title, description=description, queries=(query,), type=PanelType.STAT, width=4, height=4,
         steps=steps or Panel(title="", description="").steps,
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ BOARD = Board(
                             expression=f"count({firing('damage|blind|debt')}) or vector(0)", legend="alerts"
                         ),
                     ),
-                    kind=Kind.STAT,
+                    type=PanelType.STAT,
                     width=4,
                     height=4,
                     steps=BAD_FROM_ONE,
@@ -62,7 +62,7 @@ BOARD = Board(
                             expression=f"{rank('state')} == 1", legend="{{instance}} rank {{rank}}: {{state}}"
                         ),
                     ),
-                    kind=Kind.STATES,
+                    type=PanelType.STATES,
                     width=24,
                 ),
             ),
@@ -85,7 +85,7 @@ BOARD = Board(
                     title="Firing now",
                     description="Firing alerts by rank.",
                     queries=(Query(expression=firing("damage|blind|debt"), legend="", empty=NO_FAULT),),
-                    kind=Kind.TABLE,
+                    type=PanelType.TABLE,
                 ),
             ),
         ),
@@ -128,7 +128,7 @@ BOARD = Board(
                         ),
                         Query(expression=service("build_info"), legend=""),
                     ),
-                    kind=Kind.TABLE,
+                    type=PanelType.TABLE,
                 ),
             ),
         ),

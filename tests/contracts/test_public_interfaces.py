@@ -60,7 +60,7 @@ def wire() -> Any:
 
 def metrics() -> Any:
     return [
-        {"name": metric.name, "kind": metric.kind.value, "labels": list(metric.labels)}
+        {"name": metric.name, "kind": metric.type.value, "labels": list(metric.labels)}
         for metric in all_metrics()
     ]
 

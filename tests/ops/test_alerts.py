@@ -10,7 +10,7 @@ import yaml
 from alerts.render import RULES, RUNBOOKS, TEMPLATES, thresholds
 from alerts.tests.build import FILES, HERE as TESTS, WATCHDOG, alerts
 from alerts.tests.scenarios import BLIND, DAMAGE, DEBT
-from canary_obs.telemetry.catalog import Kind, all_metrics
+from canary_obs.telemetry.catalog import MetricType, all_metrics
 from dashboards.build import variable_queries
 from tests.ops.expressions import alert_expressions, panel_queries, recorded_series
 from tests.ops.tools import ROOT, judge
@@ -102,7 +102,7 @@ def test_every_threshold_has_a_reason_and_a_use() -> None:
 def test_rules_and_panels_read_only_what_is_exposed() -> None:
     exposed = set(recorded_series()) | {metric.name for metric in all_metrics()}
     for metric in all_metrics():
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.type is MetricType.HISTOGRAM:
             exposed |= {metric.name + suffix for suffix in ("_bucket", "_sum", "_count")}
     expressions = dict(alert_expressions()) | recorded_series()
     expressions |= {query.where: query.expression for query in panel_queries()}

@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 
 from canary_obs.hub.hub import Hub
 from canary_obs.records import LATENCY_BOUNDS, Latencies
-from canary_obs.telemetry.catalog import Kind, Metric
+from canary_obs.telemetry.catalog import Metric, MetricType
 from canary_obs.telemetry.exposition import Exposition, Source
 from canary_obs.telemetry.prometheus import Family, HubCollector
 from tests.service.fakes import hello, identity, snapshot
@@ -28,9 +28,9 @@ ODD = [0.0, -0.0, -2.5, 1e-9, 0.1, 999_999.0, 1_000_000.0, 123_456_789.25, 1e21,
 
 
 LIBRARY = {
-    Kind.COUNTER: CounterMetricFamily,
-    Kind.GAUGE: GaugeMetricFamily,
-    Kind.HISTOGRAM: HistogramMetricFamily,
+    MetricType.COUNTER: CounterMetricFamily,
+    MetricType.GAUGE: GaugeMetricFamily,
+    MetricType.HISTOGRAM: HistogramMetricFamily,
 }
 
 
@@ -46,7 +46,7 @@ class Bridge(Collector):
 
 def for_library(family: Family):
     known = family.metric
-    found = LIBRARY[known.kind](known.name, known.help, labels=family.labels, unit=known.unit)
+    found = LIBRARY[known.type](known.name, known.help, labels=family.labels, unit=known.unit)
     for values, value in family.series:
         if isinstance(value, Latencies):
             bounds = (*map(floatToGoString, LATENCY_BOUNDS), "+Inf")
@@ -68,19 +68,21 @@ class Fixed(Source):
         return iter(self._families)
 
 
-def metric(name: str, kind: Kind, *labels: str, unit: str = "", text: str = "seen") -> Metric:
-    return Metric(name=name, kind=kind, unit=unit, labels=labels, help=text)
+def metric(name: str, metric_type: MetricType, *labels: str, unit: str = "", text: str = "seen") -> Metric:
+    return Metric(name=name, type=metric_type, unit=unit, labels=labels, help=text)
 
 
 def odd_values() -> Fixed:
-    gauge = metric("odd_seconds", Kind.GAUGE, "b", "a", unit="seconds", text='back\\slash "quote"\nline')
+    gauge = metric(
+        "odd_seconds", MetricType.GAUGE, "b", "a", unit="seconds", text='back\\slash "quote"\nline'
+    )
     series = [((f'x"{number}\n', "y\\z"), value) for number, value in enumerate(ODD)]
-    bare = Family(metric("bare", Kind.GAUGE), (), [((), 7)])
+    bare = Family(metric("bare", MetricType.GAUGE), (), [((), 7)])
     return Fixed(Family(gauge, gauge.labels, series), bare)
 
 
 def exemplars() -> Fixed:
-    counter = metric("damage_total", Kind.COUNTER, "reason")
+    counter = metric("damage_total", MetricType.COUNTER, "reason")
     pointers = {
         ("kv_data",): Exemplar({"trace_id": "ab", "incident": 'i"1'}, 1.0, 12.5),
         ("chain",): Exemplar({"trace_id": "cd"}, 2.0),
@@ -90,7 +92,7 @@ def exemplars() -> Fixed:
 
 
 def histogram() -> Fixed:
-    spread = metric("latency_seconds", Kind.HISTOGRAM, "mode", "z", unit="seconds")
+    spread = metric("latency_seconds", MetricType.HISTOGRAM, "mode", "z", unit="seconds")
     counts = tuple(range(len(LATENCY_BOUNDS) + 1))
     series = [((mode, "1"), Latencies(counts=counts, seconds=2.5e6)) for mode in ("a", 'b"')]
     return Fixed(Family(spread, spread.labels, series))
@@ -129,7 +131,7 @@ class Changing(Source):
         self.series: list[tuple[tuple[str, ...], float]] = []
 
     def families(self):
-        gauge = metric("ranks", Kind.GAUGE, "rank", "state")
+        gauge = metric("ranks", MetricType.GAUGE, "rank", "state")
         yield Family(gauge, gauge.labels, self.series)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from canary_obs.config import FILE_VARIABLE, PREFIX as SETTING_PREFIX, CanaryConfig, ServiceConfig
-from canary_obs.telemetry.catalog import PREFIX as METRIC_PREFIX, Kind, all_metrics
+from canary_obs.telemetry.catalog import PREFIX as METRIC_PREFIX, MetricType, all_metrics
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
@@ -29,7 +29,7 @@ _METRIC = re.compile(rf"(rank:)?\b({METRIC_PREFIX}\w+(?:\*|:\w+)?)")
 def metrics() -> set[str]:
     names = {metric.name for metric in all_metrics()}
     for metric in all_metrics():
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.type is MetricType.HISTOGRAM:
             names |= {f"{metric.name}_{suffix}" for suffix in ("bucket", "sum", "count")}
     recorded = (ROOT / "alerts/rules/recording.yml").read_text(encoding="utf-8")
     return names | set(re.findall(r"record: (\S+)", recorded))

@@ -14,7 +14,7 @@ from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
 from canary_obs.records import DrillReport, SwaDivergence, Violations
 from canary_obs.slot_facts import DrillFinding
-from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, Kind, all_metrics
+from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, MetricType, all_metrics
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
@@ -127,7 +127,7 @@ def test_rows_keep_the_naming_rules():
     assert len(names) == len(set(names))
     for metric in all_metrics():
         assert metric.name.startswith(PREFIX)
-        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+        assert metric.name.endswith("_total") == (metric.type is MetricType.COUNTER)
         assert not metric.unit or metric.name.removesuffix("_total").endswith(metric.unit)
         assert metric.help.endswith(".")
 
@@ -231,7 +231,7 @@ def test_a_family_that_fails_is_left_out_and_counted(monkeypatch, caplog, read):
 
 
 def fields(metric):
-    return {name: getattr(metric, name) for name in ("name", "kind", "unit", "labels", "help", "read")}
+    return {name: getattr(metric, name) for name in ("name", "type", "unit", "labels", "help", "read")}
 
 
 def test_label_values_are_escaped():

@@ -1,28 +1,36 @@
-"""Every part under which the engine's side counts a fault is a member of ObserverPart, and none is unused."""
+"""The parts under which faults are counted are those whose series exist at 0, on both sides."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from canary_obs.telemetry.service_readings import SERVICE_PARTS
 from canary_obs.vocabulary import ObserverPart
 
 PRODUCT = Path(__file__).parents[2] / "canary_obs"
 # Functions whose first argument is the part, by their own name without leading underscores.
-COUNTING = frozenset({"guard", "met", "fault", "count_fault"})
+ENGINE_SIDE = frozenset({"guard", "met", "fault", "count_fault"})
+SERVICE_SIDE = frozenset({"fault", "open_log"})
 
 
-def test_every_part_that_the_source_names_is_known_and_used() -> None:
-    assert {part for folder in ("runtime", "engines") for part in parts_named_in(PRODUCT / folder)} == set(
-        ObserverPart
-    )
+def test_observer_parts_are_those_that_the_engine_side_counts() -> None:
+    folders = (PRODUCT / "runtime", PRODUCT / "engines")
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    assert set(parts_named_in(files, ENGINE_SIDE)) == set(ObserverPart)
 
 
-def parts_named_in(folder: Path) -> Iterator[str]:
-    for path in folder.rglob("*.py"):
+def test_service_parts_are_those_that_the_service_counts() -> None:
+    folders = (PRODUCT / "transport", PRODUCT / "hub", PRODUCT / "telemetry", PRODUCT / "service")
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    assert set(parts_named_in([*files, PRODUCT / "serve.py"], SERVICE_SIDE)) == set(SERVICE_PARTS)
+
+
+def parts_named_in(files: Iterable[Path], counting: frozenset[str]) -> Iterator[str]:
+    for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and node.args and called(node) in COUNTING:
+            if isinstance(node, ast.Call) and node.args and called(node) in counting:
                 yield from value_of(node.args[0])
             elif isinstance(node, ast.keyword) and node.arg == "observer_faults":
                 keys = node.value.keys if isinstance(node.value, ast.Dict) else ()
