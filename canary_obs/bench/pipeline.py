@@ -1,4 +1,4 @@
-"""`canary-obs bench pipeline`: host time of `after_step` while the GPU is many steps behind."""
+"""`canary-obs bench pipeline`: host time of `after_step` while the GPU lags many steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIPELINE_ROWS = 8  # a copy starts in every sixth step, so these are full all t
 
 
 def run_pipeline(plan: StepPlan) -> BenchResult:
-    """Measure with the GPU steadily `block_steps` steps behind, then with an engine that waits each step.
+    """Measure with the GPU lagging steadily by `block_steps` steps, then with an engine that waits each step.
 
     A service is attached, as in production: snapshots are built and sent.
     """
@@ -42,7 +42,7 @@ def _block(plan: StepPlan, step: RepeatedStep, *, wait: bool) -> dict[str, Any]:
     skipped, sequence = reader.status(step.canary.step, 0.0).skipped, reader.next_sequence
     step.clear_measurements()
     step.block((plan.rounds + 1) * plan.block_steps, observed=True, wait=wait, ahead=plan.block_steps)
-    first = plan.block_steps  # until then the GPU falls behind
+    first = plan.block_steps  # until then the lag grows
     by_task: dict[str, list[float]] = {}
     for task, spent in zip(step.tasks[first:], step.after_step_us[first:], strict=True):
         by_task.setdefault(task, []).append(spent)

@@ -13,7 +13,7 @@ Pairs = list[tuple[float, float]]  # seconds of a block without the canary, and 
 
 def paired_overhead(pairs: Pairs, block_steps: int, seed: int) -> dict[str, object]:
     """Step times in milliseconds, and overheads (ratio minus 1) with a 95 % percentile-bootstrap interval."""
-    # Not scipy.stats.bootstrap: on 20 pairs it takes 1.5 ms where this takes 5 ms and agrees within
+    # Not scipy.stats.bootstrap: on 20 pairs it needs 1.5 ms where this needs 5 ms and agrees within
     # its noise (1.8 to 6.6 % against 2.0 to 6.6 %), but importing it takes 490 ms and it weighs 143 MB.
     draw = random.Random(seed)
     resampled = sorted(_overhead(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))

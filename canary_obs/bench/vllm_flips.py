@@ -18,7 +18,7 @@ from canary_obs.vocabulary import Reason
 if TYPE_CHECKING:
     from canary_obs.engines.vllm.adapter import VllmAdapter
 
-Counts = dict[str, int]  # flips, caught, slot_named (where slots can be told), other_violations
+Counts = dict[str, int]  # flips, caught, slot_named (where slots are known), other_violations
 _PER_ROUND = 16  # fewer than the rows that the violation log keeps of one reason
 _REQUESTS, _ANSWER_TOKENS = 4, 16
 _INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -115,7 +115,7 @@ def _choose_flips(
 
 
 def _count(flips: list[_Flip], found: list[Violation]) -> Counts:
-    # The CPU's caches are tiled: there an element's place tells its block, not its slot.
+    # The CPU's caches are tiled: there an element's place gives its block, not its slot.
     size, tiled = flips[0].cache.shape[2], flips[0].cache.device.type == "cpu"
     hits = {row.slot for row in found if row.reason is Reason.KV_DATA}
     blocks, slots = {flip.block for flip in flips}, {flip.slot for flip in flips}

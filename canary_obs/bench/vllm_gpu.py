@@ -43,7 +43,7 @@ class VllmGpuPlan:
     prefill: int  # tokens of one prefill step
     prefills: int  # per block
     pairs: int
-    memory: float  # share of the GPU's memory that vLLM may take
+    memory: float  # share of the GPU's memory that vLLM may use
     seed: int
 
 
@@ -63,7 +63,7 @@ class _Block:
 
 
 def run_vllm_gpu(plan: VllmGpuPlan, on_progress: Callable[[dict[str, Any]], None]) -> BenchResult:
-    """Interleave blocks on one engine, each from an empty prefix cache; then flip bits and look for waits.
+    """Interleave blocks on one engine, each from an empty prefix cache; then flip bits and check for waits.
 
     `on_progress` receives the figures so far, marked `unfinished`, after each pair.
     """

@@ -106,7 +106,7 @@ def cpu(
     seed: Seed = 1,
     json: Json = False,
 ) -> None:
-    """What each operation of a decode step takes on the CPU, compiled and by reference."""
+    """Time of each operation of a decode step on the CPU, compiled and by reference."""
     from canary_obs.bench.cpu import CpuPlan, run_cpu
 
     result = run_cpu(CpuPlan(requests=requests, prefix=prefix, layers=layers, rounds=rounds, seed=seed))
@@ -157,7 +157,7 @@ def pipeline(
     block_steps: Annotated[int, typer.Option(min=1, help="Steps the engine runs ahead.")] = 50,
     output: Output = None,
 ) -> None:
-    """GPU: host time of after_step while the GPU is many steps behind."""
+    """GPU: host time of after_step while the GPU lags many steps."""
     from canary_obs.bench.pipeline import run_pipeline
 
     result = run_pipeline(_step_plan(shape, requests, context, rounds, block_steps))

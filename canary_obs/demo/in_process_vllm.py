@@ -105,7 +105,7 @@ class InProcessVllm:
                 return
 
     def run_steps(self, count: int) -> float:
-        """Seconds that `count` engine steps take."""
+        """Run `count` engine steps; returns their seconds."""
         started = time.perf_counter()
         for _ in range(count):
             self.engine.step()

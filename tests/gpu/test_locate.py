@@ -1,4 +1,4 @@
-"""On a GPU: one corrupted word of a slot of 64 layer-parts is found and given back, quickly."""
+"""On a GPU: one corrupted word of a slot of 64 layer-parts is located, and its original returned, quickly."""
 
 import random
 import statistics

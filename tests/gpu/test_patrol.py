@@ -28,7 +28,7 @@ def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.Mo
         for _ in range(5):  # chosen, sent, seen to be done, taken back, entered
             rig.canary.patrol._credit = 1e12
             rig.canary.patrol.confirm(rig.canary.patrol.advance())
-            rig.canary.counter_reader.turn(rig.canary.step)  # errands come back with its copies
+            rig.canary.counter_reader.turn(rig.canary.step)  # results arrive with its copies
     rig.canary.check_everything()
     assert rig.canary.counter_reader.violations == 0
     assert rig.canary.patrol.cycles > 200

@@ -33,7 +33,7 @@ def engine(rank: int, endpoint: str, seconds: float) -> subprocess.Popen[bytes]:
 
 
 def by_rank(url: str) -> dict[str, dict[str, float]]:
-    """What the service says of each rank: sums over the other labels."""
+    """Each rank's series at the service, summed over the other labels."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=5.0) as answer:
         text = answer.read().decode()
     found: dict[str, dict[str, float]] = {}

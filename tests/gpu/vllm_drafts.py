@@ -50,8 +50,8 @@ class DraftCache:
         """Flips counted under `draft`, flips whose slot was named, and violations by group."""
         counts, by_group = {"flips": len(blocks), "counted": 0, "slot_named": 0}, Counter[str]()
         for block in blocks:
-            rest = (self._draw.randrange(length) for length in self._words.shape[1:])
-            counted, rows = self._checked((block, *rest), 1 << self._draw.randrange(14))
+            index = (self._draw.randrange(length) for length in self._words.shape[1:])
+            counted, rows = self._checked((block, *index), 1 << self._draw.randrange(14))
             by_group += counted
             counts["counted"] += counted["draft"] > 0
             counts["slot_named"] += {(row.group, row.reason) for row in rows} == {("draft", Reason.KV_DATA)}
