@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from canary_obs.hub.ranks import RankView
-from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress
+from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress, Snapshot
 from canary_obs.vocabulary import ObserverPart, Phase, State, SweepStatus
 
 Reading = tuple[tuple[str, ...], float]  # label values, number
@@ -40,19 +40,19 @@ def _patrol(rank: RankView) -> PatrolProgress | None:
     return rank.snapshot.patrol if rank.snapshot else None
 
 
-def _total(rank: RankView, field: str) -> Iterator[Reading]:
-    return one(getattr(rank.totals, field) if rank.totals else None)
+def _total(rank: RankView, field: Callable[[Snapshot], float]) -> Iterator[Reading]:
+    return one(field(rank.totals) if rank.totals else None)
 
 
-def _per_phase(rank: RankView, field: str) -> Iterator[Reading]:
+def _per_phase(rank: RankView, field: Callable[[GroupCounters], Mapping[Phase, int]]) -> Iterator[Reading]:
     for group, counters in _groups(rank):
-        for phase, value in getattr(counters, field).items():
+        for phase, value in field(counters).items():
             yield (group, phase.value), float(value)
 
 
-def _per_group(rank: RankView, field: str) -> Iterator[Reading]:
+def _per_group(rank: RankView, field: Callable[[GroupCounters], int]) -> Iterator[Reading]:
     for group, counters in _groups(rank):
-        yield (group,), float(getattr(counters, field))
+        yield (group,), float(field(counters))
 
 
 def state(rank: RankView) -> Iterator[Reading]:
@@ -78,11 +78,11 @@ def restarts(rank: RankView) -> Iterator[Reading]:
 
 
 def steps(rank: RankView) -> Iterator[Reading]:
-    return _total(rank, "step")
+    return _total(rank, lambda totals: totals.step)
 
 
 def step_seconds(rank: RankView) -> Iterator[Reading]:
-    return _total(rank, "step_seconds")
+    return _total(rank, lambda totals: totals.step_seconds)
 
 
 def overhead(rank: RankView) -> Iterator[Reading]:
@@ -90,7 +90,7 @@ def overhead(rank: RankView) -> Iterator[Reading]:
 
 
 def kernel_runs(rank: RankView) -> Iterator[Reading]:
-    return _per_phase(rank, "runs")
+    return _per_phase(rank, lambda counters: counters.runs)
 
 
 def kernel_healthy(rank: RankView) -> Iterator[Reading]:
@@ -103,16 +103,16 @@ def kernel_healthy(rank: RankView) -> Iterator[Reading]:
 
 
 def verified(rank: RankView) -> Iterator[Reading]:
-    return _per_phase(rank, "verified")
+    return _per_phase(rank, lambda counters: counters.verified)
 
 
 def hashed(rank: RankView) -> Iterator[Reading]:
-    return _per_phase(rank, "hashed")
+    return _per_phase(rank, lambda counters: counters.hashed)
 
 
 def bytes_verified(rank: RankView) -> Iterator[Reading]:
     sizes = {info.name: info.protected_slot_bytes for info in _infos(rank)}
-    for (group, phase), slots in _per_phase(rank, "hashed"):
+    for (group, phase), slots in _per_phase(rank, lambda counters: counters.hashed):
         if group in sizes:
             yield (group, phase), slots * sizes[group]
 
@@ -124,11 +124,11 @@ def unverified(rank: RankView) -> Iterator[Reading]:
 
 
 def written(rank: RankView) -> Iterator[Reading]:
-    return _per_group(rank, "written")
+    return _per_group(rank, lambda counters: counters.written)
 
 
 def completed(rank: RankView) -> Iterator[Reading]:
-    return _per_group(rank, "completed")
+    return _per_group(rank, lambda counters: counters.completed)
 
 
 def violations(rank: RankView) -> Iterator[Reading]:
@@ -139,7 +139,7 @@ def violations(rank: RankView) -> Iterator[Reading]:
 
 
 def events_dropped(rank: RankView) -> Iterator[Reading]:
-    return _total(rank, "violation_events_dropped")
+    return _total(rank, lambda totals: totals.violation_events_dropped)
 
 
 def sweep_passes(rank: RankView) -> Iterator[Reading]:
@@ -240,8 +240,10 @@ def swa_verified(rank: RankView) -> Iterator[Reading]:
 
 def perturbations(rank: RankView) -> Iterator[Reading]:
     for mode, count in (rank.totals.perturbations if rank.totals else {}).items():
-        for outcome in ("injected", "detected", "masked", "missed"):
-            yield (mode.value, outcome), float(getattr(count, outcome))
+        yield (mode.value, "injected"), float(count.injected)
+        yield (mode.value, "detected"), float(count.detected)
+        yield (mode.value, "masked"), float(count.masked)
+        yield (mode.value, "missed"), float(count.missed)
 
 
 def perturbations_open(rank: RankView) -> Iterator[Reading]:
@@ -262,4 +264,4 @@ def observer_faults(rank: RankView) -> Iterator[Reading]:
 
 
 def messages_dropped(rank: RankView) -> Iterator[Reading]:
-    return _total(rank, "messages_dropped")
+    return _total(rank, lambda totals: totals.messages_dropped)
