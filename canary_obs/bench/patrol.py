@@ -5,8 +5,7 @@ from __future__ import annotations
 from canary_obs.bench.repeated_step import RepeatedStep, StepPlan
 from canary_obs.bench.result import BenchResult
 from canary_obs.bench.statistics import overhead_by_variant
-from canary_obs.config import parse_patrol_budget
-from canary_obs.runtime.patrol.patrol import Patrol
+from canary_obs.config import PatrolBudget, parse_patrol_budget
 
 _BUDGETS = "1%", "1GB/s", "5GB/s", "15GB/s", "50GB/s"
 
@@ -15,19 +14,13 @@ def run_patrol(plan: StepPlan) -> BenchResult:
     """Measure each budget, blocks with the patrol and without it interleaved."""
     step = RepeatedStep(plan)
     figures = step.facts()
-    default = step.canary.patrol
+    default = step.canary.patrol.bytes_per_second
     by_budget = {}
     for budget in _BUDGETS:
-        step.canary.patrol = Patrol(
-            step.canary.state,
-            step.canary.health,
-            parse_patrol_budget(budget),
-            100 * default.bytes_per_second,
-            step.canary.counter_reader,
-        )
+        step.canary.patrol.set_budget(parse_patrol_budget(budget))
         by_budget[budget] = _measure(plan, step)
     figures["by_budget"] = by_budget
-    step.canary.patrol = default
+    step.canary.patrol.set_budget(PatrolBudget(bytes_per_second=default))
     return step.finish("Step time by patrol budget", figures)
 
 

@@ -124,13 +124,13 @@ class RepeatedStep:
         started = time.perf_counter()
         self._adapter.after_step()
         self.after_step_us.append(1e6 * (time.perf_counter() - started))
-        self.tasks.append(self.canary.last_turn)
+        self.tasks.append(self.canary.last_task)
         self.hooks_us.append(1e6 * (sum(self.canary.overhead.values()) - spent_before))
         self.lag_steps.append(self.canary.counter_reader.status(self.canary.step, started).lag_steps)
 
     def patrolled_bytes(self) -> int:
         """Bytes that the patrol has compared on the side stream; waits for the device."""
-        counters = self.canary.state.beside.view(-1, layout.COUNTER_WORDS).tolist()
+        counters = self.canary.state.side_counters.view(-1, layout.COUNTER_WORDS).tolist()
         return sum(
             row[layout.COUNT_HASHED + layout.Phase.PATROL] * group.plan.bytes_per_slot
             for row, group in zip(counters, self.canary.state.groups, strict=True)

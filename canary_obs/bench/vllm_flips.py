@@ -33,13 +33,13 @@ def flip_everywhere(
     """
     draw = random.Random(seed)
     found: list[Violation] = []
-    report = canary.reporter.violations
+    report = canary.reporter.send_violations
 
     def report_and_keep(rows: list[Violation]) -> None:
         found.extend(rows)
         report(rows)
 
-    canary.reporter.violations = report_and_keep  # type: ignore[method-assign, assignment]
+    canary.reporter.send_violations = report_and_keep  # type: ignore[method-assign, assignment]
 
     def flip(blocks: list[int]) -> Counts:
         total: Counts = {}
@@ -64,7 +64,7 @@ def flip_everywhere(
     used = [block for _, blocks in adapter.request_blocks(0) for block in blocks[:whole]]
     result = {"idle": idle, "in_use": flip(used)}
     vllm.run()
-    del canary.reporter.violations
+    del canary.reporter.send_violations
     return result
 
 

@@ -19,7 +19,7 @@ from canary_obs.bench.result import BenchResult
 from canary_obs.bench.vllm_canary import attached, detach, find_device_waits
 from canary_obs.bench.vllm_flips import flip_everywhere, incomplete
 from canary_obs.demo.in_process_vllm import InProcessVllm
-from canary_obs.runtime.report.snapshot import counters_of
+from canary_obs.runtime.report.snapshot import group_counters
 
 # Figures of the last protected block.
 _OF_LAST_BLOCK = (
@@ -128,7 +128,7 @@ def _block(vllm: InProcessVllm, plan: VllmGpuPlan, *, protected: bool) -> _Block
         vllm.synchronize()
         with adapter.at_rest():
             canary.check_everything()
-        counters = counters_of(canary)
+        counters = group_counters(canary.state, canary.counter_reader)
         return _Block(
             seconds=seconds,
             prefills=prefills,

@@ -16,7 +16,7 @@ from canary_obs.demo.plan import DemoPlan, Notify, canary_config, canary_setting
 from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.errors import ConfigurationError, UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.report.snapshot import counters_of
+from canary_obs.runtime.report.snapshot import group_counters
 
 _REQUESTS = 16  # that run together
 _PREFIXES, _PREFIX_TOKENS = 4, 200  # beginnings that prompts share
@@ -82,7 +82,7 @@ def _generate_load(plan: DemoPlan, vllm: InProcessVllm) -> tuple[int, int, float
 
 def _canary_summary(canary: CanaryRuntime, busy_seconds: float) -> dict[str, Any]:
     overhead = sum(canary.overhead.values())
-    groups = counters_of(canary)
+    groups = group_counters(canary.state, canary.counter_reader)
     state, reasons = canary.verdict()
     return {
         "slots_verified": sum(sum(group.verified.values()) for group in groups.values()),

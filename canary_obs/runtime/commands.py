@@ -1,9 +1,8 @@
-"""What the service may order, and what the canary then does."""
+"""Executes the service's commands on the engine thread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from canary_obs.records import (
     Acknowledge,
@@ -16,34 +15,39 @@ from canary_obs.records import (
     StartDrill,
     StartSweep,
 )
-from canary_obs.runtime.report.snapshot import current_health_inputs
-
-if TYPE_CHECKING:
-    from canary_obs.runtime.canary import CanaryRuntime
-
-
-def execute_commands(canary: CanaryRuntime, commands: Iterable[Command]) -> None:
-    """Carry out commands."""
-    for command in commands:
-        _execute(canary, command)
+from canary_obs.runtime.evidence.collector import EvidenceCollector
+from canary_obs.runtime.perturb.drill import Drill
+from canary_obs.runtime.report.snapshot import SnapshotSources, current_health_inputs
 
 
-def _execute(canary: CanaryRuntime, command: Command) -> None:
-    match command:
-        case StartSweep():
-            canary.sweeper.demand(command, canary.step)
-        case CancelSweep():
-            canary.sweeper.cancel(command.id)
-        case CollectEvidence():
-            canary.evidence.demand(command)
-        case StartDrill():
-            canary.drill.demand(command, canary.step)
-        case Pause():
-            canary.paused = True
-        case Resume():
-            canary.paused = False
-        case Acknowledge():
-            canary.health.acknowledge(current_health_inputs(canary))
-        case Ping():
-            if command.want_hello:
-                canary.reporter.hello()
+class CommandExecutor:
+    """Maps each command to the part that carries it out."""
+
+    def __init__(self, sources: SnapshotSources, evidence: EvidenceCollector, drill: Drill) -> None:
+        self._sources, self._run, self._sweeper = sources, sources.run, sources.sweeper
+        self._evidence, self._drill = evidence, drill
+
+    def execute(self, commands: Iterable[Command]) -> None:
+        """Execute commands in order."""
+        for command in commands:
+            self._execute(command)
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case StartSweep():
+                self._sweeper.request(command, self._run.step)
+            case CancelSweep():
+                self._sweeper.cancel(command.id)
+            case CollectEvidence():
+                self._evidence.request(command)
+            case StartDrill():
+                self._drill.start(command, self._run.step)
+            case Pause():
+                self._run.paused = True
+            case Resume():
+                self._run.paused = False
+            case Acknowledge():
+                self._sources.health.acknowledge(current_health_inputs(self._sources))
+            case Ping():
+                if command.want_hello:
+                    self._sources.reporter.send_hello()

@@ -1,4 +1,4 @@
-"""What fails in the observer itself: counted, logged once for each part, and kept from the engine."""
+"""Exceptions of the observer itself: counted, logged once per part, and kept from the engine."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ log = logging.getLogger("canary_obs")
 
 
 class Faults:
-    """In mode `raise` a fault is counted and passed on."""
+    """In mode `log` a fault ends here; in mode `raise` it is counted and raised again."""
 
     def __init__(self, health: Health, mode: Mode) -> None:
-        self._health, self._mode = health, mode
+        self._health, self.mode = health, mode
 
     def guard(self, part: str, call: Callable[..., Any], *arguments: Any) -> bool:
-        """Make a call of one part of the observer; False = it failed."""
+        """Call `call(*arguments)`; an exception counts as a fault of `part`. Returns whether it succeeded."""
         try:
             call(*arguments)
-        except Exception as error:  # noqa: BLE001 - passed on in mode `raise`
-            self.met(part, error)
+        except Exception as error:  # noqa: BLE001 - raised again in mode `raise`
+            self.caught(part, error)
             return False
         return True
 
-    def met(self, part: str, error: Exception) -> None:
-        """Count what was caught; in mode `raise` pass it on."""
-        self.count(part, error)
-        if self._mode is Mode.RAISE:
+    def caught(self, part: str, error: Exception) -> None:
+        """Count a fault; in mode `raise` raise it again."""
+        self.count_fault(part, error)
+        if self.mode is Mode.RAISE:
             raise error
 
-    def count(self, part: str, error: Exception) -> None:
-        """A part of the observer, or of the adapter, failed."""
+    def count_fault(self, part: str, error: Exception) -> None:
+        """Count a fault of a part of the observer or of the adapter; the first of each part is logged."""
         if self._health.faults[part] == 0:
-            log.error("canary_obs: %s failed; serving goes on, the state is blind", part, exc_info=error)
+            log.error(
+                "canary_obs: %s failed; the engine keeps serving, the state is blind", part, exc_info=error
+            )
         self._health.faults[part] += 1

@@ -40,7 +40,7 @@ class ForwardChecks:
         for group, batch in self._batches:
             write_identities(state.backend, group.buffers, batch)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.HEAD)
-            self._health.launch(group.index, layout.Phase.HEAD)
+            self._health.count_launch(group.index, layout.Phase.HEAD)
 
     def tail(self) -> None:
         """Fingerprints of the new slots, links of every prefix and the new tokens; prefix bytes on wish."""
@@ -48,7 +48,7 @@ class ForwardChecks:
         for group, batch in self._batches:
             complete_slots(state.backend, group.buffers, group.plan, batch.out_slots)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.TAIL)
-            self._health.launch(group.index, layout.Phase.TAIL)
+            self._health.count_launch(group.index, layout.Phase.TAIL)
             if self._prefix:
                 slots = prefix_slots(batch)
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.TAIL)

@@ -39,7 +39,7 @@ class Health:
         self._config = config
         self.faults: Counter[str] = Counter()
         self.disarmed: str | None = None
-        self.launched = [[0] * layout.NUM_PHASES for _ in range(num_groups)]
+        self.launched_runs = [[0] * layout.NUM_PHASES for _ in range(num_groups)]
         self._expected: dict[int, list[list[int]]] = {}
         self.stalled: set[tuple[int, layout.Phase]] = set()
         self._acknowledged_faults = 0
@@ -47,15 +47,15 @@ class Health:
         self._acknowledged_drops = 0
         self._acknowledged_messages = 0
 
-    def launch(self, group: int, phase: layout.Phase) -> None:
+    def count_launch(self, group: int, phase: layout.Phase) -> None:
         """A check of this phase was launched and must show up in COUNT_RUNS."""
-        self.launched[group][phase] += 1
+        self.launched_runs[group][phase] += 1
 
-    def expect(self, sequence: int) -> None:
+    def expect_runs(self, sequence: int) -> None:
         """The copy with this sequence must carry every run launched so far."""
-        self._expected[sequence] = [list(phases) for phases in self.launched]
+        self._expected[sequence] = [list(phases) for phases in self.launched_runs]
 
-    def observe(self, sequence: int, runs: Sequence[Sequence[int]]) -> None:
+    def compare_runs(self, sequence: int, runs: Sequence[Sequence[int]]) -> None:
         """Compare the runs in a copy ([groups][NUM_PHASES]) with what was launched before it.
 
         A difference is a stalled kernel.
@@ -75,7 +75,7 @@ class Health:
 
     def _rebase(self, group: int, phase: layout.Phase, missing: int) -> None:
         # One lost run is one finding; without this every later copy would repeat it.
-        for counts in (self.launched, *self._expected.values()):
+        for counts in (self.launched_runs, *self._expected.values()):
             counts[group][phase] -= missing
 
     def acknowledge(self, health_inputs: HealthInputs) -> None:
@@ -123,7 +123,7 @@ class Health:
             reasons.append(f"{health_inputs.messages_dropped - self._acknowledged_messages} messages dropped")
         if health_inputs.peer_age is not None and health_inputs.peer_age > PEER_SILENT_SECONDS:
             reasons.append(
-                f"no word from the service at {config.endpoint} for {health_inputs.peer_age:.0f} s"
+                f"no message from the service at {config.endpoint} for {health_inputs.peer_age:.0f} s"
             )
         if health_inputs.coverage < config.coverage_target:
             reasons.append(

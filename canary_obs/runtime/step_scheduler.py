@@ -1,230 +1,254 @@
-"""What is done between forwards. On a GPU each part has the host make calls, and a step has time for one."""
+"""Schedules the work between forwards. On a GPU a step has time for one task, as each costs host time."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from canary_obs.runtime.commands import execute_commands
+from canary_obs.config import CanaryConfig
+from canary_obs.runtime.commands import CommandExecutor
+from canary_obs.runtime.delivery import ViolationDelivery
+from canary_obs.runtime.device.counter_reader import CounterReader
+from canary_obs.runtime.evidence.collector import EvidenceCollector
 from canary_obs.runtime.faults import Faults
+from canary_obs.runtime.patrol.patrol import Patrol
+from canary_obs.runtime.perturb.drill import Drill
+from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
+from canary_obs.runtime.report.swa_divergence import SwaReporter
+from canary_obs.runtime.run_state import RunState
+from canary_obs.runtime.sweep.sweeper import Sweeper
 from canary_obs.vocabulary import Mode, Trigger
 
-if TYPE_CHECKING:
-    from canary_obs.runtime.canary import CanaryRuntime
+# A step runs one more task for each of these seconds it took, up to _MAX_TASKS: a pause is no long step.
+_SECONDS_PER_TASK = 0.025
+_MAX_TASKS = 12
+_IDLE_BUDGETS = 10  # an idle engine sweeps for this many steps' budgets at a time
 
-# A step this long has time for one part more; a pause of the engine is no step.
-_SECONDS_PER_PART = 0.025
-_MOST_PARTS = 12
-_IDLE_BUDGETS = 10  # of a step's time for sweeps, while the engine has nothing to do
+CURRENT_STREAM: AbstractContextManager[None] = nullcontext()
 
-HERE: AbstractContextManager[None] = nullcontext()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The parts of the runtime that tasks call."""
+
+    counter_reader: CounterReader
+    delivery: ViolationDelivery
+    sweeper: Sweeper
+    patrol: Patrol
+    drill: Drill
+    evidence: EvidenceCollector
+    swa: SwaReporter
+    snapshots: SnapshotBuilder
+    reporter: Reporter
+    commands: CommandExecutor
 
 
 class _Task(NamedTuple):
-    """One part of the work."""
+    """One unit of work."""
 
     name: str
-    part: str  # of the observer, as its faults are counted
-    take: Callable[[], object]
+    part: str  # label of kv_canary_observer_faults_total
+    run: Callable[[], object]
 
 
 class StepScheduler:
-    """Counters on their way to the host, sweep, patrol, snapshots, evidence, the service's commands.
+    """Runs copies of the counters, sweep, patrol, snapshots, evidence and commands between forwards.
 
-    On a GPU a copy of the counters is started behind every sixth forward, where launches cost least, and two
-    turns of six fetch one and look at it. In mode `raise` every step does all three besides, so that the
-    next one can raise.
+    On a GPU tasks rotate in a cycle of twelve. Every sixth forward is followed by a copy of the counters, as
+    launches right after a forward cost least; two tasks of each half cycle fetch and process it. In mode
+    `raise` every step does all three in addition, so that the next step can raise.
     """
 
-    def __init__(self, canary: CanaryRuntime, faults: Faults) -> None:
-        self._canary, self._faults = canary, faults
-        self._snapshots = SnapshotBuilder(canary)
-        self._rotating = canary.state.clock.is_cuda
-        self._raising = canary.config.mode is Mode.RAISE
-        self._sweep_seconds = canary.config.sweep_budget_ms / 1e3
-        self._interval = canary.config.sweep_interval
+    def __init__(
+        self, workers: Workers, run: RunState, faults: Faults, config: CanaryConfig, *, on_gpu: bool
+    ):
+        self._workers, self._run, self._faults = workers, run, faults
+        self._rotating = on_gpu  # one task per step; False = every step runs all of them
+        self._raising = config.mode is Mode.RAISE
+        self._sweep_seconds = config.sweep_budget_ms / 1e3
+        self._interval = config.sweep_interval
         self._sweep_at = self._interval or float("inf")  # forward step of the next interval sweep
-        self._copy_wanted = False  # behind the next forward
-        self._attending = False  # to a sweep, a drill or evidence; asked in every twelfth step while False
-        self._beside = HERE
-        self._hook = "pump"  # whose time the turn under way takes
-        self.taken = "none"  # the name of the last turn
-        fetch, look = _Task("fetch", "pump", canary.counter_reader.fetch), _Task("look", "pump", self._look)
-        tell = _Task("tell", "snapshot", self._tell_or_patrol)
-        patrol, want = (_Task("patrol", "patrol", take) for take in (self._patrol, self._want_and_patrol))
-        orders = _Task("orders", "mailbox", self._take_orders)
+        self._copy_wanted = False  # after the next forward
+        self._urgent = False  # a sweep, a drill or evidence is under way; updated every twelfth step
+        self._stream = CURRENT_STREAM  # of the launches of this step
+        self._hook = "pump"  # overhead label of the running task
+        self.last_task = "none"  # name of the last task
+        fetch = _Task("fetch", "pump", workers.counter_reader.fetch)
+        process = _Task("process", "pump", self._process_copy)
+        snapshot = _Task("snapshot", "snapshot", self._snapshot_or_patrol)
+        patrol = _Task("patrol", "patrol", self._patrol)
+        request = _Task("request_copy", "patrol", self._request_copy_and_patrol)
+        commands = _Task("commands", "mailbox", self._commands_and_upkeep)
+        half = (request, snapshot, patrol, fetch, process)
         self._cycle: Iterator[_Task] = cycle(
-            (want, tell, patrol, fetch, look, tell, want, tell, patrol, fetch, look, orders)
-            if not self._raising
-            else (tell, patrol, tell, orders)
+            (snapshot, patrol, snapshot, commands) if self._raising else (*half, snapshot, *half, commands)
         )
 
-    def step(self, beside: AbstractContextManager[None]) -> None:
-        """After an engine step; what this launches goes where `beside` leads."""
-        canary, now = self._canary, time.monotonic()
-        seconds = 0.0 if canary.last_step_end is None else now - canary.last_step_end
-        canary.step_seconds += seconds
-        canary.last_step_end = now
-        if canary.step >= self._sweep_at:
-            self._begin_sweep()
+    def step(self, stream: AbstractContextManager[None]) -> None:
+        """Run what this engine step has time for; `stream` is entered around launches."""
+        run, now = self._run, time.monotonic()
+        seconds = 0.0 if run.last_step_end is None else now - run.last_step_end
+        run.step_seconds += seconds
+        run.last_step_end = now
+        if run.step >= self._sweep_at:
+            self._begin_interval_sweep()
         if not self._rotating:
-            self._everything(self._sweep_seconds)
+            self._run_all(self._sweep_seconds)
             return
-        self._beside = beside
+        self._stream = stream
         # Rows of a violation, and what its slot holds, are worth more the sooner they are read.
-        if self._attending or self._raising or canary.counter_reader.alarmed:
-            self._faults.guard("pump", self._hurry)
+        if self._urgent or self._raising or self._workers.counter_reader.alarmed:
+            self._faults.guard("pump", self._run_urgent)
             now = time.monotonic()
-        if canary.step >= canary.swa.due_step:
-            self._report_windows()
-        parts = 1
-        if seconds >= _SECONDS_PER_PART:
-            parts = min(1 + int(seconds / _SECONDS_PER_PART), _MOST_PARTS)
-        while parts:
-            parts -= 1
-            self.taken, part, take = next(self._cycle)
+        if run.step >= self._workers.swa.due_step:
+            self._report_swa()
+        tasks = 1
+        if seconds >= _SECONDS_PER_TASK:
+            tasks = min(1 + int(seconds / _SECONDS_PER_TASK), _MAX_TASKS)
+        while tasks:
+            tasks -= 1
+            self.last_task, part, run_task = next(self._cycle)
             self._hook = "pump"
             try:  # not by `guard`: every step pays for each call
-                take()
-            except Exception as error:  # noqa: BLE001 - passed on in mode `raise`
-                self._faults.met(part, error)
+                run_task()
+            except Exception as error:  # noqa: BLE001 - raised again in mode `raise`
+                self._faults.caught(part, error)
             before, now = now, time.monotonic()
-            canary.overhead[self._hook] += now - before
+            run.overhead[self._hook] += now - before
 
-    def forward_done(self) -> None:
-        """Behind a forward and what was launched for it."""
+    def after_forward(self) -> None:
+        """Start the copy of the counters that a task has requested. Call after each forward's launches."""
         if self._copy_wanted:
             started = time.monotonic()
-            self._push()
-            self._canary.overhead["pump"] += time.monotonic() - started
+            self._push_counters()
+            self._run.overhead["pump"] += time.monotonic() - started
 
     def idle(self) -> None:
-        """Every part, and at length: nobody waits."""
-        self._beside = HERE
-        self._everything(_IDLE_BUDGETS * self._sweep_seconds)
-        self._faults.guard("snapshot", self._snapshots.finish)
+        """Run every task, with more time for sweeps: no forward is waiting."""
+        self._stream = CURRENT_STREAM
+        self._run_all(_IDLE_BUDGETS * self._sweep_seconds)
+        self._faults.guard("snapshot", self._workers.snapshots.finish)
 
-    def _everything(self, sweep_seconds: float) -> None:
-        canary, faults = self._canary, self._faults
+    def _run_all(self, sweep_seconds: float) -> None:
+        run, faults, workers = self._run, self._faults, self._workers
         self._advance_sweep(sweep_seconds)
-        started, patrolled = time.monotonic(), canary.overhead["patrol"]
+        started, patrolled = time.monotonic(), run.overhead["patrol"]
         self._advance_drill()
         faults.guard("patrol", self._timed_patrol)
-        faults.guard("snapshot", self._snapshots.advance)
+        faults.guard("snapshot", workers.snapshots.advance)
         faults.guard("mailbox", self._execute_commands)
-        self._move()
-        self._report_windows()
-        self._tell_evidence()
-        canary.overhead["pump"] += time.monotonic() - started - (canary.overhead["patrol"] - patrolled)
+        self._move_counters()
+        self._report_swa()
+        self._send_evidence()
+        run.overhead["pump"] += time.monotonic() - started - (run.overhead["patrol"] - patrolled)
 
-    # What is rare: on a GPU asked after in every twelfth step only, as each question costs all of them.
+    # Urgent work is rare, and asking for it costs every step: on a GPU it is asked for in every twelfth.
 
-    def _ask(self) -> None:
-        canary = self._canary
-        self._attending = canary.sweeper.running or canary.drill.busy or canary.evidence.busy
+    def _update_urgent(self) -> None:
+        workers = self._workers
+        self._urgent = workers.sweeper.running or workers.drill.busy or workers.evidence.busy
 
-    def _hurry(self) -> None:
-        canary = self._canary
-        with self._beside:
+    def _run_urgent(self) -> None:
+        with self._stream:
             self._advance_sweep(self._sweep_seconds)
             started = time.monotonic()
             self._advance_drill()
-            if self._raising or canary.counter_reader.alarmed:
-                self._move()
-            self._tell_evidence()
-            self._ask()
-            canary.overhead["pump"] += time.monotonic() - started
+            if self._raising or self._workers.counter_reader.alarmed:
+                self._move_counters()
+            self._send_evidence()
+            self._update_urgent()
+            self._run.overhead["pump"] += time.monotonic() - started
 
-    def _begin_sweep(self) -> None:
-        """One at every so many forward steps. An engine step may hold several, and pass over the number."""
-        canary = self._canary
-        if not canary.paused:
-            self._sweep_at = canary.step // self._interval * self._interval + self._interval
-            self._faults.guard("sweep", canary.sweeper.begin_automatic, Trigger.INTERVAL, canary.step)
-            self._attending = True
+    def _begin_interval_sweep(self) -> None:
+        # At multiples of the interval; an engine step with several forwards may pass over one.
+        run = self._run
+        if not run.paused:
+            self._sweep_at = run.step // self._interval * self._interval + self._interval
+            self._faults.guard("sweep", self._workers.sweeper.begin_automatic, Trigger.INTERVAL, run.step)
+            self._urgent = True
 
     def _advance_sweep(self, seconds: float) -> None:
-        canary = self._canary
-        if canary.sweeper.running and not canary.paused:
+        run, sweeper = self._run, self._workers.sweeper
+        if sweeper.running and not run.paused:
             started = time.monotonic()
             if not self._faults.guard(
-                "sweep", canary.sweeper.advance, seconds, canary.counter_reader.next_sequence
+                "sweep", sweeper.advance, seconds, self._workers.counter_reader.next_sequence
             ):
-                canary.sweeper.abort("the sweep itself failed; see the engine's log")
-            canary.overhead["sweep"] += time.monotonic() - started
+                sweeper.abort("the sweep itself failed; see the engine's log")
+            run.overhead["sweep"] += time.monotonic() - started
 
     def _advance_drill(self) -> None:
-        canary = self._canary
-        if canary.drill.busy:
-            self._faults.guard("drill", canary.drill.advance, canary.step)
+        if self._workers.drill.busy:
+            self._faults.guard("drill", self._workers.drill.advance, self._run.step)
 
-    def _tell_evidence(self) -> None:
-        if self._canary.evidence.busy:
-            self._faults.guard("evidence", self._canary.tell_evidence)
+    def _send_evidence(self) -> None:
+        if self._workers.evidence.busy:
+            self._faults.guard("evidence", self._workers.delivery.send_evidence)
 
-    def _report_windows(self) -> None:
-        canary = self._canary
-        if canary.step >= canary.swa.due_step:
-            self._faults.guard("swa_divergence", canary.swa.report, canary.step, canary.counter_reader.sample)
+    def _report_swa(self) -> None:
+        run, swa = self._run, self._workers.swa
+        if run.step >= swa.due_step:
+            self._faults.guard("swa_divergence", swa.report, run.step, self._workers.counter_reader.sample)
 
-    # The turns.
+    # Tasks.
 
-    def _want_and_patrol(self) -> None:
+    def _request_copy_and_patrol(self) -> None:
         self._copy_wanted = True
         self._patrol()
 
-    def _look(self) -> None:
-        canary = self._canary
-        canary.counter_reader.look(canary.step)
-        if canary.counter_reader.alarmed:
-            with self._beside:
-                canary.deliver(canary.counter_reader.rows(canary.step))
-                self._ask()
-        elif canary.expects_word:
-            with self._beside:  # an injector heals what it planted
-                canary.deliver([])
+    def _process_copy(self) -> None:
+        counter_reader, delivery, step = self._workers.counter_reader, self._workers.delivery, self._run.step
+        counter_reader.process(step)
+        if counter_reader.alarmed:
+            with self._stream:
+                delivery.deliver(counter_reader.read_rows(step))
+                self._update_urgent()
+        elif delivery.wants_clean_copies:
+            with self._stream:  # an injector restores the bytes that it flipped
+                delivery.deliver([])
 
-    def _tell_or_patrol(self) -> None:
-        if not self._snapshots.advance():
+    def _snapshot_or_patrol(self) -> None:
+        if not self._workers.snapshots.advance():
             self._patrol()
 
     def _patrol(self) -> None:
-        canary = self._canary
-        if canary.paused or not canary.patrol.enabled:
+        run, patrol = self._run, self._workers.patrol
+        if run.paused or not patrol.enabled:
             return
         self._hook = "patrol"
-        suspected = canary.patrol.advance(idle=canary.last_step_end is None)
-        if suspected:
-            with self._beside:
-                canary.patrol.confirm(suspected)
+        suspicious = patrol.advance(idle=run.last_step_end is None)
+        if suspicious:
+            with self._stream:
+                patrol.confirm(suspicious)
 
-    def _take_orders(self) -> None:
+    def _commands_and_upkeep(self) -> None:
         self._execute_commands()
-        if self._copy_wanted:  # for six steps: there were no forwards, or none was shown
-            with self._beside:
-                self._push()
-        self._ask()
+        if self._copy_wanted:  # requested six steps ago: there was no forward, or none was shown
+            with self._stream:
+                self._push_counters()
+        self._update_urgent()
 
-    # What turns and all at once have in common.
+    # Used by tasks and by _run_all.
 
     def _execute_commands(self) -> None:
-        if commands := self._canary.reporter.receive():
-            with self._beside:
-                execute_commands(self._canary, commands)
+        if commands := self._workers.reporter.receive():
+            with self._stream:
+                self._workers.commands.execute(commands)
 
     def _timed_patrol(self) -> None:
         started = time.monotonic()
         self._patrol()
-        self._canary.overhead["patrol"] += time.monotonic() - started
+        self._run.overhead["patrol"] += time.monotonic() - started
 
-    def _push(self) -> bool:
+    def _push_counters(self) -> bool:
         self._copy_wanted = False
-        return self._faults.guard("pump", self._canary.counter_reader.push, self._canary.step)
+        return self._faults.guard("pump", self._workers.counter_reader.push, self._run.step)
 
-    def _move(self) -> None:
-        if self._push() and self._faults.guard("pump", self._canary.counter_reader.fetch):
-            self._faults.guard("pump", self._look)
+    def _move_counters(self) -> None:
+        if self._push_counters() and self._faults.guard("pump", self._workers.counter_reader.fetch):
+            self._faults.guard("pump", self._process_copy)

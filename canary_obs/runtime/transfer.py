@@ -37,7 +37,7 @@ class RecordShares:
         described = _VERSION, group.plan.coverage, sizes
         return int.from_bytes(blake2b(repr(described).encode(), digest_size=7).digest(), "little")
 
-    def of(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor | None:
+    def read(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor | None:
         """int64 [n, RECORD_WORDS] of slots (int64 [n]), or [len(shares), n, RECORD_WORDS] that add up.
 
         `shares` are ranges of global heads, together all that are held here. The last share's fingerprint is
@@ -45,10 +45,10 @@ class RecordShares:
         failed, which is counted: the bytes then travel without records.
         """
         found: list[Tensor] = []
-        self._faults.guard("announce", lambda: found.append(self._of(name, slots, shares)))
+        self._faults.guard("announce", lambda: found.append(self._read(name, slots, shares)))
         return found[0] if found else None
 
-    def _of(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor:
+    def _read(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor:
         (group,) = self._state.named((name,))
         whole = group.records_of(slots)
         if not shares:

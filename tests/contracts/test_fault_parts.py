@@ -11,7 +11,7 @@ from canary_obs.vocabulary import ObserverPart
 
 PRODUCT = Path(__file__).parents[2] / "canary_obs"
 # Functions whose first argument is the part, by their own name without leading underscores.
-ENGINE_SIDE = frozenset({"guard", "met", "fault", "count_fault"})
+ENGINE_SIDE = frozenset({"guard", "caught", "fault", "count_fault"})
 SERVICE_SIDE = frozenset({"fault", "open_log"})
 
 

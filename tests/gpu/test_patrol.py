@@ -28,7 +28,7 @@ def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.Mo
         for _ in range(5):  # chosen, sent, seen to be done, taken back, entered
             rig.canary.patrol._credit = 1e12
             rig.canary.patrol.confirm(rig.canary.patrol.advance())
-            rig.canary.counter_reader.turn(rig.canary.step)  # results arrive with its copies
+            rig.canary.counter_reader.poll(rig.canary.step)  # results arrive with its copies
     rig.canary.check_everything()
     assert rig.canary.counter_reader.violations == 0
     assert rig.canary.patrol.cycles > 200
@@ -47,7 +47,7 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
     patrol.confirm(patrol._enter(patrol._checker.finish()))
     while patrol._cursor:
         patrol._next(1)
-    before = rig.canary.health.launched[0][3]
+    before = rig.canary.health.launched_runs[0][3]
     patrol._credit = 1e12
     for _ in range(2):  # chooses every slot of the group, sends for them
         patrol.confirm(patrol.advance())
@@ -59,7 +59,7 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
         patrol.confirm(patrol.advance())
         rig.canary.counter_reader.drain(rig.canary.step, 10.0)
     rig.canary.counter_reader.drain(rig.canary.step, 10.0)
-    assert rig.canary.health.launched[0][3] > before
+    assert rig.canary.health.launched_runs[0][3] > before
     assert rig.canary.counter_reader.violations == 0
     rig.canary.detach()
 
@@ -94,7 +94,7 @@ def test_partial_sums_are_not_shared_with_the_engines_stream() -> None:
         for _ in range(3):
             rig.canary.patrol._credit = 1e12
             rig.canary.patrol.confirm(rig.canary.patrol.advance())
-            rig.canary.counter_reader.turn(rig.canary.step)
+            rig.canary.counter_reader.poll(rig.canary.step)
     rig.canary.check_everything()
     assert rig.canary.counter_reader.violations == 0
     assert rig.canary.patrol.cycles > 100

@@ -27,7 +27,7 @@ from canary_obs.demo.in_process_vllm import InProcessVllm
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.records import GroupCounters, Violation
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.report.snapshot import counters_of
+from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Reason, State
 from tests.engines.vllm.real.rig import prompts
 from tests.gpu.draft_engine import METHODS, SEED, Plan, answers, counting, start
@@ -59,7 +59,7 @@ class DraftCache:
 
     def _checked(self, place: tuple[int, ...], bit: int) -> tuple[Counter[str], list[Violation]]:
         rows: list[Violation] = []
-        reporter, report = self._canary.reporter, self._canary.reporter.violations
+        reporter, report = self._canary.reporter, self._canary.reporter.send_violations
 
         def report_and_keep(found: list[Violation]) -> None:
             rows.extend(found)
@@ -68,13 +68,13 @@ class DraftCache:
         with self._adapter.at_rest(), torch.inference_mode():
             self._vllm.synchronize()
             before = counted(self._canary)
-            reporter.violations = report_and_keep  # type: ignore[method-assign]
+            reporter.send_violations = report_and_keep  # type: ignore[method-assign]
             self._words[place] ^= bit
             with torch.inference_mode(False):
                 self._canary.check_everything()
             self._words[place] ^= bit
             self._vllm.synchronize()
-            reporter.violations = report  # type: ignore[method-assign]
+            reporter.send_violations = report  # type: ignore[method-assign]
         size = self.own.block_size
         # On CPUs a token's bytes do not lie at its offset: there only the block is known.
         exact = range(place[2], place[2] + 1) if self._words.is_cuda else range(size)
@@ -84,7 +84,7 @@ class DraftCache:
 
 def counters(canary: CanaryRuntime) -> dict[str, GroupCounters]:
     """By group, the patrol's included."""
-    return counters_of(canary)
+    return group_counters(canary.state, canary.counter_reader)
 
 
 def counted(canary: CanaryRuntime) -> Counter[str]:

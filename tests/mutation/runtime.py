@@ -153,47 +153,47 @@ WALKER = mutants(
     ),
 )
 
-TURNS = mutants(
+STEP_SCHEDULER = mutants(
     "canary_obs/runtime/step_scheduler.py",
     (
-        "                take()\n",
-        "                self._everything(0.0)\n",
-        "tests/runtime/test_step_scheduler.py::test_a_step_takes_one_part_and_each_has_its_turn",
+        "                run_task()\n",
+        "                self._run_all(0.0)\n",
+        "tests/runtime/test_step_scheduler.py::test_a_step_runs_one_task_and_tasks_rotate",
     ),
     (
-        "if self._attending or self._raising or canary.counter_reader.alarmed:",
-        "if self._attending or self._raising:",
-        "tests/runtime/test_step_scheduler.py::test_rows_of_a_violation_do_not_wait_for_their_turn",
+        "if self._urgent or self._raising or self._workers.counter_reader.alarmed:\n            self._faults",
+        "if self._urgent or self._raising:\n            self._faults",
+        "tests/runtime/test_step_scheduler.py::test_rows_of_a_violation_are_read_in_every_step",
     ),
     (
-        "            with self._beside:\n                canary.patrol.confirm(suspected)",
-        "            canary.patrol.confirm(suspected)",
-        "tests/runtime/test_step_scheduler.py::test_a_suspicion_is_confirmed_beside_the_engine",
+        "            with self._stream:\n                patrol.confirm(suspicious)",
+        "            patrol.confirm(suspicious)",
+        "tests/runtime/test_step_scheduler.py::test_suspicious_jobs_are_confirmed_on_the_given_stream",
     ),
     (
-        "            with self._beside:\n                execute_commands(self._canary, commands)",
-        "            execute_commands(self._canary, commands)",
-        "tests/runtime/test_step_scheduler.py::test_commands_are_obeyed_beside_the_engine",
+        "            with self._stream:\n                self._workers.commands.execute(commands)",
+        "            self._workers.commands.execute(commands)",
+        "tests/runtime/test_step_scheduler.py::test_commands_are_executed_on_the_given_stream",
     ),
     (
-        "        if self._copy_wanted:  # for six",
-        "        if False:  # for six",
-        "tests/runtime/test_step_scheduler.py::test_a_copy_that_waits_for_a_forward_in_vain_is_started_all_the_same",
+        "        if self._copy_wanted:  # requested six",
+        "        if False:  # requested six",
+        "tests/runtime/test_step_scheduler.py::test_a_requested_copy_is_started_without_a_forward_too",
     ),
     (
-        "self._sweep_at = canary.step // self._interval * self._interval + self._interval",
-        "self._sweep_at = canary.step + self._interval",
-        "tests/runtime/test_step_scheduler.py::test_an_interval_sweep_begins_at_its_step_and_is_attended_to_at_once",
+        "self._sweep_at = run.step // self._interval * self._interval + self._interval",
+        "self._sweep_at = run.step + self._interval",
+        "tests/runtime/test_step_scheduler.py::test_an_interval_sweep_begins_at_its_step_and_is_urgent",
     ),
     (
-        "min(1 + int(seconds / _SECONDS_PER_PART), _MOST_PARTS)",
-        "1 + int(min(seconds, 60.0) / _SECONDS_PER_PART)",
+        "min(1 + int(seconds / _SECONDS_PER_TASK), _MAX_TASKS)",
+        "1 + int(min(seconds, 60.0) / _SECONDS_PER_TASK)",
         "tests/runtime/test_step_scheduler.py::test_a_pause_of_the_engine_is_no_long_step",
     ),
     (
         "if not self._rotating:",
         "if False:",
-        "tests/runtime/test_step_scheduler.py::test_on_a_cpu_every_step_takes_all",
+        "tests/runtime/test_step_scheduler.py::test_on_a_cpu_every_step_runs_all_tasks",
     ),
 )
 
@@ -202,12 +202,12 @@ STATE_LOG = mutants(
     (
         "if not worse and self._clock()",
         "if self._clock()",
-        "tests/runtime/report/test_state_log.py::test_what_flickers_is_told_every_few_seconds_and_what_is_worse_at_once",
+        "tests/runtime/report/test_state_log.py::test_a_flickering_state_is_rate_limited_and_a_worse_one_is_not",
     ),
     (
         '_NUMBER.sub("#", reason)',
         "reason",
-        "tests/runtime/report/test_state_log.py::test_a_change_is_told_once_with_its_reasons",
+        "tests/runtime/report/test_state_log.py::test_a_change_is_logged_once_with_its_reasons",
     ),
 )
 
@@ -249,11 +249,11 @@ LOG = mutants(
     ),
 )
 
-PUMP = mutants(
+COUNTER_READER = mutants(
     "canary_obs/runtime/device/counter_reader.py",
     (
         "self.alarmed = True",
-        "self.alarmed = self.log.moved(self.violations)",
+        "self.alarmed = self.log.has_unread(self.violations)",
         "tests/runtime/test_step_scheduler.py::test_rows_that_cannot_be_read_are_read_later",
     ),
 )
@@ -361,8 +361,8 @@ INJECTOR = mutants(
 )
 
 ALL = (
-    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *WALKER, *TURNS, *STATE_LOG,
-    *HEALTH, *LOG,
-    *PUMP, *COURIER, *PIPELINE, *COUNTERS, *RANKS, *WIRE,
+    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *WALKER, *STEP_SCHEDULER,
+    *STATE_LOG,    *HEALTH, *LOG,
+    *COUNTER_READER, *COURIER, *PIPELINE, *COUNTERS, *RANKS, *WIRE,
     *LEDGER, *INJECTOR,
 )  # fmt: skip

@@ -161,7 +161,7 @@ def serve(
     report = Report()
     if watch is not None:
         watch.mark_ready()
-        watch.reporter.violations = report.violations.extend
+        watch.reporter.send_violations = report.violations.extend
         _note_first_steps(runner, watch, report)
     if cluster.prefills:
         side = cluster.prefill_side(runner, SENDERS[sender])
@@ -189,7 +189,7 @@ def traffic(
     assert watch is not None
     watch.mark_ready()
     report = Report()
-    watch.reporter.violations = report.violations.extend
+    watch.reporter.send_violations = report.violations.extend
     if cluster.prefills:
         side = cluster.prefill_side(runner)
         load = Traffic(scaled_traffic(runner.config.max_context, runner.config.max_running), seed=3)

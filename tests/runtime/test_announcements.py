@@ -36,7 +36,7 @@ def state_of(rig, slots: torch.Tensor) -> set[int]:
 
 def counted(rig) -> dict[Reason, int]:
     rig.canary.patrol.whole_cycle()
-    rig.canary.reporter.violations(rig.canary.counter_reader.drain(rig.canary.step, 1.0))
+    rig.canary.reporter.send_violations(rig.canary.counter_reader.drain(rig.canary.step, 1.0))
     values = rig.canary.counter_reader.sample.values
     lanes = layout.Phase.PATROL * layout.NUM_REASONS
     return {

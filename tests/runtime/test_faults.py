@@ -19,7 +19,7 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime import forward, health
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.device import counter_reader as counter_reader
+from canary_obs.runtime.device import counter_reader
 from canary_obs.runtime.sweep import sweeper as sweep
 from canary_obs.serve import ServiceThread
 from canary_obs.transport.links import EngineLink, LocalLink
@@ -102,10 +102,10 @@ PARTS = {
     "sweep: bytes": break_module(sweep, "compare_slots"),
     "sweep: walker": break_part("_adapter.prefix_cache.cached"),
     "sweep: eviction check": break_part("_adapter.prefix_cache.still_cached"),
-    "patrol": break_part("patrol._scout.send"),
-    "pipeline: push": break_part("pump._counters.push"),
-    "pipeline: poll": break_part("pump._counters.newest"),
-    "pipeline: look": break_part("health.observe"),
+    "patrol": break_part("patrol._checker.send"),
+    "pipeline: push": break_part("counter_reader._counters.push"),
+    "pipeline: poll": break_part("counter_reader._counters.newest"),
+    "pipeline: look": break_part("health.compare_runs"),
     "pump": break_module(counter_reader, "time"),
     "mailbox: receive": break_part("reporter._link.receive"),
     "mailbox: send": break_part("reporter._link.send"),
@@ -136,7 +136,7 @@ def test_a_fault_whose_recovery_fails_too_turns_the_checks_off(untouched: list, 
     assert found == untouched
     assert state is State.BLIND
     assert any("checks are off" in reason for reason in reasons)
-    assert not canary.armed
+    assert not canary.run.armed
     canary.detach()
 
 
@@ -164,7 +164,7 @@ def test_a_silent_service_degrades(make_rig, monkeypatch) -> None:
     rig.run(5)
     assert rig.canary.verdict()[0] is State.OK
     monkeypatch.setattr(link, "peer_age_seconds", lambda now: 6.0)
-    assert rig.canary.verdict() == (State.DEGRADED, ("no word from the service at inproc for 6 s",))
+    assert rig.canary.verdict() == (State.DEGRADED, ("no message from the service at inproc for 6 s",))
 
 
 def test_a_killed_service_changes_no_output_and_degrades(
@@ -195,7 +195,7 @@ def test_a_killed_service_changes_no_output_and_degrades(
     try:
         found, canary = answers(plant, link=link)
         assert found == untouched
-        wait_for(lambda: any("no word from the service" in reason for reason in canary.verdict()[1]))
+        wait_for(lambda: any("no message from the service" in reason for reason in canary.verdict()[1]))
         assert canary.verdict()[0] is State.DEGRADED
         assert canary.health.faults.total() == 0
         canary.detach()

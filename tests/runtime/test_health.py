@@ -37,7 +37,7 @@ def test_all_well_is_ok() -> None:
         ({"pipeline_lag_seconds": 11.0}, State.BLIND, "11.0 s old"),
         ({"events_dropped": 1}, State.DEGRADED, "1 violation rows dropped"),
         ({"messages_dropped": 3}, State.DEGRADED, "3 messages dropped"),
-        ({"peer_age": 9.0}, State.DEGRADED, "no word from the service"),
+        ({"peer_age": 9.0}, State.DEGRADED, "no message from the service"),
         ({"coverage": 0.5}, State.DEGRADED, "50.0% of KV bytes"),
         ({"sweep_coverage": 0.9}, State.DEGRADED, "the last sweep could check 90.0%"),
         (
@@ -65,28 +65,28 @@ def test_nothing_known_of_service_or_sweeps_is_no_fault() -> None:
 def test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged() -> None:
     health = Health(1, CanaryConfig())
     for sequence in range(4):
-        health.launch(0, Phase.HEAD)
-        health.expect(sequence)
-    health.observe(0, runs(head=1))
+        health.count_launch(0, Phase.HEAD)
+        health.expect_runs(sequence)
+    health.compare_runs(0, runs(head=1))
     assert health.verdict(GOOD)[0] is State.OK
-    health.observe(1, runs(head=1))  # the second run never happened
+    health.compare_runs(1, runs(head=1))  # the second run never happened
     state, reasons = health.verdict(GOOD)
     assert state is State.BLIND
     assert "head kernel of group 0" in reasons[0]
     health.acknowledge(GOOD)
-    health.observe(2, runs(head=2))
-    health.observe(3, runs(head=3))
+    health.compare_runs(2, runs(head=2))
+    health.compare_runs(3, runs(head=3))
     assert health.verdict(GOOD)[0] is State.OK
-    health.launch(0, Phase.HEAD)
-    health.expect(4)
-    health.observe(4, runs(head=3))
+    health.count_launch(0, Phase.HEAD)
+    health.expect_runs(4)
+    health.compare_runs(4, runs(head=3))
     assert health.verdict(GOOD)[0] is State.BLIND
 
 
 def test_a_copy_that_was_never_expected_proves_nothing() -> None:
     health = Health(1, CanaryConfig())
-    health.launch(0, Phase.TAIL)
-    health.observe(7, runs(tail=0))
+    health.count_launch(0, Phase.TAIL)
+    health.compare_runs(7, runs(tail=0))
     assert not health.stalled
 
 
@@ -102,11 +102,11 @@ def test_only_new_faults_count_after_an_acknowledgement() -> None:
 def test_copies_nobody_looked_at_are_forgotten_and_their_lost_runs_still_found() -> None:
     health = Health(1, CanaryConfig())
     for sequence in range(5):
-        health.launch(0, Phase.HEAD)
-        health.expect(sequence)
-    health.observe(3, runs(head=3))
+        health.count_launch(0, Phase.HEAD)
+        health.expect_runs(sequence)
+    health.compare_runs(3, runs(head=3))
     assert health.stalled == {(0, Phase.HEAD)}
     assert list(health._expected) == [4]
     health.stalled.clear()
-    health.observe(4, runs(head=4))
+    health.compare_runs(4, runs(head=4))
     assert not health.stalled

@@ -16,7 +16,7 @@ MODES = [mode.value for mode in PerturbMode]
 def instrumented(rig) -> list[Violation]:
     """Every violation that the rig's canary reports from here on."""
     rows: list[Violation] = []
-    rig.canary.reporter.violations = rows.extend
+    rig.canary.reporter.send_violations = rows.extend
     return rows
 
 

@@ -1,4 +1,4 @@
-"""An engine step has time for one part of what can wait; nobody waits for ever."""
+"""On a GPU an engine step runs one task; every task gets its step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import cycle
 import pytest
 
 from canary_obs.records import Pause, Snapshot, StartDrill, Violations
-from canary_obs.runtime import step_scheduler as turns
+from canary_obs.runtime import step_scheduler
 from canary_obs.runtime.device.byte_address import locate_byte
-from canary_obs.runtime.report import snapshot_builder as telling
-from canary_obs.runtime.step_scheduler import HERE
+from canary_obs.runtime.report import snapshot_builder
+from canary_obs.runtime.step_scheduler import CURRENT_STREAM
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Mode, Reason, State, Trigger
 
@@ -34,15 +34,15 @@ def sent(link: LocalLink) -> list[Snapshot]:
 
 @pytest.fixture
 def rig(make_rig, link):
-    """A snapshot is always due, and so is an errand."""
+    """A snapshot is always due, and so is a scan job of the patrol."""
     made = make_rig(link=link, patrol_budget="50%", idle_sweep=False, snapshot_seconds=1e-9)
     made.run(5)
     sent(link)
     return made
 
 
-# Of a snapshot, in this order.
-PARTS = "status", "vitals_with", "verdict", "counter_rows", "named_counters", "snapshot_of", "tell"
+# The calls that make a snapshot, in order.
+PARTS = "status", "make_health_inputs", "verdict", "counter_rows", "named_counters", "make_snapshot", "send"
 
 
 def note_parts(rig, monkeypatch) -> list[str]:
@@ -61,20 +61,20 @@ def note_parts(rig, monkeypatch) -> list[str]:
 
     canary = rig.canary
     noting(canary.patrol, "advance")
-    for name in ("vitals_with", "counter_rows", "named_counters", "snapshot_of"):
-        noting(telling, name)
+    for name in ("make_health_inputs", "counter_rows", "named_counters", "make_snapshot"):
+        noting(snapshot_builder, name)
     noting(canary.health, "verdict")
-    noting(canary.reporter, "tell")
+    noting(canary.reporter, "send")
     noting(canary.reporter, "receive")
     noting(canary.counter_reader, "status")
     noting(canary.counter_reader, "push")
     noting(canary.counter_reader._counters, "newest")
-    noting(canary.counter_reader, "look")
+    noting(canary.counter_reader, "process")
     return done
 
 
-class Beside:
-    """Where a step's launches go; counts how often the way there is taken."""
+class CountingStream:
+    """A stream for a step's launches; counts how often it is entered."""
 
     def __init__(self) -> None:
         self.entered = 0
@@ -89,65 +89,67 @@ class Beside:
 
 
 @pytest.fixture
-def beside() -> Beside:
-    return Beside()
+def stream() -> CountingStream:
+    return CountingStream()
 
 
 @pytest.fixture
 def done(rig, monkeypatch) -> list[str]:
     """Parts that found something to do; the engine's steps as short as they come, on a GPU."""
     done = note_parts(rig, monkeypatch)
-    rig.canary._turns._rotating = True
+    rig.canary._scheduler._rotating = True
     rig.canary.idle()
     done.clear()
     return done
 
 
-def steps(rig, done: list[str], count: int, seconds: float = 0.0, beside=HERE) -> list[tuple[str, ...]]:
-    """What each step did, its forward included; every errand is paid for."""
+def steps(
+    rig, done: list[str], count: int, seconds: float = 0.0, stream=CURRENT_STREAM
+) -> list[tuple[str, ...]]:
+    """What each step did, its forward included; the patrol can afford every scan job."""
     found = []
     for _ in range(count):
         rig.canary.patrol._credit, rig.canary.patrol._timed = 1.0, False
-        rig.canary._turns.forward_done()
-        rig.canary.last_step_end = time.monotonic() - seconds if seconds else None
-        rig.canary._turns.step(beside)
+        rig.canary._scheduler.after_forward()
+        rig.canary.run.last_step_end = time.monotonic() - seconds if seconds else None
+        rig.canary._scheduler.step(stream)
         found.append(tuple(done))
         done.clear()
     return found
 
 
-def test_a_step_takes_one_part_and_each_has_its_turn(rig, done, beside) -> None:
-    found = steps(rig, done, 12 * len(PARTS), beside=beside)
+def test_a_step_runs_one_task_and_tasks_rotate(rig, done, stream) -> None:
+    found = steps(rig, done, 12 * len(PARTS), stream=stream)
     wanted = (
         "advance",
-        "tell",
+        "send",
         "advance",
         "newest",
-        "look",
-        "tell",
+        "process",
+        "send",
         "advance",
-        "tell",
+        "send",
         "advance",
         "newest",
-        "look",
+        "process",
     )
-    told = iter(3 * PARTS)
+    snapshot_part = iter(3 * PARTS)
     for round_start in range(0, len(found), 12):
-        for number, (parts, turn) in enumerate(zip(found[round_start:], (*wanted, "receive"), strict=False)):
-            # Behind the forward after a copy was wanted, it is started.
+        for number, (calls, task) in enumerate(zip(found[round_start:], (*wanted, "receive"), strict=False)):
+            # A requested copy is started after the next forward.
             pushed = ("push",) if number in (1, 7) else ()
-            assert parts == (*pushed, next(told) if turn == "tell" else turn)
-    assert beside.entered == 0  # nothing was launched but behind forwards, and on the patrol's stream
+            assert calls == (*pushed, next(snapshot_part) if task == "send" else task)
+    assert stream.entered == 0  # launches only after forwards, and on the patrol's own stream
 
 
-def test_a_copy_that_waits_for_a_forward_in_vain_is_started_all_the_same(rig, done, beside) -> None:
+def test_a_requested_copy_is_started_without_a_forward_too(rig, done, stream) -> None:
     for _ in range(11):
-        rig.canary._turns.step(beside)
+        rig.canary._scheduler.step(stream)
     assert "push" not in done
     done.clear()
-    rig.canary._turns.step(beside)
+    rig.canary._scheduler.step(stream)
     assert done == ["receive", "push"]
-    assert beside.entered == 1
+    assert stream.entered == 1
 
 
 def test_a_pause_of_the_engine_is_no_long_step(rig, done) -> None:
@@ -166,43 +168,41 @@ def flipped(rig):
     return address
 
 
-def test_rows_of_a_violation_do_not_wait_for_their_turn(rig, link, done, beside, monkeypatch) -> None:
+def test_rows_of_a_violation_are_read_in_every_step(rig, link, done, stream, monkeypatch) -> None:
     canary, polls = rig.canary, []
     poll = canary.counter_reader._rows.poll
 
     def late() -> list:
         polls.append(canary.step)
-        assert beside.inside  # a copy that is started elsewhere is not ordered behind what was launched there
+        assert stream.inside  # a copy on another stream would not wait for what was launched here
         return [] if len(polls) < 4 else poll()
 
     monkeypatch.setattr(canary.counter_reader._rows, "poll", late)
     address = flipped(rig)
     found = []
     while not canary.counter_reader.violations:
-        found += steps(rig, done, 1, beside=beside)
-    assert len(found) <= 9  # a copy is wanted, started, fetched, looked at
+        found += steps(rig, done, 1, stream=stream)
+    assert len(found) <= 9  # a copy is requested, started, fetched, processed
     while canary.counter_reader.alarmed:
-        (parts,) = steps(rig, done, 1, beside=beside)
-        assert {"push", "newest", "look"} <= set(parts)
+        (parts,) = steps(rig, done, 1, stream=stream)
+        assert {"push", "newest", "process"} <= set(parts)
     assert 4 <= len(polls) <= 5
-    told = [message for message in every(link) if isinstance(message, Violations)]
-    assert {row.reason for message in told for row in message.rows} == {Reason.KV_DATA}
+    messages = [message for message in every(link) if isinstance(message, Violations)]
+    assert {row.reason for message in messages for row in message.rows} == {Reason.KV_DATA}
     address.flip(1)
 
 
-def test_a_suspicion_is_confirmed_beside_the_engine(rig, done, beside, monkeypatch) -> None:
+def test_suspicious_jobs_are_confirmed_on_the_given_stream(rig, done, stream, monkeypatch) -> None:
     canary, job = rig.canary, rig.canary.patrol._next(1)
     compared = []
     monkeypatch.setattr(canary.patrol, "advance", lambda *_, **__: [job])
-    monkeypatch.setattr(canary.patrol, "confirm", lambda jobs: compared.append((*jobs, beside.inside)))
-    steps(rig, done, 1, beside=beside)
+    monkeypatch.setattr(canary.patrol, "confirm", lambda jobs: compared.append((*jobs, stream.inside)))
+    steps(rig, done, 1, stream=stream)
     assert compared == [(job, True)]
 
 
 @pytest.mark.parametrize("name", ["sweep", "drill", "evidence"])
-def test_what_is_rare_is_attended_to_beside_the_engine_until_it_ends(
-    rig, done, beside, monkeypatch, name
-) -> None:
+def test_urgent_work_runs_in_every_step_until_it_ends(rig, done, stream, monkeypatch, name) -> None:
     canary, calls = rig.canary, []
     owner, busy, part = {
         "sweep": (canary.sweeper, "running", "advance"),
@@ -210,67 +210,66 @@ def test_what_is_rare_is_attended_to_beside_the_engine_until_it_ends(
         "evidence": (canary.evidence, "busy", "advance"),
     }[name]
     monkeypatch.setattr(type(owner), busy, property(lambda _: len(calls) < 3))
-    monkeypatch.setattr(owner, part, lambda *_: calls.append(beside.inside) or [])
-    steps(
-        rig, done, 12, beside=beside
-    )  # the service's orders are asked for, and with them whether there is one
+    monkeypatch.setattr(owner, part, lambda *_: calls.append(stream.inside) or [])
+    steps(rig, done, 12, stream=stream)  # the last of these updates whether there is urgent work
     assert calls == []
-    steps(rig, done, 12, beside=beside)
+    steps(rig, done, 12, stream=stream)
     assert calls == [True, True, True]
-    assert beside.entered == 3
+    assert stream.entered == 3
 
 
-def test_an_interval_sweep_begins_at_its_step_and_is_attended_to_at_once(make_rig, beside) -> None:
+def test_an_interval_sweep_begins_at_its_step_and_is_urgent(make_rig, stream) -> None:
     rig = make_rig(sweep_interval=7, patrol_budget="0", idle_sweep=False)
     rig.run(20)
     canary = rig.canary
-    canary._turns._rotating = True
+    canary._scheduler._rotating = True
     while canary.sweeper.running:
         canary.idle()
     before = canary.sweeper.passes[Trigger.INTERVAL]
-    canary.step = canary.step // 7 * 7 + 8  # an engine step of several forwards passed over the multiple
-    canary._turns.step(beside)
+    canary.run.step = canary.step // 7 * 7 + 8  # an engine step of several forwards passed over the multiple
+    canary._scheduler.step(stream)
     assert canary.sweeper.running
-    assert beside.entered == 1
+    assert stream.entered == 1
     assert canary.sweeper.progress.step == canary.step
     while canary.sweeper.running:
-        canary._turns.step(beside)
+        canary._scheduler.step(stream)
     assert canary.sweeper.passes[Trigger.INTERVAL] == before + 1
-    canary._turns.step(beside)
+    canary._scheduler.step(stream)
     assert not canary.sweeper.running
-    canary.step += 6  # the next multiple, though not seven steps since the last sweep
-    canary._turns.step(beside)
+    canary.run.step += 6  # the next multiple, though not seven steps since the last sweep
+    canary._scheduler.step(stream)
     assert canary.sweeper.running
 
 
-def test_an_injector_heals_beside_the_engine(rig, done, beside, monkeypatch) -> None:
-    class Heals:
-        def observe(self, *_, **__) -> None:
-            healed.append(beside.inside)
+def test_an_injector_restores_bytes_on_the_given_stream(rig, done, stream, monkeypatch) -> None:
+    class FakeInjector:
+        def match(self, *_, **__) -> None:
+            matched.append(stream.inside)
 
-    healed: list[bool] = []
-    monkeypatch.setattr(rig.canary, "injector", Heals())
-    steps(rig, done, 12, beside=beside)
-    assert healed == [True, True]  # with each copy that is looked at
+    matched: list[bool] = []
+    monkeypatch.setattr(rig.canary.delivery, "_injector", FakeInjector())
+    steps(rig, done, 12, stream=stream)
+    assert matched == [True, True]  # with each processed copy
 
 
-def test_commands_are_obeyed_beside_the_engine(rig, link, done, beside, monkeypatch) -> None:
-    demanded = []
-    monkeypatch.setattr(rig.canary.drill, "demand", lambda *_: demanded.append(beside.inside))
+def test_commands_are_executed_on_the_given_stream(rig, link, done, stream, monkeypatch) -> None:
+    started = []
+    monkeypatch.setattr(rig.canary.drill, "start", lambda *_: started.append(stream.inside))
     link.deliver(StartDrill(id="d"))
-    steps(rig, done, 12, beside=beside)
-    assert demanded == [True]
+    steps(rig, done, 12, stream=stream)
+    assert started == [True]
 
 
 @pytest.mark.parametrize(
     ("broken", "part"),
     [
-        ("health.observe", "pump"), ("pump._counters.push", "pump"), ("pump._counters.newest", "pump"),
+        ("health.compare_runs", "pump"), ("counter_reader._counters.push", "pump"),
+        ("counter_reader._counters.newest", "pump"),
         ("patrol.advance", "patrol"), ("health.verdict", "snapshot"), ("reporter.receive", "mailbox"),
         ("sweeper.begin_automatic", "sweep"), ("swa.report", "swa_divergence"),
     ],
 )  # fmt: skip
-def test_what_fails_in_its_turn_is_counted_and_no_turn_is_lost(rig, done, monkeypatch, broken, part) -> None:
+def test_a_failing_task_is_counted_and_no_task_is_lost(rig, done, monkeypatch, broken, part) -> None:
     def fail(*_, **__) -> None:
         raise ZeroDivisionError(broken)
 
@@ -279,65 +278,71 @@ def test_what_fails_in_its_turn_is_counted_and_no_turn_is_lost(rig, done, monkey
         owner = getattr(owner, name)
     with monkeypatch.context() as patch:
         patch.setattr(owner, names[-1], fail)
-        patch.setattr(rig.canary._turns, "_interval", 1000)
-        patch.setattr(rig.canary._turns, "_sweep_at", rig.canary.step)
+        patch.setattr(rig.canary._scheduler, "_interval", 1000)
+        patch.setattr(rig.canary._scheduler, "_sweep_at", rig.canary.step)
         patch.setattr(rig.canary.swa, "due_step", rig.canary.step)
         steps(rig, done, 40)
     assert set(rig.canary.health.faults) == {part}
     found = {name for parts in steps(rig, done, 40) for name in parts}
-    assert found >= {"push", "newest", "look", "advance", "receive", *PARTS}
+    assert found >= {"push", "newest", "process", "advance", "receive", *PARTS}
 
 
 def test_rows_that_cannot_be_read_are_read_later(rig, link, done, monkeypatch) -> None:
     flipped(rig).flip(1)  # one violation, and no other to come
     with monkeypatch.context() as patch:
-        patch.setattr(rig.canary.counter_reader.log, "moved", lambda _: 1 / 0)
+        patch.setattr(rig.canary.counter_reader.log, "has_unread", lambda _: 1 / 0)
         steps(rig, done, 40)
     assert set(rig.canary.health.faults) == {"pump"}
     steps(rig, done, 4)
-    told = [message for message in every(link) if isinstance(message, Violations)]
-    assert [row.reason for message in told for row in message.rows] == [Reason.KV_DATA]
+    messages = [message for message in every(link) if isinstance(message, Violations)]
+    assert [row.reason for message in messages for row in message.rows] == [Reason.KV_DATA]
 
 
-def test_where_no_snapshot_is_due_the_patrol_has_its_turns(rig, done, monkeypatch) -> None:
-    monkeypatch.setattr(rig.canary.reporter, "due", lambda _: False)
+def test_the_patrol_runs_where_no_snapshot_is_due(rig, done, monkeypatch) -> None:
+    monkeypatch.setattr(rig.canary.reporter, "snapshot_due", lambda _: False)
     names = [name for parts in steps(rig, done, 12) for name in parts]
-    assert [names.count(name) for name in ("push", "newest", "look", "advance", "receive")] == [2, 2, 2, 7, 1]
+    assert [names.count(name) for name in ("push", "newest", "process", "advance", "receive")] == [
+        2,
+        2,
+        2,
+        7,
+        1,
+    ]
 
 
-def test_a_long_step_has_time_for_more(rig, done) -> None:
+def test_a_long_step_runs_more_tasks(rig, done) -> None:
     assert [len(set(parts) - {"push"}) > 2 for parts in steps(rig, done, 3, seconds=0.1)] == [True] * 3
-    rig.canary._turns._cycle = cycle([turns._Task("any", "pump", lambda: done.append("turn"))])
-    assert [parts.count("turn") for parts in steps(rig, done, 3, seconds=0.1)] == [5, 5, 5]
+    rig.canary._scheduler._cycle = cycle([step_scheduler._Task("any", "pump", lambda: done.append("task"))])
+    assert [parts.count("task") for parts in steps(rig, done, 3, seconds=0.1)] == [5, 5, 5]
 
 
 def test_in_mode_raise_counters_move_in_every_step(make_rig, monkeypatch) -> None:
     rig = make_rig(mode=Mode.RAISE, patrol_budget="50%", idle_sweep=False, snapshot_seconds=1e-9)
     done = note_parts(rig, monkeypatch)
-    monkeypatch.setattr(rig.canary._turns, "_rotating", True)
+    monkeypatch.setattr(rig.canary._scheduler, "_rotating", True)
     found = steps(rig, done, 12) + steps(rig, done, 4, seconds=0.04)
-    assert all({"push", "newest", "look"} < set(parts) for parts in found)
+    assert all({"push", "newest", "process"} < set(parts) for parts in found)
 
 
-def test_on_a_cpu_every_step_takes_all(rig, monkeypatch) -> None:
+def test_on_a_cpu_every_step_runs_all_tasks(rig, monkeypatch) -> None:
     done = note_parts(rig, monkeypatch)
     for parts in steps(rig, done, 10):
-        assert {"advance", "receive", "push", "newest", "look"} <= set(parts)
+        assert {"advance", "receive", "push", "newest", "process"} <= set(parts)
         assert len(parts) == 6
 
 
-def test_at_rest_nothing_waits(rig, link, done) -> None:
+def test_an_idle_engine_runs_all_tasks(rig, link, done) -> None:
     link.deliver(Pause())
     rig.canary.idle()
-    assert {"advance", "receive", "push", "newest", "look", *PARTS} <= set(done)
-    assert rig.canary.paused
+    assert {"advance", "receive", "push", "newest", "process", *PARTS} <= set(done)
+    assert rig.canary.run.paused
 
 
-def test_verdict_and_counters_of_a_snapshot_are_of_one_moment(rig, link) -> None:
-    """Between the parts of a snapshot the engine goes on, and may be struck."""
+def test_verdict_and_counters_of_a_snapshot_are_of_one_copy(rig, link) -> None:
+    """The engine goes on between the parts of a snapshot, and a fault may happen meanwhile."""
     canary = rig.canary
-    advance = canary._turns._snapshots.advance
-    canary._turns._snapshots.finish()
+    advance = canary._scheduler._workers.snapshots.advance
+    canary._scheduler._workers.snapshots.finish()
     sent(link)
     assert advance()
     assert advance()
@@ -362,33 +367,31 @@ def test_verdict_and_counters_of_a_snapshot_are_of_one_moment(rig, link) -> None
     address.flip(1)
 
 
-@pytest.mark.parametrize("part", ["vitals_with", "counter_rows", "named_counters", "snapshot_of"])
-def test_a_snapshot_that_cannot_be_made_is_a_fault_and_the_next_one_is_sent(
-    rig, link, monkeypatch, part
-) -> None:
+@pytest.mark.parametrize("part", ["make_health_inputs", "counter_rows", "named_counters", "make_snapshot"])
+def test_a_snapshot_that_fails_is_a_fault_and_the_next_one_is_sent(rig, link, monkeypatch, part) -> None:
     def fail(*_) -> None:
         raise ZeroDivisionError(part)
 
-    turn = rig.canary._turns
+    scheduler = rig.canary._scheduler
 
     def advance() -> bool:
-        return turn._faults.guard("snapshot", turn._snapshots.advance) or True
+        return scheduler._faults.guard("snapshot", scheduler._workers.snapshots.advance) or True
 
-    rig.canary._turns._snapshots.finish()
+    rig.canary._scheduler._workers.snapshots.finish()
     sent(link)
     with monkeypatch.context() as patch:
-        patch.setattr(telling, part, fail)
+        patch.setattr(snapshot_builder, part, fail)
         while not rig.canary.health.faults["snapshot"]:
             assert advance()
-    while not (told := sent(link)):
+    while not (snapshots := sent(link)):
         assert advance()
-    assert told[0].observer_faults == {"snapshot": 1}
-    assert told[0].state is State.BLIND
+    assert snapshots[0].observer_faults == {"snapshot": 1}
+    assert snapshots[0].state is State.BLIND
 
 
-def test_in_mode_raise_a_fault_of_a_turn_is_passed_on(make_rig, monkeypatch) -> None:
+def test_in_mode_raise_a_fault_of_a_task_is_raised(make_rig, monkeypatch) -> None:
     rig = make_rig(mode=Mode.RAISE, patrol_budget="0", snapshot_seconds=1e-9)
-    rig.canary._turns._snapshots.finish()
-    monkeypatch.setattr(telling, "vitals_with", lambda *_: 1 / 0)
+    rig.canary._scheduler._workers.snapshots.finish()
+    monkeypatch.setattr(snapshot_builder, "make_health_inputs", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         rig.run(3)

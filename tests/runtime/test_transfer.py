@@ -106,8 +106,8 @@ def test_records_that_arrive_are_compared_and_kept(rig) -> None:
     records = rig.canary.records_of("full", slots)
     rig.engine.runner.pool.kv[0, 0, slots[1], 0, 0] += 1
     rig.canary.received("full", slots, records)
-    rig.canary.reporter.violations = (rows := []).extend
-    rig.canary.deliver(rig.canary.counter_reader.drain(rig.canary.step, 1.0))
+    rig.canary.reporter.send_violations = (rows := []).extend
+    rig.canary.delivery.drain(1.0)
     assert {(row.phase, row.reason, row.slot) for row in rows} == {
         (Phase.HEAD, Reason.KV_DATA, int(slots[1]))
     }

@@ -24,7 +24,7 @@ PATIENCE = 20.0
 
 
 @dataclass(slots=True)
-class AuthMiddleware:
+class TrustGate:
     """A real engine, its hub, and what a scrape says."""
 
     rig: object
@@ -64,20 +64,20 @@ class AuthMiddleware:
 
 @pytest.fixture
 def make_gate(make_rig):
-    def make(**changes: object) -> AuthMiddleware:
+    def make(**changes: object) -> TrustGate:
         link, skew = LocalLink(capacity=1 << 16), [0.0]
         settings = {"snapshot_seconds": 1e-6, "patrol_budget": "50%"} | changes
         rig = make_rig(link=link, **settings)
         hub = Hub(ServiceConfig(snapshot_stale_seconds=5.0), clock=lambda: time.monotonic() + skew[0])
-        gate = AuthMiddleware(rig, link, hub, Exposition(HubCollector(hub)), skew)
-        gate.rig.canary.reporter.hello()
+        gate = TrustGate(rig, link, hub, Exposition(HubCollector(hub)), skew)
+        gate.rig.canary.reporter.send_hello()
         gate.until(lambda: bool(hub.ranks()))
         return gate
 
     return make
 
 
-def leaves(gate: AuthMiddleware, state: State, reason: str) -> None:
+def leaves(gate: TrustGate, state: State, reason: str) -> None:
     # Until its first snapshot a rank is degraded for want of one.
     gate.until(lambda: gate.says() == state.value and any(reason in one for one in gate.hub.verdict()[1]))
     assert gate.hub.verdict()[0] is state
@@ -140,7 +140,7 @@ def test_violation_rows_that_are_dropped(make_gate) -> None:
     gate = make_gate()
     gate.until(lambda: gate.says() == "ok")
     capacity, gate.link._capacity = gate.link._capacity, 0
-    gate.rig.canary.reporter.violations([violation()] * 1100)
+    gate.rig.canary.reporter.send_violations([violation()] * 1100)
     gate.link._capacity = capacity
     leaves(gate, State.DEGRADED, "76 violation rows dropped")
 
@@ -165,7 +165,7 @@ def test_a_service_that_is_silent(make_gate, monkeypatch) -> None:
     gate = make_gate()
     gate.until(lambda: gate.says() == "ok")
     monkeypatch.setattr(gate.link, "peer_age_seconds", lambda now: 6.0)
-    leaves(gate, State.DEGRADED, "no word from the service")
+    leaves(gate, State.DEGRADED, "no message from the service")
 
 
 def test_a_pause(make_gate) -> None:

@@ -13,7 +13,7 @@ _CPU_SLOTS, _DEVICE_BYTES = 128, 1 << 31
 _REPEATS = 5
 
 
-def measured_bandwidth(state: DeviceState) -> float:
+def measure_bandwidth(state: DeviceState) -> float:
     """Bytes per second of the best of a few runs over the group with the largest slots; 0 without bytes."""
     group = max(state.groups, key=lambda candidate: candidate.plan.bytes_per_slot)
     size = group.plan.bytes_per_slot

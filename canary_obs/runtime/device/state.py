@@ -185,7 +185,7 @@ class DeviceState:
         # Counters and log lie together so that one copy carries rows and the counts that explain them.
         self.flat = torch.zeros(2 * counter_words + log_words, dtype=torch.int64, device=device)
         self.all_counters = self.flat[: 2 * counter_words]
-        self.counters, self.beside = self.all_counters.chunk(2)
+        self.counters, self.side_counters = self.all_counters.chunk(2)
         self.counter_words = counter_words
         self.clock = torch.zeros(1, dtype=torch.int64, device=device)
         # On the CPU: the same memory, for a tenth of what a torch operation takes.

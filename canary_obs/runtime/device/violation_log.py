@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -23,16 +23,24 @@ _PRIVATE = frozenset({Reason.CHAIN, Reason.TOKEN, Reason.WRITE_TOKEN})
 class ViolationLog:
     """Host end of the log: which events of each lane were read, which were overwritten before."""
 
-    def __init__(self, state: DeviceState, *, reveal_tokens: bool, remembered_steps: int = 512) -> None:
+    def __init__(
+        self,
+        state: DeviceState,
+        *,
+        reveal_tokens: bool,
+        remembered_steps: int = 512,
+        sweep_id: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`sweep_id` names the sweep that violations of phase `sweep` belong to."""
         self._state, self._groups = state, state.groups
-        self._reveal = reveal_tokens
+        self._reveal, self._sweep_id = reveal_tokens, sweep_id
         self._read = [[0] * layout.NUM_LANES for _ in state.groups]
         self._events_read = 0
         self._requests: OrderedDict[int, Sequence[str]] = OrderedDict()
         self._remembered = remembered_steps
         self.dropped = 0
 
-    def remember(self, step: int, request_ids: Sequence[str]) -> None:
+    def remember_requests(self, step: int, request_ids: Sequence[str]) -> None:
         """Keep the names behind a step's request numbers until its rows have arrived."""
         self._requests[step] = tuple(request_ids)
         if len(self._requests) > self._remembered:
@@ -42,11 +50,11 @@ class ViolationLog:
         """Requests of a step; none once it is too long ago."""
         return self._requests.get(step, ())
 
-    def moved(self, events: int) -> bool:
+    def has_unread(self, events: int) -> bool:
         """Whether some of so many events were not read yet."""
         return events > self._events_read
 
-    def read(self, values: Tensor, step: int, sweep_id: str | None) -> list[Violation]:
+    def read(self, values: Tensor, step: int) -> list[Violation]:
         """Unread events of a host copy of counters and log, oldest first within each lane."""
         counters = values[: self._state.counter_words].view(-1, layout.COUNTER_WORDS).tolist()
         log = self._state.log_of(values)
@@ -62,12 +70,10 @@ class ViolationLog:
                 rows = [row for row in log[index, number].tolist() if done < row[layout.ROW_EVENT] <= count]
                 rows.sort(key=lambda row: row[layout.ROW_EVENT])
                 self.dropped += count - done - len(rows)
-                found += [self._violation(row, group.name, number, step, now, sweep_id) for row in rows]
+                found += [self._violation(row, group.name, number, step, now) for row in rows]
         return found
 
-    def _violation(
-        self, row: list[int], group: str, number: int, step: int, now: int, sweep_id: str | None
-    ) -> Violation:
+    def _violation(self, row: list[int], group: str, number: int, step: int, now: int) -> Violation:
         phase = PHASES[number // layout.NUM_REASONS]
         reason = REASONS[number % layout.NUM_REASONS]
         hidden = reason in _PRIVATE and not self._reveal
@@ -88,5 +94,5 @@ class ViolationLog:
             actual=None if hidden else f"{layout.unsigned(row[layout.ROW_ACTUAL]):#x}",
             lag_steps=step - row_step,
             time_ns=now,
-            sweep_id=sweep_id if phase is Phase.SWEEP else None,
+            sweep_id=self._sweep_id() if phase is Phase.SWEEP else None,
         )

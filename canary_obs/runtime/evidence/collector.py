@@ -94,7 +94,7 @@ class EvidenceCollector:
         """Whether slots wait to be read or answers to be told."""
         return bool(self._queue or self._in_flight or self._answers)
 
-    def observe(self, found: list[Violation], step: int) -> None:
+    def collect(self, found: list[Violation], step: int) -> None:
         """Begin to read newly violated slots, the first of each kind before the others."""
         kinds: set[tuple[str, Reason, Part | None]] = set()
         first: list[Violation] = []
@@ -107,7 +107,7 @@ class EvidenceCollector:
             self._want(violation.group, violation.slot, violation=violation)
         self._begin(step)
 
-    def demand(self, command: CollectEvidence) -> None:
+    def request(self, command: CollectEvidence) -> None:
         """The service asks: it gets what was read at the violation, else the slot is read now."""
         place = command.group, command.slot
         if (waiting := self._waiting(place)) is not None:
@@ -257,7 +257,3 @@ class EvidenceCollector:
 
 def _for_incident(evidence: Evidence, incident: str) -> Evidence:
     return msgspec.structs.replace(evidence, incident=incident)
-
-
-def _hex(value: int) -> str:
-    return f"{layout.unsigned(value):#x}"

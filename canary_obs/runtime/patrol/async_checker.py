@@ -84,7 +84,7 @@ class AsyncChecker:
         # Of its own, as all that two streams write at once: the log, the clock that stamps it, sums in wait.
         log = torch.zeros((layout.NUM_LANES, 2, layout.ROW_WORDS), dtype=torch.int64, device=device)
         clock = torch.ones(1, dtype=torch.int64, device=device)
-        counters = state.beside.view(-1, layout.COUNTER_WORDS)
+        counters = state.side_counters.view(-1, layout.COUNTER_WORDS)
         self._sides: list[tuple[GroupBuffers, FingerprintPlan]] = [
             (
                 GroupBuffers(
@@ -139,13 +139,13 @@ class AsyncChecker:
         """Errands whose counts are on the host, oldest first."""
         back: list[Return] = []
         while self._under_way and 0 <= self._under_way[0].copy <= self._pump.newest_sequence:
-            back.append(self._judged(self._under_way.popleft(), self._pump.counted_beside))
+            back.append(self._judged(self._under_way.popleft(), self._pump.side_counters_of))
         return back
 
     def finish(self) -> Iterator[Return]:
         """At rest: wait for the errands that are under way."""
         self._stream.synchronize()
-        counted = self._state.beside.cpu().numpy()
+        counted = self._state.side_counters.cpu().numpy()
 
         def row_of(number: int) -> bytes:
             start = number * layout.COUNTER_WORDS

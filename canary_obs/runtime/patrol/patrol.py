@@ -46,10 +46,7 @@ class Patrol:
         ]
         # By group number: the index behind its last chunk.
         self._group_ends = {group.index: number + 1 for number, (group, _, _) in enumerate(self._chunks)}
-        self.enabled = budget.enabled and bool(self._chunks)
-        self.bytes_per_second = budget.fraction * bandwidth if budget.fraction else budget.bytes_per_second
         self._checker = AsyncChecker(state, counter_reader)
-        self._busy_share = _BUSY_SHARE if budget.fraction and not self._on_cpu else 1.0
         now = time.monotonic()
         self._checked_at = [now] * len(self._chunks)
         self._cursor = 0  # the next chunk to choose
@@ -57,14 +54,24 @@ class Patrol:
         self._resting = False  # at the last refill, and so when that was chosen
         self._back: list[Return] = []  # not entered into the books yet
         self._arrived = 0  # chunks of this cycle that were checked: in order, so the next is the oldest
+        self._bandwidth = bandwidth
+        self.set_budget(budget)
+        self._refilled = self._cycle_started = now
+        self.cycles = 0
+        self.cycle_seconds: float | None = None
+
+    def set_budget(self, budget: PatrolBudget) -> None:
+        """Spend this much from now on."""
+        self.enabled = budget.enabled and bool(self._chunks)
+        self.bytes_per_second = (
+            budget.fraction * self._bandwidth if budget.fraction else budget.bytes_per_second
+        )
         # On the CPU a check takes the engine's own time: a share of the bandwidth is a share of seconds then,
         # so that a slow or busy machine is not asked for more.
         self._timed = budget.fraction > 0 and self._on_cpu
         self._rate = budget.fraction if self._timed else self.bytes_per_second
+        self._busy_share = _BUSY_SHARE if budget.fraction and not self._on_cpu else 1.0
         self._credit = 0.0  # seconds when timed, else bytes; below 0 = spent ahead
-        self._refilled = self._cycle_started = now
-        self.cycles = 0
-        self.cycle_seconds: float | None = None
 
     def advance(self, *, idle: bool = False) -> Sequence[ScanJob]:
         """Take what came back, or check what the budget has paid for; never waits for the device.
@@ -112,7 +119,7 @@ class Patrol:
             group = job.group
             self._state.tick()
             compare_range(self._state.backend, group.buffers, group.plan, job.slots, layout.Phase.PATROL)
-            self._health.launch(group.index, layout.Phase.PATROL)
+            self._health.count_launch(group.index, layout.Phase.PATROL)
 
     def _spend(self) -> list[ScanJob]:
         """On the CPU: chunks while there is credit, at most one cycle."""

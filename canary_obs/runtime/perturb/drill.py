@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,11 @@ from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots, complete_slots
 from canary_obs.config import PREFIX, CanaryConfig
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.records import DrillReport, StartDrill
+from canary_obs.records import StartDrill
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.device.delayed_device_host import DelayedDeviceHost, Sample
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.device.violation_log import ViolationLog
-from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.vocabulary import DrillOutcome, Phase, Reason
 
@@ -43,9 +43,13 @@ class Drill:
     """Records, counters and log of its own: what it finds is no violation. Never waits for the device."""
 
     def __init__(
-        self, adapter: EngineAdapter, config: CanaryConfig, device: torch.device, reporter: Reporter
+        self,
+        adapter: EngineAdapter,
+        config: CanaryConfig,
+        device: torch.device,
+        send: Callable[[DrillFinding], None],
     ) -> None:
-        self._reporter = reporter
+        self._send = send
         self._planted: _Injected | None = None
         self._checked = False
         self._drills = 0
@@ -81,11 +85,11 @@ class Drill:
         """Whether a drill is under way."""
         return self._planted is not None
 
-    def demand(self, command: StartDrill, step: int) -> None:
+    def start(self, command: StartDrill, step: int) -> None:
         """Plant a fault now, or say why not."""
         if self._refusal is not None or self._planted is not None:
             why = self._refusal or "a drill is under way on this rank; wait for its end"
-            self._tell(DrillFinding(id=command.id, outcome=DrillOutcome.REFUSED, error=why))
+            self._send(DrillFinding(id=command.id, outcome=DrillOutcome.REFUSED, error=why))
             return
         self._record(step)
         # What this reports is an alarm without a fault.
@@ -134,7 +138,7 @@ class Drill:
         compare_slots(self._state.backend, self._group.buffers, self._group.plan, self._slots, phase)
 
     def _judge(self, planted: _Injected, sample: Sample, step: int) -> DrillFinding:
-        seen = self._log.read(sample.values, step, None)
+        seen = self._log.read(sample.values, step)
         if any(row.phase is not Phase.PATROL for row in seen):
             error = "a check failed before the fault was planted"
             return self._finding(planted, DrillOutcome.MISSED, error)
@@ -161,7 +165,4 @@ class Drill:
     def _end(self, planted: _Injected, finding: DrillFinding) -> None:
         assert planted is self._planted
         self._planted = None
-        self._tell(finding)
-
-    def _tell(self, finding: DrillFinding) -> None:
-        self._reporter.tell(DrillReport(identity=self._reporter.identity, finding=finding))
+        self._send(finding)

@@ -87,7 +87,7 @@ class Injector:
         self._try(PerturbMode.REAL_KV_POST_FORWARD, step, lambda: self._flip_written(view, step))
         self._try(PerturbMode.REAL_KV_UNUSED_CACHE, step, lambda: self._flip_unused(step))
 
-    def observe(self, violations: list[Violation], *, settled: bool) -> None:
+    def match(self, violations: list[Violation], *, settled: bool) -> None:
         """Match violations against the ledger; heal detected flips; `settled` = no row is under way."""
         for injection in self.injections.match(violations):
             self._restore(injection)

@@ -1,76 +1,44 @@
-"""What a rank says about itself: the vitals its verdict weighs, and the snapshot it sends."""
+"""Gathers what a rank's verdict weighs, and the snapshot that it sends."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from canary_obs.config import CanaryConfig
 from canary_obs.records import GroupCounters, PatrolProgress, PipelineStatus, Snapshot, SweepProgress
-from canary_obs.runtime.device.violation_log import PHASES
-from canary_obs.runtime.health import HealthInputs
-from canary_obs.runtime.report.reporter import counter_rows, named_counters
-from canary_obs.vocabulary import Cause, State, SweepStatus
-
-if TYPE_CHECKING:
-    from canary_obs.runtime.canary import CanaryRuntime
-
-
-def current_health_inputs(canary: CanaryRuntime) -> HealthInputs:
-    """Everything the verdict weighs, as of now."""
-    return make_health_inputs(
-        canary, canary.patrol.progress, canary.counter_reader.status(canary.step, time.monotonic())
-    )
+from canary_obs.runtime.device.counter_reader import CounterReader
+from canary_obs.runtime.device.state import DeviceState
+from canary_obs.runtime.health import Health, HealthInputs
+from canary_obs.runtime.patrol.patrol import Patrol
+from canary_obs.runtime.perturb.injection_log import InjectionLog
+from canary_obs.runtime.report.counters import counter_rows, named_counters
+from canary_obs.runtime.report.reporter import Reporter
+from canary_obs.runtime.report.swa_divergence import SwaReporter
+from canary_obs.runtime.run_state import RunState
+from canary_obs.runtime.sweep.sweeper import Sweeper
+from canary_obs.vocabulary import Cause, Phase, State, SweepStatus
 
 
-def make_health_inputs(
-    canary: CanaryRuntime, patrol: PatrolProgress | None, pipeline: PipelineStatus
-) -> HealthInputs:
-    """The same, these two as given."""
-    now, sweeper, config = time.monotonic(), canary.sweeper, canary.config
-    last = sweeper.last
-    sweeps_expected = canary.armed and (config.sweep_interval > 0 or config.idle_sweep)
-    return HealthInputs(
-        armed=canary.armed,
-        paused=canary.paused,
-        violations=canary.counter_reader.violations,
-        events_dropped=canary.counter_reader.log.dropped + canary.reporter.dropped_rows,
-        messages_dropped=canary.reporter.dropped_messages,
-        peer_age=canary.reporter.peer_age(now),
-        pipeline_lag_seconds=pipeline.lag_seconds,
-        coverage=canary.state.coverage,
-        sweep_coverage=_covered(last) if last else None,
-        sweep_error=last.error if last and last.status is SweepStatus.FAILED else None,
-        sweep_age=now - (sweeper.last_completed or canary.ready_at) if sweeps_expected else None,
-        patrol_age=patrol.oldest_check_seconds if canary.armed and patrol is not None else None,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSources:
+    """The parts of the runtime that snapshots are read from."""
 
-
-def _covered(last: SweepProgress) -> float | None:
-    """Share of the slots a finished sweep could check, of those that were still there; None = not a pass."""
-    held = last.total - last.skipped[Cause.EVICTED]
-    if last.status not in (SweepStatus.PASSED, SweepStatus.VIOLATED) or held <= 0:
-        return None
-    return last.checked / held
-
-
-def counters_of(canary: CanaryRuntime) -> dict[str, GroupCounters]:
-    """The counters of every group, as the newest host copy has them."""
-    rows = counter_rows(canary.counter_reader.counted.tolist(), canary.counter_reader.beside.tolist())
-    return {group.name: named_counters(row) for group, row in zip(canary.state.groups, rows, strict=True)}
-
-
-def whole_snapshot(canary: CanaryRuntime) -> Snapshot:
-    """Everything the service is told, as of now."""
-    patrol, pipeline = canary.patrol.progress, canary.counter_reader.status(canary.step, time.monotonic())
-    health_inputs = make_health_inputs(canary, patrol, pipeline)
-    told = SnapshotParts(
-        health_inputs, *canary.health.verdict(health_inputs), counters_of(canary), patrol, pipeline
-    )
-    return snapshot_of(canary, told)
+    config: CanaryConfig
+    run: RunState
+    state: DeviceState
+    health: Health
+    counter_reader: CounterReader
+    sweeper: Sweeper
+    patrol: Patrol
+    reporter: Reporter
+    swa: SwaReporter
+    injections: InjectionLog | None  # None = perturbation is off
 
 
 class SnapshotParts(NamedTuple):
-    """What a snapshot is made of beforehand."""
+    """What is computed before a snapshot is put together."""
 
     health_inputs: HealthInputs
     state: State
@@ -80,36 +48,90 @@ class SnapshotParts(NamedTuple):
     pipeline: PipelineStatus
 
 
-def snapshot_of(canary: CanaryRuntime, told: SnapshotParts) -> Snapshot:
-    """Everything the service is told: what is given, and the rest as of now."""
-    health_inputs, stalled = told.health_inputs, canary.health.stalled
+def current_health_inputs(sources: SnapshotSources) -> HealthInputs:
+    """Everything the verdict weighs, as of now."""
+    pipeline = sources.counter_reader.status(sources.run.step, time.monotonic())
+    return make_health_inputs(sources, sources.patrol.progress, pipeline)
+
+
+def make_health_inputs(
+    sources: SnapshotSources, patrol: PatrolProgress | None, pipeline: PipelineStatus
+) -> HealthInputs:
+    """Everything the verdict weighs: `patrol` and `pipeline` as given, the rest as of now."""
+    now, run, sweeper, config = time.monotonic(), sources.run, sources.sweeper, sources.config
+    last = sweeper.last
+    sweeps_expected = run.armed and (config.sweep_interval > 0 or config.idle_sweep)
+    return HealthInputs(
+        armed=run.armed,
+        paused=run.paused,
+        violations=sources.counter_reader.violations,
+        events_dropped=sources.counter_reader.log.dropped + sources.reporter.dropped_rows,
+        messages_dropped=sources.reporter.dropped_messages,
+        peer_age=sources.reporter.peer_age(now),
+        pipeline_lag_seconds=pipeline.lag_seconds,
+        coverage=sources.state.coverage,
+        sweep_coverage=_sweep_coverage(last) if last else None,
+        sweep_error=last.error if last and last.status is SweepStatus.FAILED else None,
+        sweep_age=now - (sweeper.last_completed or run.ready_at) if sweeps_expected else None,
+        patrol_age=patrol.oldest_check_seconds if run.armed and patrol is not None else None,
+    )
+
+
+def _sweep_coverage(last: SweepProgress) -> float | None:
+    """Share of a sweep's slots that were checked, without those evicted meanwhile; None = not completed."""
+    held = last.total - last.skipped[Cause.EVICTED]
+    if last.status not in (SweepStatus.PASSED, SweepStatus.VIOLATED) or held <= 0:
+        return None
+    return last.checked / held
+
+
+def group_counters(state: DeviceState, counter_reader: CounterReader) -> dict[str, GroupCounters]:
+    """The counters of every group by its name, from the newest host copy."""
+    rows = counter_rows(counter_reader.counters.tolist(), counter_reader.side_counters.tolist())
+    return {group.name: named_counters(row) for group, row in zip(state.groups, rows, strict=True)}
+
+
+def whole_snapshot(sources: SnapshotSources) -> Snapshot:
+    """A snapshot as of now, made at once."""
+    pipeline = sources.counter_reader.status(sources.run.step, time.monotonic())
+    patrol = sources.patrol.progress
+    inputs = make_health_inputs(sources, patrol, pipeline)
+    groups = group_counters(sources.state, sources.counter_reader)
+    parts = SnapshotParts(inputs, *sources.health.verdict(inputs), groups, patrol, pipeline)
+    return make_snapshot(sources, parts)
+
+
+def make_snapshot(sources: SnapshotSources, parts: SnapshotParts) -> Snapshot:
+    """A snapshot of the given parts; the rest as of now."""
+    inputs, run, stalled = parts.health_inputs, sources.run, sources.health.stalled
+    injections, phases = sources.injections, tuple(Phase)
     return Snapshot(
-        identity=canary.reporter.identity,
-        sequence=canary.reporter.next_sequence(),
+        identity=sources.reporter.identity,
+        sequence=sources.reporter.next_snapshot_sequence(),
         time_ns=time.time_ns(),
-        mode=canary.config.mode,
-        backend=canary.state.backend.value,
-        step=canary.step,
-        state=told.state,
-        state_reasons=told.reasons,
-        groups=told.groups,
-        sweep_passes=dict(canary.sweeper.passes),
-        last_sweep_ns=canary.sweeper.last_completed_ns,
-        sweep=canary.sweeper.progress,
-        patrol=told.patrol,
-        pipeline=told.pipeline,
-        overhead_seconds=dict(canary.overhead),
-        step_seconds=canary.step_seconds,
-        observer_faults=dict(canary.health.faults),
-        violation_events_dropped=health_inputs.events_dropped,
-        messages_dropped=health_inputs.messages_dropped,
+        mode=sources.config.mode,
+        backend=sources.state.backend.value,
+        step=run.step,
+        state=parts.state,
+        state_reasons=parts.reasons,
+        groups=parts.groups,
+        sweep_passes=dict(sources.sweeper.passes),
+        last_sweep_ns=sources.sweeper.last_completed_ns,
+        sweep=sources.sweeper.progress,
+        patrol=parts.patrol,
+        pipeline=parts.pipeline,
+        overhead_seconds=dict(run.overhead),
+        step_seconds=run.step_seconds,
+        observer_faults=dict(sources.health.faults),
+        violation_events_dropped=inputs.events_dropped,
+        messages_dropped=inputs.messages_dropped,
         kernels_stalled={
-            name: tuple(PHASES[phase] for index, phase in stalled if index == group.index)
-            for name, group in canary.state.by_name.items()
+            name: tuple(phases[phase] for index, phase in stalled if index == group.index)
+            for name, group in sources.state.by_name.items()
         }
         if stalled
-        else dict.fromkeys(canary.state.by_name, ()),
-        perturbations=canary.injector.injections.counts() if canary.injector else {},
-        paused=canary.paused,
-        swa_divergence=canary.swa.latest,
+        else dict.fromkeys(sources.state.by_name, ()),
+        perturbations=injections.counts() if injections else {},
+        paused=run.paused,
+        swa_divergence=sources.swa.latest,
     )

@@ -1,68 +1,67 @@
-"""Snapshots for the service and lines for the engine's log, made a part at a time."""
+"""Builds and sends snapshots one part per call, as a whole one is too much for an engine step."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from canary_obs.runtime.report.reporter import counter_rows, named_counters
-from canary_obs.runtime.report.snapshot import SnapshotParts, make_health_inputs, snapshot_of
+from canary_obs.runtime.report.counters import counter_rows, named_counters
+from canary_obs.runtime.report.snapshot import (
+    SnapshotParts,
+    SnapshotSources,
+    make_health_inputs,
+    make_snapshot,
+)
 from canary_obs.runtime.report.state_log import StateLog
-
-if TYPE_CHECKING:
-    from canary_obs.runtime.canary import CanaryRuntime
 
 
 class SnapshotBuilder:
-    """A step of the engine has time for a part of it."""
+    """Sends a snapshot every `snapshot_seconds`, and logs changes of the state."""
 
-    def __init__(self, canary: CanaryRuntime) -> None:
-        self._canary = canary
-        self._state_log = StateLog(canary.reporter.identity)
-        self._under_way: Iterator[None] | None = None
+    def __init__(self, sources: SnapshotSources) -> None:
+        self._sources = sources
+        self._state_log = StateLog(sources.reporter.identity)
+        self._unfinished: Iterator[None] | None = None
 
     def advance(self) -> bool:
-        """The next part, if a snapshot is due or begun; whether there was one."""
-        parts, self._under_way = self._under_way, None  # what fails is begun anew, not tried again
+        """Do one part of a snapshot that is due or unfinished; returns whether there was one."""
+        parts, self._unfinished = self._unfinished, None  # a part that raises abandons its snapshot
         if parts is None:
-            if not self._canary.reporter.due(time.monotonic()):
+            if not self._sources.reporter.snapshot_due(time.monotonic()):
                 return False
             parts = self._parts()
         for _ in parts:
-            self._under_way = parts
+            self._unfinished = parts
             break
         return True
 
     def finish(self) -> None:
-        """What was begun, and all of one more if it is due."""
-        self._conclude()
+        """Complete an unfinished snapshot, then make one more if it is due."""
+        self._complete()
         if self.advance():
-            self._conclude()
+            self._complete()
 
-    def _conclude(self) -> None:
-        while self._under_way is not None:
+    def _complete(self) -> None:
+        while self._unfinished is not None:
             self.advance()
 
     def _parts(self) -> Iterator[None]:
-        """Verdict and counters are of one moment, the rest is as of when it is asked for."""
-        canary, counter_reader = self._canary, self._canary.counter_reader
-        patrol, pipeline = canary.patrol.progress, counter_reader.status(canary.step, time.monotonic())
+        # Verdict and counters are of the same host copy; the rest is read when the snapshot is put together.
+        sources, counter_reader = self._sources, self._sources.counter_reader
+        pipeline = counter_reader.status(sources.run.step, time.monotonic())
+        patrol = sources.patrol.progress
         yield
-        health_inputs, counted, beside = (
-            make_health_inputs(canary, patrol, pipeline),
-            counter_reader.counted,
-            counter_reader.beside,
-        )
+        inputs = make_health_inputs(sources, patrol, pipeline)
+        counters, side_counters = counter_reader.counters, counter_reader.side_counters
         yield
-        state, reasons = canary.health.verdict(health_inputs)
-        self._state_log.tell(state, reasons)
+        state, reasons = sources.health.verdict(inputs)
+        self._state_log.update(state, reasons)
         yield
-        rows, groups = counter_rows(counted.tolist(), beside.tolist()), {}
-        for group, row in zip(canary.state.groups, rows, strict=True):
+        rows, groups = counter_rows(counters.tolist(), side_counters.tolist()), {}
+        for group, row in zip(sources.state.groups, rows, strict=True):
             yield
             groups[group.name] = named_counters(row)
         yield
-        snapshot = snapshot_of(canary, SnapshotParts(health_inputs, state, reasons, groups, patrol, pipeline))
+        snapshot = make_snapshot(sources, SnapshotParts(inputs, state, reasons, groups, patrol, pipeline))
         yield
-        canary.reporter.tell(snapshot)
+        sources.reporter.send(snapshot)

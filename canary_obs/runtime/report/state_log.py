@@ -1,4 +1,4 @@
-"""The rank's state in the engine's own log: seen also by who has no service, or one that hears nothing."""
+"""Logs changes of the rank's state in the engine's own log, so that they are seen without a service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from canary_obs.records import Identity
 from canary_obs.vocabulary import State, worst
 
 log = logging.getLogger("canary_obs")
-# What is no worse than the line before waits so long: a state that flickers must not fill a disk.
+# A change for the better waits so long after the last line: a state that flickers must not fill a disk.
 SECONDS_BETWEEN_LINES = 10.0
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -19,24 +19,25 @@ _LEVELS = {State.DEGRADED: logging.WARNING, State.BLIND: logging.ERROR, State.VI
 
 
 class StateLog:
-    """One line when the state or a reason of it changes; numbers within a reason do not count as a change."""
+    """One line per change of the state or of its reasons; a changed number in a reason is no change."""
 
-    def __init__(self, who: Identity, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rank, self._clock = f"rank {who.rank} of {who.engine}/{who.instance}", clock
-        self._state, self._reasons = State.OK, frozenset[str]()
-        self._told = float("-inf")
+    def __init__(self, identity: Identity, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rank = f"rank {identity.rank} of {identity.engine}/{identity.instance}"
+        self._clock = clock
+        self._state, self._reasons = State.OK, frozenset[str]()  # as logged last
+        self._logged_at = float("-inf")
 
-    def tell(self, state: State, reasons: tuple[str, ...]) -> None:
-        """What the verdict is now."""
-        kinds = frozenset(_NUMBER.sub("#", reason) for reason in reasons)
-        if (state, kinds) == (self._state, self._reasons):
+    def update(self, state: State, reasons: tuple[str, ...]) -> None:
+        """Log the verdict if it differs from the last line."""
+        shapes = frozenset(_NUMBER.sub("#", reason) for reason in reasons)
+        if (state, shapes) == (self._state, self._reasons):
             return
         worse = state is not self._state and worst([state, self._state]) is state
-        if not worse and self._clock() - self._told < SECONDS_BETWEEN_LINES:
-            return  # still so at a later turn: then it is told
-        self._state, self._reasons, self._told = state, kinds, self._clock()
+        if not worse and self._clock() - self._logged_at < SECONDS_BETWEEN_LINES:
+            return  # a later call logs it, unless it has changed back
+        self._state, self._reasons, self._logged_at = state, shapes, self._clock()
         if state is State.OK:
-            # No less loud than what it ends.
+            # As loud as the line that it ends.
             log.warning("canary_obs: %s is ok again", self._rank)
         else:
             level = _LEVELS.get(state, logging.INFO)

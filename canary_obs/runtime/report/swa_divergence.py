@@ -1,19 +1,16 @@
-"""Sliding-window groups beside full ones: their difference shows that both are really looked at."""
+"""Reports how sliding-window groups differ from full ones: evidence that both are really checked."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from canary_kernels import layout
+from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.records import SwaDivergence
-
-if TYPE_CHECKING:
-    from canary_obs.engine_api.adapter import EngineAdapter
-    from canary_obs.runtime.device.delayed_device_host import Sample
-    from canary_obs.runtime.device.state import DeviceState
+from canary_obs.runtime.device.delayed_device_host import Sample
+from canary_obs.runtime.device.state import DeviceState
 
 log = logging.getLogger("canary_obs.swa_divergence")
 LOG_KEY = "kv_canary_swa_divergence"
@@ -22,17 +19,17 @@ _PHASES = (layout.Phase.HEAD, layout.Phase.TAIL)
 
 
 class SwaReporter:
-    """Reports every `interval` forward steps (0 = only at the end), from host bookkeeping and counters."""
+    """Reports every `interval` forward steps (0 = only at detach), from host data and counters."""
 
     def __init__(self, state: DeviceState, adapter: EngineAdapter, interval: int) -> None:
         self._state, self._interval = state, interval
         windowed = any(group.view.window is not None for group in state.groups)
         self._adapter = adapter if windowed else None
-        self.latest: SwaDivergence | None = None  # None = the engine has no such groups
+        self.latest: SwaDivergence | None = None  # None = nothing reported yet
         self.due_step: float = _NEVER if self._adapter is None else 0  # the forward step of the next report
 
     def report(self, step: int, sample: Sample | None) -> None:
-        """Count now, and say so in one line of the engine's log."""
+        """Update `latest` and log it; `sample` is the newest host copy of the counters."""
         tokens = self._adapter.window_tokens() if self._adapter is not None else None
         if tokens is None:
             return
@@ -49,7 +46,7 @@ class SwaReporter:
         log.info("%s=%s", LOG_KEY, msgspec.json.encode(self.latest).decode())
 
     def _verified(self, groups: tuple[str, ...], sample: Sample | None) -> int:
-        """Slots of the least verified of these groups, around forwards, as of the newest host copy."""
+        """Slots verified at head and tail in the group of `groups` where they are fewest."""
         if sample is None:
             return 0
         counters = sample.values.view(-1, layout.COUNTER_WORDS)

@@ -17,6 +17,7 @@ from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import StartSweep, SweepProgress
+from canary_obs.runtime.device.delayed_device_host import Sample
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.device.upload_ring import UploadRing
 from canary_obs.runtime.health import Health
@@ -108,7 +109,7 @@ class Sweeper:
         """The running sweep, else the last."""
         return self._describe(self._pass, SweepStatus.RUNNING) if self._pass else self.last
 
-    def demand(self, command: StartSweep, step: int) -> None:
+    def request(self, command: StartSweep, step: int) -> None:
         """Start an operator's sweep now, or as soon as the one under way has wound up."""
         if self._pass is None:
             self._start(command, Trigger.DEMAND, step)
@@ -154,14 +155,15 @@ class Sweeper:
         if current.ending is not None:
             current.settles_at = next_sequence
 
-    def observe(self, sequence: int, counters: Tensor, step: int) -> None:
+    def update(self, sample: Sample, step: int) -> None:
         """Take a host copy of the counters; ends the sweep once its own numbers are all in."""
         current = self._pass
         if current is None:
             return
+        counters = sample.values[: self._state.counter_words]
         counts = self._counts(counters)
         current.totals = {name: counts[name] - self._baseline[name] for name in counts}
-        if current.ending is None or current.settles_at < 0 or sequence < current.settles_at:
+        if current.ending is None or current.settles_at < 0 or sample.sequence < current.settles_at:
             return
         ended = msgspec.structs.replace(self._ended(current), shares=self._shares.settle(counters))
         self._finish(current, ended)
@@ -222,7 +224,7 @@ class Sweeper:
         slots, positions, previous = self._uploads.put(slots, cached.positions[start:stop], previous)
         self._state.tick()
         verify_list(self._state.backend, group.buffers, slots, positions, previous, layout.Phase.SWEEP)
-        self._health.launch(group.index, layout.Phase.SWEEP)
+        self._health.count_launch(group.index, layout.Phase.SWEEP)
         if not current.command.data:
             return 0.0
         compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.SWEEP)

@@ -17,7 +17,7 @@ ROWS = 4
 def make(reveal: bool = False) -> tuple[DeviceState, ViolationLog]:
     view = GroupView(name="full", num_slots=8, page_size=1, sources=())
     state = DeviceState((view,), torch.device("cpu"), CanaryConfig(lane_rows=ROWS))
-    return state, ViolationLog(state, reveal_tokens=reveal, remembered_steps=2)
+    return state, ViolationLog(state, reveal_tokens=reveal, remembered_steps=2, sweep_id=lambda: "s1")
 
 
 def report(state: DeviceState, phase: Phase, reason: Reason, slot: int, step: int = 1) -> None:
@@ -32,14 +32,14 @@ def report(state: DeviceState, phase: Phase, reason: Reason, slot: int, step: in
 
 def test_each_event_is_read_once() -> None:
     state, log = make()
-    assert not log.moved(int(state.counters[: layout.NUM_LANES].sum()))
+    assert not log.has_unread(int(state.counters[: layout.NUM_LANES].sum()))
     report(state, Phase.SWEEP, Reason.KV_DATA, 3)
-    assert log.moved(int(state.counters[: layout.NUM_LANES].sum()))
-    (row,) = log.read(state.flat.clone(), 5, "s1")
+    assert log.has_unread(int(state.counters[: layout.NUM_LANES].sum()))
+    (row,) = log.read(state.flat.clone(), 5)
     assert (row.slot, row.event, row.step, row.lag_steps, row.sweep_id) == (3, 1, 1, 4, "s1")
     assert (row.expected, row.actual) == ("0xffffffffffffffff", "0x5")
-    assert not log.moved(int(state.counters[: layout.NUM_LANES].sum()))
-    assert log.read(state.flat.clone(), 6, None) == []
+    assert not log.has_unread(int(state.counters[: layout.NUM_LANES].sum()))
+    assert log.read(state.flat.clone(), 6) == []
 
 
 def test_a_flood_keeps_its_first_and_latest_counts_the_rest_and_hides_nothing() -> None:
@@ -47,12 +47,12 @@ def test_a_flood_keeps_its_first_and_latest_counts_the_rest_and_hides_nothing() 
     for slot in range(100):
         report(state, Phase.HEAD, Reason.CHAIN, slot)
     report(state, Phase.HEAD, Reason.UNWRITTEN, 7)
-    rows = log.read(state.flat.clone(), 1, None)
+    rows = log.read(state.flat.clone(), 1)
     assert [row.slot for row in rows if row.reason.value == "chain"] == [0, 97, 98, 99]
     assert [row.slot for row in rows if row.reason.value == "unwritten"] == [7]
     assert log.dropped == 96
     report(state, Phase.HEAD, Reason.CHAIN, 5)
-    assert [row.slot for row in log.read(state.flat.clone(), 1, None)] == [5]
+    assert [row.slot for row in log.read(state.flat.clone(), 1)] == [5]
     assert log.dropped == 96
 
 
@@ -61,22 +61,22 @@ def test_digests_and_tokens_are_redacted_unless_revealed() -> None:
         state, log = make(reveal)
         for reason in Reason:
             report(state, Phase.HEAD, reason, 1)
-        shown = {row.reason.name for row in log.read(state.flat.clone(), 1, None) if row.expected is not None}
+        shown = {row.reason.name for row in log.read(state.flat.clone(), 1) if row.expected is not None}
         hidden = {"CHAIN", "TOKEN", "WRITE_TOKEN"}
         assert shown == {reason.name for reason in Reason} - (set() if reveal else hidden)
 
 
 def test_request_names_are_found_while_remembered() -> None:
     state, log = make()
-    log.remember(1, ["a"])
+    log.remember_requests(1, ["a"])
     report(state, Phase.HEAD, Reason.POSITION, 1, step=1)
     report(state, Phase.TAIL, Reason.POSITION, 1, step=9)
-    found = {row.phase.value: row.request for row in log.read(state.flat.clone(), 9, None)}
+    found = {row.phase.value: row.request for row in log.read(state.flat.clone(), 9)}
     assert found == {"head": "a", "tail": None}
-    log.remember(2, ["b"])
-    log.remember(3, ["c"])
+    log.remember_requests(2, ["b"])
+    log.remember_requests(3, ["c"])
     report(state, Phase.HEAD, Reason.POSITION, 1, step=1)
-    assert [row.request for row in log.read(state.flat.clone(), 9, None)] == [None]
+    assert [row.request for row in log.read(state.flat.clone(), 9)] == [None]
 
 
 def test_names_of_reasons_phases_and_causes_agree_on_both_sides_of_the_wire() -> None:

@@ -310,7 +310,7 @@ def test_a_fault_in_collecting_blinds_the_state_and_nothing_else(rig, link, monk
     assert rig.canary.health.faults["evidence"] == 1
     assert rig.canary.verdict()[0] is State.BLIND
     rig.run(20)
-    assert rig.canary.armed
+    assert rig.canary.run.armed
 
 
 def test_from_a_flipped_bit_to_the_bundle(rig, link) -> None:
@@ -320,7 +320,7 @@ def test_from_a_flipped_bit_to_the_bundle(rig, link) -> None:
         while (message := link.take(0.0)) is not None:
             hub.ingest(message, link.deliver)
 
-    rig.canary.reporter.hello()
+    rig.canary.reporter.send_hello()
     slots = cached_slots(rig)[:30]
     planted = [damage(rig, slot, index % 4, 9) for index, slot in enumerate(slots)]
     swept(rig)

@@ -35,10 +35,10 @@ def test_a_suspicion_that_does_not_hold_is_no_violation(make_rig, monkeypatch) -
         send(scout, job)
         address.flip(1)
 
-    runs = rig.canary.health.launched[0][layout.Phase.PATROL]
+    runs = rig.canary.health.launched_runs[0][layout.Phase.PATROL]
     monkeypatch.setattr(AsyncChecker, "send", compare_while_writing)
     turn(rig)
-    assert rig.canary.health.launched[0][layout.Phase.PATROL] > runs
+    assert rig.canary.health.launched_runs[0][layout.Phase.PATROL] > runs
     assert rig.canary.counter_reader.violations == 0
     assert not rig.canary.health.stalled
 
@@ -66,7 +66,7 @@ def test_what_the_scout_counts_is_in_the_snapshot_and_its_suspicions_are_not(mak
     rig = make_rig(patrol_budget="50%", idle_sweep=False)
     rig.run(60)
     turn(rig)
-    beside = rig.canary.state.beside
+    beside = rig.canary.state.side_counters
     assert beside[layout.COUNT_HASHED + layout.Phase.PATROL] > 0
     beside[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)] += 5
     final = rig.canary.detach()
@@ -127,7 +127,7 @@ class Away:
         return len(self.scout._under_way) < before
 
     def counter_reader(self) -> None:
-        self.canary.counter_reader.turn(self.canary.step)
+        self.canary.counter_reader.poll(self.canary.step)
 
 
 def returned(scout: AsyncChecker) -> list[Return]:
@@ -187,7 +187,7 @@ def test_a_long_forward_earns_no_rest(make_rig, monkeypatch) -> None:
     monkeypatch.setattr(patrol_module.time, "monotonic", lambda: now[0])
     patrol = Away(rig).patrol
     patrol._timed, patrol._busy_share, patrol._rate = False, 0.1, 1e6
-    monkeypatch.setattr(patrol_module, "_ERRAND_SECONDS", 1e9)  # earns, and chooses nothing
+    monkeypatch.setattr(patrol_module, "_JOB_SECONDS", 1e9)  # earns, and chooses nothing
     patrol.rest()
     for seconds, idle, earned in ((0.0, False, 0.0), (0.2, True, 2e4), (0.1, True, 1.2e5), (0.1, False, 1e5)):
         now[0] += seconds
@@ -210,7 +210,7 @@ def test_whole_cycles_find_what_is_corrupt(away) -> None:
     # At least once in each cycle; errands beside the one that counted it may be repeated as well.
     assert 2 <= away.canary.counter_reader.violations <= 3
     lane = layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA)
-    assert away.canary.counter_reader.counted[lane] == away.canary.counter_reader.violations
+    assert away.canary.counter_reader.counters[lane] == away.canary.counter_reader.violations
 
 
 def test_no_more_errands_than_a_few_are_under_way(away) -> None:
@@ -233,7 +233,7 @@ def test_suspicions_counted_by_a_later_errand_are_not_lost(away) -> None:
     first, second = (
         ScanJob(group=group, slots=range(start, start + 4), first_chunk=0, last_chunk=0) for start in (0, 4)
     )
-    suspicions = away.canary.state.beside[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA) :]
+    suspicions = away.canary.state.side_counters[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA) :]
     away.scout.send(first)
     away.stream.done = True
     assert returned(away.scout) == []

@@ -1,4 +1,4 @@
-"""What the engine's own log tells of the rank's state, and how often."""
+"""Which changes of the rank's state are logged, and how often."""
 
 from __future__ import annotations
 
@@ -23,66 +23,66 @@ def now():
 
 
 @pytest.fixture
-def told(now, caplog):
+def logged(now, caplog):
     state_log = StateLog(identity(), clock=lambda: now[0])
 
-    def tell(*verdict):
+    def update(*verdict):
         caplog.clear()
-        state_log.tell(*verdict)
+        state_log.update(*verdict)
         return [(record.levelno, record.getMessage()) for record in caplog.records]
 
-    return tell
+    return update
 
 
-def test_a_rank_that_was_never_anything_but_ok_says_nothing(told):
-    assert told(*OK) == told(*OK) == []
+def test_a_rank_that_is_always_ok_logs_nothing(logged):
+    assert logged(*OK) == logged(*OK) == []
 
 
-def test_a_change_is_told_once_with_its_reasons(told, now):
+def test_a_change_is_logged_once_with_its_reasons(logged, now):
     line = "canary_obs: rank 0 of fake/test is violated: 3 violations not acknowledged"
-    assert told(*DAMAGED) == [(logging.ERROR, line)]
+    assert logged(*DAMAGED) == [(logging.ERROR, line)]
     now[0] += SECONDS_BETWEEN_LINES
-    assert told(*DAMAGED) == []
-    assert told(State.VIOLATED, ("4 violations not acknowledged",)) == []
+    assert logged(*DAMAGED) == []
+    assert logged(State.VIOLATED, ("4 violations not acknowledged",)) == []
 
 
-def test_the_end_is_told_as_loud_as_the_beginning(told, now):
-    told(*PAUSED)
+def test_ok_again_is_logged_as_a_warning(logged, now):
+    logged(*PAUSED)
     now[0] += SECONDS_BETWEEN_LINES
-    assert told(*OK) == [(logging.WARNING, "canary_obs: rank 0 of fake/test is ok again")]
-    assert told(*OK) == []
+    assert logged(*OK) == [(logging.WARNING, "canary_obs: rank 0 of fake/test is ok again")]
+    assert logged(*OK) == []
 
 
-def test_another_reason_is_another_line(told, now):
-    told(*PAUSED)
+def test_another_reason_is_another_line(logged, now):
+    logged(*PAUSED)
     now[0] += SECONDS_BETWEEN_LINES
-    ((level, line),) = told(State.DEGRADED, ("sweeps and patrol are paused", "the last sweep failed: no"))
+    ((level, line),) = logged(State.DEGRADED, ("sweeps and patrol are paused", "the last sweep failed: no"))
     assert level == logging.WARNING
     assert line.endswith("is degraded: sweeps and patrol are paused; the last sweep failed: no")
 
 
-def test_what_flickers_is_told_every_few_seconds_and_what_is_worse_at_once(told, now):
-    assert len(told(*PAUSED)) == 1
+def test_a_flickering_state_is_rate_limited_and_a_worse_one_is_not(logged, now):
+    assert len(logged(*PAUSED)) == 1
     lines = 0
     for _ in range(400):
         now[0] += 0.25
-        lines += len(told(*OK)) + len(told(*PAUSED))
+        lines += len(logged(*OK)) + len(logged(*PAUSED))
     # Better, and at once worse again.
     assert 2 < lines <= 2 * 400 * 0.25 / SECONDS_BETWEEN_LINES
-    assert len(told(*DAMAGED)) == 1
+    assert len(logged(*DAMAGED)) == 1
 
 
-def test_what_was_held_back_is_told_when_it_stays(told, now):
-    told(*PAUSED)
-    assert told(*OK) == []
+def test_a_delayed_line_is_logged_when_the_state_stays(logged, now):
+    logged(*PAUSED)
+    assert logged(*OK) == []
     now[0] += SECONDS_BETWEEN_LINES
-    assert len(told(*OK)) == 1
+    assert len(logged(*OK)) == 1
 
 
 # In an engine.
 
 
-def test_a_violation_stands_in_the_engines_log_without_any_service(make_rig, caplog):
+def test_a_violation_is_logged_without_a_service(make_rig, caplog):
     rig = make_rig(patrol_budget="off", idle_sweep=False, snapshot_seconds=1e-6)
     rig.run(60)
     assert not caplog.records
@@ -95,7 +95,7 @@ def test_a_violation_stands_in_the_engines_log_without_any_service(make_rig, cap
     assert "violations not acknowledged" in line
 
 
-def test_a_service_that_is_not_there_is_named_with_its_endpoint(make_rig, tmp_path, caplog, monkeypatch):
+def test_a_missing_service_is_logged_with_its_endpoint(make_rig, tmp_path, caplog, monkeypatch):
     endpoint = f"ipc://{tmp_path}/nobody.sock"
     link = ZmqLink(endpoint)
     rig = make_rig(link=link, snapshot_seconds=1e-6, endpoint=endpoint)
@@ -104,4 +104,4 @@ def test_a_service_that_is_not_there_is_named_with_its_endpoint(make_rig, tmp_pa
     monkeypatch.setattr(rig.canary.reporter, "_began", rig.canary.reporter._began - 60)
     rig.run(5)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"is degraded: no word from the service at {endpoint} for " in line
+    assert f"is degraded: no message from the service at {endpoint} for " in line

@@ -105,7 +105,7 @@ def swept(rig: Rig) -> None:
     canary = rig.canary
     while canary.sweeper.running:
         canary.sweeper.advance(10.0, canary.counter_reader.next_sequence)
-        canary.deliver(canary.counter_reader.drain(canary.step, 10.0))
+        canary.delivery.drain(10.0)
 
 
 def test_slots_that_left_the_window_during_a_sweep_are_evicted_not_failed(make_rig: MakeRig) -> None:
@@ -113,7 +113,7 @@ def test_slots_that_left_the_window_during_a_sweep_are_evicted_not_failed(make_r
     rig.run(200)
     rig.finish_requests()
     held = rig.canary.state.by_name["swa"].view.num_slots - windows_of(rig).slots.free_slots
-    rig.canary.sweeper.demand(StartSweep(id="one", groups=("swa",)), rig.canary.step)
+    rig.canary.sweeper.request(StartSweep(id="one", groups=("swa",)), rig.canary.step)
     windows, cache = windows_of(rig), rig.engine.scheduler.cache
     node = max(cache.oldest_first(), key=lambda node: int(windows.slots.resident(node.slots).sum()))
     # Every other slot goes, and other tokens move in: the slots left lose the one before them.
@@ -159,7 +159,7 @@ def test_a_sweep_of_what_the_window_group_holds_too(make_rig: MakeRig) -> None:
     totals = []
     for number, flag in enumerate((False, True)):
         command = StartSweep(id=str(number), groups=("full",), swa_resident_only=flag)
-        rig.canary.sweeper.demand(command, rig.canary.step)
+        rig.canary.sweeper.request(command, rig.canary.step)
         swept(rig)
         done = rig.canary.sweeper.last
         assert done is not None
@@ -176,7 +176,7 @@ def test_without_windows_that_sweep_is_refused(make_rig: MakeRig) -> None:
     with pytest.raises(ConfigurationError, match="does not show what a sliding-window group holds"):
         make_rig(swa_resident_only=True)
     rig = make_rig()
-    rig.canary.sweeper.demand(StartSweep(id="one", swa_resident_only=True), 0)
+    rig.canary.sweeper.request(StartSweep(id="one", swa_resident_only=True), 0)
     done = rig.canary.sweeper.last
     assert done is not None
     assert done.status is SweepStatus.FAILED
@@ -198,7 +198,7 @@ def test_a_wrong_translation_is_seen_at_the_next_step(make_rig: MakeRig) -> None
     pool.full_to_swa[full] = (pool.full_to_swa[full] + 1) % pool.num_slots
     step = rig.canary.step
     rig.engine.step()
-    rig.canary.deliver(rig.canary.counter_reader.drain(rig.canary.step, 5.0))
+    rig.canary.delivery.drain(5.0)
     final = rig.canary.detach()
     assert final.step == step + 1
     assert sum(sum(reasons.values()) for reasons in final.groups["swa"].violations.values()) > 0

@@ -19,10 +19,10 @@ def sweep_now(rig, **wishes: object) -> SweepProgress:
     """One demanded sweep from start to result."""
     sweeper, counter_reader = rig.canary.sweeper, rig.canary.counter_reader
     name = f"test-{sweeper.passes[Trigger.DEMAND]}"
-    sweeper.demand(StartSweep(id=name, **wishes), rig.canary.step)  # type: ignore[arg-type]
+    sweeper.request(StartSweep(id=name, **wishes), rig.canary.step)  # type: ignore[arg-type]
     while sweeper.running:
         sweeper.advance(0.01, counter_reader.next_sequence)
-        rig.canary.reporter.violations(counter_reader.turn(rig.canary.step))
+        rig.canary.reporter.send_violations(counter_reader.poll(rig.canary.step))
     assert sweeper.last is not None
     assert sweeper.last.id == name
     return sweeper.last
@@ -78,7 +78,7 @@ def test_slots_evicted_during_a_sweep_are_skipped_and_counted(make_rig) -> None:
     rig = make_rig()
     rig.run(150)
     sweeper = rig.canary.sweeper
-    sweeper.demand(StartSweep(id="slow"), rig.canary.step)
+    sweeper.request(StartSweep(id="slow"), rig.canary.step)
     pending = sweeper._pass
     sweeper._pass = None
     rig.run(150)

@@ -12,7 +12,7 @@ from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.records import Violation
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.report.snapshot import counters_of
+from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Phase, Reason
 
 DEFAULTS: dict[str, Any] = {
@@ -42,13 +42,13 @@ class Rig:
         """Collect the violations of this canary, by default of the one that the worker has now."""
         self._canary = canary or runtime_of(self.worker)
         if self._canary is not None:
-            keep = self._canary.reporter.violations
+            keep = self._canary.reporter.send_violations
 
             def violations(found: list[Violation]) -> None:
                 self.found += found
                 keep(found)
 
-            self._canary.reporter.violations = violations  # type: ignore[method-assign]
+            self._canary.reporter.send_violations = violations  # type: ignore[method-assign]
 
     @property
     def canary(self) -> CanaryRuntime:
@@ -119,7 +119,7 @@ class Rig:
         return Counter((violation.phase, violation.reason) for violation in self.found)
 
     def checks(self) -> int:
-        groups = counters_of(self.canary)
+        groups = group_counters(self.canary.state, self.canary.counter_reader)
         return sum(sum(group.verified.values()) for group in groups.values())
 
     def layer_cache(self, group: int, layer: int) -> Any:

@@ -20,7 +20,7 @@ def answers(rig: Rig, *, drills: bool) -> dict[str, list[int]]:
     while rig.llm.llm_engine.has_unfinished_requests():
         if drills:
             with rig.adapter.at_rest():
-                rig.canary.drill.demand(StartDrill(id=f"d{step}"), rig.canary.step)
+                rig.canary.drill.start(StartDrill(id=f"d{step}"), rig.canary.step)
         step += 1
         for output in rig.llm.llm_engine.step():
             if output.finished:
@@ -34,7 +34,7 @@ def test_a_drill_in_the_null_block_is_found_and_changes_no_token(make_rig: Any, 
     quiet = answers(rig, drills=False)
     rig.fresh()
     told: list[Any] = []
-    rig.canary.reporter.tell = told.append
+    rig.canary.reporter.send = told.append
     lent = [locate_byte(source, 0, 0) for source in rig.adapter.found[0].view.sources]
     before = [address.read() for address in lent]
     assert answers(rig, drills=True) == quiet

@@ -84,7 +84,7 @@ def test_a_forward_that_cannot_be_shown_in_full_is_adopted(
     assert rig.canary.verdict()[0] is State.BLIND
     assert rig.generate(prompts(3, seed=7), 6)
     assert rig.settle() == []
-    assert rig.canary.armed
+    assert rig.canary.run.armed
 
 
 def test_a_forward_that_fails_is_adopted_and_the_next_is_checked(

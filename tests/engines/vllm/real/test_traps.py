@@ -10,13 +10,13 @@ import torch
 from canary_obs.engines.vllm import groups
 from canary_obs.engines.vllm.block_changes import BlockChanges
 from canary_obs.engines.vllm.draft import DraftGroups
-from canary_obs.runtime.report.snapshot import counters_of
+from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Cause, Reason, State
 from tests.engines.vllm.real.rig import Rig, count_sampled, prompts
 
 
 def unverified(rig: Rig, cause: Cause) -> int:
-    counters = counters_of(rig.canary)
+    counters = group_counters(rig.canary.state, rig.canary.counter_reader)
     return sum(group.unverified[cause] for group in counters.values())
 
 
@@ -65,7 +65,7 @@ def test_draft_layers(make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatc
         ("full", 6),
         ("draft", 2),
     ]
-    draft = counters_of(rig.canary)["draft"]
+    draft = group_counters(rig.canary.state, rig.canary.counter_reader)["draft"]
     assert draft.completed > 1000
     # Every slot that drafting wrote is checked; what it left out would be unverified.
     assert sum(draft.unverified.values()) < sum(draft.verified.values()) / 20
@@ -112,7 +112,7 @@ def test_drafting_that_fails_leaves_slots_unverified(
         rig.step()
     assert not rig.adapter._drafts.pending, "the idle thread would wait for good"
     assert rig.settle() == []
-    counters = counters_of(rig.canary)
+    counters = group_counters(rig.canary.state, rig.canary.counter_reader)
     assert counters["draft"].unverified[Cause.ADOPTED] > 0
     assert not rig.canary.health.faults
 

@@ -1,0 +1,61 @@
+"""What happens to violations once their rows are on the host."""
+
+from __future__ import annotations
+
+from canary_obs.errors import KVCacheViolation
+from canary_obs.records import Violation
+from canary_obs.runtime.device.counter_reader import CounterReader
+from canary_obs.runtime.evidence.collector import EvidenceCollector
+from canary_obs.runtime.faults import Faults
+from canary_obs.runtime.perturb.injector import Injector
+from canary_obs.runtime.report.reporter import Reporter
+from canary_obs.runtime.run_state import RunState
+from canary_obs.vocabulary import Mode
+
+
+class ViolationDelivery:
+    """Passes violations to evidence, injector and service; mode `raise` raises them at the next hook."""
+
+    def __init__(
+        self,
+        run: RunState,
+        faults: Faults,
+        counter_reader: CounterReader,
+        evidence: EvidenceCollector,
+        reporter: Reporter,
+        injector: Injector | None,
+    ) -> None:
+        self._run, self._faults, self._counter_reader = run, faults, counter_reader
+        self._evidence, self._reporter, self._injector = evidence, reporter, injector
+        self.pending: list[Violation] = []  # to be raised; empty in mode `log`
+
+    @property
+    def wants_clean_copies(self) -> bool:
+        """Whether `deliver` has work to do for a copy of the counters that shows no new violation."""
+        return self._injector is not None or bool(self._reporter.backlog)
+
+    def deliver(self, found: list[Violation]) -> None:
+        """Act on new violations; `found` is empty for a copy of the counters that shows none."""
+        if found:  # evidence first: the injector restores the bytes that it flipped
+            self._faults.guard("evidence", self._evidence.collect, found, self._run.step)
+        if self._injector is not None:
+            self._injector.match(found, settled=self._counter_reader.settled(self._run.step))
+        if self._faults.mode is Mode.RAISE:
+            self.pending += [self._evidence.with_holders(violation) for violation in found]
+        self._reporter.send_violations(found)
+
+    def drain(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for everything known on the device, and deliver it."""
+        self.deliver(self._counter_reader.drain(self._run.step, timeout))
+
+    def send_evidence(self) -> None:
+        """Send the evidence whose reads have arrived."""
+        for evidence in self._evidence.advance(self._reporter.identity, self._run.step):
+            self._reporter.send(evidence)
+
+    def raise_pending(self) -> None:
+        """Raise KVCacheViolation with the pending violations, if there are any."""
+        if self.pending:
+            found, self.pending = tuple(self.pending), []
+            self._reporter.flush()  # the exception may end the process
+            raise KVCacheViolation(found)

@@ -1,0 +1,20 @@
+"""What changes from step to step and is read by several parts of the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+HOOKS = ("head", "tail", "sweep", "patrol", "pump", "adapter")  # labels of kv_canary_overhead_seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """Written by CanaryRuntime, the step scheduler and commands."""
+
+    step: int = 0  # forwards since mark_ready
+    step_seconds: float = 0.0  # engine time between the ends of consecutive steps, summed
+    armed: bool = False  # False = hooks do nothing
+    paused: bool = False  # True = no sweeps and no patrol
+    ready_at: float = 0.0  # time.monotonic() of mark_ready
+    last_step_end: float | None = None  # time.monotonic(); None = no step since the engine was idle
+    overhead: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HOOKS, 0.0))  # host seconds
