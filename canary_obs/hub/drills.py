@@ -1,4 +1,4 @@
-"""Drills as the service sees them: one at a time, and what became of all of them in numbers."""
+"""Drills as the service knows them: at most one at a time, with counts of outcomes per rank."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Running:
 
 
 class DrillStore:
-    """Thread-safe; calls nobody."""
+    """Thread-safe."""
 
     def __init__(self, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._wall_ns = wall_ns
@@ -80,7 +80,7 @@ class DrillStore:
             self._running = running
             return running.id, running.end
 
-    def expect(self, drill_id: str, ranks: Iterable[RankKey]) -> None:
+    def set_expected_ranks(self, drill_id: str, ranks: Iterable[RankKey]) -> None:
         """These ranks were asked; some may have answered already."""
         with self._lock:
             running = self._named(drill_id)
@@ -88,8 +88,8 @@ class DrillStore:
                 running.expected = set(ranks)
                 self._settle(running)
 
-    def observe(self, report: DrillReport) -> None:
-        """Take in one rank's answer; what answers no running drill comes too late and is ignored."""
+    def record_report(self, report: DrillReport) -> None:
+        """Record one rank's answer; an answer to no running drill is late, and ignored."""
         with self._lock:
             running = self._named(report.finding.id)
             if running is not None:
@@ -97,7 +97,7 @@ class DrillStore:
                 self._settle(running)
 
     def end(self, drill_id: str) -> None:
-        """Wait no longer: ranks that have not answered count as unanswered."""
+        """End a drill now: ranks that have not answered count as unanswered."""
         with self._lock:
             running = self._named(drill_id)
             if running is not None:

@@ -24,7 +24,7 @@ EXEMPLARS_KEPT = 4096
 SWEEPS_KEPT = 16
 
 # engine, instance, rank, group, phase, reason: the label values of kv_canary_violations_total.
-Lane = tuple[str, ...]
+ViolationLabels = tuple[str, ...]
 
 
 class IncidentSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Incident(IncidentSummary, frozen=True, kw_only=True):
 
 
 class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest violation of a lane, for the violation counter."""
+    """The latest violation of a labels, for the violation counter."""
 
     incident: str
     trace_id: str
@@ -68,7 +68,7 @@ def trace_id_of(kind: str, name: str) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Case:
+class _OpenIncident:
     """An incident while it may still change. `moved` in seconds of the hub's clock."""
 
     id: str
@@ -92,7 +92,7 @@ class _Case:
     asked_kinds: Counter[tuple[int, str, Phase, Reason]] = field(default_factory=Counter)
     evidence: list[Evidence] = field(default_factory=list)
 
-    def take(self, event: ViolationEvent) -> CollectEvidence | None:
+    def add_event(self, event: ViolationEvent) -> CollectEvidence | None:
         """Count an event; returns what to ask of its rank, if anything."""
         row, rank = event.violation, event.identity.rank
         self.violations += 1
@@ -116,14 +116,14 @@ class _Case:
 
 
 class IncidentStore:
-    """Every incident of late. Thread-safe; calls nobody."""
+    """Recent incidents. Thread-safe."""
 
     def __init__(self, kept: int, quiet_seconds: float, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._kept, self._quiet, self._wall_ns = kept, quiet_seconds, wall_ns
         self._lock = threading.Lock()
-        self._cases: OrderedDict[str, _Case] = OrderedDict()
-        self._open: dict[tuple[str, str], _Case] = {}
-        self._exemplars: OrderedDict[Lane, Exemplar] = OrderedDict()
+        self._cases: OrderedDict[str, _OpenIncident] = OrderedDict()
+        self._open: dict[tuple[str, str], _OpenIncident] = {}
+        self._exemplars: OrderedDict[ViolationLabels, Exemplar] = OrderedDict()
         self.opened = 0
 
     def open_for(self, identity: Identity, now: float) -> str:
@@ -134,13 +134,13 @@ class IncidentStore:
             if case is None:
                 wall = self._wall_ns()
                 stamp = datetime.fromtimestamp(wall / 1e9, UTC).strftime("%Y%m%dT%H%M%SZ")
-                case = _Case(
+                case = _OpenIncident(
                     id=f"{stamp}-{secrets.token_hex(3)}", engine=key[0], instance=key[1],
                     opened_ns=wall, last_ns=wall, moved=now,
                 )  # fmt: skip
                 self._open[key] = self._cases[case.id] = case
                 self.opened += 1
-                self._make_room()
+                self._evict()
             return case.id
 
     def record(self, events: tuple[ViolationEvent, ...], now: float) -> list[CollectEvidence]:
@@ -152,9 +152,9 @@ class IncidentStore:
                 if case is None:
                     continue
                 case.moved, case.last_ns = now, self._wall_ns()
-                if (command := case.take(event)) is not None:
+                if (command := case.add_event(event)) is not None:
                     asked.append(command)
-                self._point(case, event)
+                self._set_exemplar(case, event)
         return asked
 
     def add(self, evidence: Evidence) -> None:
@@ -192,32 +192,32 @@ class IncidentStore:
         with self._lock:
             return [_summary(case) for case in reversed(self._cases.values())]
 
-    def exemplars(self) -> dict[Lane, Exemplar]:
-        """The latest violation of every lane that had one."""
+    def exemplars(self) -> dict[ViolationLabels, Exemplar]:
+        """The latest violation of every labels that had one."""
         with self._lock:
             return dict(self._exemplars)
 
-    def _point(self, case: _Case, event: ViolationEvent) -> None:
+    def _set_exemplar(self, case: _OpenIncident, event: ViolationEvent) -> None:
         who, row = event.identity, event.violation
-        lane = (who.engine, who.instance, str(who.rank), row.group, row.phase.value, row.reason.value)
+        labels = (who.engine, who.instance, str(who.rank), row.group, row.phase.value, row.reason.value)
         trace_id = trace_id_of("incident", case.id)
-        self._exemplars[lane] = Exemplar(incident=case.id, trace_id=trace_id, time_ns=row.time_ns)
-        self._exemplars.move_to_end(lane)
+        self._exemplars[labels] = Exemplar(incident=case.id, trace_id=trace_id, time_ns=row.time_ns)
+        self._exemplars.move_to_end(labels)
         if len(self._exemplars) > EXEMPLARS_KEPT:
             self._exemplars.popitem(last=False)
 
-    def _close(self, key: tuple[str, str], case: _Case) -> None:
+    def _close(self, key: tuple[str, str], case: _OpenIncident) -> None:
         case.closed_ns = self._wall_ns()
         del self._open[key]
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         while len(self._cases) > self._kept:
             _, gone = self._cases.popitem(last=False)
             if self._open.get((gone.engine, gone.instance)) is gone:
                 del self._open[gone.engine, gone.instance]
 
 
-def _numbers(case: _Case) -> dict[str, object]:
+def _summary_fields(case: _OpenIncident) -> dict[str, object]:
     return {
         "id": case.id,
         "trace_id": trace_id_of("incident", case.id),
@@ -236,13 +236,13 @@ def _numbers(case: _Case) -> dict[str, object]:
     }
 
 
-def _summary(case: _Case) -> IncidentSummary:
-    return IncidentSummary(**_numbers(case))  # type: ignore[arg-type]
+def _summary(case: _OpenIncident) -> IncidentSummary:
+    return IncidentSummary(**_summary_fields(case))  # type: ignore[arg-type]
 
 
-def _describe(case: _Case) -> Incident:
+def _describe(case: _OpenIncident) -> Incident:
     return Incident(
-        **_numbers(case),  # type: ignore[arg-type]
+        **_summary_fields(case),  # type: ignore[arg-type]
         first=tuple(case.first),
         latest=tuple(case.latest),
         evidence=tuple(case.evidence),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from canary_obs.hub.counters import carried_over
-from canary_obs.records import Command, Hello, Identity, Snapshot
+from canary_obs.records import Hello, Identity, Snapshot
+from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
-
-Reply = Callable[[Command], None]
 
 
 def label(key: tuple[str, str, int]) -> str:
@@ -58,14 +56,14 @@ class Rank:
         """Counters over all lives; what is known of earlier ones until this life reports."""
         return carried_over(self.snapshot, self.base) if self.snapshot else self.base
 
-    def restarted(self, identity: Identity) -> None:
+    def restart(self, identity: Identity) -> None:
         """Another process speaks under this name: keep its predecessor's totals."""
         self.base = self.totals
         self.snapshot, self.hello = None, None
         self.identity, self.departed = identity, False
         self.restarts += 1
 
-    def take(self, snapshot: Snapshot, now: float, wall_ns: int) -> None:
+    def update(self, snapshot: Snapshot, now: float, wall_ns: int) -> None:
         """Keep a snapshot unless it is older than the one at hand."""
         if self.snapshot is None or snapshot.sequence > self.snapshot.sequence:
             self.snapshot, self.snapshot_heard = snapshot, now

@@ -1,4 +1,4 @@
-"""Sweeps as the service sees them: one record per id, over every rank it was sent to."""
+"""Sweeps as the service knows them: one record per id over all ranks it was sent to."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _Entry:
 
 
 class SweepStore:
-    """Every sweep of late, by id. Not thread-safe: the hub holds its lock around every call."""
+    """Recent sweeps by id. Not thread-safe: the hub holds its lock around every call."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -118,11 +118,11 @@ class SweepStore:
         self._keep(entry)
         return _describe(entry)
 
-    def observe(self, identity: Identity, progress: SweepProgress, now: float) -> None:
+    def record_progress(self, identity: Identity, progress: SweepProgress, now: float) -> None:
         """Take in one rank's report; sweeps the service did not start are recorded too."""
         entry = self._entries.get(progress.id)
         if entry is None:
-            entry = _adopted(progress)
+            entry = _entry_of(progress)
         share = entry.shares.get(identity.key)
         if share is None:
             share = entry.shares[identity.key] = _Share(started_ns=identity.started_ns, moved_at=now)
@@ -135,7 +135,7 @@ class SweepStore:
         share.progress, share.status, share.error = progress, progress.status, progress.error
         self._settle(entry)
 
-    def lose(self, key: RankKey, error: str, *, unless_started_ns: int | None = None) -> None:
+    def fail_rank(self, key: RankKey, error: str, *, unless_started_ns: int | None = None) -> None:
         """A rank is gone: its running parts end as FAILED, except those of the life named."""
         for entry in self._entries.values():
             share = entry.shares.get(key)
@@ -145,17 +145,17 @@ class SweepStore:
                 share.status, share.error = SweepStatus.FAILED, error
                 self._settle(entry)
 
-    def give_up(self, now: float, timeout: float) -> list[tuple[str, RankKey]]:
+    def time_out(self, now: float, timeout: float) -> list[tuple[str, RankKey]]:
         """Fail the parts that did not move for `timeout` seconds; returns (sweep id, rank) of each."""
-        given_up = []
+        timed_out = []
         for sweep_id, entry in self._entries.items():
             for key, share in entry.shares.items():
                 if share.status is SweepStatus.RUNNING and now - share.moved_at > timeout:
                     share.status = SweepStatus.FAILED
                     share.error = f"no progress for {timeout:g} s"
-                    given_up.append((sweep_id, key))
+                    timed_out.append((sweep_id, key))
             self._settle(entry)
-        return given_up
+        return timed_out
 
     def find(self, sweep_id: str) -> SweepRecord | None:
         """One sweep by id."""
@@ -197,7 +197,7 @@ class SweepStore:
             _wake(entry)
 
 
-def _adopted(progress: SweepProgress) -> _Entry:
+def _entry_of(progress: SweepProgress) -> _Entry:
     command = StartSweep(id=progress.id, groups=progress.groups, data=progress.data)
     return _Entry(
         command=command,

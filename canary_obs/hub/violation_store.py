@@ -1,4 +1,4 @@
-"""The violations of late, over all ranks, numbered as they arrive."""
+"""Recent violations of all ranks, numbered in the order of arrival."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ViolationFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ViolationStore:
-    """Bounded; the oldest make room. Not thread-safe: the hub holds its lock around every call."""
+    """A bounded history. Not thread-safe: the hub holds its lock around every call."""
 
     def __init__(self, capacity: int) -> None:
         self._events: deque[ViolationEvent] = deque(maxlen=capacity)
@@ -58,7 +58,7 @@ class ViolationStore:
 
     @property
     def evicted(self) -> int:
-        """Events that made room for newer ones."""
+        """Events evicted for newer ones."""
         return self.total - len(self._events)
 
     def add(self, message: Violations, incident: str) -> tuple[ViolationEvent, ...]:
@@ -72,5 +72,5 @@ class ViolationStore:
         return events
 
     def newest_first(self) -> list[ViolationEvent]:
-        """Every event kept."""
+        """All kept events, newest first."""
         return list(reversed(self._events))

@@ -69,11 +69,11 @@ class AppContext:
         """Start a drill on every live rank; its id and its result. Raises NoEngine or DrillInProgress."""
         drill_id, result = self.hub.drills.begin(DRILL_SECONDS)
         try:
-            ranks = self.hub.order(StartDrill(id=drill_id))
+            ranks = self.hub.send_command(StartDrill(id=drill_id))
         except NoEngine:
             self.hub.drills.end(drill_id)
             raise
-        self.hub.drills.expect(drill_id, ranks)
+        self.hub.drills.set_expected_ranks(drill_id, ranks)
         return drill_id, result
 
 

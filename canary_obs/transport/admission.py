@@ -1,4 +1,4 @@
-"""Who may connect to the service: keys asked for, refused handshakes counted and told."""
+"""Who may connect to the service: keys are checked, refused handshakes counted and logged."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from canary_obs.vocabulary import HandshakeCause
 
 log = logging.getLogger("canary_obs")
 SECONDS_BETWEEN_LINES = 60.0  # of one cause: strangers must not fill a disk
-MESSAGES_PER_TURN = 256
+MESSAGES_PER_CALL = 256
 
 _ZAP_ADDRESS, _ZAP_VERSION, _ZAP_DOMAIN = "inproc://zeromq.zap.01", b"1.0", b"canary_obs"
 # 300 and not 400: after a 400 an engine's socket never tries again, even when its key is admitted later.
 _ADMITTED, _REFUSED = b"200", b"300"
-_WATCHED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-_WORDS = {
+_MONITORED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_EXPLANATIONS = {
     HandshakeCause.UNKNOWN_KEY: "its key is not among those of KV_CANARY_ENGINE_PUBLIC_KEYS_FILE",
     HandshakeCause.SERVICE_KEY: "it expects another service key (its KV_CANARY_SERVICE_PUBLIC_KEY_FILE)",
     HandshakeCause.MECHANISM: "one side has key files set and the other has none",
-    HandshakeCause.PROTOCOL: "it does not speak ZeroMQ's protocol as it should",
-    HandshakeCause.BROKEN_OFF: "it went away before it had said who it is",
+    HandshakeCause.PROTOCOL: "it violates the ZeroMQ protocol",
+    HandshakeCause.BROKEN_OFF: "it disconnected before the handshake was complete",
 }
 
 
@@ -42,7 +42,7 @@ class Admission:
     ) -> None:
         """Prepare the socket, which is not bound yet. Raises ZMQError. The context's end closes all."""
         self._keys, self._refused, self._clock = keys, refused, clock
-        self._told: dict[HandshakeCause, float] = {}
+        self._logged: dict[HandshakeCause, float] = {}
         self._zap: zmq.Socket[bytes] | None = None
         if keys is not None:
             self._zap = socket.context.socket(zmq.ROUTER)
@@ -53,15 +53,15 @@ class Admission:
             socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
             # Without this an unanswered question counts as a yes.
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_WATCHED)
+        self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_MONITORED)
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Those to wait for."""
+        """Sockets to poll; `process` serves them."""
         return [self._monitor] if self._zap is None else [self._monitor, self._zap]
 
-    def turn(self) -> None:
-        """Answer who asks to be let in, and count who was not."""
+    def process(self) -> None:
+        """Answer key requests, and count refused handshakes."""
         if self._zap is not None:
             for frames in _waiting(self._zap):
                 self._answer(self._zap, frames)
@@ -84,9 +84,9 @@ class Admission:
     def _count(self, cause: HandshakeCause, who: str = "") -> None:
         self._refused(cause)
         now = self._clock()
-        if now - self._told.get(cause, float("-inf")) >= SECONDS_BETWEEN_LINES:
-            self._told[cause] = now
-            log.warning("canary_obs: a connection%s was refused: %s", who, _WORDS[cause])
+        if now - self._logged.get(cause, float("-inf")) >= SECONDS_BETWEEN_LINES:
+            self._logged[cause] = now
+            log.warning("canary_obs: a connection%s was refused: %s", who, _EXPLANATIONS[cause])
 
 
 def _cause(frames: list[bytes]) -> HandshakeCause:
@@ -100,7 +100,7 @@ def _cause(frames: list[bytes]) -> HandshakeCause:
 
 
 def _waiting(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-    for _ in range(MESSAGES_PER_TURN):
+    for _ in range(MESSAGES_PER_CALL):
         try:
             frames = socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:

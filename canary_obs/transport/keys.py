@@ -66,7 +66,7 @@ class EngineList:
         """Whether this key (Z85) is in the file. A file that cannot be used any more changes nothing."""
         stamp = _stamp(self._path)
         if stamp != self._stamp:
-            self._stamp = stamp  # told once per change
+            self._stamp = stamp  # one line per change
             try:
                 self._keys = self._read()
                 log.warning(

@@ -64,7 +64,7 @@ class LocalLink:
         self._commands: deque[Command] = deque(maxlen=capacity)
         self._capacity, self._clock = capacity, clock
         self._heard: float | None = None
-        self._taken = threading.Condition()
+        self._message_received = threading.Condition()
         self._closed = False
         self.dropped = 0
 
@@ -94,8 +94,8 @@ class LocalLink:
     def close(self, linger_seconds: float = 0.0) -> None:
         """Stop sending; wait up to `linger_seconds` for the service to take what is queued."""
         self._closed = True
-        with self._taken:
-            self._taken.wait_for(self._messages.empty, timeout=linger_seconds)
+        with self._message_received:
+            self._message_received.wait_for(self._messages.empty, timeout=linger_seconds)
 
     def deliver(self, command: Command) -> None:
         """Service end: leave a command for the engine; the oldest makes room when the box is full."""
@@ -108,8 +108,8 @@ class LocalLink:
             message = self._messages.get(timeout=timeout)
         except Empty:
             return None
-        with self._taken:
-            self._taken.notify_all()
+        with self._message_received:
+            self._message_received.notify_all()
         return message
 
 
@@ -127,7 +127,7 @@ class ZmqLink:
         endpoint = parse_endpoint(address, keyed=keys is not None)
         check_owner(endpoint)
         self._address, self._capacity, self._clock = address, capacity, clock
-        # One thread uses the link (in an engine the courier's); another may close it. Nothing waits under it.
+        # In an engine the sender thread alone uses the link, but another may close it, and tests share links.
         self._lock = threading.Lock()
         self._heard: float | None = None
         self._unheard = self._queued = 0  # snapshots, messages sent since the service's last word

@@ -1,4 +1,4 @@
-"""A thread between an engine and its line: frames and sockets cost the engine's thread nothing."""
+"""A thread that owns the engine's socket, so that encoding and sending cost the engine thread nothing."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from canary_obs.transport.links import COMMANDS_PER_CALL, QUEUED_MESSAGES, Engin
 
 log = logging.getLogger("canary_obs")
 
-# Between two looks at the line; whatever is not a snapshot wakes the courier at once.
-TURN_SECONDS = 0.1
-# A line whose queue is full is tried again after so many turns.
-TURNS_BETWEEN_TRIALS = 10
+# Interval at which the socket is polled; any message but a snapshot wakes the thread at once.
+POLL_SECONDS = 0.1
+# A socket whose queue is full is tried again after this many polls.
+POLLS_BETWEEN_RETRIES = 10
 _JOIN_SECONDS = 1.0
 
 
 class SenderThread:
-    """An EngineLink: the engine's thread leaves messages and takes commands, and touches nothing else.
+    """An EngineLink whose `send` and `receive` only touch in-memory queues.
 
-    The ZmqLink belongs to the courier's thread from here on. A message that finds its queue full waits, and
-    those behind it; when `capacity` of them do, the next is dropped and counted.
+    The ZmqLink is used by this thread alone. When its queue is full, messages wait here in order; beyond
+    `capacity` waiting messages the next one is dropped and counted.
     """
 
     def __init__(self, link: ZmqLink, capacity: int = QUEUED_MESSAGES) -> None:
         self._link, self._capacity = link, capacity
         self._outbox: deque[EngineMessage] = deque()
         self._inbox: deque[Command] = deque(maxlen=QUEUED_MESSAGES)
-        self._refused = 0  # by `send`: too many wait, or closed
-        self._lost = 0  # by the line; the courier's thread counts these
-        self._turns_to_trial = 0
-        self._bell, self._emptied = threading.Event(), threading.Event()
+        self._refused = 0  # by `send`: queue full, or closed
+        self._lost = 0  # by the socket; counted by this thread
+        self._polls_to_retry = 0
+        self._wakeup, self._emptied = threading.Event(), threading.Event()
         self._closed = False
         self._linger = 0.0
-        self._thread = threading.Thread(target=self._run, name="canary-courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="canary-sender", daemon=True)
         self._thread.start()
 
     @property
@@ -46,17 +46,17 @@ class SenderThread:
         return self._refused + self._lost
 
     def send(self, message: EngineMessage) -> bool:
-        """Leave a message; False when too many wait already, or after close."""
+        """Queue a message; False when the queue is full, or after close."""
         if self._closed or len(self._outbox) >= self._capacity:
             self._refused += 1
             return False
         self._outbox.append(message)
         if not isinstance(message, Snapshot):
-            self._bell.set()
+            self._wakeup.set()
         return True
 
     def receive(self) -> list[Command]:
-        """Commands that the courier brought since the last call."""
+        """Commands that arrived since the last call; at most COMMANDS_PER_CALL."""
         if not self._inbox:
             return []
         return [self._inbox.popleft() for _ in range(min(len(self._inbox), COMMANDS_PER_CALL))]
@@ -66,31 +66,31 @@ class SenderThread:
         return self._link.peer_age_seconds(now)
 
     def flush(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until what was left has been handed to the line: ahead of an end."""
+        """Wait up to `timeout` seconds until queued messages are handed to the socket."""
         if not self._closed:
             self._emptied.clear()
-            self._bell.set()
+            self._wakeup.set()
             self._emptied.wait(timeout)
 
     def close(self, linger_seconds: float = 0.0) -> None:
-        """Hand over what waits, give it up to `linger_seconds` to leave, then release the line."""
+        """Send what waits, for up to `linger_seconds`, then release the socket."""
         if not self._closed:
             self._linger = linger_seconds
             self._closed = True
-            self._bell.set()
+            self._wakeup.set()
         self._thread.join(linger_seconds + _JOIN_SECONDS)
 
     def _run(self) -> None:
         closing = False
         while not closing:
-            self._bell.wait(TURN_SECONDS)
-            self._bell.clear()
+            self._wakeup.wait(POLL_SECONDS)
+            self._wakeup.clear()
             closing = self._closed
             try:
                 self._inbox.extend(self._link.receive())
                 self._deliver()
             except Exception:
-                # A courier that dies silently would look like a dead service.
+                # A sender that dies silently would look like a dead service.
                 log.exception("canary_obs: a message to the service was lost")
                 self._lost += 1
             if not self._outbox:
@@ -98,8 +98,8 @@ class SenderThread:
         self._link.close(self._linger)
 
     def _deliver(self) -> None:
-        self._turns_to_trial -= 1
-        if self._link.full and self._turns_to_trial > 0 and not self._closed:
+        self._polls_to_retry -= 1
+        if self._link.full and self._polls_to_retry > 0 and not self._closed:
             return
         while self._outbox:
             message, dropped = self._outbox.popleft(), self._link.dropped
@@ -108,7 +108,7 @@ class SenderThread:
             self._lost += self._link.dropped - dropped - kept
             if kept:
                 self._outbox.appendleft(message)
-                self._turns_to_trial = TURNS_BETWEEN_TRIALS
+                self._polls_to_retry = POLLS_BETWEEN_RETRIES
                 return
 
 

@@ -16,16 +16,16 @@ def outcomes(record):
 def test_a_drill_ends_with_its_last_answer():
     book = DrillStore(lambda: 5)
     name, end = book.begin(60.0)
-    book.observe(drilled(ME, name))  # ahead of expect: a rank in this process answers inside the call
+    book.record_report(drilled(ME, name))  # ahead of expect: a rank in this process answers inside the call
     assert not end.done()
-    book.expect(name, [ME.key, YOU.key])
+    book.set_expected_ranks(name, [ME.key, YOU.key])
     assert not end.done()
-    book.observe(drilled(ME, "another"))
-    book.observe(drilled(YOU, name))
+    book.record_report(drilled(ME, "another"))
+    book.record_report(drilled(YOU, name))
     record = end.result(0)
     assert (record.id, record.requested_ns, record.ended_ns) == (name, 5, 5)
     assert outcomes(record) == {0: DrillOutcome.DETECTED, 1: DrillOutcome.DETECTED}
-    book.observe(drilled(YOU, name))
+    book.record_report(drilled(YOU, name))
     assert book.counts()[YOU.key].outcomes == {DrillOutcome.DETECTED: 1}
     assert book.counts()[YOU.key].detected_ns == 5
 
@@ -38,7 +38,7 @@ def test_one_at_a_time_and_never_for_ever():
     book.end(name)
     assert end.result(0).ranks == ()
     first, forgotten = book.begin(0.0)
-    book.expect(first, [ME.key])
+    book.set_expected_ranks(first, [ME.key])
     second, _ = book.begin(60.0)
     assert second != first
     assert outcomes(forgotten.result(0)) == {0: DrillOutcome.UNANSWERED}
@@ -47,8 +47,8 @@ def test_one_at_a_time_and_never_for_ever():
 def test_a_rank_that_is_silent_is_named_and_counted():
     book = DrillStore()
     name, end = book.begin(60.0)
-    book.expect(name, [ME.key, YOU.key])
-    book.observe(drilled(YOU, name))
+    book.set_expected_ranks(name, [ME.key, YOU.key])
+    book.record_report(drilled(YOU, name))
     book.end(name)
     book.end(name)
     assert outcomes(end.result(0)) == {0: DrillOutcome.UNANSWERED, 1: DrillOutcome.DETECTED}
@@ -59,5 +59,5 @@ def test_a_rank_that_is_silent_is_named_and_counted():
 def test_nobody_to_ask_ends_at_once():
     book = DrillStore()
     name, end = book.begin(60.0)
-    book.expect(name, [])
+    book.set_expected_ranks(name, [])
     assert end.result(0).ranks == ()

@@ -337,7 +337,7 @@ def test_while_admission_fails_nobody_gets_in_and_the_verdict_says_so(listener, 
     early = open_link(config)
     early.send(snapshot(right, 1))
     eventually(hub.ranks)
-    monkeypatch.setattr(Admission, "turn", lambda self: 1 / 0)
+    monkeypatch.setattr(Admission, "process", lambda self: 1 / 0)
     link = open_link(config)
     link.send(hello(late))
     eventually(lambda: hub.counts().faults.get("zmq_listener", 0) >= 2)

@@ -14,7 +14,7 @@ from canary_obs.hub.hub import Hub
 from canary_obs.records import Pause, Ping, Violations
 from canary_obs.transport import links as mailbox
 from canary_obs.transport.links import LocalLink, ZmqLink
-from canary_obs.transport.listener import FRAMES_PER_TURN, LocalListener, ZmqListener
+from canary_obs.transport.listener import FRAMES_PER_CYCLE, LocalListener, ZmqListener
 from canary_obs.transport.sender import open_link
 from tests.service.fakes import eventually, hello, identity, snapshot, violation
 
@@ -41,7 +41,7 @@ def link(endpoint):
 
 
 def hub_of(listener):
-    return listener._hub
+    return listener._sink
 
 
 # Within one process.
@@ -192,7 +192,7 @@ def test_what_had_arrived_when_the_service_stops_is_taken(endpoint, monkeypatch)
 
     monkeypatch.setattr(hub, "ingest", held_up)
     listener, link = ZmqListener(endpoint, hub), ZmqLink(endpoint)
-    sent = 3 * FRAMES_PER_TURN
+    sent = 3 * FRAMES_PER_CYCLE
     for step in range(sent):
         assert link.send(Violations(identity=ME, rows=(violation(step),)))
     assert busy.wait(30)

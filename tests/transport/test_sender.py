@@ -81,11 +81,11 @@ def test_only_the_couriers_thread_touches_the_line(sender, line):
     sender.close(1.5)
     sender.close(1.5)
     assert line.closed == 1.5
-    assert line.users == {"canary-courier"}
+    assert line.users == {"canary-sender"}
 
 
 def test_what_is_no_snapshot_leaves_at_once(sender, line, monkeypatch):
-    monkeypatch.setattr(sender_module, "TURN_SECONDS", 3600.0)
+    monkeypatch.setattr(sender_module, "POLL_SECONDS", 3600.0)
     eventually(lambda: sender.send(rows(1)) and len(line.taken) > 0)  # from here on it waits for an hour
     eventually(lambda: not sender._outbox)
     before = len(line.taken)
@@ -95,8 +95,8 @@ def test_what_is_no_snapshot_leaves_at_once(sender, line, monkeypatch):
     assert isinstance(line.taken[before], Snapshot)  # in the order in which they were left
 
 
-def test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go(monkeypatch):
-    monkeypatch.setattr(sender_module, "TURN_SECONDS", 0.005)
+def test_a_full_queue_keeps_violations_waiting_and_lets_snapshots_go(monkeypatch):
+    monkeypatch.setattr(sender_module, "POLL_SECONDS", 0.005)
     line = Line(room=1)
     sender = SenderThread(line, capacity=5)
     assert sender.send(rows(0))
@@ -114,9 +114,9 @@ def test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go(monkeypatch)
     sender.close()
 
 
-def test_a_full_line_is_not_tried_in_every_turn(monkeypatch):
-    monkeypatch.setattr(sender_module, "TURN_SECONDS", 0.001)
-    monkeypatch.setattr(sender_module, "TURNS_BETWEEN_TRIALS", 1 << 30)
+def test_a_full_queue_is_not_tried_at_every_poll(monkeypatch):
+    monkeypatch.setattr(sender_module, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(sender_module, "POLLS_BETWEEN_RETRIES", 1 << 30)
     line = Line(room=0)
     sender = SenderThread(line)
     sender.send(rows(0))
@@ -124,17 +124,17 @@ def test_a_full_line_is_not_tried_in_every_turn(monkeypatch):
     line.room = 1
     for slot in range(50):
         sender.send(rows(slot))
-    time_for_turns(sender)
+    time_for_polls(sender)
     assert line.trials == 1
     sender.close()  # the last trial, whatever the turn
     assert slots(line.taken) == [0]
 
 
-def time_for_turns(sender: SenderThread) -> None:
+def time_for_polls(sender: SenderThread) -> None:
     """Until its thread has gone round twice."""
     for _ in range(2):
-        sender._bell.set()
-        eventually(lambda: not sender._bell.is_set())
+        sender._wakeup.set()
+        eventually(lambda: not sender._wakeup.is_set())
 
 
 def test_a_bug_of_the_line_loses_a_message_and_not_the_courier(sender, line, monkeypatch, caplog):
@@ -148,7 +148,7 @@ def test_a_bug_of_the_line_loses_a_message_and_not_the_courier(sender, line, mon
 
 
 def test_flush_waits_until_the_line_has_all_and_not_for_ever(monkeypatch):
-    monkeypatch.setattr(sender_module, "TURN_SECONDS", 3600.0)
+    monkeypatch.setattr(sender_module, "POLL_SECONDS", 3600.0)
     line = Line()
     sender = SenderThread(line)
     for slot in range(100):

@@ -1,0 +1,31 @@
+"""Where a listener delivers what engines send. The hub is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from canary_obs.errors import WireError
+from canary_obs.records import Command, EngineMessage
+from canary_obs.vocabulary import HandshakeCause
+
+Reply = Callable[[Command], None]
+
+
+class MessageSink(Protocol):
+    """Thread-safe; no method blocks on the network."""
+
+    def ingest(self, message: EngineMessage, reply: Reply) -> None:
+        """Take in one message; `reply` sends a command to its sender and never blocks."""
+
+    def undecodable(self, error: WireError) -> None:
+        """A frame could not be decoded."""
+
+    def handshake_refused(self, cause: HandshakeCause) -> None:
+        """A connection was not admitted."""
+
+    def fault(self, part: str, error: Exception) -> None:
+        """The listener failed; `part` names it."""
+
+    def tick(self) -> None:
+        """Called several times a second: time for pings and time-outs."""
