@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from canary_obs.demo.in_process_vllm import InProcessVllm
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.vllm import plugin
+from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.worker import attach_to_worker, attached_adapter, detach_from_worker, runtime_of
 from canary_obs.runtime.canary import CanaryRuntime
-
-if TYPE_CHECKING:
-    from canary_obs.engines.vllm.adapter import VllmAdapter
 
 Hooks = tuple[tuple[object, tuple[str, ...]], ...]  # objects and names of their methods
 
@@ -24,9 +24,6 @@ def attached(vllm: InProcessVllm) -> Iterator[tuple[CanaryRuntime, VllmAdapter]]
 
     Raises UnsupportedEngine when the worker cannot be protected.
     """
-    from canary_obs.engines.vllm import plugin
-    from canary_obs.engines.vllm.worker import attach_to_worker, attached_adapter, runtime_of
-
     plugin.register()
     vllm.core.reset_prefix_cache()
     attach_to_worker(vllm.worker)
@@ -40,9 +37,6 @@ def attached(vllm: InProcessVllm) -> Iterator[tuple[CanaryRuntime, VllmAdapter]]
 
 def detach(vllm: InProcessVllm) -> None:
     """Detach the canary that vLLM's own start or `attached` put there; idempotent."""
-    from canary_obs.engines.vllm import plugin
-    from canary_obs.engines.vllm.worker import detach_from_worker
-
     detach_from_worker(vllm.worker)
     plugin.unregister()
 

@@ -6,17 +6,14 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from canary_obs.demo.in_process_vllm import InProcessVllm
+from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.records import Violation
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.vocabulary import Reason
-
-if TYPE_CHECKING:
-    from canary_obs.engines.vllm.adapter import VllmAdapter
 
 Counts = dict[str, int]  # flips, caught, slot_named (where slots are known), other_violations
 _PER_ROUND = 16  # fewer than the rows that the violation log keeps of one reason
