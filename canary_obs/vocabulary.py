@@ -1,8 +1,9 @@
-"""The closed vocabularies: every word a label, a record or a command may use."""
+"""Every word that labels, messages and commands may use, and the codes that stand for them on the device."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 
 class Mode(StrEnum):
@@ -13,53 +14,76 @@ class Mode(StrEnum):
     RAISE = "raise"
 
 
-class Phase(StrEnum):
+class CodedWord(StrEnum):
+    """A word that kernels know by an integer: `code`, the same as in canary_kernels.layout.
+
+    Members are in the order of their codes. tests/contracts/test_vocabulary.py compares both sides.
+    """
+
+    code: int
+    _value_: str
+
+    def __new__(cls, word: str, code: int) -> Self:
+        member = str.__new__(cls, word)
+        member._value_, member.code = word, code
+        return member
+
+    @classmethod
+    def from_code(cls, code: int) -> Self:
+        """The member with this code. Raises ValueError if there is none."""
+        for member in cls:
+            if member.code == code:
+                return member
+        raise ValueError(f"{cls.__name__} has no code {code}; codes are {[member.code for member in cls]}")
+
+
+class Phase(CodedWord):
     """When a check ran."""
 
-    HEAD = "head"
-    TAIL = "tail"
-    SWEEP = "sweep"
-    PATROL = "patrol"
+    HEAD = "head", 0
+    TAIL = "tail", 1
+    SWEEP = "sweep", 2
+    PATROL = "patrol", 3
 
 
-class Reason(StrEnum):
+class Reason(CodedWord):
     """Which check failed."""
 
-    CHAIN = "chain"
-    POSITION = "position"
-    TOKEN = "token"
-    KV_DATA = "kv_data"
-    WRITE_TOKEN = "write_token"
-    WRITE_POSITION = "write_position"
-    UNWRITTEN = "unwritten"
-    LOST_WRITE = "lost_write"
+    CHAIN = "chain", 0
+    POSITION = "position", 1
+    TOKEN = "token", 2
+    KV_DATA = "kv_data", 3
+    WRITE_TOKEN = "write_token", 4
+    WRITE_POSITION = "write_position", 5
+    UNWRITTEN = "unwritten", 6
+    LOST_WRITE = "lost_write", 7
 
 
-class Part(StrEnum):
-    """K or V bytes."""
+class Part(CodedWord):
+    """K or V bytes; code 0 is the record itself, which has no name here."""
 
-    K = "k"
-    V = "v"
+    K = "k", 1
+    V = "v", 2
 
 
-class Plane(StrEnum):
+class Plane(CodedWord):
     """Elements, or the scales that turn them into numbers."""
 
-    DATA = "data"
-    SCALES = "scales"
+    DATA = "data", 0
+    SCALES = "scales", 1
 
 
-class Cause(StrEnum):
+class Cause(CodedWord):
     """Why a slot was not checked."""
 
-    ADOPTED = "adopted"
-    PENDING = "pending"
-    NO_FINGERPRINT = "no_fingerprint"
-    EVICTED = "evicted"
+    ADOPTED = "adopted", 0
+    PENDING = "pending", 1
+    NO_FINGERPRINT = "no_fingerprint", 2
+    EVICTED = "evicted", 3  # counted by the host: kernels never meet such a slot
 
 
 class HandshakeCause(StrEnum):
-    """Why a connection to the service came to nothing; MECHANISM = one side has keys, the other none."""
+    """Why a connection to the service failed; MECHANISM = one side has keys, the other has none."""
 
     UNKNOWN_KEY = "unknown_key"
     SERVICE_KEY = "service_key"
@@ -69,7 +93,7 @@ class HandshakeCause(StrEnum):
 
 
 class State(StrEnum):
-    """The verdict, best first: OK, OFF, DEGRADED, BLIND, VIOLATED (`worst` picks the last)."""
+    """The verdict on a rank, from best to worst."""
 
     OK = "ok"
     OFF = "off"
@@ -105,7 +129,7 @@ class SweepStatus(StrEnum):
 
 
 class PerturbMode(StrEnum):
-    """Planted corruption on purpose."""
+    """Where deliberate corruption is injected."""
 
     REQ_TO_TOKEN = "req_to_token"
     REAL_KV_USED = "real_kv_used"
@@ -114,7 +138,7 @@ class PerturbMode(StrEnum):
 
 
 class DrillOutcome(StrEnum):
-    """How a drill ended on one rank; REFUSED = nothing was planted."""
+    """How a drill ended on one rank; REFUSED = no fault was injected."""
 
     DETECTED = "detected"
     MISSED = "missed"
@@ -122,17 +146,17 @@ class DrillOutcome(StrEnum):
     UNANSWERED = "unanswered"
 
 
-class SlotState(StrEnum):
-    """The life of a record: PENDING between head and tail; ADOPTED = live, but no history known."""
+class SlotState(CodedWord):
+    """State of a record: PENDING between head and tail; ADOPTED = live, with unknown history."""
 
-    EMPTY = "empty"
-    PENDING = "pending"
-    COMPLETE = "complete"
-    ADOPTED = "adopted"
+    EMPTY = "empty", 0
+    PENDING = "pending", 1
+    COMPLETE = "complete", 2
+    ADOPTED = "adopted", 3
 
 
 class SlotEventKind(StrEnum):
-    """What happened to a slot by the engine's own announcement."""
+    """What the engine announced about a slot."""
 
     WRITTEN = "written"
     COPIED_FROM = "copied_from"

@@ -173,7 +173,10 @@ class Tracing:
         link = link_to(span_context_of(kind, name), rank=who.rank, step=row.step, phase=row.phase.value)
         tracked.span.add_link(link.context, link.attributes)
         if kind == "step":
-            fields = {"kv_canary.step": row.step, "kv_canary.phase": row.phase.value}
+            fields: dict[str, str | int] = {
+                "kv_canary.step": row.step,
+                "kv_canary.phase": row.phase.value,
+            }
             span = spans.start(
                 "kv_canary.step",
                 row.time_ns,

@@ -21,8 +21,6 @@ from canary_obs.records import GroupInfo
 from canary_obs.runtime.device.backend import choose_backend
 from canary_obs.vocabulary import Part
 
-_PARTS = {layout.Part.K: Part.K, layout.Part.V: Part.V}
-
 
 class FirstPositions:
     """Where each request's check starts: 0, or its window's first position. Forwards reuse the memory."""
@@ -118,7 +116,7 @@ class Group:
         return GroupInfo(
             name=self.name,
             layers=len({source.layer for source in sources}),
-            parts=tuple(_PARTS[part] for part in sorted({source.part for source in sources})),
+            parts=tuple(Part.from_code(part) for part in sorted({source.part for source in sources})),
             slots=self.view.num_slots,
             slot_bytes=sum(source.slot_bytes for source in sources) + self.view.uncovered_bytes,
             protected_slot_bytes=self.plan.bytes_per_slot,

@@ -13,9 +13,6 @@ from canary_obs.records import Violation
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.vocabulary import Part, Phase, Reason
 
-PHASES = tuple(Phase[phase.name] for phase in layout.Phase)
-REASONS = tuple(Reason[reason.name] for reason in layout.Reason)
-_PARTS: dict[int, Part | None] = {int(layout.Part.K): Part.K, int(layout.Part.V): Part.V}
 # Chains and digests give token ids away to whoever tries all tokens of a vocabulary.
 _PRIVATE = frozenset({Reason.CHAIN, Reason.TOKEN, Reason.WRITE_TOKEN})
 
@@ -74,17 +71,17 @@ class ViolationLog:
         return found
 
     def _violation(self, row: list[int], group: str, number: int, step: int, now: int) -> Violation:
-        phase = PHASES[number // layout.NUM_REASONS]
-        reason = REASONS[number % layout.NUM_REASONS]
+        phase = Phase.from_code(number // layout.NUM_REASONS)
+        reason = Reason.from_code(number % layout.NUM_REASONS)
         hidden = reason in _PRIVATE and not self._reveal
         row_step = row[layout.ROW_STEP] >> layout.TICK_BITS
         requests = self.requests_at(row_step)
-        ordinal = row[layout.ROW_REQUEST]
+        ordinal, part = row[layout.ROW_REQUEST], row[layout.ROW_PART]
         return Violation(
             phase=phase,
             reason=reason,
             group=group,
-            part=_PARTS.get(row[layout.ROW_PART]),
+            part=None if part == layout.Part.IDENTITY else Part.from_code(part),
             step=row_step,
             event=row[layout.ROW_EVENT],
             slot=row[layout.ROW_SLOT],

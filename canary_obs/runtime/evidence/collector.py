@@ -21,7 +21,6 @@ from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.evidence.slot_words import (
     BYTES_AT,
     HISTORY_AT,
-    KERNEL_PARTS,
     SLOT_WORDS,
     SUSPECTS,
     WORD_BYTES,
@@ -172,7 +171,7 @@ class EvidenceCollector:
 
     def _leads(self, group: str, part: Part, recorded: str, found: str) -> list[Lead]:
         plan, before, now = self._state.by_name[group].plan, int(recorded, 16), int(found, 16)
-        explained = suspects(plan, KERNEL_PARTS[part], before, now)[:SUSPECTS]
+        explained = suspects(plan, layout.Part(part.code), before, now)[:SUSPECTS]
         difference = layout.unsigned(now - before)
         return [Lead(part=part, difference=difference, suspect=suspect) for suspect in explained]
 

@@ -18,11 +18,6 @@ SLOT_WORDS = layout.RECORD_WORDS + 2
 BYTES_AT = NEIGHBOURS * SLOT_WORDS
 HISTORY_AT = BYTES_AT + SUSPECTS * WORD_BYTES
 
-KERNEL_PARTS = {Part.K: layout.Part.K, Part.V: layout.Part.V}
-_PART_OF = {kernel: part for part, kernel in KERNEL_PARTS.items()}
-_PLANE_OF = {layout.Plane.DATA: Plane.DATA, layout.Plane.SCALES: Plane.SCALES}
-_RECORDED = {Part.K: layout.FINGERPRINT_K, Part.V: layout.FINGERPRINT_V}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
@@ -61,7 +56,7 @@ def _changed_word(lead: Lead, change: WordChange | None) -> ChangedWord:
     byte = (word * WORD_BYTES + ((flipped & -flipped).bit_length() - 1) // 8) % source.head_bytes
     return ChangedWord(
         part=lead.part,
-        plane=_PLANE_OF[source.plane],
+        plane=Plane.from_code(source.plane),
         layer=source.layer,
         head=word * WORD_BYTES // source.head_bytes,
         element=byte // source.tensor.element_size(),
@@ -78,16 +73,17 @@ def slot_facts(
     """One of the neighbours that were read."""
     index = slot - neighbours.start
     record = words[index * layout.RECORD_WORDS :][: layout.RECORD_WORDS]
+    fingerprints = record[layout.FINGERPRINT_K :]
     hashes = words[len(neighbours) * layout.RECORD_WORDS + 2 * index :][:2]
     high = layout.unsigned(record[layout.IDENTITY]) >> 32
     covered = group.view.sources if group.plan.bytes_per_slot else ()
-    parts = {_PART_OF[source.part] for source in covered}
+    parts = {Part.from_code(source.part) for source in covered}
     return SlotFacts(
         slot=slot,
-        state=SlotState[layout.RecordState(high & layout.STATE_MASK).name],
+        state=SlotState.from_code(high & layout.STATE_MASK),
         position=high >> layout.STATE_BITS,
-        recorded={part: _hex(record[_RECORDED[part]]) for part in Part if part in parts},
-        found={part: _hex(hashes[KERNEL_PARTS[part] - layout.Part.K]) for part in Part if part in parts},
+        recorded={part: _hex(fingerprints[part.code - layout.Part.K]) for part in Part if part in parts},
+        found={part: _hex(hashes[part.code - layout.Part.K]) for part in Part if part in parts},
         token=record[layout.IDENTITY] & 0xFFFFFFFF if reveal_tokens else None,
         chain=_hex(record[layout.CHAIN]) if reveal_tokens else None,
     )

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 _CPU_CHUNK = 256  # slots
 _DEVICE_CHUNK, _DEVICE_CHUNK_BYTES = 16384, 1 << 30
 _UPLOADS = 8
-_CAUSES = {
-    Cause.ADOPTED: layout.Unverified.ADOPTED,
-    Cause.PENDING: layout.Unverified.PENDING,
-    Cause.NO_FINGERPRINT: layout.Unverified.NO_FINGERPRINT,
-}
+_COUNTED_CAUSES = tuple(Cause)[: layout.NUM_UNVERIFIED]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -244,7 +240,7 @@ class Sweeper:
         phase = layout.Phase.SWEEP
         lanes = layout.COUNT_VIOLATIONS + phase * layout.NUM_REASONS
         unverified = layout.COUNT_UNVERIFIED + phase * layout.NUM_UNVERIFIED
-        counts = {cause.value: totals[unverified + number] for cause, number in _CAUSES.items()}
+        counts = {cause.value: totals[unverified + cause.code] for cause in _COUNTED_CAUSES}
         counts["violations"] = sum(totals[lanes : lanes + layout.NUM_REASONS])
         unwritten = totals[lanes + layout.Reason.UNWRITTEN]
         counts["checked"] = totals[layout.COUNT_VERIFIED + phase] + unwritten
@@ -272,7 +268,9 @@ class Sweeper:
 
     def _describe(self, current: _Pass, status: SweepStatus, error: str | None = None) -> SweepProgress:
         seen = current.totals
-        skipped = {cause: seen.get(cause.value, 0) for cause in _CAUSES} | {Cause.EVICTED: current.evicted}
+        skipped = {cause: seen.get(cause.value, 0) for cause in _COUNTED_CAUSES} | {
+            Cause.EVICTED: current.evicted
+        }
         return SweepProgress(
             id=current.command.id,
             trigger=current.trigger,

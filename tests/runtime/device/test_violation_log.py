@@ -77,11 +77,3 @@ def test_request_names_are_found_while_remembered() -> None:
     log.remember_requests(3, ["c"])
     report(state, Phase.HEAD, Reason.POSITION, 1, step=1)
     assert [row.request for row in log.read(state.flat.clone(), 9)] == [None]
-
-
-def test_names_of_reasons_phases_and_causes_agree_on_both_sides_of_the_wire() -> None:
-    from canary_obs import vocabulary
-
-    assert [r.name for r in vocabulary.Reason] == [r.name for r in layout.Reason]
-    assert [p.name for p in vocabulary.Phase] == [p.name for p in layout.Phase]
-    assert {u.name for u in layout.Unverified} <= {c.name for c in vocabulary.Cause}
