@@ -52,7 +52,7 @@ def find_device_waits(
         return {"checked": False}
     hooks: Hooks = (
         (canary, ("before_write", "forward_launched", "after_forward", "after_step")),
-        (adapter, ("_view", "complete", "_announce")),
+        (adapter, ("_view", "complete_view", "follow_output")),
         *also,
     )
     patches = MethodPatches()

@@ -44,7 +44,7 @@ def flip_everywhere(
         for start in range(0, len(places), _PER_ROUND):
             flips = _choose_flips(vllm, places[start : start + _PER_ROUND], blocks, draw)
             found.clear()
-            with _flipped(flips), adapter.at_rest():
+            with _flipped(flips), adapter.paused():
                 canary.check_everything()
             for name, count in _count(flips, found).items():
                 total[name] = total.get(name, 0) + count

@@ -126,7 +126,7 @@ def _block(vllm: InProcessVllm, plan: VllmGpuPlan, *, protected: bool) -> _Block
         marks: list[dict[str, float]] = []
         seconds, prefills = _timed(vllm, plan, lambda: marks.append(dict(canary.overhead)))
         vllm.synchronize()
-        with adapter.at_rest():
+        with adapter.paused():
             canary.check_everything()
         counters = group_counters(canary.state, canary.counter_reader)
         return _Block(

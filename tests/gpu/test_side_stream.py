@@ -10,7 +10,7 @@ ROUNDS = 20
 
 
 def test_order() -> None:
-    side_stream = SideStream(DEVICE, wanted=True)
+    side_stream = SideStream(DEVICE, enabled=True)
     slots = torch.zeros(1 << 16, dtype=torch.int64, device=DEVICE)
     seen = torch.zeros((ROUNDS, slots.shape[0]), dtype=torch.int64, device=DEVICE)
     # Unordered, the copies would be over long before the first fill.
@@ -26,7 +26,7 @@ def test_order() -> None:
 
 
 def test_work_after_the_mark_does_not_wait_for_what_follows_the_mark() -> None:
-    side_stream = SideStream(DEVICE, wanted=True)
+    side_stream = SideStream(DEVICE, enabled=True)
     values = torch.zeros(1 << 16, dtype=torch.int64, device=DEVICE)
     seen = torch.zeros((3, values.shape[0]), dtype=torch.int64, device=DEVICE)
     early = torch.Event(DEVICE)
@@ -51,7 +51,7 @@ def test_work_after_the_mark_does_not_wait_for_what_follows_the_mark() -> None:
 
 
 def test_unwanted_is_the_current_stream() -> None:
-    side_stream = SideStream(DEVICE, wanted=False)
+    side_stream = SideStream(DEVICE, enabled=False)
     with side_stream.after_all:
         assert torch.cuda.current_stream(DEVICE) == torch.cuda.default_stream(DEVICE)
     side_stream.join()

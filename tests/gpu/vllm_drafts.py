@@ -40,7 +40,7 @@ class DraftCache:
     """The cache of the draft's first layer, in which one bit at a time is flipped and restored."""
 
     def __init__(self, vllm: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter) -> None:
-        self.own = next(found for found in adapter.found if found.draft)
+        self.own = next(found for found in adapter.vllm_groups if found.draft)
         cache = vllm.config.compilation_config.static_forward_context[self.own.layers[0]].kv_cache
         self._words = cache.view(_INTEGERS[cache.element_size()])  # [blocks, heads, block size, K | V]
         self._vllm, self._canary, self._adapter = vllm, canary, adapter
@@ -65,7 +65,7 @@ class DraftCache:
             rows.extend(found)
             report(found)
 
-        with self._adapter.at_rest(), torch.inference_mode():
+        with self._adapter.paused(), torch.inference_mode():
             self._vllm.synchronize()
             before = counted(self._canary)
             reporter.send_violations = report_and_keep  # type: ignore[method-assign]
@@ -136,11 +136,14 @@ def measure(vllm: InProcessVllm, plan: Plan) -> dict[str, Any]:
     without = answers(vllm, plan)
     os.environ["KV_CANARY_MODE"] = "log"
     with attached(vllm) as (canary, adapter):
-        if not any(found.draft for found in adapter.found):
-            return {"groups": [found.view.name for found in adapter.found], "coverage": canary.state.coverage}
+        if not any(found.draft for found in adapter.vllm_groups):
+            return {
+                "groups": [found.view.name for found in adapter.vllm_groups],
+                "coverage": canary.state.coverage,
+            }
         with counting(vllm, adapter) as seen:
             protected = answers(vllm, plan)
-        with adapter.at_rest():
+        with adapter.paused():
             canary.check_everything()
         state, reasons = canary.verdict()
         found: dict[str, Any] = {

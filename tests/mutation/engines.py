@@ -91,7 +91,7 @@ IDLE = mutants(
         "tests/engines/toolkit/test_idle_thread.py::test_right_after_a_long_forward_it_waits_for_the_next_step",
     ),
     (
-        "last_busy = last_busy if rested_after == last_step else now",
+        "last_busy = last_busy if idle_since_step == last_step else now",
         "last_busy = now",
         "tests/engines/toolkit/test_idle_thread.py::test_its_own_work_does_not_make_it_wait",
     ),

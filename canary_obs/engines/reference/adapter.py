@@ -83,7 +83,7 @@ class ReferenceAdapter(EngineAdapter):
         self._written = {group.view.name: group for group in shown_groups(engine)}
         self._draft = None if engine.drafter is None else DraftGroup(engine, engine.drafter)
         # Drafts are made between the target's forward and the end of the step.
-        self._side_stream = SideStream(engine.runner.device, wanted=engine.drafter is None)
+        self._side_stream = SideStream(engine.runner.device, enabled=engine.drafter is None)
         self._groups: dict[str, ShownGroup] = dict(self._written)
         if self._draft is not None:
             self._groups[DRAFT] = self._draft
@@ -165,7 +165,7 @@ class ReferenceAdapter(EngineAdapter):
         travelling = [name for name, group in self._written.items() if isinstance(group, FullGroup)]
         self._port = TransferHooks(engine.connector, observer, travelling)
         self._port.wrap()
-        if self._side_stream.used:
+        if self._side_stream.enabled:
             views = Views(self._plain_view, self._complete)
             vars(runner)["forward"] = instrumented_on_side_stream(forward, views, observer, self._side_stream)
         else:

@@ -1,4 +1,4 @@
-"""Digests of token ids that only the device knows in time: asynchronous scheduling, rejected drafts."""
+"""Chain digests of token ids that the host learns too late: asynchronous scheduling, rejected drafts."""
 
 from __future__ import annotations
 
@@ -17,72 +17,82 @@ from canary_kernels.hashing import mix_arrays
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 
 _Ints = NDArray[np.signedinteger[Any]]
-# vLLM prepares a step only when the one before it has taken its inputs: two would do.
-_STAGES = 4
+# Host buffers in rotation. A step's copy to the device has ended before the step after the next one is
+# prepared, so two would do.
+_STAGING_BUFFERS = 4
 
 
 def backend_for(device: torch.device) -> Backend:
-    """How digests are followed on a device."""
+    """The backend that computes digests on a device."""
     return Backend.TRITON if device.type == "cuda" else Backend.TORCH
 
 
 class ListDigests:
-    """The chain over vLLM's own token lists, by the request's row in its state arrays."""
+    """The chain over token lists that the engine keeps on the device, one row per request."""
 
     def __init__(self, max_requests: int, device: torch.device) -> None:
         self.memory = DigestMemory.allocate(max_requests, device)
         self._backend = backend_for(device)
-        self._begun: list[str] = []
+        self._started: list[str] = []  # since the last `advance`
 
-    def begin(self, request: str) -> None:
-        """A request starts, or starts again: its row is another's, or holds other tokens."""
-        self._begun.append(request)
+    def start_request(self, request: str) -> None:
+        """A request starts or restarts: its row held another request's tokens until now."""
+        self._started.append(request)
 
     def advance(self, rows: dict[str, int], lists: TokenLists) -> None:
-        """Digests, prefix and extend lengths of the batch into the memory; one launch."""
-        for request in self._begun:
+        """Write digests, prefix and extend lengths of the batch to `memory`; one launch.
+
+        `rows`: row of each request in the token lists.
+        """
+        for request in self._started:
             if (row := rows.get(request)) is not None:
                 self.memory.counts[row : row + 1].zero_()
-        self._begun.clear()
+        self._started.clear()
         follow_lists(self._backend, self.memory, lists)
 
 
 class InputDigests:
-    """The chain over what each request was fed, for a runner whose newest ids are on the device only.
+    """The chain over the input ids of each request's steps, where the newest ids are on the device only.
 
-    A request that does not go on where its last step ended starts over from the runner's host list, which
-    is complete up to there then: the scheduler sends the ids of requests that come back. With drafts, the
-    host's counts run ahead by what was rejected meanwhile; the device's are right.
+    A request that does not continue at the end of its last step restarts from the host's list, which must be
+    complete up to there. With speculative decoding the host's counts include drafts that were rejected
+    meanwhile; the device's counts do not.
     """
 
     def __init__(self, max_requests: int, device: torch.device, drafts: int = 0) -> None:
-        """`drafts`: tokens that may be rejected, per request and step."""
+        """`drafts`: most tokens per request and step that may be rejected."""
         self.memory = DigestMemory.allocate(max_requests, device, drafts)
         self._drafts = drafts
         self._backend = backend_for(device)
         self._places = torch.zeros((3, max_requests), dtype=torch.int64, device=device)
         pinned = device.type == "cuda"
-        self._stages = cycle(
-            [torch.zeros((3, max_requests), dtype=torch.int64, pin_memory=pinned) for _ in range(_STAGES)]
+        self._staging = cycle(
+            [
+                torch.zeros((3, max_requests), dtype=torch.int64, pin_memory=pinned)
+                for _ in range(_STAGING_BUFFERS)
+            ]
         )
-        self._requests: list[str] = []  # of the last step
+        self._requests: list[str] = []  # of the last batch
         self._rows: list[int] = []
-        self._ends = np.zeros(0, dtype=np.int64)  # tokens fed, by place
+        self._ends = np.zeros(0, dtype=np.int64)  # tokens in the digest; -1 = none yet
 
     def forget(self, requests: Iterable[str]) -> None:
-        """These ids ended, or stand for other tokens from now on."""
+        """These requests ended, or have other tokens from now on."""
         for request in requests:
             if request in self._requests:
                 self._ends[self._requests.index(request)] = -1
 
-    def seat(self, requests: list[str], tokens: _Ints, computed: _Ints, scheduled: _Ints) -> None:
-        """The batch of a step: host lists int [n, width], tokens computed and scheduled, int [n] each."""
-        if requests != self._requests or not self._goes_on(self._ends, computed).all():
-            self._reseat(requests, tokens, computed)
+    def set_batch(self, requests: list[str], tokens: _Ints, computed: _Ints, scheduled: _Ints) -> None:
+        """The requests of the next `advance`, before their step.
+
+        Host lists tokens int [n, width]; tokens computed before and scheduled in the step, int [n] each.
+        """
+        if requests != self._requests or not self._continues(self._ends, computed).all():
+            self._assign_rows(requests, tokens, computed)
         self._ends = computed + scheduled
 
-    def follow(self, input_ids: Tensor, token_starts: Tensor, prefix_lens: Tensor) -> Tensor:
-        """int64 [n]: the chain over the computed ids of each request seated; one launch."""
+    def advance(self, input_ids: Tensor, token_starts: Tensor, prefix_lens: Tensor) -> Tensor:
+        """int64 [n]: the chain over the computed ids of each request of the batch; one launch."""
         count = len(self._requests)
         fed = InputTokens(
             places=self._places[:, :count],
@@ -93,24 +103,24 @@ class InputDigests:
         follow_inputs(self._backend, self.memory, fed)
         return self.memory.digests[:count]
 
-    def _goes_on(self, ended: Any, computed: Any) -> Any:
+    def _continues(self, ended: Any, computed: Any) -> Any:
         return (computed <= ended) & (ended <= computed + self._drafts)
 
-    def _reseat(self, requests: list[str], tokens: _Ints, computed: _Ints) -> None:
-        """Rows for the requests of this batch, and where those that do not go on start."""
+    def _assign_rows(self, requests: list[str], tokens: _Ints, computed: _Ints) -> None:
+        """Give each request of this batch a row, and a digest to those that do not continue."""
         known = dict(zip(self._requests, zip(self._rows, self._ends.tolist(), strict=True), strict=True))
         free = set(range(self._places.shape[1])) - {
             known[request][0] for request in requests if request in known
         }
-        stage = next(self._stages)
-        columns = stage.numpy()
+        staging = next(self._staging)
+        columns = staging.numpy()
         rows = []
         for place, (request, end) in enumerate(zip(requests, computed.tolist(), strict=True)):
             row, ended = known[request] if request in known else (free.pop(), -1)
-            fresh = not self._goes_on(ended, end)
+            fresh = not self._continues(ended, end)
             columns[:, place] = row, fresh, _chain(tokens[place, :end]) if fresh else 0
             rows.append(row)
-        self._places.copy_(stage, non_blocking=True)
+        self._places.copy_(staging, non_blocking=True)
         self._requests, self._rows = requests, rows
 
 

@@ -1,4 +1,4 @@
-"""An engine that cannot be protected: says so in the log, and to the service until it ends."""
+"""Reports an engine that cannot be protected, in the log and to the service."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ log = logging.getLogger("canary_obs")
 _BACKEND = "none"
 
 
-def warn(reason: str) -> None:
+def log_unprotected(reason: str) -> None:
     """Log why there is no canary."""
     log.error("canary_obs: this engine is not protected: %s", reason)
 
 
 class Refusal:
-    """Speaks for a rank without a canary: state `blind` with the reason, every sweep failed."""
+    """Reports for a rank without a canary: state `blind` with the reason; sweeps fail."""
 
-    def __init__(self, reason: str, config: CanaryConfig, version: str) -> None:
+    def __init__(self, reason: str, config: CanaryConfig, engine: tuple[str, str]) -> None:
+        """`engine`: the engine's name and version."""
         self.reason = reason
+        name, version = engine
         self._config, self._version = config, version
         self._identity = Identity(
-            engine="vllm" if config.engine == "unknown" else config.engine,
+            engine=name if config.engine == "unknown" else config.engine,
             instance=config.instance,
             rank=config.rank,
             started_ns=time.time_ns(),
@@ -51,19 +53,19 @@ class Refusal:
         self._link = self._open()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="canary-refusal", daemon=True)
-        warn(reason)
+        log_unprotected(reason)
         self._thread.start()
 
     def _open(self) -> EngineLink | None:
         try:
             return None if self._config.endpoint == IN_PROCESS else open_link(self._config)
         except ConfigurationError as error:
-            # Good at start, bad by now (key files, folders): a worker that wakes up must not die of it.
-            warn(f"the service cannot be told: {error}")
+            # A key file that was removed since the engine's start must not end a worker that wakes up.
+            log_unprotected(f"the service cannot be reached: {error}")
             return None
 
     def close(self) -> None:
-        """Stop speaking; idempotent."""
+        """Stop reporting; idempotent."""
         self._stop.set()
         self._thread.join()
 
@@ -77,12 +79,12 @@ class Refusal:
                 if isinstance(command, Ping) and command.want_hello:
                     self._link.send(self._hello())
                 elif isinstance(command, StartSweep):
-                    self._answer(self._link, command)
+                    self._fail_sweep(self._link, command)
             if self._stop.wait(self._config.snapshot_seconds):
                 self._link.close(0.0)
                 return
 
-    def _answer(self, link: EngineLink, command: StartSweep) -> None:
+    def _fail_sweep(self, link: EngineLink, command: StartSweep) -> None:
         progress = SweepProgress(
             id=command.id, trigger=Trigger.DEMAND, status=SweepStatus.FAILED, groups=command.groups,
             data=command.data, total=0, checked=0, skipped={}, violations=0, started_ns=time.time_ns(),

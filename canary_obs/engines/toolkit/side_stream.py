@@ -1,4 +1,4 @@
-"""A stream beside the engine's, for what need not be done before the engine goes on."""
+"""A second CUDA stream, for checks that the engine's stream need not wait for."""
 
 from __future__ import annotations
 
@@ -9,66 +9,67 @@ import torch
 
 
 class WaitFor(Enum):
-    """What work put aside waits for, besides what was put there earlier."""
+    """What work on the side stream waits for, besides earlier work there."""
 
-    ALL = "all that the engine's stream has been given so far"
-    MARK = "what that had been given at the mark"
-    NOTHING = "nothing more"
+    ALL = "all launches on the current stream so far"
+    MARK = "launches on the current stream before the last `mark`"
+    NOTHING = "no launches on the current stream"
 
 
 class _Entry(AbstractContextManager[None]):
-    """One way in. Not a generator, and made once: every step of the engine pays for it."""
+    """One of SideStream's contexts. Not a generator, and made once: every step of the engine enters some."""
 
-    def __init__(self, side_stream: SideStream, behind: WaitFor) -> None:
-        self._side_stream, self._behind = side_stream, behind
+    def __init__(self, side_stream: SideStream, wait_for: WaitFor) -> None:
+        self._side_stream, self._wait_for = side_stream, wait_for
 
     def __enter__(self) -> None:
-        self._side_stream.enter(self._behind)
+        self._side_stream.enter(self._wait_for)
 
     def __exit__(self, *raised: object) -> None:
         self._side_stream.leave()
 
 
 class SideStream:
-    """Work put here is done before what the engine's stream is given after `join`.
+    """Runs checks concurrently with the engine's stream; what follows a `join` there waits for them.
 
-    `with aside.behind_all:` puts there what is launched inside. Until it joins, the engine may do what
-    neither writes KV nor what the work reads: its forward ahead of the fingerprints, its sampling.
+    Launch inside one of the contexts `after_all`, `after_mark` and `unordered`, named for what the work waits
+    for. Until `join` the engine's stream must not change what the checks read, such as KV or input tensors.
+    Without `enabled`, and on a CPU, the contexts do nothing: all work runs on the current stream.
     """
 
-    def __init__(self, device: torch.device, *, wanted: bool) -> None:
-        # Not torch.cuda's Stream and Event: theirs look the device up in Python, 10 us each time.
+    def __init__(self, device: torch.device, *, enabled: bool) -> None:
+        # torch.cuda's Stream and Event look up the device in Python, 10 us each time; these do not.
         self._stream: torch.Stream | None = None
-        if wanted and device.type == "cuda":
+        if enabled and device.type == "cuda":
             self._stream = torch.Stream(device)
-            self._marked, self._queued, self._done = (torch.Event(device) for _ in range(3))
+            self._marked, self._launched, self._done = (torch.Event(device) for _ in range(3))
         self.after_all = _Entry(self, WaitFor.ALL)
         self.after_mark = _Entry(self, WaitFor.MARK)
         self.unordered = _Entry(self, WaitFor.NOTHING)
 
     @property
-    def used(self) -> bool:
-        """Whether there is such a stream; without one all runs on the engine's own."""
+    def enabled(self) -> bool:
+        """Whether there is a second stream."""
         return self._stream is not None
 
     def mark(self) -> None:
-        """Remember this point of the current stream."""
+        """Record this point of the current stream for `after_mark`."""
         if self._stream is not None:
             self._marked.record()
 
-    def enter(self, behind: WaitFor) -> None:
-        """From now on launches run there."""
+    def enter(self, wait_for: WaitFor) -> None:
+        """Make the side stream the current one."""
         if self._stream is None:
             return
-        if behind is WaitFor.ALL:
-            self._queued.record()
-            self._stream.wait_event(self._queued)
-        elif behind is WaitFor.MARK:
+        if wait_for is WaitFor.ALL:
+            self._launched.record()
+            self._stream.wait_event(self._launched)
+        elif wait_for is WaitFor.MARK:
             self._stream.wait_event(self._marked)
         self._stream.__enter__()
 
     def leave(self) -> None:
-        """Back to the stream that was current before."""
+        """Make the stream current that was current before `enter`."""
         if self._stream is None:
             return
         try:
@@ -77,6 +78,6 @@ class SideStream:
             self._stream.__exit__(None, None, None)
 
     def join(self) -> None:
-        """What the current stream gets from now on waits for what was put here."""
+        """Later launches on the current stream wait for all work on the side stream."""
         if self._stream is not None:
             self._done.wait()

@@ -1,4 +1,4 @@
-"""Digests of the token ids that vLLM itself keeps for each request, advanced by what is new."""
+"""Chain digests of token ids that the host knows, advanced by the tokens that are new in a step."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ _Ints = NDArray[np.signedinteger[Any]]
 
 
 class TokenDigests:
-    """The chain over each request's computed tokens, kept row by row as the batch lies."""
+    """The chain over each request's computed tokens, in the order of the last batch."""
 
     def __init__(self, backend: Backend) -> None:
-        """`backend`: one of the CPU's."""
+        """`backend` computes on the CPU."""
         self._backend = backend
-        self._waiting: dict[str, tuple[int, int]] = {}  # left the batch, may come back: tokens, digest
-        self._requests: list[str] = []  # as of the last step
+        self._absent: dict[str, tuple[int, int]] = {}  # left the batch, may return: tokens, digest
+        self._requests: list[str] = []  # of the last batch
         self._counts = np.zeros(0, dtype=np.int64)  # tokens in the digest
         self._digests = np.zeros(0, dtype=np.int64)
-        self._shown = torch.from_numpy(self._digests)
+        self._result = torch.from_numpy(self._digests)
 
     def forget(self, requests: Iterable[str]) -> None:
-        """These ids ended, or stand for other tokens from now on."""
+        """These requests ended, or have other tokens from now on."""
         for request in requests:
-            self._waiting.pop(request, None)
+            self._absent.pop(request, None)
             if request in self._requests:
-                self._start_over(self._requests.index(request))
+                self._restart(self._requests.index(request))
 
     def advance(self, requests: list[str], tokens: _Ints, ends: _Ints) -> Tensor:
-        """int64 [n] on the CPU, valid until the next call: chain over the first ends[i] ids of row i.
+        """int64 [n] on the CPU, valid until the next call: chain over tokens[i, :ends[i]] of request i.
 
         tokens int32 [rows, width], ends int32 [n].
         """
-        # Most batches are the last one with a token more for each: no work per request then.
+        # Most batches are the last one with one more token for each: then there is no work per request.
         if requests != self._requests:
-            self._seat(requests)
+            self._set_batch(requests)
         extend_chains(self._backend, tokens, ends, self._counts, self._digests)
-        return self._shown
+        return self._result
 
-    def _start_over(self, row: int) -> None:
+    def _restart(self, row: int) -> None:
         self._counts[row], self._digests[row] = 0, _ANCHOR
 
-    def _seat(self, requests: list[str]) -> None:
-        known = self._waiting
+    def _set_batch(self, requests: list[str]) -> None:
+        known = self._absent
         known |= zip(
             self._requests, zip(self._counts.tolist(), self._digests.tolist(), strict=True), strict=True
         )
-        seated = [known.pop(request, (0, _ANCHOR)) for request in requests]
-        self._counts, self._digests = np.array(seated, dtype=np.int64).reshape(-1, 2).T.copy()
-        self._requests, self._shown = requests, torch.from_numpy(self._digests)
+        rows = [known.pop(request, (0, _ANCHOR)) for request in requests]
+        self._counts, self._digests = np.array(rows, dtype=np.int64).reshape(-1, 2).T.copy()
+        self._requests, self._result = requests, torch.from_numpy(self._digests)

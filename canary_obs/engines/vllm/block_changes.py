@@ -1,4 +1,4 @@
-"""What a scheduler's output says happened to the bytes of blocks, told to the canary."""
+"""Reports to the canary what a scheduler output changes in the bytes of blocks."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded
-from canary_obs.engines.vllm.groups import FoundGroup
+from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 
 
 class BlockChanges:
     """Blocks zeroed, copied, loaded, or handed from one group to another."""
 
-    def __init__(self, found: Sequence[FoundGroup], device: torch.device) -> None:
-        self._found, self._device = found, device
+    def __init__(self, groups: Sequence[VllmGroup], device: torch.device) -> None:
+        self._groups, self._device = groups, device
 
-    def tell(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
-        """Before the runner acts on a scheduler output, which came with these events."""
+    def report(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
+        """Report the changes of a scheduler output and its events, before the runner acts on it."""
         zeroed = output.new_block_ids_to_zero
         copies = output.kv_cache_block_copies
-        taken = self._taken(output) if len(self._found) > 1 else {}
+        assigned = self._assigned(output) if len(self._groups) > 1 else {}
         loads = [event for event in events or () if isinstance(event, Loaded)]
-        if not (zeroed or copies or taken or loads):
+        if not (zeroed or copies or assigned or loads):
             return
-        for group in self._found:
+        for group in self._groups:
             name = group.view.name
-            # Groups overlay the same bytes: a block handed to one group ends its records in the others.
-            lost = set(chain(zeroed or (), *(ids for other, ids in taken.items() if other != group.number)))
+            # Groups share the same bytes: a block assigned to one group has lost its content in the others.
+            others = (blocks for number, blocks in assigned.items() if number != group.number)
+            lost = set(chain(zeroed or (), *others))
             lost.discard(NULL_BLOCK)
             if lost:
                 observer.invalidated(name, self._slots(sorted(lost), group))
@@ -42,27 +43,27 @@ class BlockChanges:
                 source, destination = zip(*copies, strict=True)
                 observer.copied(name, self._slots(source, group), self._slots(destination, group))
 
-    def _taken(self, output: Any) -> dict[int, set[int]]:
-        """Blocks that this output hands to requests, by vLLM's group number."""
+    def _assigned(self, output: Any) -> dict[int, set[int]]:
+        """Blocks that this output assigns to requests, by vLLM's group number."""
         cached = output.scheduled_cached_reqs
-        handed = [request.block_ids for request in output.scheduled_new_reqs]
-        handed += [blocks for blocks in cached.new_block_ids if blocks is not None]
+        assigned = [request.block_ids for request in output.scheduled_new_reqs]
+        assigned += [blocks for blocks in cached.new_block_ids if blocks is not None]
         return {
-            group.number: set(chain.from_iterable(blocks[group.number] for blocks in handed))
-            for group in self._found
+            group.number: set(chain.from_iterable(blocks[group.number] for blocks in assigned))
+            for group in self._groups
         }
 
-    def _slots(self, blocks: Sequence[int], group: FoundGroup) -> Tensor:
+    def _slots(self, blocks: Sequence[int], group: VllmGroup) -> Tensor:
         return slots_of(blocks, group.block_size).to(self._device, non_blocking=True)
 
 
 def slots_of(blocks: Sequence[int], block_size: int) -> Tensor:
-    """int64 [len(blocks) * block_size]: all slots of some blocks, on the CPU."""
+    """int64 [len(blocks) * block_size] on the CPU: all slots of these blocks."""
     starts = torch.tensor(blocks, dtype=torch.int64) * block_size
     return (starts[:, None] + torch.arange(block_size)).flatten()
 
 
 def _loaded_slots(events: Sequence[Loaded], block_size: int) -> Tensor:
-    """int64 [n]: the slots that loads fill."""
+    """int64 [n]: the slots that a KV connector fills."""
     runs = [torch.arange(event.first, event.stop) + event.block * block_size for event in events]
     return torch.cat(runs)

@@ -1,4 +1,4 @@
-"""The prefix cache as the worker knows it: a mirror of the scheduler's block pool, fed by its events."""
+"""The prefix cache as a worker knows it, from the events of the scheduler's block pool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Published(NamedTuple):
-    """The pool made a block findable: the request's `number`-th block, `filled` tokens of it valid."""
+    """The pool cached a block: the request's `number`-th one, with `filled` valid tokens."""
 
     group: int
     block: int
@@ -28,7 +28,7 @@ class Published(NamedTuple):
 
 
 class PublishedRun(NamedTuple):
-    """Several blocks of a request in a row, in one event: a long prompt publishes hundreds at once."""
+    """The pool cached consecutive blocks of a request; one event, as a long prompt has hundreds of blocks."""
 
     group: int
     blocks: tuple[int, ...]  # at least two
@@ -37,13 +37,13 @@ class PublishedRun(NamedTuple):
     filled: int  # tokens valid in each
 
     def single(self, place: int) -> Published:
-        """One of them."""
+        """The event of `blocks[place]` alone."""
         previous = self.blocks[place - 1] if place else self.previous
         return Published(self.group, self.blocks[place], self.number + place, previous, self.filled)
 
 
 class Loaded(NamedTuple):
-    """A KV connector fills these offsets of a block: bytes from elsewhere, without records."""
+    """A KV connector fills offsets `first` to `stop` of a block: bytes from outside, without records."""
 
     group: int
     block: int
@@ -51,30 +51,30 @@ class Loaded(NamedTuple):
     stop: int
 
 
-# What happened, in order: blocks published or loaded, a block's number withdrawn, None = all withdrawn.
+# Events are in order. An int is a block that was evicted; None = the whole cache was reset.
 BlockEvent = Published | PublishedRun | Loaded | int | None
 
 
 @dataclass(slots=True)
 class _GroupBlocks:
-    """One group's blocks. `since` is the mirror's clock at publication, _NEVER when not cached."""
+    """The cached blocks of one group. Clocks count events; `since` is _NEVER for blocks not cached."""
 
     num_blocks: int
     block_size: int
-    since: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)
-    withdrawn: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)  # clock; -1 = never
+    since: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)  # clock when it was cached
+    evicted: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)  # clock; -1 = never
     columns: np.ndarray[tuple[int, int], np.dtype[np.int64]] = field(init=False)
-    mark: int = -1
+    mark: int = -1  # clock of the last `cached` call
 
     def __post_init__(self) -> None:
         self.since = np.full(self.num_blocks, _NEVER, dtype=np.int64)
-        self.withdrawn = np.full(self.num_blocks, -1, dtype=np.int64)
+        self.evicted = np.full(self.num_blocks, -1, dtype=np.int64)
         # number in the request, previous block, that block's `since`, filled
         self.columns = np.zeros((self.num_blocks, 4), dtype=np.int64)
 
 
 class CachedBlocks(PrefixCache):
-    """PrefixCacheView of a vLLM worker."""
+    """PrefixCache of a vLLM worker."""
 
     def __init__(
         self,
@@ -98,40 +98,40 @@ class CachedBlocks(PrefixCache):
         self._complete = empty  # every cached block is known
 
     def apply(self, events: Iterable[BlockEvent] | None) -> None:
-        """Follow the pool; called with every scheduler output, before the forward that it schedules.
+        """Apply the events of one scheduler output, before the forward that it schedules.
 
-        None: the output carries no report, so that nothing is known of the cache from now on.
+        None = the output has no events attribute, so the cache is unknown from now on.
         """
         self._unreported |= events is None
         for event in events or ():
             self._clock += 1
             if isinstance(event, Published | PublishedRun):
-                self._publish(event)
+                self._add_event(event)
             elif isinstance(event, int):
-                self._withdraw(event)
+                self._evict(event)
             elif event is None:
-                self._withdraw(slice(None))
+                self._evict(slice(None))
                 self._complete = True
 
-    def _withdraw(self, blocks: int | slice) -> None:
-        # A number stands for one block of the pool, whichever group owns it now.
+    def _evict(self, blocks: int | slice) -> None:
+        # Block numbers are the pool's, common to all groups.
         for group in self._groups.values():
             group.since[blocks] = _NEVER
-            group.withdrawn[blocks] = self._clock
+            group.evicted[blocks] = self._clock
 
-    def _publish(self, event: Published | PublishedRun) -> None:
+    def _add_event(self, event: Published | PublishedRun) -> None:
         for name in self._names.get(event.group, ()):
             if isinstance(event, Published):
-                self._enter(self._groups[name], event)
+                self._add(self._groups[name], event)
             else:
-                self._enter_run(self._groups[name], event)
+                self._add_run(self._groups[name], event)
 
-    def _enter(self, group: _GroupBlocks, event: Published) -> None:
+    def _add(self, group: _GroupBlocks, event: Published) -> None:
         before = group.since[event.previous] if event.previous >= 0 else _NEVER
         group.since[event.block] = self._clock
         group.columns[event.block] = event.number, event.previous, before, event.filled
 
-    def _enter_run(self, group: _GroupBlocks, event: PublishedRun) -> None:
+    def _add_run(self, group: _GroupBlocks, event: PublishedRun) -> None:
         blocks = np.array(event.blocks, dtype=np.int64)
         rows = np.empty((blocks.size, 4), dtype=np.int64)
         rows[:, 0] = np.arange(event.number, event.number + blocks.size)
@@ -142,7 +142,7 @@ class CachedBlocks(PrefixCache):
         group.since[blocks], group.columns[blocks] = self._clock, rows
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
-        """Every slot of a published block; links to a block that is gone are left out."""
+        """Every slot of the cached blocks; links to evicted blocks are left out."""
         if self._unreported:
             raise UnsupportedEngine(
                 "vLLM's scheduler does not report its prefix cache: pass the LLM to install_canary, not its "
@@ -174,13 +174,13 @@ class CachedBlocks(PrefixCache):
         return np.where(intact, previous * blocks.block_size + blocks.block_size - 1, -1)
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
-        """bool [n]: published before the last `cached` call and still; for a first slot its link too."""
+        """bool [n]: cached since before the last `cached` call; for a block's first slot its link as well."""
         blocks = self._groups[group]
         numbers, offsets = np.divmod(slots.numpy(), blocks.block_size)
         held = blocks.since[numbers] <= blocks.mark
         previous = blocks.columns[numbers, 1]
-        # A linked block that is taken meanwhile would look like a broken chain.
-        lost = (offsets == 0) & (previous >= 0) & (blocks.withdrawn[previous] > blocks.mark)
+        # A linked block that was evicted and reused meanwhile would look like a broken chain.
+        lost = (offsets == 0) & (previous >= 0) & (blocks.evicted[previous] > blocks.mark)
         return torch.from_numpy(held & ~lost)
 
     def live_blocks(self, group: str) -> set[int]:

@@ -1,4 +1,4 @@
-"""vLLM's KV cache groups as the canary's: slots, window, layers, and where their bytes lie."""
+"""vLLM's KV cache groups as GroupViews: slots, window, layers, and the location of their bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_placements
-from canary_obs.engines.vllm.draft import drafts_are_known
+from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
 from canary_obs.errors import UnsupportedEngine
 
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
@@ -23,18 +23,18 @@ _LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundGroup:
-    """One group, and vLLM's numbers for it."""
+class VllmGroup:
+    """One group with vLLM's numbers for it."""
 
     number: int  # index in kv_cache_groups and in the block tables
     num_blocks: int
     block_size: int  # tokens per block of the scheduler
     view: GroupView
     layers: tuple[str, ...]  # vLLM's names
-    draft: bool = False  # layers of a draft model, shown once drafting is over
+    draft: bool = False  # layers of a draft model, reported after drafting
 
 
-def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
+def find_groups(runner: Any) -> tuple[VllmGroup, ...]:
     """The groups of an initialised model runner. Raises UnsupportedEngine, naming group and layer."""
     config = runner.kv_cache_config
     parallel = runner.vllm_config.parallel_config
@@ -45,33 +45,33 @@ def find_groups(runner: Any) -> tuple[FoundGroup, ...]:
                 "which is not supported; use 1, or run without the canary"
             )
     drafts = draft_layers(runner)
-    known = drafts_are_known(runner)
-    found: list[FoundGroup] = []
+    known = drafter_is_known(runner)
+    found: list[VllmGroup] = []
     names: dict[str, int] = {}
     for number, group in enumerate(config.kv_cache_groups):
         layers = [name for name in group.layer_names if name not in drafts]
         specs = _specs(group.kv_cache_spec, layers)
         if not layers or all(type(spec).__name__ == "EncoderOnlyAttentionSpec" for spec in specs):
             continue
-        kind, window = _kind(number, specs)
+        attention, window = _attention(number, specs)
         hidden = () if known else drafts.intersection(group.layer_names)
-        found.append(_found_group(runner, number, layers, _next_name(kind, names), window, hidden))
+        found.append(_vllm_group(runner, number, layers, _next_name(attention, names), window, hidden))
     for number, group in enumerate(config.kv_cache_groups if known else ()):
         if layers := [name for name in group.layer_names if name in drafts]:
-            _, window = _kind(number, _specs(group.kv_cache_spec, layers))
-            own = _found_group(runner, number, layers, _next_name("draft", names), window)
+            _, window = _attention(number, _specs(group.kv_cache_spec, layers))
+            own = _vllm_group(runner, number, layers, _next_name("draft", names), window)
             found.append(replace(own, draft=True))
     return tuple(found)
 
 
-def _next_name(kind: str, names: dict[str, int]) -> str:
-    names[kind] = names.get(kind, 0) + 1
-    return kind if names[kind] == 1 else f"{kind}{names[kind]}"
+def _next_name(base: str, names: dict[str, int]) -> str:
+    names[base] = names.get(base, 0) + 1
+    return base if names[base] == 1 else f"{base}{names[base]}"
 
 
-def _found_group(
+def _vllm_group(
     runner: Any, number: int, layers: list[str], name: str, window: int | None, hidden: Iterable[str] = ()
-) -> FoundGroup:
+) -> VllmGroup:
     num_blocks = runner.kv_cache_config.num_blocks
     block_size = runner.kv_cache_config.kv_cache_groups[number].kv_cache_spec.block_size
     view = GroupView(
@@ -82,7 +82,7 @@ def _found_group(
         window=window,
         uncovered_bytes=sum(_cache_bytes(runner, layer) for layer in hidden) // (num_blocks * block_size),
     )
-    return FoundGroup(
+    return VllmGroup(
         number=number, num_blocks=num_blocks, block_size=block_size, view=view, layers=tuple(layers)
     )
 
@@ -93,20 +93,12 @@ def _cache_bytes(runner: Any, layer: str) -> int:
 
 
 def kernel_block_size(runner: Any, number: int) -> int:
-    """Tokens per entry of the worker's block table: scheduler blocks may be split for the kernels."""
+    """Tokens per entry of the worker's block table; kernels may use smaller blocks than the scheduler."""
     if hasattr(runner, "block_tables"):
         tables = runner.block_tables
-        # 0.26 keeps both sizes, later versions the kernels' only.
+        # 0.26 has both sizes, later versions only the kernels'.
         return int(getattr(tables, "kernel_block_sizes", tables.block_sizes)[number])
     return int(runner.input_batch.block_table[number].block_size)
-
-
-def draft_layers(runner: Any) -> frozenset[str]:
-    """Names of a draft model's layers, which write at another time than the target's."""
-    for owner, name in (("drafter", "_draft_attn_layer_names"), ("speculator", "draft_attn_layer_names")):
-        if names := getattr(getattr(runner, owner, None), name, None):
-            return frozenset(names)
-    return frozenset()
 
 
 def _specs(spec: Any, layers: Iterable[str]) -> list[Any]:
@@ -114,15 +106,15 @@ def _specs(spec: Any, layers: Iterable[str]) -> list[Any]:
     return [inner[name] for name in layers if name in inner] if inner else [spec]
 
 
-def _kind(number: int, specs: list[Any]) -> tuple[str, int | None]:
-    kinds = {type(spec).__name__ for spec in specs}
-    if kinds <= _FULL:
+def _attention(number: int, specs: list[Any]) -> tuple[str, int | None]:
+    types = {type(spec).__name__ for spec in specs}
+    if types <= _FULL:
         return "full", None
     windows = {getattr(spec, "sliding_window", None) for spec in specs}
-    if kinds <= _SLIDING and len(windows) == 1:
+    if types <= _SLIDING and len(windows) == 1:
         return "swa", windows.pop()
     raise UnsupportedEngine(
-        f"KV cache group {number} holds {', '.join(sorted(kinds))} with windows {sorted(map(str, windows))}; "
+        f"KV cache group {number} holds {', '.join(sorted(types))} with windows {sorted(map(str, windows))}; "
         f"supported are {', '.join(sorted(_FULL | _SLIDING))}, one window per group"
     )
 
@@ -132,24 +124,24 @@ def _sources(runner: Any, names: list[str], num_blocks: int, block_size: int) ->
     numbers = _layer_numbers(names)
     seen: set[int] = set()
     sources: list[KVSource] = []
-    places: tuple[Placement, ...] = ()  # of the layer before: nearly always those of the next one, too
+    placements: tuple[Placement, ...] = ()  # of the layer before: nearly always the same for the next one
     for name in names:
         layer = layers[name]
         cache = layer.kv_cache
-        # Layers that share another layer's cache read the same bytes.
+        # A layer that shares another layer's cache has no bytes of its own.
         if cache.data_ptr() in seen:
             continue
         seen.add(cache.data_ptr())
         page_size = num_blocks * block_size // cache.shape[0]
         written = _layer_write(name, layer, cache, page_size, runner.model_config.dtype)
         start = _first_head(runner, layer)
-        places = find_placements(written, places)
-        sources += [place.source(cache, numbers[name], start) for place in places]
+        placements = find_placements(written, placements)
+        sources += [placement.source(cache, numbers[name], start) for placement in placements]
     return tuple(sources)
 
 
 def _layer_numbers(names: list[str]) -> dict[str, int]:
-    """The model's own layer numbers where names carry them once each, else the order of the names."""
+    """The model's layer numbers, when each name contains another one; else the order of the names."""
     numbers = {name: int(hit[1]) for name in names if (hit := _LAYER_NUMBER.search(name))}
     if len(set(numbers.values())) == len(names):
         return numbers
@@ -175,7 +167,7 @@ def _layer_write(name: str, layer: Any, cache: Tensor, page_size: int, dtype: to
     if write is None:
         raise UnsupportedEngine(
             f"{name}: attention backend {type(layer.impl).__name__} writes its KV cache inside its forward, "
-            "so that its layout cannot be found; choose another attention backend"
+            "so its layout cannot be detected; choose another attention backend"
         )
     shapes, through = (_latent if is_latent(layer) else _separate)(layer, cache, write)
     return LayerWrite(

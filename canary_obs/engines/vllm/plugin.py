@@ -59,7 +59,7 @@ def unregister() -> None:
 def _instrument(patches: MethodPatches) -> None:
     import vllm
 
-    from canary_obs.engines.toolkit.refusal import warn
+    from canary_obs.engines.toolkit.refusal import log_unprotected
     from canary_obs.engines.vllm.block_events import instrument_scheduler_classes
     from canary_obs.engines.vllm.versions import WORKER, check_hooks, check_version, find_class
     from canary_obs.errors import UnsupportedEngine
@@ -74,7 +74,7 @@ def _instrument(patches: MethodPatches) -> None:
         instrument_scheduler_classes(patches)
     worker = find_class(WORKER, "initialize_from_config")
     if worker is None:
-        warn(str(unsupported))
+        log_unprotected(str(unsupported))
         return
     patches.wrap(worker, "initialize_from_config", _wrap_lifecycle_before(unsupported))
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from canary_kernels.digest import TokenLists
-from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import ListDigests
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.versions import V2_VERSIONS
 
 
 class V2Adapter(VllmAdapter):
-    """Takes the batch as `prepare_attn` returns it."""
+    """Views are slices of the batch that `prepare_attn` is called with."""
 
     supported = V2_VERSIONS
 
@@ -30,7 +30,7 @@ class V2Adapter(VllmAdapter):
 
     @property
     def step_types(self) -> StepTypes:
-        """Types of the forwards to come."""
+        """Types of the views to come."""
         buffers, tables = self.runner.input_buffers, self.runner.block_tables
         return StepTypes(
             slot_table=tables.input_block_tables[0].dtype,
@@ -43,68 +43,48 @@ class V2Adapter(VllmAdapter):
             expected_ids=None,
         )
 
-    def compile(self) -> None:
-        """A step of one request without tokens: compiles what the views launch. Forgets all requests."""
+    def warm_up(self) -> None:
+        """Digest a batch of one request without tokens. Forgets all requests."""
         states = self.runner.req_states
         nothing = torch.zeros(2, dtype=torch.int32, device=self.runner.device)
         self._digests.advance({}, self._lists(states, nothing[:1], nothing))
         self._digests.memory.counts.zero_()
 
-    def wrap_forward(self, patches: MethodPatches, observer: Observer) -> None:
-        """It runs outside captured graphs; dummy batches take `prepare_dummy_attn`."""
+    def wrap_forward(self, patches: MethodPatches, hooks: StepHooks) -> None:
+        """`prepare_attn` is outside captured graphs; dummy batches use `prepare_dummy_attn`."""
 
-        def around_attention(original: Callable[..., Any]) -> Callable[..., Any]:
+        def begin_forward_after(original: Callable[..., Any]) -> Callable[..., Any]:
             def prepare_attn(batch: Any) -> Any:
                 prepared = original(batch)
-                if self.output is not None:
-                    self.begin_forward(observer, lambda: self._view(batch, *prepared))
+                if hooks.output is not None:
+                    hooks.begin_forward(lambda: self._view(batch, *prepared))
                 return prepared
 
             return prepare_attn
 
-        patches.wrap(self.runner, "prepare_attn", around_attention)
-        if self.lasting and self.runner.sampler is not None:
-            self._wrap_sampling(patches, observer)
+        patches.wrap(self.runner, "prepare_attn", begin_forward_after)
+        if self.inputs_persist and self.runner.sampler is not None:
+            # Sampling starts with the logits, one matrix product that is slower with other work next to it.
+            # The step's last checks are launched after it, next to the many small kernels of sampling.
+            patches.wrap(self.runner.model, "compute_logits", hooks.around_compute_logits)
+            patches.wrap(self.runner, "sample_tokens", hooks.around_sample_tokens)
 
-    def _wrap_sampling(self, patches: MethodPatches, observer: Observer) -> None:
-        """Sampling begins with the product over the vocabulary, which is slower with anything beside it.
-
-        What follows a forward is launched behind that product, beside the many small kernels after it.
-        """
-
-        def ending(original: Callable[..., Any]) -> Callable[..., Any]:
-            def compute_logits(*given: Any, **named: Any) -> Any:
-                logits = original(*given, **named)
-                self.end_step(observer)
-                return logits
-
-            return compute_logits
-
-        def locked(original: Callable[..., Any]) -> Callable[..., Any]:
-            def sample_tokens(*given: Any, **named: Any) -> Any:
-                with self.lock:
-                    result = original(*given, **named)
-                    self.end_step(observer)  # where there was no such product
-                    return result
-
-            return sample_tokens
-
-        self.sampled_apart = True
-        patches.wrap(self.runner.model, "compute_logits", ending)
-        patches.wrap(self.runner, "sample_tokens", locked)
+    def complete_view(self, view: StepView) -> StepView:
+        """The view is complete when it is built: ids and digests are on the device."""
+        return view
 
     def request_blocks(self, number: int) -> Iterator[tuple[str, Sequence[int]]]:
         """From the scheduler's outputs: the runner keeps block lists on the device only."""
         for request, blocks in list(self._blocks.items()):
             yield request, blocks[number]
 
-    def requests_changed(self, output: Any) -> None:
-        """Follow block lists; new requests get digests of their own."""
+    def update_requests(self, output: Any) -> None:
+        """Follow block lists; restart the digests of new requests."""
         for request in output.finished_req_ids | (output.preempted_req_ids or set()):
             self._blocks.pop(request, None)
         for new in output.scheduled_new_reqs:
             self._blocks[new.req_id] = tuple(list(ids) for ids in new.block_ids)
-            self._digests.begin(new.req_id)
+            self._digests.start_request(new.req_id)
         cached = output.scheduled_cached_reqs
         for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             for known, ids in zip(self._blocks[request], blocks or (), strict=False):
@@ -128,7 +108,7 @@ class V2Adapter(VllmAdapter):
                 group.view.name: GroupStep(
                     slot_table=block_tables[group.number], out_slots=slot_mappings[group.number, :total]
                 )
-                for group in self.found
+                for group in self.vllm_groups
             },
         )
 

@@ -104,7 +104,7 @@ def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
             raise
         if not isinstance(error, UnsupportedEngine):
             log.exception("canary_obs: could not be attached")
-        refusal = Refusal(str(error) or type(error).__name__, config, engine_version())
+        refusal = Refusal(str(error) or type(error).__name__, config, ("vllm", engine_version()))
     keep_modules_readable()
     vars(worker)[_ATTRIBUTE] = WorkerCanary(
         runtime=runtime, adapter=adapter, refusal=refusal, service=service

@@ -28,7 +28,7 @@ from tests.reference_engine.workloads import drive
 @pytest.fixture(autouse=True)
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were a stream beside the engine's."""
-    monkeypatch.setattr(SideStream, "used", property(lambda _: True))
+    monkeypatch.setattr(SideStream, "enabled", property(lambda _: True))
 
 
 @pytest.fixture

@@ -40,6 +40,6 @@ def test_a_key_file_that_is_gone_by_now_kills_no_worker(
         service_public_key_file=str(tmp_path / "gone"),
     )
     with caplog.at_level(logging.ERROR, "canary_obs"):
-        Refusal("the layout is not explained", config, "1.0").close()
+        Refusal("the layout is not explained", config, ("vllm", "1.0")).close()
     assert "the layout is not explained" in caplog.text
     assert f"engine_secret_key_file='{tmp_path}/gone': cannot be read: No such file" in caplog.text

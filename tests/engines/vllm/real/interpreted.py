@@ -101,7 +101,7 @@ def instrumented(model: str, engine: dict[str, Any], prompts: int) -> dict[str, 
     told["groups"] = [group.name for group in rig.canary.state.groups]
     rig.layer_cache(0, 0)[rig.idle_blocks()[0]].zero_()
     told["zeroed"] = sorted({violation.reason.value for violation in rig.settle()})
-    if rig.adapter.found[-1].draft:
+    if rig.adapter.vllm_groups[-1].draft:
         rig.found.clear()
         rig.draft_cache()[rig.idle_blocks()[-1]].zero_()
         own = (found.reason.value for found in rig.settle() if found.group == "draft")

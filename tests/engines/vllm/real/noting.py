@@ -15,7 +15,7 @@ class NotedAside(SideStream):
     """Tells where launches would go."""
 
     def __init__(self, calls: list[str]) -> None:
-        super().__init__(torch.device("cpu"), wanted=False)
+        super().__init__(torch.device("cpu"), enabled=False)
         self.calls = calls
 
     def mark(self) -> None:
@@ -44,7 +44,7 @@ def note(owner: Any, name: str, calls: list[str], monkeypatch: pytest.MonkeyPatc
 def noted_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch, *of_runner: str) -> list[str]:
     """Of the canary, the model, the stream beside, and the runner's methods that are named; in order."""
     calls: list[str] = []
-    idle = rig.adapter._idle
+    idle = rig.adapter.hooks.idle_thread
     assert idle is not None, "attached"
     idle.stop()
     for name in ("before_write", "forward_launched", "after_forward", "after_step"):
@@ -53,5 +53,5 @@ def noted_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch, *of_runner: str) -> l
         note(rig.runner.model, name, calls, monkeypatch)
     for name in of_runner:
         note(rig.runner, name, calls, monkeypatch)
-    monkeypatch.setattr(rig.adapter, "side_stream", NotedAside(calls))
+    monkeypatch.setattr(rig.adapter.hooks, "side_stream", NotedAside(calls))
     return calls

@@ -111,7 +111,7 @@ class Rig:
 
     def settle(self) -> list[Violation]:
         """Everything checked, patrol and sweep included; all violations so far."""
-        with self.adapter.lock:
+        with self.adapter.hooks.lock:
             self.canary.check_everything()
         return self.found
 
@@ -129,7 +129,7 @@ class Rig:
 
     def draft_cache(self) -> Any:
         """The KV tensor of the draft model's first layer."""
-        own = next(found for found in self.adapter.found if found.draft)
+        own = next(found for found in self.adapter.vllm_groups if found.draft)
         return self.runner.compilation_config.static_forward_context[own.layers[0]].kv_cache
 
     def idle_blocks(self, group: int = 0) -> list[int]:
@@ -147,7 +147,7 @@ class Rig:
         """Running tokens out of the window, and diverging, by the scheduler's lists; of groups the least."""
         running = self.core.scheduler.running
         managers = self.core.scheduler.kv_cache_manager.coordinator.single_type_managers
-        groups = self.adapter.found
+        groups = self.adapter.vllm_groups
         full = managers[next(group.number for group in groups if group.view.window is None)].req_to_blocks
         counts = []
         for group in groups:

@@ -19,7 +19,7 @@ def answers(rig: Rig, *, drills: bool) -> dict[str, list[int]]:
     step = 0
     while rig.llm.llm_engine.has_unfinished_requests():
         if drills:
-            with rig.adapter.at_rest():
+            with rig.adapter.paused():
                 rig.canary.drill.start(StartDrill(id=f"d{step}"), rig.canary.step)
         step += 1
         for output in rig.llm.llm_engine.step():
@@ -35,7 +35,7 @@ def test_a_drill_in_the_null_block_is_found_and_changes_no_token(make_rig: Any, 
     rig.fresh()
     told: list[Any] = []
     rig.canary.reporter.send = told.append
-    lent = [locate_byte(source, 0, 0) for source in rig.adapter.found[0].view.sources]
+    lent = [locate_byte(source, 0, 0) for source in rig.adapter.vllm_groups[0].view.sources]
     before = [address.read() for address in lent]
     assert answers(rig, drills=True) == quiet
     findings = [message.finding for message in told if isinstance(message, DrillReport)]

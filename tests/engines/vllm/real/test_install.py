@@ -78,7 +78,7 @@ def test_mode_raise_ends_generate(rig: Rig) -> None:
     install(rig, rig.llm, Mode.RAISE)
     rig.generate(prompts(4, seed=5), 4)
     block = rig.idle_blocks()[-1]
-    with rig.adapter.lock:
+    with rig.adapter.hooks.lock:
         rig.layer_cache(0, 1)[block].zero_()
         rig.canary.patrol.whole_cycle()
     with pytest.raises(KVCacheViolation, match="reason=kv_data"):

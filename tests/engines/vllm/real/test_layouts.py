@@ -75,7 +75,7 @@ def test_clean_same_outputs_and_flips_found(make_rig: Any, name: str) -> None:
 
 def flip_everywhere(rig: Rig, blocks: list[int]) -> None:
     """One bit at two places of every layer, head and part, each time in one of some blocks; all are found."""
-    draw, group = random.Random(1), rig.adapter.found[0]
+    draw, group = random.Random(1), rig.adapter.vllm_groups[0]
     for number, _ in enumerate(group.layers):
         cache = rig.layer_cache(0, number).view(torch.uint8)
         # In all of vLLM's CPU layouts K is the first half of a head's page and V the second; MLA has K only.

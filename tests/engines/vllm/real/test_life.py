@@ -40,23 +40,23 @@ def test_raise_with_a_draft_ends_the_engine_where_tokens_are_sampled(make_rig: A
         canary={"mode": "raise"}, speculative_config=speculation, max_model_len=512, async_scheduling=False
     )
     rig.generate(prompts(4), 4)
-    with rig.adapter.lock:
+    with rig.adapter.hooks.lock:
         rig.draft_cache()[rig.idle_blocks()[0]].zero_()
         rig.canary.patrol.whole_cycle()
     rig.start({"a": prompts(1, seed=3)[0]})
     with pytest.raises(KVCacheViolation, match="reason=kv_data, phase=patrol, group=draft"):
         rig.step(3)
-    assert not rig.adapter.lock.locked()
+    assert not rig.adapter.hooks.lock.locked()
 
 
 def test_raise_tells_at_the_next_step_what_was_found_while_idle(make_rig: Any) -> None:
     rig = make_rig(canary={"mode": "raise"})
     rig.generate(prompts(4), 4)
     block = rig.idle_blocks()[0]
-    with rig.adapter.lock:
+    with rig.adapter.hooks.lock:
         rig.layer_cache(0, 1)[block].zero_()
         rig.canary.patrol.whole_cycle()
-    idle = rig.adapter._idle
+    idle = rig.adapter.hooks.idle_thread
     assert idle is not None
     wait_until(lambda: idle.raised)
     rig.start({"a": prompts(1, seed=3)[0]})

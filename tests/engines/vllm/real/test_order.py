@@ -36,11 +36,11 @@ def test_what_the_first_step_needs_was_run_at_attach(make_rig: Any, monkeypatch:
         return advance(digests, requests, tokens, ends)
 
     monkeypatch.setattr(TokenDigests, "advance", noted)
-    rig.adapter.compile()
+    rig.adapter.warm_up()
     compiled, advanced[:] = advanced[0], []
     rig.generate(prompts(1), 2)
     assert advanced[0] == compiled
-    assert "" not in rig.adapter._digests._waiting
+    assert "" not in rig.adapter._token_digests._absent
 
 
 def test_drafting_changes_the_inputs_so_all_checks_precede_the_forward(
@@ -78,7 +78,7 @@ def test_a_forward_that_cannot_be_shown_in_full_is_adopted(
         raise ZeroDivisionError
 
     with monkeypatch.context() as broken:
-        broken.setattr(rig.adapter, "complete", fails)
+        broken.setattr(rig.adapter, "complete_view", fails)
         assert rig.generate(prompts(3), 6) == plain
     assert rig.canary.health.faults["step_view"] >= 6
     assert rig.canary.verdict()[0] is State.BLIND
@@ -102,7 +102,7 @@ def test_a_forward_that_fails_is_adopted_and_the_next_is_checked(
         rig.start({"a": prompts(1, seed=3)[0]}, 1)
         with pytest.raises(ZeroDivisionError):
             rig.step()
-    assert rig.adapter.open is None
+    assert rig.adapter.hooks._view is None
     assert rig.canary._depth == 0
 
 

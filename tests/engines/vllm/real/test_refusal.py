@@ -20,7 +20,7 @@ from tests.engines.vllm.real.test_server import wait_until
 
 
 def unexplained(layer: Any, *_: Any) -> Any:
-    raise placement._unexplained(layer, "bytes all over the place")
+    raise placement._unsupported_layout(layer, "bytes all over the place")
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.engines.vllm import groups
+from canary_obs.engines.vllm import draft_groups, groups
 from canary_obs.engines.vllm.block_changes import BlockChanges
-from canary_obs.engines.vllm.draft import DraftGroups
 from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Cause, Reason, State
 from tests.engines.vllm.real.rig import Rig, count_sampled, prompts
@@ -27,8 +26,8 @@ def test_prefix_written_by_the_same_batch(make_rig: Any, monkeypatch: pytest.Mon
     assert rig.settle() == []
     assert unverified(rig, Cause.PENDING) >= 192
     # Without the engine's own digests the second request's chain starts from a record not written yet.
-    complete = rig.adapter.complete
-    monkeypatch.setattr(rig.adapter, "complete", lambda view: _replace(complete(view), digests=None))
+    complete = rig.adapter.complete_view
+    monkeypatch.setattr(rig.adapter, "complete_view", lambda view: _replace(complete(view), digests=None))
     rig.generate([[*prompt, 7] for prompt in prompts(2, groups=1, seed=5)], 4)
     assert rig.settle() != []
 
@@ -43,8 +42,8 @@ def _replace(view: Any, **changes: Any) -> Any:
 def test_blocks_out_of_the_window(make_rig: Any, monkeypatch: pytest.MonkeyPatch, handled: bool) -> None:
     """The worker's table keeps naming blocks that a sliding window has given back."""
     if not handled:
-        kind = groups._kind
-        monkeypatch.setattr(groups, "_kind", lambda *given: (kind(*given)[0], None))
+        attention = groups._attention
+        monkeypatch.setattr(groups, "_attention", lambda *args: (attention(*args)[0], None))
     rig = make_rig("mistral", num_gpu_blocks_override=40)
     rig.generate(prompts(16), 16)
     assert (rig.settle() == []) is handled
@@ -79,7 +78,7 @@ def test_slots_behind_the_target_s(
 ) -> None:
     """Proposals are put where earlier ones, that were rejected, have records."""
     if not handled:
-        monkeypatch.setattr(DraftGroups, "reach", staticmethod(lambda _: 0))
+        monkeypatch.setattr(draft_groups, "drafted_tokens", lambda _: 0)
     speculation = {"method": "eagle", "model": str(models("llama_eagle")), "num_speculative_tokens": 3}
     # So few tokens per step that proposals are not always scheduled.
     rig = make_rig(
@@ -120,7 +119,7 @@ def test_drafting_that_fails_leaves_slots_unverified(
 def test_draft_layers_that_cannot_be_followed_are_missing_from_the_coverage(
     make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "drafts_are_known", lambda _: False)
+    monkeypatch.setattr(groups, "drafter_is_known", lambda _: False)
     speculation = {"method": "draft_model", "model": str(models("llama_draft")), "num_speculative_tokens": 3}
     rig = make_rig(speculative_config=speculation, max_model_len=512, async_scheduling=False)
     rig.generate(prompts(2), 8)
@@ -181,7 +180,7 @@ def test_groups_that_overlay_the_same_bytes(
 ) -> None:
     """A block handed from one hybrid group to another ends the first one's records."""
     if not handled:
-        monkeypatch.setattr(BlockChanges, "_taken", lambda *_: {})
+        monkeypatch.setattr(BlockChanges, "_assigned", lambda *_: {})
     rig = make_rig("gemma3", num_gpu_blocks_override=90)
     rig.generate(prompts(12), 8)
     rig.generate(prompts(12, seed=9), 8)

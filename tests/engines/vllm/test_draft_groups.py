@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
-from canary_obs.engines.vllm.draft import DraftGroups, drafts_are_known
+from canary_obs.engines.vllm.draft_groups import DraftGroups
+from canary_obs.engines.vllm.drafters import drafter_is_known
 
 CPU = torch.device("cpu")
 TYPES = StepTypes(
@@ -116,9 +117,9 @@ def test_only_drafters_that_were_tried_are_followed(
     config = SimpleNamespace(parallel_drafting=parallel)
     runner = SimpleNamespace(speculative_config=config)
     setattr(runner, attribute, type(drafter, (), {})())
-    assert drafts_are_known(runner) is known
+    assert drafter_is_known(runner) is known
 
 
 def test_without_speculation_there_is_nothing_to_follow() -> None:
     runner = SimpleNamespace(speculative_config=None, drafter=None, speculator=None)
-    assert not drafts_are_known(runner)
+    assert not drafter_is_known(runner)
