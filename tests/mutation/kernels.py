@@ -209,7 +209,7 @@ DIGEST = mutants(
 _AHEAD = "tests/kernels/test_drafts.py::test_slots_that_drafting_may_write"
 DRAFTS = mutants(
     _KERNELS + "drafts/reference.py",
-    (", reach.limit - 1)", ", reach.limit)", _AHEAD),
+    (", reserve.limit - 1)", ", reserve.limit)", _AHEAD),
     ("(pages < table.shape[1])", "(pages <= table.shape[1])", _AHEAD),
 )
 

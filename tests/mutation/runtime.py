@@ -263,20 +263,20 @@ COURIER = mutants(
     (
         "                self._outbox.appendleft(message)",
         "                pass",
-        "tests/transport/test_sender.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
+        "tests/transport/test_sender.py::test_a_full_queue_keeps_violations_waiting_and_lets_snapshots_go",
     ),
     (
         "self._link.dropped - dropped - kept",
         "self._link.dropped - dropped",
-        "tests/transport/test_sender.py::test_a_full_line_keeps_violations_waiting_and_lets_snapshots_go",
+        "tests/transport/test_sender.py::test_a_full_queue_keeps_violations_waiting_and_lets_snapshots_go",
     ),
     (
-        "and self._turns_to_trial > 0 and not self._closed",
-        "and self._turns_to_trial > 0",
-        "tests/transport/test_sender.py::test_a_full_line_is_not_tried_in_every_turn",
+        "and self._polls_to_retry > 0 and not self._closed",
+        "and self._polls_to_retry > 0",
+        "tests/transport/test_sender.py::test_a_full_queue_is_not_tried_at_every_poll",
     ),
     (
-        "            self._bell.set()\n        return True",
+        "            self._wakeup.set()\n        return True",
         "            pass\n        return True",
         "tests/transport/test_sender.py::test_what_is_no_snapshot_leaves_at_once",
     ),
