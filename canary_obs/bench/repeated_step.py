@@ -98,7 +98,7 @@ class RepeatedStep:
         """
         batch = self.decode if batch is None else batch
         if observed:
-            self.canary.patrol.rest()
+            self.canary.patrol.skip_time()
         forward = self._observed_forward if observed else self._plain_forward
         torch.cuda.synchronize()
         marks: deque[torch.cuda.Event] = deque()

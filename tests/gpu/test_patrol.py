@@ -44,17 +44,17 @@ def test_slots_rewritten_under_the_patrol_are_suspected_and_cleared() -> None:
     address = locate_byte(group.view.sources[0], used, 3)
     address.flip(1)
     torch.cuda.synchronize()
-    patrol.confirm(patrol._enter(patrol._checker.finish()))
+    patrol.confirm(patrol._apply(patrol._checker.wait()))
     while patrol._cursor:
-        patrol._next(1)
+        patrol._next_job(1)
     before = rig.canary.health.launched_runs[0][3]
     patrol._credit = 1e12
-    for _ in range(2):  # chooses every slot of the group, sends for them
+    for _ in range(2):  # choose a job with every slot of the group, submit it
         patrol.confirm(patrol.advance())
     assert patrol._checker.busy
     torch.cuda.synchronize()
     address.flip(1)
-    while patrol._checker.busy or patrol._back:
+    while patrol._checker.busy or patrol._results:
         patrol._credit = 0.0
         patrol.confirm(patrol.advance())
         rig.canary.counter_reader.drain(rig.canary.step, 10.0)

@@ -105,51 +105,51 @@ PATROL = mutants(
     (
         "_LANES, _RUN = slice(layout.NUM_LANES * _WORD)",
         "_LANES, _RUN = slice(layout.NUM_REASONS * _WORD)",
-        "tests/runtime/patrol/test_patrol.py::test_a_suspicion_that_holds_is_counted_once_per_cycle",
+        "tests/runtime/patrol/test_patrol.py::test_a_confirmed_suspicion_is_counted_once_per_cycle",
     ),
     (
-        "max(0, one.run - ran)",
+        "max(0, done.run - ran)",
         "0",
-        "tests/runtime/patrol/test_patrol.py::test_a_kernel_that_leaves_no_trace_is_a_stall",
+        "tests/runtime/patrol/test_patrol.py::test_a_kernel_that_does_not_run_is_stalled",
     ),
     (
-        "0 <= self._under_way[0].copy <= self._pump.newest_sequence",
-        "0 <= self._under_way[0].copy",
-        "tests/runtime/patrol/test_patrol.py::test_an_errand_returns_with_a_copy_pushed_after_it_was_done",
+        "0 <= self._in_flight[0].copy <= newest",
+        "0 <= self._in_flight[0].copy",
+        "tests/runtime/patrol/test_patrol.py::test_a_result_comes_with_a_copy_pushed_after_the_job_was_done",
     ),
     (
-        "other.suspected = True",
+        "flight.suspicious = True",
         "pass",
-        "tests/runtime/patrol/test_patrol.py::test_suspicions_counted_by_a_later_errand_are_not_lost",
+        "tests/runtime/patrol/test_patrol.py::test_violations_counted_by_a_later_job_are_not_lost",
     ),
     (
         "self._runs[number] -= missing",
         "pass",
-        "tests/runtime/patrol/test_patrol.py::test_a_run_that_left_no_trace_is_missed_once",
+        "tests/runtime/patrol/test_patrol.py::test_a_lost_run_is_reported_once",
     ),
     (
         "else sums.clone()",
         "else sums",
-        "tests/runtime/patrol/test_patrol.py::test_a_scout_has_rooms_of_its_own",
+        "tests/runtime/patrol/test_patrol.py::test_the_checker_writes_only_memory_of_its_own",
     ),
 )
 
 WALKER = mutants(
     "canary_obs/runtime/patrol/patrol.py",
     (
-        "            if idle or not self._resting:\n",
+        "            if idle or not self._was_idle:\n",
         "            if True:\n",
-        "tests/runtime/patrol/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
+        "tests/runtime/patrol/test_patrol.py::test_a_job_chosen_while_idle_is_not_submitted_during_forwards",
     ),
     (
         "self._cursor = job.first_chunk",
         "pass",
-        "tests/runtime/patrol/test_patrol.py::test_what_was_chosen_at_rest_is_not_sent_beside_a_forward",
+        "tests/runtime/patrol/test_patrol.py::test_a_job_chosen_while_idle_is_not_submitted_during_forwards",
     ),
     (
-        "(self._rate if self._resting else busy_rate)",
+        "(self._rate if self._was_idle else busy_rate)",
         "rate",
-        "tests/runtime/patrol/test_patrol.py::test_a_long_forward_earns_no_rest",
+        "tests/runtime/patrol/test_patrol.py::test_a_long_forward_earns_the_busy_rate",
     ),
 )
 

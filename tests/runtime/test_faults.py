@@ -102,7 +102,7 @@ PARTS = {
     "sweep: bytes": break_module(sweep, "compare_slots"),
     "sweep: walker": break_part("_adapter.prefix_cache.cached"),
     "sweep: eviction check": break_part("_adapter.prefix_cache.still_cached"),
-    "patrol": break_part("patrol._checker.send"),
+    "patrol": break_part("patrol._checker.submit"),
     "pipeline: push": break_part("counter_reader._counters.push"),
     "pipeline: poll": break_part("counter_reader._counters.newest"),
     "pipeline: look": break_part("health.compare_runs"),

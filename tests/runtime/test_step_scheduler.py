@@ -163,7 +163,7 @@ def flipped(rig):
     slot = int(rig.engine.scheduler.live_slots()[0])
     address = locate_byte(canary.state.groups[0].view.sources[0], slot, 3)
     address.flip(1)
-    canary.patrol.confirm([canary.patrol._next(len(canary.patrol._chunks))])
+    canary.patrol.confirm([canary.patrol._next_job(len(canary.patrol._chunks))])
     canary.patrol._cursor = 0
     return address
 
@@ -193,7 +193,7 @@ def test_rows_of_a_violation_are_read_in_every_step(rig, link, done, stream, mon
 
 
 def test_suspicious_jobs_are_confirmed_on_the_given_stream(rig, done, stream, monkeypatch) -> None:
-    canary, job = rig.canary, rig.canary.patrol._next(1)
+    canary, job = rig.canary, rig.canary.patrol._next_job(1)
     compared = []
     monkeypatch.setattr(canary.patrol, "advance", lambda *_, **__: [job])
     monkeypatch.setattr(canary.patrol, "confirm", lambda jobs: compared.append((*jobs, stream.inside)))
