@@ -7,12 +7,12 @@ import torch
 
 from canary_kernels.buffers import allocate_buffers
 from canary_kernels.checks import Backend
-from canary_kernels.drafts import AttentionMetadata, DraftMemory, TargetStep, keep_target
+from canary_kernels.drafts import DraftMemory, DraftReserve, TargetStep, keep_target
 from canary_kernels.layout import RecordState
 from canary_kernels.write import reset_slots
 
 KINDS = torch.int32, torch.int32, torch.int64
-REACH = AttentionMetadata(ahead=3, limit=500, page_size=16)
+RESERVE = DraftReserve(ahead=3, limit=500, page_size=16)
 SLOTS, REQUESTS, TOKENS = 4096, 64, 1024
 
 
@@ -21,7 +21,7 @@ class Group:
 
     def __init__(self, backend: Backend, device: str) -> None:
         self.backend = backend
-        self.memory = DraftMemory.allocate(REQUESTS, TOKENS, REACH, KINDS, torch.device(device))
+        self.memory = DraftMemory.allocate(REQUESTS, TOKENS, RESERVE, KINDS, torch.device(device))
         self.buffers = allocate_buffers(SLOTS, torch.zeros(1, dtype=torch.int64, device=device))
         self.buffers.records.copy_(torch.arange(SLOTS * 4).view(SLOTS, 4) + 1)
 
@@ -37,7 +37,7 @@ def columns(seed: int) -> dict[str, torch.Tensor]:
     requests = draw.randrange(1, REQUESTS + 1)
     extend = [draw.randrange(1, 5) for _ in range(requests)]
     total, width = sum(extend), 32
-    numbers = [draw.randrange(REACH.limit) for _ in range(total)]
+    numbers = [draw.randrange(RESERVE.limit) for _ in range(total)]
     table = [[draw.randrange(SLOTS // 16) for _ in range(width)] for _ in range(REQUESTS)]
     return {
         "prefix_lens": torch.tensor([draw.randrange(495) for _ in range(requests)], dtype=torch.int32),

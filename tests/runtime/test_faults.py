@@ -218,7 +218,7 @@ def test_a_full_disk_for_the_violation_log_changes_no_output_and_is_counted(unto
         assert found == untouched
         assert canary.counter_reader.violations > 0
         deadline = time.monotonic() + 30
-        while service._log.dropped == 0:
+        while service._violation_log.dropped == 0:
             assert time.monotonic() < deadline
         assert service.hub.verdict()[0] is not State.OK
         canary.detach()

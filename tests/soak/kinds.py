@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.soak.instrumented import BATCH, SIZES, KindReport, Watched
 
 from canary_obs.reference_engine.disaggregated.cluster import Cluster
 from canary_obs.reference_engine.disaggregated.decode import DecodeSide
@@ -17,6 +16,7 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.settings import MODELS, tiny, with_model
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from tests.reference_engine.two_engines import ranks
+from tests.soak.instrumented import BATCH, SIZES, Instrumented, KindReport
 
 PAIRS = {"disaggregated": "llama", "disaggregated_sparse": "mla_sparse"}  # two processes; their model
 KINDS = (*MODELS, *PAIRS)
@@ -37,7 +37,7 @@ def soak(kind: str, checks: int, seed: int = 1, sizes: Sizes | None = None) -> l
 
 def _alone(model: str, checks: int, seed: int, sizes: Sizes) -> KindReport:
     engine = Engine(with_model(tiny(seed=seed, **sizes), model))
-    instrumented = Watched(engine, engine.abort, seed)
+    instrumented = Instrumented(engine, engine.abort, seed)
     traffic = _load(engine, seed)
     while instrumented.records_checked < checks:
         for _ in range(BATCH):
@@ -56,9 +56,9 @@ def half(cluster: Cluster, *, kind: str, checks: int, seed: int, sizes: Sizes) -
     return _decode(cluster.decode_side(engine), checks, seed + 1).finish(f"{kind}: decode")
 
 
-def _prefill(side: PrefillSide, checks: int, seed: int) -> Watched:
+def _prefill(side: PrefillSide, checks: int, seed: int) -> Instrumented:
     engine = side.engine
-    instrumented, traffic = Watched(engine, side.abort, seed), _load(engine, seed, crowd=CROWD)
+    instrumented, traffic = Instrumented(engine, side.abort, seed), _load(engine, seed, crowd=CROWD)
     while _together(instrumented.records_checked) < checks:
         for _ in range(BATCH):
             traffic.advance(side)
@@ -71,9 +71,9 @@ def _prefill(side: PrefillSide, checks: int, seed: int) -> Watched:
     return instrumented
 
 
-def _decode(side: DecodeSide, checks: int, seed: int) -> Watched:
+def _decode(side: DecodeSide, checks: int, seed: int) -> Instrumented:
     engine = side.engine
-    instrumented = Watched(engine, side.abort, seed)
+    instrumented = Instrumented(engine, side.abort, seed)
     while _together(instrumented.records_checked) < checks:
         for _ in range(BATCH):
             instrumented.disturb(request.id for request in engine.unfinished)

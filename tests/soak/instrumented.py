@@ -40,7 +40,7 @@ class KindReport:
     observer_faults: int
 
 
-class Watched:
+class Instrumented:
     """The engine; `abort` drops a request from it by id, wherever it waits."""
 
     def __init__(self, engine: Engine, abort: Callable[[str], bool], seed: int) -> None:
