@@ -10,7 +10,7 @@ from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference import adapter
 from canary_obs.engines.reference.full_group import FullGroup
-from canary_obs.engines.reference.groups import shown_groups
+from canary_obs.engines.reference.groups import target_groups
 from canary_obs.records import Snapshot
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.settings import tiny
@@ -32,7 +32,7 @@ class TwinGroup(FullGroup):
 def test_a_group_is_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """This one: checks, sweeps, perturbation, snapshot and wire know the group by what it shows."""
     engine = Engine(tiny(seed=3))
-    monkeypatch.setattr(adapter, "shown_groups", lambda shown: (*shown_groups(shown), TwinGroup(shown)))
+    monkeypatch.setattr(adapter, "target_groups", lambda shown: (*target_groups(shown), TwinGroup(shown)))
     modes = ",".join(f"{mode.value}=0.1" for mode in PerturbMode)
     config = CanaryConfig(
         endpoint=IN_PROCESS, perturb=modes, perturb_enabled=True, perturb_group="twin", perturb_seed=7,

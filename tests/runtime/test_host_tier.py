@@ -72,8 +72,8 @@ def test_a_page_loaded_into_the_wrong_slots_is_seen(make_rig: MakeRig) -> None:
 def test_reload_without_records_counts_as_unverified(make_rig: MakeRig) -> None:
     rig = make_rig(engine=TIERED)
     offloaded(rig)
-    watch = rig.canary._adapter._tier  # type: ignore[attr-defined]
-    watch._records.clear()
+    hooks = rig.canary._adapter._tier_hooks  # type: ignore[attr-defined]
+    hooks._records.clear()
     answer(rig.engine, 0)
     rig.canary.check_everything()
     final = rig.canary.detach()

@@ -1,9 +1,10 @@
-"""Shows the reference engine to the canary. The engine itself does not know that it is watched."""
+"""EngineAdapter of the reference engine, which does not know the canary."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,13 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import CachedSlots, GroupView, StepTypes, StepView, WindowTokens
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
-from canary_obs.engines.reference.full_group import FullGroup
-from canary_obs.engines.reference.groups import FULL, ShownGroup, shown_groups
+from canary_obs.engines.reference.full_group import FULL, FullGroup
+from canary_obs.engines.reference.groups import ReferenceGroup, target_groups
 from canary_obs.engines.reference.host_tier_hooks import HostTierHooks
-from canary_obs.engines.reference.instrumented import Views, instrumented, instrumented_on_side_stream
+from canary_obs.engines.reference.instrumented import ViewBuilder, instrumented, instrumented_on_side_stream
 from canary_obs.engines.reference.swa_group import SWA, SwaGroup
 from canary_obs.engines.reference.transfer_hooks import TransferHooks
+from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.reference_engine.engine import Engine
@@ -30,25 +32,25 @@ from canary_obs.reference_engine.to_device import to_device
 from canary_obs.runtime.device.upload_ring import UploadRing
 
 SUPPORTED_VERSIONS = ("1.0",)
-_STEPS_AHEAD = 8  # that the engine may be ahead of the GPU before uploads take memory of their own
+_STEPS_AHEAD = 8  # steps the host may be ahead of the GPU before an upload allocates memory
 
 
-class CachedGroups(PrefixCache):
-    """The radix cache as sweeps walk it, group by group."""
+class RadixPrefixCache(PrefixCache):
+    """The radix cache, group by group."""
 
-    def __init__(self, groups: dict[str, ShownGroup]) -> None:
+    def __init__(self, groups: dict[str, ReferenceGroup]) -> None:
         self._groups = groups
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
-        """Every slot the cache holds now; marks the moment that `still_cached` refers to."""
+        """Every slot in the cache; starts the period that `still_cached` refers to."""
         return _named(self._groups, group).cached(unlocked_only=unlocked_only)
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
-        """bool [n]: held without interruption since the last `cached` call."""
+        """bool [n]: cached, without a break, since this group's last `cached` call."""
         return _named(self._groups, group).still_cached(slots)
 
     def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
-        """bool [n]: a sliding-window slot is there too; groups other than `full` are not cut."""
+        """bool [n]: the token has a sliding-window slot as well; True for groups other than `full`."""
         swa = self._groups.get(SWA)
         if not isinstance(swa, SwaGroup):
             return None
@@ -56,7 +58,11 @@ class CachedGroups(PrefixCache):
 
 
 class ReferenceAdapter(EngineAdapter):
-    """EngineAdapter of the reference engine."""
+    """Wraps `forward` and `sample` of the runner, and `step` and `idle` of the engine.
+
+    On a GPU most checks run on a side stream, and `sample` calls `after_step` before it waits for the tokens:
+    the host has time while the GPU runs the forward. With a draft model and on a CPU all run in place.
+    """
 
     name = "reference"
     step_types = StepTypes(
@@ -74,33 +80,34 @@ class ReferenceAdapter(EngineAdapter):
         self.version = engine.version
         self._engine = engine
         self._observer: Observer | None = None
-        self._tier: HostTierHooks | None = None
-        self._port: TransferHooks | None = None
+        self._patches = MethodPatches()
+        self._tier_hooks: HostTierHooks | None = None
+        self._step_ended = False  # after_step was called in the engine step under way
         self._scratch: NDArray[np.int64] | None = None
         self._digests = PrefixDigests(engine.config.max_running)
         largest = engine.config.max_running + engine.config.token_budget
         self._uploads = UploadRing(largest, _STEPS_AHEAD, engine.runner.device)
-        self._written = {group.view.name: group for group in shown_groups(engine)}
+        self._target = {group.view.name: group for group in target_groups(engine)}
         self._draft = None if engine.drafter is None else DraftGroup(engine, engine.drafter)
-        # Drafts are made between the target's forward and the end of the step.
+        # Drafting runs between the target's forward and the end of the step, and needs its checks done.
         self._side_stream = SideStream(engine.runner.device, enabled=engine.drafter is None)
-        self._groups: dict[str, ShownGroup] = dict(self._written)
+        self._groups: dict[str, ReferenceGroup] = dict(self._target)
         if self._draft is not None:
             self._groups[DRAFT] = self._draft
-        self._prefix_cache = CachedGroups(self._groups)
+        self._prefix_cache = RadixPrefixCache(self._groups)
 
     @property
     def groups(self) -> Sequence[GroupView]:
-        """One per slot numbering, see `groups.py`."""
+        """One group per slot numbering, see `groups.py`."""
         return tuple(group.view for group in self._groups.values())
 
     @property
-    def prefix_cache(self) -> CachedGroups:
+    def prefix_cache(self) -> RadixPrefixCache:
         """The radix cache."""
         return self._prefix_cache
 
     def slots_in_use(self, group: str) -> Tensor:
-        """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
+        """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
         return _named(self._groups, group).in_use()
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
@@ -108,7 +115,7 @@ class ReferenceAdapter(EngineAdapter):
         return _named(self._groups, group).holders(slot)
 
     def reserve_scratch_slot(self) -> tuple[str, int]:
-        """The first slot of a page taken from the allocator until detach."""
+        """The first slot of a page that is allocated until detach."""
         allocator = self._engine.scheduler.allocator
         if allocator.free_pages == 0:
             raise UnsupportedEngine("no page of the pool is free; attach before the engine has filled it")
@@ -116,91 +123,99 @@ class ReferenceAdapter(EngineAdapter):
         return FULL, int(self._scratch[0])
 
     def window_tokens(self) -> WindowTokens | None:
-        """None = the model has no sliding-window layers."""
+        """Live tokens by what the sliding-window group holds; None = the model has no such layers."""
         group = self._groups.get(SWA)
         return group.tokens() if isinstance(group, SwaGroup) else None
 
     def attach(self, observer: Observer) -> None:
-        """Wrap the seams on the instances: `forward` and `sample` of the runner, `step` and `idle`."""
-        engine, runner = self._engine, self._engine.runner
+        """Wrap methods on the engine's instances."""
         if self._observer is observer:
             return
+        self._check_supported()
+        self._observer = observer
+        engine, runner, patches = self._engine, self._engine.runner, self._patches
+        if engine.scheduler.host_tier is not None:
+            self._tier_hooks = HostTierHooks(engine.scheduler.host_tier, observer, FULL)
+            self._tier_hooks.wrap(patches)
+        transferred = [name for name, group in self._target.items() if isinstance(group, FullGroup)]
+        TransferHooks(engine.connector, observer, transferred).wrap(patches)
+        patches.wrap(runner, "forward", self._around_forward(observer))
+        if self._draft is not None:
+            view_of = self._draft.view_of
+            patches.wrap(self._draft.runner, "forward", lambda own: instrumented(own, view_of, observer))
+        if runner.device.type != "cpu":
+            patches.wrap(runner, "sample", self._around_sample)
+        patches.wrap(engine, "step", self._around_step(observer))
+        patches.wrap(engine, "idle", self._around_idle(observer))
+
+    def detach(self) -> None:
+        """Restore the engine's methods and free the scratch page; idempotent."""
+        if self._scratch is not None:
+            self._engine.scheduler.allocator.free(self._scratch)
+            self._scratch = None
+        if self._observer is not None:
+            self._observer = self._tier_hooks = None
+            self._side_stream.join()
+            self._patches.restore()
+
+    def _check_supported(self) -> None:
         if self.version not in SUPPORTED_VERSIONS:
             raise UnsupportedEngine(
                 f"reference engine {self.version}: supported are {', '.join(SUPPORTED_VERSIONS)}; "
                 "use a supported engine or a newer canary_obs"
             )
-        if "forward" in vars(runner) or "step" in vars(engine) or "idle" in vars(engine):
-            raise UnsupportedEngine("this engine is wrapped already; detach what wraps it, then attach")
-        self._observer = observer
-        forward, sample, step, idle = runner.forward, runner.sample, engine.step, engine.idle
-        advanced = False  # within one engine step: after_step was called
+        engine = self._engine
+        if "forward" in vars(engine.runner) or "step" in vars(engine) or "idle" in vars(engine):
+            raise UnsupportedEngine(
+                "this engine is wrapped already, by another canary or another tool; detach that first"
+            )
 
+    def _around_forward(self, observer: Observer) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+            if not self._side_stream.enabled:
+                return instrumented(forward, self._view, observer)
+            views = ViewBuilder(self._plain_view, self._complete)
+            return instrumented_on_side_stream(forward, views, observer, self._side_stream)
+
+        return make
+
+    def _around_step(self, observer: Observer) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(step: Callable[[], tuple[Request, ...]]) -> Callable[..., Any]:
+            def observed_step() -> tuple[Request, ...]:
+                self._step_ended = False
+                finished = step()
+                if not self._step_ended:
+                    observer.after_step()
+                return finished
+
+            return observed_step
+
+        return make
+
+    def _around_idle(self, observer: Observer) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(idle: Callable[[], bool]) -> Callable[..., Any]:
+            def observed_idle() -> bool:
+                more = idle()
+                return observer.idle() or more
+
+            return observed_idle
+
+        return make
+
+    def _around_sample(self, sample: Callable[..., Any]) -> Callable[..., Any]:
         def observed_sample(batch: ForwardBatch, logits: Tensor) -> list[int | None]:
-            # Ahead of the wait for the tokens: while the GPU runs the forward, the host has time.
-            nonlocal advanced
-            advanced = True
+            self._step_ended = True
             try:
                 self.after_step()
-                return sample(batch, logits)
+                tokens: list[int | None] = sample(batch, logits)
+                return tokens
             finally:
                 self._side_stream.join()
 
-        def observed_step() -> tuple[Request, ...]:
-            nonlocal advanced
-            advanced = False
-            finished = step()
-            if not advanced:
-                observer.after_step()
-            return finished
-
-        def observed_idle() -> bool:
-            more = idle()
-            return observer.idle() or more
-
-        # In the instance dictionaries: deleting the entries restores the engine exactly.
-        if engine.scheduler.host_tier is not None:
-            self._tier = HostTierHooks(engine.scheduler.host_tier, observer, FULL)
-            self._tier.wrap()
-        travelling = [name for name, group in self._written.items() if isinstance(group, FullGroup)]
-        self._port = TransferHooks(engine.connector, observer, travelling)
-        self._port.wrap()
-        if self._side_stream.enabled:
-            views = Views(self._plain_view, self._complete)
-            vars(runner)["forward"] = instrumented_on_side_stream(forward, views, observer, self._side_stream)
-        else:
-            vars(runner)["forward"] = instrumented(forward, self._view, observer)
-        if self._draft is not None:
-            drafting = self._draft.runner
-            vars(drafting)["forward"] = instrumented(drafting.forward, self._draft.view_of, observer)
-        if runner.device.type != "cpu":
-            vars(runner)["sample"] = observed_sample
-        vars(engine).update(step=observed_step, idle=observed_idle)
-
-    def detach(self) -> None:
-        """Remove the wrappers, give the lent page back; idempotent."""
-        if self._scratch is not None:
-            self._engine.scheduler.allocator.free(self._scratch)
-            self._scratch = None
-        if self._observer is None:
-            return
-        self._observer = None
-        self._side_stream.join()
-        if self._tier is not None:
-            self._tier.unwrap()
-            self._tier = None
-        if self._port is not None:
-            self._port.unwrap()
-            self._port = None
-        if self._draft is not None:
-            vars(self._draft.runner).pop("forward", None)
-        for name in ("forward", "sample"):
-            vars(self._engine.runner).pop(name, None)
-        for name in ("step", "idle"):
-            vars(self._engine).pop(name, None)
+        return observed_sample
 
     def after_step(self) -> None:
-        """What the observer does once per step; on a GPU ahead of the wait for the tokens."""
+        """Call the observer once per step, on a GPU before the wait for the tokens."""
         if self._observer is not None:
             self._observer.after_step(self._side_stream.unordered)
 
@@ -208,7 +223,7 @@ class ReferenceAdapter(EngineAdapter):
         return self._complete(self._plain_view(batch), batch)
 
     def _oracle(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Digests of the prefixes and the tokens that this forward adds, in one copy to the device."""
+        """Digests of the prefixes, and the tokens that this forward adds, in one copy to the device."""
         digests, expected = self._digests.advance(batch.requests), torch.from_numpy(_expected(batch))
         if self._uploads.ready:
             digests, expected = self._uploads.put(digests, expected)
@@ -217,7 +232,7 @@ class ReferenceAdapter(EngineAdapter):
         return to_device(digests.numpy(), device), to_device(expected.numpy(), device)
 
     def _plain_view(self, batch: ForwardBatch) -> StepView:
-        """The forward as views of the engine's tensors, without what must be worked out first."""
+        """Views of the engine's tensors, without request ids, digests and expected ids."""
         return StepView(
             request_ids=(),
             rows=batch.rows,
@@ -227,7 +242,7 @@ class ReferenceAdapter(EngineAdapter):
             input_ids=batch.input_ids,
             positions=batch.positions,
             digests=None,
-            groups={name: group.step(batch) for name, group in self._written.items()},
+            groups={name: group.step(batch) for name, group in self._target.items()},
         )
 
     def _complete(self, view: StepView, batch: ForwardBatch) -> StepView:
@@ -237,9 +252,9 @@ class ReferenceAdapter(EngineAdapter):
 
 
 def _expected(batch: ForwardBatch) -> NDArray[np.int64]:
-    """int64 [num_tokens]: mock traffic's oracle, else the requests' own token lists; never the runner's."""
+    """int64 [num_tokens] from the oracle of mock traffic, else from the requests' token lists."""
     requests, extends = batch.requests, batch.extends
-    if len(requests) == sum(extends):  # one each, in half the time
+    if len(requests) == sum(extends):  # one token each: this takes half the time
         next_ids = (r.tokens[r.computed] if r.sampling.oracle is None else _known(r, 1)[0] for r in requests)
         return np.fromiter(next_ids, np.int64, len(requests))
     spans = [_known(r, n) for r, n in zip(requests, extends, strict=True)]
@@ -251,11 +266,11 @@ def _known(request: Request, extend: int) -> NDArray[np.int32]:
     stop = start + extend
     if oracle is None:
         return request.tokens[start:stop]
-    known = min(stop, request.length)  # behind it lie proposals, which are the draft model's
+    known = min(stop, request.length)  # later tokens are the draft model's proposals
     return np.concatenate([oracle.tokens(start, known), request.tokens[known:stop]])
 
 
-def _named(groups: dict[str, ShownGroup], name: str) -> ShownGroup:
+def _named(groups: dict[str, ReferenceGroup], name: str) -> ReferenceGroup:
     if name not in groups:
         raise UnsupportedEngine(
             f"group {name!r}: the reference engine has {', '.join(groups)}; name one of them"

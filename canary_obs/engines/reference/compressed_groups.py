@@ -1,4 +1,4 @@
-"""Compressed entries, index keys and compression states as the canary is shown them."""
+"""Groups of compressed entries, index keys and compression states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from canary_obs.reference_engine.to_device import to_device
 
 
 class EntryTokens:
-    """What a forward's entries of one ratio are: counted in runs, a stand-in for each."""
+    """The entries of one ratio that a forward completes; each has the surrogate token of its run."""
 
     def __init__(self, engine: Engine, pool: CompressedPool) -> None:
         self.pool = pool
@@ -33,7 +33,7 @@ class EntryTokens:
         self._last: tuple[ForwardBatch, GroupStep] | None = None
 
     def step(self, batch: ForwardBatch) -> GroupStep:
-        """Slots and tokens of the entries that a forward completes; made once for all groups of a ratio."""
+        """Slots and tokens of the entries; built once per forward for all groups of a ratio."""
         if self._last is None or self._last[0] is not batch:
             self._last = batch, self._step(batch)
         return self._last[1]
@@ -50,7 +50,7 @@ class EntryTokens:
 
 
 class EntryGroup:
-    """Entries or index keys: one slot per run, in the page of the run's tokens."""
+    """Entries or index keys: one slot per run of tokens, in the page of the run."""
 
     def __init__(self, engine: Engine, tokens: EntryTokens, rows: EntryRows | IndexRows, name: str) -> None:
         pool = tokens.pool
@@ -64,7 +64,7 @@ class EntryGroup:
         return self._tokens.step(batch)
 
     def cached(self, *, unlocked_only: bool) -> CachedSlots:
-        """Entries of the runs that the radix cache holds: it holds whole pages, so whole runs."""
+        """Entries of the runs in the radix cache, which holds whole pages, so whole runs."""
         cache, ratio = self._cache, self._pool.ratio
         self._mark = cache.clock
         held = cache.held(unlocked_only=unlocked_only)
@@ -77,11 +77,11 @@ class EntryGroup:
         )
 
     def still_cached(self, slots: Tensor) -> Tensor:
-        """bool [n]: held without interruption since the last `cached` call."""
+        """bool [n]: cached, without a break, since the last `cached` call."""
         return torch.from_numpy(self._cache.inserted_at[slots.numpy() * self._pool.ratio] <= self._mark)
 
     def in_use(self) -> Tensor:
-        """int64 [n]: entries of running requests and of the prefix cache, on the CPU."""
+        """int64 [n] on the CPU: entries of running requests and of the prefix cache."""
         own = [self._entries_of(request) for request in self._engine.scheduler.running]
         return torch.from_numpy(np.unique(np.concatenate([*own, self._cache.held() // self._pool.ratio])))
 
@@ -100,10 +100,10 @@ class EntryGroup:
 
 
 class StateGroup:
-    """Compression states: the tokens of each running request's incomplete run, one slot each.
+    """Compression states: one slot per token of each running request's incomplete run.
 
-    Every run is a sequence of its own. A forward may read one run's states and fill the next one's, so each
-    request is shown twice: the run it was in, then the run it is in now.
+    Every run is a sequence of its own. A forward may read the states of one run and write those of the next,
+    so each request is listed twice: with the run it was in, then with the run it is in now.
     """
 
     def __init__(self, engine: Engine, pool: CompressedPool, name: str) -> None:
@@ -129,22 +129,22 @@ class StateGroup:
         return GroupStep(slot_table=pool.state_table, out_slots=runs.kept_slots, tokens=tokens)
 
     def cached(self, *, unlocked_only: bool) -> CachedSlots:
-        """None: the cache holds whole pages, so whole runs, and states are of incomplete ones."""
+        """Nothing: the cache holds whole runs, and states belong to incomplete ones."""
         del unlocked_only
         nothing = torch.empty(0, dtype=torch.int64)
         return CachedSlots(slots=nothing, positions=nothing, previous=nothing)
 
     def still_cached(self, slots: Tensor) -> Tensor:
-        """bool [n]: False, there is nothing cached."""
+        """bool [n]: False, as nothing is cached."""
         return torch.zeros(slots.shape[0], dtype=torch.bool)
 
     def in_use(self) -> Tensor:
-        """int64 [n]: states of running requests' incomplete runs, on the CPU."""
+        """int64 [n] on the CPU: states of running requests' incomplete runs."""
         own = [self._slots_of(request) for request in self._engine.scheduler.running]
         return torch.from_numpy(np.concatenate([_EMPTY, *own]))
 
     def holders(self, slot: int) -> tuple[str, ...]:
-        """The running request whose incomplete run the slot is part of."""
+        """The running request whose incomplete run has the slot."""
         running = self._engine.scheduler.running
         return tuple(request.id for request in running if slot in self._slots_of(request))
 
@@ -175,7 +175,7 @@ def _sources(pool: CompressedPool, rows: EntryRows | IndexRows | StateRows) -> t
 
 
 def _entry_ids(span: Span, ratio: int) -> NDArray[np.int64]:
-    """int64 [n]: stand-ins of the runs that a request completes in a forward."""
+    """int64 [n]: surrogate tokens of the runs that a request completes in a forward."""
     first, last = span.first - span.first % ratio, span.last - span.last % ratio
     if last <= span.first:
         return _EMPTY
@@ -211,8 +211,8 @@ def _group_tokens(
         input_ids=to_device(ids, device),
         positions=to_device(positions, device),
         digests=to_device(np.array(digests, dtype=np.int64), device),
-        # The ids are the requests' own tokens already, an oracle adds nothing. But attach compiles its
-        # kernels for one signature, the same for all groups.
+        # The ids are the requests' own tokens already, so they check nothing here. But kernels are compiled
+        # at attach for one signature, the same for all groups.
         expected_ids=to_device(ids.astype(np.int32), device),
         rows=None if rows is None else to_device(np.array(rows, dtype=np.int64), device),
     )

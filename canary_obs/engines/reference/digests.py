@@ -1,4 +1,4 @@
-"""Digests of the engine's own token lists, kept by row and advanced by the tokens that are new."""
+"""Chain digests of the reference engine's token lists, advanced by the tokens that are new in a step."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ _ANCHOR = signed(CHAIN_ANCHOR)
 
 
 class PrefixDigests:
-    """The chain over what each running request has computed. Memory: three words per row.
+    """The chain over each running request's computed tokens, kept by the request's row.
 
-    With a ratio, over its complete runs of tokens: a stand-in for each, counted in runs.
-    With `first` the token of entry p is that of position p + first.
+    With a `ratio`, over the surrogate tokens of its complete runs, and counts are in runs. With `first`,
+    entry p has the token of position p + first.
     """
+
+    # Not the toolkit's TokenDigests, which take one token matrix: here each request has a list of its own,
+    # and entries of compressed groups need surrogate tokens.
 
     def __init__(self, max_running: int, ratio: int = 1, first: int = 0) -> None:
         self._ratio, self._first = ratio, first
-        self._owner = np.full(max_running, -1, dtype=np.int64)  # serial of the request a digest belongs to
+        self._owner = np.full(max_running, -1, dtype=np.int64)  # serial of the request that has the row
         self._count = np.zeros(max_running, dtype=np.int64)  # tokens, or runs, in the digest
         self._digest = np.zeros(max_running, dtype=np.int64)
 
     def advance(self, requests: Sequence[Request], counts: Sequence[int] | None = None) -> Tensor:
-        """int64 [n] on the CPU: chain over the first `counts` tokens of each request; None = `computed`."""
+        """int64 [n] on the CPU: chain over the first `counts` tokens of each request; None = all computed."""
         rows = np.array([request.row for request in requests], dtype=np.int64)
         serials = np.array([request.serial for request in requests], dtype=np.int64)
         ratio, first = self._ratio, self._first
         counts = [request.computed for request in requests] if counts is None else counts
         ends = np.array(counts, dtype=np.int64) // ratio
         starts = self._count[rows]
-        # Another request took the row, or this one was preempted and starts over.
+        # The row has another request now, or its request was preempted and restarts.
         fresh = (self._owner[rows] != serials) | (starts > ends)
         starts[fresh] = 0
         digests = self._digest[rows]

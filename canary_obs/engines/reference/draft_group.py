@@ -1,4 +1,4 @@
-"""The draft model's KV as the canary is shown it: entry p holds the token of position p + 1."""
+"""The group of the draft model's layers, where entry p holds the token of position p + 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRAFT = "draft"
 
 
 class DraftGroup(FullGroup):
-    """Written by forwards of its own, in the slots of the target's positions."""
+    """Written by the draft model's own forwards, under the slot numbers of the target."""
 
     def __init__(self, engine: Engine, drafter: Drafter) -> None:
         super().__init__(engine, drafter.runner, DRAFT)
@@ -27,7 +27,7 @@ class DraftGroup(FullGroup):
         self._digests = PrefixDigests(engine.config.max_running, first=1)
 
     def in_use(self) -> Tensor:
-        """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
+        """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
         scheduler = self._engine.scheduler
         own = [request.slots[request.shared : request.drafted] for request in scheduler.running]
         return torch.from_numpy(np.concatenate([scheduler.cache.held(), *own]))
@@ -38,7 +38,7 @@ class DraftGroup(FullGroup):
         return tuple(request.id for request in running if slot in request.slots[: request.drafted])
 
     def view_of(self, batch: ForwardBatch) -> StepView:
-        """A forward of the draft model: its tokens lie one position further than its entries."""
+        """A forward of the draft model; its tokens are one position after its entries."""
         device = batch.rows.device
         tokens = GroupTokens(
             prefix_lens=batch.prefix_lens,

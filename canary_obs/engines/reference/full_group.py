@@ -1,4 +1,4 @@
-"""Layers that keep every token, as the canary is shown them."""
+"""The group of layers that keep the KV of every token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FULL = "full"
 
 
 class FullGroup:
-    """Layers that keep every token."""
+    """Layers that keep the KV of every token."""
 
     def __init__(self, engine: Engine, runner: Runner, name: str = FULL) -> None:
         self._engine = engine
@@ -46,12 +46,12 @@ class FullGroup:
         )
 
     def still_cached(self, slots: Tensor) -> Tensor:
-        """bool [n]: held without interruption since the last `cached` call."""
+        """bool [n]: cached, without a break, since the last `cached` call."""
         cache = self._engine.scheduler.cache
         return torch.from_numpy(cache.inserted_at[slots.numpy()] <= self._mark)
 
     def in_use(self) -> Tensor:
-        """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
+        """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
         return torch.from_numpy(self._engine.scheduler.live_slots())
 
     def holders(self, slot: int) -> tuple[str, ...]:

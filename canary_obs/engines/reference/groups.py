@@ -1,4 +1,4 @@
-"""The reference engine's KV groups as the canary is shown them."""
+"""The reference engine's KV groups."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView
 from canary_obs.engines.reference.compressed_groups import compressed_groups
-from canary_obs.engines.reference.full_group import FULL as FULL, FullGroup
-from canary_obs.engines.reference.swa_group import SWA as SWA, SwaGroup
+from canary_obs.engines.reference.full_group import FullGroup
+from canary_obs.engines.reference.swa_group import SwaGroup
 from canary_obs.reference_engine.cache.entry_rows import IndexRows
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.batch import ForwardBatch
 
 
-class ShownGroup(Protocol):
-    """One group: its bytes, its slots in a forward, and what of it is alive."""
+class ReferenceGroup(Protocol):
+    """One group: its bytes, its slots in a forward, and which of its slots are live."""
 
     @property
     def view(self) -> GroupView:
@@ -27,20 +27,20 @@ class ShownGroup(Protocol):
         """The forward's slots in this group."""
 
     def cached(self, *, unlocked_only: bool) -> CachedSlots:
-        """Every slot the prefix cache holds now; marks the moment that `still_cached` refers to."""
+        """Every slot in the prefix cache; starts the period that `still_cached` refers to."""
 
     def still_cached(self, slots: Tensor) -> Tensor:
-        """bool [n]: held without interruption since the last `cached` call."""
+        """bool [n]: cached, without a break, since the last `cached` call."""
 
     def in_use(self) -> Tensor:
-        """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
+        """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
 
     def holders(self, slot: int) -> tuple[str, ...]:
         """Running requests with the slot among the positions they have computed."""
 
 
 class IndexGroup(FullGroup):
-    """Index keys of sparse layers and their scales: other bytes, in the slots of the latent rows."""
+    """Index keys of sparse layers and their scales: bytes of their own, under the slot numbers of `full`."""
 
     def __init__(self, engine: Engine, rows: IndexRows) -> None:
         super().__init__(engine, engine.runner, "indexer")
@@ -49,8 +49,8 @@ class IndexGroup(FullGroup):
         self.view = replace(self.view, sources=sources)
 
 
-def shown_groups(engine: Engine) -> tuple[ShownGroup, ...]:
-    """Every group that an engine's own forwards write."""
+def target_groups(engine: Engine) -> tuple[ReferenceGroup, ...]:
+    """Every group that the target model's forwards write."""
     pool, windows = engine.runner.pool, engine.scheduler.windows
     sliding = () if pool.window is None or windows is None else (SwaGroup(engine, pool.window, windows),)
     index = () if pool.index is None else (IndexGroup(engine, pool.index),)

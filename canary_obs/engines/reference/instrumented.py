@@ -1,4 +1,4 @@
-"""A runner's forward inside the observer. One that cannot be shown is reported, and runs."""
+"""Wraps a runner's forward so that an observer checks it. Where no view can be built, it runs unchecked."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from canary_obs.reference_engine.execution.batch import ForwardBatch
 Forward = Callable[[ForwardBatch], Tensor]
 
 
-class Views(NamedTuple):
-    """How a forward becomes a view, in two parts."""
+class ViewBuilder(NamedTuple):
+    """How a batch becomes a view, in two steps."""
 
-    plain: Callable[[ForwardBatch], StepView]  # without request ids, digests and expected ids
-    complete: Callable[[StepView, ForwardBatch], StepView]
+    build: Callable[[ForwardBatch], StepView]  # without request ids, digests and expected ids
+    complete: Callable[[StepView, ForwardBatch], StepView]  # adds those
 
 
 def instrumented(
     forward: Forward, view_of: Callable[[ForwardBatch], StepView], observer: Observer
 ) -> Forward:
-    """Checks before and after the forward, on the engine's stream."""
+    """All checks run on the forward's own stream, before and after it."""
 
     def observed(batch: ForwardBatch) -> Tensor:
         try:
             view = view_of(batch)
-        except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("step_view", error)
             return forward(batch)
         observer.before_forward(view)
@@ -46,18 +46,18 @@ def instrumented(
 
 
 def instrumented_on_side_stream(
-    forward: Forward, views: Views, observer: Observer, side_stream: SideStream
+    forward: Forward, views: ViewBuilder, observer: Observer, side_stream: SideStream
 ) -> Forward:
-    """Only what must precede the forward is launched ahead of it; the rest while it runs, beside its stream.
+    """Only what must precede the forward is launched before it; the other checks run on a side stream.
 
-    An engine that waits for each step's tokens otherwise waits for the launches of all checks as well.
+    An engine that waits for each step's tokens would otherwise wait for the launches of all checks, too.
     """
 
     def observed(batch: ForwardBatch) -> Tensor:
         side_stream.join()
         try:
-            view = views.plain(batch)
-        except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
+            view = views.build(batch)
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("step_view", error)
             return forward(batch)
         observer.before_write(view)
@@ -67,14 +67,14 @@ def instrumented_on_side_stream(
         except BaseException:
             observer.forward_failed(view)
             raise
-        _look(batch, view)
+        check_launched(batch, view)
         return logits
 
-    def _look(batch: ForwardBatch, view: StepView) -> None:
+    def check_launched(batch: ForwardBatch, view: StepView) -> None:
         with side_stream.after_mark:
             try:
                 view = views.complete(view, batch)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
                 observer.forward_failed(view)
                 observer.fault("step_view", error)
                 return

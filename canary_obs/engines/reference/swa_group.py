@@ -1,4 +1,4 @@
-"""The reference engine's sliding-window layers as the canary is shown them."""
+"""The group of sliding-window layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SWA = "swa"
 
 
 class SwaGroup:
-    """Layers that keep a window of tokens, in slots of their own."""
+    """Layers that keep the KV of the last tokens only, under slot numbers of their own."""
 
     def __init__(self, engine: Engine, pool: WindowPool, windows: SlidingWindows) -> None:
         self._scheduler, self._pool, self._slots = engine.scheduler, pool, windows.slots
@@ -33,7 +33,7 @@ class SwaGroup:
         return GroupStep(slot_table=self._pool.table, out_slots=batch.window_slots)
 
     def cached(self, *, unlocked_only: bool) -> CachedSlots:
-        """Resident slots only; marks the moment that `still_cached` refers to."""
+        """Resident slots only; starts the period that `still_cached` refers to."""
         cache, slots = self._scheduler.cache, self._slots
         self._mark, self._slots_mark = cache.clock, slots.clock
         full = cache.held()
@@ -48,30 +48,30 @@ class SwaGroup:
         )
 
     def still_cached(self, slots: Tensor) -> Tensor:
-        """bool [n]: held for the same cached token since the last `cached` call."""
+        """bool [n]: for the same cached token since the last `cached` call."""
         owner = self._slots.owner[slots.numpy()]
         tenure = self._scheduler.cache.inserted_at[owner] <= self._mark
         return torch.from_numpy((owner >= 0) & tenure & (self._slots.given_at[owner] <= self._slots_mark))
 
     def in_use(self) -> Tensor:
-        """int64 [n]: slots of running requests and of the prefix cache, on the CPU."""
-        mine = self._slots.of[self._scheduler.live_slots()]
-        return torch.from_numpy(mine[mine >= 0])
+        """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
+        own = self._slots.of[self._scheduler.live_slots()]
+        return torch.from_numpy(own[own >= 0])
 
     def resident(self, full: Tensor) -> Tensor:
-        """bool [n]: these slots of the full group (int64 [n], CPU) have one here."""
+        """bool [n]: slots of the full group (int64 [n], CPU) that have a slot in this group."""
         return torch.from_numpy(self._slots.resident(full.numpy()))
 
     def tokens(self) -> WindowTokens:
-        """Live tokens of the full group, by what this one has for them."""
+        """Live tokens of the full group, by what this group holds for them."""
         full = self._scheduler.live_slots()
-        mine = self._slots.of[full]
-        resident = mine >= 0
+        own = self._slots.of[full]
+        resident = own >= 0
         return WindowTokens(
             full=(FULL,),
             windowed=(SWA,),
             out_of_window=int((~resident).sum()),
-            diverging=int((mine[resident] != full[resident]).sum()),
+            diverging=int((own[resident] != full[resident]).sum()),
         )
 
     def holders(self, slot: int) -> tuple[str, ...]:

@@ -1,55 +1,53 @@
-"""Records that leave and enter an engine with the KV of a disaggregated request."""
+"""Records that are sent and received with the KV of a disaggregated request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import KVCacheViolation
 from canary_obs.reference_engine.cache.connector import NO_METADATA, KVConnector
 
-_KINDS, _KIND_FACTOR = 1 << 56, 31  # the formats of all groups in one number
+_FORMATS, _FORMAT_FACTOR = 1 << 56, 31  # record formats of all groups are hashed to one number
 
 
 class TransferHooks:
-    """Wraps one port: a sidecar is the records of its slots, group after group."""
+    """Replaces the methods of one connector; transfer metadata is the slots' records, group after group."""
 
-    _SEAMS = ("kind", "outgoing", "reserved", "landed")
+    def __init__(self, connector: KVConnector, observer: Observer, groups: Sequence[str]) -> None:
+        self._connector, self._observer, self._groups = connector, observer, tuple(groups)
 
-    def __init__(self, port: KVConnector, observer: Observer, groups: Sequence[str]) -> None:
-        self._port, self._observer, self._groups = port, observer, tuple(groups)
+    def wrap(self, patches: MethodPatches) -> None:
+        """Replace the methods on the instance."""
+        patches.wrap(self._connector, "kind", partial(self._guarded, self._kind))
+        patches.wrap(self._connector, "outgoing", partial(self._guarded, self._outgoing))
+        patches.wrap(self._connector, "reserved", partial(self._guarded, self._reserved))
+        patches.wrap(self._connector, "landed", partial(self._guarded, self._landed))
 
-    def wrap(self) -> None:
-        """In the instance dictionary: deleting the entries restores the port exactly."""
-        for seam in self._SEAMS:
-            vars(self._port)[seam] = self._guarded(getattr(self, "_" + seam), getattr(self._port, seam))
-
-    def unwrap(self) -> None:
-        """Idempotent."""
-        for seam in self._SEAMS:
-            vars(self._port).pop(seam, None)
-
-    def _guarded(self, act: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-        def observed(*arguments: Any) -> Any:
+    def _guarded(self, replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any) -> Any:
             try:
-                return act(*arguments)
+                return replacement(*args)
             except KVCacheViolation:
                 raise  # mode raise: damaged KV must not be used
-            except Exception as error:  # noqa: BLE001 - a fault of the observer's side must not reach the engine
+            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
                 self._observer.fault("transfer", error)
-                return otherwise(*arguments)
+                return original(*args)
 
         return observed
 
     def _kind(self) -> int:
-        kind = NO_METADATA
+        combined = NO_METADATA
         for group in self._groups:
-            kind = (_KIND_FACTOR * kind + (self._observer.record_format(group) or NO_METADATA)) % _KINDS
-        return kind
+            own = self._observer.record_format(group) or NO_METADATA
+            combined = (_FORMAT_FACTOR * combined + own) % _FORMATS
+        return combined
 
     def _outgoing(self, slots: Tensor, shares: Sequence[range]) -> Tensor | None:
         found = [self._observer.records_of(group, slots, shares) for group in self._groups]

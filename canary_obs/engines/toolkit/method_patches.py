@@ -32,7 +32,7 @@ class MethodPatches:
         """Restore every attribute; idempotent."""
         while self._replaced:
             owner, name, original = self._replaced.pop()
-            if original is _ABSENT:
-                delattr(owner, name)
-            else:
+            if original is not _ABSENT:
                 setattr(owner, name, original)
+            elif name in vars(owner):  # not when another tool has removed it since
+                delattr(owner, name)
