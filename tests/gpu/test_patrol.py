@@ -6,26 +6,26 @@ import pytest
 import torch
 
 from canary_obs.runtime.device.byte_address import locate_byte
-from canary_obs.runtime.patrol.async_checker import AsyncChecker
+from canary_obs.runtime.patrol.async_checker import AsyncChecker, ScanResult
 from tests.gpu.rig import make_rig
 
 
 def test_no_false_alarm_while_forwards_write_at_full_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(patrol_budget="1TB/s", engine={"num_slots": 2048, "max_running": 16, "token_budget": 512})
     suspicions = []
-    returned = AsyncChecker.returned
+    results = AsyncChecker.results
 
-    def counted(self: AsyncChecker):
-        found = returned(self)
-        suspicions.extend(back.suspicious for back in found)
+    def counted(self: AsyncChecker) -> list[ScanResult]:
+        found = results(self)
+        suspicions.extend(result.suspicious for result in found)
         return found
 
-    monkeypatch.setattr(AsyncChecker, "returned", counted)
+    monkeypatch.setattr(AsyncChecker, "results", counted)
     for _ in range(1500):
         rig.traffic.advance(rig.engine)
         if rig.engine.has_work():
             rig.engine.step()
-        for _ in range(5):  # chosen, sent, seen to be done, taken back, entered
+        for _ in range(5):  # choose a job, submit it, poll it, read its result, apply it
             rig.canary.patrol._credit = 1e12
             rig.canary.patrol.confirm(rig.canary.patrol.advance())
             rig.canary.counter_reader.poll(rig.canary.step)  # results arrive with its copies

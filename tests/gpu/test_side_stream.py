@@ -50,7 +50,7 @@ def test_work_after_the_mark_does_not_wait_for_what_follows_the_mark() -> None:
     assert seen.eq(1).all()
 
 
-def test_unwanted_is_the_current_stream() -> None:
+def test_disabled_it_is_the_current_stream() -> None:
     side_stream = SideStream(DEVICE, enabled=False)
     with side_stream.after_all:
         assert torch.cuda.current_stream(DEVICE) == torch.cuda.default_stream(DEVICE)
