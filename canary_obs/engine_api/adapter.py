@@ -19,8 +19,8 @@ class PrefixCache(ABC):
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot of `group` in the cache; `unlocked_only` leaves out those that running requests use.
 
-        Starts the period that `still_cached` refers to. Raises UnsupportedEngine when it cannot tell: the
-        sweep fails with that reason.
+        Starts the period that `still_cached` refers to. Raises UnsupportedEngine when the content is
+        unknown: the sweep fails with that reason.
         """
 
     @abstractmethod
@@ -30,7 +30,7 @@ class PrefixCache(ABC):
     def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
         """bool [n]: the tokens of `slots` (int64 [n]) have a slot in the sliding-window group as well.
 
-        None = the cache cannot tell, or there is no such group.
+        None = unknown, or there is no such group.
         """
         del group, slots
         return None

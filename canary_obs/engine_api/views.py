@@ -1,4 +1,4 @@
-"""What an engine shows the canary: its groups once, each forward as views of its own tensors."""
+"""The data of the contract: KV groups, and forwards as views of the engine's own tensors."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """Layers that share one slot numbering."""
+    """Layers that share slot numbers."""
 
     name: str  # "full", "swa", "c4", ...
     num_slots: int
     page_size: int
-    sources: Sequence[KVSource]  # one per layer and part; empty = bytes not covered
+    sources: Sequence[KVSource]  # one per layer and part; empty = bytes are not checked
     window: int | None = None  # sliding window in tokens
-    uncovered_bytes: int = 0  # of each slot, in layers that no source shows: they lower the coverage
+    uncovered_bytes: int = 0  # per slot, in layers without a source; they lower the coverage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTokens:
-    """What a group's slots hold when that is not the forward's own tokens, one slot each.
+    """The entries of a group whose slots do not hold one token of the forward each.
 
     Compressed pools: one entry per run of tokens. Draft pools: slot p holds the token of position p + 1.
-    Request i of every tensor is request i of the forward; lengths and positions count this group's entries.
+    Request i of every tensor is request i of the forward; lengths and positions are in entries.
     """
 
     prefix_lens: Tensor  # [num_requests]; entries cached before this forward
     extend_lens: Tensor  # [num_requests]; entries added
     token_starts: Tensor  # [num_requests + 1]; exclusive prefix sum of extend_lens
-    input_ids: Tensor  # [num_entries]; the token, or a stand-in that depends on every token of the entry
+    input_ids: Tensor  # [num_entries]; the token, or a surrogate that depends on every token of the entry
     positions: Tensor  # [num_entries]
     digests: Tensor | None  # int64 [num_requests]; chain over the prefix entries
     expected_ids: Tensor | None = None  # [num_entries]; write oracle, -1 = unknown
-    # [k * num_requests]; rows of the slot table, -1 = none; None = the forward's own. With k > 1, lengths
-    # and digests are as long, and number i is of request i modulo num_requests.
+    # [k * num_requests]; rows of the slot table, -1 = none; None = the forward's own. With k > 1, lengths and
+    # digests are as long, and entry i belongs to request i modulo num_requests.
     rows: Tensor | None = None
 
 
@@ -58,12 +58,12 @@ class GroupStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """One forward. Tensors live on the engine's device; padding requests have row -1.
+    """One forward. Tensors are on the engine's device; padding requests have row -1.
 
-    `groups` names the groups that this forward reads and writes: a draft model's forward names its own.
+    `groups` holds the groups that this forward reads and writes; a draft model's forward has its own.
     """
 
-    request_ids: Sequence[str]  # by position in the batch
+    request_ids: Sequence[str]  # in the order of the batch
     rows: Tensor  # [num_requests]; row of every group's slot table
     prefix_lens: Tensor  # [num_requests]; tokens cached before this forward
     extend_lens: Tensor  # [num_requests]; tokens added
@@ -77,29 +77,29 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedSlots:
-    """What the prefix cache of one group held when asked. Order is free; int64 on the CPU."""
+    """The slots of one group in the prefix cache, in any order; int64 on the CPU."""
 
     slots: Tensor  # [n]
     positions: Tensor  # [n]
-    previous: Tensor  # [n]; slot of the position before; -1 = none, or evicted from its window
+    previous: Tensor  # [n]; slot of the position before; -1 = none, or no longer in its window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTokens:
-    """Live tokens of the full groups, by what the sliding-window groups have for them.
+    """Live tokens of the full groups, by what the sliding-window groups hold for them.
 
-    Counted for each full group beside each sliding-window group; of several pairs the least.
+    Counted for each pair of a full and a sliding-window group; the least of all pairs.
     """
 
-    full: tuple[str, ...]  # names of the groups
+    full: tuple[str, ...]  # group names
     windowed: tuple[str, ...]
-    out_of_window: int  # nothing any more
-    diverging: int  # a slot of another number
+    out_of_window: int  # no slot any more
+    diverging: int  # a slot with another number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTypes:
-    """Types of a StepView's tensors, for an adapter that knows them before the first forward."""
+    """Dtypes of a StepView's tensors, where an adapter knows them before the first forward."""
 
     slot_table: torch.dtype
     rows: torch.dtype

@@ -20,7 +20,7 @@ DIGESTS = mutants(
     ),
 )
 
-WATCHED = mutants(
+INSTRUMENTED = mutants(
     "canary_obs/engines/reference/instrumented.py",
     (
         """        observer.before_write(view)
@@ -106,4 +106,4 @@ BLOCKS = mutants(
     ),
 )
 
-ALL = *DIGESTS, *WATCHED, *CAPTURED, *INPUTS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS
+ALL = *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS

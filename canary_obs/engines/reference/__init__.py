@@ -1,1 +1,1 @@
-"""A small real LLM engine: the harness that the canary is demonstrated and tested on."""
+"""Protects the reference engine, on which the canary is demonstrated and tested."""

@@ -1,1 +1,1 @@
-"""vLLM, protected from outside: no patch, no fork, one environment variable."""
+"""Protects vLLM through its plugin interface, without patching or forking it."""

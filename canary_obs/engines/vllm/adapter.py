@@ -32,9 +32,9 @@ from canary_obs.errors import UnsupportedEngine
 class VllmAdapter(EngineAdapter):
     """Describes one model runner's KV cache, and wraps the runner's methods while attached.
 
-    When which observer hook runs is StepHooks' business; it is created at attach. Subclasses know one kind
-    of runner: they build the view of a forward (`wrap_forward`), complete it (`complete_view`), and know the
-    block lists of its requests (`request_blocks`, `update_requests`).
+    StepHooks, created at attach, calls the observer. Subclasses know the V1 or the V2 runner: they build the
+    view of a forward (`wrap_forward`), complete it (`complete_view`), and know the block lists of the running
+    requests (`request_blocks`, `update_requests`).
     """
 
     name = "vllm"
@@ -114,7 +114,7 @@ class VllmAdapter(EngineAdapter):
         for group in self.vllm_groups:
             if group.view.sources and not group.draft:
                 return group.view.name, NULL_BLOCK * group.block_size
-        raise UnsupportedEngine("no group shows its bytes: drills cannot inject faults")
+        raise UnsupportedEngine("no group has bytes that can be checked: drills cannot inject faults")
 
     def window_tokens(self) -> WindowTokens | None:
         """Tokens of the last forward's requests, by the block lists of full and sliding-window groups."""
@@ -164,7 +164,7 @@ class VllmAdapter(EngineAdapter):
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Launch once what building views launches: the first launch of a kernel takes up to 0.3 s."""
+        """Launch each kernel of view building once: the first launch of a kernel takes up to 0.3 s."""
 
     @abstractmethod
     def wrap_forward(self, patches: MethodPatches, hooks: StepHooks) -> None:

@@ -18,7 +18,7 @@ from canary_obs.engines.vllm.draft_groups import DraftGroups
 
 
 class StepSource(Protocol):
-    """What the hooks need to know of one kind of model runner."""
+    """What the hooks need from the adapter of a model runner."""
 
     def follow_output(self, output: Any, observer: Observer) -> None:
         """A scheduler output, before the runner acts on it: follow its requests and blocks."""

@@ -48,7 +48,7 @@ def check_version(version: str, supported: tuple[str, ...] = V1_VERSIONS) -> Non
 
 
 def check_hooks() -> None:
-    """Raises UnsupportedEngine when a method is missing or takes other parameters."""
+    """Raises UnsupportedEngine when a method is missing or has other parameters."""
     for path, methods in HOOKS.items():
         for method, wanted in methods.items():
             owner = find_class(path, method)

@@ -1,4 +1,4 @@
-"""Gives a vLLM worker its canary once it is warmed up, and takes it back at shutdown."""
+"""Attaches a canary to a vLLM worker after its warm-up, and detaches it at shutdown."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.reference_engine.workloads import drain, drive
 
 
 class Recorder:
-    """An Observer that notes its calls and may look at each view, before and after the forward."""
+    """An Observer that records its calls; `before` is called with each view."""
 
     def __init__(self, before: Callable[[StepView], None] | None = None) -> None:
         self.calls: list[str] = []

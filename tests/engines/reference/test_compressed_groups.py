@@ -44,35 +44,35 @@ class Account:
                 self._states(step, group, index, ratio, tokens)
 
     def _entries(self, step: StepView, group: str, index: int, ratio: int, tokens: list[int]) -> None:
-        mine = step.groups[group]
+        own = step.groups[group]
         prefix = int(step.prefix_lens[index]) // ratio
         ids = surrogate_tokens(np.array(tokens[: len(tokens) // ratio * ratio], np.int32), ratio).tolist()
-        self._sequence(step, mine, group, (index, prefix, ids), int(step.rows[index]))
+        self._sequence(step, own, group, (index, prefix, ids), int(step.rows[index]))
 
     def _states(self, step: StepView, group: str, index: int, ratio: int, tokens: list[int]) -> None:
-        mine, count = step.groups[group], len(step.request_ids)
-        assert mine.tokens is not None
-        assert mine.tokens.rows is not None
+        own, count = step.groups[group], len(step.request_ids)
+        assert own.tokens is not None
+        assert own.tokens.rows is not None
         first = int(step.prefix_lens[index])
         run = tokens[first - first % ratio :]
         if len(run) < ratio:
-            self._sequence(step, mine, group, (index, first % ratio, run), int(mine.tokens.rows[index]))
-            assert int(mine.tokens.rows[index + count]) == -1
+            self._sequence(step, own, group, (index, first % ratio, run), int(own.tokens.rows[index]))
+            assert int(own.tokens.rows[index + count]) == -1
             return
         old, new = run[: first % ratio], run[len(run) - len(tokens) % ratio :]
-        rows = mine.tokens.rows[index], mine.tokens.rows[index + count]
+        rows = own.tokens.rows[index], own.tokens.rows[index + count]
         assert {int(row) // 2 for row in rows} == {int(step.rows[index])}
         assert rows[0] != rows[1]
-        self._sequence(step, mine, group, (index, len(old), old), int(rows[0]))
-        self._sequence(step, mine, group, (index + count, 0, new), int(rows[1]))
+        self._sequence(step, own, group, (index, len(old), old), int(rows[0]))
+        self._sequence(step, own, group, (index + count, 0, new), int(rows[1]))
         self.seen[f"{group} moved"] += bool(old and new)
 
     def _sequence(
-        self, step: StepView, mine: GroupStep, group: str, what: tuple[int, int, list[int]], row: int
+        self, step: StepView, own: GroupStep, group: str, what: tuple[int, int, list[int]], row: int
     ) -> None:
         """A request's whole sequence in a group: `ids`, of which `prefix` were there before."""
         index, prefix, ids = what
-        given = mine.tokens
+        given = own.tokens
         assert isinstance(given, GroupTokens)
         assert given.digests is not None
         start, stop = int(given.token_starts[index]), int(given.token_starts[index + 1])
@@ -83,9 +83,9 @@ class Account:
         if prefix:
             assert unsigned(int(given.digests[index])) == naive_digest(ids[:prefix])
         page = self._pages[group]
-        slots = [int(mine.slot_table[row, n // page]) * page + n % page for n in range(len(ids))]
+        slots = [int(own.slot_table[row, n // page]) * page + n % page for n in range(len(ids))]
         assert len(set(slots)) == len(slots)
-        assert mine.out_slots[start:stop].tolist() == slots[prefix:]
+        assert own.out_slots[start:stop].tolist() == slots[prefix:]
         for place in range(prefix):
             assert self.owner[group, slots[place]] == tuple(ids[: place + 1])
         for place in range(prefix, len(ids)):

@@ -1,4 +1,4 @@
-"""The order in which a GPU engine is watched, on the CPU: most checks are launched behind the forward."""
+"""The order of checks on a GPU, on the CPU: most of them are launched after the forward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.reference_engine.workloads import drive
 
 @pytest.fixture(autouse=True)
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were a stream beside the engine's."""
+    """As if there were a side stream."""
     monkeypatch.setattr(SideStream, "enabled", property(lambda _: True))
 
 
@@ -50,7 +50,7 @@ def protect(engine: Engine, **changes: object) -> CanaryRuntime:
     return built
 
 
-class NotingRunner(Runner):
+class RecordingRunner(Runner):
     calls: list[str]
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
@@ -71,7 +71,7 @@ class SideStreamRecorder(Recorder):
 
 def test_only_the_comparison_of_old_bytes_precedes_the_forward(engine: Engine) -> None:
     recorder = SideStreamRecorder()
-    engine.runner.__class__, engine.runner.calls = NotingRunner, recorder.calls
+    engine.runner.__class__, engine.runner.calls = RecordingRunner, recorder.calls
     adapter = ReferenceAdapter(engine)
     adapter.attach(recorder)
     drive(engine, 3, 1)

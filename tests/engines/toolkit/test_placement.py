@@ -168,11 +168,11 @@ def test_a_layer_like_the_one_before_takes_a_few_writes(dtype: torch.dtype) -> N
     assert second.view(torch.uint8).eq(7).all()
 
 
-@pytest.mark.parametrize("other", ["axes", "heads", "elements", "pages", "parts", "kinds"])
+@pytest.mark.parametrize("other", ["axes", "heads", "elements", "pages", "parts", "layout"])
 def test_a_layer_unlike_the_one_before_is_found_anew(other: str) -> None:
     before = torch.zeros(PAGES, HEADS, SIZE, 2 * DIM)
     likely = find_placements(layer(before, together(before)))
-    if other == "kinds":  # the same shape, laid out in another way
+    if other == "layout":  # the same shape, laid out in another way
         cache = torch.zeros(PAGES, HEADS, 2 * SIZE, DIM)
         shown = layer(cache, transposed(cache))
     else:

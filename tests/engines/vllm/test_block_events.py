@@ -1,4 +1,4 @@
-"""What the scheduler's block pool publishes, told by blocks like vLLM's, without vLLM."""
+"""The events of the scheduler's block pool, with blocks like vLLM's, without vLLM."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NULL = Block(0, None, is_null=True)
 
 def published(blocks: list[Block], start: int, stop: int) -> list[object]:
     pool = SimpleNamespace()
-    cache = block_events._full_blocks(lambda *_, **__: None)
+    cache = block_events._around_cache_full_blocks(lambda *_, **__: None)
     cache(pool, None, blocks, start, stop, 16, 2)
     return vars(pool).get(block_events._PENDING, [])
 
 
 @pytest.mark.parametrize(
-    ("blocks", "start", "told"),
+    ("blocks", "start", "expected"),
     [
         ([Block(3), Block(7), Block(5)], 0, [PublishedRun(2, (3, 7, 5), 0, -1, 16)]),
         ([Block(3), Block(7), Block(5)], 1, [PublishedRun(2, (7, 5), 1, 3, 16)]),
@@ -42,12 +42,12 @@ def published(blocks: list[Block], start: int, stop: int) -> list[object]:
         ([NULL, NULL], 0, []),
     ],
 )
-def test_runs_of_blocks(blocks: list[Block], start: int, told: list[object]) -> None:
-    assert published(blocks, start, len(blocks)) == told
+def test_runs_of_blocks(blocks: list[Block], start: int, expected: list[object]) -> None:
+    assert published(blocks, start, len(blocks)) == expected
 
 
 def test_a_hash_that_moves_is_found_within_a_run() -> None:
     pool = SimpleNamespace()
     block_events._note(pool, PublishedRun(2, (3, 7, 5), 4, 9, 16))
-    block_events._moved(lambda *_: None)(pool, Block(7), Block(8))
+    block_events._around_move_block_hashes(lambda *_: None)(pool, Block(7), Block(8))
     assert vars(pool)[block_events._PENDING][-1] == Published(2, 8, 5, 3, 16)

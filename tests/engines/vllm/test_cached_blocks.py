@@ -37,12 +37,12 @@ def test_blocks_are_linked_to_the_block_before() -> None:
 )  # fmt: skip
 def test_a_run_stands_for_its_blocks_one_by_one(runs) -> None:
     one_by_one, at_once = mirror(), mirror()
-    for blocks, number, previous, filled, withdrawn in runs:
-        # A block does not follow itself, nor one that comes later in its run.
+    for blocks, number, previous, filled, evicted in runs:
+        # A block's predecessor is neither the block itself nor a later one of its run.
         run = PublishedRun(0, tuple(blocks), number, -1 if previous in blocks else previous, filled)
-        gone = [] if withdrawn < 0 else [withdrawn]
-        one_by_one.apply([*map(run.single, range(len(blocks))), *gone])
-        at_once.apply([run, *gone])
+        events = [] if evicted < 0 else [evicted]
+        one_by_one.apply([*map(run.single, range(len(blocks))), *events])
+        at_once.apply([run, *events])
         assert held(one_by_one) == held(at_once)
         slots = torch.arange(64)
         later = [Published(0, blocks[0], 0, -1, 4)]
@@ -57,7 +57,7 @@ def test_no_link_to_a_block_that_was_replaced() -> None:
     assert (28, 4, -1) in held(blocks)
 
 
-def test_what_was_withdrawn_or_relinked_since_is_not_held() -> None:
+def test_what_was_evicted_or_relinked_since_is_not_held() -> None:
     blocks = mirror()
     blocks.apply([Published(0, 3, 0, -1, 4), Published(0, 7, 1, 3, 4)])
     blocks.cached("full", unlocked_only=False)

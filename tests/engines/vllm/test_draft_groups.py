@@ -17,23 +17,23 @@ TYPES = StepTypes(
 )  # fmt: skip
 
 
-class Noting:
-    """An observer that notes what it is told."""
+class RecordingObserver:
+    """Records the calls it gets."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
 
     def invalidated(self, group: str, slots: torch.Tensor) -> None:
-        self.told.append(("invalidated", (group, slots.tolist())))
+        self.calls.append(("invalidated", (group, slots.tolist())))
 
     def received(self, group: str, slots: torch.Tensor) -> None:
-        self.told.append(("received", (group, slots.tolist())))
+        self.calls.append(("received", (group, slots.tolist())))
 
     def before_forward(self, view: StepView) -> None:
-        self.told.append(("before", view))
+        self.calls.append(("before", view))
 
     def after_forward(self, view: StepView) -> None:
-        self.told.append(("after", view))
+        self.calls.append(("after", view))
 
 
 def groups() -> DraftGroups:
@@ -64,20 +64,20 @@ def step() -> StepView:
 
 def test_the_target_runs_without_the_draft_s_groups() -> None:
     drafts, view = groups(), step()
-    assert set(drafts.begin(view, Noting()).groups) == {"full"}
+    assert set(drafts.begin(view, RecordingObserver()).groups) == {"full"}
     assert set(view.groups) == {"full", "draft"}
 
 
 def test_every_slot_that_drafting_may_write_loses_its_record() -> None:
-    observer = Noting()
+    observer = RecordingObserver()
     groups().begin(step(), observer)
     # The first request's next positions are 5 and 6, in page 1; the second has one left, 11, in page 6.
-    assert observer.told == [("invalidated", ("draft", [15, 4, 25, 26, 5, 6, 27, 27]))]
+    assert observer.calls == [("invalidated", ("draft", [15, 4, 25, 26, 5, 6, 27, 27]))]
 
 
-def test_the_forward_is_shown_as_it_was_when_the_target_ran() -> None:
-    drafts, view, observer = groups(), step(), Noting()
-    drafts.begin(view, Noting())
+def test_the_forward_is_reported_as_it_was_when_the_target_ran() -> None:
+    drafts, view, observer = groups(), step(), RecordingObserver()
+    drafts.begin(view, RecordingObserver())
     inputs = ("prefix_lens", "extend_lens", "token_starts", "input_ids", "positions")
     for name in inputs:
         getattr(view, name).fill_(-7)
@@ -85,25 +85,25 @@ def test_the_forward_is_shown_as_it_was_when_the_target_ran() -> None:
     assert drafts.pending
     drafts.end(observer)
     assert not drafts.pending
-    (before, shown), (after, same) = observer.told
+    (before, reported), (after, same) = observer.calls
     assert (before, after) == ("before", "after")
-    assert shown is same
-    wanted = step()
+    assert reported is same
+    expected = step()
     for name in inputs:
-        assert torch.equal(getattr(shown, name), getattr(wanted, name)), name
-    assert list(shown.groups) == ["draft"]
-    assert shown.groups["draft"].out_slots.tolist() == [15, 4, 25, 26]
-    assert shown.groups["draft"].slot_table is view.groups["draft"].slot_table
+        assert torch.equal(getattr(reported, name), getattr(expected, name)), name
+    assert list(reported.groups) == ["draft"]
+    assert reported.groups["draft"].out_slots.tolist() == [15, 4, 25, 26]
+    assert reported.groups["draft"].slot_table is view.groups["draft"].slot_table
 
 
 def test_failed_drafting_leaves_slots_unverified() -> None:
-    drafts, observer = groups(), Noting()
-    drafts.begin(step(), Noting())
+    drafts, observer = groups(), RecordingObserver()
+    drafts.begin(step(), RecordingObserver())
     drafts.fail(observer)
-    assert observer.told == [("received", ("draft", [15, 4, 25, 26]))]
+    assert observer.calls == [("received", ("draft", [15, 4, 25, 26]))]
     drafts.fail(observer)
     drafts.end(observer)
-    assert len(observer.told) == 1
+    assert len(observer.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,7 @@ def test_failed_drafting_leaves_slots_unverified() -> None:
     [("EagleProposer", False, True), ("EagleProposer", True, False), ("DFlashProposer", False, False)],
 )
 @pytest.mark.parametrize("attribute", ["drafter", "speculator"])
-def test_only_drafters_that_were_tried_are_followed(
-    attribute: str, drafter: str, parallel: bool, known: bool
-) -> None:
+def test_only_known_drafters_are_followed(attribute: str, drafter: str, parallel: bool, known: bool) -> None:
     config = SimpleNamespace(parallel_drafting=parallel)
     runner = SimpleNamespace(speculative_config=config)
     setattr(runner, attribute, type(drafter, (), {})())

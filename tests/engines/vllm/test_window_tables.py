@@ -1,4 +1,4 @@
-"""Out of the window and parted tables, counted against a walk over every token."""
+"""Tokens out of the window and diverging ones, compared with a loop over every token."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ def group(number: int, name: str, window: int | None = None, size: int = 4, draf
     )
 
 
-def walked(full: VllmGroup, windowed: VllmGroup, served: list[ScheduledRequest], lists) -> tuple[int, int]:
-    gone = diverging = 0
-    for request, before, after in served:
+def by_token(
+    full: VllmGroup, windowed: VllmGroup, requests: list[ScheduledRequest], lists
+) -> tuple[int, int]:
+    missing = diverging = 0
+    for request, before, after in requests:
         kept_from = max(0, before - windowed.view.window + 1) // windowed.block_size
         for position in range(after):
             order, offset = divmod(position, windowed.block_size)
             block = lists[windowed.number][request][order] if order >= kept_from else 0
             other = lists[full.number][request][position // full.block_size] * full.block_size
             if not block:
-                gone += 1
+                missing += 1
             elif block * windowed.block_size + offset != other + position % full.block_size:
                 diverging += 1
-    return gone, diverging
+    return missing, diverging
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (8, 4), (4, 8), (6, 4)])
-def test_as_a_walk_over_every_token(sizes: tuple[int, int]) -> None:
+def test_as_a_loop_over_every_token(sizes: tuple[int, int]) -> None:
     full, windowed = group(0, "full", size=sizes[0]), group(1, "swa", window=10, size=sizes[1])
     seen = set()
     for seed in range(300):
@@ -55,7 +57,7 @@ def test_as_a_walk_over_every_token(sizes: tuple[int, int]) -> None:
         tokens = WindowTables([full, windowed]).compare(served, lists)
         assert tokens is not None
         assert (tokens.full, tokens.windowed) == (("full",), ("swa",))
-        assert (tokens.out_of_window, tokens.diverging) == walked(full, windowed, served, lists)
+        assert (tokens.out_of_window, tokens.diverging) == by_token(full, windowed, served, lists)
         seen.add((tokens.out_of_window, tokens.diverging))
     assert len(seen) > 100
 
@@ -88,9 +90,9 @@ def test_without_both_kinds_there_is_nothing_to_compare(found: list[VllmGroup]) 
 
 def test_requests_that_ended_are_left_out() -> None:
     tables = WindowTables([group(0, "full"), group(1, "swa", 8)])
-    assert tables.compare([ScheduledRequest("gone", 15, 16)], {0: {}, 1: {}}) is None
+    assert tables.compare([ScheduledRequest("ended", 15, 16)], {0: {}, 1: {}}) is None
     lists = {0: {"a": [1, 2]}, 1: {"a": [3, 4]}}
-    tokens = tables.compare([ScheduledRequest("gone", 15, 16), ScheduledRequest("a", 4, 5)], lists)
+    tokens = tables.compare([ScheduledRequest("ended", 15, 16), ScheduledRequest("a", 4, 5)], lists)
     assert tokens is not None
     assert (tokens.out_of_window, tokens.diverging) == (0, 5)
 

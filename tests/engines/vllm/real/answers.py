@@ -24,7 +24,7 @@ def give_room_to_later_stages(worker: Any) -> None:
         )
 
 
-QUIET_SECONDS = 2.0  # idle sweeps and patrol have their turn
+QUIET_SECONDS = 2.0  # time for idle sweeps and the patrol
 
 
 def main(model: str, result: Path, engine: dict[str, Any]) -> None:

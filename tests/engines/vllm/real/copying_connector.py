@@ -10,7 +10,7 @@ SIZE = 32
 STORE: dict[tuple[int, ...], list[Any]] = {}  # tokens of a prefix -> its last block, layer by layer
 
 
-class Orders(KVConnectorMetadata):
+class Transfers(KVConnectorMetadata):
     """Blocks to fill before the forward, blocks to keep after it: (tokens of the prefix, block)."""
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class CopyingConnector(KVConnectorBase_V1):
             pairs = _prefixes(list(request.prompt_token_ids), blocks.get_block_ids()[0])
             self._loads += [pair for pair in pairs if pair[0] in STORE]
 
-    def build_connector_meta(self, scheduler_output: Any) -> Orders:
-        orders = Orders()
-        orders.loads, self._loads = self._loads, []
+    def build_connector_meta(self, scheduler_output: Any) -> Transfers:
+        transfers = Transfers()
+        transfers.loads, self._loads = self._loads, []
         for new in scheduler_output.scheduled_new_reqs:
-            orders.saves += _prefixes(new.prompt_token_ids, new.block_ids[0])
-        return orders
+            transfers.saves += _prefixes(new.prompt_token_ids, new.block_ids[0])
+        return transfers
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         for prefix, block in self._get_connector_metadata().loads:

@@ -60,10 +60,10 @@ def stand_in_driver() -> None:
 def main(cases: dict[str, dict[str, Any]], results: Path) -> None:
     """One process for all: importing vLLM takes longer than a case does."""
     stand_in_driver()
-    told = {}
+    report = {}
     for name, case in cases.items():
-        told[name] = instrumented(**case) | {"plain": plain(**case)}
-        results.write_text(json.dumps(told))
+        report[name] = instrumented(**case) | {"plain": plain(**case)}
+        results.write_text(json.dumps(report))
 
 
 def plain(model: str, engine: dict[str, Any], prompts: int) -> list[list[list[int]]]:
@@ -94,48 +94,48 @@ def instrumented(model: str, engine: dict[str, Any], prompts: int) -> dict[str, 
     os.environ["KV_CANARY_MODE"] = "log"
     rig = Rig(Path(model), **engine)
     sampled = count_sampled(rig)
-    told: dict[str, Any] = {"answers": ask(rig, prompts), "runner": type(rig.runner).__module__}
-    told["clean"] = [repr(violation) for violation in rig.settle()]
-    told |= {"sampled": max(sampled), "checks": rig.checks(), "state": list(map(str, rig.canary.verdict()))}
-    told["swept"] = rig.canary.sweeper.last.total if rig.canary.sweeper.last else 0
-    told["groups"] = [group.name for group in rig.canary.state.groups]
+    report: dict[str, Any] = {"answers": ask(rig, prompts), "runner": type(rig.runner).__module__}
+    report["clean"] = [repr(violation) for violation in rig.settle()]
+    report |= {"sampled": max(sampled), "checks": rig.checks(), "state": list(map(str, rig.canary.verdict()))}
+    report["swept"] = rig.canary.sweeper.last.total if rig.canary.sweeper.last else 0
+    report["groups"] = [group.name for group in rig.canary.state.groups]
     rig.layer_cache(0, 0)[rig.idle_blocks()[0]].zero_()
-    told["zeroed"] = sorted({violation.reason.value for violation in rig.settle()})
+    report["zeroed"] = sorted({violation.reason.value for violation in rig.settle()})
     if rig.adapter.vllm_groups[-1].draft:
         rig.found.clear()
         rig.draft_cache()[rig.idle_blocks()[-1]].zero_()
         own = (found.reason.value for found in rig.settle() if found.group == "draft")
-        told["draft_zeroed"] = sorted(set(own))
+        report["draft_zeroed"] = sorted(set(own))
     rig.start({"a": made(1, shared=100)[0], "b": list(range(50, 150))}, 60)
     rig.step(6)
     if (windows := rig.canary.swa.latest) is not None:
-        told["windows"] = {"step": rig.canary.step, "scheduled": rig.scheduled_windows()}
-        told["windows"]["reported"] = msgspec.to_builtins(windows)
+        report["windows"] = {"step": rig.canary.step, "scheduled": rig.scheduled_windows()}
+        report["windows"]["reported"] = msgspec.to_builtins(windows)
     tables = rig.runner.block_tables.block_tables[0].gpu
     rows = [rig.runner.req_states.req_id_to_index[name] for name in rig.runner.req_states.req_id_to_index]
     tables[rows[:2]] = tables[rows[:2][::-1]]
     rig.found.clear()
     rig.step()
     tables[rows[:2]] = tables[rows[:2][::-1]]
-    told["exchanged"] = sorted({violation.reason.value for violation in rig.settle()})
-    told["order"] = order(rig, made(1, seed=11)[0])
-    told["order_unseen"] = order(rig, made(1, seed=12)[0], unseen="compute_logits")
+    report["exchanged"] = sorted({violation.reason.value for violation in rig.settle()})
+    report["order"] = order(rig, made(1, seed=11)[0])
+    report["order_unseen"] = order(rig, made(1, seed=12)[0], unseen="compute_logits")
     rig.close()
-    return told
+    return report
 
 
 def order(rig: Any, prompt: list[int], unseen: str = "") -> list[str]:
     """What a step consists of that computes a prompt and its only answer; `unseen`: not wrapped then."""
     import pytest
 
-    from tests.engines.vllm.real.noting import noted_calls
+    from tests.engines.vllm.real.call_order import recorded_calls
 
     rig.finish()
     model = rig.runner.model
     with pytest.MonkeyPatch.context() as patch:
         if unseen:
             patch.setattr(model, unseen, getattr(type(model), unseen).__get__(model))
-        calls = noted_calls(rig, patch, "postprocess_sampled")
+        calls = recorded_calls(rig, patch, "postprocess_sampled")
         rig.start({"c": prompt}, 1)
         rig.step()
     return calls

@@ -88,10 +88,14 @@ def _glm_mtp() -> Any:
 def _gemma3() -> Any:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 2
+    types = (["sliding_attention"] * 2 + ["full_attention"]) * 2
     return Gemma3ForCausalLM(
         Gemma3TextConfig(
-            num_hidden_layers=6, sliding_window=64, layer_types=kinds, query_pre_attn_scalar=32, **_COMMON
+            num_hidden_layers=6,
+            sliding_window=64,
+            layer_types=types,
+            query_pre_attn_scalar=32,
+            **_COMMON,
         )
     )
 

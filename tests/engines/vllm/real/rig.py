@@ -1,4 +1,4 @@
-"""One real vLLM engine in this process, with what tests look at and tamper with."""
+"""One real vLLM engine in this process, with access to its tensors and its canary."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Rig:
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.worker = self.core.model_executor.driver_worker.worker
         self.found: list[Violation] = []
-        self.watch()
+        self.collect_from()
 
-    def watch(self, canary: CanaryRuntime | None = None) -> None:
+    def collect_from(self, canary: CanaryRuntime | None = None) -> None:
         """Collect the violations of this canary, by default of the one that the worker has now."""
         self._canary = canary or runtime_of(self.worker)
         if self._canary is not None:
@@ -153,15 +153,15 @@ class Rig:
         for group in groups:
             if group.view.window is None:
                 continue
-            lists, gone, diverging = managers[group.number].req_to_blocks, 0, 0
+            lists, missing, diverging = managers[group.number].req_to_blocks, 0, 0
             for request in running:
                 for at in range(request.num_computed_tokens):
                     block = lists[request.request_id][at // group.block_size]
                     other = full[request.request_id][at // group.block_size]
-                    gone += block.is_null
+                    missing += block.is_null
                     diverging += not block.is_null and block.block_id != other.block_id
-            counts.append((gone, diverging))
-        return min(gone for gone, _ in counts), min(diverging for _, diverging in counts)
+            counts.append((missing, diverging))
+        return min(missing for missing, _ in counts), min(diverging for _, diverging in counts)
 
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
@@ -191,9 +191,9 @@ def count_sampled(rig: Rig) -> set[int]:
     scheduler = rig.core.scheduler
     update = scheduler.update_from_output
 
-    def noted(scheduled: Any, output: Any) -> Any:
+    def counted(scheduled: Any, output: Any) -> Any:
         found.update(map(len, output.sampled_token_ids))
         return update(scheduled, output)
 
-    scheduler.update_from_output = noted
+    scheduler.update_from_output = counted
     return found

@@ -24,14 +24,14 @@ def test_pairs_and_flips(tmp_path: Path) -> None:
         str(result),
     ]
     subprocess.run(command, env=os.environ, check=True, timeout=240, capture_output=True)
-    told = json.loads(result.read_text())
-    assert "unfinished" not in told
-    assert (told["violations"], told["faults"]) == (0, 0)
-    assert told["verified"] > 10_000
-    assert all(len(told[part]["seconds"]) == 2 for part in ("prefill", "fill", "decode"))
-    assert [len(told["prefill"]["each_ms"][kind]) for kind in ("none", "log")] == [1, 1]
-    assert set(told["prefill_host_us"]) == set(told["decode_host_us"])
-    assert told["prefill_host_us"]["tail"] > 0
-    assert set(told["decode_host_us"]) >= {"head", "tail", "patrol", "pump", "adapter"}
-    for flips in told["flips"].values():
+    figures = json.loads(result.read_text())
+    assert "unfinished" not in figures
+    assert (figures["violations"], figures["faults"]) == (0, 0)
+    assert figures["verified"] > 10_000
+    assert all(len(figures[part]["seconds"]) == 2 for part in ("prefill", "fill", "decode"))
+    assert [len(figures["prefill"]["each_ms"][kind]) for kind in ("none", "log")] == [1, 1]
+    assert set(figures["prefill_host_us"]) == set(figures["decode_host_us"])
+    assert figures["prefill_host_us"]["tail"] > 0
+    assert set(figures["decode_host_us"]) >= {"head", "tail", "patrol", "pump", "adapter"}
+    for flips in figures["flips"].values():
         assert flips == {"flips": 2 * 4, "caught": 2 * 4, "other_violations": 0}

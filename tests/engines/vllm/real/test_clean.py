@@ -1,4 +1,4 @@
-"""No false alarm, and vLLM answers the same with the canary as without."""
+"""No false alarms, and the same outputs with the canary as without."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def count_preemptions(rig: Rig) -> list[str]:
     scheduler, found = rig.core.scheduler, []
     preempt = scheduler._preempt_request
 
-    def noted(request: Any, *given: Any, **named: Any) -> Any:
+    def counted(request: Any, *given: Any, **named: Any) -> Any:
         found.append(request.request_id)
         return preempt(request, *given, **named)
 
-    scheduler._preempt_request = noted
+    scheduler._preempt_request = counted
     return found

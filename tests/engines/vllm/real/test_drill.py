@@ -1,4 +1,4 @@
-"""Drills in a real vLLM: planted in the null block, found, healed, and felt by nobody."""
+"""Drills in a real vLLM: faults in the null block are found and restored, and outputs stay the same."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_a_drill_in_the_null_block_is_found_and_changes_no_token(make_rig: Any, 
     rig = make_rig(model, canary={"drill_enabled": "true"})
     quiet = answers(rig, drills=False)
     rig.fresh()
-    told: list[Any] = []
-    rig.canary.reporter.send = told.append
-    lent = [locate_byte(source, 0, 0) for source in rig.adapter.vllm_groups[0].view.sources]
-    before = [address.read() for address in lent]
+    sent: list[Any] = []
+    rig.canary.reporter.send = sent.append
+    scratch = [locate_byte(source, 0, 0) for source in rig.adapter.vllm_groups[0].view.sources]
+    before = [address.read() for address in scratch]
     assert answers(rig, drills=True) == quiet
-    findings = [message.finding for message in told if isinstance(message, DrillReport)]
+    findings = [message.finding for message in sent if isinstance(message, DrillReport)]
     detected = [one for one in findings if one.outcome is DrillOutcome.DETECTED]
     # One that is under way refuses the next: nothing else may keep a drill from being detected.
     assert {one.outcome for one in findings} <= {DrillOutcome.DETECTED, DrillOutcome.REFUSED}
@@ -47,4 +47,4 @@ def test_a_drill_in_the_null_block_is_found_and_changes_no_token(make_rig: Any, 
     assert all(one.latency_steps <= 1 for one in detected)
     assert rig.settle() == []
     rig.canary.drill.close()
-    assert [address.read() for address in lent] == before
+    assert [address.read() for address in scratch] == before

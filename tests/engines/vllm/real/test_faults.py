@@ -1,4 +1,4 @@
-"""Corruption planted from outside our code, into vLLM's own tensors and tables."""
+"""Faults injected into vLLM's own tensors and tables, not through the canary's code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINKS = {Reason.CHAIN, Reason.POSITION, Reason.TOKEN}
 @pytest.fixture(scope="module")
 def rig(models: Any) -> Iterator[Rig]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KV_CANARY_LANE_ROWS", "1024")  # every row of a flood is looked at here
+        patch.setenv("KV_CANARY_LANE_ROWS", "1024")  # every violation row is inspected here
         made = Rig(models("llama"))
     yield made
     made.close()
@@ -50,16 +50,16 @@ def test_one_bit_in_every_layer_and_part_of_an_idle_block(rig: Rig) -> None:
     rig.generate(prompts(4))
     draw = random.Random(1)
     for layer in range(3):
-        for half in (0, 1):  # K is the first half of a head's page in this layout, V the second
+        for part in (0, 1):  # K is the first part of a head's page in this layout, V the second
             rig.found.clear()
             block, head, word = draw.choice(rig.idle_blocks()), draw.randrange(2), draw.randrange(1024)
             page, bit = raw(rig.layer_cache(0, layer))[block, head].view(2, -1), 1 << draw.randrange(31)
-            page[half, word] ^= bit
+            page[part, word] ^= bit
             found = rig.settle()
-            page[half, word] ^= bit
-            assert {violation.phase for violation in found} == {Phase.PATROL, Phase.SWEEP}, (layer, half)
+            page[part, word] ^= bit
+            assert {violation.phase for violation in found} == {Phase.PATROL, Phase.SWEEP}, (layer, part)
             assert {violation.reason for violation in found} == {Reason.KV_DATA}
-            assert {violation.part for violation in found} == {(Part.K, Part.V)[half]}
+            assert {violation.part for violation in found} == {(Part.K, Part.V)[part]}
             assert {violation.slot for violation in found} <= set(slots_of(block))
 
 
@@ -69,11 +69,11 @@ def test_one_bit_in_every_layer_and_part_of_a_block_in_use(rig: Rig) -> None:
     block = rig.blocks_of("r0-2")[1]
     for layer in range(3):
         page = raw(rig.layer_cache(0, layer))[block, 1].view(2, -1)
-        for half in (0, 1):
+        for part in (0, 1):
             rig.found.clear()
-            page[half, 7] ^= 1 << 9
+            page[part, 7] ^= 1 << 9
             rig.settle()
-            page[half, 7] ^= 1 << 9
+            page[part, 7] ^= 1 << 9
             assert {violation.reason for violation in rig.found} == {Reason.KV_DATA}
             assert {violation.slot // 32 for violation in rig.found} == {block}
 
@@ -102,10 +102,10 @@ def test_table_entry_of_another_request(rig: Rig) -> None:
     rig.start(own(2, seed=3))
     rig.step(4)
     table = rig.runner.input_batch.block_table[0].block_table.np
-    mine, other = rig.row_of("r0-3"), rig.row_of("r1-3")
-    right, table[mine, 1] = table[mine, 1].copy(), table[other, 1]
+    own_row, other = rig.row_of("r0-3"), rig.row_of("r1-3")
+    right, table[own_row, 1] = table[own_row, 1].copy(), table[other, 1]
     rig.step(2)
-    table[mine, 1] = right
+    table[own_row, 1] = right
     found = rig.settle()
     assert {violation.reason for violation in found} <= LINKS
     assert {violation.phase for violation in found} == {Phase.HEAD, Phase.TAIL}

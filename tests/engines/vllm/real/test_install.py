@@ -35,7 +35,7 @@ def install(rig: Rig, engine: Any, mode: Mode = Mode.LOG) -> None:
     canary = install_canary(engine, CanaryConfig(mode=mode, endpoint="inproc"))
     assert canary is not None
     canary.mark_ready()
-    rig.watch(canary)
+    rig.collect_from(canary)
 
 
 @pytest.mark.parametrize("given", ["llm", "runner"])

@@ -1,4 +1,4 @@
-"""Raise, sleep, wake and leave: what the canary does to vLLM's life, and what it leaves behind."""
+"""Mode raise, sleep, wake-up and detach: how the canary follows a worker's life cycle."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_raise_with_a_draft_ends_the_engine_where_tokens_are_sampled(make_rig: A
     assert not rig.adapter.hooks.lock.locked()
 
 
-def test_raise_tells_at_the_next_step_what_was_found_while_idle(make_rig: Any) -> None:
+def test_the_next_step_raises_what_was_found_while_idle(make_rig: Any) -> None:
     rig = make_rig(canary={"mode": "raise"})
     rig.generate(prompts(4), 4)
     block = rig.idle_blocks()[0]
@@ -72,7 +72,7 @@ def test_detached_while_asleep_and_back_after(make_rig: Any) -> None:
     assert worker.runtime_of(rig.worker) is None
     assert "execute_model" not in vars(rig.runner)
     rig.llm.wake_up()
-    rig.watch()
+    rig.collect_from()
     assert rig.generate(prompts(6), 8) == first
     assert rig.settle() == []
     assert rig.canary.verdict() == (State.OK, ())
@@ -81,7 +81,7 @@ def test_detached_while_asleep_and_back_after(make_rig: Any) -> None:
 
 @pytest.fixture
 def unregistered() -> Iterator[None]:
-    """vLLM loads its plugins once in a process: what a test takes out comes back afterwards."""
+    """vLLM loads its plugins once per process, so the plugin is registered again afterwards."""
     plugin.unregister()
     yield
     plugin.unregister()

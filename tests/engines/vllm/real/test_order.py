@@ -1,4 +1,4 @@
-"""What is launched ahead of vLLM's forward, and what behind it: the order on a GPU, seen on a CPU."""
+"""What is launched before vLLM's forward, and what after it: the order on a GPU, tested on a CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from canary_obs.engines.toolkit.token_digests import TokenDigests
 from canary_obs.vocabulary import State
-from tests.engines.vllm.real.noting import noted_calls
+from tests.engines.vllm.real.call_order import recorded_calls
 from tests.engines.vllm.real.rig import prompts
 
 
@@ -17,7 +17,7 @@ def test_only_the_comparison_of_old_bytes_precedes_the_forward(
 ) -> None:
     rig = make_rig()
     rig.generate(prompts(2), 2)
-    calls = noted_calls(rig, monkeypatch)
+    calls = recorded_calls(rig, monkeypatch)
     rig.start({"a": prompts(1, seed=3)[0]}, 1)
     rig.step()
     assert calls == [
@@ -31,11 +31,11 @@ def test_what_the_first_step_needs_was_run_at_attach(make_rig: Any, monkeypatch:
     advanced: list[tuple[object, ...]] = []
     advance = TokenDigests.advance
 
-    def noted(digests: TokenDigests, requests: list[str], tokens: Any, ends: Any) -> Any:
+    def recorded(digests: TokenDigests, requests: list[str], tokens: Any, ends: Any) -> Any:
         advanced.append((len(requests), tokens.dtype, tokens.shape, ends.dtype))
         return advance(digests, requests, tokens, ends)
 
-    monkeypatch.setattr(TokenDigests, "advance", noted)
+    monkeypatch.setattr(TokenDigests, "advance", recorded)
     rig.adapter.warm_up()
     compiled, advanced[:] = advanced[0], []
     rig.generate(prompts(1), 2)
@@ -49,7 +49,7 @@ def test_drafting_changes_the_inputs_so_all_checks_precede_the_forward(
     speculation = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
     rig = make_rig(speculative_config=speculation, async_scheduling=False)
     rig.generate(prompts(2), 2)
-    calls = noted_calls(rig, monkeypatch)
+    calls = recorded_calls(rig, monkeypatch)
     rig.start({"a": prompts(1, seed=3)[0]}, 1)
     rig.step()
     assert [call for call in calls if call in ("before_write", "forward_launched", "forward", "mark")] == [
@@ -57,19 +57,19 @@ def test_drafting_changes_the_inputs_so_all_checks_precede_the_forward(
     ]  # fmt: skip
 
 
-def test_a_dummy_batch_waits_for_what_runs_beside(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dummy_batch_waits_for_the_side_stream(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig()
     rig.generate(prompts(2), 2)
-    calls = noted_calls(rig, monkeypatch)
+    calls = recorded_calls(rig, monkeypatch)
     rig.runner._dummy_run(1)
     assert calls[:2] == ["join", "forward"]
     assert "before_write" not in calls
 
 
-def test_a_forward_that_cannot_be_shown_in_full_is_adopted(
+def test_a_forward_whose_view_cannot_be_completed_is_adopted(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids and digests come behind the forward; the engine goes on without them."""
+    """Ids and digests are added after the forward; without them the engine keeps serving."""
     rig = make_rig()
     plain = rig.generate(prompts(3), 6)
     rig.fresh()

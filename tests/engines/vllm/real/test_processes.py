@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stages": {"pipeline_parallel_size": 2},
     "shards": {"tensor_parallel_size": 2},
 }
-PLANTED = {
+INJECTED = {
     "KV_CANARY_PERTURB": "real_kv_used=1",
     "KV_CANARY_PERTURB_ENABLED": "true",
     "KV_CANARY_PERTURB_WARMUP": "3",
@@ -100,7 +100,7 @@ def test_every_rank_is_protected_and_answers_stay(
 
 
 def test_raise_ends_engine_and_workers_with_the_evidence(models: Any, tmp_path: Path) -> None:
-    canary = {"KV_CANARY_MODE": "raise", "KV_CANARY_ENDPOINT": "inproc", **PLANTED}
+    canary = {"KV_CANARY_MODE": "raise", "KV_CANARY_ENDPOINT": "inproc", **INJECTED}
     process = start(models("llama"), tmp_path / "answers", CASES["shards"], canary)
     try:
         status = process.wait(SECONDS)

@@ -1,4 +1,4 @@
-"""What cannot be protected is said, and vLLM serves as ever."""
+"""vLLM keeps serving when it cannot be protected, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def unexplained(layer: Any, *_: Any) -> Any:
 
 @pytest.fixture
 def other_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A vLLM nobody has tried, from the plugin's point of view."""
+    """A vLLM version that is not supported, as the plugin sees it."""
     plugin.unregister()
     with monkeypatch.context() as patch:
         patch.setattr("vllm.__version__", "0.99.0")

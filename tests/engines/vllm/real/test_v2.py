@@ -23,7 +23,7 @@ SECONDS = 560.0
 
 
 @pytest.fixture(scope="module")
-def told(models: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(models: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cases = {
         name: {"model": str(models(name)), "engine": ENGINE, "prompts": 8} for name in ("llama", "gemma3")
     }
@@ -45,8 +45,8 @@ def told(models: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 
 
 @pytest.mark.parametrize("case", GROUPS)
-def test_clean_and_faults(told: dict[str, Any], case: str) -> None:
-    found = told[case]
+def test_clean_and_faults(report: dict[str, Any], case: str) -> None:
+    found = report[case]
     assert found["runner"] == "vllm.v1.worker.cpu.model_runner"
     assert found["clean"] == []
     assert found["answers"] == found["plain"]
@@ -59,8 +59,8 @@ def test_clean_and_faults(told: dict[str, Any], case: str) -> None:
     assert ("windows" in found) is (case == "gemma3")
 
 
-def test_windows_are_compared_as_the_scheduler_has_them(told: dict[str, Any]) -> None:
-    windows = told["gemma3"]["windows"]
+def test_windows_are_compared_as_the_scheduler_has_them(report: dict[str, Any]) -> None:
+    windows = report["gemma3"]["windows"]
     reported = windows["reported"]
     assert reported["step"] == windows["step"]
     assert (reported["swa_groups"], reported["full_groups"]) == (["swa", "swa2"], ["full"])
@@ -70,19 +70,19 @@ def test_windows_are_compared_as_the_scheduler_has_them(told: dict[str, Any]) ->
     assert 0 < reported["verified_swa"] < reported["verified_full"]
 
 
-def test_the_end_of_a_step_is_launched_behind_the_product_of_sampling(told: dict[str, Any]) -> None:
-    """Beside that product it would slow it; before the forward comes only what must."""
+def test_the_end_of_a_step_is_launched_after_the_logits(report: dict[str, Any]) -> None:
+    """Concurrent work would slow the logits; only what must precedes the forward."""
     begun = ["join", "before_write", "mark", "forward", "MARK", "forward_launched", "leave", "compute_logits"]
     end = ["ALL", "after_forward", "after_step", "leave"]
-    assert told["llama"]["order"] == [*begun, *end, "postprocess_sampled"]
+    assert report["llama"]["order"] == [*begun, *end, "postprocess_sampled"]
     # Sampling that takes another way to its logits ends the step no less.
-    assert told["llama"]["order_unseen"] == [*begun, "postprocess_sampled", *end]
+    assert report["llama"]["order_unseen"] == [*begun, "postprocess_sampled", *end]
 
 
 @pytest.mark.parametrize("case", ["draft_model", "eagle"])
-def test_drafting_ends_a_step(told: dict[str, Any], case: str) -> None:
+def test_drafting_ends_a_step(report: dict[str, Any], case: str) -> None:
     """Its forward is shown with the draft's own, once that has run."""
-    calls = [call for call in told[case]["order"] if call not in ("join", "ALL", "leave")]
+    calls = [call for call in report[case]["order"] if call not in ("join", "ALL", "leave")]
     forward = calls.index("forward")
     assert calls[:forward] == ["before_write", "forward_launched"]
     assert calls.index("compute_logits") > calls.index("after_forward")
@@ -90,7 +90,7 @@ def test_drafting_ends_a_step(told: dict[str, Any], case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["draft_model", "eagle"])
-def test_draft_layers(told: dict[str, Any], case: str) -> None:
+def test_draft_layers(report: dict[str, Any], case: str) -> None:
     """Captured graphs apart, drafting is what it is on a GPU: all its state lies on the device."""
-    assert told[case]["sampled"] >= 2
-    assert told[case]["draft_zeroed"] == ["kv_data"]
+    assert report[case]["sampled"] >= 2
+    assert report[case]["draft_zeroed"] == ["kv_data"]

@@ -58,7 +58,7 @@ def test_the_reported_tokens_are_those_of_the_schedulers_tables(make_rig: Any) -
         assert (found.out_of_window, found.index_divergence) == wanted
         seen.add(wanted)
     assert len(seen) > 10
-    assert max(gone for gone, _ in seen) > 0
+    assert max(missing for missing, _ in seen) > 0
     rig.finish()
 
 
