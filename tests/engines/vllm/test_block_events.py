@@ -48,6 +48,6 @@ def test_runs_of_blocks(blocks: list[Block], start: int, expected: list[object])
 
 def test_a_hash_that_moves_is_found_within_a_run() -> None:
     pool = SimpleNamespace()
-    block_events._note(pool, PublishedRun(2, (3, 7, 5), 4, 9, 16))
+    block_events._record(pool, PublishedRun(2, (3, 7, 5), 4, 9, 16))
     block_events._around_move_block_hashes(lambda *_: None)(pool, Block(7), Block(8))
     assert vars(pool)[block_events._PENDING][-1] == Published(2, 8, 5, 3, 16)

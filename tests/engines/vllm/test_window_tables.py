@@ -42,7 +42,7 @@ def test_as_a_loop_over_every_token(sizes: tuple[int, int]) -> None:
     seen = set()
     for seed in range(300):
         draw = random.Random(seed)
-        served = [ScheduledRequest(f"r{i}", before, before + draw.randrange(1, 30))
+        requests = [ScheduledRequest(f"r{i}", before, before + draw.randrange(1, 30))
                   for i in range(3) for before in (draw.choice([0, 1, 9, 10, 13, 40]),)]  # fmt: skip
         lists = {
             found.number: {
@@ -50,14 +50,14 @@ def test_as_a_loop_over_every_token(sizes: tuple[int, int]) -> None:
                 row.request: [
                     draw.randrange(found.number == 0, 3) for _ in range(row.after // found.block_size + 2)
                 ]
-                for row in served
+                for row in requests
             }
             for found in (full, windowed)
         }
-        tokens = WindowTables([full, windowed]).compare(served, lists)
+        tokens = WindowTables([full, windowed]).compare(requests, lists)
         assert tokens is not None
         assert (tokens.full, tokens.windowed) == (("full",), ("swa",))
-        assert (tokens.out_of_window, tokens.diverging) == by_token(full, windowed, served, lists)
+        assert (tokens.out_of_window, tokens.diverging) == by_token(full, windowed, requests, lists)
         seen.add((tokens.out_of_window, tokens.diverging))
     assert len(seen) > 100
 
