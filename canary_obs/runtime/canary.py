@@ -179,7 +179,7 @@ class CanaryRuntime:
         try:
             self.counter_reader.log.remember_requests(self.run.step, view.request_ids)
             self._checks.head(view)
-            self.history.wrote(view)
+            self.history.record_writes(view)
         except Exception as error:  # noqa: BLE001 - raised again in mode `raise`
             self._head_failed(view, error)
         self.run.overhead["head"] += time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""What happens around one model forward: identities, links and bytes of every group."""
+"""Launches the checks around one model forward: identities, links and bytes of every group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from canary_obs.runtime.health import Health
 
 
 class ForwardChecks:
-    """Head and tail of one forward. Launches only; nothing here waits for the device."""
+    """Launches only; waits for the device nowhere but in `prefix_slots`."""
 
     def __init__(self, state: DeviceState, health: Health, config: CanaryConfig) -> None:
         self._state, self._health = state, health
@@ -25,7 +25,7 @@ class ForwardChecks:
         self._batches: list[tuple[Group, RowBatch]] = []
 
     def before_write(self, view: StepView, step: int) -> None:
-        """Bytes about to be overwritten."""
+        """Compare the bytes that forward number `step` is about to overwrite."""
         state = self._state
         state.tick(step)
         if self._reuse:
@@ -34,7 +34,7 @@ class ForwardChecks:
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
 
     def head(self, view: StepView) -> None:
-        """Identities of the new tokens, links of every prefix."""
+        """Write the identities of the new tokens; verify the links of every prefix."""
         state = self._state
         self._batches = [(group, group.batch(view)) for group in state.named(view.groups)]
         for group, batch in self._batches:
@@ -43,7 +43,7 @@ class ForwardChecks:
             self._health.count_launch(group.index, layout.Phase.HEAD)
 
     def tail(self) -> None:
-        """Fingerprints of the new slots, links of every prefix and the new tokens; prefix bytes on wish."""
+        """Fingerprint the new slots; verify all links; compare prefix bytes where configured."""
         state = self._state
         for group, batch in self._batches:
             complete_slots(state.backend, group.buffers, group.plan, batch.out_slots)
@@ -55,14 +55,14 @@ class ForwardChecks:
         self._batches = []
 
     def abandon(self, view: StepView) -> None:
-        """The slots this forward should have written hold nobody knows what: adopt them."""
+        """Adopt the output slots of a forward that failed: their content is unknown."""
         self._batches = []
         for group in self._state.named(view.groups):
             group.adopt(view.groups[group.name].out_slots)
 
 
 def prefix_slots(batch: RowBatch) -> Tensor:
-    """int64 [n]: every prefix slot of a batch, shared ones once; waits for the device (CI setting only)."""
+    """int64 [n]: the prefix slots of a batch, each once. Waits for the device: for `prefix_data` only."""
     used = []
     for row, start, stop in zip(
         batch.rows.tolist(), batch.starts.tolist(), batch.prefix_lens.tolist(), strict=True

@@ -1,4 +1,4 @@
-"""Whether the canary itself can be believed: its faults, its kernels' run counters, and the verdict."""
+"""The verdict on a rank, from violations, faults, kernel runs, coverage and ages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIPELINE_STALE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthInputs:
-    """What the verdict weighs, gathered by the runtime. Ages in seconds; None = does not apply."""
+    """What the verdict is made of. Ages in seconds; None = does not apply."""
 
     armed: bool
     paused: bool
@@ -33,38 +33,39 @@ class HealthInputs:
 
 
 class Health:
-    """Counts the observer's faults and compares kernel runs launched with kernel runs that happened."""
+    """Counts the observer's faults and compares launched kernel runs with counted ones."""
 
     def __init__(self, num_groups: int, config: CanaryConfig) -> None:
         self._config = config
         self.faults: Counter[str] = Counter()
-        self.disarmed: str | None = None
+        self.disarmed: str | None = None  # why checks were turned off; None = they were not
+        # [groups][NUM_PHASES]
         self.launched_runs = [[0] * layout.NUM_PHASES for _ in range(num_groups)]
-        self._expected: dict[int, list[list[int]]] = {}
-        self.stalled: set[tuple[int, layout.Phase]] = set()
+        self._expected: dict[int, list[list[int]]] = {}  # runs by sequence of the copy
+        self.stalled: set[tuple[int, layout.Phase]] = set()  # (group, phase)
         self._acknowledged_faults = 0
         self._acknowledged_violations = 0
         self._acknowledged_drops = 0
         self._acknowledged_messages = 0
 
     def count_launch(self, group: int, phase: layout.Phase) -> None:
-        """A check of this phase was launched and must show up in COUNT_RUNS."""
+        """Note that a check was launched, which COUNT_RUNS must show."""
         self.launched_runs[group][phase] += 1
 
     def expect_runs(self, sequence: int) -> None:
-        """The copy with this sequence must carry every run launched so far."""
+        """Note that the counter copy with this sequence must show every run launched so far."""
         self._expected[sequence] = [list(phases) for phases in self.launched_runs]
 
     def compare_runs(self, sequence: int, runs: Sequence[Sequence[int]]) -> None:
-        """Compare the runs in a copy ([groups][NUM_PHASES]) with what was launched before it.
+        """Compare the runs in a copy, [groups][NUM_PHASES], with those launched before it.
 
-        A difference is a stalled kernel.
+        A missing run marks the kernel as stalled.
         """
         expected = self._expected.pop(sequence, None)
         if expected is None:
             return
         for skipped in [number for number in self._expected if number < sequence]:
-            del self._expected[skipped]  # a copy that nobody looked at
+            del self._expected[skipped]  # copies that were never processed
         if runs == expected:
             return
         for group, (wanted, seen) in enumerate(zip(expected, runs, strict=True)):
@@ -74,12 +75,12 @@ class Health:
                     self._rebase(group, phase, missing)
 
     def _rebase(self, group: int, phase: layout.Phase, missing: int) -> None:
-        # One lost run is one finding; without this every later copy would repeat it.
+        # Report a lost run once; without this every later copy would repeat it.
         for counts in (self.launched_runs, *self._expected.values()):
             counts[group][phase] -= missing
 
     def acknowledge(self, health_inputs: HealthInputs) -> None:
-        """An operator has seen everything up to now."""
+        """Leave everything up to now out of later verdicts."""
         self._acknowledged_violations = health_inputs.violations
         self._acknowledged_drops = health_inputs.events_dropped
         self._acknowledged_messages = health_inputs.messages_dropped
@@ -92,14 +93,14 @@ class Health:
         if health_inputs.violations > self._acknowledged_violations:
             count = health_inputs.violations - self._acknowledged_violations
             found.append((State.VIOLATED, f"{count} violations not acknowledged"))
-        found += self._blindness(health_inputs)
-        found += self._debts(health_inputs)
+        found += self._blind_reasons(health_inputs)
+        found += self._degraded_reasons(health_inputs)
         if not found and not health_inputs.armed:
             found.append((State.OFF, "not ready: mark_ready() was not called yet, or the canary is detached"))
         state = worst([state for state, _ in found]) if found else State.OK
         return state, tuple(reason for _, reason in found)
 
-    def _blindness(self, health_inputs: HealthInputs) -> list[tuple[State, str]]:
+    def _blind_reasons(self, health_inputs: HealthInputs) -> list[tuple[State, str]]:
         reasons = [
             f"runs of the {phase.name.lower()} kernel of group {group} are missing"
             for group, phase in sorted(self.stalled)
@@ -113,7 +114,7 @@ class Health:
             reasons.append(f"counters are {health_inputs.pipeline_lag_seconds:.1f} s old")
         return [(State.BLIND, reason) for reason in reasons]
 
-    def _debts(self, health_inputs: HealthInputs) -> list[tuple[State, str]]:
+    def _degraded_reasons(self, health_inputs: HealthInputs) -> list[tuple[State, str]]:
         config, reasons = self._config, []
         if health_inputs.events_dropped > self._acknowledged_drops:
             reasons.append(

@@ -1,4 +1,7 @@
-"""Records on the move between engines of different parallel shapes: fingerprints of shards add up."""
+"""Splits and joins records for transfers between engines that shard heads differently.
+
+The fingerprints of shards sum to the fingerprint of the whole slot.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.faults import Faults
 
 _VERSION = 1
-_LINK = slice(layout.IDENTITY, layout.FINGERPRINT_K)
-_STATE = layout.STATE_MASK << 32
+_LINK_WORDS = slice(layout.IDENTITY, layout.FINGERPRINT_K)
+_STATE_MASK = layout.STATE_MASK << 32
 
 
 class RecordShares:
-    """Splits records for receivers that each hold some of the heads. Plans are made at first use."""
+    """Reads records, split for receivers that each hold some of the heads. Plans are made at first use."""
 
     def __init__(self, state: DeviceState, faults: Faults) -> None:
         self._state, self._faults = state, faults
         self._plans: dict[tuple[str, range], FingerprintPlan] = {}
 
     def format_of(self, name: str) -> int | None:
-        """Two groups whose numbers differ cannot compare each other's fingerprints; None = no such group."""
+        """Number of the fingerprints' format: equal numbers are comparable. None = no such group."""
         group = self._state.by_name.get(name)
         if group is None:
             return None
@@ -38,11 +41,11 @@ class RecordShares:
         return int.from_bytes(blake2b(repr(described).encode(), digest_size=7).digest(), "little")
 
     def read(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor | None:
-        """int64 [n, RECORD_WORDS] of slots (int64 [n]), or [len(shares), n, RECORD_WORDS] that add up.
+        """Records of slots (int64 [n]): int64 [n, RECORD_WORDS], or [len(shares), n, RECORD_WORDS].
 
-        `shares` are ranges of global heads, together all that are held here. The last share's fingerprint is
-        what the record leaves over: bytes that no longer match the record fail at some receiver. None = this
-        failed, which is counted: the bytes then travel without records.
+        `shares` are ranges of global heads, together all that are held here. The last share gets the rest of
+        the recorded fingerprint, so that damaged bytes fail at one of the receivers. None = reading failed,
+        which is counted as a fault: the bytes then travel without records.
         """
         found: list[Tensor] = []
         self._faults.guard("announce", lambda: found.append(self._read(name, slots, shares)))
@@ -63,25 +66,25 @@ class RecordShares:
     def _plan(self, group: Group, share: range) -> FingerprintPlan:
         key = group.name, share
         if key not in self._plans:
-            sources = [_narrowed(source, share) for source in group.view.sources]
+            sources = [_source_of_share(source, share) for source in group.view.sources]
             self._plans[key] = plan_fingerprint(sources, group.plan.coverage, group.plan.device)
         return self._plans[key]
 
 
-def joined(records: Tensor) -> Tensor:
+def join_records(records: Tensor) -> Tensor:
     """int64 [n, RECORD_WORDS] of records [n, RECORD_WORDS], or [shares, n, RECORD_WORDS] of all senders.
 
-    EMPTY where the senders disagree about token, position, chain or state, or where a forward never finished.
+    EMPTY where senders differ in token, position, chain or state, or where the state is PENDING.
     """
     shares = records if records.dim() == 3 else records[None]
     whole = shares[0].clone()
     whole[:, layout.FINGERPRINT_K :] = shares[:, :, layout.FINGERPRINT_K :].sum(0)
-    agreed = (shares[:, :, _LINK] == shares[:1, :, _LINK]).flatten(2).all(2).all(0)
-    pending = (whole[:, layout.IDENTITY] & _STATE) == int(layout.RecordState.PENDING) << 32
+    agreed = (shares[:, :, _LINK_WORDS] == shares[:1, :, _LINK_WORDS]).flatten(2).all(2).all(0)
+    pending = (whole[:, layout.IDENTITY] & _STATE_MASK) == int(layout.RecordState.PENDING) << 32
     return torch.where((agreed & ~pending)[:, None], whole, 0)
 
 
-def _narrowed(source: KVSource, share: range) -> KVSource:
+def _source_of_share(source: KVSource, share: range) -> KVSource:
     first = share.start - source.head_start
     if first < 0 or share.stop > source.head_start + source.num_heads:
         held = range(source.head_start, source.head_start + source.num_heads)

@@ -29,13 +29,13 @@ SWEEP = mutants(
 WALK = mutants(
     "canary_obs/runtime/sweep/walk.py",
     (
-        "torch.where(held, slots, -1)",
+        "torch.where(cached, slots, -1)",
         "slots",
         _SWEEP + "test_slots_evicted_during_a_sweep_are_skipped_and_counted",
     ),
     (
-        "torch.where(before_held, previous, -1)",
-        "torch.where(before_held, -1, previous)",
+        "torch.where(previous_cached, previous, -1)",
+        "torch.where(previous_cached, -1, previous)",
         _SWEEP + "test_a_record_that_lost_its_link_is_found_without_reading_bytes",
     ),
 )
@@ -79,8 +79,8 @@ DRAFTS = mutants(
 STATE = mutants(
     "canary_obs/runtime/device/state.py",
     (
-        "self.memory.index_copy_(0, self._places(destination), records)",
-        "self.memory.index_copy_(0, self._places(source), records)",
+        "self.memory.index_copy_(0, self._rows_of(destination), records)",
+        "self.memory.index_copy_(0, self._rows_of(source), records)",
         "tests/runtime/test_announcements.py::test_an_announced_copy_carries_its_records",
     ),
     ("torch.sub(prefix_lens, self._window - 1,", "torch.sub(prefix_lens, self._window,", _CLEAN + "[swa]"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from canary_kernels import layout
 from canary_kernels.layout import RecordState
-from canary_obs.runtime.transfer import joined
+from canary_obs.runtime.transfer import join_records
 from canary_obs.vocabulary import Cause, Phase, Reason, State
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
@@ -36,7 +36,7 @@ def record(position: int, state: RecordState, *words: int) -> list[int]:
 def test_fingerprints_of_agreeing_senders_add_up(senders: list[tuple[int, int, int]]) -> None:
     chain = senders[0][0]
     shares = torch.tensor([[record(3, RecordState.COMPLETE, chain, k, v)] for _, k, v in senders])
-    (whole,) = joined(shares).tolist()
+    (whole,) = join_records(shares).tolist()
     assert whole[:2] == record(3, RecordState.COMPLETE, chain)
     assert whole[2] == layout.signed(sum(k for _, k, _ in senders))
     assert whole[3] == layout.signed(sum(v for _, _, v in senders))
@@ -53,14 +53,14 @@ def test_fingerprints_of_agreeing_senders_add_up(senders: list[tuple[int, int, i
 )
 def test_senders_that_disagree_wrote_nothing(other: list[int]) -> None:
     sound, mine = record(9, RecordState.COMPLETE, 8, 1, 1), record(3, RecordState.COMPLETE, 1, 5, 6)
-    whole = joined(torch.tensor([[sound, mine], [sound, other]]))
+    whole = join_records(torch.tensor([[sound, mine], [sound, other]]))
     assert whole[1].tolist() == [0, 0, 0, 0]
     assert whole[0].tolist() == record(9, RecordState.COMPLETE, 8, 2, 2)
 
 
 def test_a_forward_that_never_finished_wrote_nothing() -> None:
     states = [RecordState.PENDING, RecordState.ADOPTED, RecordState.EMPTY]
-    whole = joined(torch.tensor([record(3, state, 1, 5, 6) for state in states]))
+    whole = join_records(torch.tensor([record(3, state, 1, 5, 6) for state in states]))
     assert [(row[0] >> 32) & layout.STATE_MASK for row in whole.tolist()] == [
         RecordState.EMPTY, RecordState.ADOPTED, RecordState.EMPTY,
     ]  # fmt: skip
@@ -71,7 +71,7 @@ def test_shares_add_up_and_pin_damage_to_the_bytes_of_their_heads(rig) -> None:
     shares = rig.canary.records_of("full", slots, (range(1), range(1, 2)))
     assert shares.shape == (2, 6, layout.RECORD_WORDS)
     whole = rig.canary.records_of("full", slots)
-    assert torch.equal(joined(shares), whole)
+    assert torch.equal(join_records(shares), whole)
     kv = rig.engine.runner.pool.kv
     kv[:, :, slots[0], 1] += 1  # the second head: its share is what the record leaves over
     again = rig.canary.records_of("full", slots, (range(1), range(1, 2)))
@@ -79,7 +79,7 @@ def test_shares_add_up_and_pin_damage_to_the_bytes_of_their_heads(rig) -> None:
     kv[:, :, slots[0], 0] += 1
     changed = rig.canary.records_of("full", slots, (range(1), range(1, 2)))
     assert not torch.equal(changed[0, 0], shares[0, 0])
-    assert torch.equal(joined(changed), whole)
+    assert torch.equal(join_records(changed), whole)
 
 
 def test_shares_of_heads_held_elsewhere_are_a_fault_of_the_observer_only(rig) -> None:

@@ -157,7 +157,7 @@ def test_counters_that_do_not_reach_the_host(make_gate, monkeypatch) -> None:
     monkeypatch.setattr(health, "PIPELINE_STALE_SECONDS", 0.3)
     gate = make_gate()
     gate.until(lambda: gate.says() == "ok")
-    monkeypatch.setattr(delayed_device_host.PassedEvent, "query", lambda self: False)
+    monkeypatch.setattr(delayed_device_host.CompletedEvent, "query", lambda self: False)
     leaves(gate, State.BLIND, "counters are")
 
 

@@ -1,4 +1,4 @@
-"""Which kernels run, decided and loaded once at attach."""
+"""Chooses and loads the kernels, once at attach."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _COMPILED = tuple(
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:
-    """The backend for a device: Triton on GPUs, on CPUs numba or, where that does not run, torch.
+    """The backend for a device; `auto` = Triton on GPUs, on CPUs numba or, where that fails, torch.
 
-    Numba's kernels are compiled here, or loaded from their cache. An explicit wish is obeyed or refused.
+    Numba's kernels are compiled here, or loaded from their cache. Raises ConfigurationError if the named
+    backend cannot run on the device.
     """
     on_cuda = device.type == "cuda"
     if name == "auto":

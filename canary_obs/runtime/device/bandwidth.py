@@ -1,4 +1,4 @@
-"""How fast this backend hashes KV bytes; measured once, at attach."""
+"""Measures how fast this backend hashes KV bytes, once at attach."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _REPEATS = 5
 
 
 def measure_bandwidth(state: DeviceState) -> float:
-    """Bytes per second of the best of a few runs over the group with the largest slots; 0 without bytes."""
+    """Bytes per second, the best of a few runs on the group with the largest slots; 0 without KV bytes."""
     group = max(state.groups, key=lambda candidate: candidate.plan.bytes_per_slot)
     size = group.plan.bytes_per_slot
     if not size:
         return 0.0
     device = state.clock.device
-    wanted = _CPU_SLOTS if device.type == "cpu" else max(1024, _DEVICE_BYTES // size)
-    slots = group.slots_between(0, wanted)
+    count = _CPU_SLOTS if device.type == "cpu" else max(1024, _DEVICE_BYTES // size)
+    slots = group.slots_between(0, count)
     best = float("inf")
     for _ in range(_REPEATS):
-        _wait(device)
+        _synchronize(device)
         started = time.perf_counter()
         hash_slots(state.backend, group.plan, slots)
-        _wait(device)
+        _synchronize(device)
         best = min(best, time.perf_counter() - started)
     return slots.numel() * size / best
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

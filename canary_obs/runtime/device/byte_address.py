@@ -1,4 +1,4 @@
-"""Reaches single bytes of a slot's KV through its source description."""
+"""Locates single bytes of a slot's KV in the engine's tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ByteAddress:
     offset: int
 
     def read(self) -> int:
-        """The byte as it is; waits for the device."""
+        """Value of the byte, 0 to 255; waits for the device."""
         return int(self.storage[self.offset])
 
     def flip(self, mask: int) -> None:

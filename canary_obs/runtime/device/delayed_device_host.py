@@ -1,4 +1,4 @@
-"""Moves device memory to the host without ever waiting for the device."""
+"""Copies device memory to the host without ever waiting for the device."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_MOST_LOOKS = 4
+_MAX_QUERIES = 4
 
 
 class Event(Protocol):
-    """A point in a device's work."""
+    """A point in a stream: what is used of torch.Event."""
 
     def record(self) -> None:
         """Mark the point on the current stream."""
@@ -27,19 +27,19 @@ class Event(Protocol):
         """Whether the device has passed the point. Never waits."""
 
 
-class PassedEvent:
-    """The CPU's event: its copies are done when the call returns."""
+class CompletedEvent:
+    """Stands for an event on the CPU, where a copy is done when the call returns."""
 
     def record(self) -> None:
         """Nothing to mark."""
 
     def query(self) -> bool:
-        """Always passed."""
+        """Always done."""
         return True
 
 
 class Sample(NamedTuple):
-    """One host copy. Everything launched before its push is in it."""
+    """One host copy. It shows everything launched before its push."""
 
     sequence: int  # ordinal of the push, from 0
     step: int  # forward step at the push
@@ -48,20 +48,20 @@ class Sample(NamedTuple):
 
     @property
     def values(self) -> Tensor:
-        """int64 [n] on the host: the same memory."""
+        """int64 [n] on the host; shares memory with `words`."""
         return torch.from_numpy(self.words)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    staging: Tensor  # on the device: a stable copy while the side stream reads it
+    staging: Tensor  # on the device: a stable copy for the side stream to read
     pinned: Tensor  # on the host
-    words: NDArray[np.int64]  # the same memory: NumPy copies so little in half of torch's time
-    event: Event  # the host copy is complete
+    words: NDArray[np.int64]  # the same memory: NumPy copies a short row in half of torch's time
+    event: Event  # recorded after the copy to `pinned`
 
 
 class _Copy(NamedTuple):
-    """One copy under way; the fields are those of its Sample."""
+    """A copy in flight, with the fields of its Sample."""
 
     row: _Row
     sequence: int
@@ -70,9 +70,9 @@ class _Copy(NamedTuple):
 
 
 class DelayedDeviceHost:
-    """A ring of in-flight copies of one int64 tensor; `push` starts one, `poll` takes those that arrived.
+    """A ring of in-flight copies of one int64 tensor: `push` starts a copy, `poll` returns arrived ones.
 
-    `side_stream=False` copies on the stream of the push: for a stream that nobody waits for.
+    `side_stream=False` copies on the current stream of the push, for streams that nothing waits for.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class DelayedDeviceHost:
     ) -> None:
         on_cuda = source.is_cuda
         if event_factory is None:
-            event_factory = partial(torch.Event, source.device) if on_cuda else PassedEvent
+            event_factory = partial(torch.Event, source.device) if on_cuda else CompletedEvent
         self._source = source
         self._host_source = None if on_cuda else source.numpy()
-        # Not torch.cuda's Stream and Event: theirs look the device up in Python, 10 us each time.
+        # Not torch.cuda's Stream and Event: they determine the device in Python, 10 us each time.
         self._side: torch.Stream | None = None
         if on_cuda and side_stream:
             self._side = torch.Stream(source.device)
@@ -140,23 +140,23 @@ class DelayedDeviceHost:
         """Copies that have arrived, oldest first. Never waits."""
         samples = []
         while self._in_flight and self._in_flight[0].row.event.query():
-            samples.append(self._landed(self._in_flight.popleft()))
+            samples.append(self._sample(self._in_flight.popleft()))
         return samples
 
     def newest(self) -> Sample | None:
-        """The newest of the oldest four that has arrived; those before it are dropped. None = nothing new.
+        """The newest of the oldest four copies that has arrived; those before it are dropped. None = none.
 
-        Never waits. At four a call nothing stays behind, and a ring that arrives at once costs no step much.
+        Never waits. The limit bounds the cost of a call when a whole ring arrives at once.
         """
-        # Not by `poll`: a step of the engine pays for each call, and for each copy that nobody looks at.
+        # Not by `poll`: a step of the engine pays for each call, and for each copy that nobody uses.
         newest: _Copy | None = None
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_MAX_QUERIES):
             if not self._in_flight or not self._in_flight[0].row.event.query():
                 break
             if newest is not None:
                 self._free.append(newest.row)
             newest = self._in_flight.popleft()
-        return None if newest is None else self._landed(newest)
+        return None if newest is None else self._sample(newest)
 
     @property
     def full(self) -> bool:
@@ -165,11 +165,11 @@ class DelayedDeviceHost:
 
     @property
     def busy(self) -> bool:
-        """Whether copies are under way."""
+        """Whether copies are in flight."""
         return bool(self._in_flight)
 
     def lag(self, step: int, now: float) -> tuple[int, float]:
-        """Steps and seconds the newest host copy trails the engine; 0 when nothing is under way."""
+        """Steps and seconds by which the newest host copy trails the engine; 0 when nothing is in flight."""
         if not self._in_flight:
             return 0, 0.0
         oldest = self._in_flight[0]
@@ -177,7 +177,7 @@ class DelayedDeviceHost:
         return max(step - arrived, 0), now - oldest.pushed
 
     def flush(self, timeout: float) -> list[Sample]:
-        """At shutdown: poll until everything arrived or `timeout` seconds passed."""
+        """Poll until everything has arrived or `timeout` seconds have passed."""
         deadline = time.monotonic() + timeout
         samples = self.poll()
         while self._in_flight and time.monotonic() < deadline:
@@ -185,7 +185,7 @@ class DelayedDeviceHost:
             samples += self.poll()
         return samples
 
-    def _landed(self, copy: _Copy) -> Sample:
+    def _sample(self, copy: _Copy) -> Sample:
         row, sequence, step, pushed = copy
         words = row.words.copy()
         self._arrived_step = step

@@ -1,4 +1,4 @@
-"""All device memory of one rank, allocated once at attach."""
+"""The device memory of one rank, allocated once at attach."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from canary_obs.vocabulary import Part
 
 
 class FirstPositions:
-    """Where each request's check starts: 0, or its window's first position. Forwards reuse the memory."""
+    """First position to check of each request: 0, or the first of its window. Reuses its memory."""
 
     def __init__(self, window: int | None, device: torch.device) -> None:
         self._window = window
         self._memory = torch.zeros(1024, dtype=torch.int32, device=device)
-        self._cut: dict[int, Tensor] = {}  # of the memory, by length
+        self._views: dict[int, Tensor] = {}  # of the memory, by length
 
-    def of(self, prefix_lens: Tensor) -> Tensor:
-        """int32 [n], valid until the next call, the same tensor for the same n; prefix_lens: integers [n]."""
+    def compute(self, prefix_lens: Tensor) -> Tensor:
+        """int32 [n] for prefix_lens (integers [n]); valid until the next call. Same n, same tensor."""
         count = prefix_lens.shape[0]
-        starts = self._cut.get(count)
+        starts = self._views.get(count)
         if starts is None:
             if count > self._memory.shape[0]:
                 self._memory = torch.zeros(2 * count, dtype=torch.int32, device=self._memory.device)
-            starts = self._cut[count] = self._memory[:count]
+            starts = self._views[count] = self._memory[:count]
         if self._window is not None:
             torch.sub(prefix_lens, self._window - 1, out=starts)
             starts.clamp_(min=0)
         return starts
 
 
-class LastBatch:
-    """A batch and the tensors it was made of: shown again, they need not be looked through again."""
+class BatchCache:
+    """The last batch of a group: an engine that shows the same tensors again gets the same batch."""
 
     def __init__(self) -> None:
         self._columns: tuple[Tensor | None, ...] = ()
         self._batch: RowBatch | None = None
 
-    def of(self, columns: tuple[Tensor | None, ...]) -> RowBatch | None:
-        """The batch, if it was made of these very tensors, whatever they hold by now."""
+    def get(self, columns: tuple[Tensor | None, ...]) -> RowBatch | None:
+        """The batch if it was made of these tensor objects, whatever they contain by now; else None."""
         if len(columns) == len(self._columns) and all(map(operator.is_, columns, self._columns)):
             return self._batch
         return None
 
-    def keep(self, columns: tuple[Tensor | None, ...], batch: RowBatch) -> RowBatch:
-        """Take the place of the one before."""
+    def put(self, columns: tuple[Tensor | None, ...], batch: RowBatch) -> RowBatch:
+        """Replace the cached batch; returns the new one."""
         self._columns, self._batch = columns, batch
         return batch
 
@@ -70,11 +70,11 @@ class Group:
     index: int
     backend: Backend
     view: GroupView
-    memory: Tensor  # int64 [num_slots + 1, RECORD_WORDS]; the last row takes what is to be skipped
-    buffers: GroupBuffers  # its records are memory without the last row
+    memory: Tensor  # int64 [num_slots + 1, RECORD_WORDS]; skipped slots write to the last row
+    buffers: GroupBuffers  # its records are `memory` without the last row
     plan: FingerprintPlan
     first_positions: FirstPositions
-    last: LastBatch
+    batches: BatchCache
 
     @property
     def name(self) -> str:
@@ -82,20 +82,20 @@ class Group:
         return self.view.name
 
     def batch(self, step: StepView) -> RowBatch:
-        """This group's view of a forward; shares the engine's tensors."""
-        mine = step.groups[self.view.name]
-        tokens = mine.tokens or step
-        own_rows = mine.tokens.rows if mine.tokens else None
+        """This group's part of a forward, on the engine's own tensors."""
+        shown = step.groups[self.view.name]
+        tokens = shown.tokens or step
+        own_rows = shown.tokens.rows if shown.tokens else None
         rows = step.rows if own_rows is None else own_rows
-        starts = self.first_positions.of(tokens.prefix_lens)
+        starts = self.first_positions.compute(tokens.prefix_lens)
         columns = (
-            mine.slot_table, rows, starts, tokens.prefix_lens, tokens.extend_lens, tokens.token_starts,
-            tokens.digests, tokens.input_ids, tokens.positions, mine.out_slots, tokens.expected_ids,
+            shown.slot_table, rows, starts, tokens.prefix_lens, tokens.extend_lens, tokens.token_starts,
+            tokens.digests, tokens.input_ids, tokens.positions, shown.out_slots, tokens.expected_ids,
         )  # fmt: skip
-        if (same := self.last.of(columns)) is not None:
-            return same
+        if (cached := self.batches.get(columns)) is not None:
+            return cached
         batch = RowBatch(
-            slot_table=mine.slot_table,
+            slot_table=shown.slot_table,
             page_size=self.view.page_size,
             rows=rows,
             starts=starts,
@@ -105,13 +105,13 @@ class Group:
             digests=tokens.digests,
             input_ids=tokens.input_ids,
             positions=tokens.positions,
-            out_slots=mine.out_slots,
+            out_slots=shown.out_slots,
             expected_ids=tokens.expected_ids,
         )
-        return self.last.keep(columns, batch)
+        return self.batches.put(columns, batch)
 
     def info(self) -> GroupInfo:
-        """The group as the service is told about it."""
+        """The group's description for the service."""
         sources = self.view.sources
         return GroupInfo(
             name=self.name,
@@ -123,16 +123,16 @@ class Group:
         )
 
     def adopt(self, slots: Tensor) -> None:
-        """Forget what is known of these slots (int64 [n]; -1 = skip) but accept them as live."""
+        """Mark slots (int64 [n]; -1 = skip) as ADOPTED: live, with unknown history."""
         self._reset(slots, layout.RecordState.ADOPTED)
 
     def adopt_all(self) -> None:
-        """Forget what is known of every slot, and accept all as live."""
+        """Mark every slot as ADOPTED."""
         self.buffers.records.zero_()
         self.buffers.records[:, layout.IDENTITY] = int(layout.RecordState.ADOPTED) << 32
 
     def slots_between(self, start: int, stop: int) -> Tensor:
-        """int64 [n]: the slots from start up to stop, cut to the pool."""
+        """int64 [n]: slots from start up to stop, or to the end of the pool."""
         device = self.buffers.records.device
         return torch.arange(start, min(stop, self.view.num_slots), dtype=torch.int64, device=device)
 
@@ -141,38 +141,42 @@ class Group:
         self._reset(slots, layout.RecordState.EMPTY)
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
-        """Records follow their bytes (int64 [n] each; -1 = skip)."""
-        records = self.memory.index_select(0, self._places(source))
-        self.memory.index_copy_(0, self._places(destination), records)
+        """Copy records of slots (int64 [n] each; -1 = skip)."""
+        records = self.memory.index_select(0, self._rows_of(source))
+        self.memory.index_copy_(0, self._rows_of(destination), records)
 
     def records_of(self, slots: Tensor) -> Tensor:
         """int64 [n, RECORD_WORDS]: a copy of the records of these slots (int64 [n])."""
-        return self.memory.index_select(0, self._places(slots))
+        return self.memory.index_select(0, self._rows_of(slots))
 
     def store(self, slots: Tensor, records: Tensor) -> None:
-        """Take these records (int64 [n, RECORD_WORDS]) for these slots (int64 [n]; -1 = skip)."""
+        """Store records (int64 [n, RECORD_WORDS]) of slots (int64 [n]; -1 = skip).
+
+        Raises EngineContractError for another shape or dtype.
+        """
         if records.shape != (slots.shape[0], layout.RECORD_WORDS) or records.dtype is not torch.int64:
             raise EngineContractError(
                 f"records are {records.dtype} {list(records.shape)} for {slots.shape[0]} slots; the rule is "
                 f"int64 [{slots.shape[0]}, {layout.RECORD_WORDS}]; send what records_of returned"
             )
-        self.memory.index_copy_(0, self._places(slots), records.to(self.memory.device, non_blocking=True))
+        self.memory.index_copy_(0, self._rows_of(slots), records.to(self.memory.device, non_blocking=True))
 
     def _reset(self, slots: Tensor, state: layout.RecordState) -> None:
         slots = slots.to(self.memory.device, non_blocking=True).contiguous()
         reset_slots(self.backend, self.buffers, slots, state)
 
-    def _places(self, slots: Tensor) -> Tensor:
-        # Selecting with a mask would ask the device how many are left, and wait for the answer.
+    def _rows_of(self, slots: Tensor) -> Tensor:
+        # Selecting with a mask would wait for the device, which knows how many are left.
         slots = slots.to(self.memory.device, torch.int64, non_blocking=True)
         count = self.view.num_slots
         return torch.where((slots >= 0) & (slots < count), slots, count)
 
 
 class DeviceState:
-    """Clock, counters, violation log (one flat allocation) and records of every group.
+    """Clock, counters, violation log and records of every group.
 
-    `beside` counts like `counters`, for what runs beside the engine's stream: suspicions, not violations.
+    `side_counters` is laid out like `counters` and counts what runs on the patrol's own stream: its
+    violations are unconfirmed.
     """
 
     def __init__(self, views: Sequence[GroupView], device: torch.device, config: CanaryConfig) -> None:
@@ -186,9 +190,9 @@ class DeviceState:
         self.counters, self.side_counters = self.all_counters.chunk(2)
         self.counter_words = counter_words
         self.clock = torch.zeros(1, dtype=torch.int64, device=device)
-        # On the CPU: the same memory, for a tenth of what a torch operation takes.
+        # On the CPU: the same memory, in a tenth of the time of a torch operation.
         self._host_clock = None if self.clock.is_cuda else self.clock.numpy()
-        self._step = self._turn = self.now = 0  # now: what the clock shows, as of the last launch
+        self._step = self._tick = self.now = 0  # now: value of the clock
         self.backend = choose_backend(config.backend, device)
         counters = self.counters.view(count, layout.COUNTER_WORDS)
         log = self.log_of(self.flat)
@@ -212,12 +216,12 @@ class DeviceState:
                 ),
                 plan=plan_fingerprint(view.sources, coverage, device),
                 first_positions=FirstPositions(view.window, device),
-                last=LastBatch(),
+                batches=BatchCache(),
             )
             for index, view in enumerate(views)
         )
         self.by_name = {group.name: group for group in self.groups}
-        # Share of the pools' KV bytes that fingerprints cover, 0 to 1. Once: each snapshot tells it.
+        # Share of the pools' KV bytes that fingerprints cover, 0 to 1. Computed once: it never changes.
         infos = [group.info() for group in self.groups]
         pool = sum(info.slot_bytes * info.slots for info in infos)
         covered = sum(info.protected_slot_bytes * info.slots for info in infos)
@@ -228,17 +232,17 @@ class DeviceState:
         return flat[2 * self.counter_words :].view(self._log_shape)
 
     def tick(self, step: int | None = None) -> None:
-        """Move the clock to a forward step, or by one turn within it, ahead of the launches that stamp it."""
+        """Advance the clock by a tick, and to forward `step` if given. Call before launches that read it."""
         self._step = self._step if step is None else step
-        self._turn = (self._turn + 1) % (1 << layout.TICK_BITS)
-        self.now = self._step << layout.TICK_BITS | self._turn
+        self._tick = (self._tick + 1) % (1 << layout.TICK_BITS)
+        self.now = self._step << layout.TICK_BITS | self._tick
         if self._host_clock is None:
             self.clock.fill_(self.now)
         else:
             self._host_clock[0] = self.now
 
     def named(self, names: Iterable[str]) -> tuple[Group, ...]:
-        """The groups of these names. Raises EngineContractError for one that was not shown at attach."""
+        """The groups with these names. Raises EngineContractError for one that was not shown at attach."""
         try:
             return tuple(self.by_name[name] for name in names)
         except KeyError as error:
@@ -249,7 +253,7 @@ class DeviceState:
             ) from None
 
     def adopt_all(self) -> None:
-        """Forget what is known of every slot of every group, and accept all as live."""
+        """Mark every slot of every group as ADOPTED."""
         for group in self.groups:
             group.adopt_all()
 
@@ -260,6 +264,6 @@ class DeviceState:
 
     @property
     def fixed_bytes(self) -> int:
-        """Device bytes of counters, violation log, clock and scratch: the same for a pool of any size."""
+        """Device bytes of counters, violation log, clock and scratch: independent of the pool's size."""
         scratch = sum(sums.nbytes for group in self.groups if (sums := group.buffers.sums) is not None)
         return self.flat.nbytes + self.clock.nbytes + scratch

@@ -1,4 +1,4 @@
-"""Moves host columns into device memory allocated beforehand, without ever waiting for the device."""
+"""Copies host columns into preallocated device memory without ever waiting for the device."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from canary_obs.runtime.device.delayed_device_host import Event
 class _Row:
     pinned: Tensor  # int64 [capacity] on the host
     on_device: Tensor  # int64 [capacity] on the device
-    event: Event  # the copy out of `pinned` is complete
+    event: Event  # recorded after the copy out of `pinned`
 
 
 class UploadRing:
-    """A copy from pageable memory waits for the stream it is queued on; one from a pinned row does not."""
+    """A ring of pinned rows: unlike copies from pageable memory, theirs do not wait for the stream."""
 
     def __init__(
         self, capacity: int, rows: int, device: torch.device, event_factory: Callable[[], Event] | None = None
@@ -43,13 +43,13 @@ class UploadRing:
 
     @property
     def ready(self) -> bool:
-        """Whether `put` would find a row whose last copy is through."""
+        """Whether `put` may be called: the last copy out of the next row is done."""
         return self._on_host or self._rows[0].event.query()
 
     def put(self, *columns: Tensor) -> tuple[Tensor, ...]:
-        """The columns (int64 [n], on the host) on the device, valid in stream order for `rows` puts.
+        """Copy columns (int64 [n] each, on the host) to the device; valid in stream order for `rows` puts.
 
-        Only when `ready`; together they hold at most `capacity` values.
+        Only when `ready`; together the columns have at most `capacity` elements.
         """
         if self._on_host:
             return columns

@@ -1,4 +1,4 @@
-"""Turns rows of the device's violation log into Violations, each once."""
+"""Reads rows of the device's violation log as Violations, each once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from canary_obs.records import Violation
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.vocabulary import Part, Phase, Reason
 
-# Chains and digests give token ids away to whoever tries all tokens of a vocabulary.
+# Chains and digests reveal token ids to anyone who tries all tokens of a vocabulary.
 _PRIVATE = frozenset({Reason.CHAIN, Reason.TOKEN, Reason.WRITE_TOKEN})
 
 
 class ViolationLog:
-    """Host end of the log: which events of each lane were read, which were overwritten before."""
+    """Knows which events of each lane were read, and counts those overwritten before that."""
 
     def __init__(
         self,
@@ -35,20 +35,20 @@ class ViolationLog:
         self._events_read = 0
         self._requests: OrderedDict[int, Sequence[str]] = OrderedDict()
         self._remembered = remembered_steps
-        self.dropped = 0
+        self.dropped = 0  # events whose rows were overwritten before they were read
 
     def remember_requests(self, step: int, request_ids: Sequence[str]) -> None:
-        """Keep the names behind a step's request numbers until its rows have arrived."""
+        """Remember the request ids of a step, for the rows of its violations."""
         self._requests[step] = tuple(request_ids)
         if len(self._requests) > self._remembered:
             self._requests.popitem(last=False)
 
     def requests_at(self, step: int) -> Sequence[str]:
-        """Requests of a step; none once it is too long ago."""
+        """Request ids of a step; none once `remembered_steps` others followed."""
         return self._requests.get(step, ())
 
     def has_unread(self, events: int) -> bool:
-        """Whether some of so many events were not read yet."""
+        """Whether fewer than `events` violations were read so far."""
         return events > self._events_read
 
     def read(self, values: Tensor, step: int) -> list[Violation]:

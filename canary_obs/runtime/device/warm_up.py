@@ -1,4 +1,4 @@
-"""Compiles every kernel ahead of the first forward, over batches of padding."""
+"""Compiles every kernel before the first forward, on batches of padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from canary_kernels.write import reset_slots, write_identities
 from canary_obs.engine_api.views import StepTypes
 from canary_obs.runtime.device.state import DeviceState, Group
 
-# (requests, tokens of each): a lone token, a decode batch, a prefill; kernels choose their shape by these.
+# (requests, tokens of each): one token, a decode batch, a prefill: they select the kernels' launch shapes.
 _BATCHES = ((1, 1), (64, 1), (1, 8192))
 
 
@@ -33,11 +33,11 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
             complete_slots(state.backend, buffers, group.plan, batch.out_slots)
             for phase in layout.Phase:
                 compare_slots(state.backend, buffers, group.plan, batch.out_slots, phase)
-            nothing = torch.full((requests * tokens,), -1, dtype=torch.int64, device=state.clock.device)
-            reset_slots(state.backend, buffers, nothing, layout.RecordState.EMPTY)
-            verify_list(state.backend, buffers, nothing, nothing, nothing, layout.Phase.SWEEP)
-            compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.SWEEP)
-            compare_slots(state.backend, buffers, group.plan, nothing, layout.Phase.PATROL)
+            skipped = torch.full((requests * tokens,), -1, dtype=torch.int64, device=state.clock.device)
+            reset_slots(state.backend, buffers, skipped, layout.RecordState.EMPTY)
+            verify_list(state.backend, buffers, skipped, skipped, skipped, layout.Phase.SWEEP)
+            compare_slots(state.backend, buffers, group.plan, skipped, layout.Phase.SWEEP)
+            compare_slots(state.backend, buffers, group.plan, skipped, layout.Phase.PATROL)
         compare_range(state.backend, buffers, group.plan, range(0), layout.Phase.PATROL)
     if state.clock.is_cuda:
         torch.cuda.synchronize(state.clock.device)
@@ -52,14 +52,14 @@ def _scratch(group: Group) -> GroupBuffers:
 def _padding(group: Group, types: StepTypes, requests: int, tokens: int) -> RowBatch:
     device, total = group.memory.device, requests * tokens
 
-    def column(length: int, kind: torch.dtype, value: int = 0) -> torch.Tensor:
-        return torch.full((length,), value, dtype=kind, device=device)
+    def column(length: int, dtype: torch.dtype, value: int = 0) -> torch.Tensor:
+        return torch.full((length,), value, dtype=dtype, device=device)
 
     return RowBatch(
         slot_table=column(requests, types.slot_table).view(requests, 1),
         page_size=group.view.page_size,
         rows=column(requests, types.rows, -1),
-        starts=group.first_positions.of(column(requests, types.lengths)),
+        starts=group.first_positions.compute(column(requests, types.lengths)),
         prefix_lens=column(requests, types.lengths),
         extend_lens=column(requests, types.lengths),
         token_starts=column(requests + 1, types.lengths),

@@ -1,4 +1,4 @@
-"""Reads violated slots for the record: in stream order, by a side path, a few at a time."""
+"""Collects evidence: reads violated slots in stream order, a few at a time."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from canary_obs.runtime.evidence.slot_words import (
 from canary_obs.vocabulary import Part, Reason, SlotEventKind
 
 READS_IN_FLIGHT = 4
-QUEUED = 32
-KEPT = 64
+MAX_QUEUED = 32
+MAX_KEPT = 64
 _FRESH_SECONDS = 30.0  # a slot that was read this recently is not read again
-Place = tuple[str, int]  # group, slot
+SlotKey = tuple[str, int]  # group, slot
 
 
 @dataclass(slots=True, kw_only=True)
 class _Reading:
-    """One slot to be read, with the words to look at."""
+    """One slot to be read, with the words that may have changed."""
 
     group: Group
     slot: int
     prompted: bool
     incidents: list[str] = field(default_factory=list)
     leads: list[Lead] = field(default_factory=list)
-    again: bool = False  # the second look, for a difference that the first one showed
+    second_read: bool = False  # of the words that explain a difference found by the first
     announcements: tuple[tuple[SlotEventKind, int], ...] = ()
     holders: tuple[str, ...] = ()
 
     @property
-    def place(self) -> Place:
-        """Key of the slot."""
+    def key(self) -> SlotKey:
+        """Group and slot."""
         return self.group.name, self.slot
 
 
 class EvidenceCollector:
-    """Never waits for the device; everything it keeps or queues is bounded."""
+    """Never waits for the device; queue and cache are bounded: slots beyond them are not read."""
 
     def __init__(
         self,
@@ -75,11 +75,10 @@ class EvidenceCollector:
         self._ring = DelayedDeviceHost(self._source, READS_IN_FLIGHT)
         self._queue: deque[_Reading] = deque()
         self._in_flight: dict[int, _Reading] = {}
-        self._kept: OrderedDict[Place, tuple[float, Evidence]] = OrderedDict()
+        self._kept: OrderedDict[SlotKey, tuple[float, Evidence]] = OrderedDict()
         self._answers: list[Evidence] = []
-        self.skipped = 0  # slots that were not read because too many were asked for at once
         if state.clock.device.type == "cuda":
-            # Compiles the hash now: the first violation must not pay for it.
+            # Compile the hash now rather than at the first violation.
             for group in state.groups:
                 self._hash(group, group.slots_between(0, 1))
 
@@ -90,55 +89,55 @@ class EvidenceCollector:
 
     @property
     def busy(self) -> bool:
-        """Whether slots wait to be read or answers to be told."""
+        """Whether slots wait to be read or answers to be sent."""
         return bool(self._queue or self._in_flight or self._answers)
 
     def collect(self, found: list[Violation], step: int) -> None:
-        """Begin to read newly violated slots, the first of each kind before the others."""
-        kinds: set[tuple[str, Reason, Part | None]] = set()
+        """Begin to read violated slots, the first of each group, reason and part before the others."""
+        categories: set[tuple[str, Reason, Part | None]] = set()
         first: list[Violation] = []
         others: list[Violation] = []
         for violation in found:
-            kind = violation.group, violation.reason, violation.part
-            (others if kind in kinds else first).append(violation)
-            kinds.add(kind)
+            seen = violation.group, violation.reason, violation.part
+            (others if seen in categories else first).append(violation)
+            categories.add(seen)
         for violation in (*first, *others):
-            self._want(violation.group, violation.slot, violation=violation)
+            self._enqueue(violation.group, violation.slot, violation=violation)
         self._begin(step)
 
     def request(self, command: CollectEvidence) -> None:
-        """The service asks: it gets what was read at the violation, else the slot is read now."""
-        place = command.group, command.slot
-        if (waiting := self._waiting(place)) is not None:
+        """Have `advance` return what was read at the slot's violation, else what is read now."""
+        key = command.group, command.slot
+        if (waiting := self._waiting(key)) is not None:
             waiting.incidents.append(command.incident)
-        elif place in self._kept:
-            self._answers.append(_for_incident(self._kept[place][1], command.incident))
+        elif key in self._kept:
+            self._answers.append(_for_incident(self._kept[key][1], command.incident))
         else:
-            self._want(*place, incident=command.incident)
+            self._enqueue(*key, incident=command.incident)
 
     def advance(self, identity: Identity, step: int) -> list[Evidence]:
-        """Take readings that arrived, begin those that wait; returns answers to send."""
+        """Decode reads that have arrived, begin queued ones; returns evidence to send."""
         answers, self._answers = self._answers, []
         self._begin(step)
         for sample in self._ring.poll():
             reading = self._in_flight.pop(sample.sequence)
             evidence = self._decode(reading, sample.values.tolist(), identity, sample.step)
-            if self._needs_second_look(reading, evidence):
+            if self._needs_second_read(reading, evidence):
                 continue
-            self._keep(reading.place, evidence)
+            self._keep(reading.key, evidence)
             answers += [_for_incident(evidence, name) for name in reading.incidents]
         return answers
 
     def with_holders(self, violation: Violation) -> Violation:
-        """The violation with the requests that use its slot now, where it names none."""
+        """The violation; if it names no request, with the requests that use its slot now."""
         if violation.request is not None:
             return violation
         holders = self._holders(violation.group, violation.slot)
         return msgspec.structs.replace(violation, request=",".join(holders) or None)
 
-    # Asking.
+    # The queue.
 
-    def _want(
+    def _enqueue(
         self, group: str, slot: int, *, violation: Violation | None = None, incident: str | None = None
     ) -> None:
         mine, kept = self._state.by_name.get(group), self._kept.get((group, slot))
@@ -146,8 +145,7 @@ class EvidenceCollector:
             return
         if incident is None and kept is not None and time.monotonic() - kept[0] < _FRESH_SECONDS:
             return
-        if len(self._queue) >= QUEUED:
-            self.skipped += 1
+        if len(self._queue) >= MAX_QUEUED:
             return
         self._queue.append(
             _Reading(
@@ -159,9 +157,9 @@ class EvidenceCollector:
             )
         )
 
-    def _waiting(self, place: Place) -> _Reading | None:
+    def _waiting(self, key: SlotKey) -> _Reading | None:
         readings = (*self._queue, *self._in_flight.values())
-        return next((one for one in readings if one.place == place), None)
+        return next((reading for reading in readings if reading.key == key), None)
 
     def _leads_of(self, violation: Violation) -> list[Lead]:
         part, expected, actual = violation.part, violation.expected, violation.actual
@@ -175,7 +173,7 @@ class EvidenceCollector:
         difference = layout.unsigned(now - before)
         return [Lead(part=part, difference=difference, suspect=suspect) for suspect in explained]
 
-    # Reading.
+    # Reading: launches only.
 
     def _begin(self, step: int) -> None:
         while self._queue and len(self._in_flight) < READS_IN_FLIGHT:
@@ -194,7 +192,7 @@ class EvidenceCollector:
         for number, lead in enumerate(reading.leads):
             at = BYTES_AT + number * WORD_BYTES
             self._read_word(lead.suspect, reading.slot, source[at : at + WORD_BYTES])
-        reading.announcements = self._history.look_up(group, reading.slot, source[HISTORY_AT:])
+        reading.announcements = self._history.read(group, reading.slot, source[HISTORY_AT:])
         reading.holders = self._holders(group.name, reading.slot)
 
     def _hash(self, group: Group, slots: Tensor) -> Tensor:
@@ -208,7 +206,7 @@ class EvidenceCollector:
             address = locate_byte(suspect.source, slot, byte)
             into[byte - first].copy_(address.storage[address.offset])
 
-    # Telling.
+    # Decoding.
 
     def _decode(self, reading: _Reading, words: list[int], identity: Identity, step: int) -> Evidence:
         slots = neighbours_of(reading.group, reading.slot)
@@ -231,9 +229,9 @@ class EvidenceCollector:
             holders=reading.holders,
         )
 
-    def _needs_second_look(self, reading: _Reading, evidence: Evidence) -> bool:
+    def _needs_second_read(self, reading: _Reading, evidence: Evidence) -> bool:
         slot = evidence.slot
-        if reading.again or evidence.changed or slot.intact is not False:
+        if reading.second_read or evidence.changed or slot.intact is not False:
             return False
         leads = [
             lead
@@ -243,14 +241,14 @@ class EvidenceCollector:
         ]
         if not leads:
             return False
-        reading.leads, reading.again = leads[:SUSPECTS], True
+        reading.leads, reading.second_read = leads[:SUSPECTS], True
         self._queue.appendleft(reading)
         return True
 
-    def _keep(self, place: Place, evidence: Evidence) -> None:
-        self._kept[place] = time.monotonic(), evidence
-        self._kept.move_to_end(place)
-        if len(self._kept) > KEPT:
+    def _keep(self, key: SlotKey, evidence: Evidence) -> None:
+        self._kept[key] = time.monotonic(), evidence
+        self._kept.move_to_end(key)
+        if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
 
 

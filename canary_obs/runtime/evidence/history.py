@@ -1,4 +1,4 @@
-"""What each slot went through by the engine's own announcements: the last write, recent moves."""
+"""Remembers the last write of each slot, and the engine's recent announcements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from canary_obs.slot_facts import SlotEvent
 from canary_obs.vocabulary import SlotEventKind
 
 ANNOUNCEMENTS = 16
-_SLOTS_KEPT = 8192  # of one announcement
+_MAX_SLOTS = 8192  # kept of one announcement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +24,13 @@ class _Announcement:
     kind: SlotEventKind
     group: int
     step: int
-    slots: Tensor  # on the device, our own copy
+    slots: Tensor  # int64 [n] on the device; a copy
 
 
 class SlotHistory:
-    """Launches only. Where writes are followed, each forward costs one launch per group and 8 B per slot."""
+    """Launches only. Following writes costs one launch per group and forward, and 8 B per slot."""
 
-    WORDS = 1 + ANNOUNCEMENTS  # int64 words that `look_up` fills
+    WORDS = 1 + ANNOUNCEMENTS  # int64 words that `read` fills
 
     def __init__(
         self, state: DeviceState, follow_writes: bool, requests_at: Callable[[int], Sequence[str]]
@@ -49,16 +49,16 @@ class SlotHistory:
 
     @property
     def writes_known(self) -> bool:
-        """Whether writes are followed, not only announcements."""
+        """Whether writes are followed, in addition to announcements."""
         return self._written is not None
 
     @property
     def held_bytes(self) -> int:
-        """Device bytes held per slot for the last write."""
+        """Device bytes that hold the last writes."""
         return sum(written.nbytes for written in self._written or ())
 
-    def wrote(self, view: StepView) -> None:
-        """A forward is about to write its output slots."""
+    def record_writes(self, view: StepView) -> None:
+        """Note the clock for the output slots of a forward."""
         if self._written is None:
             return
         for name, shown in view.groups.items():
@@ -69,25 +69,28 @@ class SlotHistory:
                 # A tenth of what index_put_ takes on the CPU.
                 self._on_host[index][slots.numpy()] = self._state.now
 
-    def announced(self, kind: SlotEventKind, group: Group, slots: Tensor, step: int) -> None:
-        """The engine copied, received or invalidated slots (int64 [n])."""
-        kept = slots[:_SLOTS_KEPT].clone()
+    def record_announcement(self, kind: SlotEventKind, group: Group, slots: Tensor, step: int) -> None:
+        """Note that the engine copied, received or invalidated slots (int64 [n])."""
+        kept = slots[:_MAX_SLOTS].clone()
         self._recent.append(_Announcement(kind=kind, group=group.index, step=step, slots=kept))
 
-    def look_up(self, group: Group, slot: int, into: Tensor) -> tuple[tuple[SlotEventKind, int], ...]:
-        """Fill `into` (int64 [WORDS]) with the slot's last write and who of the announcements names it."""
+    def read(self, group: Group, slot: int, into: Tensor) -> tuple[tuple[SlotEventKind, int], ...]:
+        """Fill `into` (int64 [WORDS]): clock of the slot's last write, then 1 per announcement that names it.
+
+        Returns those announcements, kind and step, in the order of the words. -1 = unknown.
+        """
         into.fill_(-1)
         if self._written is not None:
             into[0].copy_(self._written[group.index][slot])
-        mine = [one for one in self._recent if one.group == group.index]
-        for word, announcement in zip(into[1:], mine, strict=False):
+        recent = [announcement for announcement in self._recent if announcement.group == group.index]
+        for word, announcement in zip(into[1:], recent, strict=False):
             word.copy_((announcement.slots == slot).any())
-        return tuple((one.kind, one.step) for one in mine)
+        return tuple((announcement.kind, announcement.step) for announcement in recent)
 
     def events(
         self, announcements: Sequence[tuple[SlotEventKind, int]], words: Sequence[int]
     ) -> tuple[SlotEvent, ...]:
-        """The events that a host copy of `look_up`'s words tells of, oldest first."""
+        """Decode a host copy of the words that `read` filled; oldest first."""
         found = [
             SlotEvent(kind=kind, step=step)
             for (kind, step), named in zip(announcements, words[1:], strict=False)

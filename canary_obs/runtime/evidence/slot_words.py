@@ -1,4 +1,4 @@
-"""The int64 words that tell of one slot and its neighbours: where each lies, and what they say."""
+"""Layout and meaning of the int64 words that are read for one slot and its neighbours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from canary_obs.slot_facts import ChangedWord, SlotFacts
 from canary_obs.vocabulary import Part, Plane, SlotState
 
 NEIGHBOURS = 16  # slots read around the violated one, itself included
-SUSPECTS = 2  # words looked at
+SUSPECTS = 2  # KV words read per slot
 WORD_BYTES = 4
 # Records of all slots, then their fingerprints as the bytes are now, then the suspects' bytes, then history.
 SLOT_WORDS = layout.RECORD_WORDS + 2
@@ -21,7 +21,7 @@ HISTORY_AT = BYTES_AT + SUSPECTS * WORD_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
-    """A word that would explain a part's difference (found - recorded, modulo 2^64)."""
+    """A KV word whose change would explain a part's `difference`: found - recorded, modulo 2^64."""
 
     part: Part
     difference: int
@@ -29,7 +29,7 @@ class Lead:
 
 
 def neighbours_of(group: Group, slot: int) -> range:
-    """The slots told of with `slot`: its page, at most NEIGHBOURS; without pages, the slots around it."""
+    """At most NEIGHBOURS slots that include `slot`: of its page, or around it where pages are one slot."""
     page, slots = group.view.page_size, group.view.num_slots
     first, last = (slot // page * page, min(slots, (slot // page + 1) * page)) if page > 1 else (0, slots)
     start = max(first, min(slot - NEIGHBOURS // 2, last - NEIGHBOURS))
@@ -37,7 +37,7 @@ def neighbours_of(group: Group, slot: int) -> range:
 
 
 def changed_words(leads: list[Lead], slot: SlotFacts, words: list[int]) -> tuple[ChangedWord, ...]:
-    """The words that changed, at most one per part; without values when the slot has changed since."""
+    """The words that changed, at most one per part; without values if the slot was rewritten meanwhile."""
     found: dict[Part, list[ChangedWord]] = {}
     for number, lead in enumerate(leads):
         differs = int(slot.found[lead.part], 16) - int(slot.recorded[lead.part], 16)
@@ -70,7 +70,7 @@ def _changed_word(lead: Lead, change: WordChange | None) -> ChangedWord:
 def slot_facts(
     group: Group, words: list[int], neighbours: range, slot: int, *, reveal_tokens: bool
 ) -> SlotFacts:
-    """One of the neighbours that were read."""
+    """Decode `slot`, one of `neighbours`, from the words that were read."""
     index = slot - neighbours.start
     record = words[index * layout.RECORD_WORDS :][: layout.RECORD_WORDS]
     fingerprints = record[layout.FINGERPRINT_K :]

@@ -1,17 +1,17 @@
-"""Plants one fault in a slot that nobody uses, and tells whether a check saw it."""
+"""Drills: injects one fault into a reserved slot and reports whether a check detects it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots, complete_slots
 from canary_obs.config import PREFIX, CanaryConfig
+from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import StartDrill
 from canary_obs.runtime.device.byte_address import locate_byte
@@ -21,11 +21,8 @@ from canary_obs.runtime.device.violation_log import ViolationLog
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.vocabulary import DrillOutcome, Phase, Reason
 
-if TYPE_CHECKING:
-    from canary_obs.engine_api.adapter import EngineAdapter
-
-PATIENCE_SECONDS = 10.0
-# The lowest bit of an element: finite numbers stay finite, whatever reads them for nothing.
+TIMEOUT_SECONDS = 10.0
+# The lowest bit of an element: finite numbers stay finite, should anything read the slot.
 _BIT = 1
 
 
@@ -40,7 +37,7 @@ class _Injected:
 
 
 class Drill:
-    """Records, counters and log of its own: what it finds is no violation. Never waits for the device."""
+    """Uses records, counters and a log of its own: it reports no violations. Never waits for the device."""
 
     def __init__(
         self,
@@ -50,10 +47,10 @@ class Drill:
         send: Callable[[DrillFinding], None],
     ) -> None:
         self._send = send
-        self._planted: _Injected | None = None
+        self._injected: _Injected | None = None  # the drill under way
         self._checked = False
         self._drills = 0
-        self._refusal: str | None = f"drills are off in the engine; set {PREFIX}DRILL_ENABLED=true for it"
+        self._refusal: str | None = f"drills are disabled in the engine; set {PREFIX}DRILL_ENABLED=true there"
         if not config.drill_enabled:
             return
         try:
@@ -76,35 +73,35 @@ class Drill:
         self._saved = torch.zeros(1, dtype=torch.uint8, device=device)
         self._ring = DelayedDeviceHost(self._state.flat, 2)
         self._log = ViolationLog(self._state, reveal_tokens=False)
-        # Whatever is compiled on first use is compiled now.
+        # Compile all kernels now rather than in the first drill.
         self._record(0)
         self._compare(layout.Phase.PATROL)
 
     @property
     def busy(self) -> bool:
         """Whether a drill is under way."""
-        return self._planted is not None
+        return self._injected is not None
 
     def start(self, command: StartDrill, step: int) -> None:
-        """Plant a fault now, or say why not."""
-        if self._refusal is not None or self._planted is not None:
-            why = self._refusal or "a drill is under way on this rank; wait for its end"
+        """Inject a fault, or report why not."""
+        if self._refusal is not None or self._injected is not None:
+            why = self._refusal or "a drill is under way on this rank; wait until it ends"
             self._send(DrillFinding(id=command.id, outcome=DrillOutcome.REFUSED, error=why))
             return
         self._record(step)
-        # What this reports is an alarm without a fault.
+        # A violation found here would be a false alarm.
         self._compare(layout.Phase.TAIL)
         self._drills += 1
-        self._planted = _Injected(id=command.id, step=step, time_ns=time.time_ns(), began=time.monotonic())
+        self._injected = _Injected(id=command.id, step=step, time_ns=time.time_ns(), began=time.monotonic())
         self._checked = False
         target = self._target()
         self._saved.copy_(target)
         target.bitwise_xor_(_BIT)
 
     def advance(self, step: int) -> None:
-        """In the turn after planting: check, heal. In those that follow: look for what came of it."""
-        planted = self._planted
-        if planted is None:
+        """First call after `start`: check and restore. Later calls: report the outcome once it is known."""
+        injected = self._injected
+        if injected is None:
             return
         if not self._checked:
             self._state.tick(step)
@@ -113,17 +110,17 @@ class Drill:
             self._checked = self._ring.push(step, time.monotonic())
             return
         for sample in self._ring.poll():
-            self._end(planted, self._judge(planted, sample, step))
+            self._end(injected, self._judge(injected, sample, step))
             return
-        if time.monotonic() - planted.began > PATIENCE_SECONDS:
-            error = f"no counters came back within {PATIENCE_SECONDS:g} s"
-            self._end(planted, self._finding(planted, DrillOutcome.MISSED, error))
+        if time.monotonic() - injected.began > TIMEOUT_SECONDS:
+            error = f"no counters reached the host within {TIMEOUT_SECONDS:g} s"
+            self._end(injected, self._finding(injected, DrillOutcome.MISSED, error))
 
     def close(self) -> None:
-        """Leave no fault behind."""
-        if self._planted is not None and not self._checked:
+        """Restore the injected fault."""
+        if self._injected is not None and not self._checked:
             self._target().copy_(self._saved)
-        self._planted = None
+        self._injected = None
 
     def _target(self) -> torch.Tensor:
         address = self._bytes[self._drills % len(self._bytes)]
@@ -137,32 +134,32 @@ class Drill:
     def _compare(self, phase: layout.Phase) -> None:
         compare_slots(self._state.backend, self._group.buffers, self._group.plan, self._slots, phase)
 
-    def _judge(self, planted: _Injected, sample: Sample, step: int) -> DrillFinding:
+    def _judge(self, injected: _Injected, sample: Sample, step: int) -> DrillFinding:
         seen = self._log.read(sample.values, step)
         if any(row.phase is not Phase.PATROL for row in seen):
-            error = "a check failed before the fault was planted"
-            return self._finding(planted, DrillOutcome.MISSED, error)
+            error = "a check failed before the fault was injected"
+            return self._finding(injected, DrillOutcome.MISSED, error)
         rows = [row for row in seen if row.reason is Reason.KV_DATA and row.slot == self._slot]
         if not rows:
-            return self._finding(planted, DrillOutcome.MISSED, "the check saw nothing")
+            return self._finding(injected, DrillOutcome.MISSED, "the check found no violation")
         row = rows[0]
         return DrillFinding(
-            id=planted.id,
+            id=injected.id,
             outcome=DrillOutcome.DETECTED,
             group=row.group,
             slot=row.slot,
             phase=row.phase,
             reason=row.reason,
-            latency_steps=row.step - planted.step,
-            latency_ms=(row.time_ns - planted.time_ns) / 1e6,
+            latency_steps=row.step - injected.step,
+            latency_ms=(row.time_ns - injected.time_ns) / 1e6,
         )
 
-    def _finding(self, planted: _Injected, outcome: DrillOutcome, error: str) -> DrillFinding:
+    def _finding(self, injected: _Injected, outcome: DrillOutcome, error: str) -> DrillFinding:
         return DrillFinding(
-            id=planted.id, outcome=outcome, error=error, group=self._group.name, slot=self._slot
+            id=injected.id, outcome=outcome, error=error, group=self._group.name, slot=self._slot
         )
 
-    def _end(self, planted: _Injected, finding: DrillFinding) -> None:
-        assert planted is self._planted
-        self._planted = None
+    def _end(self, injected: _Injected, finding: DrillFinding) -> None:
+        assert injected is self._injected
+        self._injected = None
         self._send(finding)

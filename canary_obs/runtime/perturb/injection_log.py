@@ -1,4 +1,4 @@
-"""What became of every planted fault."""
+"""Records the outcome of every injection."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Injection:
-    """One planted fault. Latencies run from the injection to the violation, and to the host seeing it."""
+    """One injected fault. Latencies: in steps to the violation, in ms to its arrival on the host."""
 
     mode: PerturbMode
     group: str
     slot: int  # the slot whose check must fail
-    also: frozenset[int] = frozenset()  # or one of these: a fault in a page or a link shows beside it
+    also: frozenset[int] = frozenset()  # or one of these, where a fault shows in adjacent slots too
     step: int
     time_ns: int
     outcome: Outcome = Outcome.OPEN
-    why: str = ""
+    why: str = ""  # it was masked or missed
     latency_steps: int | None = None
     latency_ms: float | None = None
     reason: Reason | None = None
@@ -63,7 +63,7 @@ class _Tally:
 
 
 class InjectionLog:
-    """Every injection from planting to its end. Closed injections leave only their numbers behind."""
+    """Open injections, and statistics of the closed ones."""
 
     def __init__(self, modes: tuple[PerturbMode, ...]) -> None:
         self._tallies = {mode: _Tally() for mode in modes}
@@ -76,15 +76,15 @@ class InjectionLog:
 
     @property
     def injected(self) -> int:
-        """Faults planted so far, over all modes."""
+        """Injections so far, over all modes."""
         return sum(tally.injected for tally in self._tallies.values())
 
     def holds(self, group: str, slot: int) -> bool:
-        """Whether an open injection sits in this slot."""
+        """Whether an open injection is in this slot."""
         return any(item.slot == slot and item.group == group for item in self._open)
 
-    def plant(self, injection: Injection) -> None:
-        """Enter a new injection."""
+    def add(self, injection: Injection) -> None:
+        """Add an open injection."""
         self._tallies[injection.mode].injected += 1
         self._open.append(injection)
 
@@ -92,7 +92,7 @@ class InjectionLog:
         """Close the open injections that these violations explain; returns them."""
         detected = []
         for injection in self.open:
-            violation = next((item for item in violations if injection.explains(item)), None)
+            violation = next((row for row in violations if injection.explains(row)), None)
             if violation is not None:
                 injection.latency_steps = violation.step - injection.step
                 injection.latency_ms = (violation.time_ns - injection.time_ns) / 1e6
@@ -102,7 +102,7 @@ class InjectionLog:
         return detected
 
     def close(self, injection: Injection, outcome: Outcome, why: str = "") -> None:
-        """End an injection."""
+        """End an open injection."""
         injection.outcome, injection.why = outcome, why
         self._open.remove(injection)
         tally = self._tallies[injection.mode]
@@ -119,7 +119,7 @@ class InjectionLog:
             tally.missed.append(injection)
 
     def counts(self) -> dict[PerturbMode, PerturbCount]:
-        """Numbers for the snapshot."""
+        """Counts by mode, for the snapshot."""
         return {
             mode: PerturbCount(
                 injected=tally.injected,
@@ -133,7 +133,7 @@ class InjectionLog:
         }
 
     def summary(self) -> dict[str, object]:
-        """The whole ledger for the demo's JSON."""
+        """All statistics by mode, for the demo's JSON."""
         return {
             mode.value: {
                 "injected": tally.injected,
@@ -145,14 +145,14 @@ class InjectionLog:
                 "open": sum(item.mode is mode for item in self._open),
                 "masked_because": dict(tally.masked),
                 "missed_slots": [item.slot for item in tally.missed[:20]],
-                "latency_steps": _spread(tally.steps),
-                "latency_ms": _spread(tally.milliseconds),
+                "latency_steps": _median_and_max(tally.steps),
+                "latency_ms": _median_and_max(tally.milliseconds),
             }
             for mode, tally in self._tallies.items()
         }
 
 
-def _spread(values: list[int] | list[float]) -> dict[str, float] | None:
+def _median_and_max(values: list[int] | list[float]) -> dict[str, float] | None:
     if not values:
         return None
     return {"median": round(statistics.median(values), 3), "max": round(max(values), 3)}

@@ -1,4 +1,4 @@
-"""Plants corruption on purpose, in the engine's own tensors, and heals it once it has been seen."""
+"""Injects deliberate corruption into the engine's tensors, and restores it once detected."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from canary_kernels import layout
 from canary_obs.config import CanaryConfig, parse_perturb
+from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import StepView
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import Violation
@@ -20,20 +20,17 @@ from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.perturb.injection_log import Injection, InjectionLog, Outcome
 from canary_obs.vocabulary import PerturbMode
 
-if TYPE_CHECKING:
-    from canary_obs.engine_api.adapter import PrefixCache
-
 _ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flip:
-    """How to undo a flipped byte, and how to tell that it is still ours."""
+    """A flipped bit, and how to recognise that the slot was not rewritten since."""
 
     address: ByteAddress
     mask: int
-    corrupted: int
-    record: tuple[int, ...]
+    corrupted: int  # value of the byte
+    record: tuple[int, ...]  # of the slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +40,13 @@ class _Redirect:
     table: Tensor
     row: int
     column: int
-    entry: int
-    right: int  # the slot the entry should lead to
+    entry: int  # the right one
+    right: int  # the slot that the entry refers to
     injection: Injection
 
 
 class Injector:
-    """The four perturbation modes over one group. Reads device memory: never part of a production step."""
+    """The four perturbation modes on one group. Waits for the device: not for production."""
 
     def __init__(self, state: DeviceState, prefix_cache: PrefixCache, config: CanaryConfig) -> None:
         self._probabilities = parse_perturb(config.perturb)
@@ -64,23 +61,24 @@ class Injector:
         self._group: Group = state.by_name[config.perturb_group]
         self._flips: dict[int, _Flip] = {}
         self._redirects: list[_Redirect] = []  # in the table now
-        self._ended_detours: list[tuple[_Redirect, bool]] = []  # taken back; whether both slots held the same
+        # Restored ones; whether both slots held the same token and prefix.
+        self._ended_redirects: list[tuple[_Redirect, bool]] = []
         self.injections = InjectionLog(tuple(self._probabilities))
 
     def before_forward(self, view: StepView, step: int) -> None:
-        """Plant what a forward is about to use; forwards of other groups are left alone."""
+        """Inject into what the forward is about to use, if it uses the group."""
         if self._group.name not in view.groups:
             return
         self._try(PerturbMode.REQ_TO_TOKEN, step, lambda: self._redirect(view, step))
         self._try(PerturbMode.REAL_KV_USED, step, lambda: self._flip_used(view, step))
 
     def after_forward(self, view: StepView, step: int) -> None:
-        """Take table detours back; plant what follows the forward."""
+        """Restore the slot table; inject what follows a forward."""
         for redirect in self._redirects:
             redirect.table[redirect.row, redirect.column] = redirect.entry
             wrong, right = self._record(redirect.injection.slot), self._record(redirect.right)
             same = wrong[: layout.FINGERPRINT_K] == right[: layout.FINGERPRINT_K]
-            self._ended_detours.append((redirect, same))
+            self._ended_redirects.append((redirect, same))
         self._redirects.clear()
         if self._group.name not in view.groups:
             return
@@ -88,32 +86,35 @@ class Injector:
         self._try(PerturbMode.REAL_KV_UNUSED_CACHE, step, lambda: self._flip_unused(step))
 
     def match(self, violations: list[Violation], *, settled: bool) -> None:
-        """Match violations against the ledger; heal detected flips; `settled` = no row is under way."""
+        """Match violations with open injections; restore detected flips.
+
+        `settled` = every violation up to the current step is known: injections without one can be closed.
+        """
         for injection in self.injections.match(violations):
             self._restore(injection)
         if not settled:
             return
-        for redirect, same in self._ended_detours:
+        for redirect, same in self._ended_redirects:
             if redirect.injection.outcome is Outcome.OPEN:
                 outcome = Outcome.MASKED if same else Outcome.MISSED
                 self.injections.close(
                     redirect.injection, outcome, "the other slot holds the same token and prefix"
                 )
-        self._ended_detours.clear()
+        self._ended_redirects.clear()
         for injection in self.injections.open:
             self._expire(injection)
 
     def finish(self) -> None:
-        """After a last check of every record: what is still open was missed."""
+        """Close open injections as missed. Call after a last check of every record."""
         for injection in self.injections.open:
             self.injections.close(injection, Outcome.MISSED)
 
-    def _try(self, mode: PerturbMode, step: int, plant: Callable[[], None]) -> None:
+    def _try(self, mode: PerturbMode, step: int, inject: Callable[[], None]) -> None:
         probability = self._probabilities.get(mode, 0.0)
         if self._limit and self.injections.injected >= self._limit:
             return
         if probability and step > self._warmup and self._random.random() < probability:
-            plant()
+            inject()
 
     def _record(self, slot: int) -> tuple[int, ...]:
         return tuple(self._group.buffers.records[slot].tolist())
@@ -152,10 +153,10 @@ class Injector:
         table[row, column] = wrong_entry
         # The wrong page may hold the same positions of another request: its links break at either end.
         also = set(range(wrong_entry * page, (wrong_entry + 1) * page))
-        if (behind := (column + 1) * page) < length:
-            also.add(self._slot_at(table, row, behind))
+        if (following := (column + 1) * page) < length:
+            also.add(self._slot_at(table, row, following))
         injection = self._injection(PerturbMode.REQ_TO_TOKEN, wrong, step, frozenset(also))
-        self.injections.plant(injection)
+        self.injections.add(injection)
         self._redirects.append(
             _Redirect(table=table, row=row, column=column, entry=entry, right=right, injection=injection)
         )
@@ -198,7 +199,7 @@ class Injector:
         self._flips[id(injection)] = _Flip(
             address=address, mask=mask, corrupted=address.read(), record=self._record(slot)
         )
-        self.injections.plant(injection)
+        self.injections.add(injection)
 
     def _injection(
         self, mode: PerturbMode, slot: int, step: int, also: frozenset[int] = frozenset()

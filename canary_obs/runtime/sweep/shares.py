@@ -1,4 +1,4 @@
-"""Each group's part in a sweep: when its slots were launched, and what its own counters say at the end."""
+"""Accounts for each group's part in a sweep: when it was launched, and what its counters show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LANES = layout.COUNT_VIOLATIONS + layout.Phase.SWEEP * layout.NUM_REASONS
 
 
 class SweepShares:
-    """Seconds count from the sweep's start. One sweep at a time."""
+    """One sweep at a time. Seconds count from its start."""
 
     def __init__(self, state: DeviceState) -> None:
         self._groups = state.groups
@@ -21,16 +21,16 @@ class SweepShares:
         self._spans: dict[int, tuple[int, float, float]] = {}  # by group: slots, began, ended
 
     def start(self) -> None:
-        """A sweep begins."""
+        """Begin a sweep."""
         self._spans.clear()
 
-    def launched(self, group: int, slots: int, began: float, ended: float) -> None:
-        """Some of a group's `slots` were launched."""
+    def add_chunk(self, group: int, slots: int, began: float, ended: float) -> None:
+        """Note that a chunk of a group was launched; `slots` is the group's total."""
         first = self._spans[group][1] if group in self._spans else began
         self._spans[group] = slots, first, ended
 
     def settle(self, counters: Tensor) -> tuple[SweepShare, ...]:
-        """The parts of the sweep that ends with this host copy of the counters."""
+        """End the sweep with these counters, int64 [groups * COUNTER_WORDS] on the host."""
         rows = counters.view(-1, layout.COUNTER_WORDS).tolist()
         totals = [_totals(row) for row in rows]
         shares = tuple(

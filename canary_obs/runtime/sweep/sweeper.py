@@ -1,11 +1,10 @@
-"""Full passes over what the prefix cache holds, in slices of an engine step."""
+"""Sweeps: full passes over the prefix cache, a slice per engine step."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 from torch import Tensor
@@ -14,6 +13,7 @@ from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots
 from canary_kernels.verify import verify_list
 from canary_obs.config import CanaryConfig
+from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import StartSweep, SweepProgress
@@ -24,9 +24,6 @@ from canary_obs.runtime.health import Health
 from canary_obs.runtime.sweep.shares import SweepShares
 from canary_obs.runtime.sweep.walk import SweepWalk
 from canary_obs.vocabulary import Cause, SweepStatus, Trigger
-
-if TYPE_CHECKING:
-    from canary_obs.engine_api.adapter import PrefixCache
 
 _CPU_CHUNK = 256  # slots
 _DEVICE_CHUNK, _DEVICE_CHUNK_BYTES = 16384, 1 << 30
@@ -49,14 +46,14 @@ class _Pass:
     evicted: int = 0
     next_group: int = 0
     cursor: int = 0
-    ending: SweepStatus | None = None  # all launched, or cancelled: waits for its counters
-    settles_at: int = -1  # sequence of the pipeline copy that carries all of them
-    totals: dict[str, int] = field(default_factory=dict)
+    ending: SweepStatus | None = None  # all launched, or cancelled: waiting for the counters
+    settles_at: int = -1  # sequence of the first counter copy that holds all of its results
+    totals: dict[str, int] = field(default_factory=dict)  # counted so far
     error: str | None = None
 
 
 class Sweeper:
-    """At most one sweep at a time; a demanded sweep takes the place of an automatic one."""
+    """Runs at most one sweep at a time; a commanded sweep replaces an automatic one."""
 
     def __init__(
         self,
@@ -87,7 +84,7 @@ class Sweeper:
 
     @property
     def running(self) -> bool:
-        """Whether a sweep is under way or waits for its counters."""
+        """Whether a sweep is under way or waiting for its counters."""
         return self._pass is not None
 
     def idle_due(self, ready_at: float) -> bool:
@@ -106,7 +103,7 @@ class Sweeper:
         return self._describe(self._pass, SweepStatus.RUNNING) if self._pass else self.last
 
     def request(self, command: StartSweep, step: int) -> None:
-        """Start an operator's sweep now, or as soon as the one under way has wound up."""
+        """Start a commanded sweep now, or when the sweep under way has ended."""
         if self._pass is None:
             self._start(command, Trigger.DEMAND, step)
             return
@@ -115,7 +112,7 @@ class Sweeper:
             self.cancel(self._pass.command.id)
 
     def cancel(self, sweep_id: str) -> None:
-        """Stop a sweep; unknown ids are ignored (it may just have ended)."""
+        """Stop a sweep; an unknown id is ignored, as the sweep may just have ended."""
         if self._queued is not None and self._queued.id == sweep_id:
             self._queued = None
         if self._pass is not None and self._pass.command.id == sweep_id:
@@ -134,7 +131,10 @@ class Sweeper:
             self._start(command, trigger, step)
 
     def advance(self, budget_seconds: float, next_sequence: int) -> None:
-        """Check slots until the budget is spent, here or on the device; `next_sequence` is the next push."""
+        """Launch checks for `budget_seconds`, of host time or of estimated device time.
+
+        `next_sequence` is that of the next counter copy.
+        """
         current = self._pass
         if current is None or current.settles_at >= 0:
             return
@@ -152,7 +152,7 @@ class Sweeper:
             current.settles_at = next_sequence
 
     def update(self, sample: Sample, step: int) -> None:
-        """Take a host copy of the counters; ends the sweep once its own numbers are all in."""
+        """Count results from a host copy of the counters; end the sweep once it holds all of them."""
         current = self._pass
         if current is None:
             return
@@ -169,7 +169,7 @@ class Sweeper:
             self._start(command, Trigger.DEMAND, step)
 
     def abort(self, error: str) -> None:
-        """The sweep cannot go on: it ends as FAILED once what it launched has been counted."""
+        """End the sweep as FAILED, once what it launched has been counted."""
         if self._pass is not None:
             self._pass.ending, self._pass.error = SweepStatus.FAILED, error
 
@@ -202,11 +202,11 @@ class Sweeper:
         began = time.perf_counter() - current.started
         device_seconds = self._check_chunk(current)
         ended = time.perf_counter() - current.started
-        self._shares.launched(group.index, cached.slots.numel(), began, ended)
+        self._shares.add_chunk(group.index, cached.slots.numel(), began, ended)
         return device_seconds
 
     def _check_chunk(self, current: _Pass) -> float:
-        """Launch the next slots; returns the seconds they will keep a GPU busy."""
+        """Launch the next chunk; returns the estimated seconds of GPU time, 0 on the CPU."""
         group, cached = current.work[current.next_group]
         start = current.cursor
         stop = min(start + self._chunk_size(group), cached.slots.numel())
@@ -215,7 +215,9 @@ class Sweeper:
             current.next_group, current.cursor = current.next_group + 1, 0
         if start == stop:
             return 0.0
-        slots, previous = self._walk.held(group.name, cached.slots[start:stop], cached.previous[start:stop])
+        slots, previous = self._walk.still_cached(
+            group.name, cached.slots[start:stop], cached.previous[start:stop]
+        )
         current.evicted += int((slots < 0).sum())
         slots, positions, previous = self._uploads.put(slots, cached.positions[start:stop], previous)
         self._state.tick()

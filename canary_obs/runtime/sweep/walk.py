@@ -1,20 +1,18 @@
-"""What a sweep walks: the slots that a command asks for, and which are still held when their turn comes."""
+"""Selects the slots of a sweep, and of each chunk those that are still cached."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from canary_obs.config import CanaryConfig
+from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import StartSweep
 from canary_obs.runtime.device.state import DeviceState
 
-if TYPE_CHECKING:
-    from canary_obs.engine_api.adapter import PrefixCache
+_NO_WINDOWS = "this engine does not show which tokens a sliding-window group holds"
 
 
 class SweepWalk:
@@ -28,23 +26,21 @@ class SweepWalk:
             raise ConfigurationError(
                 "swa_resident_only",
                 True,
-                "this engine does not show what a sliding-window group holds",
+                _NO_WINDOWS,
                 "Leave it out.",
             )
 
     def refusal(self, command: StartSweep) -> str | None:
-        """Why this sweep cannot be done; None = it can."""
+        """Why the command cannot be executed; None = it can."""
         known = self._state.by_name
         if unknown := [name for name in command.groups if name not in known]:
             return f"unknown groups {unknown}; there are: {', '.join(known)}"
         if command.swa_resident_only and not self._knows_windows:
-            return (
-                "swa_resident_only: this engine does not show what a sliding-window group holds; leave it out"
-            )
+            return f"swa_resident_only: {_NO_WINDOWS}; leave it out"
         return None
 
     def slots(self, group: str, command: StartSweep) -> CachedSlots:
-        """Every slot of the group to be walked."""
+        """Every slot of the group that the command asks for."""
         cached = self._cache.cached(group, unlocked_only=command.unlocked_only)
         if not command.swa_resident_only:
             return cached
@@ -56,9 +52,9 @@ class SweepWalk:
             previous=cached.previous[resident],
         )
 
-    def held(self, group: str, slots: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-        """Both (int64 [n]), with -1 for what is not held any more."""
-        held = self._cache.still_cached(group, slots)
-        # A window may have left the slot before, and another token taken it, while this one is still held.
-        before_held = (previous >= 0) & self._cache.still_cached(group, previous.clamp(min=0))
-        return torch.where(held, slots, -1), torch.where(before_held, previous, -1)
+    def still_cached(self, group: str, slots: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        """`slots` and `previous` (int64 [n] each), with -1 for those that are no longer cached."""
+        cached = self._cache.still_cached(group, slots)
+        # The previous slot may have left the window and been reused while this one is still cached.
+        previous_cached = (previous >= 0) & self._cache.still_cached(group, previous.clamp(min=0))
+        return torch.where(cached, slots, -1), torch.where(previous_cached, previous, -1)

@@ -80,7 +80,7 @@ def test_a_broken_comparison_is_a_missed_drill(make_rig, link, monkeypatch):
     order(link, "d")
     rig.run(6)
     (found,) = reports(link)
-    assert (found.outcome, found.error) == (DrillOutcome.MISSED, "the check saw nothing")
+    assert (found.outcome, found.error) == (DrillOutcome.MISSED, "the check found no violation")
 
 
 def test_an_alarm_without_a_fault_is_no_success(make_rig, link, monkeypatch):
@@ -97,7 +97,7 @@ def test_an_alarm_without_a_fault_is_no_success(make_rig, link, monkeypatch):
     (found,) = reports(link)
     assert (found.outcome, found.error) == (
         DrillOutcome.MISSED,
-        "a check failed before the fault was planted",
+        "a check failed before the fault was injected",
     )
 
 

@@ -99,9 +99,7 @@ def violation(**changes: object) -> Violation:
 
 def test_the_ledger_matches_only_what_explains_the_injection() -> None:
     injections = InjectionLog((PerturbMode.REAL_KV_USED,))
-    injections.plant(
-        Injection(mode=PerturbMode.REAL_KV_USED, group="full", slot=4, step=5, time_ns=1_000_000)
-    )
+    injections.add(Injection(mode=PerturbMode.REAL_KV_USED, group="full", slot=4, step=5, time_ns=1_000_000))
     others = [violation(slot=5), violation(group="swa"), violation(reason=Reason.CHAIN), violation(step=4)]
     assert injections.match(others) == []
     (found,) = injections.match([*others, violation()])
@@ -112,7 +110,7 @@ def test_the_ledger_matches_only_what_explains_the_injection() -> None:
 def test_a_detour_may_show_beside_the_slot_it_leads_to() -> None:
     injections = InjectionLog((PerturbMode.REQ_TO_TOKEN,))
     mode, also = PerturbMode.REQ_TO_TOKEN, frozenset({6})
-    injections.plant(Injection(mode=mode, group="full", slot=4, also=also, step=5, time_ns=1_000_000))
+    injections.add(Injection(mode=mode, group="full", slot=4, also=also, step=5, time_ns=1_000_000))
     assert injections.match([violation(reason=Reason.CHAIN, slot=5), violation(slot=6)]) == []
     (found,) = injections.match([violation(reason=Reason.CHAIN, slot=6)])
     assert found.outcome is Outcome.DETECTED

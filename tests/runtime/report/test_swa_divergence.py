@@ -173,7 +173,7 @@ def test_a_sweep_of_what_the_window_group_holds_too(make_rig: MakeRig) -> None:
 
 
 def test_without_windows_that_sweep_is_refused(make_rig: MakeRig) -> None:
-    with pytest.raises(ConfigurationError, match="does not show what a sliding-window group holds"):
+    with pytest.raises(ConfigurationError, match="does not show which tokens a sliding-window group holds"):
         make_rig(swa_resident_only=True)
     rig = make_rig()
     rig.canary.sweeper.request(StartSweep(id="one", swa_resident_only=True), 0)
