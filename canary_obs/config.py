@@ -1,4 +1,4 @@
-"""Settings, read once from a TOML file, KV_CANARY_* variables and flags (later wins), and refused loudly."""
+"""Settings, read once from a TOML file, KV_CANARY_* variables and flags (the later wins), and validated."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class PatrolBudget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def enabled(self) -> bool:
-        """Whether there is anything to spend."""
+        """Whether the patrol runs."""
         return self.fraction > 0 or self.bytes_per_second > 0
 
 
 class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the engine side. Safe for production as they stand."""
+    """Settings of the engine process. The defaults are safe for production."""
 
     mode: Mode = Mode.LOG
     real_data: Literal["none", "partial", "all"] = "all"  # bytes a fingerprint covers
@@ -56,19 +56,19 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     reuse_data: bool = True  # check a slot's bytes before the forward overwrites it
     sweep_interval: Count = 0  # forward steps between sweeps; 0 = off
     idle_sweep: bool = True
-    idle_sweep_seconds: Seconds = 10.0  # an idle engine sweeps this long after the last sweep
+    idle_sweep_seconds: Seconds = 10.0  # after the last sweep, in an idle engine
     swa_divergence_interval: Count = 1000  # forward steps between reports; 0 = only at detach
     unlocked_only: bool = False  # interval and idle sweeps leave out slots that running requests use
-    swa_resident_only: bool = False  # ... and tokens that the sliding-window group holds no more
+    swa_resident_only: bool = False  # ... and tokens without a slot in the sliding-window group
     sweep_budget_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # per engine step
     # "1%", "0.01", "15GB/s", "off". A share is of time on a CPU, of bandwidth on a GPU (stepping: a tenth).
     patrol_budget: str = "1%"
     backend: Literal["auto", "torch", "numba", "triton"] = "auto"
     endpoint: str = msgspec.field(default_factory=default_endpoint)  # where the service listens
     engine_secret_key_file: str = ""  # for tcp:// endpoints: this engine's own key (canary-obs keys FOLDER)
-    service_public_key_file: str = ""  # ... and the only service that it speaks to
+    service_public_key_file: str = ""  # ... and the key of the only service it connects to
     serve: Literal["off", "auto"] = "off"  # auto = rank 0 of a vLLM engine starts the service
-    engine: Label = "unknown"  # label; adapters set it when left alone
+    engine: Label = "unknown"  # label; "unknown" = the adapter's name
     instance: Label = "default"
     rank: Count = 0
     reveal_tokens: bool = False
@@ -79,12 +79,12 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     coverage_target: Fraction = 0.99  # protected bytes / pool bytes below this is `degraded`
     sweep_max_age_seconds: Seconds = 3600.0
     patrol_max_cycle_seconds: Seconds = 3600.0
-    drill_enabled: bool = False  # sets a slot apart at attach, for POST /canary/drill
+    drill_enabled: bool = False  # reserves a slot at attach, for POST /canary/drill
     perturb: str = ""  # "real_kv_used=0.05,req_to_token=0.01": probability per step
-    perturb_enabled: bool = False  # the second key: perturb is refused without it
+    perturb_enabled: bool = False  # a safeguard: perturb is refused without it
     perturb_seed: int = 0
     perturb_warmup: Count = 20  # steps before the first injection
-    perturb_limit: Count = 0  # injections of this run; 0 = no limit
+    perturb_limit: Count = 0  # injections in total; 0 = no limit
     perturb_group: str = "full"
 
     @property
@@ -94,26 +94,22 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the service side."""
+    """Settings of the service process."""
 
     endpoint: str = msgspec.field(default_factory=default_endpoint)
     service_secret_key_file: str = ""  # for tcp:// endpoints: the service's own key (canary-obs keys FOLDER)
-    engine_public_keys_file: str = (
-        ""  # ... and the engines that may speak, a line each; all others are refused
-    )
+    engine_public_keys_file: str = ""  # ... and the keys of the engines that may connect, one per line
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
     token: str = ""  # bearer token with the scopes read and operate; no token at all = open, loopback only
     tokens_file: str = ""  # TOML: further tokens by name, each with its scopes
-    orders_per_minute: Positive = 60  # of one token: this many at once, then evenly; reading is not limited
+    orders_per_minute: Positive = 60  # per token, as burst and as rate; reading is not limited
     drill_enabled: bool = False  # offers POST /canary/drill to tokens with the scope inject
-    events_heartbeat_seconds: Seconds = (
-        15.0  # a stream of /canary/events says at least this often that it lives
-    )
-    log_file: str = ""  # violations and orders (JSON lines); empty = standard error
+    events_heartbeat_seconds: Seconds = 15.0  # between heartbeats on a stream of /canary/events
+    log_file: str = ""  # violations and audit events as JSON lines; empty = standard error
     violations_kept: Positive = 10_000
     incidents_kept: Positive = 256
-    incident_quiet_seconds: Seconds = 60.0  # an incident without a new violation for this long is closed
+    incident_quiet_seconds: Seconds = 60.0  # an incident is closed after this long without a new violation
     snapshot_stale_seconds: Seconds = 5.0
     sweep_timeout_seconds: Seconds = 120.0
 
@@ -124,12 +120,12 @@ _KNOWN = frozenset(CanaryConfig.__struct_fields__) | frozenset(ServiceConfig.__s
 
 
 def load(
-    kind: type[Settings],
+    settings_type: type[Settings],
     *,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings of one side. Raises ConfigurationError for an unknown name or a value out of its rule."""
+    """Settings of one process. Raises ConfigurationError for an unknown name or an invalid value."""
     environ = os.environ if environ is None else environ
     raw: dict[str, tuple[str, Any]] = {}
     if path := environ.get(FILE_VARIABLE):
@@ -141,11 +137,11 @@ def load(
                 raise _unknown(variable, name)
             raw[name] = (variable, text)
     raw |= {name: (f"--{name.replace('_', '-')}", value) for name, value in (overrides or {}).items()}
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    fields = {field.name: field.type for field in msgspec.structs.fields(settings_type)}
     values = {
         name: _convert(label, fields[name], value) for name, (label, value) in raw.items() if name in fields
     }
-    settings = kind(**values)
+    settings = settings_type(**values)
     labels = {name: label for name, (label, _) in raw.items()}
     if isinstance(settings, CanaryConfig):
         _check_canary(settings, labels)
@@ -175,22 +171,22 @@ def _unknown(label: str, name: str) -> ConfigurationError:
     return ConfigurationError(label, name, "no setting has this name", f"{hint}Settings are: {allowed}.")
 
 
-def _convert(label: str, kind: Any, value: Any) -> Any:
+def _convert(label: str, field_type: Any, value: Any) -> Any:
     try:
-        return msgspec.convert(value, kind, strict=False)
+        return msgspec.convert(value, field_type, strict=False)
     except msgspec.ValidationError as error:
-        remedy = f"Use {_allowed(kind)}."
+        remedy = f"Use {_allowed(field_type)}."
         raise ConfigurationError(label, value, str(error).replace(" - at `$`", ""), remedy) from None
 
 
-def _allowed(kind: Any) -> str:
-    if kind is Mode:
+def _allowed(field_type: Any) -> str:
+    if field_type is Mode:
         return " or ".join(mode.value for mode in Mode)
-    if kind is bool:
+    if field_type is bool:
         return "true or false"
-    if literals := [value for value in get_args(kind) if isinstance(value, str)]:
+    if literals := [value for value in get_args(field_type) if isinstance(value, str)]:
         return " or ".join(literals)
-    return "a value that keeps the rule, or leave it out for the default"
+    return "a valid value, or leave it out for the default"
 
 
 def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
@@ -201,12 +197,12 @@ def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
         raise ConfigurationError(
             label,
             settings.perturb,
-            "planting corruption needs a second key",
+            "injecting corruption needs a second setting",
             f"Set {PREFIX}PERTURB_ENABLED=true too, or remove {label}.",
         )
     if modes and settings.mode is Mode.NONE:
         raise ConfigurationError(
-            label, settings.perturb, "mode none would not see it", "Use mode log or raise."
+            label, settings.perturb, "mode none would not detect it", "Use mode log or raise."
         )
 
 
@@ -246,7 +242,7 @@ def parse_patrol_budget(text: str, label: str = "patrol_budget") -> PatrolBudget
         100 if stripped.endswith("%") else 1
     )
     if share > 1:
-        raise ConfigurationError(label, text, "more than all of the bandwidth", remedy)
+        raise ConfigurationError(label, text, "more than the whole bandwidth", remedy)
     return PatrolBudget(fraction=share)
 
 
@@ -279,7 +275,7 @@ def parse_perturb(text: str, label: str = "perturb") -> dict[PerturbMode, float]
 
 
 def masked(settings: CanaryConfig | ServiceConfig) -> dict[str, str]:
-    """Every setting as text, secrets as ***: for the start-up print and the Hello."""
+    """Every setting as text, secrets as ***; for Hello and logs."""
     shown = msgspec.structs.asdict(settings)
     return {
         name: "***" if name in SECRETS and value else str(value.value if isinstance(value, Mode) else value)

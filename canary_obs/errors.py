@@ -1,4 +1,4 @@
-"""The errors canary_obs raises; each carries its fields and names the remedy."""
+"""The errors that canary_obs raises; each carries its fields, and its message names the remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CanaryError(Exception):
 
 
 class ConfigurationError(CanaryError):
-    """A setting was refused: names the setting, its value, the rule and the remedy."""
+    """A setting was refused. The message names setting, value, rule and remedy."""
 
     def __init__(self, setting: str, value: object, rule: str, remedy: str) -> None:
         self.setting, self.value, self.rule, self.remedy = setting, value, rule, remedy
@@ -24,19 +24,19 @@ class ConfigurationError(CanaryError):
 
 
 class UnsupportedEngine(CanaryError):
-    """The engine, its version or one of its settings cannot be protected; nothing was attached."""
+    """The engine, its version or one of its settings is not supported; nothing was attached."""
 
 
 class EngineContractError(CanaryError):
-    """An adapter showed or announced something that contradicts what it showed at attach."""
+    """An adapter passed something that contradicts what it showed at attach."""
 
 
 class WireError(CanaryError):
-    """A message could not be decoded: wrong version, wrong schema, or not ours."""
+    """A message could not be decoded: wrong version, wrong schema, or not a message of canary_obs."""
 
 
 class KVCacheViolation(CanaryError):
-    """Raised on the engine thread in mode `raise`; carries every violation known at that moment."""
+    """Raised on the engine thread in mode `raise`, with every violation known at that moment."""
 
     def __init__(self, violations: tuple[Violation, ...]) -> None:
         self.violations = violations
@@ -60,5 +60,5 @@ class KVCacheViolation(CanaryError):
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         super().__init__(
             f"KV cache violation: {where}{more}. The slot does not hold what was recorded for it; "
-            "stop using this KV cache and look for what else wrote or freed the slot"
+            "stop using this KV cache, and find out what else wrote or freed the slot"
         )

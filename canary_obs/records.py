@@ -1,4 +1,4 @@
-"""What leaves an engine and what comes back: plain Python structures, shared by both sides of the wire."""
+"""Messages from an engine to the service and commands back, as plain Python structures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Identity(_Struct, frozen=True, kw_only=True):
-    """Which rank speaks. A restart keeps (engine, instance, rank) and changes started_ns."""
+    """Identifies a rank. A restart keeps (engine, instance, rank) and changes started_ns."""
 
     engine: str
     instance: str
@@ -24,12 +24,12 @@ class Identity(_Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Stable across restarts."""
+        """(engine, instance, rank): stable across restarts."""
         return self.engine, self.instance, self.rank
 
 
 class GroupInfo(_Struct, frozen=True, kw_only=True):
-    """One group as found at attach."""
+    """One group, as shown by the adapter at attach."""
 
     name: str
     layers: int
@@ -40,9 +40,9 @@ class GroupInfo(_Struct, frozen=True, kw_only=True):
 
 
 class GroupCounters(_Struct, frozen=True, kw_only=True):
-    """Monotonic counters of one group since attach, in slots unless named otherwise."""
+    """Monotonic counters of one group since attach, in slots unless noted."""
 
-    runs: dict[Phase, int]  # finished check launches
+    runs: dict[Phase, int]  # completed check launches
     verified: dict[Phase, int]  # slots whose record was checked
     hashed: dict[Phase, int]  # slots whose bytes were compared
     unverified: dict[Cause, int]
@@ -52,7 +52,7 @@ class GroupCounters(_Struct, frozen=True, kw_only=True):
 
 
 class SweepShare(_Struct, frozen=True, kw_only=True):
-    """One group's part in a rank's sweep. Seconds count from the sweep's start."""
+    """One group's share of a rank's sweep. Seconds count from the sweep's start."""
 
     group: str
     total: int
@@ -82,7 +82,7 @@ class SweepProgress(_Struct, frozen=True, kw_only=True):
 
 
 class PatrolProgress(_Struct, frozen=True, kw_only=True):
-    """The byte patrol of one rank."""
+    """Progress of one rank's patrol."""
 
     progress: float  # 0 to 1 of the current cycle
     cycles: int
@@ -92,49 +92,49 @@ class PatrolProgress(_Struct, frozen=True, kw_only=True):
 
 
 class PipelineStatus(_Struct, frozen=True, kw_only=True):
-    """The device-to-host pipeline of one rank."""
+    """State of one rank's device-to-host copies."""
 
     lag_steps: int
     lag_seconds: float
     skipped: int
 
 
-# Upper bounds in seconds: from one decode step to the slowest patrol cycle that is still healthy.
+# Upper bounds in seconds, from one decode step to the slowest patrol cycle that is still healthy.
 LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 
 class Latencies(_Struct, frozen=True, kw_only=True):
-    """A histogram: how many fell at or below each of LATENCY_BOUNDS and above the one before it."""
+    """A histogram: counts of latencies up to each of LATENCY_BOUNDS and above the previous bound."""
 
-    counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS) + 1)  # the last one is above all bounds
-    seconds: float = 0.0  # sum of all of them
+    counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS) + 1)  # the last counts those above all bounds
+    seconds: float = 0.0  # sum of all latencies
 
 
 class PerturbCount(_Struct, frozen=True, kw_only=True):
-    """The injection ledger of one perturbation mode."""
+    """Injections of one perturbation mode, by outcome."""
 
     injected: int = 0
     detected: int = 0
     masked: int = 0
     missed: int = 0
     open: int = 0
-    latency: Latencies = Latencies()  # of the detected: from planting to the host seeing it
+    latency: Latencies = Latencies()  # of detected ones, to the violation's arrival on the host
 
 
 class SwaDivergence(_Struct, frozen=True, kw_only=True):
-    """Sliding-window groups beside full ones, of several the least. All protected and alive = no 0."""
+    """Sliding-window groups compared with full ones; of several groups the minimum."""
 
     step: int
     verified_full: int  # slots verified at head and tail since attach
     verified_swa: int
     index_divergence: int  # live tokens whose slots in the two groups have different numbers
-    out_of_window: int  # live tokens of the full group that have no slot in swa any more
+    out_of_window: int  # live tokens of the full group without a slot in the sliding-window group
     full_groups: tuple[str, ...]
     swa_groups: tuple[str, ...]
 
 
 class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
-    """Everything a rank knows about itself at one moment."""
+    """The whole state of a rank at one moment."""
 
     identity: Identity
     sequence: int
@@ -152,17 +152,17 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     pipeline: PipelineStatus
     overhead_seconds: dict[str, float]  # by hook: head, tail, sweep, patrol, pump, adapter
     step_seconds: float  # engine time between step starts, summed
-    observer_faults: dict[str, int]  # exceptions caught, by part of the observer
+    observer_faults: dict[str, int]  # exceptions caught, by ObserverPart
     violation_events_dropped: int
     messages_dropped: int
     perturbations: dict[PerturbMode, PerturbCount]
     paused: bool
-    kernels_stalled: dict[str, tuple[Phase, ...]] | None = None  # by group; None = not told
+    kernels_stalled: dict[str, tuple[Phase, ...]] | None = None  # by group; None = not reported
     swa_divergence: SwaDivergence | None = None  # None = no sliding-window group
 
 
 class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):
-    """First message of a rank, repeated on request: what is attached, to what, how."""
+    """First message of a rank, repeated on request: its groups, settings and versions."""
 
     identity: Identity
     mode: Mode
@@ -182,33 +182,33 @@ class Violation(_Struct, frozen=True, kw_only=True):
     group: str
     part: Part | None
     step: int
-    event: int  # ordinal in its (group, phase, reason) lane, from 1
+    event: int  # ordinal among violations of the same group, phase and reason, from 1
     slot: int
     position: int | None
     request: str | None
     expected: str | None
     actual: str | None
     lag_steps: int
-    time_ns: int  # when the host saw it
+    time_ns: int  # time.time_ns() at its arrival on the host
     sweep_id: str | None = None
 
 
 class Violations(_Struct, frozen=True, kw_only=True, tag="violations"):
-    """Violation rows fetched together."""
+    """Violations read together."""
 
     identity: Identity
     rows: tuple[Violation, ...]
 
 
 class SweepReport(_Struct, frozen=True, kw_only=True, tag="sweep_report"):
-    """Sent when a sweep starts, advances, or ends."""
+    """Sent when a sweep starts and when it ends."""
 
     identity: Identity
     progress: SweepProgress
 
 
 class Evidence(_Struct, frozen=True, kw_only=True, tag="evidence"):
-    """What a rank knows of a violated slot, read when the violation reached the host, or on command."""
+    """A violated slot, read when the violation reached the host, or on command."""
 
     identity: Identity
     incident: str
@@ -225,14 +225,14 @@ class Evidence(_Struct, frozen=True, kw_only=True, tag="evidence"):
 
 
 class DrillReport(_Struct, frozen=True, kw_only=True, tag="drill_report"):
-    """How a drill ended."""
+    """Sent when a drill ends."""
 
     identity: Identity
     finding: DrillFinding
 
 
 class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
-    """The rank detached on purpose."""
+    """Last message: the rank has detached."""
 
     identity: Identity
     final: Snapshot
@@ -242,13 +242,13 @@ EngineMessage = Hello | Snapshot | Violations | SweepReport | Evidence | DrillRe
 
 
 class StartSweep(_Struct, frozen=True, kw_only=True, tag="start_sweep"):
-    """Begin a sweep; answered with SweepReports that carry the id."""
+    """Start a sweep; answered with SweepReports that carry its id."""
 
     id: str
     groups: tuple[str, ...] = ()  # empty = all
     data: bool = True  # compare bytes too, not only links
     unlocked_only: bool = False
-    swa_resident_only: bool = False  # only tokens that the sliding-window group still holds
+    swa_resident_only: bool = False  # only tokens that have a slot in the sliding-window group
 
 
 class CancelSweep(_Struct, frozen=True, kw_only=True, tag="cancel_sweep"):
@@ -258,7 +258,7 @@ class CancelSweep(_Struct, frozen=True, kw_only=True, tag="cancel_sweep"):
 
 
 class CollectEvidence(_Struct, frozen=True, kw_only=True, tag="collect_evidence"):
-    """Tell what is known of a slot; answered with Evidence, or with nothing when too much is asked."""
+    """Read a slot; answered with Evidence, or not at all while too many requests are queued."""
 
     incident: str
     group: str
@@ -266,13 +266,13 @@ class CollectEvidence(_Struct, frozen=True, kw_only=True, tag="collect_evidence"
 
 
 class StartDrill(_Struct, frozen=True, kw_only=True, tag="start_drill"):
-    """Plant one fault where nobody is hurt and see it found; answered with a DrillReport."""
+    """Inject a fault into a reserved slot and check it; answered with a DrillReport."""
 
     id: str
 
 
 class Pause(_Struct, frozen=True, kw_only=True, tag="pause"):
-    """Stop sweeps and patrol until Resume; head and tail go on."""
+    """Stop sweeps and patrol until Resume; checks around forwards continue."""
 
 
 class Resume(_Struct, frozen=True, kw_only=True, tag="resume"):
@@ -280,11 +280,11 @@ class Resume(_Struct, frozen=True, kw_only=True, tag="resume"):
 
 
 class Acknowledge(_Struct, frozen=True, kw_only=True, tag="acknowledge"):
-    """An operator has seen the violations up to now; the state may become OK again."""
+    """Ignore violations and faults up to now in later verdicts: the state may become OK again."""
 
 
 class Ping(_Struct, frozen=True, kw_only=True, tag="ping"):
-    """The service is alive; sent at least once a second. `want_hello` asks for a Hello."""
+    """Keep-alive of the service, at least once a second. `want_hello` asks for a Hello."""
 
     want_hello: bool = False
 

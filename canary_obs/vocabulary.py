@@ -1,4 +1,4 @@
-"""Every word that labels, messages and commands may use, and the codes that stand for them on the device."""
+"""Every word that labels, messages and commands may use, with the codes that kernels use for them."""
 
 from __future__ import annotations
 
@@ -166,14 +166,14 @@ class SlotEventKind(StrEnum):
 
 
 class ObserverPart(StrEnum):
-    """The part of the observer in which an exception was caught: label `part` of observer_faults_total."""
+    """The part of the observer that raised: label `part` of kv_canary_observer_faults_total."""
 
     HEAD = "head"
     TAIL = "tail"
     SWEEP = "sweep"
     PATROL = "patrol"
-    PUMP = "pump"
-    MAILBOX = "mailbox"
+    COUNTERS = "pump"
+    COMMANDS = "mailbox"
     ANNOUNCE = "announce"
     ADOPT = "adopt"
     STEP_VIEW = "step_view"

@@ -55,7 +55,7 @@ def test_each_side_ignores_the_settings_of_the_other() -> None:
         ("KV_CANARY_REAL_DATA", "some", "none or partial or all"),
         ("KV_CANARY_IDLE_SWEEP", "perhaps", "true or false"),
         ("KV_CANARY_LANE_ROWS", "1", ">= 2"),
-        ("KV_CANARY_PATROL_BUDGET", "150%", "more than all"),
+        ("KV_CANARY_PATROL_BUDGET", "150%", "more than the whole"),
         ("KV_CANARY_PATROL_BUDGET", "fast", "a rate like 15GB/s"),
         ("KV_CANARY_PATROL_BUDGET", "-1GB/s", "not a budget"),
         ("KV_CANARY_PERTURB", "real_kv_used=2", "0 < probability <= 1"),

@@ -38,7 +38,7 @@ from canary_obs.runtime.step_scheduler import CURRENT_STREAM, StepScheduler, Wor
 from canary_obs.runtime.sweep.sweeper import Sweeper
 from canary_obs.runtime.transfer import RecordShares
 from canary_obs.transport.links import EngineLink
-from canary_obs.vocabulary import Mode, State, Trigger
+from canary_obs.vocabulary import Mode, ObserverPart, State, Trigger
 
 _RAISE_SECONDS = 5.0  # mode raise waits so long for the comparison of received bytes
 
@@ -128,10 +128,12 @@ class CanaryRuntime:
 
     def detach(self) -> Snapshot:
         """Restore the engine, read all counters and close the link; returns the final snapshot."""
-        self._faults.guard("drill", self.drill.close)
+        self._faults.guard(ObserverPart.DRILL, self.drill.close)
         self._adapter.detach()
         self.delivery.drain(5.0)
-        self._faults.guard("swa_divergence", self.swa.report, self.step, self.counter_reader.sample)
+        self._faults.guard(
+            ObserverPart.SWA_DIVERGENCE, self.swa.report, self.step, self.counter_reader.sample
+        )
         final = whole_snapshot(self._sources)
         self.reporter.send(final)
         self.run.armed = False
@@ -200,7 +202,7 @@ class CanaryRuntime:
                 if self.injector is not None:
                     self.injector.after_forward(view, self.run.step)
             except Exception as error:  # noqa: BLE001 - raised again in mode `raise`
-                self._faults.caught("tail", error)
+                self._faults.caught(ObserverPart.TAIL, error)
                 self._abandon(view)
             self.run.overhead["tail"] += time.perf_counter() - started
         self._scheduler.after_forward()
@@ -227,7 +229,7 @@ class CanaryRuntime:
             return False
         run.last_step_end = None
         if self.config.idle_sweep and not run.paused and self.sweeper.idle_due(run.ready_at):
-            self._faults.guard("sweep", self.sweeper.begin_automatic, Trigger.IDLE, run.step)
+            self._faults.guard(ObserverPart.SWEEP, self.sweeper.begin_automatic, Trigger.IDLE, run.step)
         self._scheduler.idle()
         self.delivery.raise_pending()
         return self.sweeper.running or self.counter_reader.busy
@@ -264,14 +266,14 @@ class CanaryRuntime:
         self._announce(self._announcements.invalidated, group, slots)
 
     def _announce(self, apply: Callable[..., None], *arguments: object) -> None:
-        if self.run.armed and not self._faults.guard("announce", apply, *arguments, self.run.step):
+        if self.run.armed and not self._faults.guard(ObserverPart.ANNOUNCE, apply, *arguments, self.run.step):
             self._or_disarm(self.state.adopt_all)
 
     # Failures.
 
     def _head_failed(self, view: StepView, error: Exception) -> None:
         self._head_done = False
-        self._faults.caught("head", error)
+        self._faults.caught(ObserverPart.HEAD, error)
         self._abandon(view)
 
     def _leave_forward(self) -> bool:
@@ -287,4 +289,4 @@ class CanaryRuntime:
         except Exception as error:  # noqa: BLE001 - records can't be trusted any more: better blind than wrong
             self.run.armed = False
             self.health.disarmed = f"records could not be adopted after a fault ({type(error).__name__})"
-            self._faults.count_fault("adopt", error)
+            self._faults.count_fault(ObserverPart.ADOPT, error)

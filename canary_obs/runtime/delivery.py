@@ -10,7 +10,7 @@ from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.perturb.injector import Injector
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.run_state import RunState
-from canary_obs.vocabulary import Mode
+from canary_obs.vocabulary import Mode, ObserverPart
 
 
 class ViolationDelivery:
@@ -37,7 +37,7 @@ class ViolationDelivery:
     def deliver(self, found: list[Violation]) -> None:
         """Act on new violations; `found` is empty for a copy of the counters that shows none."""
         if found:  # evidence first: the injector restores the bytes that it flipped
-            self._faults.guard("evidence", self._evidence.collect, found, self._run.step)
+            self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, found, self._run.step)
         if self._injector is not None:
             self._injector.match(found, settled=self._counter_reader.settled(self._run.step))
         if self._faults.mode is Mode.RAISE:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from canary_obs.runtime.health import Health
-from canary_obs.vocabulary import Mode
+from canary_obs.vocabulary import Mode, ObserverPart
 
 log = logging.getLogger("canary_obs")
 
@@ -18,7 +18,7 @@ class Faults:
     def __init__(self, health: Health, mode: Mode) -> None:
         self._health, self.mode = health, mode
 
-    def guard(self, part: str, call: Callable[..., Any], *arguments: Any) -> bool:
+    def guard(self, part: ObserverPart, call: Callable[..., Any], *arguments: Any) -> bool:
         """Call `call(*arguments)`; an exception counts as a fault of `part`. Returns whether it succeeded."""
         try:
             call(*arguments)
@@ -27,7 +27,7 @@ class Faults:
             return False
         return True
 
-    def caught(self, part: str, error: Exception) -> None:
+    def caught(self, part: ObserverPart, error: Exception) -> None:
         """Count a fault; in mode `raise` raise it again."""
         self.count_fault(part, error)
         if self.mode is Mode.RAISE:

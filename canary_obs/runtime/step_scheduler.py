@@ -22,7 +22,7 @@ from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
 from canary_obs.runtime.report.swa_divergence import SwaReporter
 from canary_obs.runtime.run_state import RunState
 from canary_obs.runtime.sweep.sweeper import Sweeper
-from canary_obs.vocabulary import Mode, Trigger
+from canary_obs.vocabulary import Mode, ObserverPart, Trigger
 
 # A step runs one more task for each of these seconds it took, up to _MAX_TASKS: a pause is no long step.
 _SECONDS_PER_TASK = 0.025
@@ -52,16 +52,16 @@ class _Task(NamedTuple):
     """One unit of work."""
 
     name: str
-    part: str  # label of kv_canary_observer_faults_total
+    part: ObserverPart  # counts its exceptions
     run: Callable[[], object]
 
 
 class StepScheduler:
     """Runs copies of the counters, sweep, patrol, snapshots, evidence and commands between forwards.
 
-    On a GPU tasks rotate in a cycle of twelve. Every sixth forward is followed by a copy of the counters, as
-    launches right after a forward cost least; two tasks of each half cycle fetch and process it. In mode
-    `raise` every step does all three in addition, so that the next step can raise.
+    On a GPU tasks rotate in a cycle of twelve. Twice in a cycle a copy of the counters is started right after
+    a forward, where launches cost least, and later tasks fetch and process it. In mode `raise` every step
+    does all three in addition, so that the next step can raise.
     """
 
     def __init__(
@@ -78,15 +78,17 @@ class StepScheduler:
         self._stream = CURRENT_STREAM  # of the launches of this step
         self._hook = "pump"  # overhead label of the running task
         self.last_task = "none"  # name of the last task
-        fetch = _Task("fetch", "pump", workers.counter_reader.fetch)
-        process = _Task("process", "pump", self._process_copy)
-        snapshot = _Task("snapshot", "snapshot", self._snapshot_or_patrol)
-        patrol = _Task("patrol", "patrol", self._patrol)
-        request = _Task("request_copy", "patrol", self._request_copy_and_patrol)
-        commands = _Task("commands", "mailbox", self._commands_and_upkeep)
-        half = (request, snapshot, patrol, fetch, process)
+        fetch = _Task("fetch", ObserverPart.COUNTERS, workers.counter_reader.fetch)
+        process = _Task("process", ObserverPart.COUNTERS, self._process_copy)
+        snapshot = _Task("snapshot", ObserverPart.SNAPSHOT, self._snapshot_or_patrol)
+        patrol = _Task("patrol", ObserverPart.PATROL, self._patrol)
+        request = _Task("request_copy", ObserverPart.PATROL, self._request_copy_and_patrol)
+        commands = _Task("commands", ObserverPart.COMMANDS, self._commands_and_upkeep)
+        shared = (request, snapshot, patrol, fetch, process)
         self._cycle: Iterator[_Task] = cycle(
-            (snapshot, patrol, snapshot, commands) if self._raising else (*half, snapshot, *half, commands)
+            (snapshot, patrol, snapshot, commands)
+            if self._raising
+            else (*shared, snapshot, *shared, commands)
         )
 
     def step(self, stream: AbstractContextManager[None]) -> None:
@@ -103,7 +105,7 @@ class StepScheduler:
         self._stream = stream
         # Rows of a violation, and what its slot holds, are worth more the sooner they are read.
         if self._urgent or self._raising or self._workers.counter_reader.alarmed:
-            self._faults.guard("pump", self._run_urgent)
+            self._faults.guard(ObserverPart.COUNTERS, self._run_urgent)
             now = time.monotonic()
         if run.step >= self._workers.swa.due_step:
             self._report_swa()
@@ -132,16 +134,16 @@ class StepScheduler:
         """Run every task, with more time for sweeps: no forward is waiting."""
         self._stream = CURRENT_STREAM
         self._run_all(_IDLE_BUDGETS * self._sweep_seconds)
-        self._faults.guard("snapshot", self._workers.snapshots.finish)
+        self._faults.guard(ObserverPart.SNAPSHOT, self._workers.snapshots.finish)
 
     def _run_all(self, sweep_seconds: float) -> None:
         run, faults, workers = self._run, self._faults, self._workers
         self._advance_sweep(sweep_seconds)
         started, patrolled = time.monotonic(), run.overhead["patrol"]
         self._advance_drill()
-        faults.guard("patrol", self._timed_patrol)
-        faults.guard("snapshot", workers.snapshots.advance)
-        faults.guard("mailbox", self._execute_commands)
+        faults.guard(ObserverPart.PATROL, self._timed_patrol)
+        faults.guard(ObserverPart.SNAPSHOT, workers.snapshots.advance)
+        faults.guard(ObserverPart.COMMANDS, self._execute_commands)
         self._move_counters()
         self._report_swa()
         self._send_evidence()
@@ -169,7 +171,9 @@ class StepScheduler:
         run = self._run
         if not run.paused:
             self._sweep_at = run.step // self._interval * self._interval + self._interval
-            self._faults.guard("sweep", self._workers.sweeper.begin_automatic, Trigger.INTERVAL, run.step)
+            self._faults.guard(
+                ObserverPart.SWEEP, self._workers.sweeper.begin_automatic, Trigger.INTERVAL, run.step
+            )
             self._urgent = True
 
     def _advance_sweep(self, seconds: float) -> None:
@@ -177,23 +181,25 @@ class StepScheduler:
         if sweeper.running and not run.paused:
             started = time.monotonic()
             if not self._faults.guard(
-                "sweep", sweeper.advance, seconds, self._workers.counter_reader.next_sequence
+                ObserverPart.SWEEP, sweeper.advance, seconds, self._workers.counter_reader.next_sequence
             ):
                 sweeper.abort("the sweep itself failed; see the engine's log")
             run.overhead["sweep"] += time.monotonic() - started
 
     def _advance_drill(self) -> None:
         if self._workers.drill.busy:
-            self._faults.guard("drill", self._workers.drill.advance, self._run.step)
+            self._faults.guard(ObserverPart.DRILL, self._workers.drill.advance, self._run.step)
 
     def _send_evidence(self) -> None:
         if self._workers.evidence.busy:
-            self._faults.guard("evidence", self._workers.delivery.send_evidence)
+            self._faults.guard(ObserverPart.EVIDENCE, self._workers.delivery.send_evidence)
 
     def _report_swa(self) -> None:
         run, swa = self._run, self._workers.swa
         if run.step >= swa.due_step:
-            self._faults.guard("swa_divergence", swa.report, run.step, self._workers.counter_reader.sample)
+            self._faults.guard(
+                ObserverPart.SWA_DIVERGENCE, swa.report, run.step, self._workers.counter_reader.sample
+            )
 
     # Tasks.
 
@@ -247,8 +253,10 @@ class StepScheduler:
 
     def _push_counters(self) -> bool:
         self._copy_wanted = False
-        return self._faults.guard("pump", self._workers.counter_reader.push, self._run.step)
+        return self._faults.guard(ObserverPart.COUNTERS, self._workers.counter_reader.push, self._run.step)
 
     def _move_counters(self) -> None:
-        if self._push_counters() and self._faults.guard("pump", self._workers.counter_reader.fetch):
-            self._faults.guard("pump", self._process_copy)
+        if self._push_counters() and self._faults.guard(
+            ObserverPart.COUNTERS, self._workers.counter_reader.fetch
+        ):
+            self._faults.guard(ObserverPart.COUNTERS, self._process_copy)

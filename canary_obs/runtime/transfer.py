@@ -18,6 +18,7 @@ from canary_kernels.fingerprint import FingerprintPlan, hash_slots, plan_fingerp
 from canary_obs.errors import EngineContractError
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.faults import Faults
+from canary_obs.vocabulary import ObserverPart
 
 _VERSION = 1
 _LINK_WORDS = slice(layout.IDENTITY, layout.FINGERPRINT_K)
@@ -48,7 +49,7 @@ class RecordShares:
         which is counted as a fault: the bytes then travel without records.
         """
         found: list[Tensor] = []
-        self._faults.guard("announce", lambda: found.append(self._read(name, slots, shares)))
+        self._faults.guard(ObserverPart.ANNOUNCE, lambda: found.append(self._read(name, slots, shares)))
         return found[0] if found else None
 
     def _read(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor:
