@@ -157,10 +157,13 @@ class VllmAdapter(EngineAdapter):
 
     def follow_output(self, output: Any, observer: Observer) -> None:
         """Follow the requests and blocks of a scheduler output, before the runner acts on it."""
-        events = getattr(output, EVENTS_ATTRIBUTE, None)
-        self.cached_blocks.apply(events)
-        self.update_requests(output)
-        self._block_changes.report(output, events, observer)
+        try:
+            events = getattr(output, EVENTS_ATTRIBUTE, None)
+            self.cached_blocks.apply(events)
+            self.update_requests(output)
+            self._block_changes.report(output, events, observer)
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            observer.fault("announce", error)
 
     @abstractmethod
     def warm_up(self) -> None:

@@ -21,7 +21,7 @@ class StepSource(Protocol):
     """What the hooks need from the adapter of a model runner."""
 
     def follow_output(self, output: Any, observer: Observer) -> None:
-        """A scheduler output, before the runner acts on it: follow its requests and blocks."""
+        """Follow the requests and blocks of a scheduler output; failures are reported as faults."""
 
     def complete_view(self, view: StepView) -> StepView:
         """The view with what may be added after the forward's launch: ids, digests and expected ids."""
@@ -138,13 +138,21 @@ class StepHooks:
             if self.idle_thread.raised is not None:
                 raise self.idle_thread.raised
             with self.lock:
-                self._begin_step()
+                # A step that was not sampled has not ended, and what was drafted in it is unknown.
+                self.end_step()
+                self.output = scheduler_output
+                self.side_stream.join()
+                if self._drafts is not None:
+                    self._drafts.fail(self.observer)
                 try:
-                    self._follow(scheduler_output)
+                    started = time.perf_counter()
+                    self._source.follow_output(scheduler_output, self.observer)
+                    self._host_seconds += time.perf_counter() - started
                     result = original(scheduler_output, *args, **kwargs)
                 except BaseException:
                     self._end_forward(self.observer.forward_failed)
-                    self._fail_drafts()
+                    if self._drafts is not None:
+                        self._drafts.fail(self.observer)
                     raise
                 finally:
                     self.output = None
@@ -160,21 +168,6 @@ class StepHooks:
 
         return execute_model
 
-    def _begin_step(self) -> None:
-        # A step that was not sampled has not ended, and what was drafted in it is unknown.
-        self.end_step()
-        self.side_stream.join()
-        self._fail_drafts()
-
-    def _follow(self, output: Any) -> None:
-        self.output = output
-        started = time.perf_counter()
-        try:
-            self._source.follow_output(output, self.observer)
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self.observer.fault("announce", error)
-        self._host_seconds += time.perf_counter() - started
-
     def end_step(self) -> None:
         """Run what follows the step's forwards, after all launches so far; idempotent."""
         if not self._end_due:
@@ -186,10 +179,6 @@ class StepHooks:
             self._end_forward(self.observer.after_forward)
             if self._drafts is None or not self._drafts.pending:
                 self.observer.after_step()
-
-    def _fail_drafts(self) -> None:
-        if self._drafts is not None:
-            self._drafts.fail(self.observer)
 
     def _busy(self) -> bool:
         if self._end_due or (self._drafts is not None and self._drafts.pending):
