@@ -121,7 +121,7 @@ class Hub:
             rank.reply(command)
         return events
 
-    def undecodable(self, error: WireError) -> None:
+    def undecodable_frame(self, error: WireError) -> None:
         """A frame was not ours, or of another version; the last error is shown in the verdict."""
         with self._lock:
             self._undecodable += 1

@@ -14,11 +14,11 @@ from canary_obs.transport.keys import ServiceKeys
 from canary_obs.vocabulary import HandshakeCause
 
 log = logging.getLogger("canary_obs")
-SECONDS_BETWEEN_LINES = 60.0  # of one cause: strangers must not fill a disk
-MESSAGES_PER_CALL = 256
+LOG_INTERVAL_SECONDS = 60.0  # per cause, so that refused peers cannot fill the disk
+MESSAGES_PER_CALL = 256  # per socket
 
 _ZAP_ADDRESS, _ZAP_VERSION, _ZAP_DOMAIN = "inproc://zeromq.zap.01", b"1.0", b"canary_obs"
-# 300 and not 400: after a 400 an engine's socket never tries again, even when its key is admitted later.
+# 300 and not 400: after a 400 ZeroMQ never reconnects, even when the engine's key is listed later.
 _ADMITTED, _REFUSED = b"200", b"300"
 _MONITORED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _EXPLANATIONS = {
@@ -31,18 +31,21 @@ _EXPLANATIONS = {
 
 
 class Admission:
-    """Belongs to a listener's socket and its thread; nothing here waits."""
+    """Answers ZAP key requests and counts refused handshakes. Runs on the listener's thread; never blocks."""
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
         keys: ServiceKeys | None,
-        refused: Callable[[HandshakeCause], None],
+        on_refused: Callable[[HandshakeCause], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare the socket, which is not bound yet. Raises ZMQError. The context's end closes all."""
-        self._keys, self._refused, self._clock = keys, refused, clock
-        self._logged: dict[HandshakeCause, float] = {}
+        """Configure `socket`, which is not bound yet. Raises ZMQError.
+
+        The sockets opened here are closed with the context of `socket`.
+        """
+        self._keys, self._on_refused, self._clock = keys, on_refused, clock
+        self._logged_at: dict[HandshakeCause, float] = {}
         self._zap: zmq.Socket[bytes] | None = None
         if keys is not None:
             self._zap = socket.context.socket(zmq.ROUTER)
@@ -51,7 +54,7 @@ class Admission:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
             socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
-            # Without this an unanswered question counts as a yes.
+            # Without this, libzmq admits a peer whose ZAP request is not answered.
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_MONITORED)
 
@@ -61,35 +64,35 @@ class Admission:
         return [self._monitor] if self._zap is None else [self._monitor, self._zap]
 
     def process(self) -> None:
-        """Answer key requests, and count refused handshakes."""
+        """Answer the waiting key requests and count refused handshakes."""
         if self._zap is not None:
-            for frames in _waiting(self._zap):
-                self._answer(self._zap, frames)
-        for frames in _waiting(self._monitor):
-            self._count(_cause(frames))
+            for frames in _receive_waiting(self._zap):
+                self._answer_key_request(self._zap, frames)
+        for frames in _receive_waiting(self._monitor):
+            self._count(_refusal_cause(frames))
 
-    def _answer(self, zap: zmq.Socket[bytes], frames: list[bytes]) -> None:
-        # ZAP 1.0: a return address of two frames; version, request id, domain, peer address, peer identity,
-        # mechanism; with CURVE then the peer's public key, 32 bytes.
-        route, (_, number, domain, address, _, mechanism, *credentials) = frames[:2], frames[2:]
-        asked = (domain, mechanism, len(credentials)) == (_ZAP_DOMAIN, b"CURVE", 1)
-        key = z85.encode(credentials[0]) if asked else b""
+    def _answer_key_request(self, zap: zmq.Socket[bytes], frames: list[bytes]) -> None:
+        # ZAP 1.0: two routing frames; version, request id, domain, peer address, peer identity, mechanism;
+        # with CURVE also the peer's public key of 32 bytes.
+        route, (_, request_id, domain, address, _, mechanism, *credentials) = frames[:2], frames[2:]
+        valid = (domain, mechanism, len(credentials)) == (_ZAP_DOMAIN, b"CURVE", 1)
+        key = z85.encode(credentials[0]) if valid else b""
         admitted = self._keys is not None and self._keys.engines.admits(key)
         status = _ADMITTED if admitted else _REFUSED
-        zap.send_multipart([*route, _ZAP_VERSION, number, status, b"", b"", b""], zmq.NOBLOCK)
+        zap.send_multipart([*route, _ZAP_VERSION, request_id, status, b"", b"", b""], zmq.NOBLOCK)
         if not admitted:
-            who = f" from {address.decode('ascii', 'replace')} with public key {key.decode()}"
-            self._count(HandshakeCause.UNKNOWN_KEY, who)
+            peer = f" from {address.decode('ascii', 'replace')} with public key {key.decode()}"
+            self._count(HandshakeCause.UNKNOWN_KEY, peer)
 
-    def _count(self, cause: HandshakeCause, who: str = "") -> None:
-        self._refused(cause)
+    def _count(self, cause: HandshakeCause, peer: str = "") -> None:
+        self._on_refused(cause)
         now = self._clock()
-        if now - self._logged.get(cause, float("-inf")) >= SECONDS_BETWEEN_LINES:
-            self._logged[cause] = now
-            log.warning("canary_obs: a connection%s was refused: %s", who, _EXPLANATIONS[cause])
+        if now - self._logged_at.get(cause, float("-inf")) >= LOG_INTERVAL_SECONDS:
+            self._logged_at[cause] = now
+            log.warning("canary_obs: a connection%s was refused: %s", peer, _EXPLANATIONS[cause])
 
 
-def _cause(frames: list[bytes]) -> HandshakeCause:
+def _refusal_cause(frames: list[bytes]) -> HandshakeCause:
     event = parse_monitor_message(frames)
     if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         return HandshakeCause.BROKEN_OFF
@@ -99,7 +102,7 @@ def _cause(frames: list[bytes]) -> HandshakeCause:
     }.get(int(event["value"]), HandshakeCause.PROTOCOL)
 
 
-def _waiting(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+def _receive_waiting(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
     for _ in range(MESSAGES_PER_CALL):
         try:
             frames = socket.recv_multipart(zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""The engine's end of the wire: sends and receives without ever waiting."""
+"""The engine's end of the transport: an in-process link and a ZeroMQ link."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ import zmq
 from canary_obs.errors import WireError
 from canary_obs.records import Command, EngineMessage, Snapshot
 from canary_obs.transport import wire
-from canary_obs.transport.endpoint import check_owner, parse_endpoint, refusal, tune
+from canary_obs.transport.endpoint import check_folder_owner, configure_socket, endpoint_error, parse_endpoint
 from canary_obs.transport.keys import EngineKeys
 
 QUEUED_MESSAGES = 1000
 COMMANDS_PER_CALL = 64
-# While the service is silent, snapshots must not take the queue that violations need: after this many
-# unanswered ones a snapshot goes out only every PROBE_SECONDS, so that a new service still learns of us.
-UNHEARD_SNAPSHOTS = 64
+# While the service does not answer, snapshots must not use up the queue that violations need: after this many
+# unanswered snapshots, one is sent every PROBE_SECONDS only, so that a new service still learns of the rank.
+UNANSWERED_SNAPSHOTS = 64
 PROBE_SECONDS = 5.0
-# A line that takes nothing, though its queue has room, has been given up by ZeroMQ; after this much silence
-# it is opened anew.
-REVIVE_SECONDS = 15.0
+# A connection that accepts nothing although its queue has room was given up by ZeroMQ; it is opened again
+# after this long without a message from the service.
+RECONNECT_SECONDS = 15.0
 
-_POLLIN = int(zmq.POLLIN)  # an operation on the enumeration is Python's, and ten times as long
+_POLLIN = int(zmq.POLLIN)  # bit operations on the enumeration member take ten times as long
 
 Clock = Callable[[], float]
 
 
 class EngineLink(Protocol):
-    """A rank's line to the service. No method blocks or raises after it was opened."""
+    """A rank's connection to the service. No method raises; only `flush` and `close` wait."""
 
     @property
     def dropped(self) -> int:
-        """Messages that were not handed over."""
+        """Messages that were not sent."""
 
     def send(self, message: EngineMessage) -> bool:
-        """Hand a message over; False = dropped and counted."""
+        """Queue a message; False = dropped and counted."""
 
     def receive(self) -> list[Command]:
         """Commands that arrived since the last call; at most COMMANDS_PER_CALL."""
 
     def peer_age_seconds(self, now: float) -> float | None:
-        """Time since the service's last message, `now` from time.monotonic(); None = never heard."""
+        """Time since the service's last message, `now` from time.monotonic(); None = none received."""
 
     def flush(self, timeout: float) -> None:
-        """Wait up to so many seconds until queued messages leave without this thread."""
+        """Wait up to `timeout` seconds until queued messages are handed to the socket."""
 
     def close(self, linger_seconds: float = 0.0) -> None:
-        """Let queued messages leave for up to this long, then release everything; idempotent."""
+        """Send queued messages for up to `linger_seconds`, then release everything; idempotent."""
 
 
 class LocalLink:
-    """Both ends in one process. The engine sends and receives; a LocalListener takes and delivers."""
+    """Both ends in one process. The service's end is used by a LocalListener."""
 
     def __init__(self, capacity: int = QUEUED_MESSAGES, clock: Clock = time.monotonic) -> None:
         self._messages: SimpleQueue[EngineMessage] = SimpleQueue()
         self._commands: deque[Command] = deque(maxlen=capacity)
         self._capacity, self._clock = capacity, clock
-        self._heard: float | None = None
-        self._message_received = threading.Condition()
+        self._last_received: float | None = None
+        self._message_consumed = threading.Condition()
         self._closed = False
         self.dropped = 0
 
@@ -77,44 +77,47 @@ class LocalLink:
         return True
 
     def receive(self) -> list[Command]:
-        """Commands delivered since the last call."""
+        """Commands sent since the last call; at most COMMANDS_PER_CALL."""
         if not self._commands:
             return []
         count = min(len(self._commands), COMMANDS_PER_CALL)
         return [self._commands.popleft() for _ in range(count)]
 
     def peer_age_seconds(self, now: float) -> float | None:
-        """Time since the last delivery."""
-        heard = self._heard
-        return None if heard is None else max(0.0, now - heard)
+        """Time since the service's last command or ping; None = none received."""
+        received = self._last_received
+        return None if received is None else max(0.0, now - received)
 
     def flush(self, timeout: float) -> None:
-        """Nothing to wait for: the service takes them from the queue."""
+        """Do nothing: the service reads from the queue itself."""
 
     def close(self, linger_seconds: float = 0.0) -> None:
-        """Stop sending; wait up to `linger_seconds` for the service to take what is queued."""
+        """Stop sending; wait up to `linger_seconds` until the service has read the queued messages."""
         self._closed = True
-        with self._message_received:
-            self._message_received.wait_for(self._messages.empty, timeout=linger_seconds)
+        with self._message_consumed:
+            self._message_consumed.wait_for(self._messages.empty, timeout=linger_seconds)
 
-    def deliver(self, command: Command) -> None:
-        """Service end: leave a command for the engine; the oldest makes room when the box is full."""
+    def send_command(self, command: Command) -> None:
+        """Service end: queue a command for the engine; a full queue drops its oldest command."""
         self._commands.append(command)
-        self._heard = self._clock()
+        self._last_received = self._clock()
 
-    def take(self, timeout: float) -> EngineMessage | None:
+    def next_message(self, timeout: float) -> EngineMessage | None:
         """Service end: the next message, or None after `timeout` seconds."""
         try:
             message = self._messages.get(timeout=timeout)
         except Empty:
             return None
-        with self._message_received:
-            self._message_received.notify_all()
+        with self._message_consumed:
+            self._message_consumed.notify_all()
         return message
 
 
 class ZmqLink:
-    """A DEALER socket with a bounded queue; reconnects by itself, and a dead service costs nothing."""
+    """A DEALER socket with a bounded queue that reconnects by itself.
+
+    Not thread-safe, except for `peer_age_seconds`; in an engine the SenderThread owns it.
+    """
 
     def __init__(
         self,
@@ -125,13 +128,12 @@ class ZmqLink:
         clock: Clock = time.monotonic,
     ) -> None:
         endpoint = parse_endpoint(address, keyed=keys is not None)
-        check_owner(endpoint)
+        check_folder_owner(endpoint)
         self._address, self._capacity, self._clock = address, capacity, clock
-        # In an engine the sender thread alone uses the link, but another may close it, and tests share links.
-        self._lock = threading.Lock()
-        self._heard: float | None = None
-        self._unheard = self._queued = 0  # snapshots, messages sent since the service's last word
-        self._opened = clock()
+        self._last_received: float | None = None
+        # Since the service's last message:
+        self._unanswered_snapshots = self._unanswered_messages = 0
+        self._connected_at = clock()
         self._last_snapshot = float("-inf")
         self._closed = False
         self.dropped = 0
@@ -139,7 +141,7 @@ class ZmqLink:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.DEALER)
-            tune(self._socket, endpoint, capacity)
+            configure_socket(self._socket, endpoint, capacity)
             self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
             self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
             if keys is not None:
@@ -149,81 +151,80 @@ class ZmqLink:
             self._socket.connect(address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise refusal(address, f"cannot be used: {error}") from None
+            raise endpoint_error(address, f"cannot be used: {error}") from None
 
     def send(self, message: EngineMessage) -> bool:
         """Queue for the service; False when the queue is full, the link closed, or the message too big."""
-        if self._hand_over(message):
+        if self._try_send(message):
             return True
         self.dropped += 1
         return False
 
-    def _hand_over(self, message: EngineMessage) -> bool:
-        snapshot = isinstance(message, Snapshot)
+    def _try_send(self, message: EngineMessage) -> bool:
+        is_snapshot = isinstance(message, Snapshot)
         now = self._clock()
-        if snapshot and self._unheard >= UNHEARD_SNAPSHOTS and now - self._last_snapshot < PROBE_SECONDS:
+        if self._closed or (is_snapshot and self._is_throttled(now)):
             return False
         try:
-            frame = wire.encode(message)
-            with self._lock:
-                if self._closed:
-                    return False
-                try:
-                    self._socket.send(frame, zmq.NOBLOCK)
-                except zmq.Again:
-                    self.full = True
-                    self._revive(now)
-                    return False
-                self.full = False
-                self._queued += 1
+            self._socket.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            self.full = True
+            self._reconnect_if_given_up(now)
+            return False
         except (WireError, zmq.ZMQError):
             return False
-        if snapshot:
-            self._unheard += 1
+        self.full = False
+        self._unanswered_messages += 1
+        if is_snapshot:
+            self._unanswered_snapshots += 1
             self._last_snapshot = now
         return True
 
-    def _revive(self, now: float) -> None:
-        # ZeroMQ never tries again after a peer that broke the protocol: another program on the port, or
-        # keys on one side only. What was put into such a line is lost.
-        silent_since = max(self._opened, self._heard or self._opened)
-        if self._queued < self._capacity and now - silent_since >= REVIVE_SECONDS:
-            self._opened = now
-            self.dropped += self._queued
-            self._queued = 0
+    def _is_throttled(self, now: float) -> bool:
+        return (
+            self._unanswered_snapshots >= UNANSWERED_SNAPSHOTS and now - self._last_snapshot < PROBE_SECONDS
+        )
+
+    def _reconnect_if_given_up(self, now: float) -> None:
+        # ZeroMQ does not retry a peer that broke the protocol: another program on the port, or keys on one
+        # side only. What was queued on that connection is lost.
+        silent_since = max(self._connected_at, self._last_received or self._connected_at)
+        if self._unanswered_messages < self._capacity and now - silent_since >= RECONNECT_SECONDS:
+            self._connected_at = now
+            self.dropped += self._unanswered_messages
+            self._unanswered_messages = 0
             with suppress(zmq.ZMQError):
                 self._socket.disconnect(self._address)
-            self._socket.connect(self._address)
+            with suppress(zmq.ZMQError):
+                self._socket.connect(self._address)
 
     def receive(self) -> list[Command]:
         """Commands that arrived; a frame that cannot be decoded is skipped and is no sign of life."""
         commands: list[Command] = []
-        with self._lock:
-            for _ in range(0 if self._closed else COMMANDS_PER_CALL):
-                # Asking is four times cheaper than the exception of an empty read, and nearly all are empty.
-                try:
-                    if not int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
-                        break
-                    commands.append(wire.decode_command(self._socket.recv(zmq.NOBLOCK)))
-                except WireError:
-                    continue
-                except zmq.ZMQError:
+        for _ in range(0 if self._closed else COMMANDS_PER_CALL):
+            # Nearly all reads are empty, and reading EVENTS is four times cheaper than the exception.
+            try:
+                if not int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
                     break
+                commands.append(wire.decode_command(self._socket.recv(zmq.NOBLOCK)))
+            except WireError:
+                continue
+            except zmq.ZMQError:
+                break
         if commands:
-            self._heard = self._clock()
-            self._unheard = self._queued = 0
+            self._last_received = self._clock()
+            self._unanswered_snapshots = self._unanswered_messages = 0
         return commands
 
     def peer_age_seconds(self, now: float) -> float | None:
-        """Time since the last command or ping."""
-        heard = self._heard
-        return None if heard is None else max(0.0, now - heard)
+        """Time since the service's last command or ping; None = none received."""
+        received = self._last_received
+        return None if received is None else max(0.0, now - received)
 
     def close(self, linger_seconds: float = 0.0) -> None:
-        """Give queued messages up to `linger_seconds` to leave, then close."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        """Send queued messages for up to `linger_seconds`, then close; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         self._socket.close(linger=round(linger_seconds * 1000))
         self._context.term()

@@ -1,4 +1,4 @@
-"""The service's end of the wire: threads that deliver messages to a sink and send commands back."""
+"""The service's end of the transport: threads that deliver messages to a sink and send commands back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from canary_obs.errors import WireError
 from canary_obs.records import Command
 from canary_obs.transport import wire
 from canary_obs.transport.admission import Admission
-from canary_obs.transport.endpoint import check_owner, parse_endpoint, refusal, tune
+from canary_obs.transport.endpoint import check_folder_owner, configure_socket, endpoint_error, parse_endpoint
 from canary_obs.transport.keys import ServiceKeys
 from canary_obs.transport.links import QUEUED_MESSAGES, LocalLink
 from canary_obs.transport.sink import MessageSink
@@ -37,11 +37,11 @@ class LocalListener:
 
     @property
     def alive(self) -> bool:
-        """Whether messages are still carried."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Deliver what is queued, then stop; idempotent."""
+        """Deliver the queued messages, then stop; idempotent."""
         self._stop.set()
         self._thread.join()
 
@@ -53,34 +53,35 @@ class LocalListener:
 
     def _cycle(self, timeout: float) -> bool:
         try:
-            message = self._link.take(timeout)
+            message = self._link.next_message(timeout)
             if message is not None:
-                self._sink.ingest(message, self._link.deliver)
+                self._sink.ingest(message, self._link.send_command)
             self._sink.tick()
-        except Exception as error:  # noqa: BLE001 - a listener that dies silently would look like a dead engine
+        except Exception as error:  # noqa: BLE001 - if the thread died, engines would look dead
             self._sink.fault("local_listener", error)
             return True
         return message is not None
 
 
 class ZmqListener:
-    """A ROUTER socket in a thread of its own. Opening raises ConfigurationError; nothing is left behind."""
+    """A ROUTER socket and the thread that owns it."""
 
     def __init__(self, address: str, sink: MessageSink, keys: ServiceKeys | None = None) -> None:
+        """Bind and start. Raises ConfigurationError, and then releases everything."""
         endpoint = parse_endpoint(address, keyed=keys is not None)
-        check_owner(endpoint)
+        check_folder_owner(endpoint)
         self._sink = sink
         self._outbox: deque[tuple[bytes, Command]] = deque(maxlen=QUEUED_MESSAGES)
         self._stop = threading.Event()
         self._file = SocketFile(endpoint) if endpoint.path else None
-        # Commands come from other threads, a ZeroMQ socket belongs to one: a socket pair wakes it.
+        # Other threads queue commands, but only the owner may use a ZeroMQ socket: a socket pair wakes it.
         self._wakeup_send, self._wakeup_receive = socket.socketpair()
         self._wakeup_send.setblocking(False)
         self._wakeup_receive.setblocking(False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.ROUTER)
-            tune(self._socket, endpoint, QUEUED_MESSAGES)
+            configure_socket(self._socket, endpoint, QUEUED_MESSAGES)
             self._admission = Admission(self._socket, keys, sink.handshake_refused)
             if self._file:
                 self._socket.setsockopt(zmq.USE_FD, self._file.detach())
@@ -92,17 +93,17 @@ class ZmqListener:
             if self._file:
                 self._file.close()
             remedy = "Stop the other program, or choose another endpoint."
-            raise refusal(address, f"cannot be bound: {error}", remedy) from None
+            raise endpoint_error(address, f"cannot be bound: {error}", remedy) from None
         self._thread = threading.Thread(target=self._run, name="canary-zmq-listener", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether messages are still carried."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Deliver what has arrived, stop, release the socket and remove its file; idempotent."""
+        """Deliver the messages that arrived, stop, release the socket and remove its file; idempotent."""
         self._stop.set()
         self._wake()
         self._thread.join()
@@ -115,8 +116,8 @@ class ZmqListener:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wakeup_receive, zmq.POLLIN)
-        for waiting in self._admission.sockets:
-            poller.register(waiting, zmq.POLLIN)
+        for admission_socket in self._admission.sockets:
+            poller.register(admission_socket, zmq.POLLIN)
         try:
             while not self._stop.is_set():
                 self._cycle(poller)
@@ -134,7 +135,7 @@ class ZmqListener:
             self._receive()
             self._sink.tick()
             self._send_commands()
-        except Exception as error:  # noqa: BLE001 - a listener that dies silently would look like a dead engine
+        except Exception as error:  # noqa: BLE001 - if the thread died, engines would look dead
             self._sink.fault("zmq_listener", error)
             self._stop.wait(TICK_SECONDS)
 
@@ -147,19 +148,19 @@ class ZmqListener:
             self._ingest(sender, frames)
 
     def _drain(self) -> None:
-        # Bounded: an engine may never stop sending.
+        # Bounded, because an engine may keep sending.
         deadline = time.monotonic() + DRAIN_SECONDS
         try:
             while time.monotonic() < deadline and self._socket.poll(round(QUIET_SECONDS * 1000)):
                 self._receive()
-        except Exception as error:  # noqa: BLE001 - the socket must be released all the same
+        except Exception as error:  # noqa: BLE001 - the socket must still be released
             self._sink.fault("zmq_listener", error)
 
     def _ingest(self, sender: bytes, frames: list[bytes]) -> None:
         try:
             message = wire.decode_message(b"".join(frames))
         except WireError as error:
-            self._sink.undecodable(error)
+            self._sink.undecodable_frame(error)
             return
         self._sink.ingest(message, lambda command: self._reply(sender, command))
 
@@ -168,13 +169,13 @@ class ZmqListener:
         self._wake()
 
     def _wake(self) -> None:
-        # A full buffer wakes the thread already; after close there is no thread to wake.
+        # With a full buffer the thread is about to wake anyway; after close there is none.
         with suppress(OSError):
             self._wakeup_send.send(b"!")
 
     def _send_commands(self) -> None:
         while self._outbox:
             sender, command = self._outbox.popleft()
-            # An engine that is gone or does not read must not hold up the others.
+            # An engine that disappeared or does not read must not delay the others.
             with suppress(zmq.Again):
                 self._socket.send_multipart([sender, wire.encode(command)], zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""A thread that owns the engine's socket, so that encoding and sending cost the engine thread nothing."""
+"""A thread that owns the engine's socket, so that the engine thread neither encodes nor sends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from canary_obs.transport.links import COMMANDS_PER_CALL, QUEUED_MESSAGES, Engin
 
 log = logging.getLogger("canary_obs")
 
-# Interval at which the socket is polled; any message but a snapshot wakes the thread at once.
+# Interval at which the socket is polled. A snapshot waits for the next poll; other messages wake the thread.
 POLL_SECONDS = 0.1
-# A socket whose queue is full is tried again after this many polls.
+# A socket whose queue is full is retried after this many polls.
 POLLS_BETWEEN_RETRIES = 10
 _JOIN_SECONDS = 1.0
 
@@ -31,24 +31,24 @@ class SenderThread:
         self._link, self._capacity = link, capacity
         self._outbox: deque[EngineMessage] = deque()
         self._inbox: deque[Command] = deque(maxlen=QUEUED_MESSAGES)
-        self._refused = 0  # by `send`: queue full, or closed
-        self._lost = 0  # by the socket; counted by this thread
+        self._rejected = 0  # by `send`: queue full, or closed; counted by the engine thread
+        self._lost = 0  # by the socket; counted by the sender thread
         self._polls_to_retry = 0
-        self._wakeup, self._emptied = threading.Event(), threading.Event()
+        self._wakeup, self._outbox_empty = threading.Event(), threading.Event()
         self._closed = False
-        self._linger = 0.0
+        self._linger_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="canary-sender", daemon=True)
         self._thread.start()
 
     @property
     def dropped(self) -> int:
-        """Messages that were not handed over."""
-        return self._refused + self._lost
+        """Messages that were not sent."""
+        return self._rejected + self._lost
 
     def send(self, message: EngineMessage) -> bool:
         """Queue a message; False when the queue is full, or after close."""
         if self._closed or len(self._outbox) >= self._capacity:
-            self._refused += 1
+            self._rejected += 1
             return False
         self._outbox.append(message)
         if not isinstance(message, Snapshot):
@@ -62,20 +62,20 @@ class SenderThread:
         return [self._inbox.popleft() for _ in range(min(len(self._inbox), COMMANDS_PER_CALL))]
 
     def peer_age_seconds(self, now: float) -> float | None:
-        """Time since the service's last message."""
+        """Time since the service's last message; None = none received."""
         return self._link.peer_age_seconds(now)
 
     def flush(self, timeout: float) -> None:
         """Wait up to `timeout` seconds until queued messages are handed to the socket."""
         if not self._closed:
-            self._emptied.clear()
+            self._outbox_empty.clear()
             self._wakeup.set()
-            self._emptied.wait(timeout)
+            self._outbox_empty.wait(timeout)
 
     def close(self, linger_seconds: float = 0.0) -> None:
-        """Send what waits, for up to `linger_seconds`, then release the socket."""
+        """Send queued messages for up to `linger_seconds`, then release the socket; idempotent."""
         if not self._closed:
-            self._linger = linger_seconds
+            self._linger_seconds = linger_seconds
             self._closed = True
             self._wakeup.set()
         self._thread.join(linger_seconds + _JOIN_SECONDS)
@@ -88,30 +88,30 @@ class SenderThread:
             closing = self._closed
             try:
                 self._inbox.extend(self._link.receive())
-                self._deliver()
+                self._send_queued()
             except Exception:
-                # A sender that dies silently would look like a dead service.
+                # If the thread died, the service would look dead.
                 log.exception("canary_obs: a message to the service was lost")
                 self._lost += 1
             if not self._outbox:
-                self._emptied.set()
-        self._link.close(self._linger)
+                self._outbox_empty.set()
+        self._link.close(self._linger_seconds)
 
-    def _deliver(self) -> None:
+    def _send_queued(self) -> None:
         self._polls_to_retry -= 1
         if self._link.full and self._polls_to_retry > 0 and not self._closed:
             return
         while self._outbox:
             message, dropped = self._outbox.popleft(), self._link.dropped
             sent = self._link.send(message)
-            kept = not sent and self._link.full and not isinstance(message, Snapshot)
-            self._lost += self._link.dropped - dropped - kept
-            if kept:
+            keep = not sent and self._link.full and not isinstance(message, Snapshot)
+            self._lost += self._link.dropped - dropped - keep
+            if keep:
                 self._outbox.appendleft(message)
                 self._polls_to_retry = POLLS_BETWEEN_RETRIES
                 return
 
 
 def open_link(config: CanaryConfig) -> EngineLink:
-    """The link to the service that the settings name. Raises ConfigurationError."""
+    """Open the link to the configured endpoint. Raises ConfigurationError."""
     return SenderThread(ZmqLink(config.endpoint, keys=engine_keys(config)))

@@ -1,4 +1,4 @@
-"""Where a listener delivers what engines send. The hub is one."""
+"""The interface to which a listener delivers messages; the hub implements it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class MessageSink(Protocol):
     """Thread-safe; no method blocks on the network."""
 
     def ingest(self, message: EngineMessage, reply: Reply) -> None:
-        """Take in one message; `reply` sends a command to its sender and never blocks."""
+        """Process one message; `reply` sends a command to its sender and never blocks."""
 
-    def undecodable(self, error: WireError) -> None:
+    def undecodable_frame(self, error: WireError) -> None:
         """A frame could not be decoded."""
 
     def handshake_refused(self, cause: HandshakeCause) -> None:
-        """A connection was not admitted."""
+        """A connection was refused."""
 
     def fault(self, part: str, error: Exception) -> None:
-        """The listener failed; `part` names it."""
+        """A part of the service failed."""
 
     def tick(self) -> None:
-        """Called several times a second: time for pings and time-outs."""
+        """Called several times a second, for pings and timeouts."""

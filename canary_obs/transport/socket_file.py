@@ -1,4 +1,4 @@
-"""A Unix socket in the file system: mode 0600 from its first moment, one live owner, no stale leftovers."""
+"""A Unix socket file: mode 0600 from its creation, at most one live owner, stale files replaced."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import stat
 from pathlib import Path
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.transport.endpoint import Endpoint, check_owner, refusal
+from canary_obs.transport.endpoint import Endpoint, check_folder_owner, endpoint_error
 
 _BACKLOG = 128
 
 
 class SocketFile:
-    """Bound and listening. Raises ConfigurationError; then nothing is left behind."""
+    """A bound, listening socket. Opening raises ConfigurationError, and then leaves no file or descriptor."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         assert endpoint.path is not None
         self._address, self._path = endpoint.address, endpoint.path
-        self._make_folder()
-        check_owner(endpoint)
-        self._lock = self._take_lock()
+        self._create_folder()
+        check_folder_owner(endpoint)
+        self._lock = self._acquire_lock()
         try:
-            self._clear_stale()
+            self._remove_stale_file()
             self._socket = self._bind()
         except BaseException:
             os.close(self._lock)
@@ -34,11 +34,11 @@ class SocketFile:
         self._inode = self._path.stat().st_ino
 
     def detach(self) -> int:
-        """The file descriptor, now the caller's to close."""
+        """Return the file descriptor; the caller closes it."""
         return self._socket.detach()
 
     def close(self) -> None:
-        """Remove the file if it is still ours, and let others have the address; idempotent."""
+        """Remove the file if it is still ours, and release the address; idempotent."""
         if self._lock < 0:
             return
         with contextlib.suppress(OSError):
@@ -49,21 +49,21 @@ class SocketFile:
         os.close(self._lock)
         self._lock = -1
 
-    def _make_folder(self) -> None:
+    def _create_folder(self) -> None:
         folder = self._path.parent
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            rule = f"the folder {folder} cannot be made: {error.strerror}"
-            raise refusal(self._address, rule, _writable(folder)) from None
+            rule = f"the folder {folder} cannot be created: {error.strerror}"
+            raise endpoint_error(self._address, rule, _choose_folder(folder)) from None
 
-    def _take_lock(self) -> int:
+    def _acquire_lock(self) -> int:
         path = self._path.with_name(self._path.name + ".lock")
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             rule = f"{path} cannot be written: {error.strerror}"
-            raise refusal(self._address, rule, _writable(path.parent)) from None
+            raise endpoint_error(self._address, rule, _choose_folder(path.parent)) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -74,14 +74,14 @@ class SocketFile:
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         return lock
 
-    def _clear_stale(self) -> None:
+    def _remove_stale_file(self) -> None:
         try:
-            found = self._path.lstat()
+            status = self._path.lstat()
         except FileNotFoundError:
             return
-        if not stat.S_ISSOCK(found.st_mode):
-            rule = "a file that is not a socket is in the way"
-            raise refusal(self._address, rule, f"Move {self._path} away, or choose another endpoint.")
+        if not stat.S_ISSOCK(status.st_mode):
+            rule = "a file that is not a socket exists there"
+            raise endpoint_error(self._address, rule, f"Move {self._path} away, or choose another endpoint.")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             refused = probe.connect_ex(os.fsencode(self._path)) == errno.ECONNREFUSED
@@ -92,8 +92,8 @@ class SocketFile:
     def _bind(self) -> socket.socket:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # On Linux the file takes the mode of the unbound socket, so no moment is wider than 0600,
-            # and the process-wide umask is left alone. Elsewhere fchmod refuses and chmod follows.
+            # On Linux the file gets the mode of the unbound socket, so it is never wider than 0600, and the
+            # process-wide umask stays as it is. Elsewhere fchmod fails and the chmod below sets the mode.
             with contextlib.suppress(OSError):
                 os.fchmod(server.fileno(), 0o600)
             server.bind(os.fsencode(self._path))
@@ -103,13 +103,13 @@ class SocketFile:
         except OSError as error:
             server.close()
             rule = f"{self._path} cannot be bound: {error.strerror}"
-            raise refusal(self._address, rule, _writable(self._path.parent)) from None
+            raise endpoint_error(self._address, rule, _choose_folder(self._path.parent)) from None
         return server
 
     def _in_use(self, owner: str) -> ConfigurationError:
         remedy = f"Stop {owner}, or choose another endpoint."
-        return refusal(self._address, f"{owner} is listening there", remedy)
+        return endpoint_error(self._address, f"{owner} is listening there", remedy)
 
 
-def _writable(folder: Path) -> str:
+def _choose_folder(folder: Path) -> str:
     return f"Make {folder} a folder that user {os.geteuid()} can write, or choose another endpoint."

@@ -1,4 +1,4 @@
-"""The bytes between an engine and the service: a four-byte header (magic, version), then msgpack."""
+"""Frames between an engine and the service: a four-byte header (magic, version), then msgpack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Decoded = TypeVar("Decoded")
 
 
 def encode(message: EngineMessage | Command) -> bytes:
-    """One frame. Raises WireError when it would be larger than MAX_MESSAGE_BYTES or cannot be written."""
+    """Encode one frame. Raises WireError when it cannot be encoded or is larger than MAX_MESSAGE_BYTES."""
     try:
         frame = _HEADER + _ENCODER.encode(message)
     except (TypeError, ValueError, OverflowError) as error:
@@ -36,12 +36,12 @@ def encode(message: EngineMessage | Command) -> bytes:
 
 
 def decode_message(frame: bytes) -> EngineMessage:
-    """What an engine sent. Raises WireError."""
+    """Decode a frame of an engine. Raises WireError."""
     return _decode(frame, _MESSAGES)
 
 
 def decode_command(frame: bytes) -> Command:
-    """What the service sent. Raises WireError."""
+    """Decode a frame of the service. Raises WireError."""
     return _decode(frame, _COMMANDS)
 
 
@@ -50,7 +50,7 @@ def _decode(frame: bytes, decoder: msgspec.msgpack.Decoder[Decoded]) -> Decoded:
     if size > MAX_MESSAGE_BYTES:
         raise WireError(f"a frame of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     if size < len(_HEADER) or not frame.startswith(_MAGIC):
-        raise WireError(f"a frame of {size} bytes does not start like one of ours; another program sent it")
+        raise WireError(f"a frame of {size} bytes has no canary_obs header; another program sent it")
     version = frame[len(_MAGIC)]
     if version != PROTOCOL_VERSION:
         raise WireError(
@@ -59,7 +59,7 @@ def _decode(frame: bytes, decoder: msgspec.msgpack.Decoder[Decoded]) -> Decoded:
         )
     try:
         return decoder.decode(memoryview(frame)[len(_HEADER) :])
-    # Bad UTF-8 and deep nesting have their own exceptions in msgspec.
+    # Besides DecodeError, msgspec raises these for bad UTF-8, deep nesting and large integers.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        # The text of a msgspec error names the path and the type, never the content.
+        # The text of a msgspec error contains the path and the type, never the content.
         raise WireError(f"a frame of {size} bytes does not fit the schema: {error}") from error

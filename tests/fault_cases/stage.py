@@ -231,7 +231,7 @@ def _perform(
 
 def _received(link: LocalLink) -> list[Violation]:
     found: list[Violation] = []
-    while (message := link.take(0.0)) is not None:
+    while (message := link.next_message(0.0)) is not None:
         if isinstance(message, Violations):
             found += message.rows
     return found

@@ -13,7 +13,7 @@ def outcomes(record):
     return {drill.key[2]: drill.finding.outcome for drill in record.ranks}
 
 
-def test_a_drill_ends_with_its_last_answer():
+def test_a_drill_finishes_with_its_last_report():
     book = DrillStore(lambda: 5)
     name, end = book.begin(60.0)
     book.record_report(drilled(ME, name))  # ahead of expect: a rank in this process answers inside the call
@@ -30,7 +30,7 @@ def test_a_drill_ends_with_its_last_answer():
     assert book.counts()[YOU.key].detected_ns == 5
 
 
-def test_one_at_a_time_and_never_for_ever():
+def test_one_drill_at_a_time_until_its_deadline():
     book = DrillStore()
     name, end = book.begin(60.0)
     with pytest.raises(DrillInProgress):

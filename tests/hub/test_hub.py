@@ -103,7 +103,7 @@ def test_a_rank_that_sends_everything_but_snapshots_is_blind(bench):
     assert bench.hub.verdict()[0] is State.BLIND
 
 
-def test_silence_does_not_undo_damage(bench):
+def test_a_violated_rank_stays_violated_when_it_falls_silent(bench):
     me = bench.attach()
     bench.says(bench.snapshot(me, violations=1))
     bench.now += 60
@@ -154,7 +154,7 @@ def test_a_fault_of_the_service_is_blindness_until_acknowledged(bench):
 
 def test_undecodable_frames_degrade(bench):
     bench.attach()
-    bench.hub.undecodable(WireError("protocol version 1, this side speaks 2"))
+    bench.hub.undecodable_frame(WireError("protocol version 1, this side speaks 2"))
     state, reasons = bench.hub.verdict()
     assert state is State.DEGRADED
     assert "protocol version 1" in reasons[0]
@@ -186,7 +186,7 @@ def test_counters_are_carried_over_a_restart(bench):
     assert (planted.injected, planted.open) == (51, 1)
 
 
-def test_a_group_only_the_earlier_life_had_keeps_its_counts(bench):
+def test_a_group_that_is_gone_after_a_restart_keeps_its_counts(bench):
     me = bench.attach(started_ns=1_000)
     last = bench.snapshot(me)
     bench.says(last)

@@ -258,27 +258,27 @@ COUNTER_READER = mutants(
     ),
 )
 
-COURIER = mutants(
+SENDER = mutants(
     "canary_obs/transport/sender.py",
     (
         "                self._outbox.appendleft(message)",
         "                pass",
-        "tests/transport/test_sender.py::test_a_full_queue_keeps_violations_waiting_and_lets_snapshots_go",
+        "tests/transport/test_sender.py::test_a_full_queue_keeps_violations_and_drops_snapshots",
     ),
     (
-        "self._link.dropped - dropped - kept",
+        "self._link.dropped - dropped - keep",
         "self._link.dropped - dropped",
-        "tests/transport/test_sender.py::test_a_full_queue_keeps_violations_waiting_and_lets_snapshots_go",
+        "tests/transport/test_sender.py::test_a_full_queue_keeps_violations_and_drops_snapshots",
     ),
     (
         "and self._polls_to_retry > 0 and not self._closed",
         "and self._polls_to_retry > 0",
-        "tests/transport/test_sender.py::test_a_full_queue_is_not_tried_at_every_poll",
+        "tests/transport/test_sender.py::test_a_full_queue_is_not_retried_at_every_poll",
     ),
     (
         "            self._wakeup.set()\n        return True",
         "            pass\n        return True",
-        "tests/transport/test_sender.py::test_what_is_no_snapshot_leaves_at_once",
+        "tests/transport/test_sender.py::test_messages_other_than_snapshots_are_sent_at_once",
     ),
 )
 
@@ -312,7 +312,7 @@ COUNTERS = mutants(
     (
         "return base | mine | {key",
         "return mine | {key",
-        "tests/hub/test_hub.py::test_a_group_only_the_earlier_life_had_keeps_its_counts",
+        "tests/hub/test_hub.py::test_a_group_that_is_gone_after_a_restart_keeps_its_counts",
     ),
 )
 
@@ -326,7 +326,7 @@ RANKS = mutants(
     (
         "return State.VIOLATED if violated else State.BLIND, (blind, *reasons)",
         "return State.BLIND, (blind, *reasons)",
-        "tests/hub/test_hub.py::test_silence_does_not_undo_damage",
+        "tests/hub/test_hub.py::test_a_violated_rank_stays_violated_when_it_falls_silent",
     ),
 )
 
@@ -335,12 +335,12 @@ WIRE = mutants(
     (
         "if version != PROTOCOL_VERSION:",
         "if version > 255:",
-        "tests/transport/test_wire.py::test_another_version_is_refused_by_number",
+        "tests/transport/test_wire.py::test_another_protocol_version_is_refused_with_both_numbers",
     ),
     (
         "PROTOCOL_VERSION = 2",
         "PROTOCOL_VERSION = 1",
-        "tests/transport/test_wire.py::test_what_a_release_of_the_first_schema_sends_is_refused",
+        "tests/transport/test_wire.py::test_frames_of_protocol_version_1_are_refused",
     ),
 )
 
@@ -363,6 +363,6 @@ INJECTOR = mutants(
 ALL = (
     *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *WALKER, *STEP_SCHEDULER,
     *STATE_LOG,    *HEALTH, *LOG,
-    *COUNTER_READER, *COURIER, *PIPELINE, *COUNTERS, *RANKS, *WIRE,
+    *COUNTER_READER, *SENDER, *PIPELINE, *COUNTERS, *RANKS, *WIRE,
     *LEDGER, *INJECTOR,
 )  # fmt: skip

@@ -106,40 +106,40 @@ DRILL = mutants(
     ),
 )
 
-BOOK = mutants(
+DRILL_STORE = mutants(
     "canary_obs/hub/drills.py",
     (
         "running.expected is not None and running.expected <= running.findings.keys()",
         "running.expected is not None",
-        "tests/hub/test_drills.py::test_a_drill_ends_with_its_last_answer",
+        "tests/hub/test_drills.py::test_a_drill_finishes_with_its_last_report",
     ),
     (
         "if now < self._running.until:",
         "if now < 0:",
-        "tests/hub/test_drills.py::test_one_at_a_time_and_never_for_ever",
+        "tests/hub/test_drills.py::test_one_drill_at_a_time_until_its_deadline",
     ),
 )
 
 _ADMISSION = "tests/transport/test_admission.py::"
-_OTHERS = _ADMISSION + "test_with_other_keys_nothing_gets_in_and_the_engine_goes_on[unknown_key]"
+_WRONG_KEYS = _ADMISSION + "test_an_engine_with_wrong_keys_is_refused_and_delays_no_other[unknown_key]"
 
 ADMISSION = mutants(
     "canary_obs/transport/admission.py",
-    ("admitted = self._keys is not None and self._keys.engines.admits(key)", "admitted = asked", _OTHERS),
+    ("admitted = self._keys is not None and self._keys.engines.admits(key)", "admitted = valid", _WRONG_KEYS),
     (
         '_ADMITTED, _REFUSED = b"200", b"300"',
         '_ADMITTED, _REFUSED = b"200", b"400"',
-        _ADMISSION + "test_an_engine_is_let_in_once_its_key_is_listed",
+        _ADMISSION + "test_an_engine_is_admitted_once_its_key_is_listed",
     ),
-    ("            self._count(HandshakeCause.UNKNOWN_KEY, who)", "            pass", _OTHERS),
+    ("            self._count(HandshakeCause.UNKNOWN_KEY, peer)", "            pass", _WRONG_KEYS),
 )
 
-LINE = mutants(
+ENDPOINT = mutants(
     "canary_obs/transport/endpoint.py",
     (
         "(zmq.HEARTBEAT_IVL, HEARTBEAT_SECONDS),",
         "(zmq.HEARTBEAT_IVL, 0.0),",
-        _ADMISSION + "test_a_service_that_vanishes_without_a_word_is_noticed_on_both_sides",
+        _ADMISSION + "test_both_sides_detect_a_silent_connection_loss",
     ),
     (
         'if not keyed and not is_loopback(host.strip("[]")):',
@@ -153,16 +153,16 @@ LISTENER = mutants(
     (
         "            self._drain()",
         "            pass",
-        "tests/transport/test_links.py::test_what_had_arrived_when_the_service_stops_is_taken",
+        "tests/transport/test_links.py::test_messages_that_arrived_before_close_are_delivered",
     ),
 )
 
 KEYS = mutants(
     "canary_obs/transport/keys.py",
     (
-        "if stamp != self._stamp:",
+        "if version != self._version:",
         "if False:",
-        _ADMISSION + "test_a_key_that_is_no_longer_listed_lets_nobody_in_again",
+        _ADMISSION + "test_a_removed_key_admits_no_new_connection",
     ),
     (
         "if secret and mode & (stat.S_IRWXO | stat.S_IWGRP):",
@@ -172,8 +172,8 @@ KEYS = mutants(
     (
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC",
         "os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC",
-        "tests/transport/test_keys.py::test_keys_are_never_written_over_and_a_refusal_leaves_nothing_behind",
+        "tests/transport/test_keys.py::test_existing_keys_are_never_overwritten_and_no_new_file_is_left",
     ),
 )
 
-ALL = AUTH + TOKENS + LIMITS + EVENT_STREAM + DRILL + BOOK + ADMISSION + LINE + LISTENER + KEYS
+ALL = AUTH + TOKENS + LIMITS + EVENT_STREAM + DRILL + DRILL_STORE + ADMISSION + ENDPOINT + LISTENER + KEYS

@@ -1,4 +1,4 @@
-"""Service here, engine on another host: a network namespace, with a cable (veth) to it."""
+"""Service on this host, engine in a network namespace that a veth pair connects."""
 
 from __future__ import annotations
 
@@ -23,55 +23,58 @@ from tests.service.fakes import identity, snapshot
 
 pytestmark = [pytest.mark.ops, pytest.mark.timeout(300)]
 
-# A network per process, so that leftovers of an interrupted run do not collide.
+# One network per process, so that leftovers of an interrupted run do not collide.
 NETWORK = f"10.203.{os.getpid() % 250}"
-HERE, THERE = f"{NETWORK}.1", f"{NETWORK}.2"
-EVERY_PROTOCOL = 3  # ETH_P_ALL
-FAR = {"instance": "faraway"}
+SERVICE_HOST, ENGINE_HOST = f"{NETWORK}.1", f"{NETWORK}.2"
+ETH_P_ALL = 3
+REMOTE = {"instance": "remote-engine"}
 
 
 @dataclass(slots=True)
-class Cable:
-    """A namespace and the two ends of the cable to it; all is gone with the namespace."""
+class RemoteHost:
+    """A network namespace and the veth pair to it. Deleting the namespace deletes the pair."""
 
     namespace: str = f"canary{os.getpid()}"
     near: str = f"cnr{os.getpid()}"
     far: str = field(default="cnr-far")
 
-    def lay(self) -> None:
+    def create(self) -> None:
         ip("netns", "add", self.namespace)
         ip("link", "add", self.near, "type", "veth", "peer", "name", self.far, "netns", self.namespace)
-        ip("addr", "add", f"{HERE}/30", "dev", self.near)
+        ip("addr", "add", f"{SERVICE_HOST}/30", "dev", self.near)
         ip("link", "set", self.near, "up")
-        for words in (("addr", "add", f"{THERE}/30", "dev", self.far), ("link", "set", self.far, "up")):
-            ip("-n", self.namespace, *words)
+        for arguments in (
+            ("addr", "add", f"{ENGINE_HOST}/30", "dev", self.far),
+            ("link", "set", self.far, "up"),
+        ):
+            ip("-n", self.namespace, *arguments)
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         ip("-n", self.namespace, "link", "set", self.far, "down")
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         ip("-n", self.namespace, "link", "set", self.far, "up")
 
     def remove(self) -> None:
         subprocess.run(["ip", "netns", "del", self.namespace], capture_output=True, check=False)
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
 
 
 @pytest.fixture(scope="module")
-def cable() -> Iterator[Cable]:
+def remote_host() -> Iterator[RemoteHost]:
     if shutil.which("ip") is None:
         pytest.skip("ip is NOT INSTALLED: apt-get install iproute2")
-    cable = Cable()
+    remote_host = RemoteHost()
     try:
-        cable.lay()
+        remote_host.create()
     except subprocess.CalledProcessError as error:
-        cable.remove()
+        remote_host.remove()
         pytest.skip(f"network namespaces are NOT ALLOWED here: {error.stderr.decode().strip()}")
-    yield cable
-    cable.remove()
+    yield remote_host
+    remote_host.remove()
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[KeyKind, Path]:
 
 @pytest.fixture(scope="module")
 def system(
-    cable: Cable, keys: dict[KeyKind, Path], tmp_path_factory: pytest.TempPathFactory
+    remote_host: RemoteHost, keys: dict[KeyKind, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[System]:
     built = System(tmp_path_factory.mktemp("system"), free_port(), token="ops-token")
     built.start(
@@ -95,15 +98,15 @@ def system(
 
 
 def endpoint_of(system: System) -> str:
-    return f"tcp://{HERE}:{system.port + 1 if system.port < 65535 else system.port - 1}"
+    return f"tcp://{SERVICE_HOST}:{system.port + 1 if system.port < 65535 else system.port - 1}"
 
 
 def start_engine(
-    system: System, cable: Cable, secret: Path, service: Path, instance: str
+    system: System, remote_host: RemoteHost, secret: Path, service: Path, instance: str
 ) -> subprocess.Popen[bytes]:
     return system.start(
         "demo", "--shape", "tiny", "--endpoint", endpoint_of(system),
-        within=("ip", "netns", "exec", cable.namespace),
+        within=("ip", "netns", "exec", remote_host.namespace),
         KV_CANARY_ENGINE_SECRET_KEY_FILE=str(secret), KV_CANARY_SERVICE_PUBLIC_KEY_FILE=str(service),
         KV_CANARY_INSTANCE=instance,
     )  # fmt: skip
@@ -115,50 +118,52 @@ def state_of(system: System, instance: str) -> str:
 
 
 def test_an_engine_on_another_host_is_seen_and_swept(
-    system: System, cable: Cable, keys: dict[KeyKind, Path]
+    system: System, remote_host: RemoteHost, keys: dict[KeyKind, Path]
 ) -> None:
-    start_engine(system, cable, keys[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "faraway")
-    system.until(lambda: state_of(system, "faraway") == "ok")
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_PROTOCOL)) as tap:
-        tap.bind((cable.near, EVERY_PROTOCOL))
+    start_engine(
+        system, remote_host, keys[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "remote-engine"
+    )
+    system.until(lambda: state_of(system, "remote-engine") == "ok")
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as tap:
+        tap.bind((remote_host.near, ETH_P_ALL))
         answer = system.request("POST", "/canary/sweep?wait=true")
         frames = b"".join(tap.recv(65535) for _ in range(40))
     assert (answer.status, answer.json["status"]) == (200, "passed"), answer.body
-    assert system.metric("kv_canary_slots_verified_total", **FAR) > 0
-    # The captured frames are traffic with the service, and they are encrypted.
-    assert socket.inet_aton(THERE) in frames
-    assert b"faraway" not in frames
-    unencrypted = wire.encode(snapshot(msgspec.structs.replace(identity(), instance="faraway"), 1))
-    assert b"faraway" in unencrypted
+    assert system.metric("kv_canary_slots_verified_total", **REMOTE) > 0
+    # The captured frames are traffic between engine and service, and encrypted.
+    assert socket.inet_aton(ENGINE_HOST) in frames
+    assert b"remote-engine" not in frames
+    unencrypted = wire.encode(snapshot(msgspec.structs.replace(identity(), instance="remote-engine"), 1))
+    assert b"remote-engine" in unencrypted
 
 
-def test_an_engine_serves_on_while_the_cable_is_cut(system: System, cable: Cable) -> None:
-    before = system.metric("kv_canary_steps_total", **FAR)
+def test_an_engine_keeps_running_while_disconnected(system: System, remote_host: RemoteHost) -> None:
+    before = system.metric("kv_canary_steps_total", **REMOTE)
     engine = psutil.Process(system.processes[1].pid)
-    cable.cut()
-    worked, clock = engine.cpu_times().user, time.monotonic()
-    system.until(lambda: state_of(system, "faraway") == "blind")
-    share = (engine.cpu_times().user - worked) / (time.monotonic() - clock)
-    known = system.metric("kv_canary_steps_total", **FAR)
-    cable.mend()
-    system.until(lambda: state_of(system, "faraway") == "ok")
-    after = system.metric("kv_canary_steps_total", **FAR)
-    # The engine has gone on all the while (one that waits uses no processor), and its counts are not lost.
-    assert share > 0.1
+    remote_host.disconnect()
+    cpu_before, started = engine.cpu_times().user, time.monotonic()
+    system.until(lambda: state_of(system, "remote-engine") == "blind")
+    cpu_share = (engine.cpu_times().user - cpu_before) / (time.monotonic() - started)
+    known = system.metric("kv_canary_steps_total", **REMOTE)
+    remote_host.reconnect()
+    system.until(lambda: state_of(system, "remote-engine") == "ok")
+    after = system.metric("kv_canary_steps_total", **REMOTE)
+    # The engine kept running (a waiting one uses no CPU time), and its counts are not lost.
+    assert cpu_share > 0.1
     assert before <= known < after
-    assert system.metric("kv_canary_restarts_total", **FAR) == 0
-    assert system.metric("kv_canary_violations_total", **FAR) == 0
+    assert system.metric("kv_canary_restarts_total", **REMOTE) == 0
+    assert system.metric("kv_canary_violations_total", **REMOTE) == 0
 
 
-def test_a_stranger_is_refused_until_its_key_is_listed(
-    system: System, cable: Cable, keys: dict[KeyKind, Path], tmp_path: Path
+def test_an_engine_is_refused_until_its_key_is_listed(
+    system: System, remote_host: RemoteHost, keys: dict[KeyKind, Path], tmp_path: Path
 ) -> None:
     other = make_keys(tmp_path / "other")
-    start_engine(system, cable, other[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "stranger")
+    start_engine(system, remote_host, other[KeyKind.ENGINE_SECRET], keys[KeyKind.SERVICE_PUBLIC], "unlisted")
     refused = "kv_canary_hub_handshakes_refused_total"
     system.until(lambda: (system.metric(refused, cause="unknown_key") or 0) > 0)
-    assert state_of(system, "stranger") == "unknown"
+    assert state_of(system, "unlisted") == "unknown"
     with keys[KeyKind.ENGINE_PUBLIC].open("a") as listed:
         listed.write(other[KeyKind.ENGINE_PUBLIC].read_text())
-    system.until(lambda: state_of(system, "stranger") == "ok")
-    assert state_of(system, "faraway") == "ok"
+    system.until(lambda: state_of(system, "unlisted") == "ok")
+    assert state_of(system, "remote-engine") == "ok"

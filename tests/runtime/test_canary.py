@@ -187,17 +187,17 @@ def test_commands_pause_resume_acknowledge_and_hello(make_rig) -> None:
     rig.run(20)
     passes = sum(rig.canary.sweeper.passes.values())
     assert passes > 0
-    link.deliver(Pause())
+    link.send_command(Pause())
     rig.run(30)
     assert sum(rig.canary.sweeper.passes.values()) <= passes + 1
     assert rig.canary.verdict() == (State.DEGRADED, ("sweeps and patrol are paused",))
-    link.deliver(Resume())
+    link.send_command(Resume())
     rig.run(30)
     assert rig.canary.verdict()[0] is State.OK
     rig.canary.fault("test", RuntimeError("planted"))
     assert rig.canary.verdict()[0] is State.BLIND
-    link.deliver(Acknowledge())
-    link.deliver(Ping(want_hello=True))
+    link.send_command(Acknowledge())
+    link.send_command(Ping(want_hello=True))
     rig.run(3)
     assert rig.canary.verdict()[0] is State.OK
 

@@ -55,7 +55,7 @@ def answers(
         if step == PLANTED_AT and plant is not None:
             plant(canary)
         if step == PLANTED_AT + 2 and isinstance(link, LocalLink):
-            link.deliver(StartSweep(id="demanded"))
+            link.send_command(StartSweep(id="demanded"))
         traffic.advance(engine)
         if engine.has_work():
             found += [(r.id, tuple(int(token) for token in r.output)) for r in engine.step()]

@@ -23,7 +23,7 @@ def link() -> LocalLink:
 
 def every(link: LocalLink) -> list[object]:
     messages: list[object] = []
-    while (message := link.take(0.0)) is not None:
+    while (message := link.next_message(0.0)) is not None:
         messages.append(message)
     return messages
 
@@ -255,7 +255,7 @@ def test_an_injector_restores_bytes_on_the_given_stream(rig, done, stream, monke
 def test_commands_are_executed_on_the_given_stream(rig, link, done, stream, monkeypatch) -> None:
     started = []
     monkeypatch.setattr(rig.canary.drill, "start", lambda *_: started.append(stream.inside))
-    link.deliver(StartDrill(id="d"))
+    link.send_command(StartDrill(id="d"))
     steps(rig, done, 12, stream=stream)
     assert started == [True]
 
@@ -332,7 +332,7 @@ def test_on_a_cpu_every_step_runs_all_tasks(rig, monkeypatch) -> None:
 
 
 def test_an_idle_engine_runs_all_tasks(rig, link, done) -> None:
-    link.deliver(Pause())
+    link.send_command(Pause())
     rig.canary.idle()
     assert {"advance", "receive", "push", "newest", "process", *PARTS} <= set(done)
     assert rig.canary.run.paused

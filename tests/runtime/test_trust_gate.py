@@ -35,8 +35,8 @@ class TrustGate:
 
     def step(self) -> None:
         self.rig.run(1)
-        while (message := self.link.take(0.0)) is not None:
-            self.hub.ingest(message, self.link.deliver)
+        while (message := self.link.next_message(0.0)) is not None:
+            self.hub.ingest(message, self.link.send_command)
         self.hub.tick()
 
     def says(self) -> str:
@@ -171,7 +171,7 @@ def test_a_service_that_is_silent(make_gate, monkeypatch) -> None:
 def test_a_pause(make_gate) -> None:
     gate = make_gate()
     gate.until(lambda: gate.says() == "ok")
-    gate.link.deliver(Pause())
+    gate.link.send_command(Pause())
     leaves(gate, State.DEGRADED, "paused")
 
 

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.soak.instrumented import KindReport
-
 from tests.soak.kinds import KINDS, soak
 from tests.soak.totals import totals
 

@@ -1,4 +1,4 @@
-"""TCP with keys: who has one of the right keys gets through, nobody else, and each refusal is counted."""
+"""TCP with keys: only engines with a listed key connect, and every refusal is counted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from canary_obs.config import CanaryConfig, ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.records import Pause, Violations
-from canary_obs.transport import endpoint as endpoints, links as mailbox
+from canary_obs.transport import endpoint as endpoints
 from canary_obs.transport.admission import Admission
 from canary_obs.transport.keys import KeyKind, engine_keys, make_keys, service_keys
-from canary_obs.transport.links import ZmqLink
+from canary_obs.transport.links import RECONNECT_SECONDS, ZmqLink
 from canary_obs.transport.listener import ZmqListener
 from canary_obs.transport.sender import open_link
 from tests.service.fakes import eventually, hello, identity, snapshot, violation
@@ -30,15 +30,15 @@ from tests.transport.relay import Relay
 ME = identity()
 
 
-def outside():
+def host_address():
     """An address of this machine that is not loopback; loopback where there is none."""
-    found = [
+    addresses = [
         entry.address
         for entries in psutil.net_if_addrs().values()
         for entry in entries
         if entry.family is socket.AF_INET and not entry.address.startswith("127.")
     ]
-    return found[0] if found else "127.0.0.1"
+    return addresses[0] if addresses else "127.0.0.1"
 
 
 def free_port():
@@ -53,7 +53,7 @@ def made(tmp_path):
 
 @pytest.fixture
 def address():
-    return f"tcp://{outside()}:{free_port()}"
+    return f"tcp://{host_address()}:{free_port()}"
 
 
 @pytest.fixture
@@ -95,11 +95,11 @@ def refused(hub, cause):
     return hub.counts().handshakes[cause]
 
 
-def stranger_line():
-    return f"engine-public {other_pair()['public'].decode()}\n"
+def unlisted_key_line():
+    return f"engine-public {other_engine()['public'].decode()}\n"
 
 
-def other_pair():
+def other_engine():
     public, secret = zmq.curve_keypair()
     return {"public": public, "secret": secret}
 
@@ -108,14 +108,14 @@ def other_service():
     return {"service": zmq.curve_keypair()[0]}
 
 
-def stranger(config, change):
-    """An engine with other keys than the right ones, or with none (then on loopback)."""
+def misconfigured_link(config, change):
+    """A link with wrong keys or, on loopback, with none."""
     if change is None:
         return ZmqLink(f"tcp://127.0.0.1:{port_of(config.endpoint)}")
     return ZmqLink(config.endpoint, keys=dataclasses.replace(engine_keys(config), **change()))
 
 
-def test_with_the_right_keys_messages_and_commands_pass(listener, hub, config):
+def test_with_valid_keys_messages_and_commands_pass(listener, hub, config):
     link = open_link(config)
     assert all(link.send(message) for message in (hello(ME), snapshot(ME, 1)))
     eventually(lambda: hub.ranks() and hub.ranks()[0].snapshot)
@@ -129,20 +129,24 @@ def test_with_the_right_keys_messages_and_commands_pass(listener, hub, config):
 
 @pytest.mark.parametrize(
     ("change", "causes"),
-    # Without keys both ends find out at once: the engine may have hung up before the service has said so.
-    [(other_pair, ["unknown_key"]), (other_service, ["service_key"]), (None, ["mechanism", "broken_off"])],
+    # Without keys both ends detect the mismatch: the engine may disconnect before the service reports it.
+    [
+        (other_engine, ["unknown_key"]),
+        (other_service, ["service_key"]),
+        (None, ["mechanism", "broken_off"]),
+    ],
     ids=["unknown_key", "wrong_service_key", "no_keys"],
 )
-def test_with_other_keys_nothing_gets_in_and_the_engine_goes_on(
+def test_an_engine_with_wrong_keys_is_refused_and_delays_no_other(
     listener, hub, config, caplog, change, causes
 ):
     caplog.set_level(logging.WARNING, "canary_obs")
-    wrong = stranger(config, change)
+    wrong = misconfigured_link(config, change)
     wrong.send(hello(ME))
     eventually(lambda: any(refused(hub, cause) for cause in causes))
     assert wrong.receive() == []
     assert wrong.peer_age_seconds(time.monotonic()) is None
-    # Another engine is not held up by it, and is the only one that was heard.
+    # Another engine is not delayed by it, and only its messages arrive.
     right, other = open_link(config), identity(rank=5)
     right.send(snapshot(other, 1))
     eventually(hub.ranks)
@@ -156,28 +160,28 @@ def test_with_other_keys_nothing_gets_in_and_the_engine_goes_on(
         link.close()
 
 
-def test_a_refusal_names_the_stranger_once_a_minute_and_no_secret(listener, hub, config, caplog):
+def test_refusals_are_logged_once_a_minute_with_the_peer_and_no_secret(listener, hub, config, caplog):
     caplog.set_level(logging.WARNING, "canary_obs")
-    keys = dataclasses.replace(engine_keys(config), **other_pair())
+    keys = dataclasses.replace(engine_keys(config), **other_engine())
     links = [ZmqLink(config.endpoint, keys=keys) for _ in range(3)]
     eventually(lambda: refused(hub, "unknown_key") >= 3)
     (line,) = caplog.messages
-    assert f"from {outside()} with public key {keys.public.decode()} was refused" in line
+    assert f"from {host_address()} with public key {keys.public.decode()} was refused" in line
     assert keys.secret.decode() not in line
     for link in links:
         link.close()
 
 
-OLDER = (
+OLDER_PROTOCOLS = (
     b"\x01\x00" + b"\x03\x00hi",  # before version 2: a greeting of one empty frame
     b"\xff" + bytes(8) + b"\x7f" + b"\x01\x05" + b"\x00\x00" + b"\x00\x02hi",  # version 2, a DEALER
 )
 
 
-def test_what_speaks_an_older_protocol_or_another_does_not_get_in(listener, hub, config):
-    for spoken in (*OLDER, b"GET / HTTP/1.1\r\n\r\n"):
-        with socket.create_connection((outside(), port_of(config.endpoint)), timeout=10) as connection:
-            connection.sendall(spoken)
+def test_peers_of_older_or_other_protocols_are_refused(listener, hub, config):
+    for data in (*OLDER_PROTOCOLS, b"GET / HTTP/1.1\r\n\r\n"):
+        with socket.create_connection((host_address(), port_of(config.endpoint)), timeout=10) as connection:
+            connection.sendall(data)
             with contextlib.suppress(ConnectionResetError):
                 while connection.recv(4096):
                     pass
@@ -188,27 +192,27 @@ def test_what_speaks_an_older_protocol_or_another_does_not_get_in(listener, hub,
     link.close()
 
 
-@pytest.mark.parametrize("spoken", OLDER)
-def test_without_keys_the_same_bytes_are_a_message(spoken):
+@pytest.mark.parametrize("data", OLDER_PROTOCOLS)
+def test_without_keys_older_protocols_reach_the_decoder(data):
     hub, port = Hub(), free_port()
     listener = ZmqListener(f"tcp://127.0.0.1:{port}", hub)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(spoken)
+        connection.sendall(data)
         eventually(lambda: hub.counts().undecodable)
     listener.close()
 
 
-def test_a_connection_that_is_broken_off_is_counted_as_such(listener, hub, config):
-    socket.create_connection((outside(), port_of(config.endpoint))).close()
+def test_a_disconnect_during_the_handshake_is_counted(listener, hub, config):
+    socket.create_connection((host_address(), port_of(config.endpoint))).close()
     eventually(lambda: refused(hub, "broken_off"))
     assert sum(hub.counts().handshakes.values()) == refused(hub, "broken_off")
 
 
-def test_an_engine_is_let_in_once_its_key_is_listed(address, made, keys, config, monkeypatch):
-    monkeypatch.setattr(endpoints, "HANDSHAKE_SECONDS", 0.2)
+def test_an_engine_is_admitted_once_its_key_is_listed(address, made, keys, config, monkeypatch):
+    monkeypatch.setattr(endpoints, "HANDSHAKE_TIMEOUT_SECONDS", 0.2)
     listed = made[KeyKind.ENGINE_PUBLIC]
     line = listed.read_text()
-    listed.write_text(stranger_line())
+    listed.write_text(unlisted_key_line())
     hub = Hub()
     listener, link = ZmqListener(address, hub, keys), open_link(config)
     link.send(hello(ME))
@@ -220,14 +224,14 @@ def test_an_engine_is_let_in_once_its_key_is_listed(address, made, keys, config,
     listener.close()
 
 
-def test_a_key_that_is_no_longer_listed_lets_nobody_in_again(made, address, keys, config, hub, listener):
+def test_a_removed_key_admits_no_new_connection(made, address, keys, config, hub, listener):
     link = open_link(config)
     link.send(hello(ME))
     eventually(hub.ranks)
-    made[KeyKind.ENGINE_PUBLIC].write_text(stranger_line())
+    made[KeyKind.ENGINE_PUBLIC].write_text(unlisted_key_line())
     again = open_link(config)
     eventually(lambda: refused(hub, "unknown_key"))
-    # Who is in stays in.
+    # Existing connections stay open.
     link.send(snapshot(ME, 1))
     eventually(lambda: hub.ranks()[0].snapshot)
     link.close()
@@ -235,7 +239,7 @@ def test_a_key_that_is_no_longer_listed_lets_nobody_in_again(made, address, keys
 
 
 @pytest.mark.parametrize("broken", ["", "engine-public abc\n", None], ids=["empty", "cut off", "gone"])
-def test_a_list_that_cannot_be_used_leaves_the_one_before(made, config, hub, listener, caplog, broken):
+def test_an_invalid_key_list_leaves_the_keys_read_before(made, config, hub, listener, caplog, broken):
     listed = made[KeyKind.ENGINE_PUBLIC]
     line = listed.read_text()
     if broken is None:
@@ -246,14 +250,14 @@ def test_a_list_that_cannot_be_used_leaves_the_one_before(made, config, hub, lis
     for link, rank in zip(links, (ME, identity(1)), strict=True):
         link.send(hello(rank))
     eventually(lambda: len(hub.ranks()) == 2)
-    (told,) = [record for record in caplog.records if "keys read before stay" in record.message]
-    assert str(listed) in told.message
-    assert line.split()[1] not in told.message
+    (logged,) = [record for record in caplog.records if "keys read before remain" in record.message]
+    assert str(listed) in logged.message
+    assert line.split()[1] not in logged.message
     for link in links:
         link.close()
 
 
-def test_a_line_that_zeromq_has_given_up_is_opened_anew(config, keys):
+def test_a_connection_that_zeromq_gave_up_is_opened_again(config, keys):
     port, now = free_port(), [0.0]
     address = f"tcp://127.0.0.1:{port}"
     intruder = WebServer(port)
@@ -264,7 +268,7 @@ def test_a_line_that_zeromq_has_given_up_is_opened_anew(config, keys):
     listener = ZmqListener(address, hub, keys)
     assert not link.send(hello(ME))
     lost = link.dropped
-    now[0] += mailbox.REVIVE_SECONDS
+    now[0] += RECONNECT_SECONDS
     assert not link.send(hello(ME))
     assert link.dropped > lost
     assert link.send(hello(ME))
@@ -274,29 +278,29 @@ def test_a_line_that_zeromq_has_given_up_is_opened_anew(config, keys):
 
 
 class WebServer:
-    """Answers each connection with a page, whatever was asked."""
+    """Answers each connection with an HTTP error."""
 
     def __init__(self, port):
-        self._door = socket.create_server(("127.0.0.1", port))
+        self._server = socket.create_server(("127.0.0.1", port))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self):
         with contextlib.suppress(OSError):
             while True:
-                with self._door.accept()[0] as connection:
+                with self._server.accept()[0] as connection:
                     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
                     connection.recv(4096)
 
     def close(self):
-        self._door.shutdown(socket.SHUT_RDWR)
+        self._server.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        self._door.close()
+        self._server.close()
 
 
-def test_a_service_that_vanishes_without_a_word_is_noticed_on_both_sides(keys, config, monkeypatch):
+def test_both_sides_detect_a_silent_connection_loss(keys, config, monkeypatch):
     monkeypatch.setattr(endpoints, "HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr(endpoints, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(endpoints, "HEARTBEAT_TIMEOUT_SECONDS", 0.3)
     hub, port = Hub(), free_port()
     listener, relay = ZmqListener(f"tcp://127.0.0.1:{port}", hub, keys), Relay(port)
     link = ZmqLink(f"tcp://127.0.0.1:{relay.port}", keys=engine_keys(config))
@@ -304,8 +308,8 @@ def test_a_service_that_vanishes_without_a_word_is_noticed_on_both_sides(keys, c
     eventually(hub.ranks)
     eventually(link.receive)
     assert (relay.connections, relay.cut()) == (1, 2)
-    # Each end hangs up by itself, and the engine comes back over a new connection.
-    eventually(lambda: relay.hung_up == 2)
+    # Each end closes its connection, and the engine reconnects.
+    eventually(lambda: relay.closed_after_cut == 2)
     link.send(snapshot(ME, 2))
     eventually(lambda: hub.ranks()[0].snapshot.step == 2)
     eventually(link.receive)
@@ -315,8 +319,8 @@ def test_a_service_that_vanishes_without_a_word_is_noticed_on_both_sides(keys, c
     relay.close()
 
 
-def test_an_engine_never_waits_for_a_host_that_does_not_answer(config):
-    # The system accepts for a program that never reads; with its backlog full not even that.
+def test_an_engine_never_waits_for_an_unresponsive_host(config):
+    # The kernel accepts the first connection for a program that never reads; then the backlog is full.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as hole, contextlib.ExitStack() as held:
         keys = engine_keys(config)
         for _ in range(2):
@@ -332,7 +336,7 @@ def test_an_engine_never_waits_for_a_host_that_does_not_answer(config):
             assert link.dropped > 5000
 
 
-def test_while_admission_fails_nobody_gets_in_and_the_verdict_says_so(listener, hub, config, monkeypatch):
+def test_while_admission_fails_no_engine_is_admitted_and_the_hub_is_blind(listener, hub, config, monkeypatch):
     right, late = identity(), identity(rank=1)
     early = open_link(config)
     early.send(snapshot(right, 1))
@@ -351,7 +355,7 @@ def test_while_admission_fails_nobody_gets_in_and_the_verdict_says_so(listener, 
 
 
 @pytest.mark.parametrize("scheme", ["ipc", "inproc"])
-def test_keys_are_refused_where_nothing_asks_for_them(tmp_path, keys, config, scheme):
+def test_keys_are_refused_where_they_are_not_used(tmp_path, keys, config, scheme):
     address = f"{scheme}://{tmp_path}/x.sock"
     rule = "keys are for tcp:// only" if scheme == "ipc" else "not an ipc:// or tcp://"
     for opener in (
@@ -364,17 +368,17 @@ def test_keys_are_refused_where_nothing_asks_for_them(tmp_path, keys, config, sc
     assert [path.name for path in tmp_path.iterdir()] == ["keys"]
 
 
-def test_a_taken_port_leaves_nothing_behind(address, keys):
+def test_a_port_in_use_is_refused_without_leaks(address, keys):
     threads = threading.active_count()
-    taken = socket.create_server((outside(), port_of(address)))
-    with taken, pytest.raises(ConfigurationError, match="Address already in use"):
+    occupied = socket.create_server((host_address(), port_of(address)))
+    with occupied, pytest.raises(ConfigurationError, match="Address already in use"):
         ZmqListener(address, Hub(), keys)
     assert threading.active_count() == threads
     ZmqListener(address, Hub(), keys).close()
 
 
-def test_a_flood_of_strangers_does_not_hold_up_the_end(listener, hub, config):
-    links = [stranger(config, change) for change in (other_pair, other_service, None) * 5]
+def test_many_refused_peers_do_not_delay_close(listener, hub, config):
+    links = [misconfigured_link(config, change) for change in (other_engine, other_service, None) * 5]
     eventually(lambda: sum(hub.counts().handshakes.values()) > 50)
     started = time.monotonic()
     listener.close()

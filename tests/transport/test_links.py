@@ -12,7 +12,7 @@ from canary_obs.config import CanaryConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.records import Pause, Ping, Violations
-from canary_obs.transport import links as mailbox
+from canary_obs.transport import links
 from canary_obs.transport.links import LocalLink, ZmqLink
 from canary_obs.transport.listener import FRAMES_PER_CYCLE, LocalListener, ZmqListener
 from canary_obs.transport.sender import open_link
@@ -67,11 +67,11 @@ def test_a_full_local_link_drops_and_counts():
     assert [link.send(snapshot(ME, step)) for step in range(5)] == [True, True, True, False, False]
     assert link.dropped == 2
     for _ in range(5):
-        link.deliver(Ping())
+        link.send_command(Ping())
     assert len(link.receive()) == 3
 
 
-def test_a_closed_local_link_takes_nothing_and_close_waits_no_longer_than_told():
+def test_a_closed_local_link_sends_nothing_and_close_times_out():
     link = LocalLink()
     link.send(hello(ME))
     started = time.monotonic()
@@ -81,7 +81,7 @@ def test_a_closed_local_link_takes_nothing_and_close_waits_no_longer_than_told()
     assert link.dropped == 1
 
 
-def test_a_listener_that_meets_a_bug_says_so_and_goes_on(monkeypatch):
+def test_a_listener_reports_an_exception_and_continues(monkeypatch):
     hub, link = Hub(), LocalLink()
     monkeypatch.setattr(hub, "tick", lambda: 1 / 0)
     listener = LocalListener(link, hub)
@@ -107,13 +107,13 @@ def test_a_zmq_link_carries_both_ways(listener, link):
     assert link.peer_age_seconds(time.monotonic()) < 10
 
 
-def test_without_a_service_nothing_blocks_and_violations_find_room(endpoint):
+def test_without_a_service_nothing_blocks_and_violations_are_queued(endpoint):
     link = ZmqLink(endpoint, capacity=100)
     started = time.monotonic()
     sent = sum(link.send(snapshot(ME, step)) for step in range(10_000))
-    assert sent == mailbox.UNHEARD_SNAPSHOTS
+    assert sent == links.UNANSWERED_SNAPSHOTS
     assert link.dropped == 10_000 - sent
-    # ZeroMQ may hold a few more than asked; the queue is bounded all the same.
+    # ZeroMQ may queue a few more than configured, but the queue is bounded.
     rows = Violations(identity=ME, rows=(violation(),))
     assert 0 < sum(link.send(rows) for _ in range(10_000)) <= 2 * 100
     assert link.receive() == []
@@ -122,18 +122,18 @@ def test_without_a_service_nothing_blocks_and_violations_find_room(endpoint):
     link.close()
 
 
-def test_an_unheard_link_still_probes(endpoint):
+def test_an_unanswered_link_sends_a_snapshot_now_and_then(endpoint):
     now = [0.0]
     link = ZmqLink(endpoint, clock=lambda: now[0])
     while link.send(snapshot(ME, 1)):
         pass
-    now[0] += mailbox.PROBE_SECONDS
+    now[0] += links.PROBE_SECONDS
     assert link.send(snapshot(ME, 1))
     assert not link.send(snapshot(ME, 1))
     link.close()
 
 
-def test_what_was_queued_arrives_when_the_service_comes_late(endpoint, link):
+def test_queued_messages_arrive_when_the_service_starts_late(endpoint, link):
     link.send(hello(ME))
     link.send(Violations(identity=ME, rows=(violation(9),)))
     listener = ZmqListener(endpoint, Hub())
@@ -142,22 +142,22 @@ def test_what_was_queued_arrives_when_the_service_comes_late(endpoint, link):
     listener.close()
 
 
-def test_a_link_outlives_the_service_and_greets_the_next(endpoint, link):
+def test_a_link_reconnects_to_a_restarted_service_which_asks_for_a_hello(endpoint, link):
     first = ZmqListener(endpoint, Hub())
     link.send(hello(ME))
     eventually(hub_of(first).ranks)
     first.close()
     second = ZmqListener(endpoint, Hub())
 
-    def greeted():
+    def asked_for_hello():
         link.send(snapshot(ME, 1))
         return any(command.want_hello for command in link.receive() if isinstance(command, Ping))
 
-    assert eventually(greeted)
+    assert eventually(asked_for_hello)
     second.close()
 
 
-def test_close_lets_the_last_words_leave(endpoint, listener):
+def test_close_sends_queued_messages(endpoint, listener):
     link = ZmqLink(endpoint)
     link.send(Violations(identity=ME, rows=(violation(7),)))
     link.close(5.0)
@@ -168,12 +168,12 @@ def test_close_lets_the_last_words_leave(endpoint, listener):
 
 
 def test_an_oversized_message_is_dropped_and_counted(link, monkeypatch):
-    monkeypatch.setattr(mailbox.wire, "MAX_MESSAGE_BYTES", 10)
+    monkeypatch.setattr(links.wire, "MAX_MESSAGE_BYTES", 10)
     assert not link.send(hello(ME))
     assert link.dropped == 1
 
 
-def test_garbage_on_the_socket_is_counted_and_harmless(listener, link):
+def test_undecodable_frames_are_counted_and_harmless(listener, link):
     link._socket.send(b"not ours")
     link._socket.send_multipart([b"kvc\x02", b"\xc1"])
     eventually(lambda: hub_of(listener).counts().undecodable == 2)
@@ -181,25 +181,25 @@ def test_garbage_on_the_socket_is_counted_and_harmless(listener, link):
     eventually(hub_of(listener).ranks)
 
 
-def test_what_had_arrived_when_the_service_stops_is_taken(endpoint, monkeypatch):
-    hub, busy, go_on = Hub(), threading.Event(), threading.Event()
+def test_messages_that_arrived_before_close_are_delivered(endpoint, monkeypatch):
+    hub, started, resume = Hub(), threading.Event(), threading.Event()
     ingest = hub.ingest
 
-    def held_up(*arguments):
-        busy.set()
-        assert go_on.wait(30)
+    def blocked_ingest(*arguments):
+        started.set()
+        assert resume.wait(30)
         ingest(*arguments)
 
-    monkeypatch.setattr(hub, "ingest", held_up)
+    monkeypatch.setattr(hub, "ingest", blocked_ingest)
     listener, link = ZmqListener(endpoint, hub), ZmqLink(endpoint)
     sent = 3 * FRAMES_PER_CYCLE
     for step in range(sent):
         assert link.send(Violations(identity=ME, rows=(violation(step),)))
-    assert busy.wait(30)
+    assert started.wait(30)
     closing = threading.Thread(target=listener.close)
     closing.start()
-    link.close(linger_seconds=30.0)  # returns when all is on its way
-    go_on.set()
+    link.close(linger_seconds=30.0)  # returns when all is sent
+    resume.set()
     closing.join()
     assert hub.counts().messages["violations"] == sent
     assert not hub.counts().faults
@@ -215,7 +215,7 @@ def test_what_had_arrived_when_the_service_stops_is_taken(endpoint, monkeypatch)
         ("tcp://10.0.0.1:9000", "beyond loopback TCP needs keys"),
         ("tcp://*:9000", "beyond loopback TCP needs keys"),
         ("tcp://127.0.0.1;10.0.0.1:9000", "beyond loopback TCP needs keys"),
-        ("tcp://:9000", "no host is named"),
+        ("tcp://:9000", "the host is missing"),
         ("tcp://127.0.0.1:0", "the port must be"),
         ("tcp://127.0.0.1:²", "the port must be"),
         ("tcp://127.0.0.1", "the port must be"),
@@ -252,18 +252,18 @@ def test_tcp_on_loopback_works(host):
     listener.close()
 
 
-def test_a_taken_tcp_port_is_refused():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+def test_a_tcp_port_in_use_is_refused():
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
         with pytest.raises(ConfigurationError, match="Address already in use"):
-            ZmqListener(f"tcp://127.0.0.1:{taken.getsockname()[1]}", Hub())
+            ZmqListener(f"tcp://127.0.0.1:{occupied.getsockname()[1]}", Hub())
 
 
 # The socket file.
 
 
-def test_the_socket_is_for_its_owner_only_whatever_the_umask(tmp_path):
+def test_only_the_owner_may_use_the_socket_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
         listener = ZmqListener(f"ipc://{tmp_path}/run/x.sock", Hub())
@@ -276,14 +276,14 @@ def test_the_socket_is_for_its_owner_only_whatever_the_umask(tmp_path):
     assert not (tmp_path / "run/x.sock").exists()
 
 
-def test_a_second_service_is_refused_and_the_first_goes_on(endpoint, listener, link):
+def test_a_second_service_is_refused_and_the_first_continues(endpoint, listener, link):
     with pytest.raises(ConfigurationError, match=f"process {os.getpid()} is listening there"):
         ZmqListener(endpoint, Hub())
     link.send(hello(ME))
     eventually(hub_of(listener).ranks)
 
 
-def test_another_programs_socket_is_not_taken_over(tmp_path):
+def test_another_programs_socket_is_not_replaced(tmp_path):
     path = tmp_path / "x.sock"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
@@ -300,10 +300,10 @@ def test_a_stale_socket_is_replaced(tmp_path):
     ZmqListener(f"ipc://{path}", Hub()).close()
 
 
-def test_a_file_in_the_way_is_left_alone(tmp_path):
+def test_an_existing_file_is_not_replaced(tmp_path):
     path = tmp_path / "x.sock"
     path.write_text("precious")
-    with pytest.raises(ConfigurationError, match="not a socket is in the way"):
+    with pytest.raises(ConfigurationError, match="not a socket exists there"):
         ZmqListener(f"ipc://{path}", Hub())
     assert path.read_text() == "precious"
 
@@ -318,17 +318,17 @@ def test_a_folder_that_cannot_be_written_is_refused(folder):
     assert threading.active_count() == threads
 
 
-def test_a_folder_everyone_may_write_is_refused(tmp_path):
+def test_a_world_writable_folder_is_refused(tmp_path):
     tmp_path.chmod(0o777)
-    with pytest.raises(ConfigurationError, match="may be written by everyone"):
+    with pytest.raises(ConfigurationError, match="is writable by everyone"):
         ZmqListener(f"ipc://{tmp_path}/x.sock", Hub())
-    with pytest.raises(ConfigurationError, match="may be written by everyone"):
+    with pytest.raises(ConfigurationError, match="is writable by everyone"):
         ZmqLink(f"ipc://{tmp_path}/x.sock")
 
 
 def test_the_lock_is_released_when_binding_fails(tmp_path):
     path = tmp_path / "x.sock"
-    path.write_text("in the way")
+    path.write_text("existing")
     with pytest.raises(ConfigurationError):
         ZmqListener(f"ipc://{path}", Hub())
     path.unlink()

@@ -45,44 +45,43 @@ SCHEMAS = {2: "36149560304c00fb"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_messages_survive_the_wire(message):
+def test_messages_round_trip(message):
     assert wire.decode_message(wire.encode(message)) == message
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
-def test_commands_survive_the_wire(command):
+def test_commands_round_trip(command):
     assert wire.decode_command(wire.encode(command)) == command
 
 
-def test_another_version_is_refused_by_number():
+def test_another_protocol_version_is_refused_with_both_numbers():
     frame = bytearray(wire.encode(Ping()))
     frame[3] = 99
     with pytest.raises(WireError, match=r"protocol version 99, this side speaks 2"):
         wire.decode_command(bytes(frame))
 
 
-def test_what_a_release_of_the_first_schema_sends_is_refused():
+def test_frames_of_protocol_version_1_are_refused():
     frame = bytearray(wire.encode(Ping()))
     frame[3] = 1
     with pytest.raises(WireError, match=r"protocol version 1, this side speaks 2"):
         wire.decode_command(bytes(frame))
 
 
-def test_a_changed_schema_has_a_version_of_its_own():
-    """Both sides refuse fields they do not know, so two schemas under one number would only confuse them.
+def test_a_changed_schema_has_a_new_version():
+    """Both sides refuse unknown fields, so two schemas must not share a version.
 
-    When this fails: raise PROTOCOL_VERSION unless it was raised since the last release, then note the digest.
+    When this fails, raise PROTOCOL_VERSION unless it was raised since the last release, then update SCHEMAS.
     """
     _, parts = msgspec.json.schema_components([EngineMessage, Command])
-    digest = hashlib.sha256(msgspec.json.encode(_bare(parts), order="sorted")).hexdigest()[:16]
+    digest = hashlib.sha256(msgspec.json.encode(_undescribed(parts), order="sorted")).hexdigest()[:16]
     assert {wire.PROTOCOL_VERSION: digest} == SCHEMAS
 
 
-def _bare(schema: Any) -> Any:
-    """Without the docstrings, which may change."""
+def _undescribed(schema: Any) -> Any:
     if isinstance(schema, dict):
-        return {name: _bare(part) for name, part in schema.items() if name != "description"}
-    return [_bare(part) for part in schema] if isinstance(schema, list) else schema
+        return {name: _undescribed(part) for name, part in schema.items() if name != "description"}
+    return [_undescribed(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def test_an_oversized_message_is_refused_on_both_sides(monkeypatch):
@@ -134,7 +133,7 @@ def test_an_integer_that_msgpack_cannot_hold_is_a_wire_error():
         wire.encode(snapshot(ME, 1, messages_dropped=1 << 70))
 
 
-def test_errors_do_not_repeat_the_content():
+def test_errors_do_not_quote_the_content():
     body = msgspec.msgpack.encode({"type": "start_sweep", "id": ["a secret prompt"]})
     with pytest.raises(WireError) as caught:
         wire.decode_command(b"kvc\x02" + body)

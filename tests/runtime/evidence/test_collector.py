@@ -49,7 +49,7 @@ def damage(rig, slot: int, source_index: int, byte: int, mask: int = 0x10) -> Da
 
 def answers(link: LocalLink, kind: type = Evidence) -> list:
     found = []
-    while (message := link.take(0.0)) is not None:
+    while (message := link.next_message(0.0)) is not None:
         if isinstance(message, kind):
             found.append(message)
     return found
@@ -60,7 +60,7 @@ def swept(rig) -> None:
 
 
 def ask(rig, link: LocalLink, slot: int, incident: str = "i1", group: str = "full") -> list[Evidence]:
-    link.deliver(CollectEvidence(incident=incident, group=group, slot=slot))
+    link.send_command(CollectEvidence(incident=incident, group=group, slot=slot))
     rig.canary.idle()
     rig.canary.idle()
     return answers(link)
@@ -276,7 +276,7 @@ def test_unknown_slots_are_ignored_and_the_queue_is_bounded(rig, link) -> None:
     assert ask(rig, link, -1) == []
     # COMMANDS_PER_CALL of them arrive in one call.
     for slot in range(60):
-        link.deliver(CollectEvidence(incident="flood", group="full", slot=slot))
+        link.send_command(CollectEvidence(incident="flood", group="full", slot=slot))
     rig.canary.idle()
     for _ in range(collector_module.MAX_QUEUED):
         rig.canary.idle()
@@ -290,7 +290,7 @@ def test_nothing_waits_for_a_copy_that_has_not_arrived(rig, link, monkeypatch) -
     slots = cached_slots(rig)[: collector_module.READS_IN_FLIGHT + 2]
     assert [ask(rig, link, slot) for slot in slots] == [[]] * len(slots)
     assert len(rig.canary.evidence._in_flight) == collector_module.READS_IN_FLIGHT
-    link.deliver(CollectEvidence(incident="also", group="full", slot=slots[0]))
+    link.send_command(CollectEvidence(incident="also", group="full", slot=slots[0]))
     rig.canary.idle()
     arrived = True
     rig.canary.idle()
@@ -316,8 +316,8 @@ def test_from_a_flipped_bit_to_the_bundle(rig, link) -> None:
     hub = Hub()
 
     def carry() -> None:
-        while (message := link.take(0.0)) is not None:
-            hub.ingest(message, link.deliver)
+        while (message := link.next_message(0.0)) is not None:
+            hub.ingest(message, link.send_command)
 
     rig.canary.reporter.send_hello()
     slots = cached_slots(rig)[:30]

@@ -15,14 +15,14 @@ from canary_obs.vocabulary import DrillOutcome, Phase, Reason, State
 
 def reports(link: LocalLink) -> list:
     found = []
-    while (message := link.take(0.0)) is not None:
+    while (message := link.next_message(0.0)) is not None:
         if isinstance(message, DrillReport):
             found.append(message.finding)
     return found
 
 
 def order(link: LocalLink, name: str) -> None:
-    link.deliver(StartDrill(id=name))
+    link.send_command(StartDrill(id=name))
 
 
 @pytest.fixture

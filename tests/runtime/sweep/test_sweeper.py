@@ -30,7 +30,7 @@ def sweep_now(rig, **wishes: object) -> SweepProgress:
 
 def messages(link: LocalLink, kind: type) -> list:
     found = []
-    while (message := link.take(0.0)) is not None:
+    while (message := link.next_message(0.0)) is not None:
         if isinstance(message, kind):
             found.append(message)
     return found
@@ -112,7 +112,7 @@ def test_a_demanded_sweep_takes_the_place_of_an_automatic_one(make_rig) -> None:
     rig = make_rig(link=link, sweep_budget_ms=0.001)
     rig.run(150)
     rig.canary.sweeper.begin_automatic(Trigger.INTERVAL, rig.canary.step)
-    link.deliver(StartSweep(id="mine"))
+    link.send_command(StartSweep(id="mine"))
     rig.run(50)
     ends = [m.progress for m in messages(link, SweepReport) if m.progress.status is not SweepStatus.RUNNING]
     assert [end.status for end in ends] == [SweepStatus.CANCELLED, SweepStatus.PASSED]
@@ -124,9 +124,9 @@ def test_a_sweep_can_be_cancelled_and_an_unknown_group_is_refused(make_rig) -> N
     link = LocalLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001)
     rig.run(150)
-    link.deliver(StartSweep(id="a"))
-    link.deliver(CancelSweep(id="a"))
-    link.deliver(StartSweep(id="b", groups=("nope",)))
+    link.send_command(StartSweep(id="a"))
+    link.send_command(CancelSweep(id="a"))
+    link.send_command(StartSweep(id="b", groups=("nope",)))
     rig.run(10)
     ends = {m.progress.id: m.progress for m in messages(link, SweepReport)}
     assert ends["a"].status is SweepStatus.CANCELLED
