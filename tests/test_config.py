@@ -45,7 +45,7 @@ def test_each_side_ignores_the_settings_of_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "message"),
     [
         ("KV_CANARY_MODE", "loud", "none or log or raise"),
         ("KV_CANARY_MDOE", "log", "Did you mean KV_CANARY_MODE?"),
@@ -65,12 +65,12 @@ def test_each_side_ignores_the_settings_of_the_other() -> None:
         ("KV_CANARY_CONFIG", "/no/such/file.toml", "readable TOML"),
     ],
 )
-def test_a_refusal_names_setting_value_and_remedy(variable: str, value: str, told: str) -> None:
+def test_a_refusal_names_setting_value_and_remedy(variable: str, value: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load(CanaryConfig, environ={variable: value})
     assert variable in str(caught.value)
     assert value in str(caught.value) or variable == "KV_CANARY_MDOE" or variable == "KV_CANARY_mode"
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_wide_bind_without_a_token_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutant import mutants
 
-_CLEAN = "tests/runtime/test_kinds.py::test_traffic_is_clean"
+_CLEAN = "tests/runtime/test_models.py::test_traffic_is_clean"
 
 DIGESTS = mutants(
     "canary_obs/engines/reference/digests.py",

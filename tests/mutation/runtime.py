@@ -1,16 +1,16 @@
-"""Defects of walker, pipeline, counters, health and injections."""
+"""Seeded defects of the runtime, the transport and the hub."""
 
 from __future__ import annotations
 
 from tests.mutation.mutant import mutants
 
 _SWEEP = "tests/runtime/sweep/test_sweeper.py::"
-_CLEAN = "tests/runtime/test_kinds.py::test_traffic_is_clean"
+_CLEAN = "tests/runtime/test_models.py::test_traffic_is_clean"
 _SIGNALS = "tests/runtime/report/test_swa_divergence.py::test_the_three_signals"
 _TOKENS = "tests/runtime/report/test_swa_divergence.py::test_the_reported_tokens_are_those_of_the_device"
-_WALKED = "tests/engines/vllm/test_window_tables.py::test_as_a_walk_over_every_token"
+_WALKED = "tests/engines/vllm/test_window_tables.py::test_as_a_loop_over_every_token"
 _HOST = "tests/runtime/device/test_delayed_device_host.py::"
-_LEDGER = "tests/runtime/perturb/test_injector.py::test_the_ledger_matches_only_what_explains_the_injection"
+_MATCH = "tests/runtime/perturb/test_injector.py::test_only_a_violation_that_the_injection_explains_matches"
 
 SWEEP = mutants(
     "canary_obs/runtime/sweep/sweeper.py",
@@ -53,7 +53,7 @@ DIVERGENCE = mutants(
 TABLES = mutants(
     "canary_obs/engines/vllm/window_tables.py",
     ("np.maximum(before - window + 1, 0)", "np.maximum(before - window, 0)", _WALKED),
-    ("held & (mine != other)", "mine != other", _WALKED),
+    ("held & (own != other)", "own != other", _WALKED),
     (
         "diverging=min(",
         "diverging=max(",
@@ -61,9 +61,9 @@ TABLES = mutants(
     ),
 )
 
-_DRAFTS = "tests/engines/vllm/test_draft.py::"
+_DRAFTS = "tests/engines/vllm/test_draft_groups.py::"
 DRAFTS = mutants(
-    "canary_obs/engines/vllm/draft.py",
+    "canary_obs/engines/vllm/draft_groups.py",
     (
         "int(runner.max_model_len)",
         "int(runner.max_model_len) + 1",
@@ -72,7 +72,7 @@ DRAFTS = mutants(
     (
         "input_ids=memory.input_ids[:total]",
         "input_ids=target.input_ids[:total]",
-        _DRAFTS + "test_the_forward_is_shown_as_it_was_when_the_target_ran",
+        _DRAFTS + "test_the_forward_is_reported_as_it_was_when_the_target_ran",
     ),
 )
 
@@ -87,20 +87,20 @@ STATE = mutants(
     (
         "self._reset(slots, layout.RecordState.ADOPTED)",
         "self._reset(slots, layout.RecordState.EMPTY)",
-        "tests/runtime/test_announcements.py::test_received_bytes_are_unverified_not_accused",
+        "tests/runtime/test_announcements.py::test_received_bytes_without_records_are_unverified",
     ),
 )
 
-RECEIVED = mutants(
+ANNOUNCEMENTS = mutants(
     "canary_obs/runtime/announcements.py",
     (
         "slots, layout.Phase.HEAD)",
         "slots[:0], layout.Phase.HEAD)",
-        "tests/runtime/test_host_tier.py::test_a_bit_flipped_in_host_memory_is_seen_before_its_first_use",
+        "tests/runtime/test_host_tier.py::test_a_bit_flipped_in_host_memory_is_detected_before_its_first_use",
     ),
 )
 
-PATROL = mutants(
+ASYNC_CHECKER = mutants(
     "canary_obs/runtime/patrol/async_checker.py",
     (
         "_LANES, _RUN = slice(layout.NUM_LANES * _WORD)",
@@ -134,7 +134,7 @@ PATROL = mutants(
     ),
 )
 
-WALKER = mutants(
+PATROL = mutants(
     "canary_obs/runtime/patrol/patrol.py",
     (
         "            if idle or not self._was_idle:\n",
@@ -216,17 +216,17 @@ HEALTH = mutants(
     (
         "self._rebase(group, phase, missing)",
         "pass",
-        "tests/runtime/test_health.py::test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged",
+        "tests/runtime/test_health.py::test_a_lost_run_is_reported_once_until_acknowledged",
     ),
     (
         "self.stalled.clear()",
         "pass",
-        "tests/runtime/test_health.py::test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged",
+        "tests/runtime/test_health.py::test_a_lost_run_is_reported_once_until_acknowledged",
     ),
     (
         "if health_inputs.violations > self._acknowledged_violations:",
         "if health_inputs.violations > self._acknowledged_violations + 2:",
-        "tests/runtime/test_health.py::test_each_input_of_ok_can_stop_it",
+        "tests/runtime/test_health.py::test_each_input_can_end_ok",
     ),
 )
 
@@ -240,7 +240,7 @@ LOG = mutants(
     (
         "self.dropped += count - done - len(rows)",
         "self.dropped += 0",
-        "tests/runtime/device/test_violation_log.py::test_a_flood_keeps_its_first_and_latest_counts_the_rest_and_hides_nothing",
+        "tests/runtime/device/test_violation_log.py::test_a_flood_keeps_the_first_and_latest_rows_and_counts_the_rest",
     ),
     (
         "hidden = reason in _PRIVATE and not self._reveal",
@@ -282,23 +282,23 @@ SENDER = mutants(
     ),
 )
 
-PIPELINE = mutants(
+DEVICE_HOST = mutants(
     "canary_obs/runtime/device/delayed_device_host.py",
     ("self.skipped += 1", "pass", _HOST + "test_a_full_ring_skips_and_counts_and_recovers"),
     (
         "words = row.words.copy()",
         "words = row.words",
-        _HOST + "test_a_taken_sample_does_not_change_when_its_row_is_reused",
+        _HOST + "test_a_sample_does_not_change_when_its_row_is_reused",
     ),
     (
         "return max(step - arrived, 0)",
         "return max(step - oldest.step, 0)",
-        _HOST + "test_lag_is_zero_when_nothing_is_under_way",
+        _HOST + "test_lag_is_zero_when_nothing_is_in_flight",
     ),
     (
         "self._free.append(newest.row)",
         "pass",
-        _HOST + "test_the_newest_arrival_stands_for_those_before_it",
+        _HOST + "test_newest_drops_the_copies_before_it",
     ),
 )
 
@@ -344,11 +344,11 @@ WIRE = mutants(
     ),
 )
 
-LEDGER = mutants(
+INJECTION_LOG = mutants(
     "canary_obs/runtime/perturb/injection_log.py",
-    ("and violation.step >= self.step", "", _LEDGER),
-    ("(violation.slot == self.slot or violation.slot in self.also)", "True", _LEDGER),
-    ("violation.step - injection.step", "violation.step - injection.step + 1", _LEDGER),
+    ("and violation.step >= self.step", "", _MATCH),
+    ("(violation.slot == self.slot or violation.slot in self.also)", "True", _MATCH),
+    ("violation.step - injection.step", "violation.step - injection.step + 1", _MATCH),
 )
 
 INJECTOR = mutants(
@@ -356,13 +356,13 @@ INJECTOR = mutants(
     (
         "if injection.mode is PerturbMode.REAL_KV_USED:",
         "if injection.mode is not PerturbMode.REAL_KV_USED:",
-        "tests/runtime/perturb/test_injector.py::test_without_the_checks_the_ledger_says_missed",
+        "tests/runtime/perturb/test_injector.py::test_without_checks_injections_are_missed",
     ),
 )
 
 ALL = (
-    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *RECEIVED, *PATROL, *WALKER, *STEP_SCHEDULER,
-    *STATE_LOG,    *HEALTH, *LOG,
-    *COUNTER_READER, *SENDER, *PIPELINE, *COUNTERS, *RANKS, *WIRE,
-    *LEDGER, *INJECTOR,
+    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *ANNOUNCEMENTS, *ASYNC_CHECKER, *PATROL,
+    *STEP_SCHEDULER, *STATE_LOG, *HEALTH, *LOG,
+    *COUNTER_READER, *SENDER, *DEVICE_HOST, *COUNTERS, *RANKS, *WIRE,
+    *INJECTION_LOG, *INJECTOR,
 )  # fmt: skip

@@ -92,17 +92,17 @@ DRILL = mutants(
     (
         "target.bitwise_xor_(_BIT)",
         "target.bitwise_xor_(0)",
-        _DRILL + "test_a_planted_fault_is_found_healed_and_counts_as_nothing[llama]",
+        _DRILL + "test_an_injected_fault_is_detected_restored_and_no_violation[llama]",
     ),
     (
-        "if self._planted is not None and not self._checked:",
-        "if self._planted is not None and self._checked:",
-        _DRILL + "test_the_slot_is_the_engines_again_after_detach",
+        "if self._injected is not None and not self._checked:",
+        "if self._injected is not None and self._checked:",
+        _DRILL + "test_detach_gives_the_scratch_slot_back",
     ),
     (
         "if any(row.phase is not Phase.PATROL for row in seen):",
         "if not seen:",
-        _DRILL + "test_an_alarm_without_a_fault_is_no_success",
+        _DRILL + "test_a_false_alarm_is_a_missed_drill",
     ),
 )
 

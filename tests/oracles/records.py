@@ -1,4 +1,4 @@
-"""The records by hand: plain loops over plain integers, written from DESIGN sections 2 and 3 alone."""
+"""Records in plain loops over plain integers, written from docs/architecture.md, not from the kernels."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field

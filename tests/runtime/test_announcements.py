@@ -1,4 +1,4 @@
-"""What an engine does legitimately to slots it announces; the rest is a violation, by intent."""
+"""Announced changes of slots are no violations; the same changes unannounced are."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_an_announced_copy_carries_its_records(rig) -> None:
     assert counted(rig) == {}
 
 
-def test_a_copy_nobody_announced_is_a_violation(rig) -> None:
+def test_an_unannounced_copy_is_a_violation(rig) -> None:
     source, destination = cached_slots(rig)[:1], cached_slots(rig)[5:6]
     copy_bytes(rig, source, destination)
     assert counted(rig) == {Reason.KV_DATA: 2}  # K and V
 
 
-def test_received_bytes_are_unverified_not_accused(rig) -> None:
+def test_received_bytes_without_records_are_unverified(rig) -> None:
     slots = cached_slots(rig)[:4]
     rig.engine.runner.pool.kv[:, :, slots] += 1
     rig.canary.received("full", slots)

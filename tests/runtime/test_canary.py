@@ -1,4 +1,4 @@
-"""The runtime inside a real engine: nothing wrong is reported, nothing is disturbed."""
+"""The runtime in a real engine: no false alarm, and unchanged outputs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_unknown_engine_is_refused() -> None:
 
 
 def test_a_thread_that_launches_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No GPU here: where the KV lies and where kernels would go are told instead of found.
+    # There is no GPU here: both devices are simulated.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     for fitting in ("cpu", "cuda:0"):
         attachment.check_current_device(torch.device(fitting))
@@ -104,7 +104,7 @@ def test_a_thread_that_launches_on_another_gpu_is_refused(monkeypatch: pytest.Mo
     assert "step" not in vars(engine)
 
 
-def test_an_engine_that_served_before_is_adopted_not_accused() -> None:
+def test_slots_written_before_attach_are_unverified() -> None:
     engine = Engine(settings.tiny())
     traffic = Traffic(scaled_traffic(engine.config.max_context, engine.config.max_running), 1)
     for _ in range(60):
@@ -163,7 +163,7 @@ def test_a_nested_forward_is_not_taken_for_a_step(make_rig) -> None:
     assert rig.canary.step == rig.engine.statistics.steps
 
 
-def test_a_failed_forward_leaves_slots_unverified_not_accused(make_rig) -> None:
+def test_a_failed_forward_leaves_its_slots_unverified(make_rig) -> None:
     rig = make_rig()
     rig.run(30)
     write = rig.engine.runner.pool.write
@@ -194,7 +194,7 @@ def test_commands_pause_resume_acknowledge_and_hello(make_rig) -> None:
     link.send_command(Resume())
     rig.run(30)
     assert rig.canary.verdict()[0] is State.OK
-    rig.canary.fault("test", RuntimeError("planted"))
+    rig.canary.fault("test", RuntimeError("injected"))
     assert rig.canary.verdict()[0] is State.BLIND
     link.send_command(Acknowledge())
     link.send_command(Ping(want_hello=True))

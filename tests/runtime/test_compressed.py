@@ -1,4 +1,4 @@
-"""Compressed pools under preemption: clean, and the answers are those of an engine with room."""
+"""Compressed pools under preemption: no false alarm, and unchanged outputs."""
 
 from __future__ import annotations
 

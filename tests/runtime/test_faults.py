@@ -1,4 +1,4 @@
-"""When the observer itself breaks: the engine's outputs are identical, and the state leaves `ok`."""
+"""Exceptions in the observer leave the engine's outputs unchanged and end `ok`."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from canary_obs.transport.links import EngineLink, LocalLink
 from canary_obs.transport.sender import open_link
 from canary_obs.vocabulary import Mode, State
 
-STEPS, PLANTED_AT = 160, 60
+STEPS, INJECTED_AT = 160, 60
 
 
-class PlantedError(Exception):
+class InjectedError(Exception):
     """The fault."""
 
 
 def broken(*_: object, **__: object) -> None:
-    raise PlantedError
+    raise InjectedError
 
 
 def answers(
-    plant: Callable[[CanaryRuntime], None] | None, link: EngineLink | None = None, **changes: object
+    inject: Callable[[CanaryRuntime], None] | None, link: EngineLink | None = None, **changes: object
 ) -> tuple[list, CanaryRuntime]:
-    """What the engine answers with a fault planted in the middle of the run."""
+    """The engine's outputs, with a fault injected in the middle of the run."""
     engine = Engine(settings.tiny(seed=8))
     link = LocalLink(capacity=1 << 20) if link is None else link
     config = CanaryConfig(
@@ -52,9 +52,9 @@ def answers(
     traffic = Traffic(scaled_traffic(engine.config.max_context, engine.config.max_running), 8)
     found = []
     for step in range(STEPS):
-        if step == PLANTED_AT and plant is not None:
-            plant(canary)
-        if step == PLANTED_AT + 2 and isinstance(link, LocalLink):
+        if step == INJECTED_AT and inject is not None:
+            inject(canary)
+        if step == INJECTED_AT + 2 and isinstance(link, LocalLink):
             link.send_command(StartSweep(id="demanded"))
         traffic.advance(engine)
         if engine.has_work():
@@ -81,14 +81,14 @@ def break_module(
 
 def break_part(path: str) -> Callable[[pytest.MonkeyPatch], Callable[[CanaryRuntime], None]]:
     def prepare(patch: pytest.MonkeyPatch) -> Callable[[CanaryRuntime], None]:
-        def plant(canary: CanaryRuntime) -> None:
+        def inject(canary: CanaryRuntime) -> None:
             *owners, name = path.split(".")
             owner: object = canary
             for part in owners:
                 owner = getattr(owner, part)
             patch.setattr(owner, name, broken)
 
-        return plant
+        return inject
 
     return prepare
 
@@ -105,8 +105,8 @@ PARTS = {
     "patrol": break_part("patrol._checker.submit"),
     "pipeline: push": break_part("counter_reader._counters.push"),
     "pipeline: poll": break_part("counter_reader._counters.newest"),
-    "pipeline: look": break_part("health.compare_runs"),
-    "pump": break_module(counter_reader, "time"),
+    "pipeline: process": break_part("health.compare_runs"),
+    "counters": break_module(counter_reader, "time"),
     "mailbox: receive": break_part("reporter._link.receive"),
     "mailbox: send": break_part("reporter._link.send"),
     "adapter: digests": break_part("_adapter._digests.advance"),
@@ -114,7 +114,9 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_planted_exception_changes_no_output_and_is_seen(part: str, untouched: list, monkeypatch) -> None:
+def test_an_exception_changes_no_output_and_turns_the_state_blind(
+    part: str, untouched: list, monkeypatch
+) -> None:
     found, canary = answers(PARTS[part](monkeypatch))
     state, reasons = canary.verdict()
     monkeypatch.undo()
@@ -125,12 +127,12 @@ def test_a_planted_exception_changes_no_output_and_is_seen(part: str, untouched:
     canary.detach()
 
 
-def test_a_fault_whose_recovery_fails_too_turns_the_checks_off(untouched: list, monkeypatch) -> None:
-    def plant(canary: CanaryRuntime) -> None:
+def test_a_fault_whose_recovery_fails_turns_the_checks_off(untouched: list, monkeypatch) -> None:
+    def inject(canary: CanaryRuntime) -> None:
         monkeypatch.setattr(forward, "write_identities", broken)
         monkeypatch.setattr(canary._checks, "abandon", broken)
 
-    found, canary = answers(plant)
+    found, canary = answers(inject)
     state, reasons = canary.verdict()
     monkeypatch.undo()
     assert found == untouched
@@ -140,16 +142,16 @@ def test_a_fault_whose_recovery_fails_too_turns_the_checks_off(untouched: list, 
     canary.detach()
 
 
-def test_in_mode_raise_the_observers_own_fault_is_loud(monkeypatch) -> None:
-    with pytest.raises(PlantedError):
+def test_in_mode_raise_an_observer_fault_is_raised(monkeypatch) -> None:
+    with pytest.raises(InjectedError):
         answers(PARTS["head: write"](monkeypatch), mode=Mode.RAISE)
 
 
-def test_a_full_hub_is_counted_and_degrades(untouched: list) -> None:
-    def plant(canary: CanaryRuntime) -> None:
+def test_dropped_messages_are_counted_and_degrade(untouched: list) -> None:
+    def inject(canary: CanaryRuntime) -> None:
         canary.reporter._link._capacity = 0
 
-    found, canary = answers(plant)
+    found, canary = answers(inject)
     state, reasons = canary.verdict()
     assert found == untouched
     assert state is State.DEGRADED
@@ -186,14 +188,14 @@ def test_a_killed_service_changes_no_output_and_degrades(
         link.receive()
         return link.peer_age_seconds(time.monotonic()) is not None
 
-    def plant(canary: CanaryRuntime) -> None:
+    def inject(canary: CanaryRuntime) -> None:
         wait_for(heard)
         assert canary.verdict()[0] is State.OK
         service.kill()
         service.wait()
 
     try:
-        found, canary = answers(plant, link=link)
+        found, canary = answers(inject, link=link)
         assert found == untouched
         wait_for(lambda: any("no message from the service" in reason for reason in canary.verdict()[1]))
         assert canary.verdict()[0] is State.DEGRADED
@@ -208,13 +210,13 @@ def test_a_full_disk_for_the_violation_log_changes_no_output_and_is_counted(unto
     link = LocalLink(capacity=1 << 20)
     service = ServiceThread(ServiceConfig(port=0, log_file="/dev/full"), link=link)
 
-    def plant(canary: CanaryRuntime) -> None:
+    def inject(canary: CanaryRuntime) -> None:
         # A record, not KV bytes: the engine must not notice.
         records = canary.state.groups[0].buffers.records
         records[:, layout.FINGERPRINT_K] += records[:, layout.FINGERPRINT_K] != 0
 
     try:
-        found, canary = answers(plant, link=link)
+        found, canary = answers(inject, link=link)
         assert found == untouched
         assert canary.counter_reader.violations > 0
         deadline = time.monotonic() + 30

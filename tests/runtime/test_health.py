@@ -1,4 +1,4 @@
-"""The watchdog watched: lost kernel runs, and each reason against `ok`."""
+"""Health: lost kernel runs, and each reason that ends `ok`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def runs(**found: int) -> list[list[int]]:
     return [values]
 
 
-def test_all_well_is_ok() -> None:
+def test_without_a_problem_the_state_is_ok() -> None:
     assert Health(1, CanaryConfig()).verdict(GOOD) == (State.OK, ())
 
 
 @pytest.mark.parametrize(
-    ("change", "state", "told"),
+    ("change", "state", "message"),
     [
         ({"violations": 2}, State.VIOLATED, "2 violations"),
         ({"pipeline_lag_seconds": 11.0}, State.BLIND, "11.0 s old"),
@@ -51,18 +51,18 @@ def test_all_well_is_ok() -> None:
         ({"armed": False}, State.OFF, "mark_ready"),
     ],
 )
-def test_each_input_of_ok_can_stop_it(change: dict[str, object], state: State, told: str) -> None:
+def test_each_input_can_end_ok(change: dict[str, object], state: State, message: str) -> None:
     found, reasons = Health(1, CanaryConfig()).verdict(dataclasses.replace(GOOD, **change))
     assert found is state
-    assert told in reasons[0]
+    assert message in reasons[0]
 
 
-def test_nothing_known_of_service_or_sweeps_is_no_fault() -> None:
+def test_unknown_ages_do_not_degrade() -> None:
     quiet = dataclasses.replace(GOOD, peer_age=None, sweep_coverage=None, sweep_age=None, patrol_age=None)
     assert Health(1, CanaryConfig()).verdict(quiet)[0] is State.OK
 
 
-def test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged() -> None:
+def test_a_lost_run_is_reported_once_until_acknowledged() -> None:
     health = Health(1, CanaryConfig())
     for sequence in range(4):
         health.count_launch(0, Phase.HEAD)
@@ -83,7 +83,7 @@ def test_a_lost_run_is_seen_once_and_forgiven_when_acknowledged() -> None:
     assert health.verdict(GOOD)[0] is State.BLIND
 
 
-def test_a_copy_that_was_never_expected_proves_nothing() -> None:
+def test_an_unexpected_copy_is_ignored() -> None:
     health = Health(1, CanaryConfig())
     health.count_launch(0, Phase.TAIL)
     health.compare_runs(7, runs(tail=0))
@@ -99,7 +99,7 @@ def test_only_new_faults_count_after_an_acknowledgement() -> None:
     assert health.verdict(dataclasses.replace(GOOD, violations=6))[0] is State.VIOLATED
 
 
-def test_copies_nobody_looked_at_are_forgotten_and_their_lost_runs_still_found() -> None:
+def test_lost_runs_of_unprocessed_copies_are_found_by_later_ones() -> None:
     health = Health(1, CanaryConfig())
     for sequence in range(5):
         health.count_launch(0, Phase.HEAD)

@@ -1,4 +1,4 @@
-"""Records travel with the pages of the host tier: damage in host memory is seen before its first use."""
+"""Records move with the pages of the host tier, so that damage in host memory is detected before use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_reload_with_records_is_verified(make_rig: MakeRig) -> None:
     assert violations(final) == 0
 
 
-def test_a_bit_flipped_in_host_memory_is_seen_before_its_first_use(make_rig: MakeRig) -> None:
+def test_a_bit_flipped_in_host_memory_is_detected_before_its_first_use(make_rig: MakeRig) -> None:
     rig = make_rig(engine=TIERED)
     offloaded(rig)
     tier = rig.engine.scheduler.host_tier
@@ -51,7 +51,7 @@ def test_a_bit_flipped_in_host_memory_is_seen_before_its_first_use(make_rig: Mak
     assert rig.canary.step > step
 
 
-def test_a_page_loaded_into_the_wrong_slots_is_seen(make_rig: MakeRig) -> None:
+def test_a_page_loaded_into_the_wrong_slots_is_detected(make_rig: MakeRig) -> None:
     rig = make_rig(engine=TIERED)
     offloaded(rig)
     tier = rig.engine.scheduler.host_tier

@@ -1,4 +1,4 @@
-"""The write oracles: wrong input tokens and positions are seen at the head of the forward they enter."""
+"""The write oracles detect wrong input tokens and positions at the head of their forward."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_token_lost_in_the_engines_own_list_is_write_token(make_rig: MakeRig) 
     rig.engine.step()
     request.tokens[request.length - 1] ^= 1  # the sampled token, before it is put through the model
     drain(rig.engine)
-    # Afterwards the engine's own list agrees with what was recorded, so only the oracle can tell.
+    # Afterwards the engine's own list agrees with what was recorded, so only the oracle can detect it.
     assert counted(rig) == {Reason.WRITE_TOKEN: 1}
 
 

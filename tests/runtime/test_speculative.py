@@ -1,4 +1,4 @@
-"""A draft model's KV is a group of its own: protected, perturbed and blamed apart from the target's."""
+"""A draft model's KV is a group of its own, protected and perturbed separately from the target's."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_faults_are_found_in_their_own_group(make_rig, mode: str, group: str) ->
     assert {row.group for row in rows} == {group}
 
 
-def test_draft_kv_of_another_continuation_is_seen(make_rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_kv_of_another_continuation_is_detected(make_rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefix cache that knows positions by their own tokens alone hands out draft KV of another text."""
     monkeypatch.setattr(Scheduler, "_keys", lambda self, request, count: request.tokens[:count])
     rig = make_rig(engine={"draft_layers": 1})
@@ -84,7 +84,7 @@ def test_a_failed_draft_forward_is_adopted(make_rig, monkeypatch: pytest.MonkeyP
     assert rig.canary.health.faults.total() == 0
 
 
-def test_a_forward_that_cannot_be_shown_blinds_and_serving_goes_on(make_rig, monkeypatch) -> None:
+def test_a_forward_that_cannot_be_shown_turns_the_state_blind(make_rig, monkeypatch) -> None:
     rig = make_rig(engine={"draft_layers": 1})
     rows = instrumented(rig)
     rig.run(20)

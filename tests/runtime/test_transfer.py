@@ -1,4 +1,4 @@
-"""Records split for several receivers, and joined from several senders, are those of the whole."""
+"""Records split for several receivers or joined from several senders equal those of the whole slot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record(position: int, state: RecordState, *words: int) -> list[int]:
 
 @given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1, max_size=4))
 @settings(max_examples=50, deadline=None)
-def test_fingerprints_of_agreeing_senders_add_up(senders: list[tuple[int, int, int]]) -> None:
+def test_fingerprints_of_agreeing_senders_are_summed(senders: list[tuple[int, int, int]]) -> None:
     chain = senders[0][0]
     shares = torch.tensor([[record(3, RecordState.COMPLETE, chain, k, v)] for _, k, v in senders])
     (whole,) = join_records(shares).tolist()
@@ -51,14 +51,14 @@ def test_fingerprints_of_agreeing_senders_add_up(senders: list[tuple[int, int, i
     ],
     ids=["position", "chain", "state"],
 )
-def test_senders_that_disagree_wrote_nothing(other: list[int]) -> None:
+def test_records_of_disagreeing_senders_are_empty(other: list[int]) -> None:
     sound, mine = record(9, RecordState.COMPLETE, 8, 1, 1), record(3, RecordState.COMPLETE, 1, 5, 6)
     whole = join_records(torch.tensor([[sound, mine], [sound, other]]))
     assert whole[1].tolist() == [0, 0, 0, 0]
     assert whole[0].tolist() == record(9, RecordState.COMPLETE, 8, 2, 2)
 
 
-def test_a_forward_that_never_finished_wrote_nothing() -> None:
+def test_pending_records_are_empty() -> None:
     states = [RecordState.PENDING, RecordState.ADOPTED, RecordState.EMPTY]
     whole = join_records(torch.tensor([record(3, state, 1, 5, 6) for state in states]))
     assert [(row[0] >> 32) & layout.STATE_MASK for row in whole.tolist()] == [
@@ -66,7 +66,7 @@ def test_a_forward_that_never_finished_wrote_nothing() -> None:
     ]  # fmt: skip
 
 
-def test_shares_add_up_and_pin_damage_to_the_bytes_of_their_heads(rig) -> None:
+def test_shares_sum_to_the_whole_and_locate_damage_by_heads(rig) -> None:
     slots = cached(rig, 6)
     shares = rig.canary.records_of("full", slots, (range(1), range(1, 2)))
     assert shares.shape == (2, 6, layout.RECORD_WORDS)

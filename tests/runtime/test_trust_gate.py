@@ -1,4 +1,4 @@
-"""Can green be trusted? Each input of `ok` is stopped in a real engine, and /metrics stops saying ok."""
+"""Each input of `ok` is broken in a real engine: /metrics must leave `ok`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 20.0
 
 @dataclass(slots=True)
 class TrustGate:
-    """A real engine, its hub, and what a scrape says."""
+    """A real engine, its hub, and the scraped state."""
 
     rig: object
     link: LocalLink
@@ -39,7 +39,7 @@ class TrustGate:
             self.hub.ingest(message, self.link.send_command)
         self.hub.tick()
 
-    def says(self) -> str:
+    def state(self) -> str:
         page, _ = self.exposition.page("")
         lines = [line for line in page.decode().splitlines() if line.startswith("kv_canary_state{")]
         (current,) = [line for line in lines if line.endswith(" 1.0")]
@@ -79,13 +79,13 @@ def make_gate(make_rig):
 
 def leaves(gate: TrustGate, state: State, reason: str) -> None:
     # Until its first snapshot a rank is degraded for want of one.
-    gate.until(lambda: gate.says() == state.value and any(reason in one for one in gate.hub.verdict()[1]))
+    gate.until(lambda: gate.state() == state.value and any(reason in one for one in gate.hub.verdict()[1]))
     assert gate.hub.verdict()[0] is state
 
 
 def test_kernels_that_do_not_run(make_gate, monkeypatch) -> None:
     gate = make_gate()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     monkeypatch.setattr(forward, "verify_rows", lambda *arguments: None)
     leaves(gate, State.BLIND, "kernel of group 0 are missing")
     page = gate.exposition.page("")[0].decode()
@@ -96,7 +96,7 @@ def test_kernels_that_do_not_run(make_gate, monkeypatch) -> None:
 
 def test_coverage_of_the_bytes(make_gate) -> None:
     assert_ok = make_gate()
-    assert_ok.until(lambda: assert_ok.says() == "ok")
+    assert_ok.until(lambda: assert_ok.state() == "ok")
     leaves(make_gate(real_data="partial"), State.DEGRADED, "of KV bytes protected, target 99.0%")
 
 
@@ -104,7 +104,7 @@ def test_coverage_of_the_sweep(make_gate) -> None:
     gate = make_gate(idle_sweep=False)
     gate.cached()
     gate.sweep()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     slots = gate.cached()
     gate.rig.canary.received("full", slots[: slots.numel() // 2])
     gate.sweep()
@@ -114,7 +114,7 @@ def test_coverage_of_the_sweep(make_gate) -> None:
 def test_sweeps_that_stop(make_gate, monkeypatch) -> None:
     gate = make_gate(sweep_interval=5, sweep_max_age_seconds=1.0, idle_sweep=False)
     gate.sweep()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     monkeypatch.setattr(gate.rig.canary.sweeper, "begin_automatic", lambda *arguments: None)
     leaves(gate, State.DEGRADED, "last completed sweep")
 
@@ -122,14 +122,14 @@ def test_sweeps_that_stop(make_gate, monkeypatch) -> None:
 def test_a_patrol_that_stops(make_gate, monkeypatch) -> None:
     gate = make_gate(patrol_max_cycle_seconds=2.0)
     gate.rig.canary.patrol.whole_cycle()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     monkeypatch.setattr(gate.rig.canary.patrol, "advance", lambda *arguments, **named: None)
     leaves(gate, State.DEGRADED, "oldest byte check")
 
 
 def test_messages_that_are_dropped(make_gate) -> None:
     gate = make_gate()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     capacity, gate.link._capacity = gate.link._capacity, 0
     gate.rig.run(20)
     gate.link._capacity = capacity
@@ -138,7 +138,7 @@ def test_messages_that_are_dropped(make_gate) -> None:
 
 def test_violation_rows_that_are_dropped(make_gate) -> None:
     gate = make_gate()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     capacity, gate.link._capacity = gate.link._capacity, 0
     gate.rig.canary.reporter.send_violations([violation()] * 1100)
     gate.link._capacity = capacity
@@ -147,44 +147,44 @@ def test_violation_rows_that_are_dropped(make_gate) -> None:
 
 def test_snapshots_that_stop(make_gate) -> None:
     gate = make_gate()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     gate.skew[0] = 6.0
-    assert gate.says() == "blind"
+    assert gate.state() == "blind"
     assert any("latest snapshot is 6." in reason for reason in gate.hub.verdict()[1])
 
 
 def test_counters_that_do_not_reach_the_host(make_gate, monkeypatch) -> None:
     monkeypatch.setattr(health, "PIPELINE_STALE_SECONDS", 0.3)
     gate = make_gate()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     monkeypatch.setattr(delayed_device_host.CompletedEvent, "query", lambda self: False)
     leaves(gate, State.BLIND, "counters are")
 
 
 def test_a_service_that_is_silent(make_gate, monkeypatch) -> None:
     gate = make_gate()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     monkeypatch.setattr(gate.link, "peer_age_seconds", lambda now: 6.0)
     leaves(gate, State.DEGRADED, "no message from the service")
 
 
 def test_a_pause(make_gate) -> None:
     gate = make_gate()
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     gate.link.send_command(Pause())
     leaves(gate, State.DEGRADED, "paused")
 
 
 def test_an_observer_that_fails(make_gate) -> None:
     gate = make_gate()
-    gate.until(lambda: gate.says() == "ok")
-    gate.rig.canary.fault("step_view", RuntimeError("planted"))
+    gate.until(lambda: gate.state() == "ok")
+    gate.rig.canary.fault("step_view", RuntimeError("injected"))
     leaves(gate, State.BLIND, "the observer failed: step_view 1")
 
 
 def test_damage(make_gate) -> None:
     gate = make_gate(reuse_data=False)
-    gate.until(lambda: gate.says() == "ok")
+    gate.until(lambda: gate.state() == "ok")
     kv = gate.rig.canary.state.groups[0].view.sources[0].tensor
     slots = gate.cached()
     kv[slots] = torch.zeros_like(kv[slots])

@@ -1,4 +1,4 @@
-"""Which backend is chosen, and what is said where numba is missing."""
+"""Which backend is chosen, and what is logged without numba."""
 
 import sys
 
@@ -33,7 +33,7 @@ def test_backends_of_the_cpu_are_refused_on_a_gpu(name):
         choose_backend(name, CUDA)
 
 
-def test_without_numba_auto_says_so_and_takes_torch(monkeypatch, caplog):
+def test_without_numba_auto_warns_and_uses_torch(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "canary_kernels.verify.cpu", None)
     assert choose_backend("auto", CPU) is Backend.TORCH
     assert "numba can't be imported" in caplog.text

@@ -1,4 +1,4 @@
-"""Single bytes reached through a source's description, in every layout engines use."""
+"""Single bytes are located in every layout that engines use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline against a device that lags at will."""
+"""Copies from a device whose progress the test controls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from canary_obs.runtime.device.delayed_device_host import DelayedDeviceHost
 
 
 class SlowDevice:
-    """Hands out events that pass only when told to."""
+    """Makes events that are done when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -62,7 +62,7 @@ def test_copies_arrive_in_order_and_rows_are_reused() -> None:
     assert host.skipped == 0
 
 
-def test_the_newest_arrival_stands_for_those_before_it() -> None:
+def test_newest_drops_the_copies_before_it() -> None:
     device, source, ring = make(rows=4, lag=2)
     assert ring.newest() is None
     for step in range(4):
@@ -91,7 +91,7 @@ def test_when_all_have_arrived_the_newest_frees_every_row() -> None:
     assert [ring.push(step, 0.0) for step in range(4, 9)] == [True, True, True, True, False]
 
 
-def test_a_taken_sample_does_not_change_when_its_row_is_reused() -> None:
+def test_a_sample_does_not_change_when_its_row_is_reused() -> None:
     _, source, host = make(rows=1)
     source.fill_(5)
     host.push(0, 0.0)
@@ -114,7 +114,7 @@ def test_a_full_ring_skips_and_counts_and_recovers() -> None:
     assert host.next_sequence == 4
 
 
-def test_lag_is_zero_when_nothing_is_under_way() -> None:
+def test_lag_is_zero_when_nothing_is_in_flight() -> None:
     device, _, host = make(lag=1)
     assert host.lag(5, 1.0) == (0, 0.0)
     host.push(5, 1.0)
@@ -124,7 +124,7 @@ def test_lag_is_zero_when_nothing_is_under_way() -> None:
     assert host.lag(7, 3.5) == (0, 0.0)
 
 
-def test_poll_looks_at_the_oldest_copy_only_once_when_it_is_late() -> None:
+def test_poll_queries_a_late_copy_once() -> None:
     device, _, host = make(rows=8, lag=50)
     for step in range(8):
         host.push(step, 0.0)

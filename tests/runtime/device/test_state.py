@@ -1,4 +1,4 @@
-"""Batches of a group: made once for the same tensors, whatever these hold by now."""
+"""Batches of a group are cached by the identity of their tensors."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def shown(count: int) -> StepView:
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
-def test_the_same_tensors_are_the_same_batch_with_what_they_hold_now(backend):
+def test_the_same_tensors_give_the_same_batch(backend):
     state = state_of(None, backend)
     (group,), view = state.groups, shown(3)
     batch = group.batch(view)
@@ -55,7 +55,7 @@ def test_the_same_tensors_are_the_same_batch_with_what_they_hold_now(backend):
 
 
 @pytest.mark.parametrize("changed", ["rows", "prefix_lens", "digests", "input_ids", "positions"])
-def test_another_tensor_is_another_batch(changed):
+def test_another_tensor_gives_another_batch(changed):
     (group,), view = state_of(None).groups, shown(3)
     batch = group.batch(view)
     other = dataclasses.replace(view, **{changed: getattr(view, changed).clone()})

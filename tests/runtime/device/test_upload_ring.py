@@ -1,4 +1,4 @@
-"""Uploads against a device that lags at will."""
+"""Uploads to a device whose progress the test controls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from canary_obs.runtime.device.upload_ring import UploadRing
 
 
-class AuthMiddleware:
-    """An event that passes when told to."""
+class ManualEvent:
+    """An event that is done when the test says so."""
 
     def __init__(self) -> None:
         self.recorded, self.passed = 0, True
@@ -21,17 +21,17 @@ class AuthMiddleware:
         return self.passed
 
 
-def make(rows: int) -> tuple[list[AuthMiddleware], UploadRing]:
-    gates: list[AuthMiddleware] = []
+def make(rows: int) -> tuple[list[ManualEvent], UploadRing]:
+    gates: list[ManualEvent] = []
 
-    def event() -> AuthMiddleware:
-        gates.append(AuthMiddleware())
+    def event() -> ManualEvent:
+        gates.append(ManualEvent())
         return gates[-1]
 
     return gates, UploadRing(12, rows, torch.device("cpu"), event)
 
 
-def test_columns_arrive_unchanged_and_survive_their_source() -> None:
+def test_columns_arrive_unchanged_when_their_source_changes() -> None:
     _, ring = make(2)
     first, second = torch.tensor([1, 2, 3]), torch.tensor([4, 5])
     to_device = ring.put(first, second)
@@ -40,7 +40,7 @@ def test_columns_arrive_unchanged_and_survive_their_source() -> None:
     assert [column.tolist() for column in to_device] == [[1, 2, 3], [4, 5]]
 
 
-def test_a_row_is_not_reused_before_its_copy_is_through() -> None:
+def test_a_row_is_not_reused_before_its_copy_is_done() -> None:
     gates, ring = make(2)
     ring.put(torch.tensor([1]))
     assert ring.ready

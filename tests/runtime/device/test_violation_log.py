@@ -1,4 +1,4 @@
-"""Rows of the device's log reach the host once; a flood of one kind never hides another."""
+"""Rows of the device's log are read once; a flood of one reason does not hide another."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_each_event_is_read_once() -> None:
     assert log.read(state.flat.clone(), 6) == []
 
 
-def test_a_flood_keeps_its_first_and_latest_counts_the_rest_and_hides_nothing() -> None:
+def test_a_flood_keeps_the_first_and_latest_rows_and_counts_the_rest() -> None:
     state, log = make()
     for slot in range(100):
         report(state, Phase.HEAD, Reason.CHAIN, slot)

@@ -1,4 +1,4 @@
-"""What a rank tells of a violated slot: read at the violation, exact, bounded, and without tokens."""
+"""Evidence on a violated slot is read at the violation, exact, bounded and without tokens."""
 
 from __future__ import annotations
 
@@ -80,33 +80,33 @@ def rig(make_rig, link):
     return rig
 
 
-def test_one_changed_word_is_named_and_its_value_given_back(rig, link) -> None:
+def test_a_changed_word_is_located_with_both_values(rig, link) -> None:
     draw = random.Random(4)
     sources = rig.canary.state.groups[0].view.sources
     slots = draw.sample(cached_slots(rig), len(sources))
     for index, slot in enumerate(slots):
         source = sources[index]
-        planted = damage(rig, slot, index, draw.randrange(source.slot_bytes), 1 << draw.randrange(8))
+        injected = damage(rig, slot, index, draw.randrange(source.slot_bytes), 1 << draw.randrange(8))
         swept(rig)
         (found,) = ask(rig, link, slot, incident=f"i{index}")
-        planted.address.flip(planted.mask)
+        injected.address.flip(injected.mask)
         (change,) = found.changed
-        head, inner = divmod(planted.byte, source.head_bytes)
+        head, inner = divmod(injected.byte, source.head_bytes)
         size = source.tensor.element_size()
-        assert (change.part, change.layer, change.head) == (planted.part, planted.layer, head)
+        assert (change.part, change.layer, change.head) == (injected.part, injected.layer, head)
         assert change.element == inner // size
         assert change.dtype == str(source.tensor.dtype).removeprefix("torch.")
         original, current = int(change.original, 16), int(change.current, 16)
-        shift = 8 * (planted.byte % 4)
-        assert original >> shift & 0xFF == planted.original
-        assert original ^ current == planted.mask << shift
+        shift = 8 * (injected.byte % 4)
+        assert original >> shift & 0xFF == injected.original
+        assert original ^ current == injected.mask << shift
         assert found.slot.recorded != found.slot.found
         assert (found.slot.intact, found.prompted, found.incident) == (False, False, f"i{index}")
         assert all(one.intact is not False for one in found.neighbours)
 
 
 @pytest.mark.parametrize("model", ["fp8", "int8"])
-def test_a_flipped_bit_of_a_scale_is_said_to_be_one(make_rig, link, model: str) -> None:
+def test_a_flipped_bit_of_a_scale_is_located_in_the_scales(make_rig, link, model: str) -> None:
     rig = make_rig(model=model, link=link, idle_sweep=False, patrol_budget="off", reuse_data=False)
     rig.run(60)
     rig.finish_requests()
@@ -114,12 +114,12 @@ def test_a_flipped_bit_of_a_scale_is_said_to_be_one(make_rig, link, model: str) 
     sources = rig.canary.state.groups[0].view.sources
     scales = [index for index, source in enumerate(sources) if source.plane is layout.Plane.SCALES]
     for index, slot in zip(scales, cached_slots(rig), strict=False):
-        planted = damage(rig, slot, index, 5)  # head 1: scales are float32
+        injected = damage(rig, slot, index, 5)  # head 1: scales are float32
         swept(rig)
         (found,) = ask(rig, link, slot, incident=f"i{index}")
-        planted.address.flip(planted.mask)
+        injected.address.flip(injected.mask)
         (change,) = found.changed
-        assert (change.plane, change.part, change.layer) == (Plane.SCALES, planted.part, planted.layer)
+        assert (change.plane, change.part, change.layer) == (Plane.SCALES, injected.part, injected.layer)
         assert (change.head, change.element, change.dtype) == (1, 0, "float32")
     violations = rig.canary.detach().groups["full"].violations[Phase.SWEEP]
     assert violations[Reason.KV_DATA] == len(scales) == 4
@@ -130,7 +130,7 @@ def test_flips_in_compressed_pools_are_located(make_rig, link) -> None:
     rig.run(60)
     answers(link)
     draw = random.Random(5)
-    for group in rig.canary.state.groups[2:]:  # behind `full` and `swa`
+    for group in rig.canary.state.groups[2:]:  # after `full` and `swa`
         states = (group.buffers.records[:, layout.IDENTITY] >> 32) & layout.STATE_MASK
         complete = torch.nonzero(states == layout.RecordState.COMPLETE).flatten().tolist()
         for source in group.view.sources:
@@ -189,7 +189,7 @@ def test_neighbours_are_of_the_page_or_nearby(page_size, num_slots, slot, expect
     assert neighbours_of(SimpleNamespace(view=view), slot) == expected
 
 
-def test_tokens_are_told_only_when_revealed(rig, make_rig) -> None:
+def test_tokens_are_sent_only_when_revealed(rig, make_rig) -> None:
     for reveal in (False, True):
         link = LocalLink(capacity=1 << 20)
         other = make_rig(link=link, reveal_tokens=reveal)
@@ -205,7 +205,7 @@ def test_tokens_are_told_only_when_revealed(rig, make_rig) -> None:
             assert int(found.slot.chain, 16) == int(record[1]) % (1 << 64)
 
 
-def test_the_slot_is_read_before_the_injector_heals_it(make_rig, link) -> None:
+def test_the_slot_is_read_before_the_injector_restores_it(make_rig, link) -> None:
     rig = make_rig(
         link=link, perturb="real_kv_unused_cache=1", perturb_enabled=True, perturb_warmup=40,
         sweep_interval=5, reuse_data=False,
@@ -219,26 +219,26 @@ def test_the_slot_is_read_before_the_injector_heals_it(make_rig, link) -> None:
     assert found.slot.found[violated[0].part] == violated[0].actual
 
 
-def test_a_damaged_slot_nobody_has_checked_is_explained_on_demand(rig, link) -> None:
+def test_an_unchecked_damaged_slot_is_explained_on_request(rig, link) -> None:
     slot = cached_slots(rig)[3]
-    planted = damage(rig, slot, 1, 5)
+    injected = damage(rig, slot, 1, 5)
     (found,) = ask(rig, link, slot)
     assert found.prompted
-    assert [change.layer for change in found.changed] == [planted.layer]
-    planted.address.flip(planted.mask)
+    assert [change.layer for change in found.changed] == [injected.layer]
+    injected.address.flip(injected.mask)
 
 
-def test_a_slot_written_again_before_it_was_read_still_names_the_place(rig, link, monkeypatch) -> None:
+def test_a_slot_rewritten_before_it_is_read_is_located_without_values(rig, link, monkeypatch) -> None:
     slot = cached_slots(rig)[3]
-    planted = damage(rig, slot, 2, 5)
+    injected = damage(rig, slot, 2, 5)
     monkeypatch.setattr(collector_module, "READS_IN_FLIGHT", 0)
     swept(rig)
-    planted.address.flip(planted.mask)
+    injected.address.flip(injected.mask)
     monkeypatch.undo()
     (found,) = ask(rig, link, slot)
     (change,) = found.changed
     assert (found.slot.intact, found.prompted) == (True, False)
-    assert (change.layer, change.part, change.word) == (planted.layer, planted.part, 1)
+    assert (change.layer, change.part, change.word) == (injected.layer, injected.part, 1)
     assert (change.original, change.current) == (None, None)
 
 
@@ -300,9 +300,9 @@ def test_nothing_waits_for_a_copy_that_has_not_arrived(rig, link, monkeypatch) -
     assert {one.incident for one in found if one.slot.slot == slots[0]} == {"i1", "also"}
 
 
-def test_a_fault_in_collecting_blinds_the_state_and_nothing_else(rig, link, monkeypatch) -> None:
+def test_a_failing_collector_turns_the_state_blind(rig, link, monkeypatch) -> None:
     def broken(*_: object) -> None:
-        raise RuntimeError("planted")
+        raise RuntimeError("injected")
 
     monkeypatch.setattr(rig.canary.evidence, "_holders", broken)
     assert ask(rig, link, cached_slots(rig)[0]) == []
@@ -321,7 +321,7 @@ def test_from_a_flipped_bit_to_the_bundle(rig, link) -> None:
 
     rig.canary.reporter.send_hello()
     slots = cached_slots(rig)[:30]
-    planted = [damage(rig, slot, index % 4, 9) for index, slot in enumerate(slots)]
+    injected = [damage(rig, slot, index % 4, 9) for index, slot in enumerate(slots)]
     swept(rig)
     for _ in range(4):
         carry()
@@ -336,10 +336,10 @@ def test_from_a_flipped_bit_to_the_bundle(rig, link) -> None:
     assert 1 <= len(bundle.incident.evidence) <= 16
     for evidence in bundle.incident.evidence:
         (change,) = evidence.changed
-        expected = next(one for one in planted if one.slot == evidence.slot.slot)
+        expected = next(one for one in injected if one.slot == evidence.slot.slot)
         assert (change.layer, change.part) == (expected.layer, expected.part)
     text = msgspec.json.encode(bundle).decode()
     assert '"token":null' in text
     assert '"token":1' not in text
-    for one in planted:
+    for one in injected:
         one.address.flip(one.mask)

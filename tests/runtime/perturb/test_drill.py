@@ -21,7 +21,7 @@ def reports(link: LocalLink) -> list:
     return found
 
 
-def order(link: LocalLink, name: str) -> None:
+def send_drill(link: LocalLink, name: str) -> None:
     link.send_command(StartDrill(id=name))
 
 
@@ -31,11 +31,11 @@ def link():
 
 
 @pytest.mark.parametrize("model", sorted(settings.MODELS))
-def test_a_planted_fault_is_found_healed_and_counts_as_nothing(make_rig, link, model):
+def test_an_injected_fault_is_detected_restored_and_no_violation(make_rig, link, model):
     rig = make_rig(link=link, model=model, drill_enabled=True, patrol_budget="off")
     rig.run(20)
     for number in range(4):
-        order(link, f"d{number}")
+        send_drill(link, f"d{number}")
         rig.run(6)
     found = reports(link)
     assert [(one.id, one.outcome, one.error) for one in found] == [
@@ -51,23 +51,23 @@ def test_a_planted_fault_is_found_healed_and_counts_as_nothing(make_rig, link, m
     assert rig.canary.verdict()[0] is not State.VIOLATED
 
 
-def test_an_idle_engine_drills_too_and_mode_raise_raises_nothing(make_rig, link):
+def test_an_idle_engine_in_mode_raise_drills_without_raising(make_rig, link):
     rig = make_rig(link=link, drill_enabled=True, mode="raise")
-    order(link, "d")
+    send_drill(link, "d")
     for _ in range(4):
         rig.engine.idle()
     (found,) = reports(link)
     assert (found.outcome, found.latency_steps) == (DrillOutcome.DETECTED, 0)
 
 
-def test_the_slot_is_the_engines_again_after_detach(link):
+def test_detach_gives_the_scratch_slot_back(link):
     engine = Engine(settings.tiny())
     allocator, pool = engine.scheduler.allocator, engine.runner.pool.kv
     free, bytes_before = allocator.free_pages, pool.clone()
     canary = install_canary(engine, CanaryConfig(drill_enabled=True, endpoint="inproc"), link=link)
     canary.mark_ready()
     assert allocator.free_pages == free - 1
-    order(link, "d")
+    send_drill(link, "d")
     engine.idle()
     canary.detach()
     assert allocator.free_pages == free
@@ -77,13 +77,13 @@ def test_the_slot_is_the_engines_again_after_detach(link):
 def test_a_broken_comparison_is_a_missed_drill(make_rig, link, monkeypatch):
     rig = make_rig(link=link, drill_enabled=True)
     monkeypatch.setattr(drill, "compare_slots", lambda *arguments: None)
-    order(link, "d")
+    send_drill(link, "d")
     rig.run(6)
     (found,) = reports(link)
     assert (found.outcome, found.error) == (DrillOutcome.MISSED, "the check found no violation")
 
 
-def test_an_alarm_without_a_fault_is_no_success(make_rig, link, monkeypatch):
+def test_a_false_alarm_is_a_missed_drill(make_rig, link, monkeypatch):
     rig = make_rig(link=link, drill_enabled=True)
     complete = drill.complete_slots
 
@@ -92,7 +92,7 @@ def test_an_alarm_without_a_fault_is_no_success(make_rig, link, monkeypatch):
         buffers.records[slots, 2:] += 1
 
     monkeypatch.setattr(drill, "complete_slots", wrongly)
-    order(link, "d")
+    send_drill(link, "d")
     rig.run(6)
     (found,) = reports(link)
     assert (found.outcome, found.error) == (
@@ -102,25 +102,25 @@ def test_an_alarm_without_a_fault_is_no_success(make_rig, link, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({}, "set KV_CANARY_DRILL_ENABLED=true"),
         ({"drill_enabled": True, "real_data": "none", "coverage_target": 0.0}, "KV_CANARY_REAL_DATA"),
     ],
 )
-def test_what_cannot_be_drilled_says_why(make_rig, link, changes, told):
+def test_a_refused_drill_names_the_reason(make_rig, link, changes, message):
     rig = make_rig(link=link, **changes)
-    order(link, "d")
+    send_drill(link, "d")
     rig.run(3)
     (found,) = reports(link)
     assert found.outcome is DrillOutcome.REFUSED
-    assert told in found.error
+    assert message in found.error
 
 
-def test_one_at_a_time(make_rig, link):
+def test_drills_run_one_at_a_time(make_rig, link):
     rig = make_rig(link=link, drill_enabled=True)
-    order(link, "first")
-    order(link, "second")
+    send_drill(link, "first")
+    send_drill(link, "second")
     rig.run(6)
     assert [(one.id, one.outcome) for one in reports(link)] == [
         ("second", DrillOutcome.REFUSED),
@@ -128,13 +128,13 @@ def test_one_at_a_time(make_rig, link):
     ]
 
 
-def test_a_full_pool_lends_nothing_and_says_so(link):
+def test_a_full_pool_has_no_scratch_slot(link):
     engine = Engine(settings.tiny())
     allocator = engine.scheduler.allocator
     allocator.allocate(allocator.free_pages)
     canary = install_canary(engine, CanaryConfig(drill_enabled=True, endpoint="inproc"), link=link)
     canary.mark_ready()
-    order(link, "d")
+    send_drill(link, "d")
     engine.idle()
     (found,) = reports(link)
     assert (found.outcome, "no page of the pool is free" in found.error) == (DrillOutcome.REFUSED, True)

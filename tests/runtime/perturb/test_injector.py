@@ -1,4 +1,4 @@
-"""Planted corruption ends as detected or masked, never as missed; mode raise stops with the evidence."""
+"""Injections end as detected or masked, never as missed; mode raise stops the engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_injection_is_accounted_for(make_rig, mode: str, page_size: int) -
     assert {order[r] for r in reasons} <= expected
 
 
-def test_without_the_checks_the_ledger_says_missed(make_rig) -> None:
+def test_without_checks_injections_are_missed(make_rig) -> None:
     rig = make_rig(
         perturb="real_kv_used=0.5",
         perturb_enabled=True,
@@ -97,7 +97,7 @@ def violation(**changes: object) -> Violation:
     return Violation(**fields | changes)  # type: ignore[arg-type]
 
 
-def test_the_ledger_matches_only_what_explains_the_injection() -> None:
+def test_only_a_violation_that_the_injection_explains_matches() -> None:
     injections = InjectionLog((PerturbMode.REAL_KV_USED,))
     injections.add(Injection(mode=PerturbMode.REAL_KV_USED, group="full", slot=4, step=5, time_ns=1_000_000))
     others = [violation(slot=5), violation(group="swa"), violation(reason=Reason.CHAIN), violation(step=4)]
@@ -107,7 +107,7 @@ def test_the_ledger_matches_only_what_explains_the_injection() -> None:
     assert injections.counts()[PerturbMode.REAL_KV_USED].detected == 1
 
 
-def test_a_detour_may_show_beside_the_slot_it_leads_to() -> None:
+def test_a_redirect_may_show_in_an_adjacent_slot() -> None:
     injections = InjectionLog((PerturbMode.REQ_TO_TOKEN,))
     mode, also = PerturbMode.REQ_TO_TOKEN, frozenset({6})
     injections.add(Injection(mode=mode, group="full", slot=4, also=also, step=5, time_ns=1_000_000))
@@ -116,7 +116,7 @@ def test_a_detour_may_show_beside_the_slot_it_leads_to() -> None:
     assert found.outcome is Outcome.DETECTED
 
 
-def test_a_limit_ends_the_planting(make_rig) -> None:
+def test_a_limit_ends_injections(make_rig) -> None:
     rig = make_rig(perturb="real_kv_used=1,real_kv_unused_cache=1", perturb_enabled=True, perturb_limit=3)
     rig.run(150)
     counts = rig.canary.injector.injections.counts().values()

@@ -1,4 +1,4 @@
-"""Sliding-window groups end to end: both protected, told apart, swept without mistaking an eviction."""
+"""Sliding-window groups end to end: protected, reported and swept separately from full groups."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_sweep_walks_resident_slots_only(make_rig: MakeRig) -> None:
     assert locked > 0
 
 
-def test_a_sweep_of_what_the_window_group_holds_too(make_rig: MakeRig) -> None:
+def test_a_sweep_of_tokens_that_the_window_group_holds(make_rig: MakeRig) -> None:
     rig = make_rig(model="swa", patrol_budget="off", swa_resident_only=True)
     rig.run(200)
     rig.finish_requests()
@@ -186,7 +186,7 @@ def test_without_windows_that_sweep_is_refused(make_rig: MakeRig) -> None:
     assert not rig.canary.health.faults
 
 
-def test_a_wrong_translation_is_seen_at_the_next_step(make_rig: MakeRig) -> None:
+def test_a_wrong_translation_is_detected_at_the_next_step(make_rig: MakeRig) -> None:
     rig = make_rig(model="swa", patrol_budget="off")
     rig.run(100)
     pool, windows = rig.engine.runner.pool.window, windows_of(rig)

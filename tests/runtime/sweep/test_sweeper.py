@@ -15,11 +15,11 @@ from canary_obs.vocabulary import Cause, Reason, State, SweepStatus, Trigger
 TRIALS = 500
 
 
-def sweep_now(rig, **wishes: object) -> SweepProgress:
+def sweep_now(rig, **options: object) -> SweepProgress:
     """One demanded sweep from start to result."""
     sweeper, counter_reader = rig.canary.sweeper, rig.canary.counter_reader
     name = f"test-{sweeper.passes[Trigger.DEMAND]}"
-    sweeper.request(StartSweep(id=name, **wishes), rig.canary.step)  # type: ignore[arg-type]
+    sweeper.request(StartSweep(id=name, **options), rig.canary.step)  # type: ignore[arg-type]
     while sweeper.running:
         sweeper.advance(0.01, counter_reader.next_sequence)
         rig.canary.reporter.send_violations(counter_reader.poll(rig.canary.step))
@@ -107,7 +107,7 @@ def test_a_record_that_lost_its_link_is_found_without_reading_bytes(make_rig) ->
     assert sweep_now(rig).status is SweepStatus.PASSED
 
 
-def test_a_demanded_sweep_takes_the_place_of_an_automatic_one(make_rig) -> None:
+def test_a_commanded_sweep_replaces_an_automatic_one(make_rig) -> None:
     link = LocalLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001)
     rig.run(150)
@@ -138,15 +138,15 @@ def test_idle_engine_sweeps_by_itself(make_rig) -> None:
     rig = make_rig(idle_sweep_seconds=1e-6)
     rig.run(100)
     rig.finish_requests()
-    turns = 0
+    rounds = 0
     while rig.canary.sweeper.passes[Trigger.IDLE] < 2:
         rig.engine.idle()
-        turns += 1
-        assert turns < 1000
+        rounds += 1
+        assert rounds < 1000
     assert rig.canary.counter_reader.violations == 0
 
 
-def test_a_sweep_tells_each_groups_part(make_rig) -> None:
+def test_a_sweep_reports_the_share_of_each_group(make_rig) -> None:
     rig = make_rig(patrol_budget="off", reuse_data=False, idle_sweep=False)
     rig.run(80)
     rig.finish_requests()
