@@ -178,8 +178,8 @@ def _pool_rows(pool: Pool) -> list[Row]:
     ceiling = _read_us(memory) * plan.bytes_per_slot * pool.slots / memory.nbytes
     rows = [_bytes_row(f"{pool.name}: read-only ceiling", ceiling, plan, pool.slots, ceiling, None)]
     if pool is POOLS[0]:
-        half = memory.view(2, -1)
-        copied = device_us(partial(half[0].copy_, half[1]), 5)
+        halves = memory.view(2, -1)
+        copied = device_us(partial(halves[0].copy_, halves[1]), 5)
         rows.append(Row(work=f"{pool.name}: copy", us=copied, tb_s=memory.nbytes / copied / 1e6))
         memory.random_(-(1 << 31), (1 << 31) - 1)
     _pend(buffers)

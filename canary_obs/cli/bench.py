@@ -90,7 +90,7 @@ def vllm_gpu(
         shape=shape, runner=runner, requests=requests, context=context, steps=steps, prefill=prefill,
         prefills=prefills, pairs=pairs, memory=memory, seed=seed,
     )  # fmt: skip
-    # Written after each pair: a lent machine may be taken away before the end.
+    # Written after each pair: a borrowed machine may be reclaimed before the end.
     result = run_vllm_gpu(plan, on_progress=lambda figures: write_json(output, figures))
     write_json(output, result.figures)
     print_result(result, as_json=False)

@@ -34,7 +34,7 @@ _PREFILL, _DECODE = 0, 1  # ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Half:
+class _Role:
     """What either process needs."""
 
     plan: DemoPlan
@@ -60,13 +60,13 @@ def run_disaggregated(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     with service_of(plan, config) as service, tempfile.TemporaryDirectory() as folder:
         rendezvous = f"file://{Path(folder) / 'rendezvous'}"
-        half = _Half(plan=plan, config=config, rendezvous=rendezvous, notify=notify)
+        role = _Role(plan=plan, config=config, rendezvous=rendezvous, notify=notify)
         receiver, sender = context.Pipe(duplex=False)
-        decode = context.Process(target=_decode, args=(half, sender), daemon=True)
+        decode = context.Process(target=_decode, args=(role, sender), daemon=True)
         decode.start()
         sender.close()
         try:
-            return {"prefill": _prefill(half, service), "decode": receiver.recv()}
+            return {"prefill": _prefill(role, service), "decode": receiver.recv()}
         except (RuntimeError, EOFError):
             if decode.is_alive() or not decode.exitcode:
                 raise
@@ -76,15 +76,15 @@ def run_disaggregated(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
             decode.terminate()
 
 
-def _prefill(half: _Half, service: ServiceProcess | None) -> dict[str, Any]:
-    plan = half.plan
+def _prefill(role: _Role, service: ServiceProcess | None) -> dict[str, Any]:
+    plan = role.plan
     torch.set_num_threads(plan.threads)
-    cluster = Cluster(_PREFILL, 1, 1, half.rendezvous)
+    cluster = Cluster(_PREFILL, 1, 1, role.rendezvous)
     engine = cluster.engine(_engine_config(plan, _PREFILL))
     side, traffic = cluster.prefill_side(engine), build_traffic(engine, plan.seed, plan.arrivals)
-    canary = _attach(engine, half.config, half.notify)
+    canary = _attach(engine, role.config, role.notify)
     if service is not None:
-        half.notify(invitation(service))
+        role.notify(invitation(service))
     run = RunTimes(started=time.monotonic())
     try:
         while not plan.is_fulfilled(engine.statistics.steps, run.started):
@@ -103,15 +103,15 @@ def _prefill(half: _Half, service: ServiceProcess | None) -> dict[str, Any]:
     return summary_of(run, engine, canary)
 
 
-def _decode(half: _Half, sender: Connection) -> None:
+def _decode(role: _Role, sender: Connection) -> None:
     # Ctrl-C reaches every process of the terminal; this one ends when the prefill side closes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(half.plan.threads)
+    torch.set_num_threads(role.plan.threads)
     try:
-        cluster = Cluster(_DECODE, 1, 1, half.rendezvous)
-        engine = cluster.engine(_engine_config(half.plan, _DECODE))
+        cluster = Cluster(_DECODE, 1, 1, role.rendezvous)
+        engine = cluster.engine(_engine_config(role.plan, _DECODE))
         side = cluster.decode_side(engine)
-        canary = _attach(engine, msgspec.structs.replace(half.config, rank=_DECODE), half.notify)
+        canary = _attach(engine, msgspec.structs.replace(role.config, rank=_DECODE), role.notify)
         run = RunTimes(started=time.monotonic())
         while side.has_work():
             started = time.perf_counter()

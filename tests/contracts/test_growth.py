@@ -13,7 +13,7 @@ from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.engines.reference.groups import target_groups
 from canary_obs.records import Snapshot
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.settings import tiny
+from canary_obs.reference_engine.settings import tiny, with_model
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.transport.wire import decode_message, encode
 from canary_obs.vocabulary import PerturbMode
@@ -29,9 +29,10 @@ class TwinGroup(FullGroup):
         super().__init__(engine, engine.runner, "twin")
 
 
-def test_a_group_is_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model", ["llama", "host_tier"])
+def test_a_group_is_one_file(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one: checks, sweeps, perturbation, snapshot and wire know the group by what it shows."""
-    engine = Engine(tiny(seed=3))
+    engine = Engine(with_model(tiny(seed=3), model))
     monkeypatch.setattr(adapter, "target_groups", lambda shown: (*target_groups(shown), TwinGroup(shown)))
     modes = ",".join(f"{mode.value}=0.1" for mode in PerturbMode)
     config = CanaryConfig(

@@ -1,4 +1,4 @@
-"""Every seeded defect is killed by the suite, by the test named beside it."""
+"""Every seeded defect is killed by the suite, by the test that it names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ WORKERS = 2
 
 
 def test_every_defect_applies() -> None:
+    stale: list[object] = []
     for mutant in MUTANTS:
-        text = (ROOT / mutant.file).read_text(encoding="utf-8")
-        assert text.count(mutant.old) == 1, mutant
-        assert mutant.old != mutant.new
+        if _read(mutant.file).count(mutant.old) != 1 or mutant.old == mutant.new:
+            stale.append(mutant)
         for test in mutant.tests:
             path, name, *_ = f"{test}::".split("::")
-            assert f"def {name.partition('[')[0]}" in (ROOT / path).read_text(encoding="utf-8"), test
+            if f"def {name.partition('[')[0]}" not in _read(path):
+                stale.append(test)
+    assert stale == []
+
+
+def _read(file: str) -> str:
+    path = ROOT / file
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 @pytest.mark.slow

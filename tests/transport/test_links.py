@@ -12,7 +12,7 @@ from canary_obs.config import CanaryConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.records import Pause, Ping, Violations
-from canary_obs.transport import links
+from canary_obs.transport import links, wire
 from canary_obs.transport.links import LocalLink, ZmqLink
 from canary_obs.transport.listener import FRAMES_PER_CYCLE, LocalListener, ZmqListener
 from canary_obs.transport.sender import open_link
@@ -175,7 +175,7 @@ def test_an_oversized_message_is_dropped_and_counted(link, monkeypatch):
 
 def test_undecodable_frames_are_counted_and_harmless(listener, link):
     link._socket.send(b"not ours")
-    link._socket.send_multipart([b"kvc\x02", b"\xc1"])
+    link._socket.send_multipart([wire._HEADER, b"\xc1"])
     eventually(lambda: hub_of(listener).counts().undecodable == 2)
     link.send(hello(ME))
     eventually(hub_of(listener).ranks)

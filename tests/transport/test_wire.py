@@ -57,14 +57,14 @@ def test_commands_round_trip(command):
 def test_another_protocol_version_is_refused_with_both_numbers():
     frame = bytearray(wire.encode(Ping()))
     frame[3] = 99
-    with pytest.raises(WireError, match=r"protocol version 99, this side speaks 2"):
+    with pytest.raises(WireError, match=f"protocol version 99, this side speaks {wire.PROTOCOL_VERSION}"):
         wire.decode_command(bytes(frame))
 
 
 def test_frames_of_protocol_version_1_are_refused():
     frame = bytearray(wire.encode(Ping()))
     frame[3] = 1
-    with pytest.raises(WireError, match=r"protocol version 1, this side speaks 2"):
+    with pytest.raises(WireError, match=f"protocol version 1, this side speaks {wire.PROTOCOL_VERSION}"):
         wire.decode_command(bytes(frame))
 
 
@@ -101,12 +101,12 @@ def test_a_command_is_not_a_message():
 def test_an_unknown_field_is_refused():
     body = msgspec.msgpack.encode({"type": "ping", "want_hello": True, "more": 1})
     with pytest.raises(WireError, match="unknown field"):
-        wire.decode_command(b"kvc\x02" + body)
+        wire.decode_command(wire._HEADER + body)
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_a_wire_error(garbage):
-    for frame in (garbage, b"kvc\x02" + garbage):
+    for frame in (garbage, wire._HEADER + garbage):
         with pytest.raises(WireError):
             wire.decode_message(frame)
 
@@ -125,7 +125,7 @@ def test_a_flipped_byte_decodes_or_is_a_wire_error(place, value):
 def test_deep_nesting_and_bad_utf8_are_wire_errors():
     for body in (b"\x91" * 100_000, b"\x81\xa4type\xa4\xff\xff\xff\xff"):
         with pytest.raises(WireError):
-            wire.decode_message(b"kvc\x02" + body)
+            wire.decode_message(wire._HEADER + body)
 
 
 def test_an_integer_that_msgpack_cannot_hold_is_a_wire_error():
@@ -136,5 +136,5 @@ def test_an_integer_that_msgpack_cannot_hold_is_a_wire_error():
 def test_errors_do_not_quote_the_content():
     body = msgspec.msgpack.encode({"type": "start_sweep", "id": ["a secret prompt"]})
     with pytest.raises(WireError) as caught:
-        wire.decode_command(b"kvc\x02" + body)
+        wire.decode_command(wire._HEADER + body)
     assert "secret" not in str(caught.value)

@@ -134,10 +134,10 @@ class ReferenceAdapter(EngineAdapter):
         self._check_supported()
         self._observer = observer
         engine, runner, patches = self._engine, self._engine.runner, self._patches
-        if engine.scheduler.host_tier is not None:
-            self._tier_hooks = HostTierHooks(engine.scheduler.host_tier, observer, FULL)
-            self._tier_hooks.wrap(patches)
         transferred = [name for name, group in self._target.items() if isinstance(group, FullGroup)]
+        if engine.scheduler.host_tier is not None:
+            self._tier_hooks = HostTierHooks(engine.scheduler.host_tier, observer, transferred)
+            self._tier_hooks.wrap(patches)
         TransferHooks(engine.connector, observer, transferred).wrap(patches)
         patches.wrap(runner, "forward", self._around_forward(observer))
         if self._draft is not None:

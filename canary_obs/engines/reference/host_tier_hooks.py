@@ -18,9 +18,10 @@ from canary_obs.reference_engine.cache.host_tier import HostPage, HostTier, Slot
 class HostTierHooks:
     """Wraps `offload` and `load` of one tier. Pages that were offloaded before have no records."""
 
-    def __init__(self, tier: HostTier, observer: Observer, group: str) -> None:
-        self._tier, self._observer, self._group = tier, observer, group
-        self._records: WeakKeyDictionary[HostPage, Tensor] = WeakKeyDictionary()
+    def __init__(self, tier: HostTier, observer: Observer, groups: Sequence[str]) -> None:
+        """groups: those whose slots are the tier's; each has records of its own."""
+        self._tier, self._observer, self._groups = tier, observer, tuple(groups)
+        self._records: WeakKeyDictionary[HostPage, dict[str, Tensor]] = WeakKeyDictionary()
 
     def wrap(self, patches: MethodPatches) -> None:
         """Wrap both methods on the instance."""
@@ -53,18 +54,20 @@ class HostTierHooks:
             self._observer.fault("host_tier", error)
 
     def _keep_records(self, pages: Sequence[HostPage], slots: Tensor) -> None:
-        records = self._observer.records_of(self._group, slots)
-        if records is not None and pages:
-            for page, own in zip(pages, records.cpu().chunk(len(pages)), strict=True):
-                self._records[page] = own.clone()
+        for group in self._groups:
+            records = self._observer.records_of(group, slots)
+            if records is not None and pages:
+                for page, own in zip(pages, records.cpu().chunk(len(pages)), strict=True):
+                    self._records.setdefault(page, {})[group] = own.clone()
 
     def _report_received(self, pages: Sequence[HostPage], slots: Tensor) -> None:
-        size = slots.numel() // len(pages)
-        by_page = slots.view(len(pages), size)
-        without = [number for number, page in enumerate(pages) if page not in self._records]
-        if without:
-            self._observer.received(self._group, by_page[without].reshape(-1))
-        if len(without) < len(pages):
-            known = [number for number, page in enumerate(pages) if page in self._records]
-            records = torch.cat([self._records[pages[number]] for number in known])
-            self._observer.received(self._group, by_page[known].reshape(-1), records)
+        by_page = slots.view(len(pages), slots.numel() // len(pages))
+        for group in self._groups:
+            records = [self._records.get(page, {}).get(group) for page in pages]
+            without = [number for number, own in enumerate(records) if own is None]
+            known = [number for number, own in enumerate(records) if own is not None]
+            if without:
+                self._observer.received(group, by_page[without].reshape(-1))
+            if known:
+                sent = torch.cat([own for own in records if own is not None])
+                self._observer.received(group, by_page[known].reshape(-1), sent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from canary_kernels import layout
 from canary_obs.errors import ConfigurationError, KVCacheViolation
 from canary_obs.records import Violation
 from canary_obs.runtime.perturb.injection_log import Injection, InjectionLog, Outcome
@@ -28,7 +29,10 @@ def test_every_injection_is_accounted_for(make_rig, mode: str, page_size: int) -
     assert (tally["missed"], tally["open"]) == (0, 0)
     assert set(tally["masked_because"]) == set(tally["masked_because"]) - {""}
     reasons = {
-        r for v in [rig.canary.counter_reader.sample.values] for r in range(8) if int(v[r::8][:4].sum())
+        r
+        for v in [rig.canary.counter_reader.sample.values]
+        for r in range(layout.NUM_REASONS)
+        if int(v[r : layout.NUM_LANES : layout.NUM_REASONS].sum())
     }
     expected = (
         {Reason.KV_DATA} if mode != "req_to_token" else {Reason.POSITION, Reason.CHAIN, Reason.UNWRITTEN}
