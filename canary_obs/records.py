@@ -7,6 +7,8 @@ import msgspec
 from canary_obs.slot_facts import ChangedWord, DrillFinding, SlotEvent, SlotFacts
 from canary_obs.vocabulary import Cause, Mode, Part, PerturbMode, Phase, Reason, State, SweepStatus, Trigger
 
+RankKey = tuple[str, str, int]  # engine, instance, rank
+
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
@@ -23,7 +25,7 @@ class Identity(_Struct, frozen=True, kw_only=True):
     device: str
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> RankKey:
         """(engine, instance, rank): stable across restarts."""
         return self.engine, self.instance, self.rank
 

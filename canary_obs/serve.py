@@ -21,7 +21,8 @@ from canary_obs.service.app import create_app
 from canary_obs.service.context import Dependencies
 from canary_obs.service.event_stream import EventStream
 from canary_obs.service.token_store import TokenStore
-from canary_obs.telemetry.log import Event, EventLog, Fields, audit_fields, open_log, violation_fields
+from canary_obs.telemetry.audit import audit_fields
+from canary_obs.telemetry.log import Event, EventLog, Fields, open_log, violation_fields
 from canary_obs.telemetry.tracing import Tracing, open_tracing
 from canary_obs.transport.keys import ServiceKeys, service_keys
 from canary_obs.transport.links import LocalLink

@@ -1,4 +1,4 @@
-"""What an operator may ask of the engines, and why it may be refused."""
+"""Requests of an operator to the engines, and the errors that refuse them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,21 @@ from canary_obs.errors import CanaryError
 
 
 class NoEngine(CanaryError):
-    """No engine can take the command; the text says why."""
+    """No rank can receive the command; the text names the reason."""
 
 
 class UnknownGroup(CanaryError):
-    """A sweep asked for groups that no attached rank has."""
+    """A sweep names groups that no attached rank has."""
 
     def __init__(self, unknown: list[str], known: list[str]) -> None:
         self.unknown, self.known = unknown, known
         super().__init__(f"no rank has the groups {', '.join(unknown)}; there are: {', '.join(known)}")
 
 
-class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A write request by a known caller and its outcome, for the audit log."""
-
-    time_ns: int  # of arrival
-    method: str
-    route: str  # template, as in /canary/sweeps/{sweep_id}
-    path: str
-    scope: str  # that the route requires
-    token: str | None  # the token's name, never the token; None = the service runs without tokens
-    client: str | None  # address
-    status: int | None  # None = the app raised, or the client disconnected before the response
-    location: str | None  # Location header: what the request has started
-    seconds: float
-
-
 class StartSweepRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator asks for."""
+    """A sweep on all live ranks."""
 
     groups: tuple[str, ...] = ()  # empty = all
-    data: bool = True
+    data: bool = True  # compare bytes too, not only links
     unlocked_only: bool = False
-    swa_resident_only: bool = False
+    swa_resident_only: bool = False  # only tokens that the sliding-window group still holds

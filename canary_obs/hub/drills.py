@@ -1,4 +1,4 @@
-"""Drills as the service knows them: at most one at a time, with counts of outcomes per rank."""
+"""Drills on the ranks: at most one at a time, with counts of outcomes per rank."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from canary_obs.errors import CanaryError
-from canary_obs.hub.sweeps import RankKey
-from canary_obs.records import DrillReport
+from canary_obs.records import DrillReport, RankKey
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.vocabulary import DrillOutcome
 
 
 class DrillInProgress(CanaryError):
-    """A drill is running."""
+    """Another drill is running."""
 
     def __init__(self) -> None:
-        super().__init__("a drill is under way; wait for its answer")
+        super().__init__("a drill is running; wait for its result")
 
 
 class RankDrill(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,90 +49,90 @@ class DrillCount:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Running:
+class _RunningDrill:
     id: str
     requested_ns: int
-    until: float
+    deadline: float  # store's clock
     expected: set[RankKey] | None = None  # None = not known yet
     findings: dict[RankKey, DrillFinding] = field(default_factory=dict)
-    end: Future[DrillRecord] = field(default_factory=Future)
+    result: Future[DrillRecord] = field(default_factory=Future)
 
 
 class DrillStore:
-    """Thread-safe."""
+    """The running drill and the outcomes of earlier ones. Thread-safe."""
 
-    def __init__(self, wall_ns: Callable[[], int] = time.time_ns) -> None:
-        self._wall_ns = wall_ns
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._clock, self._wall_ns = clock, wall_ns
         self._lock = threading.Lock()
-        self._running: _Running | None = None
+        self._running: _RunningDrill | None = None
         self._counts: dict[RankKey, DrillCount] = {}
 
-    def begin(self, seconds: float) -> tuple[str, Future[DrillRecord]]:
-        """Open a drill of at most so long; returns its id and its end. Raises DrillInProgress."""
+    def start(self, seconds: float) -> tuple[str, Future[DrillRecord]]:
+        """Start a drill of at most `seconds`; returns id and future result. Raises DrillInProgress."""
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             if self._running is not None:
-                if now < self._running.until:
+                if now < self._running.deadline:
                     raise DrillInProgress
                 self._finish(self._running)
-            running = _Running(id=uuid.uuid4().hex, requested_ns=self._wall_ns(), until=now + seconds)
-            self._running = running
-            return running.id, running.end
+            drill = _RunningDrill(id=uuid.uuid4().hex, requested_ns=self._wall_ns(), deadline=now + seconds)
+            self._running = drill
+            return drill.id, drill.result
 
     def set_expected_ranks(self, drill_id: str, ranks: Iterable[RankKey]) -> None:
-        """These ranks were asked; some may have answered already."""
+        """Name the ranks that were asked to drill; some may have reported already."""
         with self._lock:
-            running = self._named(drill_id)
-            if running is not None:
-                running.expected = set(ranks)
-                self._settle(running)
+            drill = self._find(drill_id)
+            if drill is not None:
+                drill.expected = set(ranks)
+                self._finish_if_complete(drill)
 
     def record_report(self, report: DrillReport) -> None:
-        """Record one rank's answer; an answer to no running drill is late, and ignored."""
+        """Record one rank's finding. A report that does not belong to the running drill is ignored."""
         with self._lock:
-            running = self._named(report.finding.id)
-            if running is not None:
-                running.findings[report.identity.key] = report.finding
-                self._settle(running)
+            drill = self._find(report.finding.id)
+            if drill is not None:
+                drill.findings[report.identity.key] = report.finding
+                self._finish_if_complete(drill)
 
-    def end(self, drill_id: str) -> None:
-        """End a drill now: ranks that have not answered count as unanswered."""
+    def finish(self, drill_id: str) -> None:
+        """Finish a drill now: ranks that have not reported count as unanswered."""
         with self._lock:
-            running = self._named(drill_id)
-            if running is not None:
-                self._finish(running)
+            drill = self._find(drill_id)
+            if drill is not None:
+                self._finish(drill)
 
     def counts(self) -> dict[RankKey, DrillCount]:
-        """By rank; ranks without a drill are left out."""
+        """Counts of every rank that took part in a drill."""
         with self._lock:
             return {
                 key: DrillCount(outcomes=dict(count.outcomes), detected_ns=count.detected_ns)
                 for key, count in self._counts.items()
             }
 
-    def _named(self, drill_id: str) -> _Running | None:
+    def _find(self, drill_id: str) -> _RunningDrill | None:
         return self._running if self._running is not None and self._running.id == drill_id else None
 
-    def _settle(self, running: _Running) -> None:
-        if running.expected is not None and running.expected <= running.findings.keys():
-            self._finish(running)
+    def _finish_if_complete(self, drill: _RunningDrill) -> None:
+        if drill.expected is not None and drill.expected <= drill.findings.keys():
+            self._finish(drill)
 
-    def _finish(self, running: _Running) -> None:
+    def _finish(self, drill: _RunningDrill) -> None:
         self._running = None
         ended_ns = self._wall_ns()
-        for key in running.expected or ():
-            silent = DrillFinding(id=running.id, outcome=DrillOutcome.UNANSWERED, error="the rank was silent")
-            running.findings.setdefault(key, silent)
-        for key, finding in running.findings.items():
+        for key in drill.expected or ():
+            unanswered = DrillFinding(
+                id=drill.id, outcome=DrillOutcome.UNANSWERED, error="the rank did not report"
+            )
+            drill.findings.setdefault(key, unanswered)
+        for key, finding in drill.findings.items():
             count = self._counts.setdefault(key, DrillCount())
             count.outcomes[finding.outcome] = count.outcomes.get(finding.outcome, 0) + 1
             if finding.outcome is DrillOutcome.DETECTED:
                 count.detected_ns = ended_ns
-        ranks = tuple(
-            RankDrill(key=key, finding=finding) for key, finding in sorted(running.findings.items())
-        )
-        if running.end.set_running_or_notify_cancel():
-            record = DrillRecord(
-                id=running.id, requested_ns=running.requested_ns, ended_ns=ended_ns, ranks=ranks
-            )
-            running.end.set_result(record)
+        ranks = tuple(RankDrill(key=key, finding=finding) for key, finding in sorted(drill.findings.items()))
+        if drill.result.set_running_or_notify_cancel():
+            record = DrillRecord(id=drill.id, requested_ns=drill.requested_ns, ended_ns=ended_ns, ranks=ranks)
+            drill.result.set_result(record)

@@ -1,4 +1,4 @@
-"""What the service knows of its engines, and how it sends them commands."""
+"""The service's state: what engines reported, and the commands sent to them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import msgspec
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
 from canary_obs.hub.commands import StartSweepRequest, UnknownGroup
-from canary_obs.hub.counters import HandshakeCounts, HubCounts
+from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillStore
 from canary_obs.hub.incident_store import IncidentStore
 from canary_obs.hub.rank_table import PING_SECONDS, RankTable
 from canary_obs.hub.ranks import Rank, RankView
-from canary_obs.hub.sweeps import RankKey, SweepRecord, SweepStore
+from canary_obs.hub.sweeps import SweepRecord, SweepStore
 from canary_obs.hub.violation_store import ViolationEvent, ViolationFilter, ViolationStore
 from canary_obs.records import (
     Acknowledge,
@@ -31,6 +31,7 @@ from canary_obs.records import (
     Evidence,
     Hello,
     Pause,
+    RankKey,
     Resume,
     Snapshot,
     StartSweep,
@@ -41,11 +42,11 @@ from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import HandshakeCause, State, worst
 
 Subscriber = Callable[[tuple[ViolationEvent, ...]], None]
-_KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(EngineMessage)}
+_MESSAGE_TYPES = {struct: str(struct.__struct_config__.tag) for struct in get_args(EngineMessage)}
 
 
 class Hub:
-    """A MessageSink. Thread-safe: listeners deliver messages, the web side reads and sends commands."""
+    """Implements MessageSink for the listeners; routes and exporters read and send commands. Thread-safe."""
 
     def __init__(
         self,
@@ -57,38 +58,38 @@ class Hub:
         self.config = ServiceConfig() if config is None else config
         self._clock, self._wall_ns = clock, wall_ns
         self._lock = threading.RLock()
-        self._sweeps = SweepStore()
-        self._ranks = RankTable(self.config, self._rank_restarted)
+        self._sweeps = SweepStore(wall_ns)
+        self._ranks = RankTable(self.config, self._on_rank_restart)
         self._violation_store = ViolationStore(self.config.violations_kept)
         self.incidents = IncidentStore(
             self.config.incidents_kept, self.config.incident_quiet_seconds, wall_ns
         )
-        self.drills = DrillStore(wall_ns)
-        self._handshakes = HandshakeCounts()
-        self._messages: Counter[str] = Counter(dict.fromkeys(_KINDS.values(), 0))
+        self.drills = DrillStore(clock=clock, wall_ns=wall_ns)
+        self._handshakes: Counter[HandshakeCause] = Counter()
+        self._messages: Counter[str] = Counter(dict.fromkeys(_MESSAGE_TYPES.values(), 0))
         self._undecodable = 0
         self._faults: Counter[str] = Counter()
-        self._problems: dict[str, tuple[State, str]] = {}  # by part of the service; until acknowledged
+        self._problems: dict[str, tuple[State, str]] = {}  # by part of the service, until acknowledged
         self._subscribers: list[Subscriber] = []
 
     # Messages from engines.
 
     def ingest(self, message: EngineMessage, reply: Reply) -> None:
-        """Take in one message; `reply` sends a command to its sender and must never block."""
+        """Process one message; `reply` sends a command to its sender and must never block."""
         now = self._clock()
         with self._lock:
-            self._messages[_KINDS[type(message)]] += 1
+            self._messages[_MESSAGE_TYPES[type(message)]] += 1
             rank = self._ranks.admit(message, reply, now)
             if rank is None:
                 return
             events = self._apply(rank, message, now)
-            if rank.hello is None and now - rank.pinged > PING_SECONDS:
+            if rank.hello is None and now - rank.last_ping > PING_SECONDS:
                 self._ranks.ping(rank, now)
         if events:
             for subscriber in self._subscribers:
                 subscriber(events)
 
-    def _rank_restarted(self, key: RankKey, started_ns: int) -> None:
+    def _on_rank_restart(self, key: RankKey, started_ns: int) -> None:
         self._sweeps.fail_rank(key, "the engine restarted", unless_started_ns=started_ns)
 
     def _apply(self, rank: Rank, message: EngineMessage, now: float) -> tuple[ViolationEvent, ...]:
@@ -98,13 +99,13 @@ class Hub:
         elif isinstance(message, Snapshot):
             before = rank.snapshot.sweep if rank.snapshot else None
             rank.update(message, now, self._wall_ns())
-            # A final report may have been dropped; the snapshot carries it too, but again and again.
+            # Every snapshot repeats the last sweep, in case its final SweepReport was dropped.
             if message.sweep is not None and message.sweep != before:
                 self._sweeps.record_progress(message.identity, message.sweep, now)
         elif isinstance(message, Violations):
             return self._add_violations(rank, message, now)
         elif isinstance(message, Evidence):
-            self.incidents.add(message)
+            self.incidents.add_evidence(message)
         elif isinstance(message, DrillReport):
             self.drills.record_report(message)
         elif isinstance(message, SweepReport):
@@ -117,12 +118,12 @@ class Hub:
 
     def _add_violations(self, rank: Rank, message: Violations, now: float) -> tuple[ViolationEvent, ...]:
         events = self._violation_store.add(message, self.incidents.open_for(message.identity, now))
-        for command in self.incidents.record(events, now):
-            rank.reply(command)
+        for request in self.incidents.add_events(events, now):
+            rank.reply(request)
         return events
 
     def undecodable_frame(self, error: WireError) -> None:
-        """A frame was not ours, or of another version; the last error is shown in the verdict."""
+        """A frame could not be decoded; the verdict is at best DEGRADED until acknowledged."""
         with self._lock:
             self._undecodable += 1
             text = f"undecodable frames: {self._undecodable}, the last: {error}"
@@ -135,20 +136,21 @@ class Hub:
             self._problems[part] = state, f"the service failed: {part}: {type(error).__name__}: {error}"
 
     def handshake_refused(self, cause: HandshakeCause) -> None:
-        """A listener did not admit a connection."""
-        self._handshakes.refused(cause)
+        """A connection was refused. The verdict ignores it: anyone who reaches the port can cause one."""
+        with self._lock:
+            self._handshakes[cause] += 1
 
     def tick(self) -> None:
-        """Ping ranks and end sweeps that will never be answered. Listeners call it several times a second."""
+        """Send pings, fail the sweeps of silent ranks, close incidents; called several times a second."""
         now, timeout = self._clock(), self.config.sweep_timeout_seconds
         with self._lock:
-            self._ranks.ping_due(now)
+            self._ranks.send_due_pings(now)
             for rank in self._ranks:
                 if self._ranks.is_silent(rank, now):
                     self._sweeps.fail_rank(rank.identity.key, "the rank went silent")
             for sweep_id, key in self._sweeps.time_out(now, timeout):
-                if (late := self._ranks.find(key)) is not None:
-                    late.reply(CancelSweep(id=sweep_id))
+                if (stalled := self._ranks.find(key)) is not None:
+                    stalled.reply(CancelSweep(id=sweep_id))
         self.incidents.tick(now)
 
     # Requests of operators.
@@ -158,12 +160,12 @@ class Hub:
         self._subscribers.append(subscriber)
 
     def ranks(self) -> tuple[RankView, ...]:
-        """Every rank known, sorted by key."""
+        """Every known rank, sorted by key."""
         with self._lock:
             return self._ranks.views(self._clock())
 
     def verdict(self, now: float | None = None) -> tuple[State, tuple[str, ...]]:
-        """The worst state of all ranks and of the service itself, with reasons; OFF without any engine."""
+        """The worst state of all ranks and of the service itself, with reasons; OFF without an engine."""
         with self._lock:
             states, reasons = self._ranks.verdicts(self._clock() if now is None else now)
             for state, problem in self._problems.values():
@@ -172,16 +174,16 @@ class Hub:
         return worst(states), tuple(reasons) if states else ("no engine is attached",)
 
     def counts(self) -> HubCounts:
-        """What the hub did since its start."""
+        """Counts since the hub's start."""
         with self._lock:
             return HubCounts(
                 messages=dict(self._messages), refused=self._ranks.refused, undecodable=self._undecodable,
                 evicted=self._violation_store.evicted, faults=dict(self._faults),
-                handshakes=self._handshakes.counts(),
+                handshakes={cause.value: self._handshakes[cause] for cause in HandshakeCause},
             )  # fmt: skip
 
     def start_sweep(self, request: StartSweepRequest) -> SweepRecord:
-        """Ask every live rank. Raises NoEngine, UnknownGroup or SweepInProgress."""
+        """Start a sweep on every live rank. Raises NoEngine, UnknownGroup or SweepInProgress."""
         now = self._clock()
         with self._lock:
             live = self._ranks.live(now)
@@ -189,13 +191,13 @@ class Hub:
             if known and (unknown := sorted(set(request.groups) - known)):
                 raise UnknownGroup(unknown, sorted(known))
             command = StartSweep(id=uuid.uuid4().hex, **msgspec.structs.asdict(request))
-            record = self._sweeps.begin(command, [rank.identity for rank in live], now)
+            record = self._sweeps.start(command, [rank.identity for rank in live], now)
             for rank in live:
                 rank.reply(command)
             return record
 
-    def cancel(self, sweep_id: str) -> SweepRecord | None:
-        """Ask the ranks that still run it to stop; None for an unknown id. The end comes by their reports."""
+    def cancel_sweep(self, sweep_id: str) -> SweepRecord | None:
+        """Ask the ranks that still run a sweep to cancel it; their reports end it. None for an unknown id."""
         with self._lock:
             for key in self._sweeps.ranks_running(sweep_id):
                 if (rank := self._ranks.find(key)) is not None:
@@ -203,36 +205,36 @@ class Hub:
             return self._sweeps.find(sweep_id)
 
     def sweep(self, sweep_id: str) -> SweepRecord | None:
-        """One sweep, if it is still kept."""
+        """One sweep, if it is stored."""
         with self._lock:
             return self._sweeps.find(sweep_id)
 
     def sweeps(self, known: Mapping[str, int | None] | None = None) -> list[SweepRecord]:
-        """Sweeps, newest first; without those that `known` has with the end they have now."""
+        """Sweeps, newest first, except those whose `ended_ns` in `known` (by id) is still the same."""
         with self._lock:
             return self._sweeps.newest_first(known or {})
 
     def sweep_future(self, sweep_id: str) -> Future[SweepRecord]:
-        """Resolves at the sweep's end; for asyncio.wrap_future. Raises KeyError for an unknown id."""
+        """A future that resolves at the sweep's end. Raises KeyError for an unknown id."""
         with self._lock:
             return self._sweeps.future(sweep_id)
 
     def violations(self, wanted: ViolationFilter | None = None) -> list[ViolationEvent]:
-        """Violations kept that pass the filter, newest first."""
+        """Stored violations that match the filter, newest first."""
         with self._lock:
             events = self._violation_store.newest_first()
-        return events if wanted is None else [event for event in events if wanted.admits(event)]
+        return events if wanted is None else [event for event in events if wanted.matches(event)]
 
     def pause(self) -> int:
-        """Stop sweeps and patrol on every live rank; returns how many. Raises NoEngine."""
+        """Pause sweeps and patrol on every live rank; returns how many. Raises NoEngine."""
         return len(self.send_command(Pause()))
 
     def resume(self) -> int:
-        """Undo pause; returns how many ranks were asked. Raises NoEngine."""
+        """Resume sweeps and patrol on every live rank; returns how many. Raises NoEngine."""
         return len(self.send_command(Resume()))
 
     def acknowledge(self) -> int:
-        """An operator has seen everything: live ranks are notified, dead ones and past faults dismissed."""
+        """Acknowledge live ranks, dismiss silent ones and faults; returns the number of live ranks."""
         now = self._clock()
         self.incidents.acknowledge()
         with self._lock:
@@ -245,7 +247,7 @@ class Hub:
             return sum(not rank.departed for rank in self._ranks)
 
     def send_command(self, command: Command) -> list[RankKey]:
-        """Send a command to every live rank; returns which. Raises NoEngine."""
+        """Send a command to every live rank; returns their keys. Raises NoEngine."""
         with self._lock:
             live = self._ranks.live(self._clock())
             for rank in live:

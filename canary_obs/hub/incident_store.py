@@ -17,9 +17,9 @@ from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import CollectEvidence, Evidence, Identity
 from canary_obs.vocabulary import Phase, Reason
 
-EVENTS_KEPT = 16  # the first ones and the latest ones of an incident, each
+EVENTS_KEPT = 16  # per incident: as many of the first and of the latest
 EVIDENCE_KEPT = 16
-EVIDENCE_PER_KIND = 2  # slots asked about for each (rank, group, phase, reason)
+EVIDENCE_PER_LABEL_SET = 2  # slots requested per (rank, group, phase, reason)
 EXEMPLARS_KEPT = 4096
 SWEEPS_KEPT = 16
 
@@ -28,7 +28,7 @@ ViolationLabels = tuple[str, ...]
 
 
 class IncidentSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """An incident in numbers. It closes when it was quiet for a while, or when an operator has seen it."""
+    """Numbers of an incident. It closes after some time without violations, or when acknowledged."""
 
     id: str
     trace_id: str
@@ -38,12 +38,12 @@ class IncidentSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_ns: int  # latest violation
     closed_ns: int | None
     acknowledged: bool
-    violations: int  # rows received; the counters may be ahead of them
+    violations: int  # events received; the counters may be ahead of them
     reasons: dict[Reason, int]
     phases: dict[Phase, int]
     groups: tuple[str, ...]
     ranks: tuple[int, ...]
-    sweeps: tuple[str, ...]  # ids of the sweeps that found some of them
+    sweeps: tuple[str, ...]  # ids of the sweeps that detected some of them
 
 
 class Incident(IncidentSummary, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Incident(IncidentSummary, frozen=True, kw_only=True):
 
 
 class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest violation of a labels, for the violation counter."""
+    """The latest violation of a label set, for the violation counter."""
 
     incident: str
     trace_id: str
@@ -63,20 +63,20 @@ class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_id_of(kind: str, name: str) -> str:
-    """32 hex digits, the same for the same name: a span can be linked before it is made."""
+    """32 hex digits derived from the name, so that a span can be linked before it is created."""
     return hashlib.sha256(f"canary_obs {kind} {name}".encode()).hexdigest()[:32]
 
 
 @dataclass(slots=True, kw_only=True)
-class _OpenIncident:
-    """An incident while it may still change. `moved` in seconds of the hub's clock."""
+class _IncidentEntry:
+    """An incident's mutable state. `last_event` is the hub's clock."""
 
     id: str
     engine: str
     instance: str
     opened_ns: int
     last_ns: int
-    moved: float
+    last_event: float
     closed_ns: int | None = None
     acknowledged: bool = False
     violations: int = 0
@@ -87,13 +87,13 @@ class _OpenIncident:
     sweeps: dict[str, None] = field(default_factory=dict)
     first: list[ViolationEvent] = field(default_factory=list)
     latest: deque[ViolationEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
-    asked: set[tuple[int, str, int]] = field(default_factory=set)
-    answered: set[tuple[int, str, int]] = field(default_factory=set)
-    asked_kinds: Counter[tuple[int, str, Phase, Reason]] = field(default_factory=Counter)
+    requested: set[tuple[int, str, int]] = field(default_factory=set)
+    received: set[tuple[int, str, int]] = field(default_factory=set)
+    requests_by_labels: Counter[tuple[int, str, Phase, Reason]] = field(default_factory=Counter)
     evidence: list[Evidence] = field(default_factory=list)
 
     def add_event(self, event: ViolationEvent) -> CollectEvidence | None:
-        """Count an event; returns what to ask of its rank, if anything."""
+        """Count an event; returns a request for evidence to its rank, if more is wanted."""
         row, rank = event.violation, event.identity.rank
         self.violations += 1
         self.reasons[row.reason] += 1
@@ -106,13 +106,41 @@ class _OpenIncident:
             self.first.append(event)
         else:
             self.latest.append(event)
-        place, kind = (rank, row.group, row.slot), (rank, row.group, row.phase, row.reason)
-        wanted = place not in self.asked and self.asked_kinds[kind] < EVIDENCE_PER_KIND
-        if not wanted or row.slot < 0 or len(self.asked) == EVIDENCE_KEPT:
+        slot, labels = (rank, row.group, row.slot), (rank, row.group, row.phase, row.reason)
+        wanted = slot not in self.requested and self.requests_by_labels[labels] < EVIDENCE_PER_LABEL_SET
+        if not wanted or row.slot < 0 or len(self.requested) == EVIDENCE_KEPT:
             return None
-        self.asked.add(place)
-        self.asked_kinds[kind] += 1
+        self.requested.add(slot)
+        self.requests_by_labels[labels] += 1
         return CollectEvidence(incident=self.id, group=row.group, slot=row.slot)
+
+    def summary(self) -> IncidentSummary:
+        """An immutable copy without events and evidence."""
+        return IncidentSummary(
+            id=self.id,
+            trace_id=trace_id_of("incident", self.id),
+            engine=self.engine,
+            instance=self.instance,
+            opened_ns=self.opened_ns,
+            last_ns=self.last_ns,
+            closed_ns=self.closed_ns,
+            acknowledged=self.acknowledged,
+            violations=self.violations,
+            reasons=dict(self.reasons),
+            phases=dict(self.phases),
+            groups=tuple(sorted(self.groups)),
+            ranks=tuple(sorted(self.ranks)),
+            sweeps=tuple(self.sweeps),
+        )
+
+    def details(self) -> Incident:
+        """An immutable copy with events and evidence."""
+        return Incident(
+            **msgspec.structs.asdict(self.summary()),
+            first=tuple(self.first),
+            latest=tuple(self.latest),
+            evidence=tuple(self.evidence),
+        )
 
 
 class IncidentStore:
@@ -121,129 +149,97 @@ class IncidentStore:
     def __init__(self, kept: int, quiet_seconds: float, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._kept, self._quiet, self._wall_ns = kept, quiet_seconds, wall_ns
         self._lock = threading.Lock()
-        self._cases: OrderedDict[str, _OpenIncident] = OrderedDict()
-        self._open: dict[tuple[str, str], _OpenIncident] = {}
+        self._incidents: OrderedDict[str, _IncidentEntry] = OrderedDict()
+        self._open: dict[tuple[str, str], _IncidentEntry] = {}
         self._exemplars: OrderedDict[ViolationLabels, Exemplar] = OrderedDict()
         self.opened = 0
 
     def open_for(self, identity: Identity, now: float) -> str:
-        """The id of the instance's running incident; a new one when there is none."""
+        """The id of the instance's open incident, which is opened if there is none."""
         key = identity.engine, identity.instance
         with self._lock:
-            case = self._open.get(key)
-            if case is None:
-                wall = self._wall_ns()
-                stamp = datetime.fromtimestamp(wall / 1e9, UTC).strftime("%Y%m%dT%H%M%SZ")
-                case = _OpenIncident(
+            incident = self._open.get(key)
+            if incident is None:
+                wall_ns = self._wall_ns()
+                stamp = datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%Y%m%dT%H%M%SZ")
+                incident = _IncidentEntry(
                     id=f"{stamp}-{secrets.token_hex(3)}", engine=key[0], instance=key[1],
-                    opened_ns=wall, last_ns=wall, moved=now,
+                    opened_ns=wall_ns, last_ns=wall_ns, last_event=now,
                 )  # fmt: skip
-                self._open[key] = self._cases[case.id] = case
+                self._open[key] = self._incidents[incident.id] = incident
                 self.opened += 1
                 self._evict()
-            return case.id
+            return incident.id
 
-    def record(self, events: tuple[ViolationEvent, ...], now: float) -> list[CollectEvidence]:
-        """Enter one rank's events, all of the same incident; returns what to ask of that rank."""
-        asked: list[CollectEvidence] = []
+    def add_events(self, events: tuple[ViolationEvent, ...], now: float) -> list[CollectEvidence]:
+        """Add events of one rank; returns the requests for evidence to send to it."""
+        requests: list[CollectEvidence] = []
         with self._lock:
             for event in events:
-                case = self._cases.get(event.incident)
-                if case is None:
+                incident = self._incidents.get(event.incident)
+                if incident is None:
                     continue
-                case.moved, case.last_ns = now, self._wall_ns()
-                if (command := case.add_event(event)) is not None:
-                    asked.append(command)
-                self._set_exemplar(case, event)
-        return asked
+                incident.last_event, incident.last_ns = now, self._wall_ns()
+                if (request := incident.add_event(event)) is not None:
+                    requests.append(request)
+                self._set_exemplar(incident, event)
+        return requests
 
-    def add(self, evidence: Evidence) -> None:
-        """Keep what a rank sent for an incident that is still kept; what was not asked for is ignored."""
-        place = evidence.identity.rank, evidence.group, evidence.slot.slot
+    def add_evidence(self, evidence: Evidence) -> None:
+        """Add evidence to its incident. Evidence that was not requested, or received before, is ignored."""
+        slot = evidence.identity.rank, evidence.group, evidence.slot.slot
         with self._lock:
-            case = self._cases.get(evidence.incident)
-            if case is not None and place in case.asked and place not in case.answered:
-                case.answered.add(place)
-                case.evidence.append(evidence)
+            incident = self._incidents.get(evidence.incident)
+            if incident is not None and slot in incident.requested and slot not in incident.received:
+                incident.received.add(slot)
+                incident.evidence.append(evidence)
 
     def tick(self, now: float) -> None:
-        """Close the incidents that have been quiet for long enough."""
+        """Close the incidents without recent violations."""
         with self._lock:
-            for key, case in list(self._open.items()):
-                if now - case.moved > self._quiet:
-                    self._close(key, case)
+            for key, incident in list(self._open.items()):
+                if now - incident.last_event > self._quiet:
+                    self._close(key, incident)
 
     def acknowledge(self) -> None:
-        """An operator has seen everything up to now."""
+        """Close every incident and mark it as acknowledged."""
         with self._lock:
-            for key, case in list(self._open.items()):
-                self._close(key, case)
-            for case in self._cases.values():
-                case.acknowledged = True
+            for key, incident in list(self._open.items()):
+                self._close(key, incident)
+            for incident in self._incidents.values():
+                incident.acknowledged = True
 
     def find(self, incident_id: str) -> Incident | None:
-        """One incident, if it is still kept."""
+        """One incident, if it is stored."""
         with self._lock:
-            case = self._cases.get(incident_id)
-            return None if case is None else _describe(case)
+            incident = self._incidents.get(incident_id)
+            return None if incident is None else incident.details()
 
     def newest_first(self) -> list[IncidentSummary]:
-        """Every incident kept, without events and evidence."""
+        """Every stored incident, without events and evidence."""
         with self._lock:
-            return [_summary(case) for case in reversed(self._cases.values())]
+            return [incident.summary() for incident in reversed(self._incidents.values())]
 
     def exemplars(self) -> dict[ViolationLabels, Exemplar]:
-        """The latest violation of every labels that had one."""
+        """The latest violation of every label set that had one."""
         with self._lock:
             return dict(self._exemplars)
 
-    def _set_exemplar(self, case: _OpenIncident, event: ViolationEvent) -> None:
-        who, row = event.identity, event.violation
-        labels = (who.engine, who.instance, str(who.rank), row.group, row.phase.value, row.reason.value)
-        trace_id = trace_id_of("incident", case.id)
-        self._exemplars[labels] = Exemplar(incident=case.id, trace_id=trace_id, time_ns=row.time_ns)
+    def _set_exemplar(self, incident: _IncidentEntry, event: ViolationEvent) -> None:
+        rank, row = event.identity, event.violation
+        labels = (rank.engine, rank.instance, str(rank.rank), row.group, row.phase.value, row.reason.value)
+        trace_id = trace_id_of("incident", incident.id)
+        self._exemplars[labels] = Exemplar(incident=incident.id, trace_id=trace_id, time_ns=row.time_ns)
         self._exemplars.move_to_end(labels)
         if len(self._exemplars) > EXEMPLARS_KEPT:
             self._exemplars.popitem(last=False)
 
-    def _close(self, key: tuple[str, str], case: _OpenIncident) -> None:
-        case.closed_ns = self._wall_ns()
+    def _close(self, key: tuple[str, str], incident: _IncidentEntry) -> None:
+        incident.closed_ns = self._wall_ns()
         del self._open[key]
 
     def _evict(self) -> None:
-        while len(self._cases) > self._kept:
-            _, gone = self._cases.popitem(last=False)
-            if self._open.get((gone.engine, gone.instance)) is gone:
-                del self._open[gone.engine, gone.instance]
-
-
-def _summary_fields(case: _OpenIncident) -> dict[str, object]:
-    return {
-        "id": case.id,
-        "trace_id": trace_id_of("incident", case.id),
-        "engine": case.engine,
-        "instance": case.instance,
-        "opened_ns": case.opened_ns,
-        "last_ns": case.last_ns,
-        "closed_ns": case.closed_ns,
-        "acknowledged": case.acknowledged,
-        "violations": case.violations,
-        "reasons": dict(case.reasons),
-        "phases": dict(case.phases),
-        "groups": tuple(sorted(case.groups)),
-        "ranks": tuple(sorted(case.ranks)),
-        "sweeps": tuple(case.sweeps),
-    }
-
-
-def _summary(case: _OpenIncident) -> IncidentSummary:
-    return IncidentSummary(**_summary_fields(case))  # type: ignore[arg-type]
-
-
-def _describe(case: _OpenIncident) -> Incident:
-    return Incident(
-        **_summary_fields(case),  # type: ignore[arg-type]
-        first=tuple(case.first),
-        latest=tuple(case.latest),
-        evidence=tuple(case.evidence),
-    )
+        while len(self._incidents) > self._kept:
+            _, evicted = self._incidents.popitem(last=False)
+            if self._open.get((evicted.engine, evicted.instance)) is evicted:
+                del self._open[evicted.engine, evicted.instance]

@@ -1,4 +1,4 @@
-"""Which ranks the service knows: who is admitted, who is a duplicate, who fell silent."""
+"""The table of ranks: admission, restarts and duplicates, silence, pings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.commands import NoEngine
-from canary_obs.hub.ranks import Rank, RankView, label
-from canary_obs.hub.sweeps import RankKey
-from canary_obs.records import EngineMessage, Ping, Snapshot
+from canary_obs.hub.ranks import Rank, RankView, rank_name
+from canary_obs.records import EngineMessage, Ping, RankKey, Snapshot
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
 
@@ -19,12 +18,12 @@ RANKS_KEPT = 1024
 class RankTable:
     """Ranks by key. Not thread-safe: the hub holds its lock around every call. Times are the hub's clock."""
 
-    def __init__(self, config: ServiceConfig, restarted: Callable[[RankKey, int], None]) -> None:
-        """restarted: called with the key and started_ns of a rank that another process continues."""
+    def __init__(self, config: ServiceConfig, on_restart: Callable[[RankKey, int], None]) -> None:
+        """on_restart: called with the key and the new started_ns when another process continues a rank."""
         self._stale_seconds = config.snapshot_stale_seconds
-        self._restarted = restarted
+        self._on_restart = on_restart
         self._ranks: dict[RankKey, Rank] = {}
-        self.refused = 0  # messages of processes that were replaced
+        self.refused = 0  # messages of replaced processes
 
     def __iter__(self) -> Iterator[Rank]:
         return iter(self._ranks.values())
@@ -34,51 +33,51 @@ class RankTable:
         return self._ranks.get(key)
 
     def admit(self, message: EngineMessage, reply: Reply, now: float) -> Rank | None:
-        """The sender's rank, new or known; None = refused, as a newer process holds the rank."""
+        """The sender's rank, new or known; None = refused, because a newer process reports as this rank."""
         identity = message.identity
         rank = self._ranks.get(identity.key)
         if rank is None:
             self._evict()
             rank = self._ranks[identity.key] = Rank(identity, reply, now)
         elif identity.started_ns != rank.identity.started_ns:
-            # A clock set back can make a successor look older; then its predecessor's silence decides.
+            # After a clock was set back, a restarted engine looks older: admit it once the other is silent.
             if identity.started_ns < rank.identity.started_ns and not self.is_silent(rank, now):
                 self._refuse(rank, message, now)
                 return None
             rank.restart(identity)
-            self._restarted(identity.key, identity.started_ns)
-        rank.reply, rank.heard = reply, now
+            self._on_restart(identity.key, identity.started_ns)
+        rank.reply, rank.last_message = reply, now
         return rank
 
     def _refuse(self, rank: Rank, message: EngineMessage, now: float) -> None:
         self.refused += 1
-        # A message queued before its successor started does not show that the process still runs.
+        # Only a snapshot taken after the newer process started shows that the older one still runs.
         if isinstance(message, Snapshot) and message.time_ns > rank.identity.started_ns:
-            rank.duplicate, rank.duplicate_heard = message.identity, now
+            rank.duplicate, rank.duplicate_last_message = message.identity, now
 
     def _evict(self) -> None:
         while len(self._ranks) >= RANKS_KEPT:
-            del self._ranks[min(self._ranks, key=lambda key: self._ranks[key].heard)]
+            del self._ranks[min(self._ranks, key=lambda key: self._ranks[key].last_message)]
 
     def is_silent(self, rank: Rank, now: float) -> bool:
-        """Whether a rank detached, or sent no snapshot for too long."""
+        """Whether a rank departed, or sent no snapshot for too long."""
         age = rank.snapshot_age(now)
-        silent = now - rank.heard if age is None else age
+        silent = now - rank.last_message if age is None else age
         return rank.departed or silent > self._stale_seconds
 
-    def ping_due(self, now: float) -> None:
-        """Ping every attached rank whose last ping is PING_SECONDS old."""
+    def send_due_pings(self, now: float) -> None:
+        """Ping every attached rank whose last ping is at least PING_SECONDS old."""
         for rank in self:
-            if not rank.departed and now - rank.pinged >= PING_SECONDS:
+            if not rank.departed and now - rank.last_ping >= PING_SECONDS:
                 self.ping(rank, now)
 
     def ping(self, rank: Rank, now: float) -> None:
-        """Send a ping; asks for a Hello where none was received."""
-        rank.pinged = now
+        """Send a ping, which asks for a Hello if none was received."""
+        rank.last_ping = now
         rank.reply(Ping(want_hello=rank.hello is None))
 
     def live(self, now: float) -> list[Rank]:
-        """Ranks that can take a command. Raises NoEngine."""
+        """Ranks that can receive a command. Raises NoEngine."""
         live = [rank for rank in self if not self.is_silent(rank, now)]
         if not live:
             _, reasons = self.verdicts(now)
@@ -90,12 +89,12 @@ class RankTable:
         return tuple(self._ranks[key].view(now, self._stale_seconds) for key in sorted(self._ranks))
 
     def verdicts(self, now: float) -> tuple[list[State], list[str]]:
-        """States of all ranks that are not OFF, and their reasons, each with the rank's label."""
+        """States of all ranks that are not OFF, and their reasons, each prefixed with the rank's name."""
         states: list[State] = []
         reasons: list[str] = []
         for key in sorted(self._ranks):
-            state, why = self._ranks[key].verdict(now, self._stale_seconds)
+            state, rank_reasons = self._ranks[key].verdict(now, self._stale_seconds)
             if state is not State.OFF:
                 states.append(state)
-                reasons += [f"{label(key)}: {reason}" for reason in why]
+                reasons += [f"{rank_name(key)}: {reason}" for reason in rank_reasons]
         return states, reasons

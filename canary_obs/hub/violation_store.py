@@ -1,4 +1,4 @@
-"""Recent violations of all ranks, numbered in the order of arrival."""
+"""Recent violations of all ranks, numbered in order of arrival."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from canary_obs.vocabulary import Phase, Reason
 
 
 class ViolationEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A violation with the rank that saw it. `number` counts up from 1 for the service's life."""
+    """A violation and the rank that reported it. `number` counts from 1 since the service started."""
 
     number: int
-    incident: str  # id of the burst it belongs to
+    incident: str  # id
     identity: Identity
     violation: Violation
 
 
 class ViolationFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which violations; None = any. `after` and `before` are event numbers, both exclusive."""
+    """Selects violations; None = any. `after` and `before` are event numbers, both exclusive."""
 
     reason: Reason | None = None
     phase: Phase | None = None
@@ -31,10 +31,10 @@ class ViolationFilter(msgspec.Struct, frozen=True, kw_only=True):
     after: int | None = None
     before: int | None = None
 
-    def admits(self, event: ViolationEvent) -> bool:
-        """Whether an event is asked for."""
+    def matches(self, event: ViolationEvent) -> bool:
+        """Whether an event is selected."""
         row, identity = event.violation, event.identity
-        wanted = (
+        criteria = (
             (self.reason, row.reason),
             (self.phase, row.phase),
             (self.group, row.group),
@@ -43,7 +43,7 @@ class ViolationFilter(msgspec.Struct, frozen=True, kw_only=True):
             (self.rank, identity.rank),
         )
         return (
-            all(want is None or want == have for want, have in wanted)
+            all(wanted is None or wanted == actual for wanted, actual in criteria)
             and (self.after is None or event.number > self.after)
             and (self.before is None or event.number < self.before)
         )
@@ -58,11 +58,11 @@ class ViolationStore:
 
     @property
     def evicted(self) -> int:
-        """Events evicted for newer ones."""
+        """Events dropped for newer ones."""
         return self.total - len(self._events)
 
     def add(self, message: Violations, incident: str) -> tuple[ViolationEvent, ...]:
-        """Number and keep the rows of one message."""
+        """Number and store the violations of one message."""
         events = tuple(
             ViolationEvent(number=number, incident=incident, identity=message.identity, violation=row)
             for number, row in enumerate(message.rows, start=self.total + 1)

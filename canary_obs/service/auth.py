@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from canary_obs.config import PREFIX, is_loopback
-from canary_obs.hub.commands import AuditEvent
 from canary_obs.service.problems import problem
 from canary_obs.service.rate_limiter import RateLimiter
 from canary_obs.service.route_policy import WRITE_SCOPES, RoutePolicy, RouteRule
 from canary_obs.service.token_store import Caller, TokenStore
+from canary_obs.telemetry.audit import AuditEvent
 
 MAX_BODY_BYTES = 64 << 10
 MAX_PATH_LOGGED = 256

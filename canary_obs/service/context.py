@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from canary_obs.config import ServiceConfig
-from canary_obs.hub.commands import AuditEvent, NoEngine, StartSweepRequest
+from canary_obs.hub.commands import NoEngine, StartSweepRequest
 from canary_obs.hub.drills import DrillRecord
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.records import StartDrill
 from canary_obs.service.event_stream import EventStream
 from canary_obs.service.problems import Problem
+from canary_obs.telemetry.audit import AuditEvent
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
 
@@ -67,11 +68,11 @@ class AppContext:
 
     def start_drill(self) -> tuple[str, Future[DrillRecord]]:
         """Start a drill on every live rank; its id and its result. Raises NoEngine or DrillInProgress."""
-        drill_id, result = self.hub.drills.begin(DRILL_SECONDS)
+        drill_id, result = self.hub.drills.start(DRILL_SECONDS)
         try:
             ranks = self.hub.send_command(StartDrill(id=drill_id))
         except NoEngine:
-            self.hub.drills.end(drill_id)
+            self.hub.drills.finish(drill_id)
             raise
         self.hub.drills.set_expected_ranks(drill_id, ranks)
         return drill_id, result

@@ -20,7 +20,7 @@ import msgspec
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.sweeps import RECORDS_KEPT
 from canary_obs.hub.violation_store import ViolationEvent
-from canary_obs.records import Identity
+from canary_obs.records import Identity, RankKey
 from canary_obs.vocabulary import State
 
 EVENTS_KEPT = 2048  # of violations, and of all other events
@@ -73,7 +73,7 @@ class EventStream:
         self._violations: deque[StreamEvent] = deque(maxlen=EVENTS_KEPT)
         self._others: deque[StreamEvent] = deque(maxlen=EVENTS_KEPT)
         self._polled_at = float("-inf")
-        self._states: dict[tuple[str, str, int] | None, State] = {}
+        self._states: dict[RankKey | None, State] = {}
         self._incidents: dict[str, int | None] = {}  # closed_ns by incident id
         self._sweeps: dict[str, int | None] = {}  # ended_ns by sweep id
         self.epoch = secrets.token_hex(4)  # part of event ids: numbers start again with each process
@@ -168,7 +168,7 @@ def dropped(count: int | None) -> StreamEvent:
     return StreamEvent(number=0, kind=EventKind.DROPPED, data=Dropped(count=count))
 
 
-def _key(identity: Identity | None) -> tuple[str, str, int] | None:
+def _key(identity: Identity | None) -> RankKey | None:
     return None if identity is None else identity.key
 
 

@@ -14,7 +14,6 @@ from typing import Generic, TextIO, TypeVar
 import structlog
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.hub.commands import AuditEvent
 from canary_obs.hub.violation_store import ViolationEvent
 
 log = logging.getLogger("canary_obs")
@@ -109,27 +108,6 @@ def open_log(path: str, fields: Callable[[Event], Fields], on_drop: OnDrop | Non
         remedy = "Name a file in a folder that the service may write, or leave it empty for standard error."
         raise ConfigurationError("log_file", path, rule, remedy) from None
     return EventLog(fields, append, on_drop=on_drop)
-
-
-def audit_fields(request: AuditEvent) -> dict[str, str | int | float | None]:
-    """Fields of a log line; the level is `warning` when the request was refused or failed."""
-    failed = request.status is None or request.status >= 500
-    done = request.status is not None and request.status < 400
-    return {
-        "event": "order",
-        "timestamp": datetime.fromtimestamp(request.time_ns / 1e9, UTC).isoformat(),
-        "level": "info" if done else "warning",
-        "outcome": "done" if done else "failed" if failed else "refused",
-        "method": request.method,
-        "route": request.route,
-        "path": request.path,
-        "scope": request.scope,
-        "token": request.token,
-        "client": request.client,
-        "status": request.status,
-        "location": request.location,
-        "seconds": request.seconds,
-    }
 
 
 def violation_fields(event: ViolationEvent) -> dict[str, str | int | None]:

@@ -9,7 +9,7 @@ from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillCount
 from canary_obs.hub.incident_store import IncidentSummary
 from canary_obs.hub.ranks import RankView
-from canary_obs.hub.sweeps import RankKey
+from canary_obs.records import RankKey
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
 from canary_obs.vocabulary import DrillOutcome, State

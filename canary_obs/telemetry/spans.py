@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Trace
 
 from canary_obs import __version__
 from canary_obs.hub.incident_store import trace_id_of
-from canary_obs.hub.ranks import label
+from canary_obs.hub.ranks import rank_name
 from canary_obs.records import Identity
 from canary_obs.telemetry.export_queue import ExportQueue
 
@@ -118,7 +118,7 @@ def rank_resource(service: Resource, rank: Identity) -> Resource:
     return service.merge(
         Resource(
             {
-                SERVICE_INSTANCE_ID: label(rank.key),
+                SERVICE_INSTANCE_ID: rank_name(rank.key),
                 "process.pid": rank.pid,
                 "kv_canary.engine": rank.engine,
                 "kv_canary.instance": rank.instance,

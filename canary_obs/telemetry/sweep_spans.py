@@ -7,14 +7,14 @@ from collections.abc import Callable
 from opentelemetry.trace import Span, Status, StatusCode
 
 from canary_obs.hub.sweeps import RankSweep, SweepRecord
-from canary_obs.records import Identity
+from canary_obs.records import Identity, RankKey
 from canary_obs.telemetry.spans import SpanMaker, span_context_of
 from canary_obs.vocabulary import SweepStatus
 
 _ERRORS = frozenset({SweepStatus.FAILED, SweepStatus.VIOLATED})
 
-# Looks up a rank by (engine, instance, rank); None = the hub no longer keeps it.
-IdentityOf = Callable[[tuple[str, str, int]], Identity | None]
+# Looks up a rank; None = the hub no longer keeps it.
+IdentityOf = Callable[[RankKey], Identity | None]
 
 
 def export_sweep(spans: SpanMaker, record: SweepRecord, identity_of: IdentityOf) -> None:

@@ -15,7 +15,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.incident_store import Incident
 from canary_obs.hub.violation_store import ViolationEvent
-from canary_obs.records import Evidence, Identity
+from canary_obs.records import Evidence, Identity, RankKey
 from canary_obs.telemetry.export_queue import ExportCounts, ExportQueue
 from canary_obs.telemetry.log import violation_fields
 from canary_obs.telemetry.otlp import (
@@ -136,7 +136,7 @@ class Tracing:
                     self._update_incident(spans, incident)
         self._known_incidents = {summary.id for summary in summaries}
 
-    def _identity(self, key: tuple[str, str, int]) -> Identity | None:
+    def _identity(self, key: RankKey) -> Identity | None:
         return next((rank.identity for rank in self._hub.ranks() if rank.identity.key == key), None)
 
     def _update_incident(self, spans: SpanMaker, incident: Incident) -> None:

@@ -55,7 +55,7 @@ class SocketFile:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             rule = f"the folder {folder} cannot be created: {error.strerror}"
-            raise endpoint_error(self._address, rule, _choose_folder(folder)) from None
+            raise endpoint_error(self._address, rule, _folder_remedy(folder)) from None
 
     def _acquire_lock(self) -> int:
         path = self._path.with_name(self._path.name + ".lock")
@@ -63,7 +63,7 @@ class SocketFile:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             rule = f"{path} cannot be written: {error.strerror}"
-            raise endpoint_error(self._address, rule, _choose_folder(path.parent)) from None
+            raise endpoint_error(self._address, rule, _folder_remedy(path.parent)) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -103,7 +103,7 @@ class SocketFile:
         except OSError as error:
             server.close()
             rule = f"{self._path} cannot be bound: {error.strerror}"
-            raise endpoint_error(self._address, rule, _choose_folder(self._path.parent)) from None
+            raise endpoint_error(self._address, rule, _folder_remedy(self._path.parent)) from None
         return server
 
     def _in_use(self, owner: str) -> ConfigurationError:
@@ -111,5 +111,5 @@ class SocketFile:
         return endpoint_error(self._address, f"{owner} is listening there", remedy)
 
 
-def _choose_folder(folder: Path) -> str:
+def _folder_remedy(folder: Path) -> str:
     return f"Make {folder} a folder that user {os.geteuid()} can write, or choose another endpoint."

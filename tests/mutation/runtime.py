@@ -305,13 +305,13 @@ DEVICE_HOST = mutants(
 COUNTERS = mutants(
     "canary_obs/hub/counters.py",
     (
-        "    return mine + base\n",
-        "    return max(mine, base)\n",
-        "tests/hub/test_hub.py::test_counters_are_carried_over_a_restart",
+        "    return current + earlier\n",
+        "    return max(current, earlier)\n",
+        "tests/hub/test_hub.py::test_counters_are_summed_over_a_restart",
     ),
     (
-        "return base | mine | {key",
-        "return mine | {key",
+        "return earlier | current | {key",
+        "return current | {key",
         "tests/hub/test_hub.py::test_a_group_that_is_gone_after_a_restart_keeps_its_counts",
     ),
 )

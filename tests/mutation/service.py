@@ -109,12 +109,12 @@ DRILL = mutants(
 DRILL_STORE = mutants(
     "canary_obs/hub/drills.py",
     (
-        "running.expected is not None and running.expected <= running.findings.keys()",
-        "running.expected is not None",
+        "drill.expected is not None and drill.expected <= drill.findings.keys()",
+        "drill.expected is not None",
         "tests/hub/test_drills.py::test_a_drill_finishes_with_its_last_report",
     ),
     (
-        "if now < self._running.until:",
+        "if now < self._running.deadline:",
         "if now < 0:",
         "tests/hub/test_drills.py::test_one_drill_at_a_time_until_its_deadline",
     ),

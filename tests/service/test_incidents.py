@@ -12,7 +12,7 @@ import pytest
 
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
-from canary_obs.hub.incident_store import EVIDENCE_KEPT, EVIDENCE_PER_KIND
+from canary_obs.hub.incident_store import EVIDENCE_KEPT, EVIDENCE_PER_LABEL_SET
 from canary_obs.records import CollectEvidence, Evidence, Violations
 from canary_obs.slot_facts import ChangedWord, SlotEvent, SlotFacts
 from canary_obs.telemetry.incident_bundle import IncidentBundle
@@ -105,12 +105,12 @@ def test_acknowledging_closes_it(hub, rank):
     assert len(hub.incidents.newest_first()) == 2
 
 
-def test_evidence_is_requested_for_each_kind_but_not_for_every_slot(hub, rank):
+def test_evidence_is_requested_for_each_label_set_but_not_for_every_slot(hub, rank):
     damaged(rank, *range(50))
-    assert [command.slot for command in evidence_requests(rank)] == list(range(EVIDENCE_PER_KIND))
+    assert [command.slot for command in evidence_requests(rank)] == list(range(EVIDENCE_PER_LABEL_SET))
     damaged(rank, 60, reason=Reason.CHAIN, phase=Phase.HEAD)
     damaged(rank, -1, reason=Reason.POSITION)
-    assert [command.slot for command in evidence_requests(rank)][EVIDENCE_PER_KIND:] == [60]
+    assert [command.slot for command in evidence_requests(rank)][EVIDENCE_PER_LABEL_SET:] == [60]
     for number in range(40):
         damaged(rank, 100 + number, group=f"g{number}")
     assert len(evidence_requests(rank)) == EVIDENCE_KEPT

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from canary_obs.hub.counters import carried_over
+from canary_obs.hub.counters import add_totals
 from canary_obs.hub.hub import Hub
 from canary_obs.records import LATENCY_BOUNDS, Latencies, PerturbCount
 from canary_obs.telemetry.exposition import Exposition
@@ -47,7 +47,7 @@ def test_buckets_are_cumulative_and_end_at_the_count() -> None:
 def test_earlier_lives_are_added_bucket_by_bucket() -> None:
     before = snapshot(identity(), 1, perturbations=with_latency({1: 5}, 0.5))
     after = snapshot(identity(), 2, perturbations=with_latency({1: 1, 2: 1}, 0.25))
-    latency = carried_over(after, before).perturbations[MODE].latency
+    latency = add_totals(after, before).perturbations[MODE].latency
     assert latency.counts[:3] == (0, 6, 1)
     assert latency.seconds == 0.75
 

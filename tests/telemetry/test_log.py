@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from canary_obs.errors import ConfigurationError
-from canary_obs.hub.commands import AuditEvent
 from canary_obs.hub.hub import Hub
 from canary_obs.records import Violations
-from canary_obs.telemetry.log import EventLog, audit_fields, open_log, violation_fields
+from canary_obs.telemetry.audit import AuditEvent, audit_fields
+from canary_obs.telemetry.log import EventLog, open_log, violation_fields
 from tests.service.fakes import identity, violation
 
 

@@ -34,7 +34,7 @@ def filled_hub(**changes):
 
 
 def drill(hub, outcome):
-    name, _ = hub.drills.begin(60.0)
+    name, _ = hub.drills.start(60.0)
     hub.drills.set_expected_ranks(name, [identity().key])
     finding = DrillFinding(id=name, outcome=outcome)
     hub.ingest(DrillReport(identity=identity(), finding=finding), lambda command: None)

@@ -29,5 +29,5 @@ async def drill(request: Request) -> Response:
     result: asyncio.Future[DrillRecord] = asyncio.wrap_future(pending)
     await asyncio.wait([result], timeout=DRILL_SECONDS)
     if not result.done():
-        context.hub.drills.end(drill_id)
+        context.hub.drills.finish(drill_id)
     return reply(await result)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from canary_obs import __version__
-from canary_obs.hub.ranks import RankView, label
+from canary_obs.hub.ranks import RankView, rank_name
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.service.context import context_of
 from canary_obs.service.route_policy import TokenScope, requires
@@ -42,7 +42,7 @@ def page(request: Request) -> HTMLResponse:
 def _rank_row(rank: RankView) -> str:
     totals = rank.totals
     state = f'<span class="state {rank.state.value}">{rank.state.value}</span>'
-    name = escape(label(rank.identity.key))
+    name = escape(rank_name(rank.identity.key))
     if totals is None:
         return f"<tr><td>{name}</td><td>{state}</td><td colspan=7>no snapshot yet</td></tr>"
     groups = totals.groups.values()
@@ -64,7 +64,7 @@ def _rank_row(rank: RankView) -> str:
 def _violation_row(event: ViolationEvent) -> str:
     row = event.violation
     time = datetime.fromtimestamp(row.time_ns / 1e9, UTC).isoformat(timespec="milliseconds")
-    what = (event.number, time, label(event.identity.key), row.reason.value, row.phase.value, row.group)
+    what = (event.number, time, rank_name(event.identity.key), row.reason.value, row.phase.value, row.group)
     where = (row.slot, row.position, row.step, row.request)
     return f"<tr>{_cells((*what, *where))}</tr>"
 

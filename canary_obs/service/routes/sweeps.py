@@ -71,7 +71,7 @@ async def show_sweep(request: Request, sweep_id: SweepId) -> Response:
 )
 async def cancel_sweep(request: Request, sweep_id: SweepId) -> Response:
     """Ask the ranks to stop a sweep: 202. A sweep that has already ended is returned unchanged: 200."""
-    record = _found(context_of(request).hub.cancel(sweep_id), sweep_id)
+    record = _found(context_of(request).hub.cancel_sweep(sweep_id), sweep_id)
     return reply(record, 202 if record.status is SweepStatus.RUNNING else 200)
 
 
