@@ -17,7 +17,7 @@ from canary_obs.errors import ConfigurationError
     ("setting", "value", "rule"),
     [
         ("KV_CANARY_ENDPOINT", "tcp://10.0.0.5:9470", "beyond loopback TCP needs keys"),
-        ("KV_CANARY_ENGINE_SECRET_KEY_FILE", "/no/such.secret", "without service_public_key_file"),
+        ("KV_CANARY_ENGINE_SECRET_KEY_FILE", "/no/such.secret", "requires service_public_key_file"),
     ],
 )
 def test_the_plugin_refuses_at_once(
