@@ -64,6 +64,12 @@ def test_every_reason_is_explained() -> None:
     assert rows == [reason.name.lower() for reason in layout.Reason]
 
 
+def test_sizes_of_device_memory() -> None:
+    assert f"{layout.NUM_LANES} lanes (phase, reason)" in PAGE
+    assert f"2 x {layout.COUNTER_WORDS} words of 8 B per group" in PAGE
+    assert f"rows of {8 * layout.ROW_WORDS} B per group" in PAGE
+
+
 def test_the_count_of_invisible_sets() -> None:
     """Sets of four top bits in two of 80 layers and two of 2048 words whose changes cancel."""
     layers = [hashing.layer_key_int(layer) for layer in range(80)]
