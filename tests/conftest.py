@@ -9,3 +9,5 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+from tests.unchecked import unchecked  # noqa: F401 - a fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from canary_kernels import layout
 from canary_obs.config import CanaryConfig
@@ -32,6 +33,13 @@ class HealthInputs:
     patrol_age: float | None
 
 
+class ReasonSource(Protocol):
+    """A check of its own that can keep a rank from OK."""
+
+    def reasons(self) -> list[tuple[State, str]]:
+        """What it found by now, each with the state it stands for; empty = nothing. Host data only."""
+
+
 class Health:
     """Counts the observer's faults and compares launched kernel runs with counted ones."""
 
@@ -43,10 +51,15 @@ class Health:
         self.launched_runs = [[0] * layout.NUM_PHASES for _ in range(num_groups)]
         self._expected: dict[int, list[list[int]]] = {}  # runs by sequence of the copy
         self.stalled: set[tuple[int, layout.Phase]] = set()  # (group, phase)
+        self._sources: list[ReasonSource] = []
         self._acknowledged_faults = 0
         self._acknowledged_violations = 0
         self._acknowledged_drops = 0
         self._acknowledged_messages = 0
+
+    def add_source(self, source: ReasonSource) -> None:
+        """Ask `source` for reasons, too, at every verdict."""
+        self._sources.append(source)
 
     def count_launch(self, group: int, phase: layout.Phase) -> None:
         """Note that a check was launched, which COUNT_RUNS must show."""
@@ -95,6 +108,8 @@ class Health:
             found.append((State.VIOLATED, f"{count} violations not acknowledged"))
         found += self._blind_reasons(health_inputs)
         found += self._degraded_reasons(health_inputs)
+        for source in self._sources:
+            found += source.reasons()
         if not found and not health_inputs.armed:
             found.append((State.OFF, "not ready: mark_ready() was not called yet, or the canary is detached"))
         state = worst([state for state, _ in found]) if found else State.OK

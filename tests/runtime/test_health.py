@@ -110,3 +110,13 @@ def test_lost_runs_of_unprocessed_copies_are_found_by_later_ones() -> None:
     health.stalled.clear()
     health.compare_runs(4, runs(head=4))
     assert not health.stalled
+
+
+def test_a_source_adds_its_reasons() -> None:
+    class Source:
+        def reasons(self) -> list[tuple[State, str]]:
+            return [(State.BLIND, "2 forwards were not shown")]
+
+    health = Health(1, CanaryConfig())
+    health.add_source(Source())
+    assert health.verdict(GOOD) == (State.BLIND, ("2 forwards were not shown",))
