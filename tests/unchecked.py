@@ -7,8 +7,8 @@ A test that takes a check away and sees the state leave `ok` reports it through 
         unchecked("forward hooks never reach the canary", "vLLM V1", canary.verdict(),
                   names="forwards were not shown", seconds=elapsed)
 
-`UPDATE_UNCHECKED=1 pytest ...` writes what was seen to tests/unchecked_ways; without it, what is written there must
-agree. `python -m tests.unchecked` puts the table into docs/architecture.md.
+`UPDATE_UNCHECKED=1 pytest ...` writes what was seen to tests/unchecked_ways; without it, what is written
+there must agree. `python -m tests.unchecked` puts the table into docs/architecture.md.
 """
 
 from __future__ import annotations
