@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
 SIZE = 32
 STORE: dict[tuple[int, ...], list[Any]] = {}  # tokens of a prefix -> its last block, layer by layer
+LOADS: Counter[str] = Counter()  # "blocks": loaded since the process began
 
 
 class Transfers(KVConnectorMetadata):
@@ -54,6 +56,7 @@ class CopyingConnector(KVConnectorBase_V1):
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         for prefix, block in self._get_connector_metadata().loads:
+            LOADS["blocks"] += 1
             for cache, kept in zip(self._caches, STORE[prefix], strict=True):
                 cache[block] = kept
 
