@@ -161,6 +161,8 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     paused: bool
     kernels_stalled: dict[str, tuple[Phase, ...]] | None = None  # by group; None = not reported
     swa_divergence: SwaDivergence | None = None  # None = no sliding-window group
+    forwards: dict[str, int] | None = None  # with tokens, by group, as the engine counts; None = unknown
+    forwards_checked: dict[str, int] | None = None  # of those, the ones whose checks were launched
 
 
 class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):

@@ -58,6 +58,9 @@ class ToyAdapter(EngineAdapter, PrefixCache):
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
         return torch.ones_like(slots, dtype=torch.bool)
 
+    def forwards(self) -> dict[str, int]:
+        return {"full": self.engine.steps}
+
     def slots_in_use(self, group: str) -> Tensor:
         return self.cached(group).slots
 

@@ -16,6 +16,7 @@ class ToyEngine:
         self.block_table = torch.arange(16).view(2, 8)  # int64 [requests, pages of a request]
         self.tokens = [[11, 12, 13, 14, 15], [21, 22]]  # by request: prompt, then output
         self.computed = [0, 0]  # by request: tokens that have KV
+        self.steps = 0
 
     def slots_of(self, requests: Tensor, positions: Tensor) -> Tensor:
         """int64 [n]: where the KV of each (request, position) is."""
@@ -23,6 +24,7 @@ class ToyEngine:
 
     def step(self) -> None:
         """Compute the KV of every token that has none, then append a token to each request."""
+        self.steps += 1
         new = [(i, p) for i, ids in enumerate(self.tokens) for p in range(self.computed[i], len(ids))]
         requests, positions = torch.tensor(new).unbind(1)
         token_ids = torch.tensor([self.tokens[i][p] for i, p in new])

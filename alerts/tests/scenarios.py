@@ -100,6 +100,26 @@ BLIND = (
             rank_counter("kernel_runs", 3, 3, group="full", phase="patrol"),
         ),
     ),
+    Scenario(  # no hook reaches the canary: it counts no steps, the engine counts forwards
+        alert="KVCanaryChecksNotRunning",
+        series=(
+            rank_counter("steps", 100, 0),
+            rank_counter("kernel_runs", 100, 0, group="full", phase="head"),
+            rank_counter("forwards", 100, 100, group="full"),
+            rank_counter("forwards_checked", 100, 0, group="full"),
+        ),
+    ),
+    Scenario(  # the target's forwards are shown, the draft model's are not
+        alert="KVCanaryChecksNotRunning",
+        series=(
+            rank_counter("steps", 100, 100),
+            rank_counter("kernel_runs", 100, 100, group="full", phase="head"),
+            rank_counter("forwards", 100, 100, group="full"),
+            rank_counter("forwards_checked", 100, 100, group="full"),
+            rank_counter("forwards", 100, 100, group="draft"),
+            rank_counter("forwards_checked", 100, 0, group="draft"),
+        ),
+    ),
     Scenario(
         alert="KVCanaryWindowNotChecked",
         series=(

@@ -105,6 +105,7 @@ class RepeatedStep:
         started = time.perf_counter()
         with as_scheduled(batch):
             for _ in range(steps):
+                self.engine.statistics.forwards += observed  # as the engine's own loop would count
                 spent = sum(self.canary.overhead.values())
                 logits = forward(batch)
                 if observed:  # where the adapter calls it: before the engine waits for the tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -70,6 +70,15 @@ class EngineAdapter(ABC):
     @abstractmethod
     def detach(self) -> None:
         """Restore the engine exactly; idempotent."""
+
+    def forwards(self) -> Mapping[str, int] | None:
+        """Forwards with tokens since the engine's start, by group name; a draft model's by its own groups.
+
+        Counted when a forward is about to run, by the engine or where its scheduler hands out work: not by
+        the hooks that call the observer, which it is compared with. Called several times per step; may return
+        the same mapping each time. None = unknown, and the state is at best `degraded`.
+        """
+        return None
 
     @property
     def step_types(self) -> StepTypes | None:

@@ -44,7 +44,10 @@ class Observer(Protocol):
         """
 
     def forward_failed(self, step: StepView) -> None:
-        """The forward raised, or cannot be checked: the content of its output slots is unknown."""
+        """The forward raised, or cannot be checked: the content of its output slots is unknown.
+
+        Also for a forward that was not begun here.
+        """
 
     def fault(self, part: str, error: Exception) -> None:
         """The adapter itself failed in `part`: counted, and the state becomes `blind`."""

@@ -28,6 +28,8 @@ COUNTER_FIELDS = (
     "perturbations",
     "pipeline",
     "patrol",
+    "forwards",
+    "forwards_checked",
 )
 
 

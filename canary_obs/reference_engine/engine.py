@@ -111,6 +111,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if not plan.requests:
             return ()
+        self.statistics.forwards += 1
         batch = self.runner.prepare(plan)
         logits = self.runner.forward(batch)
         if self.drafter is None:

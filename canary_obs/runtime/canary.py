@@ -25,6 +25,7 @@ from canary_obs.runtime.evidence.collector import EvidenceCollector
 from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.forward import ForwardChecks
+from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.drill import Drill
@@ -54,7 +55,8 @@ class CanaryRuntime:
         self.state = DeviceState(adapter.groups, device, config)
         self.health = Health(len(self.state.groups), config)
         self._faults = Faults(self.health, config.mode)
-        self._checks = ForwardChecks(self.state, self.health, config)
+        self.forwards = ForwardAccount(self.state, self.health, adapter.forwards)
+        self._checks = ForwardChecks(self.state, self.health, self.forwards, config)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)
         bandwidth = measure_bandwidth(self.state)
         self.sweeper = Sweeper(
@@ -81,7 +83,7 @@ class CanaryRuntime:
         self._sources = SnapshotSources(
             config=config, run=self.run, state=self.state, health=self.health,
             counter_reader=self.counter_reader, sweeper=self.sweeper, patrol=self.patrol,
-            reporter=self.reporter, swa=self.swa,
+            reporter=self.reporter, swa=self.swa, forwards=self.forwards,
             injections=self.injector.injections if self.injector is not None else None,
         )  # fmt: skip
         self.delivery = ViolationDelivery(
@@ -122,6 +124,7 @@ class CanaryRuntime:
         for group in self.state.groups:
             group.buffers.records.zero_()
             group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
+        self.forwards.start()
         self.run.ready_at = time.monotonic()
         self.run.armed = True
         self.reporter.send_hello()
@@ -212,12 +215,15 @@ class CanaryRuntime:
         if self._leave_forward():
             self._abandon(view)
             self._scheduler.after_forward()
+        elif self.run.armed and self._depth == 0:
+            self._or_disarm(lambda: self._checks.never_began(view))
 
     # Hooks between forwards.
 
     def after_step(self, stream: AbstractContextManager[None] = CURRENT_STREAM) -> None:
         """Run the scheduled tasks: counters, sweep, patrol, commands, reports."""
         if self.run.armed:
+            self._or_disarm(self.forwards.settle)
             self._scheduler.step(stream)
             if self.delivery.pending:
                 self.delivery.raise_pending()
@@ -225,8 +231,8 @@ class CanaryRuntime:
     def idle(self) -> bool:
         """Run all tasks while the engine has no requests. True = call again soon."""
         run = self.run
-        if not run.armed:
-            return False
+        if not run.armed or not self._or_disarm(self.forwards.settle_idle):
+            return run.armed
         run.last_step_end = None
         if self.config.idle_sweep and not run.paused and self.sweeper.idle_due(run.ready_at):
             self._faults.guard(ObserverPart.SWEEP, self.sweeper.begin_automatic, Trigger.IDLE, run.step)
@@ -283,10 +289,11 @@ class CanaryRuntime:
     def _abandon(self, view: StepView) -> None:
         self._or_disarm(lambda: self._checks.abandon(view))
 
-    def _or_disarm(self, recover: Callable[[], None]) -> None:
+    def _or_disarm(self, recover: Callable[[], object]) -> bool:
         try:
-            recover()
+            return recover() is not False
         except Exception as error:  # noqa: BLE001 - records can't be trusted any more: better blind than wrong
             self.run.armed = False
             self.health.disarmed = f"records could not be adopted after a fault ({type(error).__name__})"
             self._faults.count_fault(ObserverPart.ADOPT, error)
+            return False

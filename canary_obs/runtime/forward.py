@@ -13,20 +13,24 @@ from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import StepView
 from canary_obs.runtime.device.state import DeviceState, Group
+from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
 
 
 class ForwardChecks:
     """Launches only; waits for the device nowhere but in `prefix_slots`."""
 
-    def __init__(self, state: DeviceState, health: Health, config: CanaryConfig) -> None:
-        self._state, self._health = state, health
+    def __init__(
+        self, state: DeviceState, health: Health, account: ForwardAccount, config: CanaryConfig
+    ) -> None:
+        self._state, self._health, self._account = state, health, account
         self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
         self._batches: list[tuple[Group, RowBatch]] = []
 
     def before_write(self, view: StepView, step: int) -> None:
         """Compare the bytes that forward number `step` is about to overwrite."""
         state = self._state
+        self._account.begin(view.groups)
         state.tick(step)
         if self._reuse:
             for group in state.named(view.groups):
@@ -53,12 +57,19 @@ class ForwardChecks:
                 slots = prefix_slots(batch)
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.TAIL)
         self._batches = []
+        self._account.end()
 
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""
         self._batches = []
         for group in self._state.named(view.groups):
             group.adopt(view.groups[group.name].out_slots)
+        self._account.end()
+
+    def never_began(self, view: StepView) -> None:
+        """`abandon` a forward that was counted, but not begun here."""
+        self._account.begin(view.groups)
+        self.abandon(view)
 
 
 def prefix_slots(batch: RowBatch) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,14 +52,17 @@ class Health:
         self._expected: dict[int, list[list[int]]] = {}  # runs by sequence of the copy
         self.stalled: set[tuple[int, layout.Phase]] = set()  # (group, phase)
         self._sources: list[ReasonSource] = []
+        self._on_acknowledge: list[Callable[[], None]] = []
         self._acknowledged_faults = 0
         self._acknowledged_violations = 0
         self._acknowledged_drops = 0
         self._acknowledged_messages = 0
 
-    def add_source(self, source: ReasonSource) -> None:
-        """Ask `source` for reasons, too, at every verdict."""
+    def add_source(self, source: ReasonSource, acknowledge: Callable[[], None] | None = None) -> None:
+        """Ask `source` for reasons, too, at every verdict; `acknowledge` makes it forget those up to now."""
         self._sources.append(source)
+        if acknowledge is not None:
+            self._on_acknowledge.append(acknowledge)
 
     def count_launch(self, group: int, phase: layout.Phase) -> None:
         """Note that a check was launched, which COUNT_RUNS must show."""
@@ -99,6 +102,8 @@ class Health:
         self._acknowledged_messages = health_inputs.messages_dropped
         self._acknowledged_faults = self.faults.total()
         self.stalled.clear()
+        for acknowledge in self._on_acknowledge:
+            acknowledge()
 
     def verdict(self, health_inputs: HealthInputs) -> tuple[State, tuple[str, ...]]:
         """The rank's state with every reason that keeps it from OK."""

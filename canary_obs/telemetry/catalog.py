@@ -83,6 +83,8 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_G, "paused", "", "", "1 while sweeps and patrol are paused.", readings.paused),
     _rank(_C, "restarts_total", "", "", "Engine restarts that the service has observed.", readings.restarts),
     _rank(_C, "steps_total", "", "", "Forward steps observed.", readings.steps),
+    _rank(_C, "forwards_total", "", "group", "Forwards with tokens, as the engine counts them itself.", readings.forwards),
+    _rank(_C, "forwards_checked_total", "", "group", "Forwards whose checks were launched, or whose slots were declared unverified.", readings.forwards_checked),
     _rank(_C, "step_seconds_total", "seconds", "", "Engine time between step starts.", readings.step_seconds),
     _rank(_C, "overhead_seconds_total", "seconds", "phase", "Host time that the canary took on the engine's thread, by hook.", readings.overhead),
     _rank(_C, "kernel_runs_total", "", "group phase", "Check launches that finished.", readings.kernel_runs),

@@ -9,7 +9,7 @@ import msgspec
 from canary_obs.errors import WireError
 from canary_obs.records import Command, EngineMessage
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 16 << 20
 
 _MAGIC = b"kvc"

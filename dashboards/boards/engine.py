@@ -32,6 +32,16 @@ BOARD = Board(
                     unit="ops",
                 ),
                 Panel(
+                    title="Forwards not checked",
+                    description="Forwards that the engine counts, less those whose checks were launched.",
+                    queries=(
+                        Query(
+                            expression=f"{group('forwards_total')} - {group('forwards_checked_total')}",
+                            legend="rank {{rank}} {{group}}",
+                        ),
+                    ),
+                ),
+                Panel(
                     title="Step time",
                     description="Engine time between step starts.",
                     queries=(

@@ -338,8 +338,8 @@ WIRE = mutants(
         "tests/transport/test_wire.py::test_another_protocol_version_is_refused_with_both_numbers",
     ),
     (
+        "PROTOCOL_VERSION = 3",
         "PROTOCOL_VERSION = 2",
-        "PROTOCOL_VERSION = 1",
         "tests/transport/test_wire.py::test_frames_of_protocol_version_1_are_refused",
     ),
 )

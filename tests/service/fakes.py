@@ -111,6 +111,8 @@ def snapshot(who: Identity, step: int, *, violations: int = 0, **changes: Any) -
         perturbations={PerturbMode.REAL_KV_USED: PerturbCount(injected=step, detected=step, open=1)},
         paused=False,
         kernels_stalled={},
+        forwards={"full": step},
+        forwards_checked={"full": step},
         swa_divergence=SwaDivergence(
             step=step,
             verified_full=20 * step,

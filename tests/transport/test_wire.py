@@ -41,7 +41,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {2: "36149560304c00fb"}
+SCHEMAS = {3: "4858e6eb9467a1f4"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -122,6 +122,14 @@ class ReferenceAdapter(EngineAdapter):
         self._scratch = allocator.allocate(1)
         return FULL, int(self._scratch[0])
 
+    def forwards(self) -> dict[str, int]:
+        """What the engine's own loop counts: each of the target's forwards writes all groups but `draft`."""
+        statistics = self._engine.statistics
+        counts = dict.fromkeys(self._groups, statistics.forwards)
+        if self._draft is not None:
+            counts[DRAFT] = statistics.draft_forwards
+        return counts
+
     def window_tokens(self) -> WindowTokens | None:
         """Live tokens by what the sliding-window group holds; None = the model has no such layers."""
         group = self._groups.get(SWA)

@@ -22,6 +22,7 @@ from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
 from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.draft_groups import DraftGroups
+from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.versions import V1_VERSIONS, check_version
@@ -44,10 +45,13 @@ class VllmAdapter(EngineAdapter):
         self,
         runner: Any,
         *,
+        worker: Any = None,
         wrap_engine: Callable[[MethodPatches], None] | None = None,
         fresh: bool = False,
     ) -> None:
-        """`wrap_engine` is called at attach, to wrap more than the runner; detach restores that too.
+        """`worker`: what calls the runner, where forwards are counted; None = they are at the runner itself.
+
+        `wrap_engine` is called at attach, to wrap more than the runner; detach restores that too.
 
         `fresh`: nothing is in the prefix cache yet. Else every slot counts as in use until it is reset.
         """
@@ -56,7 +60,7 @@ class VllmAdapter(EngineAdapter):
         self.version = str(vllm.__version__)
         check_version(self.version, self.supported)
         _check_not_wrapped(runner)
-        self.runner, self._wrap_engine = runner, wrap_engine
+        self.runner, self._worker, self._wrap_engine = runner, worker, wrap_engine
         # The runner's tensors were created in inference mode, and cannot be written to outside of it.
         with torch.inference_mode():
             self.vllm_groups = find_groups(runner)
@@ -67,6 +71,7 @@ class VllmAdapter(EngineAdapter):
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
         self._block_changes = BlockChanges(self.vllm_groups, runner.device)
         self._windows = WindowTables(self.vllm_groups)
+        self._forwards = ForwardCount(self._by_name)
         self._patches = MethodPatches()
         # Drafting runs between two steps and changes the input tensors of the forward before it.
         self.inputs_persist = runner.speculative_config is None
@@ -116,6 +121,10 @@ class VllmAdapter(EngineAdapter):
                 return group.view.name, NULL_BLOCK * group.block_size
         raise UnsupportedEngine("no group has bytes that can be checked: drills cannot inject faults")
 
+    def forwards(self) -> dict[str, int]:
+        """Scheduler outputs with tokens; drafting follows every forward of the target."""
+        return self._forwards.by_group
+
     def window_tokens(self) -> WindowTokens | None:
         """Tokens of the last forward's requests, by the block lists of full and sliding-window groups."""
         output = self._last_output if self._hooks is None else self._hooks.last_output
@@ -137,6 +146,9 @@ class VllmAdapter(EngineAdapter):
         self._patches.wrap(self.runner, "execute_model", hooks.around_execute_model)
         if self._drafts is not None:
             self._patches.wrap(self.runner, "sample_tokens", hooks.around_drafting)
+        # Around everything else, so that a forward is counted before a hook sees it.
+        counted = self.runner if self._worker is None else self._worker
+        self._patches.wrap(counted, "execute_model", self._forwards.around_execute_model)
         if self._wrap_engine is not None:
             self._wrap_engine(self._patches)
         keep_modules_readable()
@@ -159,6 +171,7 @@ class VllmAdapter(EngineAdapter):
         """Follow the requests and blocks of a scheduler output, before the runner acts on it."""
         try:
             events = getattr(output, EVENTS_ATTRIBUTE, None)
+            self._forwards.note(output)
             self.cached_blocks.apply(events)
             self.update_requests(output)
             self._block_changes.report(output, events, observer)

@@ -8,6 +8,7 @@ from typing import Any
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Published, PublishedRun
+from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 
 EVENTS_ATTRIBUTE = "kv_canary_block_events"  # of SchedulerOutput; sent with it to every worker
 _PENDING = "_kv_canary_pending"  # of BlockPool: events since the last `schedule`
@@ -30,6 +31,7 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     """Wrap the methods of one scheduler and what it owns."""
     manager = scheduler.kv_cache_manager
     patches.set(manager.block_pool, _PENDING, [])
+    patches.set(scheduler, FORWARDS_ATTRIBUTE, 0)
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
     patches.wrap(manager, "allocate_slots", _bound(manager, _around_allocate_slots))
@@ -178,6 +180,7 @@ def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
         pending = vars(scheduler.kv_cache_manager.block_pool).setdefault(_PENDING, [])
         setattr(output, EVENTS_ATTRIBUTE, tuple(pending))
         pending.clear()
+        number_output(scheduler, output)
         return output
 
     return schedule

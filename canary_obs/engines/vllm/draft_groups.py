@@ -109,5 +109,4 @@ class DraftGroups:
         """What drafting wrote is unknown: its slots count as unverified."""
         view, self._view = self._view, None
         if view is not None:
-            for name, step in view.groups.items():
-                observer.received(name, step.out_slots)
+            observer.forward_failed(view)

@@ -44,7 +44,7 @@ def adapter_for_llm(llm: Any) -> VllmAdapter:
             instrument_scheduler(patches, core.scheduler)
         patches.wrap(worker, "sleep", _refuse_sleep)
 
-    return adapter_for_runner(worker.model_runner, wrap_engine=wrap_engine)
+    return adapter_for_runner(worker.model_runner, worker=worker, wrap_engine=wrap_engine)
 
 
 def _refuse_sleep(_: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,13 +18,17 @@ RUNNERS: dict[str, type[VllmAdapter]] = {
 
 
 def adapter_for_runner(
-    runner: Any, *, wrap_engine: Callable[[MethodPatches], None] | None = None, fresh: bool = False
+    runner: Any,
+    *,
+    worker: Any = None,
+    wrap_engine: Callable[[MethodPatches], None] | None = None,
+    fresh: bool = False,
 ) -> VllmAdapter:
     """A new adapter of an initialised model runner, see VllmAdapter. Raises UnsupportedEngine."""
     names = {f"{base.__module__}:{base.__qualname__}" for base in type(runner).__mro__}
     for name, adapter in RUNNERS.items():
         if name in names:
-            return adapter(runner, wrap_engine=wrap_engine, fresh=fresh)
+            return adapter(runner, worker=worker, wrap_engine=wrap_engine, fresh=fresh)
     raise UnsupportedEngine(
         f"unknown vLLM model runner {type(runner).__module__}.{type(runner).__qualname__}; "
         f"supported are {', '.join(RUNNERS)} and their subclasses"

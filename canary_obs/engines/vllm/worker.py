@@ -96,7 +96,7 @@ def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
             raise UnsupportedEngine(unsupported)
         # Worker methods run in inference mode; tensors created there could not be changed outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            adapter = adapter_for_runner(worker.model_runner, fresh=True)
+            adapter = adapter_for_runner(worker.model_runner, worker=worker, fresh=True)
             runtime = attach_adapter(adapter, config)
             runtime.mark_ready()
     except Exception as error:

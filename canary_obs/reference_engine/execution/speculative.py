@@ -114,6 +114,7 @@ class Drafter:
 
     def _forward(self, spans: Sequence[Span], number: int) -> list[int]:
         """Compute entries up to the last known token, or `number` proposals further; the likeliest next."""
+        self._statistics.draft_forwards += 1
         stops = [request.computed + number for request, _ in spans]
         batch = self.runner.batch(
             tuple(request for request, _ in spans),

@@ -21,6 +21,8 @@ class Statistics:
     """Totals since the engine started."""
 
     steps: int = 0
+    forwards: int = 0  # of the target, from the moment they are planned
+    draft_forwards: int = 0
     requests_finished: int = 0
     tokens: int = 0  # put through the model
     tokens_generated: int = 0

@@ -10,6 +10,7 @@ from canary_obs.config import CanaryConfig
 from canary_obs.records import GroupCounters, PatrolProgress, PipelineStatus, Snapshot, SweepProgress
 from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.device.state import DeviceState
+from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health, HealthInputs
 from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.injection_log import InjectionLog
@@ -34,6 +35,7 @@ class SnapshotSources:
     patrol: Patrol
     reporter: Reporter
     swa: SwaReporter
+    forwards: ForwardAccount
     injections: InjectionLog | None  # None = perturbation is off
 
 
@@ -134,4 +136,6 @@ def make_snapshot(sources: SnapshotSources, parts: SnapshotParts) -> Snapshot:
         perturbations=injections.counts() if injections else {},
         paused=run.paused,
         swa_divergence=sources.swa.latest,
+        forwards=sources.forwards.counted,
+        forwards_checked=dict(sources.forwards.checked),
     )

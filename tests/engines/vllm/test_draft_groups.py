@@ -26,14 +26,14 @@ class RecordingObserver:
     def invalidated(self, group: str, slots: torch.Tensor) -> None:
         self.calls.append(("invalidated", (group, slots.tolist())))
 
-    def received(self, group: str, slots: torch.Tensor) -> None:
-        self.calls.append(("received", (group, slots.tolist())))
-
     def before_forward(self, view: StepView) -> None:
         self.calls.append(("before", view))
 
     def after_forward(self, view: StepView) -> None:
         self.calls.append(("after", view))
+
+    def forward_failed(self, view: StepView) -> None:
+        self.calls.append(("failed", view))
 
 
 def groups() -> DraftGroups:
@@ -100,7 +100,8 @@ def test_failed_drafting_leaves_slots_unverified() -> None:
     drafts, observer = groups(), RecordingObserver()
     drafts.begin(step(), RecordingObserver())
     drafts.fail(observer)
-    assert observer.calls == [("received", ("draft", [15, 4, 25, 26]))]
+    ((name, failed),) = observer.calls
+    assert (name, failed.groups["draft"].out_slots.tolist()) == ("failed", [15, 4, 25, 26])
     drafts.fail(observer)
     drafts.end(observer)
     assert len(observer.calls) == 1

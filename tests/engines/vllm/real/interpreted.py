@@ -62,7 +62,8 @@ def main(cases: dict[str, dict[str, Any]], results: Path) -> None:
     stand_in_driver()
     report = {}
     for name, case in cases.items():
-        report[name] = instrumented(**case) | {"plain": plain(**case)}
+        accounts = case.pop("accounts", False)
+        report[name] = instrumented(**case, accounts=accounts) | {"plain": plain(**case)}
         results.write_text(json.dumps(report))
 
 
@@ -87,8 +88,9 @@ def ask(rig: Any, count: int) -> list[list[list[int]]]:
     return [rig.generate(asked, 10), rig.generate(asked[::-1], 10)]
 
 
-def instrumented(model: str, engine: dict[str, Any], prompts: int) -> dict[str, Any]:
+def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: bool = False) -> dict[str, Any]:
     """What the canary finds in a clean run, and after faults."""
+    from tests.engines.vllm.real.forwards import tried
     from tests.engines.vllm.real.rig import Rig, count_sampled, prompts as made
 
     os.environ["KV_CANARY_MODE"] = "log"
@@ -120,6 +122,8 @@ def instrumented(model: str, engine: dict[str, Any], prompts: int) -> dict[str, 
     report["exchanged"] = sorted({violation.reason.value for violation in rig.settle()})
     report["order"] = order(rig, made(1, seed=11)[0])
     report["order_unseen"] = order(rig, made(1, seed=12)[0], unseen="compute_logits")
+    if accounts:
+        report["forwards"] = tried(rig, 2)
     rig.close()
     return report
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm.real.server import Process
+from tests.engines.vllm.real.test_accounts import report_forwards
+from tests.unchecked import Report
 
 # The first test waits for the process of all: 80 s on two quiet cores.
 pytestmark = pytest.mark.timeout(600)
@@ -31,6 +33,8 @@ def report(models: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         speculation = {"method": method, "model": str(models(draft)), "num_speculative_tokens": 2}
         engine = ENGINE | {"speculative_config": speculation}
         cases[method] = {"model": str(models("llama")), "engine": engine, "prompts": 3}
+    for name in ("llama", "draft_model"):
+        cases[name]["accounts"] = True
     folder = tmp_path_factory.mktemp("v2")
     (folder / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-m", "tests.engines.vllm.real.interpreted"]
@@ -87,6 +91,12 @@ def test_drafting_ends_a_step(report: dict[str, Any], case: str) -> None:
     assert calls[:forward] == ["before_write", "forward_launched"]
     assert calls.index("compute_logits") > calls.index("after_forward")
     assert calls[-3:] == ["forward_launched", "after_forward", "after_step"]
+
+
+@pytest.mark.parametrize(("case", "ways"), [("llama", 3), ("draft_model", 1)])
+def test_forwards_that_are_not_shown(report: dict[str, Any], unchecked: Report, case: str, ways: int) -> None:
+    assert len(report[case]["forwards"]) == ways
+    report_forwards("vLLM V2", report[case]["forwards"], unchecked)
 
 
 @pytest.mark.parametrize("case", ["draft_model", "eagle"])

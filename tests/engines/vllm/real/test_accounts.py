@@ -1,0 +1,70 @@
+"""What vLLM counts itself, compared with what the canary was shown: V1, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
+from canary_obs.vocabulary import State
+from tests.engines.vllm.real.forwards import NOT_SHOWN, tried
+from tests.engines.vllm.real.rig import Rig, prompts
+from tests.unchecked import Report
+
+
+@pytest.fixture(scope="module")
+def rig(models: Any) -> Iterator[Rig]:
+    made = Rig(models("llama"))
+    yield made
+    made.close()
+
+
+def report_forwards(engine: str, found: dict[str, dict[str, Any]], unchecked: Report) -> None:
+    for way, seen in found.items():
+        assert seen["accused"] == [], way
+        verdict = (seen["state"], seen["reasons"])
+        unchecked(way, engine, verdict, names=NOT_SHOWN, seconds=seen["seconds"])
+
+
+def test_forwards_that_are_not_shown(rig: Rig, unchecked: Report) -> None:
+    found = tried(rig)
+    assert len(found) == 3
+    report_forwards("vLLM V1", found, unchecked)
+
+
+def test_the_scheduler_numbers_outputs_that_came_past_the_worker(rig: Rig) -> None:
+    rig.fresh()
+    execute_model = rig.worker.execute_model
+    rig.generate(prompts(2), 3)
+    numbers = vars(rig.core.scheduler)[FORWARDS_ATTRIBUTE]
+    vars(rig.worker).pop("execute_model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.adapter.hooks, "begin_forward", lambda build: None)
+        rig.generate(prompts(2, seed=1), 3)
+    lost = vars(rig.core.scheduler)[FORWARDS_ATTRIBUTE] - numbers
+    rig.worker.execute_model = execute_model
+    rig.generate(prompts(2, seed=2), 3)
+    assert rig.canary.verdict()[0] is State.BLIND
+    assert rig.canary.verdict()[1][-1] == f"{NOT_SHOWN}: full {lost}"
+    assert rig.settle() == []
+    rig.canary.forwards.acknowledge()
+
+
+def test_counts_agree_in_clean_traffic(rig: Rig) -> None:
+    rig.fresh()
+    rig.generate(prompts(6), 8)
+    rig.settle()
+    account = rig.canary.forwards
+    assert account.counted is not None
+    assert account._ended == account._begun == account.counted
+    assert rig.canary.verdict() == (State.OK, ())
+
+
+def test_a_draft_pass_that_is_not_shown(make_rig: Any, models: Any, unchecked: Report) -> None:
+    speculation = {"method": "eagle", "model": str(models("llama_eagle")), "num_speculative_tokens": 2}
+    rig = make_rig(speculative_config=speculation, async_scheduling=False)
+    found = tried(rig)
+    assert list(found) == ["a draft pass is not shown"]
+    report_forwards("vLLM V1", found, unchecked)

@@ -1,0 +1,199 @@
+"""Forwards that the engine ran, by its own count, against those that were checked."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from canary_obs.attach import install_canary
+from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.settings import tiny
+from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
+from canary_obs.runtime import forward_account
+from canary_obs.vocabulary import State
+from tests.unchecked import Report
+
+NOT_SHOWN = "forwards were not shown or not checked"
+
+
+def bypass_forward(rig) -> None:
+    """The engine's forwards run without the canary's hook; steps are observed as before."""
+    runner = rig.engine.runner
+    vars(runner).pop("forward")
+
+
+def test_a_clean_engine_is_in_balance(make_rig) -> None:
+    rig = make_rig(idle_sweep_seconds=1e-6)
+    rig.run(120)
+    rig.finish_requests()
+    rig.engine.idle()
+    account = rig.canary.forwards
+    assert account.counted == account.checked == {"full": rig.engine.statistics.steps}
+    assert rig.canary.verdict() == (State.OK, ())
+
+
+@pytest.mark.parametrize("model", ["llama", "swa", "compressed"])
+def test_a_hook_that_is_not_called(make_rig, unchecked: Report, model: str) -> None:
+    rig = make_rig(model=model, patrol_budget="50%", sweep_interval=3)
+    rig.run(60)
+    assert rig.canary.verdict() == (State.OK, ())
+    bypass_forward(rig)
+    started = time.monotonic()
+    rig.run(1)
+    verdict, seconds = rig.canary.verdict(), time.monotonic() - started
+    assert verdict[0] is State.BLIND
+    if model == "llama":
+        unchecked(
+            "the forward's hook is not called, the step's is", "reference", verdict, names=NOT_SHOWN,
+            seconds=seconds,
+        )  # fmt: skip
+    # Sweeps and patrol go on, and accuse none of the slots that were written meanwhile.
+    rig.run(150)
+    rig.finish_requests()
+    rig.canary.check_everything()
+    assert rig.canary.counter_reader.violations == 0
+
+
+def test_a_draft_pass_that_is_not_shown(make_rig, unchecked: Report) -> None:
+    rig = make_rig(engine={"draft_layers": 1}, patrol_budget="50%", sweep_interval=3)
+    rig.run(60)
+    assert rig.canary.verdict() == (State.OK, ())
+    vars(rig.engine.drafter.runner).pop("forward")
+    started = time.monotonic()
+    rig.run(3)
+    verdict, seconds = rig.canary.verdict(), time.monotonic() - started
+    unchecked("a draft pass is not shown", "reference", verdict, names=NOT_SHOWN, seconds=seconds)
+    assert verdict[1][-1] == f"{NOT_SHOWN}: draft {rig.canary.forwards._missing['draft']}"
+    rig.run(100)
+    rig.canary.check_everything()
+    assert rig.canary.counter_reader.violations == 0
+
+
+def test_hooks_that_do_not_reach_the_canary_at_all(
+    make_rig, unchecked: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither forwards nor steps nor idle times: a verdict asks the engine; its service misses snapshots."""
+    monkeypatch.setattr(forward_account, "_SILENT_SECONDS", 0.05)
+    rig = make_rig()
+    bypass_forward(rig)
+    for name in ("step", "idle"):
+        vars(rig.engine).pop(name)
+    started = time.monotonic()
+    while rig.canary.verdict()[0] is State.OK:
+        rig.run(1)
+    verdict, seconds = rig.canary.verdict(), time.monotonic() - started
+    assert rig.canary.step == 0
+    way = "hooks never reach the canary"
+    unchecked(way, "reference", verdict, names=NOT_SHOWN, seconds=seconds + 1)
+
+
+def test_a_forward_that_is_begun_and_never_checked(make_rig, unchecked: Report) -> None:
+    rig = make_rig()
+    rig.run(20)
+    rig.canary._checks.tail = lambda: None
+    started = time.monotonic()
+    rig.run(1)
+    way = "a forward's last checks are not launched"
+    unchecked(
+        way, "reference", rig.canary.verdict(), names=NOT_SHOWN, seconds=time.monotonic() - started
+    )  # fmt: skip
+
+
+def test_a_forward_that_fails_is_accounted_for(make_rig) -> None:
+    rig = make_rig()
+    rig.run(20)
+    model = rig.engine.runner.model
+    forward = model.forward
+    model.forward = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        rig.run(1)
+    model.forward = forward
+    assert rig.canary.verdict() == (State.OK, ())
+    assert rig.canary.forwards.counted == rig.canary.forwards.checked
+
+
+def test_an_acknowledged_difference_is_reported_again_when_it_grows(make_rig) -> None:
+    rig = make_rig()
+    bypass_forward(rig)
+    rig.run(7)
+    assert rig.canary.verdict() == (State.BLIND, (f"{NOT_SHOWN}: full 7",))
+    rig.canary.forwards.acknowledge()
+    assert rig.canary.verdict() == (State.OK, ())
+    rig.run(2)
+    assert rig.canary.verdict() == (State.BLIND, (f"{NOT_SHOWN}: full 2",))
+
+
+def test_a_forward_that_the_engine_did_not_count(make_rig, unchecked: Report) -> None:
+    """The engine's count has stopped: it would not notice a forward that is not shown."""
+    rig = make_rig()
+    rig.run(10)
+    rig.engine.statistics.forwards -= 3
+    started = time.monotonic()
+    rig.run(1)
+    verdict, seconds = rig.canary.verdict(), time.monotonic() - started
+    names = "forwards were shown that the engine did not count"
+    assert verdict == (State.DEGRADED, (f"{names}: full 3",))
+    unchecked("the engine's count of forwards stops", "reference", verdict, names=names, seconds=seconds)
+
+
+def test_an_engine_that_does_not_count(make_rig, unchecked: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig()
+    monkeypatch.setattr(rig.canary.forwards, "_counts", lambda: None)
+    rig.run(10)
+    unchecked(
+        "the engine does not count its forwards", "reference", rig.canary.verdict(),
+        names="this engine does not count its forwards", seconds=0.0,
+    )  # fmt: skip
+
+
+def test_a_step_that_begins_while_an_idle_call_looks(make_rig) -> None:
+    """The engine counts before the hook of the forward: nothing is compared, and nothing is accused."""
+    rig = make_rig(idle_sweep_seconds=1e-6)
+    rig.run(20)
+    rig.engine.statistics.forwards += 1
+    tasks = rig.canary._scheduler.idle
+    rig.canary._scheduler.idle = lambda: pytest.fail("a step is about to run")
+    assert rig.canary.idle()
+    assert rig.canary.verdict() == (State.OK, ())
+    rig.engine.statistics.forwards -= 1  # that forward is the next one
+    rig.run(1)
+    rig.canary._scheduler.idle = tasks
+    rig.canary.idle()
+    assert rig.canary.verdict() == (State.OK, ())
+    rig.engine.statistics.forwards += 1
+    rig.canary.idle()
+    rig.canary.idle()
+    assert rig.canary.verdict()[1][-1] == f"{NOT_SHOWN}: full 1"
+
+
+def test_slots_are_adopted_before_the_next_forward_is_checked(make_rig) -> None:
+    """Without a hook between the two forwards."""
+    rig = make_rig(patrol_budget="50%")
+    rig.run(60)
+    patched = vars(rig.engine.runner).pop("forward"), vars(rig.engine).pop("step")
+    rig.run(30)
+    vars(rig.engine.runner)["forward"], vars(rig.engine)["step"] = patched
+    rig.run(30)
+    rig.finish_requests()
+    rig.canary.check_everything()
+    assert rig.canary.counter_reader.violations == 0
+    assert rig.canary.verdict()[1][0] == f"{NOT_SHOWN}: full 30"
+
+
+def test_forwards_before_the_start_are_not_missed() -> None:
+    engine = Engine(tiny(seed=3))
+    traffic = Traffic(scaled_traffic(engine.config.max_context, engine.config.max_running), 3)
+    canary = None
+    for steps in (20, 40):
+        while engine.statistics.steps < steps:
+            traffic.advance(engine)
+            engine.step()
+        if canary is None:
+            canary = install_canary(engine, CanaryConfig(endpoint=IN_PROCESS, idle_sweep=False))
+            assert canary is not None
+            canary.mark_ready()
+    assert canary.forwards.checked == {"full": 20}
+    assert canary.verdict() == (State.OK, ())
+    canary.detach()
