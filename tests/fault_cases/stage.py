@@ -220,16 +220,17 @@ def _perform(
         for request in engine.step():
             prompt = request.tokens[: request.prompt_length]
             outcome.answers[request.id] = tuple(prompt.tolist()), tuple(request.output.tolist())
-        outcome.violations.extend(_received(link))
+        outcome.violations.extend(received(link))
         if reference is not None and outcome.violations and outcome.differences(reference):
             break
     canary.check_everything()
     assert not canary.health.faults
     canary.detach()
-    return replace(outcome, struck=stage.struck, violations=outcome.violations + _received(link))
+    return replace(outcome, struck=stage.struck, violations=outcome.violations + received(link))
 
 
-def _received(link: LocalLink) -> list[Violation]:
+def received(link: LocalLink) -> list[Violation]:
+    """Violations that arrived since the last call."""
     found: list[Violation] = []
     while (message := link.next_message(0.0)) is not None:
         if isinstance(message, Violations):
