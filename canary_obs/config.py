@@ -111,6 +111,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     incidents_kept: Positive = 256
     incident_quiet_seconds: Seconds = 60.0  # an incident is closed after this long without a new violation
     snapshot_stale_seconds: Seconds = 5.0
+    step_timeout_seconds: Seconds = 120.0  # one engine step may delay snapshots for so long
     sweep_timeout_seconds: Seconds = 120.0
 
 

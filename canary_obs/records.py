@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from canary_obs.injection_counts import PerturbCount
 from canary_obs.slot_facts import ChangedWord, DrillFinding, SlotEvent, SlotFacts
 from canary_obs.vocabulary import Cause, Mode, Part, PerturbMode, Phase, Reason, State, SweepStatus, Trigger
 
@@ -99,28 +100,6 @@ class PipelineStatus(_Struct, frozen=True, kw_only=True):
     lag_steps: int
     lag_seconds: float
     skipped: int
-
-
-# Upper bounds in seconds, from one decode step to the slowest patrol cycle that is still healthy.
-LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
-
-
-class Latencies(_Struct, frozen=True, kw_only=True):
-    """A histogram: counts of latencies up to each of LATENCY_BOUNDS and above the previous bound."""
-
-    counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS) + 1)  # the last counts those above all bounds
-    seconds: float = 0.0  # sum of all latencies
-
-
-class PerturbCount(_Struct, frozen=True, kw_only=True):
-    """Injections of one perturbation mode, by outcome."""
-
-    injected: int = 0
-    detected: int = 0
-    masked: int = 0
-    missed: int = 0
-    open: int = 0
-    latency: Latencies = Latencies()  # of detected ones, to the violation's arrival on the host
 
 
 class SwaDivergence(_Struct, frozen=True, kw_only=True):
@@ -235,6 +214,13 @@ class DrillReport(_Struct, frozen=True, kw_only=True, tag="drill_report"):
     finding: DrillFinding
 
 
+class StepUnderWay(_Struct, frozen=True, kw_only=True, tag="step_under_way"):
+    """Sent by another thread while the engine's thread is in a step that lasts: it makes no snapshots."""
+
+    identity: Identity
+    seconds: float
+
+
 class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
     """Last message: the rank has detached."""
 
@@ -242,7 +228,7 @@ class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
     final: Snapshot
 
 
-EngineMessage = Hello | Snapshot | Violations | SweepReport | Evidence | DrillReport | Goodbye
+EngineMessage = Hello | Snapshot | StepUnderWay | Violations | SweepReport | Evidence | DrillReport | Goodbye
 
 
 class StartSweep(_Struct, frozen=True, kw_only=True, tag="start_sweep"):

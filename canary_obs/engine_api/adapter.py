@@ -85,6 +85,13 @@ class EngineAdapter(ABC):
         """Types of all views to come: kernels are compiled for them before traffic. None = at first use."""
         return None
 
+    def in_step(self) -> bool:
+        """Whether the engine's thread or device is in a step now; called from any thread.
+
+        A step that lasts is no silence. Not needed for the time between `before_write` and `after_forward`.
+        """
+        return False
+
     def window_tokens(self) -> WindowTokens | None:
         """Live tokens by what sliding-window groups hold for them, from the engine's host data.
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
+from canary_obs.injection_counts import Latencies, PerturbCount
 from canary_obs.records import (
     GroupCounters,
-    Latencies,
     PatrolProgress,
-    PerturbCount,
     PipelineStatus,
     Snapshot,
 )

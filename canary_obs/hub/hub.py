@@ -35,6 +35,7 @@ from canary_obs.records import (
     Resume,
     Snapshot,
     StartSweep,
+    StepUnderWay,
     SweepReport,
     Violations,
 )
@@ -102,6 +103,9 @@ class Hub:
             # Every snapshot repeats the last sweep, in case its final SweepReport was dropped.
             if message.sweep is not None and message.sweep != before:
                 self._sweeps.record_progress(message.identity, message.sweep, now)
+        elif isinstance(message, StepUnderWay):
+            config = self.config
+            rank.note_step(message, now, config.snapshot_stale_seconds, config.step_timeout_seconds)
         elif isinstance(message, Violations):
             return self._add_violations(rank, message, now)
         elif isinstance(message, Evidence):

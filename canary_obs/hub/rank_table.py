@@ -61,9 +61,7 @@ class RankTable:
 
     def is_silent(self, rank: Rank, now: float) -> bool:
         """Whether a rank departed, or sent no snapshot for too long."""
-        age = rank.snapshot_age(now)
-        silent = now - rank.last_message if age is None else age
-        return rank.departed or silent > self._stale_seconds
+        return rank.is_silent(now, self._stale_seconds)
 
     def send_due_pings(self, now: float) -> None:
         """Ping every attached rank whose last ping is at least PING_SECONDS old."""

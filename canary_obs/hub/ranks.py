@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from canary_obs.hub.counters import add_totals
-from canary_obs.records import Hello, Identity, RankKey, Snapshot
+from canary_obs.records import Hello, Identity, RankKey, Snapshot, StepUnderWay
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
 
@@ -26,6 +26,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     totals: Snapshot | None
     snapshot_age: float | None  # since the snapshot was taken; None = none yet
     silent_seconds: float  # since the rank's last message
+    step_seconds: float | None  # age of the step that delays its snapshots; None = no such step
     departed: bool  # detached, or dismissed by an operator
     restarts: int
     state: State
@@ -48,6 +49,9 @@ class Rank:
     acknowledged: bool = False  # an operator acknowledged that it departed
     restarts: int = 0
     last_ping: float = float("-inf")
+    step: StepUnderWay | None = None  # the last one that was received
+    step_received: float = float("-inf")
+    step_excuses_until: float = float("-inf")  # until then, no snapshot is no sign of silence
     duplicate: Identity | None = None  # an older process that reports as the same rank
     duplicate_last_message: float = float("-inf")
 
@@ -59,15 +63,35 @@ class Rank:
     def restart(self, identity: Identity) -> None:
         """Continue with another process under the same key, keeping the totals."""
         self.earlier_totals = self.totals
-        self.snapshot, self.hello = None, None
+        self.snapshot, self.hello, self.step = None, None, None
+        self.step_excuses_until = float("-inf")
         self.identity, self.departed = identity, False
         self.restarts += 1
 
     def update(self, snapshot: Snapshot, now: float, wall_ns: int) -> None:
         """Keep a snapshot unless a newer one was received before it."""
         if self.snapshot is None or snapshot.sequence > self.snapshot.sequence:
-            self.snapshot, self.snapshot_received = snapshot, now
+            self.snapshot, self.snapshot_received, self.step = snapshot, now, None
             self.snapshot_delay = max(0.0, (wall_ns - snapshot.time_ns) / 1e9)
+
+    def note_step(
+        self, message: StepUnderWay, now: float, stale_seconds: float, limit_seconds: float
+    ) -> None:
+        """A step is under way: until `stale_seconds` from now no snapshot is due, if it may last so long."""
+        self.step, self.step_received = message, now
+        self.step_excuses_until = now + min(stale_seconds, limit_seconds - message.seconds)
+
+    def step_seconds(self, now: float, stale_seconds: float) -> float | None:
+        """How long the step under way has lasted; None = none is known to be."""
+        if self.step is None or now - self.step_received > stale_seconds:
+            return None
+        return self.step.seconds + max(0.0, now - self.step_received)
+
+    def is_silent(self, now: float, stale_seconds: float) -> bool:
+        """Whether it departed, or sent no snapshot for too long while no step was under way."""
+        age = self.snapshot_age(now)
+        silent = now - self.last_message if age is None else age
+        return self.departed or (silent > stale_seconds and now > self.step_excuses_until)
 
     def snapshot_age(self, now: float) -> float | None:
         """Seconds since the latest snapshot was taken; None = none yet."""
@@ -86,8 +110,10 @@ class Rank:
         if self.duplicate is not None and now - self.duplicate_last_message <= stale_seconds:
             pid = self.duplicate.pid
             blind = f"process {pid} reports as the same rank; give each engine its own instance name"
-        elif age is not None and age > stale_seconds:
+        elif age is not None and age > stale_seconds and now > self.step_excuses_until:
             blind = f"latest snapshot is {age:.1f} s old"
+            if (lasted := self.step_seconds(now, stale_seconds)) is not None:
+                blind += f"; the engine's step has lasted {lasted:.0f} s"
         elif age is None and now - self.last_message > stale_seconds:
             blind = "attached, but never sent a snapshot"
         elif snapshot is None:
@@ -107,6 +133,7 @@ class Rank:
             totals=self.totals,
             snapshot_age=self.snapshot_age(now),
             silent_seconds=max(0.0, now - self.last_message),
+            step_seconds=self.step_seconds(now, stale_seconds),
             departed=self.departed,
             restarts=self.restarts,
             state=state,

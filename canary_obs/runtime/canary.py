@@ -33,6 +33,7 @@ from canary_obs.runtime.perturb.injector import Injector
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.report.snapshot import SnapshotSources, current_health_inputs, whole_snapshot
 from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
+from canary_obs.runtime.report.step_watch import StepWatch
 from canary_obs.runtime.report.swa_divergence import SwaReporter
 from canary_obs.runtime.run_state import RunState
 from canary_obs.runtime.step_scheduler import CURRENT_STREAM, StepScheduler, Workers
@@ -97,6 +98,7 @@ class CanaryRuntime:
         )  # fmt: skip
         on_gpu = self.state.clock.is_cuda
         self._scheduler = StepScheduler(workers, self.run, self._faults, config, on_gpu=on_gpu)
+        self.reporter.watch(StepWatch(self.reporter.identity, self.run, self._in_step).report)
         self._head_done = False
         self._depth = 0  # of forwards within forwards
 
@@ -282,6 +284,9 @@ class CanaryRuntime:
         self._faults.caught(ObserverPart.HEAD, error)
         self._abandon(view)
 
+    def _in_step(self) -> bool:
+        return self._depth > 0 or self._adapter.in_step()
+
     def _leave_forward(self) -> bool:
         depth, self._depth = self._depth, max(self._depth - 1, 0)
         return depth == 1
@@ -290,10 +295,4 @@ class CanaryRuntime:
         self._or_disarm(lambda: self._checks.abandon(view))
 
     def _or_disarm(self, recover: Callable[[], object]) -> bool:
-        try:
-            return recover() is not False
-        except Exception as error:  # noqa: BLE001 - records can't be trusted any more: better blind than wrong
-            self.run.armed = False
-            self.health.disarmed = f"records could not be adopted after a fault ({type(error).__name__})"
-            self._faults.count_fault(ObserverPart.ADOPT, error)
-            return False
+        return self._faults.or_disarm(self.run, recover)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from canary_obs.runtime.health import Health
+from canary_obs.runtime.run_state import RunState
 from canary_obs.vocabulary import Mode, ObserverPart
 
 log = logging.getLogger("canary_obs")
@@ -32,6 +33,19 @@ class Faults:
         self.count_fault(part, error)
         if self.mode is Mode.RAISE:
             raise error
+
+    def or_disarm(self, run: RunState, recover: Callable[[], object]) -> bool:
+        """Call `recover`, without which records would be wrong: if it fails, checks end.
+
+        Returns whether it succeeded and did not return False.
+        """
+        try:
+            return recover() is not False
+        except Exception as error:  # noqa: BLE001 - better blind than wrong
+            run.armed = False
+            self._health.disarmed = f"records could not be adopted after a fault ({type(error).__name__})"
+            self.count_fault(ObserverPart.ADOPT, error)
+            return False
 
     def count_fault(self, part: str, error: Exception) -> None:
         """Count a fault of a part of the observer or of the adapter; the first of each part is logged."""

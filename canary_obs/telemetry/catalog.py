@@ -80,6 +80,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_G, "state", "", "state", "1 for the rank's current state, 0 for the others.", readings.state),
     _rank(_G, "rank_info", "", "mode backend engine_version device", "Mode, backend, engine version and device of the rank; always 1.", readings.rank_info),
     _rank(_G, "snapshot_age_seconds", "seconds", "", "Age of the rank's latest snapshot.", readings.snapshot_age),
+    _rank(_G, "step_under_way_seconds", "seconds", "", "How long an engine step has lasted that delays the rank's snapshots; absent without one.", readings.step_under_way),
     _rank(_G, "paused", "", "", "1 while sweeps and patrol are paused.", readings.paused),
     _rank(_C, "restarts_total", "", "", "Engine restarts that the service has observed.", readings.restarts),
     _rank(_C, "steps_total", "", "", "Forward steps observed.", readings.steps),

@@ -15,7 +15,7 @@ from prometheus_client.core import Exemplar
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
-from canary_obs.records import Latencies
+from canary_obs.injection_counts import Latencies
 from canary_obs.telemetry.catalog import Metric, MetricType
 from canary_obs.telemetry.prometheus import BUCKETS, Family, Values
 

@@ -15,7 +15,7 @@ from canary_obs import __version__
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.incident_store import Exemplar
 from canary_obs.hub.ranks import RankView
-from canary_obs.records import LATENCY_BOUNDS, Latencies
+from canary_obs.injection_counts import LATENCY_BOUNDS, Latencies
 from canary_obs.telemetry.catalog import PREFIX, RANK_LABELS, RANK_METRICS, SERVICE_METRICS, Metric
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.service_readings import ServiceView

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from canary_obs.hub.ranks import RankView
-from canary_obs.records import GroupCounters, GroupInfo, Latencies, PatrolProgress, Snapshot
+from canary_obs.injection_counts import Latencies
+from canary_obs.records import GroupCounters, GroupInfo, PatrolProgress, Snapshot
 from canary_obs.vocabulary import ObserverPart, Phase, State, SweepStatus
 
 Reading = tuple[tuple[str, ...], float]  # label values, number
@@ -67,6 +68,10 @@ def rank_info(rank: RankView) -> Iterator[Reading]:
 
 def snapshot_age(rank: RankView) -> Iterator[Reading]:
     return one(rank.snapshot_age)
+
+
+def step_under_way(rank: RankView) -> Iterator[Reading]:
+    return one(rank.step_seconds)
 
 
 def paused(rank: RankView) -> Iterator[Reading]:

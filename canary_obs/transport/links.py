@@ -18,6 +18,9 @@ from canary_obs.transport import wire
 from canary_obs.transport.endpoint import check_folder_owner, configure_socket, endpoint_error, parse_endpoint
 from canary_obs.transport.keys import EngineKeys
 
+# Asked by a link's own thread, which runs while the engine's thread is busy: a message to send, or None.
+Background = Callable[[], EngineMessage | None]
+
 QUEUED_MESSAGES = 1000
 COMMANDS_PER_CALL = 64
 # While the service does not answer, snapshots must not use up the queue that violations need: after this many
@@ -35,6 +38,8 @@ Clock = Callable[[], float]
 
 class EngineLink(Protocol):
     """A rank's connection to the service. No method raises; only `flush` and `close` wait."""
+
+    background: Background | None  # None = nothing to ask
 
     @property
     def dropped(self) -> int:
@@ -64,6 +69,7 @@ class LocalLink:
         self._commands: deque[Command] = deque(maxlen=capacity)
         self._capacity, self._clock = capacity, clock
         self._last_received: float | None = None
+        self.background: Background | None = None
         self._message_consumed = threading.Condition()
         self._closed = False
         self.dropped = 0
@@ -107,7 +113,7 @@ class LocalLink:
         try:
             message = self._messages.get(timeout=timeout)
         except Empty:
-            return None
+            return None if self.background is None or self._closed else self.background()
         with self._message_consumed:
             self._message_consumed.notify_all()
         return message

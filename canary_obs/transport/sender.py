@@ -9,7 +9,7 @@ from collections import deque
 from canary_obs.config import CanaryConfig
 from canary_obs.records import Command, EngineMessage, Snapshot
 from canary_obs.transport.keys import engine_keys
-from canary_obs.transport.links import COMMANDS_PER_CALL, QUEUED_MESSAGES, EngineLink, ZmqLink
+from canary_obs.transport.links import COMMANDS_PER_CALL, QUEUED_MESSAGES, Background, EngineLink, ZmqLink
 
 log = logging.getLogger("canary_obs")
 
@@ -29,6 +29,7 @@ class SenderThread:
 
     def __init__(self, link: ZmqLink, capacity: int = QUEUED_MESSAGES) -> None:
         self._link, self._capacity = link, capacity
+        self.background: Background | None = None
         self._outbox: deque[EngineMessage] = deque()
         self._inbox: deque[Command] = deque(maxlen=QUEUED_MESSAGES)
         self._rejected = 0  # by `send`: queue full, or closed; counted by the engine thread
@@ -89,6 +90,7 @@ class SenderThread:
             try:
                 self._inbox.extend(self._link.receive())
                 self._send_queued()
+                self._send_background()
             except Exception:
                 # If the thread died, the service would look dead.
                 log.exception("canary_obs: a message to the service was lost")
@@ -96,6 +98,11 @@ class SenderThread:
             if not self._outbox:
                 self._outbox_empty.set()
         self._link.close(self._linger_seconds)
+
+    def _send_background(self) -> None:
+        # A full queue has no room for it, and nobody who reads it.
+        if self.background is not None and not self._link.full and (message := self.background()) is not None:
+            self._link.send(message)
 
     def _send_queued(self) -> None:
         self._polls_to_retry -= 1

@@ -18,6 +18,7 @@ from canary_obs.records import (
     Ping,
     Resume,
     StartSweep,
+    StepUnderWay,
     SweepReport,
     Violations,
 )
@@ -445,3 +446,73 @@ def test_ranks_are_bounded_and_the_longest_silent_is_evicted(harness):
     ranks = harness.hub.ranks()
     assert len(ranks) == 1024
     assert min(rank.identity.rank for rank in ranks) == 76
+
+
+# A step under way.
+
+
+def under_way(seconds):
+    return StepUnderWay(identity=identity(), seconds=seconds)
+
+
+def last(harness, step_seconds, *, reports=True):
+    """A step lasts so long; a rank that lives reports it twice a second."""
+    began = harness.now
+    while harness.now - began < step_seconds:
+        harness.now += 0.5
+        if reports:
+            harness.send(under_way(harness.now - began))
+        harness.hub.tick()
+
+
+def test_a_long_step_leaves_the_state_as_it_was(harness):
+    me = harness.attach()
+    last(harness, 20.0)
+    assert harness.hub.verdict() == (State.OK, ())
+    (rank,) = harness.hub.ranks()
+    assert (rank.step_seconds, rank.snapshot_age) == (20.0, 20.0)
+    harness.send(harness.snapshot(me))
+    assert harness.hub.verdict() == (State.OK, ())
+    assert harness.hub.ranks()[0].step_seconds is None
+
+
+def test_a_sweep_outlasts_a_long_step(harness):
+    harness.attach()
+    record = harness.hub.start_sweep(StartSweepRequest())
+    last(harness, 20.0)
+    assert harness.hub.sweep(record.id).status is SweepStatus.RUNNING
+    assert harness.hub.pause() == 1
+
+
+def test_an_engine_killed_in_a_long_step_is_noticed_as_soon_as_any_other(harness):
+    harness.attach()
+    last(harness, 20.0)
+    harness.now += 4.9
+    assert harness.hub.verdict()[0] is State.OK
+    harness.now += 0.2
+    state, reasons = harness.hub.verdict()
+    assert state is State.BLIND
+    assert reasons[0].startswith("fake/test/0: latest snapshot is 25.1 s old")
+    assert harness.hub.ranks()[0].step_seconds is None
+
+
+def test_a_step_that_does_not_end_is_blind(harness):
+    harness.attach()
+    last(harness, 120.0)
+    assert harness.hub.verdict()[0] is State.OK
+    last_state = harness.hub.verdict()
+    harness.now += 0.5
+    harness.send(under_way(120.5))
+    state, reasons = harness.hub.verdict()
+    assert last_state[0] is State.OK
+    assert state is State.BLIND
+    assert "the engine's step has lasted 120 s" in reasons[0]
+
+
+def test_a_step_excuses_nothing_after_a_restart(harness):
+    harness.attach()
+    last(harness, 3.0)
+    me = identity(started_ns=5_000)
+    harness.send(hello(me), harness.snapshot(me))
+    harness.now += 5.1
+    assert harness.hub.verdict()[0] is State.BLIND

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from canary_obs.injection_counts import PerturbCount
 from canary_obs.records import (
     CancelSweep,
     Command,
@@ -19,7 +20,6 @@ from canary_obs.records import (
     Hello,
     Identity,
     PatrolProgress,
-    PerturbCount,
     Ping,
     PipelineStatus,
     Snapshot,

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs.hub.counters import add_totals
 from canary_obs.hub.hub import Hub
-from canary_obs.records import LATENCY_BOUNDS, Latencies, PerturbCount
+from canary_obs.injection_counts import LATENCY_BOUNDS, Latencies, PerturbCount
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 from canary_obs.vocabulary import PerturbMode

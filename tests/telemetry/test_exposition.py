@@ -14,7 +14,7 @@ from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from canary_obs.hub.hub import Hub
-from canary_obs.records import LATENCY_BOUNDS, Latencies
+from canary_obs.injection_counts import LATENCY_BOUNDS, Latencies
 from canary_obs.telemetry.catalog import Metric, MetricType
 from canary_obs.telemetry.exposition import Exposition, Source
 from canary_obs.telemetry.prometheus import Family, HubCollector

@@ -18,6 +18,7 @@ from canary_obs.records import (
     Ping,
     Resume,
     StartSweep,
+    StepUnderWay,
     SweepReport,
     Violations,
 )
@@ -29,6 +30,7 @@ ME = identity()
 MESSAGES = [
     hello(ME),
     snapshot(ME, 3, violations=2),
+    StepUnderWay(identity=ME, seconds=7.5),
     Violations(identity=ME, rows=(violation(), violation(position=None, request=None))),
     SweepReport(identity=ME, progress=progress("a", SweepStatus.RUNNING)),
     Goodbye(identity=ME, final=snapshot(ME, 4)),
@@ -41,7 +43,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "4858e6eb9467a1f4"}
+SCHEMAS = {3: "1ec321398b09bcfd"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

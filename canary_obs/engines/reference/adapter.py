@@ -83,6 +83,7 @@ class ReferenceAdapter(EngineAdapter):
         self._patches = MethodPatches()
         self._tier_hooks: HostTierHooks | None = None
         self._step_ended = False  # after_step was called in the engine step under way
+        self._in_step = False
         self._scratch: NDArray[np.int64] | None = None
         self._digests = PrefixDigests(engine.config.max_running)
         largest = engine.config.max_running + engine.config.token_budget
@@ -134,6 +135,10 @@ class ReferenceAdapter(EngineAdapter):
         """Live tokens by what the sliding-window group holds; None = the model has no such layers."""
         group = self._groups.get(SWA)
         return group.tokens() if isinstance(group, SwaGroup) else None
+
+    def in_step(self) -> bool:
+        """Whether the engine is in `step`, which waits for the device."""
+        return self._in_step
 
     def attach(self, observer: Observer) -> None:
         """Wrap methods on the engine's instances."""
@@ -190,8 +195,11 @@ class ReferenceAdapter(EngineAdapter):
     def _around_step(self, observer: Observer) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(step: Callable[[], tuple[Request, ...]]) -> Callable[..., Any]:
             def observed_step() -> tuple[Request, ...]:
-                self._step_ended = False
-                finished = step()
+                self._step_ended, self._in_step = False, True
+                try:
+                    finished = step()
+                finally:
+                    self._in_step = False
                 if not self._step_ended:
                     observer.after_step()
                 return finished

@@ -34,6 +34,7 @@ class IdleThread:
         self._lock, self._idle, self._context, self._busy = lock, idle, context, busy
         self._stop = threading.Event()
         self.last_step = time.monotonic()  # set by the engine's thread at the end of each step
+        self.device_busy = False  # as seen last
         self.raised: BaseException | None = None  # by `idle` in mode `raise`; the next step raises it
         self._thread = threading.Thread(target=self._run, name="canary-idle", daemon=True)
 
@@ -59,7 +60,8 @@ class IdleThread:
             if not quiet or not self._lock.acquire(blocking=False):
                 continue
             try:
-                if self._busy():  # asked under the lock: a step may have run since `quiet` was found
+                self.device_busy = self._busy()
+                if self.device_busy:  # asked under the lock: a step may have run since `quiet` was found
                     last_busy = last_busy if idle_since_step == last_step else now
                     continue
                 if now - last_busy < QUIET_SECONDS:

@@ -163,6 +163,11 @@ class VllmAdapter(EngineAdapter):
         self._patches.restore()
         self._side_stream.join()
 
+    def in_step(self) -> bool:
+        """Whether a step holds the hooks' lock, or the device still runs what it launched."""
+        hooks = self._hooks
+        return hooks is not None and hooks.under_way
+
     def paused(self) -> AbstractContextManager[None]:
         """While entered, no step runs and the idle thread makes no calls."""
         return self.hooks.paused()

@@ -70,6 +70,12 @@ class StepHooks:
             self.side_stream.join()
             yield
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a step is under way, on the host or, as the idle thread saw it last, on the device."""
+        idle_thread = getattr(self, "idle_thread", None)  # gone after `stop`
+        return self.lock.locked() or (idle_thread is not None and idle_thread.device_busy)
+
     def stop(self) -> None:
         """Stop the idle thread. The hooks must not be called any more."""
         self.idle_thread.stop()

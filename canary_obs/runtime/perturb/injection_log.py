@@ -8,7 +8,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from canary_obs.records import LATENCY_BOUNDS, Latencies, PerturbCount, Violation
+from canary_obs.injection_counts import LATENCY_BOUNDS, Latencies, PerturbCount
+from canary_obs.records import Violation
 from canary_obs.vocabulary import PerturbMode, Reason
 
 _BYTES = frozenset({Reason.KV_DATA})

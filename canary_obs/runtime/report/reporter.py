@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from canary_obs.records import (
     Hello,
     Identity,
     Snapshot,
+    StepUnderWay,
     SweepProgress,
     SweepReport,
     Violation,
@@ -117,6 +119,11 @@ class Reporter:
         """Number of the next snapshot, from 0."""
         self._sequence += 1
         return self._sequence - 1
+
+    def watch(self, step: Callable[[], StepUnderWay | None]) -> None:
+        """Send what `step` returns, called by the link's own thread."""
+        if self._link is not None:
+            self._link.background = step
 
     def flush(self) -> None:
         """Wait up to a second until what was sent leaves without this thread."""
