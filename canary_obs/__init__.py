@@ -7,6 +7,7 @@ from typing import Any
 
 # Loaded on first use: `import canary_obs` loads neither torch nor msgspec. Types are in __init__.pyi.
 _MODULES = {
+    "CachedCount": "canary_obs.engine_api.views",
     "CachedSlots": "canary_obs.engine_api.views",
     "CanaryConfig": "canary_obs.config",
     "ConfigurationError": "canary_obs.errors",
@@ -26,6 +27,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "CachedCount",
     "CachedSlots",
     "CanaryConfig",
     "ConfigurationError",

@@ -11,6 +11,7 @@ from canary_obs.engine_api.adapter import (
 )
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import (
+    CachedCount,
     CachedSlots,
     GroupStep,
     GroupView,
@@ -26,6 +27,7 @@ from canary_obs.serve import serve
 from canary_obs.vocabulary import Mode
 
 __all__ = [
+    "CachedCount",
     "CachedSlots",
     "CanaryConfig",
     "ConfigurationError",

@@ -9,8 +9,8 @@ from canary_kernels.hashing import chain_of
 from canary_kernels.layout import Part
 
 from canary_obs import (  # isort: skip
-    CachedSlots, CanaryConfig, EngineAdapter, GroupStep, GroupView, Mode, Observer, PrefixCache, StepView,
-    install_canary,
+    CachedCount, CachedSlots, CanaryConfig, EngineAdapter, GroupStep, GroupView, Mode, Observer,
+    PrefixCache, StepView, install_canary,
 )  # fmt: skip
 
 
@@ -54,6 +54,9 @@ class ToyAdapter(EngineAdapter, PrefixCache):
         requests, positions = torch.tensor(live, dtype=torch.int64).view(-1, 2).unbind(1)
         slots = self.engine.slots_of(requests, positions)
         return CachedSlots(slots=slots, positions=positions, previous=slots.roll(1).where(positions > 0, -1))
+
+    def count(self, group: str) -> CachedCount:
+        return CachedCount(slots=sum(self.engine.computed), removed=0)
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
         return torch.ones_like(slots, dtype=torch.bool)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.views import CachedSlots, GroupView, StepTypes, WindowTokens
+from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupView, StepTypes, WindowTokens
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -26,6 +26,15 @@ class PrefixCache(ABC):
     @abstractmethod
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
         """bool [n]: `slots` (int64 [n]) stayed cached, without a break, since this group's last `cached`."""
+
+    def count(self, group: str) -> CachedCount | None:
+        """The engine's own count of the group's slots in the cache, at the same moment as `cached`.
+
+        From another source than `cached`, which it is compared with at the start of every sweep. None =
+        unknown, and the state is at best `degraded` from the first sweep on.
+        """
+        del group
+        return None
 
     def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
         """bool [n]: the tokens of `slots` (int64 [n]) have a slot in the sliding-window group as well.

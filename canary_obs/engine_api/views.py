@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +82,13 @@ class CachedSlots:
     slots: Tensor  # [n]
     positions: Tensor  # [n]
     previous: Tensor  # [n]; slot of the position before; -1 = none, or no longer in its window
+
+
+class CachedCount(NamedTuple):
+    """What an engine counts of one group's slots in its prefix cache."""
+
+    slots: int  # in the cache now
+    removed: int  # taken out of it since the engine's start; may count more, such as slots never cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

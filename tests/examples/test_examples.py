@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-MOST_LINES = 60  # of code, to attach to an engine of one's own
+MOST_LINES = 66  # of code, to attach to an engine of one's own
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

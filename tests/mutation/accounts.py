@@ -75,4 +75,95 @@ OUTPUTS = mutants(
     ),
 )
 
-ALL = *ACCOUNT, *COMPARED, *CHECKED, *COUNTED, *OUTPUTS
+_SWEEP = "tests/runtime/sweep/test_sweep_accounts.py::"
+_WALKS = _SWEEP + "test_a_walk_that_leaves_slots_out"
+SWEEPER = mutants(
+    "canary_obs/runtime/sweep/sweeper.py",
+    (
+        "            current.settles_at = next_sequence\n",
+        "            current.settles_at = next_sequence - 1\n",
+        _SWEEP + "test_a_sweep_ends_with_the_copy_that_holds_its_last_results",
+    ),
+    (
+        "if result.status in (SweepStatus.PASSED, SweepStatus.VIOLATED):",
+        "if result.status is not SweepStatus.CANCELLED:",
+        _SWEEP + "test_a_sweep_that_launches_too_few_slots",
+    ),
+    (
+        "            if shortfall is not None:\n",
+        "            if False:\n",
+        _SWEEP + "test_a_sweep_that_launches_too_few_slots",
+    ),
+    (
+        "stop = min(start + self._chunk_size(group), cached.slots.numel())",
+        "stop = min(start + self._chunk_size(group), cached.slots.numel() - 1)",
+        "tests/runtime/sweep/test_sweeper.py::test_a_pass_accounts_for_every_slot_while_the_cache_changes",
+    ),
+    (
+        "slots, positions, previous = self._uploads.put(slots, cached.positions[start:stop], previous)",
+        "slots, positions, previous = self._uploads.put(slots[1:], cached.positions[start + 1:stop], "
+        "previous[1:])",
+        "tests/runtime/sweep/test_sweeper.py::test_a_pass_accounts_for_every_slot_while_the_cache_changes",
+    ),
+    (
+        "        for name in names:\n",
+        "        for name in names[:1]:\n",
+        _SWEEP + "test_a_group_that_a_sweep_leaves_out",
+    ),
+)
+
+SHARES = mutants(
+    "canary_obs/runtime/sweep/shares.py",
+    (
+        "if gone is not None and debt.evicted > gone:",
+        "if False:",
+        _SWEEP + "test_slots_that_are_said_to_be_evicted",
+    ),
+    ("if debt.span is None:", "if False:", _SWEEP + "test_a_group_that_a_sweep_leaves_out"),
+    (
+        "            elif missing:\n",
+        "            elif missing > 0 and not found:\n",
+        _SWEEP + "test_errors_of_two_groups_do_not_cancel",
+    ),
+)
+
+WALK = mutants(
+    "canary_obs/runtime/sweep/walk.py",
+    (
+        "if int(seen.sum()) != count.slots or cached.slots.numel() != count.slots:",
+        "if cached.slots.numel() != count.slots:",
+        _WALKS,
+    ),
+    (
+        "if int(seen.sum()) != count.slots or cached.slots.numel() != count.slots:",
+        "if False:",
+        _WALKS,
+    ),
+    (
+        "            self._uncounted.add(group)\n",
+        "",
+        _SWEEP + "test_an_engine_that_does_not_count_its_cache",
+    ),
+)
+
+_MAP = "tests/engines/vllm/test_cache_count.py::"
+BLOCKS = mutants(
+    "canary_obs/engines/vllm/cache_count.py",
+    (
+        "        if self._keys[block] == 1:\n            self._cached",
+        "        if True:\n            self._cached",
+        _MAP + "test_blocks_count_once_however_many_keys_they_have",
+    ),
+    (
+        "        self._removed.update(self._cached)\n",
+        "",
+        _MAP + "test_a_reset_removes_all_and_is_remembered_by_the_next_map",
+    ),
+    (
+        "self._short[group] -= self._unfilled.pop(block, 0)",
+        "pass",
+        _MAP + "test_blocks_that_are_cached_in_part",
+    ),
+)
+
+ALL = *ACCOUNT, *SWEEPER, *SHARES, *WALK, *BLOCKS, *COMPARED, *CHECKED, *COUNTED, *OUTPUTS

@@ -20,8 +20,8 @@ SWEEP = mutants(
         _SWEEP + "test_one_flipped_bit_anywhere_is_caught_by_the_next_sweep",
     ),
     (
-        "current.evicted += int((slots < 0).sum())",
-        "current.evicted += int((slots < -1).sum())",
+        "evicted = int((slots < 0).sum())",
+        "evicted = int((slots < -1).sum())",
         _SWEEP + "test_slots_evicted_during_a_sweep_are_skipped_and_counted",
     ),
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from canary_obs.engine_api.adapter import EngineAdapter, PrefixCache
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.views import CachedSlots, GroupView, StepTypes, StepView, WindowTokens
+from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupView, StepTypes, StepView, WindowTokens
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
 from canary_obs.engines.reference.full_group import FULL, FullGroup
@@ -44,6 +44,10 @@ class RadixPrefixCache(PrefixCache):
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot in the cache; starts the period that `still_cached` refers to."""
         return _named(self._groups, group).cached(unlocked_only=unlocked_only)
+
+    def count(self, group: str) -> CachedCount:
+        """What the engine counts as slots come and go."""
+        return _named(self._groups, group).count()
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
         """bool [n]: cached, without a break, since this group's last `cached` call."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from canary_kernels.buffers import KVSource
 from canary_kernels.hashing import chain_of
-from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupTokens, GroupView
+from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupTokens, GroupView
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
 from canary_obs.reference_engine.cache.compressed_pool import CompressedPool
@@ -76,6 +76,11 @@ class EntryGroup:
             previous=torch.from_numpy(np.where(before >= 0, before // ratio, -1)),
         )
 
+    def count(self) -> CachedCount:
+        """What the radix tree counts, in entries."""
+        ratio = self._pool.ratio
+        return CachedCount(slots=self._cache.size // ratio, removed=self._cache.removed // ratio)
+
     def still_cached(self, slots: Tensor) -> Tensor:
         """bool [n]: cached, without a break, since the last `cached` call."""
         return torch.from_numpy(self._cache.inserted_at[slots.numpy() * self._pool.ratio] <= self._mark)
@@ -133,6 +138,10 @@ class StateGroup:
         del unlocked_only
         nothing = torch.empty(0, dtype=torch.int64)
         return CachedSlots(slots=nothing, positions=nothing, previous=nothing)
+
+    def count(self) -> CachedCount:
+        """None: the cache holds whole runs."""
+        return CachedCount(slots=0, removed=0)
 
     def still_cached(self, slots: Tensor) -> Tensor:
         """bool [n]: False, as nothing is cached."""

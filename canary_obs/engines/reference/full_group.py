@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView
+from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupView
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.execution.runner import Runner
@@ -44,6 +44,11 @@ class FullGroup:
             positions=torch.from_numpy(cache.position[slots]),
             previous=torch.from_numpy(cache.previous[slots]),
         )
+
+    def count(self) -> CachedCount:
+        """What the radix tree counts as nodes come and go."""
+        cache = self._engine.scheduler.cache
+        return CachedCount(slots=cache.size, removed=cache.removed)
 
     def still_cached(self, slots: Tensor) -> Tensor:
         """bool [n]: cached, without a break, since the last `cached` call."""

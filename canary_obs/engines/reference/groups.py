@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView
+from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupView
 from canary_obs.engines.reference.compressed_groups import compressed_groups
 from canary_obs.engines.reference.full_group import FullGroup
 from canary_obs.engines.reference.swa_group import SwaGroup
@@ -28,6 +28,9 @@ class ReferenceGroup(Protocol):
 
     def cached(self, *, unlocked_only: bool) -> CachedSlots:
         """Every slot in the prefix cache; starts the period that `still_cached` refers to."""
+
+    def count(self) -> CachedCount:
+        """How many slots `cached` should show, as the engine counts them itself."""
 
     def still_cached(self, slots: Tensor) -> Tensor:
         """bool [n]: cached, without a break, since the last `cached` call."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canary_obs.engine_api.views import CachedSlots, GroupStep, GroupView, WindowTokens
+from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupView, WindowTokens
 from canary_obs.engines.reference.full_group import FULL
 from canary_obs.reference_engine.cache.pool import WindowPool
 from canary_obs.reference_engine.engine import Engine
@@ -46,6 +46,12 @@ class SwaGroup:
             positions=torch.from_numpy(cache.position[full]),
             previous=torch.from_numpy(np.where(before >= 0, slots.of[before], -1)),
         )
+
+    def count(self) -> CachedCount:
+        """Resident slots of the radix tree's nodes; all window slots that were taken back."""
+        nodes = self._scheduler.cache.oldest_first()
+        held = sum(int(self._slots.resident(node.slots).sum()) for node in nodes)
+        return CachedCount(slots=held, removed=self._slots.dropped)
 
     def still_cached(self, slots: Tensor) -> Tensor:
         """bool [n]: for the same cached token since the last `cached` call."""

@@ -20,6 +20,7 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
 from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
+from canary_obs.engines.vllm.cache_count import COUNTS_ATTRIBUTE
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.draft_groups import DraftGroups
 from canary_obs.engines.vllm.forward_count import ForwardCount
@@ -177,7 +178,7 @@ class VllmAdapter(EngineAdapter):
         try:
             events = getattr(output, EVENTS_ATTRIBUTE, None)
             self._forwards.note(output)
-            self.cached_blocks.apply(events)
+            self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
             self.update_requests(output)
             self._block_changes.report(output, events, observer)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Published, PublishedRun
+from canary_obs.engines.vllm.cache_count import carry_over, count_of, instrument_map_class, send_counts
+from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Partial, Published, PublishedRun
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 
 EVENTS_ATTRIBUTE = "kv_canary_block_events"  # of SchedulerOutput; sent with it to every worker
@@ -23,6 +24,7 @@ def instrument_scheduler_classes(patches: MethodPatches) -> None:
 
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(BlockPool, name, make)
+    instrument_map_class(patches)
     patches.wrap(KVCacheManager, "allocate_slots", _around_allocate_slots)
     patches.wrap(Scheduler, "schedule", _around_schedule)
 
@@ -32,6 +34,7 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     manager = scheduler.kv_cache_manager
     patches.set(manager.block_pool, _PENDING, [])
     patches.set(scheduler, FORWARDS_ATTRIBUTE, 0)
+    instrument_map_class(patches)
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
     patches.wrap(manager, "allocate_slots", _bound(manager, _around_allocate_slots))
@@ -100,7 +103,9 @@ def _around_cache_partial_block(original: Callable[..., Any]) -> Callable[..., A
         if key is not None:
             index = (num_tokens - 1) // block_size
             filled = num_tokens - index * block_size
-            _record(pool, Published(kv_cache_group_id, block.block_id, index, -1, filled))
+            _record(pool, Partial(kv_cache_group_id, block.block_id, index, filled))
+            count = count_of(pool.cached_block_hash_to_block)
+            count.fill(kv_cache_group_id, block.block_id, block_size - filled)
         return key
 
     return cache_partial_block
@@ -117,10 +122,10 @@ def _around_move_block_hashes(original: Callable[..., Any]) -> Callable[..., Any
     return move_block_hashes
 
 
-def _last_publication(pool: Any, block: int) -> Published | None:
+def _last_publication(pool: Any, block: int) -> Published | Partial | None:
     # Older events were sent already; the moved block is then checked by the patrol, but not by sweeps.
     for event in reversed(vars(pool).get(_PENDING, ())):
-        if isinstance(event, Published) and event.block == block:
+        if isinstance(event, Published | Partial) and event.block == block:
             return event
         if isinstance(event, PublishedRun) and block in event.blocks:
             return event.single(event.blocks.index(block))
@@ -139,9 +144,11 @@ def _around_remove_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _around_reset(original: Callable[..., Any]) -> Callable[..., Any]:
     def reset_prefix_cache(pool: Any) -> Any:
+        held = pool.cached_block_hash_to_block
         done = original(pool)
         if done:
             _record(pool, None)
+            carry_over(held, pool.cached_block_hash_to_block)
         return done
 
     return reset_prefix_cache
@@ -181,6 +188,7 @@ def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
         setattr(output, EVENTS_ATTRIBUTE, tuple(pending))
         pending.clear()
         number_output(scheduler, output)
+        send_counts(scheduler.kv_cache_manager, output)
         return output
 
     return schedule

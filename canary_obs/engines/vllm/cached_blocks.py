@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from canary_obs.engine_api.adapter import PrefixCache
-from canary_obs.engine_api.views import CachedSlots
+from canary_obs.engine_api.views import CachedCount, CachedSlots
+from canary_obs.engines.vllm.cache_count import BlockCounts
 from canary_obs.errors import UnsupportedEngine
 
 _NEVER = np.iinfo(np.int64).max
@@ -42,6 +43,15 @@ class PublishedRun(NamedTuple):
         return Published(self.group, self.blocks[place], self.number + place, previous, self.filled)
 
 
+class Partial(NamedTuple):
+    """The pool cached the first `filled` tokens of a block; it may hold more of the block already."""
+
+    group: int
+    block: int
+    number: int
+    filled: int
+
+
 class Loaded(NamedTuple):
     """A KV connector fills offsets `first` to `stop` of a block: bytes from outside, without records."""
 
@@ -52,7 +62,7 @@ class Loaded(NamedTuple):
 
 
 # Events are in order. An int is a block that was evicted; None = the whole cache was reset.
-BlockEvent = Published | PublishedRun | Loaded | int | None
+BlockEvent = Published | PublishedRun | Partial | Loaded | int | None
 
 
 @dataclass(slots=True)
@@ -62,13 +72,11 @@ class _GroupBlocks:
     num_blocks: int
     block_size: int
     since: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)  # clock when it was cached
-    evicted: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)  # clock; -1 = never
     columns: np.ndarray[tuple[int, int], np.dtype[np.int64]] = field(init=False)
     mark: int = -1  # clock of the last `cached` call
 
     def __post_init__(self) -> None:
         self.since = np.full(self.num_blocks, _NEVER, dtype=np.int64)
-        self.evicted = np.full(self.num_blocks, -1, dtype=np.int64)
         # number in the request, previous block, that block's `since`, filled
         self.columns = np.zeros((self.num_blocks, 4), dtype=np.int64)
 
@@ -96,16 +104,21 @@ class CachedBlocks(PrefixCache):
         self._clock = 0
         self._unreported = False
         self._complete = empty  # every cached block is known
+        none = BlockCounts(0, 0, 0)
+        # By vLLM's group number, from the last output; None = unknown.
+        self._counts: Sequence[BlockCounts] | None = [none] * (max(self._names) + 1) if empty else None
 
-    def apply(self, events: Iterable[BlockEvent] | None) -> None:
+    def apply(self, events: Iterable[BlockEvent] | None, counts: Sequence[BlockCounts] | None = None) -> None:
         """Apply the events of one scheduler output, before the forward that it schedules.
 
-        None = the output has no events attribute, so the cache is unknown from now on.
+        None = the output has no events attribute, so the cache is unknown from now on. `counts`: what the
+        pool's map held after these events, by vLLM's group number.
         """
+        self._counts = counts
         self._unreported |= events is None
         for event in events or ():
             self._clock += 1
-            if isinstance(event, Published | PublishedRun):
+            if isinstance(event, Published | PublishedRun | Partial):
                 self._add_event(event)
             elif isinstance(event, int):
                 self._evict(event)
@@ -117,11 +130,12 @@ class CachedBlocks(PrefixCache):
         # Block numbers are the pool's, common to all groups.
         for group in self._groups.values():
             group.since[blocks] = _NEVER
-            group.evicted[blocks] = self._clock
 
-    def _add_event(self, event: Published | PublishedRun) -> None:
+    def _add_event(self, event: Published | PublishedRun | Partial) -> None:
         for name in self._names.get(event.group, ()):
-            if isinstance(event, Published):
+            if isinstance(event, Partial):
+                self._add_part(self._groups[name], event)
+            elif isinstance(event, Published):
                 self._add(self._groups[name], event)
             else:
                 self._add_run(self._groups[name], event)
@@ -130,6 +144,12 @@ class CachedBlocks(PrefixCache):
         before = group.since[event.previous] if event.previous >= 0 else _NEVER
         group.since[event.block] = self._clock
         group.columns[event.block] = event.number, event.previous, before, event.filled
+
+    def _add_part(self, group: _GroupBlocks, event: Partial) -> None:
+        if group.since[event.block] == _NEVER:
+            self._add(group, Published(event.group, event.block, event.number, -1, event.filled))
+        else:  # a prompt's last block is published again each time the prompt ends in it
+            group.columns[event.block, 3] = max(group.columns[event.block, 3], event.filled)
 
     def _add_run(self, group: _GroupBlocks, event: PublishedRun) -> None:
         blocks = np.array(event.blocks, dtype=np.int64)
@@ -173,15 +193,19 @@ class CachedBlocks(PrefixCache):
         intact = (previous >= 0) & (before != _NEVER) & (blocks.since[previous] == before)
         return np.where(intact, previous * blocks.block_size + blocks.block_size - 1, -1)
 
+    def count(self, group: str) -> CachedCount | None:
+        """What the pool's map held when the last output was made; None = its scheduler does not report."""
+        if self._counts is None:
+            return None
+        number = next(number for number, names in self._names.items() if group in names)
+        cached, removed, unfilled = self._counts[number]
+        size = self._groups[group].block_size
+        return CachedCount(slots=cached * size - unfilled, removed=removed * size)
+
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
-        """bool [n]: cached since before the last `cached` call; for a block's first slot its link as well."""
+        """bool [n]: cached since before the last `cached` call."""
         blocks = self._groups[group]
-        numbers, offsets = np.divmod(slots.numpy(), blocks.block_size)
-        held = blocks.since[numbers] <= blocks.mark
-        previous = blocks.columns[numbers, 1]
-        # A linked block that was evicted and reused meanwhile would look like a broken chain.
-        lost = (offsets == 0) & (previous >= 0) & (blocks.evicted[previous] > blocks.mark)
-        return torch.from_numpy(held & ~lost)
+        return torch.from_numpy(blocks.since[slots.numpy() // blocks.block_size] <= blocks.mark)
 
     def live_blocks(self, group: str) -> set[int]:
         """Blocks that may be cached now: all of them, as long as not every cached block is known."""

@@ -27,6 +27,7 @@ HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
         "_remove_cached_block_hashes": ("block",),
         "reset_prefix_cache": (),
     },
+    "vllm.v1.core.block_pool:BlockHashToBlockMap": {"insert": ("key", "block"), "pop": ("key", "block_id")},
     "vllm.v1.core.kv_cache_manager:KVCacheManager": {
         "allocate_slots": ("request", "num_new_tokens", "num_new_computed_tokens"),
         "get_block_ids": ("request_id",),

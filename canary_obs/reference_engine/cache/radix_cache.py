@@ -39,6 +39,8 @@ class RadixCache:
         self.page_size = page_size
         self.clock = 0  # advances at every match and insertion
         self.evictable = 0  # slots in unlocked nodes
+        self.size = 0  # slots in all nodes
+        self.removed = 0  # slots that left the tree since the start
         self.inserted_at = np.full(num_slots, NEVER, dtype=np.int64)  # clock of insertion; NEVER = not held
         self.position = np.zeros(num_slots, dtype=np.int64)
         self.previous = np.full(num_slots, -1, dtype=np.int64)  # slot of the position before; -1 = first
@@ -183,6 +185,7 @@ class RadixCache:
         self._leaves.discard(parent)
         self._leaves.add(node)
         self.evictable += slots.size
+        self.size += slots.size
         self.inserted_at[slots] = self.clock
         self.position[slots] = np.arange(start, start + slots.size)
         self.previous[slots[1:]] = slots[:-1]
@@ -197,5 +200,7 @@ class RadixCache:
         if not parent.children and parent is not self._root:
             self._leaves.add(parent)
         self.evictable -= leaf.slots.size
+        self.size -= leaf.slots.size
+        self.removed += leaf.slots.size
         self.inserted_at[leaf.slots] = NEVER
         return parent

@@ -21,6 +21,7 @@ class WindowSlots:
         self.owner = np.full(num_slots, NONE, dtype=np.int64)  # [window slots]; full slot, NONE = free
         self.given_at = np.zeros(num_full, dtype=np.int64)  # [full slots]; clock
         self.locks = np.zeros(num_full, dtype=np.int64)  # [full slots]; running requests that see it
+        self.dropped = 0  # window slots taken back since the start
         self._pool = PageAllocator(num_slots, 1)
         self._changed: list[Slots] = []
 
@@ -49,6 +50,7 @@ class WindowSlots:
         self.owner[self.of[full]] = NONE
         self.of[full] = NONE
         self._changed.append(full)
+        self.dropped += int(full.size)
         return int(full.size)
 
     def move(self, source: Slots, destination: Slots) -> None:

@@ -15,7 +15,7 @@ from canary_kernels.verify import verify_list
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedSlots
-from canary_obs.errors import UnsupportedEngine
+from canary_obs.errors import EngineContractError, UnsupportedEngine
 from canary_obs.records import StartSweep, SweepProgress
 from canary_obs.runtime.device.delayed_device_host import Sample
 from canary_obs.runtime.device.state import DeviceState, Group
@@ -43,7 +43,6 @@ class _Pass:
     started: float
     step: int
     groups: tuple[str, ...]
-    evicted: int = 0
     next_group: int = 0
     cursor: int = 0
     ending: SweepStatus | None = None  # all launched, or cancelled: waiting for the counters
@@ -74,7 +73,8 @@ class Sweeper:
         self._pass: _Pass | None = None
         self._queued: StartSweep | None = None
         self._baseline = self._counts(None)
-        self._shares = SweepShares(state)
+        self._shares = SweepShares(state, prefix_cache)
+        health.add_source(self._walk)
         self._automatic = 0
         self.passes = dict.fromkeys(Trigger, 0)
         self.last: SweepProgress | None = None
@@ -161,7 +161,8 @@ class Sweeper:
         current.totals = {name: counts[name] - self._baseline[name] for name in counts}
         if current.ending is None or current.settles_at < 0 or sample.sequence < current.settles_at:
             return
-        ended = msgspec.structs.replace(self._ended(current), shares=self._shares.settle(counters))
+        ended = self._ended(current, self._shares.shortfall(counters))
+        ended = msgspec.structs.replace(ended, shares=self._shares.settle(counters))
         self._finish(current, ended)
         self._baseline = counts
         if self._queued is not None:
@@ -185,7 +186,7 @@ class Sweeper:
                 current.work += [
                     (self._state.by_name[name], self._walk.slots(name, command)) for name in names
                 ]
-            except UnsupportedEngine as error:  # the engine does not show what its prefix cache holds
+            except (UnsupportedEngine, EngineContractError) as error:  # the content of the cache is unknown
                 refusal = str(error)
         if refusal is not None:
             self._refused_at = time.monotonic()
@@ -195,18 +196,21 @@ class Sweeper:
         current.total = sum(cached.slots.numel() for _, cached in current.work)
         self._pass = current
         self._shares.start()
+        for name in names:
+            group = self._state.by_name[name]
+            self._shares.owe(group, next((c.slots.numel() for g, c in current.work if g is group), 0))
         self._report(self._describe(current, SweepStatus.RUNNING))
 
     def _timed_chunk(self, current: _Pass) -> float:
-        group, cached = current.work[current.next_group]
+        group, _ = current.work[current.next_group]
         began = time.perf_counter() - current.started
-        device_seconds = self._check_chunk(current)
+        device_seconds, evicted = self._check_chunk(current)
         ended = time.perf_counter() - current.started
-        self._shares.add_chunk(group.index, cached.slots.numel(), began, ended)
+        self._shares.add_chunk(group.index, evicted, began, ended)
         return device_seconds
 
-    def _check_chunk(self, current: _Pass) -> float:
-        """Launch the next chunk; returns the estimated seconds of GPU time, 0 on the CPU."""
+    def _check_chunk(self, current: _Pass) -> tuple[float, int]:
+        """Launch the next chunk; returns estimated seconds of GPU time (0 on the CPU), and slots left out."""
         group, cached = current.work[current.next_group]
         start = current.cursor
         stop = min(start + self._chunk_size(group), cached.slots.numel())
@@ -214,20 +218,20 @@ class Sweeper:
         if stop == cached.slots.numel():
             current.next_group, current.cursor = current.next_group + 1, 0
         if start == stop:
-            return 0.0
+            return 0.0, 0
         slots, previous = self._walk.still_cached(
             group.name, cached.slots[start:stop], cached.previous[start:stop]
         )
-        current.evicted += int((slots < 0).sum())
+        evicted = int((slots < 0).sum())
         slots, positions, previous = self._uploads.put(slots, cached.positions[start:stop], previous)
         self._state.tick()
         verify_list(self._state.backend, group.buffers, slots, positions, previous, layout.Phase.SWEEP)
         self._health.count_launch(group.index, layout.Phase.SWEEP)
         if not current.command.data:
-            return 0.0
+            return 0.0, evicted
         compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.SWEEP)
         size = (stop - start) * group.plan.bytes_per_slot
-        return 0.0 if self._on_cpu or not size else size / self._bandwidth
+        return 0.0 if self._on_cpu or not size else size / self._bandwidth, evicted
 
     def _chunk_size(self, group: Group) -> int:
         if self._on_cpu:
@@ -248,14 +252,12 @@ class Sweeper:
         counts["checked"] = totals[layout.COUNT_VERIFIED + phase] + unwritten
         return counts
 
-    def _ended(self, current: _Pass) -> SweepProgress:
+    def _ended(self, current: _Pass, shortfall: str | None) -> SweepProgress:
         assert current.ending is not None
         status, error, seen = current.ending, current.error, current.totals
         if status is SweepStatus.PASSED:
-            accounted = seen["checked"] + seen["adopted"] + seen["pending"] + current.evicted
-            if accounted != current.total:
-                status = SweepStatus.FAILED
-                error = f"{current.total - accounted} of {current.total} slots are unaccounted for"
+            if shortfall is not None:
+                status, error = SweepStatus.FAILED, shortfall
             elif seen["violations"]:
                 status = SweepStatus.VIOLATED
         return self._describe(current, status, error)
@@ -271,7 +273,7 @@ class Sweeper:
     def _describe(self, current: _Pass, status: SweepStatus, error: str | None = None) -> SweepProgress:
         seen = current.totals
         skipped = {cause: seen.get(cause.value, 0) for cause in _COUNTED_CAUSES} | {
-            Cause.EVICTED: current.evicted
+            Cause.EVICTED: self._shares.evicted if self._pass is current else 0
         }
         return SweepProgress(
             id=current.command.id,

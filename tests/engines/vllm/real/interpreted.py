@@ -90,7 +90,7 @@ def ask(rig: Any, count: int) -> list[list[list[int]]]:
 
 def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: bool = False) -> dict[str, Any]:
     """What the canary finds in a clean run, and after faults."""
-    from tests.engines.vllm.real.forwards import tried
+    from tests.engines.vllm.real import forwards, walks
     from tests.engines.vllm.real.rig import Rig, count_sampled, prompts as made
 
     os.environ["KV_CANARY_MODE"] = "log"
@@ -123,7 +123,8 @@ def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: boo
     report["order"] = order(rig, made(1, seed=11)[0])
     report["order_unseen"] = order(rig, made(1, seed=12)[0], unseen="compute_logits")
     if accounts:
-        report["forwards"] = tried(rig, 2)
+        report["forwards"] = forwards.tried(rig, 2)
+        report["walks"] = walks.tried(rig)
     rig.close()
     return report
 

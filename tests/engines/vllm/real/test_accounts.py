@@ -9,6 +9,7 @@ import pytest
 
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
 from canary_obs.vocabulary import State
+from tests.engines.vllm.real import walks
 from tests.engines.vllm.real.forwards import NOT_SHOWN, tried
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.unchecked import Report
@@ -60,6 +61,35 @@ def test_counts_agree_in_clean_traffic(rig: Rig) -> None:
     assert account.counted is not None
     assert account._ended == account._begun == account.counted
     assert rig.canary.verdict() == (State.OK, ())
+
+
+def report_walks(engine: str, found: dict[str, dict[str, Any]], unchecked: Report) -> None:
+    for way, seen in found.items():
+        verdict = (seen["state"], seen["reasons"])
+        unchecked(way, engine, verdict, names=seen["names"], seconds=seen["seconds"])
+
+
+def test_walks_that_leave_blocks_out(rig: Rig, unchecked: Report) -> None:
+    found = walks.tried(rig)
+    assert len(found) == 4
+    report_walks("vLLM V1", found, unchecked)
+
+
+def test_the_count_is_that_of_the_pool(rig: Rig) -> None:
+    """Under eviction, preemption and resets; the pool's own blocks are counted here."""
+    rig.fresh()
+    for seed in range(6):
+        rig.generate(prompts(6, seed=seed, shared=100), 20)
+        rig.step()
+        count = rig.adapter.cached_blocks.count("full")
+        pool = rig.core.scheduler.kv_cache_manager.block_pool
+        assert count is not None
+        assert count.slots == 32 * sum(block.block_hash is not None for block in pool.blocks)
+        assert count.slots == rig.adapter.cached_blocks.cached("full", unlocked_only=False).slots.numel()
+    removed = count.removed
+    rig.fresh()
+    rig.generate(prompts(1), 2)
+    assert rig.adapter.cached_blocks.count("full").removed == removed + count.slots
 
 
 def test_a_draft_pass_that_is_not_shown(make_rig: Any, models: Any, unchecked: Report) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm.real.server import Process
-from tests.engines.vllm.real.test_accounts import report_forwards
+from tests.engines.vllm.real.test_accounts import report_forwards, report_walks
 from tests.unchecked import Report
 
 # The first test waits for the process of all: 80 s on two quiet cores.
@@ -97,6 +97,11 @@ def test_drafting_ends_a_step(report: dict[str, Any], case: str) -> None:
 def test_forwards_that_are_not_shown(report: dict[str, Any], unchecked: Report, case: str, ways: int) -> None:
     assert len(report[case]["forwards"]) == ways
     report_forwards("vLLM V2", report[case]["forwards"], unchecked)
+
+
+def test_walks_that_leave_blocks_out(report: dict[str, Any], unchecked: Report) -> None:
+    assert len(report["llama"]["walks"]) == 4
+    report_walks("vLLM V2", report["llama"]["walks"], unchecked)
 
 
 @pytest.mark.parametrize("case", ["draft_model", "eagle"])

@@ -1,0 +1,95 @@
+"""Blocks counted in the map of cached blocks, with a map like vLLM's, without vLLM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from canary_obs.engine_api.views import CachedCount
+from canary_obs.engines.vllm import cache_count
+from canary_obs.engines.vllm.cache_count import BlockCounts, MapCount
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Partial, Published
+
+
+class Map:
+    """The last character of a key is its group."""
+
+    def __init__(self) -> None:
+        self._cache: dict[str, Any] = {}
+
+    def insert(self, key: str, block: Any) -> None:
+        self._cache.setdefault(key, {})[block.block_id] = block
+
+    def pop(self, key: str, block_id: int) -> Any:
+        found = self._cache.get(key, {}).pop(block_id, None)
+        if not self._cache.get(key):
+            self._cache.pop(key, None)
+        return found
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Map:
+    monkeypatch.setattr(cache_count, "_group_of", lambda key: int(key[-1]))
+    monkeypatch.setattr(Map, "insert", cache_count._around_insert(Map.insert))
+    monkeypatch.setattr(Map, "pop", cache_count._around_pop(Map.pop))
+    return Map()
+
+
+def block(number: int) -> Any:
+    return SimpleNamespace(block_id=number)
+
+
+def test_blocks_count_once_however_many_keys_they_have(held: Map) -> None:
+    for key, number in (("a0", 1), ("a0", 2), ("b0", 2), ("c1", 3)):
+        held.insert(key, block(number))
+    count = cache_count.count_of(held)
+    assert [count.counts(group) for group in (0, 1, 2)] == [(2, 0, 0), (1, 0, 0), (0, 0, 0)]
+    held.pop("b0", 2)
+    held.pop("b0", 9)
+    assert count.counts(0) == BlockCounts(2, 0, 0)
+    held.pop("a0", 2)
+    assert count.counts(0) == BlockCounts(1, 1, 0)
+
+
+def test_what_a_map_holds_at_first_is_counted(held: Map, monkeypatch: pytest.MonkeyPatch) -> None:
+    held._cache = {"a0": block(1), "b0": {2: block(2), 3: block(3)}, "c1": block(4)}
+    assert cache_count.count_of(held).counts(0) == BlockCounts(3, 0, 0)
+    held.insert("d0", block(5))
+    assert cache_count.count_of(held).counts(0) == BlockCounts(4, 0, 0)
+
+
+def test_a_reset_removes_all_and_is_remembered_by_the_next_map(held: Map) -> None:
+    held.insert("a0", block(1))
+    following = Map()
+    cache_count.carry_over(held, following)
+    following.insert("a0", block(1))
+    assert cache_count.count_of(following).counts(0) == BlockCounts(1, 1, 0)
+
+
+def test_blocks_that_are_cached_in_part() -> None:
+    count = MapCount()
+    count.insert(0, 1)
+    count.fill(0, 1, 10)
+    count.fill(0, 1, 10)  # the same prompt again
+    assert count.counts(0) == BlockCounts(1, 0, 10)
+    count.insert(0, 2)
+    count.insert(0, 2)
+    count.fill(0, 2, 12)  # its first key stands for the whole block
+    assert count.counts(0) == BlockCounts(2, 0, 10)
+    count.remove(0, 1)
+    assert count.counts(0) == BlockCounts(1, 1, 0)
+
+
+def test_the_mirror_and_the_count_agree_about_parts() -> None:
+    blocks = CachedBlocks({"full": (0, 16, 4)}, lambda _: set(), empty=True)
+    assert blocks.count("full") == CachedCount(slots=0, removed=0)
+    published = [Published(0, 3, 0, -1, 4), Partial(0, 5, 1, 2), Partial(0, 3, 0, 2)]
+    blocks.apply(published, [BlockCounts(2, 7, 2)])
+    assert blocks.count("full") == CachedCount(slots=6, removed=28)
+    assert blocks.cached("full", unlocked_only=False).slots.tolist() == [12, 13, 14, 15, 20, 21]
+    blocks.cached("full", unlocked_only=False)
+    blocks.apply([Partial(0, 5, 1, 2), Partial(0, 5, 1, 3)], None)
+    assert blocks.still_cached("full", blocks.cached("full", unlocked_only=False).slots).all()
+    assert blocks.count("full") is None
