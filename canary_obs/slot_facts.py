@@ -19,7 +19,7 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A slot's record and its bytes. Fingerprints are hex words; token and chain are None when redacted."""
 
     slot: int
-    state: SlotState
+    state: SlotState | None  # None = the record is damaged: its check of itself does not hold
     position: int
     recorded: dict[Part, str]
     found: dict[Part, str]  # fingerprints of the bytes as they are now; empty = no bytes are covered
@@ -29,7 +29,8 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def intact(self) -> bool | None:
         """Whether the bytes match the record; None = nothing to compare."""
-        return self.recorded == self.found if self.state is SlotState.COMPLETE and self.found else None
+        compared = self.state in (SlotState.COMPLETE, SlotState.BASELINE)
+        return self.recorded == self.found if compared and self.found else None
 
 
 class ChangedWord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

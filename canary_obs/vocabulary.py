@@ -57,6 +57,7 @@ class Reason(CodedWord):
     WRITE_POSITION = "write_position", 5
     UNWRITTEN = "unwritten", 6
     LOST_WRITE = "lost_write", 7
+    RECORD = "record", 8
 
 
 class Part(CodedWord):
@@ -79,7 +80,8 @@ class Cause(CodedWord):
     ADOPTED = "adopted", 0
     PENDING = "pending", 1
     NO_FINGERPRINT = "no_fingerprint", 2
-    EVICTED = "evicted", 3  # counted by the host: kernels never meet such a slot
+    BASELINE = "baseline", 3  # its bytes are compared with a fingerprint taken when it was first seen
+    EVICTED = "evicted", 4  # counted by the host: kernels never meet such a slot
 
 
 class HandshakeCause(StrEnum):
@@ -147,12 +149,17 @@ class DrillOutcome(StrEnum):
 
 
 class SlotState(CodedWord):
-    """State of a record: PENDING between head and tail; ADOPTED = live, with unknown history."""
+    """State of a record: PENDING between head and tail; the last three = live, with unknown history.
+
+    BASELINE = fingerprinted when first seen; AWAITED = its bytes are on their way.
+    """
 
     EMPTY = "empty", 0
     PENDING = "pending", 1
     COMPLETE = "complete", 2
     ADOPTED = "adopted", 3
+    BASELINE = "baseline", 4
+    AWAITED = "awaited", 5
 
 
 class SlotEventKind(StrEnum):
@@ -161,6 +168,7 @@ class SlotEventKind(StrEnum):
     WRITTEN = "written"
     COPIED_FROM = "copied_from"
     COPIED_TO = "copied_to"
+    AWAITED = "awaited"
     RECEIVED = "received"
     INVALIDATED = "invalidated"
 

@@ -14,7 +14,7 @@ from canary_kernels.bandwidth import READERS, read_all
 from canary_kernels.buffers import GroupBuffers, allocate_buffers
 from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import FingerprintPlan, compare_slots, complete_slots, plan_fingerprint
-from canary_kernels.layout import IDENTITY, NUM_LANES, Phase, RealData, Reason, RecordState, lane
+from canary_kernels.layout import IDENTITY, NUM_LANES, Phase, RealData, Reason, RecordState, identity_of, lane
 from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
 from canary_obs.bench.environment import environment
@@ -23,7 +23,7 @@ from canary_obs.bench.shapes import POOLS, Pool, Workload, prefix_workload
 from canary_obs.errors import CanaryError, ConfigurationError
 
 _TRITON = Backend.TRITON
-_PENDING = int(RecordState.PENDING) << 32
+_PENDING = identity_of(0, 0, RecordState.PENDING)
 _CALLS = 10  # per captured graph
 _HOST_STEPS = 300
 _HOST_LIMIT = 50.0
@@ -110,7 +110,7 @@ def _check_links(workload: Workload, what: str) -> None:
     middle = workload.batch.slot_table[0, int(workload.batch.prefix_lens[0]) // 2]
     workload.buffers.records[middle, IDENTITY] ^= 1 << 5
     verify_rows(_TRITON, workload.buffers, workload.batch, Phase.HEAD)
-    _expect(workload.buffers, 1, Phase.HEAD, Reason.CHAIN, what)
+    _expect(workload.buffers, 1, Phase.HEAD, Reason.RECORD, what)
     workload.buffers.records[middle, IDENTITY] ^= 1 << 5
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from canary_kernels.buffers import GroupBuffers, KVSource, RowBatch, allocate_buffers, source_from_tensor
-from canary_kernels.hashing import chain_of
+from canary_kernels.hashing import chain_of, sealed_arrays
 from canary_kernels.layout import CHAIN, IDENTITY, STATE_BITS, Part, RecordState
 
 _VOCABULARY = 128_000
@@ -100,7 +100,8 @@ def prefix_workload(requests: int, prefix: int, extend: int) -> Workload:
     records = torch.zeros(requests * width, buffers.records.shape[1], dtype=torch.int64)
     positions = torch.arange(prefix)
     identity = tokens[:, :prefix] | ((positions << STATE_BITS | _COMPLETE) << 32)
-    records[slots[:, :prefix].flatten(), IDENTITY] = identity.flatten()
+    sealed = torch.from_numpy(sealed_arrays(identity.numpy(), chains[:, :prefix].numpy()))
+    records[slots[:, :prefix].flatten(), IDENTITY] = sealed.flatten()
     records[slots[:, :prefix].flatten(), CHAIN] = chains[:, :prefix].flatten()
     buffers.records.copy_(records)
     moved = {name: column.cuda() for name, column in columns.items()}

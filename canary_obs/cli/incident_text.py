@@ -60,7 +60,7 @@ def _evidence(evidence: Evidence) -> str:
     lines = [
         f"\nSlot {slot.slot} of group {evidence.group}, rank {evidence.identity.rank} on "
         f"{evidence.identity.device}: step {evidence.step}, {when}",
-        f"  record: {slot.state.value}, position {slot.position}, {_verdict(slot)}",
+        f"  record: {slot.state or 'damaged'}, position {slot.position}, {_verdict(slot)}",
     ]
     for part, recorded in slot.recorded.items():
         lines.append(f"  {part.value}: recorded {recorded}, found {slot.found.get(part, 'not covered')}")

@@ -66,11 +66,20 @@ class Observer(Protocol):
         """The engine copied KV bytes from slots `source` to slots `destination` (int64 [n] each)."""
 
     def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
-        """KV bytes arrived from outside the engine in `slots` (int64 [n]).
+        """KV bytes arrived from outside the engine in `slots` (int64 [n], each once): they are there.
+
+        Call on the stream that the bytes were written on, or on one that waits for it.
 
         `records` is what `records_of` returned at the sender: int64 [n, RECORD_WORDS], or int64 [shares, n,
         RECORD_WORDS] from senders that hold different heads or layers. The bytes are compared with them; in
-        mode `raise` a mismatch raises KVCacheViolation here. Without records the slots count as unverified.
+        mode `raise` a mismatch raises KVCacheViolation here. Without records the bytes are fingerprinted as
+        they arrived (a baseline): damage after that is seen, damage on the way is not.
+        """
+
+    def awaited(self, group: str, slots: Tensor) -> None:
+        """KV bytes will arrive in `slots` (int64 [n]) later; `received` announces them.
+
+        Until then the slots count as unverified where they are met, and no baseline is taken of them.
         """
 
     def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:

@@ -16,31 +16,40 @@ class Announcements:
     """Launches only. Raises EngineContractError for a group that the adapter did not show at attach."""
 
     def __init__(self, state: DeviceState, history: SlotHistory) -> None:
-        self._state, self._history = state, history
+        self.state, self._history = state, history
 
     def copied(self, name: str, source: Tensor, destination: Tensor, step: int) -> None:
         """Copy the records of slots (int64 [n] each)."""
-        (group,) = self._state.named((name,))
+        (group,) = self.state.named((name,))
         group.copy(source, destination)
         self._history.record_announcement(SlotEventKind.COPIED_FROM, group, source, step)
         self._history.record_announcement(SlotEventKind.COPIED_TO, group, destination, step)
 
+    def awaited(self, name: str, slots: Tensor, step: int) -> None:
+        """Note that bytes are on their way into slots (int64 [n]): nothing there is compared until then."""
+        (group,) = self.state.named((name,))
+        group.await_bytes(slots)
+        self._history.record_announcement(SlotEventKind.AWAITED, group, slots, step)
+
     def received(self, name: str, slots: Tensor, records: Tensor | None, step: int) -> None:
-        """Compare received bytes of slots (int64 [n]) with their records; adopt the slots without records.
+        """Compare received bytes of slots (int64 [n], each once) with their records.
+
+        Slots without records, or whose sender knew no fingerprint of them, get a baseline now.
 
         records: int64 [n, RECORD_WORDS], or [shares, n, RECORD_WORDS] from several senders.
         """
-        (group,) = self._state.named((name,))
+        (group,) = self.state.named((name,))
         if records is None:
             group.adopt(slots)
         else:
             group.store(slots, join_records(records.to(slots.device, non_blocking=True)))
-            self._state.tick()
-            compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
+            self.state.tick()
+            compare_slots(self.state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
+        group.take_baseline(slots)
         self._history.record_announcement(SlotEventKind.RECEIVED, group, slots, step)
 
     def invalidated(self, name: str, slots: Tensor, step: int) -> None:
         """Empty the records of slots (int64 [n])."""
-        (group,) = self._state.named((name,))
+        (group,) = self.state.named((name,))
         group.forget(slots)
         self._history.record_announcement(SlotEventKind.INVALIDATED, group, slots, step)

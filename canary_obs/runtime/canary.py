@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
 
 from canary_obs.config import CanaryConfig, parse_patrol_budget
 from canary_obs.engine_api.adapter import EngineAdapter
@@ -36,16 +35,14 @@ from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
 from canary_obs.runtime.report.step_watch import StepWatch
 from canary_obs.runtime.report.swa_divergence import SwaReporter
 from canary_obs.runtime.run_state import RunState
+from canary_obs.runtime.slot_hooks import SlotHooks
 from canary_obs.runtime.step_scheduler import CURRENT_STREAM, StepScheduler, Workers
 from canary_obs.runtime.sweep.sweeper import Sweeper
-from canary_obs.runtime.transfer import RecordShares
 from canary_obs.transport.links import EngineLink
-from canary_obs.vocabulary import Mode, ObserverPart, State, Trigger
-
-_RAISE_SECONDS = 5.0  # mode raise waits so long for the comparison of received bytes
+from canary_obs.vocabulary import ObserverPart, State, Trigger
 
 
-class CanaryRuntime:
+class CanaryRuntime(SlotHooks):
     """Observes one engine; an Observer. In mode `log` no hook raises; in mode `raise` a violation does."""
 
     def __init__(
@@ -73,8 +70,7 @@ class CanaryRuntime:
         self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, log.requests_at)
-        self._announcements = Announcements(self.state, self.history)
-        self._shares = RecordShares(self.state, self._faults)
+        announcements = Announcements(self.state, self.history)
         self.evidence = EvidenceCollector(
             self.state, self.history, adapter.holders, reveal_tokens=config.reveal_tokens
         )
@@ -90,6 +86,7 @@ class CanaryRuntime:
         self.delivery = ViolationDelivery(
             self.run, self._faults, self.counter_reader, self.evidence, self.reporter, self.injector
         )
+        SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery)
         workers = Workers(
             counter_reader=self.counter_reader, delivery=self.delivery, sweeper=self.sweeper,
             patrol=self.patrol, drill=self.drill, evidence=self.evidence, swa=self.swa,
@@ -246,35 +243,6 @@ class CanaryRuntime:
         """The adapter failed to show a forward, which may have written any slot: all count as unverified."""
         self._faults.count_fault(part, error)
         if self.run.armed:
-            self._or_disarm(self.state.adopt_all)
-
-    # Hooks for slots that change outside of forwards.
-
-    def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
-        """Copy the records of copied slots."""
-        self._announce(self._announcements.copied, group, source, destination)
-
-    def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
-        """Compare received bytes with the records that came with them; without records: unverified."""
-        self._announce(self._announcements.received, group, slots, records)
-        if self.run.armed and records is not None and self.config.mode is Mode.RAISE:
-            self.delivery.drain(_RAISE_SECONDS)
-            self.delivery.raise_pending()
-
-    def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
-        """Records to send with the bytes of these slots; None = not armed, or reading them failed."""
-        return self._shares.read(group, slots, shares) if self.run.armed else None
-
-    def record_format(self, group: str) -> int | None:
-        """Format number that a sender's records must have to be compared here."""
-        return self._shares.format_of(group) if self.run.armed else None
-
-    def invalidated(self, group: str, slots: Tensor) -> None:
-        """Empty the records of these slots."""
-        self._announce(self._announcements.invalidated, group, slots)
-
-    def _announce(self, apply: Callable[..., None], *arguments: object) -> None:
-        if self.run.armed and not self._faults.guard(ObserverPart.ANNOUNCE, apply, *arguments, self.run.step):
             self._or_disarm(self.state.adopt_all)
 
     # Failures.

@@ -20,7 +20,7 @@ from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.faults import Faults
 from canary_obs.vocabulary import ObserverPart
 
-_VERSION = 1
+_VERSION = 2  # of records: raise it with every change of what their bytes mean
 _LINK_WORDS = slice(layout.IDENTITY, layout.FINGERPRINT_K)
 _STATE_MASK = layout.STATE_MASK << 32
 

@@ -192,7 +192,7 @@ class Tracing:
             "kv_canary.group": evidence.group,
             "kv_canary.slot": evidence.slot.slot,
             "kv_canary.position": evidence.slot.position,
-            "kv_canary.record.state": evidence.slot.state.value,
+            "kv_canary.record.state": evidence.slot.state.value if evidence.slot.state else "damaged",
             "kv_canary.intact": evidence.slot.intact,
             "kv_canary.step": evidence.step,
             "kv_canary.holders": len(evidence.holders),

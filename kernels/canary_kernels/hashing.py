@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_kernels.layout import CHAIN_ANCHOR, unsigned
+from canary_kernels.layout import CHAIN_ANCHOR, CHECK_BITS, FOLD_SHIFTS, unsigned
 
 TOKEN_FACTOR = 0x9E3779B97F4A7C15
 POSITION_FACTOR = 0xD1B54A32D192ED03
@@ -73,6 +73,22 @@ def mix_arrays(tokens: Integers, positions: Integers) -> Words:
     mixed += scaled
     mixed += _MIX_OFFSET
     return _finalize(mixed)
+
+
+def flaws_of(identities: Integers, chains: Integers) -> NDArray[np.int64]:
+    """int64 [n]: 0 where a record's check of itself holds; identities and chains are its words, int64 [n]."""
+    bits = np.bitwise_xor(identities, chains).view(np.uint64)
+    for shift in FOLD_SHIFTS:
+        bits ^= bits >> np.uint64(shift)
+    bits &= np.uint64((1 << CHECK_BITS) - 1)
+    return bits.view(np.int64)
+
+
+def sealed_arrays(identities: NDArray[np.int64], chains: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 [n]: identities, which have no check yet, with their checks (see layout.sealed)."""
+    folded = flaws_of(identities, chains)
+    sealed: NDArray[np.int64] = identities | folded << 60 | folded >> 4 << 59
+    return sealed
 
 
 def mix64(tokens: Tensor, positions: Tensor) -> Tensor:

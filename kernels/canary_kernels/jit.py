@@ -21,10 +21,14 @@ FINGERPRINT_K = tl.constexpr(layout.FINGERPRINT_K)
 FINGERPRINT_V = tl.constexpr(layout.FINGERPRINT_V)
 STATE_BITS = tl.constexpr(layout.STATE_BITS)
 STATE_MASK = tl.constexpr(layout.STATE_MASK)
+POSITION_MASK = tl.constexpr(layout.MAX_POSITION)
+STATE_AND_POSITION = tl.constexpr(layout.STATE_AND_POSITION_MASK)
 EMPTY = tl.constexpr(int(layout.RecordState.EMPTY))
 PENDING = tl.constexpr(int(layout.RecordState.PENDING))
 COMPLETE = tl.constexpr(int(layout.RecordState.COMPLETE))
 ADOPTED = tl.constexpr(int(layout.RecordState.ADOPTED))
+BASELINE = tl.constexpr(int(layout.RecordState.BASELINE))
+AWAITED = tl.constexpr(int(layout.RecordState.AWAITED))
 
 NUM_REASONS = tl.constexpr(layout.NUM_REASONS)
 NUM_UNVERIFIED = tl.constexpr(layout.NUM_UNVERIFIED)
@@ -65,7 +69,31 @@ def state_of(identity):
 @triton.jit
 def position_of(identity):
     """int64: the record's position."""
-    return identity >> (32 + STATE_BITS)
+    return (identity >> (32 + STATE_BITS)) & POSITION_MASK
+
+
+@triton.jit
+def identity_holds(identity, position, STATE: tl.constexpr):
+    """Whether a record has this state, and this position, which may be too large for any."""
+    return ((identity >> 32) & STATE_AND_POSITION) == ((position << STATE_BITS) | STATE)
+
+
+@triton.jit
+def flaw_of(identity, chain):
+    """int64: 0 where a record's check of itself holds (see layout.fold)."""
+    bits = (identity ^ chain).to(tl.uint64)
+    bits = bits ^ (bits >> 40)
+    bits = bits ^ (bits >> 20)
+    bits = bits ^ (bits >> 10)
+    bits = bits ^ (bits >> 5)
+    return bits.to(tl.int64) & 31
+
+
+@triton.jit
+def sealed(identity, chain):
+    """int64: identity, which has no check yet, with its check (see layout.sealed)."""
+    folded = flaw_of(identity, chain)
+    return identity | (folded << 60) | ((folded >> 4) << 59)
 
 
 @triton.jit

@@ -25,6 +25,7 @@ class Reason(IntEnum):
     WRITE_POSITION = 5
     UNWRITTEN = 6
     LOST_WRITE = 7
+    RECORD = 8
 
 
 class Part(IntEnum):
@@ -43,20 +44,27 @@ class Plane(IntEnum):
 
 
 class RecordState(IntEnum):
-    """The life of a record: EMPTY, PENDING between head and tail, COMPLETE; ADOPTED = no history known."""
+    """The life of a record: EMPTY, PENDING between head and tail, COMPLETE.
+
+    Without history: ADOPTED = no fingerprint either; BASELINE = fingerprinted when first seen, so that later
+    damage is seen; AWAITED = its bytes are on their way, and what lies there until they arrive is nothing.
+    """
 
     EMPTY = 0
     PENDING = 1
     COMPLETE = 2
     ADOPTED = 3
+    BASELINE = 4
+    AWAITED = 5
 
 
 class Unverified(IntEnum):
-    """Why a slot that came up for a check could not be checked."""
+    """Why a slot that came up for a check could not be checked; BASELINE = its bytes were, its links not."""
 
     ADOPTED = 0
     PENDING = 1
     NO_FINGERPRINT = 2
+    BASELINE = 3
 
 
 class RealData(IntEnum):
@@ -68,14 +76,18 @@ class RealData(IntEnum):
 
 
 # Record: int64 [num_slots, RECORD_WORDS], 32 bytes, one memory sector.
-# IDENTITY holds the token in its low 32 bits; (position << STATE_BITS | state) in its high 32 bits.
-# A record of all zero bytes is EMPTY.
+# IDENTITY holds, from its low bits: the token (32), the state, the position, the record's check of itself.
+# The check makes the folds of IDENTITY and CHAIN equal. A record of all zero bytes is EMPTY, and sound.
 RECORD_WORDS = 4
 RECORD_BYTES = 8 * RECORD_WORDS
 IDENTITY, CHAIN, FINGERPRINT_K, FINGERPRINT_V = range(RECORD_WORDS)
-STATE_BITS = 2
+STATE_BITS, POSITION_BITS, CHECK_BITS = 3, 24, 5
 STATE_MASK = (1 << STATE_BITS) - 1
-MAX_POSITION = (1 << (31 - STATE_BITS)) - 1
+MAX_POSITION = (1 << POSITION_BITS) - 1
+STATE_AND_POSITION_MASK = (1 << (STATE_BITS + POSITION_BITS)) - 1  # of the high 32 bits
+TOKEN_AND_POSITION_MASK = (1 << 32) - 1 | MAX_POSITION << (32 + STATE_BITS)  # of IDENTITY
+# Bit i of a word counts for bit i % CHECK_BITS of its fold: these shifts add up all 64.
+FOLD_SHIFTS = (40, 20, 10, 5)
 PARTIAL_WORDS = 4
 # Words of plane p are numbered from p * PLANE_WORDS in the whole model's layer, whatever the shard holds.
 PLANE_WORDS = 1 << 24
@@ -105,9 +117,33 @@ COUNT_WRITTEN = COUNT_UNVERIFIED + NUM_PHASES * NUM_UNVERIFIED  # identities wri
 COUNT_COMPLETED = COUNT_WRITTEN + 1  # fingerprints stored, records made COMPLETE
 COUNT_WRITE_RUNS = COUNT_COMPLETED + 1
 COUNT_COMPLETE_RUNS = COUNT_WRITE_RUNS + 1
-COUNTER_WORDS = 64
+COUNT_BASELINES = COUNT_COMPLETE_RUNS + 1  # ADOPTED records given a fingerprint, made BASELINE
+COUNT_BASELINE_RUNS = COUNT_BASELINES + 1
+COUNT_CENSUS = COUNT_BASELINE_RUNS + 1  # + RecordState: records found in this state by all censuses
+COUNT_CENSUS_RUNS = COUNT_CENSUS + len(RecordState)
+COUNTER_WORDS = 128
 
 CHAIN_ANCHOR = 0x243F6A8885A308D3
+
+
+def fold(word: int) -> int:
+    """The exclusive or of a word's pieces of CHECK_BITS bits."""
+    folded = unsigned(word)
+    for shift in FOLD_SHIFTS:
+        folded ^= folded >> shift
+    return folded & ((1 << CHECK_BITS) - 1)
+
+
+def sealed(identity: int, chain: int = 0) -> int:
+    """IDENTITY with the check that belongs to it and to a chain; `identity` without one. As int64."""
+    folded = fold(identity ^ chain)
+    # Bits 60 to 63 count for bits 0 to 3 of the fold, bit 59 for bit 4.
+    return signed(identity | folded << 60 | folded >> 4 << 59)
+
+
+def identity_of(token: int, position: int, state: RecordState, chain: int = 0) -> int:
+    """IDENTITY of a record, with its check, as int64."""
+    return sealed(token & 0xFFFFFFFF | (position << STATE_BITS | int(state)) << 32, chain)
 
 
 def lane(phase: Phase, reason: Reason) -> int:
@@ -124,3 +160,8 @@ def signed(value: int) -> int:
 def unsigned(value: int) -> int:
     """An int64 as the unsigned 64-bit value the mathematics is written in."""
     return value & ((1 << 64) - 1)
+
+
+# Changes of state, by exclusive or: they carry damage along, where a new check would hide it.
+PENDING_TO_COMPLETE = sealed((RecordState.PENDING ^ RecordState.COMPLETE) << 32)
+ADOPTED_TO_BASELINE = sealed((RecordState.ADOPTED ^ RecordState.BASELINE) << 32)

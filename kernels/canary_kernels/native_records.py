@@ -29,7 +29,10 @@ ANCHOR = layout.CHAIN_ANCHOR  # below 2^63
 _RECORD_BYTES = layout.RECORD_BYTES
 _IDENTITY, _CHAIN = layout.IDENTITY, layout.CHAIN
 _META_SHIFT, _STATE_MASK = 32, layout.STATE_MASK
-_POSITION_SHIFT = 32 + layout.STATE_BITS
+_POSITION_SHIFT, _MAX_POSITION = 32 + layout.STATE_BITS, layout.MAX_POSITION
+_FOLDS = tuple(np.uint64(shift) for shift in layout.FOLD_SHIFTS)
+_FIRST_FOLD, _SECOND_FOLD, _THIRD_FOLD, _LAST_FOLD = _FOLDS
+_CHECK_MASK = (1 << layout.CHECK_BITS) - 1
 
 _COUNT_VIOLATIONS, _ROW_BYTES = layout.COUNT_VIOLATIONS, 8 * layout.ROW_WORDS
 _ROW_EVENT, _ROW_STEP, _ROW_SLOT = layout.ROW_EVENT, layout.ROW_STEP, layout.ROW_SLOT
@@ -99,7 +102,31 @@ def state_of(identity):
 @piece
 def position_of(identity):
     """int64: the record's position."""
-    return identity >> _POSITION_SHIFT
+    return (identity >> _POSITION_SHIFT) & _MAX_POSITION
+
+
+@piece
+def flaw_of(identity, chain):
+    """int64: 0 where a record's check of itself holds (see layout.fold)."""
+    bits = np.uint64(identity ^ chain)
+    bits ^= bits >> _FIRST_FOLD
+    bits ^= bits >> _SECOND_FOLD
+    bits ^= bits >> _THIRD_FOLD
+    bits ^= bits >> _LAST_FOLD
+    return np.int64(bits) & _CHECK_MASK
+
+
+@piece
+def flaw_at(record):
+    """int64: 0 where the check of the record at an address holds."""
+    return flaw_of(load_int64(record, _IDENTITY), load_int64(record, _CHAIN))
+
+
+@piece
+def sealed(identity, chain):
+    """int64: identity, which has no check yet, with its check (see layout.sealed)."""
+    folded = flaw_of(identity, chain)
+    return identity | folded << 60 | (folded >> 4) << 59
 
 
 @piece

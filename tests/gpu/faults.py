@@ -199,6 +199,18 @@ def lost_write(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | No
     return Fault(slots=[slot], after_forward=lambda: kv[:, :, slot].copy_(kept))
 
 
+def record(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
+    """A bit of a record flips: its state, its position, its token, its check or its chain."""
+    found = _prefix(batch, draw)
+    if found is None:
+        return None
+    slot, bit = int(batch.requests[found[0]].slots[found[1]]), draw.randrange(128)
+    if not _complete(_record(rig, slot)):
+        return None
+    rig.canary.state.groups[0].buffers.records[slot, bit // 64] ^= layout.signed(1 << bit % 64)
+    return Fault(slots=[slot])
+
+
 FAULTS: dict[Reason, MakeFault] = {
     Reason.CHAIN: chain,
     Reason.POSITION: position,
@@ -208,6 +220,7 @@ FAULTS: dict[Reason, MakeFault] = {
     Reason.WRITE_POSITION: write_position,
     Reason.UNWRITTEN: unwritten,
     Reason.LOST_WRITE: lost_write,
+    Reason.RECORD: record,
 }
 
 

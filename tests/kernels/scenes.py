@@ -144,7 +144,9 @@ def _damage(rng: random.Random, rate: float, scene: dict, packed: list) -> None:
             word = rng.randrange(len(words))
             words[word] = oracle.signed(words[word] ^ 1 << rng.randrange(63))
         elif words[0] and rng.random() < rate / 2:
-            words[0] ^= rng.choice([1, 2, 3]) << 32
+            words[0] = oracle.signed(words[0] ^ rng.choice([1, 2, 3]) << 32)
+        elif words[0] and rng.random() < rate:  # damage of the engine's making: the check holds
+            words[:] = _other_record(rng, words)
     spots = [(cells, lambda: rng.choice([-1, 10**6, rng.randrange(len(packed))])) for cells in scene["table"]]
     spots += [
         (scene["rows"], lambda: rng.choice([-1, len(scene["table"])])),
@@ -168,20 +170,39 @@ def _damage_once(rng: random.Random, kind: str, scene: dict, packed: list) -> No
         return
     live = [words for words in packed if words[1] and words[0] >> 32 & layout.STATE_MASK == oracle.COMPLETE]
     if (position := CHAINS.get(kind)) is not None:
-        live = [words for words in live if words[0] >> 34 == position]
+        live = [words for words in live if oracle.Record.unpack(words).position == position]
     if not live:
         return
     words = rng.choice(live)
+    if kind == "bit":
+        word = rng.randrange(2)
+        words[word] = oracle.signed(words[word] ^ 1 << rng.randrange(64))
+        return
+    record = oracle.Record.unpack(words)
     if kind in CHAINS:
-        words[1] = oracle.signed(words[1] ^ 1 << rng.randrange(63))
+        record.chain ^= 1 << rng.randrange(63)
+    elif kind == "token":
+        record.token ^= 1 << rng.randrange(31)
+    elif kind == "position":
+        record.position ^= 1 << rng.randrange(8)
     else:
-        bit = {"token": rng.randrange(31), "position": 34 + rng.randrange(8), "state": 32 + rng.randrange(2)}
-        words[0] ^= 1 << bit[kind]
+        record.state = rng.choice([state for state in range(8) if state != record.state])
+    words[:] = record.pack()
+
+
+def _other_record(rng: random.Random, words: list[int]) -> list[int]:
+    """A record like this one but for its chain, token, position or state."""
+    record = oracle.Record.unpack(words)
+    name = rng.choice(["chain", "token", "position", "state"])
+    bits = {"chain": 63, "token": 31, "position": 8, "state": 3}
+    setattr(record, name, getattr(record, name) ^ 1 << rng.randrange(bits[name]))
+    return record.pack()
 
 
 def counters_of(group: oracle.Group) -> list[int]:
     """An oracle's counts at the places the layout gives them."""
     places = {"written": layout.COUNT_WRITTEN, "completed": layout.COUNT_COMPLETED}
+    places |= {"baselines": layout.COUNT_BASELINES, "baseline_runs": layout.COUNT_BASELINE_RUNS}
     places |= {"write_runs": layout.COUNT_WRITE_RUNS, "complete_runs": layout.COUNT_COMPLETE_RUNS}
     for phase in Phase:
         places["runs", phase] = layout.COUNT_RUNS + phase

@@ -10,6 +10,8 @@ from hypothesis import given, settings, strategies as st
 from canary_kernels.buffers import allocate_buffers, source_from_tensor
 from canary_kernels.checks import Backend, KernelArgumentError
 from canary_kernels.fingerprint import (
+    baseline_range,
+    baseline_slots,
     compare_range,
     compare_slots,
     complete_slots,
@@ -209,11 +211,12 @@ def random_group(rng, hashes):
     """Records in every state; some PENDING ones hold their slot's own fingerprints as the witness."""
     records = []
     for own in hashes:
-        state = rng.randrange(4)
+        state = rng.randrange(6)
         known = rng.choice([own, own, (own[0] ^ 1, own[1]), (own[0], own[1] ^ 1 << 63), (0, 0)])
         chain = rng.getrandbits(64) if state else 0
         token, position = (rng.randrange(1 << 31), rng.randrange(1 << 20)) if state else (0, 0)
-        records.append(oracle.Record(token, position, state, chain, known if state else (0, 0)))
+        error = rng.choice([0, 0, 0, 1 << rng.randrange(5)]) if state else 0
+        records.append(oracle.Record(token, position, state, chain, known if state else (0, 0), error))
     return oracle.Group(records)
 
 
@@ -229,11 +232,11 @@ def buffers_of(backend, group, lane_rows=512):
 @given(
     layout=st.sampled_from([pools.together, pools.unequal, pools.odd_bytes, pools.latent]),
     coverage=st.sampled_from(list(RealData)),
-    phase=st.sampled_from([None, *Phase]),
+    phase=st.sampled_from(["complete", "baseline", *Phase]),
     dtype=st.sampled_from([torch.int32, torch.int64]),
     rng=st.randoms(use_true_random=False),
 )
-def test_complete_and_compare(backend, layout, coverage, phase, dtype, rng):
+def test_complete_baseline_and_compare(backend, layout, coverage, phase, dtype, rng):
     pool = layout(device_of(backend))
     plan = plan_fingerprint(pool.sources, coverage, device_of(backend))
     none = coverage is RealData.NONE
@@ -244,9 +247,12 @@ def test_complete_and_compare(backend, layout, coverage, phase, dtype, rng):
     rng.shuffle(slots)
     listed = torch.tensor(slots, dtype=dtype, device=device_of(backend))
     hashes = [own[slot] for slot in slots]
-    if phase is None:
+    if phase == "complete":
         complete_slots(backend, buffers, plan, listed)
         group.complete(slots, hashes, covered=not none)
+    elif phase == "baseline":
+        baseline_slots(backend, buffers, plan, listed)
+        group.baseline(slots, hashes, covered=not none)
     else:
         compare_slots(backend, buffers, plan, listed, phase)
         group.compare(slots, hashes, not none, phase)
@@ -271,6 +277,22 @@ def test_a_range_is_compared_as_the_list_of_it(backend, layout, phase, monkeypat
         compare_range(backend, buffers, plan, slots, phase)
         within = [slot for slot in slots if 0 <= slot < pools.SLOTS]
         group.compare(within, [own[slot] for slot in within], True, phase)
+    assert_same(buffers, group)
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("layout", [pools.separate, pools.unequal])
+def test_a_range_gets_the_baselines_of_the_list_of_it(backend, layout):
+    pool = layout(device_of(backend))
+    plan = plan_fingerprint(pool.sources, RealData.ALL, device_of(backend))
+    own = [expected_hash(pool, slot) for slot in range(pools.SLOTS)]
+    group = random_group(random.Random(7), own)
+    buffers = buffers_of(backend, group)
+    for slots in (range(3, 4), range(0), range(1, 9), range(-4, pools.SLOTS + 20)):
+        baseline_range(backend, buffers, plan, slots)
+        within = [slot for slot in slots if 0 <= slot < pools.SLOTS]
+        group.baseline(within, [own[slot] for slot in within], True)
+    assert group.counts["baselines"] > 0
     assert_same(buffers, group)
 
 

@@ -31,7 +31,7 @@ def test_verify_rows(backend, seed, phase, page_size, dtype):
 
 
 @every_backend
-@pytest.mark.parametrize("only", [*CHAINS, "token", "position", "state", "digests"])
+@pytest.mark.parametrize("only", [*CHAINS, "token", "position", "state", "digests", "bit"])
 @settings(max_examples=8, deadline=None)
 @given(seed=SEEDS, phase=st.sampled_from([Phase.HEAD, Phase.TAIL]))
 def test_one_damage_is_seen(backend, only, seed, phase):
@@ -44,7 +44,7 @@ def test_one_damage_is_seen(backend, only, seed, phase):
 
 
 @every_backend
-@pytest.mark.parametrize("only", ["positions", "expected_ids", "state"])
+@pytest.mark.parametrize("only", ["positions", "expected_ids", "state", "bit"])
 @settings(max_examples=8, deadline=None)
 @given(seed=SEEDS)
 def test_one_wrong_input_is_seen(backend, only, seed):
@@ -115,7 +115,7 @@ def test_a_request_that_adds_nothing_is_held_to_its_digest_at_the_tail(backend, 
 
 
 @every_backend
-@pytest.mark.parametrize("state", [RecordState.EMPTY, RecordState.ADOPTED])
+@pytest.mark.parametrize("state", [RecordState.EMPTY, RecordState.ADOPTED, RecordState.AWAITED])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_reset_leaves_the_state_and_spares_other_slots(backend, state, dtype):
     device = device_of(backend)
@@ -127,7 +127,7 @@ def test_reset_leaves_the_state_and_spares_other_slots(backend, state, dtype):
     reset_slots(backend, buffers, slots, state)
     after = before.tolist()
     for slot in (5, 599, *range(100, 400)):
-        after[slot] = [int(state) << 32, 0, 0, 0]
+        after[slot] = oracle.Record(state=int(state)).pack()
     assert buffers.records.tolist() == after
     reset_slots(backend, buffers, slots[:0], state)
     assert buffers.records.tolist() == after

@@ -15,7 +15,7 @@ _CHAIN = _RECORDS + "test_one_damage_is_seen[chain-Backend.TORCH]"
 _SECOND_CHAIN = _RECORDS + "test_one_damage_is_seen[second chain-Backend.TORCH]"
 _ROWS_COMPILED = _RECORDS + "test_verify_rows[Backend.NUMBA]"
 _WRITES = _RECORDS + "test_write_identities[Backend.TORCH]"
-_BYTES = _PRINT + "test_complete_and_compare[Backend.TORCH]"
+_BYTES = _PRINT + "test_complete_baseline_and_compare[Backend.TORCH]"
 
 HASHING = mutants(
     _KERNELS + "hashing.py",
@@ -138,7 +138,11 @@ FINGERPRINT = mutants(
         "pending = _states(found) > RecordState.EMPTY",
         _BYTES,
     ),
-    ("complete = states == RecordState.COMPLETE", "complete = states > RecordState.PENDING", _BYTES),
+    (
+        "complete = (states == RecordState.COMPLETE) | (states == RecordState.BASELINE)",
+        "complete = states > RecordState.PENDING",
+        _BYTES,
+    ),
 )
 
 FINGERPRINT_TRITON = mutants(

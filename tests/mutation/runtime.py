@@ -87,7 +87,7 @@ STATE = mutants(
     (
         "self._reset(slots, layout.RecordState.ADOPTED)",
         "self._reset(slots, layout.RecordState.EMPTY)",
-        "tests/runtime/test_announcements.py::test_received_bytes_without_records_are_unverified",
+        "tests/runtime/test_announcements.py::test_received_bytes_without_records_get_a_baseline_on_arrival",
     ),
 )
 

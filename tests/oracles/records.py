@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 MASK = (1 << 64) - 1
 ANCHOR = 0x243F6A8885A308D3
-EMPTY, PENDING, COMPLETE, ADOPTED = range(4)
+EMPTY, PENDING, COMPLETE, ADOPTED, BASELINE, AWAITED = range(6)
 HEAD, TAIL, SWEEP, PATROL = range(4)
-CHAIN, POSITION, TOKEN, KV_DATA, WRITE_TOKEN, WRITE_POSITION, UNWRITTEN, LOST_WRITE = range(8)
+CHAIN, POSITION, TOKEN, KV_DATA, WRITE_TOKEN, WRITE_POSITION, UNWRITTEN, LOST_WRITE, RECORD = range(9)
+NO_HISTORY = {ADOPTED: "adopted", AWAITED: "adopted", BASELINE: "baseline", PENDING: "pending"}
 NO_REQUEST = -1
 
 
@@ -48,6 +49,22 @@ def signed(value):
     return value - (1 << 64) if value >> 63 else value
 
 
+def fold(word):
+    """Bit i of a word counts for bit i % 5."""
+    folded = 0
+    for i in range(64):
+        folded ^= (word >> i & 1) << i % 5
+    return folded
+
+
+def check_of(identity, chain):
+    """Bits 59 to 63 of IDENTITY: those for which the record's words have equal folds."""
+    for check in range(32):
+        if fold(identity | check << 59) == fold(chain):
+            return check
+    raise AssertionError
+
+
 @dataclass
 class Record:
     token: int = 0
@@ -55,22 +72,30 @@ class Record:
     state: int = EMPTY
     chain: int = 0  # unsigned
     fingerprints: tuple[int, int] = (0, 0)  # unsigned
+    error: int = 0  # of the stored check: which of its bits are not as they should be
 
     @classmethod
     def unpack(cls, words):
-        identity = words[0]
+        identity, chain = words[0] & MASK, words[1] & MASK
         token = identity & 0xFFFFFFFF
         return cls(
             token=token - (1 << 32) if token >> 31 else token,
-            position=identity >> 34,
-            state=(identity >> 32) & 3,
-            chain=words[1] & MASK,
+            position=identity >> 35 & 0xFFFFFF,
+            state=(identity >> 32) & 7,
+            chain=chain,
             fingerprints=(words[2] & MASK, words[3] & MASK),
+            error=identity >> 59 ^ check_of(identity & (1 << 59) - 1, chain),
         )
 
     def pack(self):
-        identity = (self.token & 0xFFFFFFFF) | ((self.position << 2 | self.state) << 32)
+        identity = (self.token & 0xFFFFFFFF) | ((self.position << 3 | self.state) << 32)
+        identity |= (check_of(identity, self.chain) ^ self.error) << 59
         return [signed(word) for word in (identity, self.chain, *self.fingerprints)]
+
+    @property
+    def flaw(self):
+        """By how much the folds of the record's words differ; 0 = its check holds."""
+        return fold(self.error << 59)
 
 
 @dataclass
@@ -132,7 +157,7 @@ class Group:
             if asked and batch.digests is not None and prefix > 0:
                 slot = batch.slot(r, prefix - 1)
                 last = self.record(slot)
-                if last is not None and (last.state, last.position) == (COMPLETE, prefix - 1):
+                if last is not None and (last.state, last.position, last.flaw) == (COMPLETE, prefix - 1, 0):
                     found = (last.chain + mix64(last.token, prefix - 1)) & MASK
                     if found != batch.digests[r] & MASK:
                         self.report(phase, TOKEN, slot, prefix - 1, r, 0, batch.digests[r], found)
@@ -147,16 +172,18 @@ class Group:
     def verify(self, slot, position, previous, request, phase):
         record, before = self.record(slot), self.record(previous)
         state = -1 if record is None else record.state
-        if state in (-1, EMPTY) or (state == PENDING and phase != HEAD):
+        if record is not None and record.flaw:
+            self.report(phase, RECORD, slot, position, request, 0, 0, record.flaw)
+        elif state in (-1, EMPTY, 6, 7) or (state == PENDING and phase != HEAD):
             self.report(phase, UNWRITTEN, slot, position, request, 0, COMPLETE, state)
-        elif state in (PENDING, ADOPTED):
-            self.counts["unverified", phase, "pending" if state == PENDING else "adopted"] += 1
+        elif state in NO_HISTORY:
+            self.counts["unverified", phase, NO_HISTORY[state]] += 1
         else:
             self.counts["verified", phase] += 1
             expected = record.chain
             if position == 0:
                 expected = ANCHOR
-            elif before is not None and before.state == COMPLETE:
+            elif before is not None and before.state == COMPLETE and not before.flaw:
                 expected = (before.chain + mix64(before.token, position - 1)) & MASK
             if record.position != position:
                 self.report(phase, POSITION, slot, position, request, 0, position, record.position)
@@ -170,24 +197,35 @@ class Group:
                 if covered and any(record.fingerprints) and record.fingerprints == tuple(new):
                     position, witness = record.position, record.fingerprints[0]
                     self.report(TAIL, LOST_WRITE, slot, position, NO_REQUEST, 1, witness, new[0])
-                record.state, record.fingerprints = COMPLETE, tuple(new)
+                record.state, record.fingerprints = COMPLETE, tuple(new)  # damage stays damage: see `error`
                 self.counts["completed"] += 1
         self.counts["complete_runs"] += 1
+
+    def baseline(self, slots, hashes, covered):
+        for slot, new in zip(slots, hashes, strict=True):
+            record = self.record(slot)
+            if record is not None and covered and record.state == ADOPTED and not record.flaw:
+                record.state, record.fingerprints = BASELINE, tuple(new)
+                self.counts["baselines"] += 1
+        self.counts["baseline_runs"] += 1
 
     def compare(self, slots, hashes, covered, phase):
         for slot, now in zip(slots, hashes, strict=True):
             record = self.record(slot)
             state = EMPTY if record is None else record.state
-            if state == COMPLETE and covered:
+            if record is not None and record.flaw:
+                if phase in (HEAD, PATROL):
+                    self.report(phase, RECORD, slot, record.position, NO_REQUEST, 0, 0, record.flaw)
+            elif state in (COMPLETE, BASELINE) and covered:
                 self.counts["hashed", phase] += 1
                 for part, (stored, found) in enumerate(zip(record.fingerprints, now, strict=True), 1):
                     if stored != found:
                         place = slot, record.position, NO_REQUEST, part
                         self.report(phase, KV_DATA, *place, stored, found)
-            elif state == COMPLETE:
+            elif state in (COMPLETE, BASELINE):
                 self.counts["unverified", phase, "no_fingerprint"] += 1
-            elif state != EMPTY and phase == PATROL:
-                self.counts["unverified", phase, "pending" if state == PENDING else "adopted"] += 1
+            elif state in NO_HISTORY and phase == PATROL:
+                self.counts["unverified", phase, NO_HISTORY[state]] += 1
         if phase == PATROL:
             self.counts["runs", phase] += 1
 

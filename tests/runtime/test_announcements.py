@@ -7,7 +7,8 @@ import torch
 
 from canary_kernels import layout
 from canary_kernels.layout import RecordState
-from canary_obs.vocabulary import Phase, Reason, State
+from canary_obs.runtime.report.snapshot import group_counters
+from canary_obs.vocabulary import Cause, Phase, Reason, State
 
 
 @pytest.fixture
@@ -64,16 +65,78 @@ def test_an_unannounced_copy_is_a_violation(rig) -> None:
     assert counted(rig) == {Reason.KV_DATA: 2}  # K and V
 
 
-def test_received_bytes_without_records_are_unverified(rig) -> None:
+def test_received_bytes_without_records_get_a_baseline_on_arrival(rig) -> None:
     slots = cached_slots(rig)[:4]
     rig.engine.runner.pool.kv[:, :, slots] += 1
     rig.canary.received("full", slots)
-    assert state_of(rig, slots) == {RecordState.ADOPTED}
+    assert state_of(rig, slots) == {RecordState.BASELINE}
     assert counted(rig) == {}
     rig.canary.check_everything()
-    final = rig.canary.detach()
-    assert sum(final.groups["full"].unverified.values()) > 0
-    assert final.groups["full"].violations[Phase.SWEEP][Reason.UNWRITTEN] == 0
+    counters = group_counters(rig.canary.state, rig.canary.counter_reader)["full"]
+    assert counters.unverified[Cause.BASELINE] == 4, "their links are not known to be right"
+    assert counters.unverified[Cause.ADOPTED] == 0
+    assert counters.violations[Phase.SWEEP][Reason.UNWRITTEN] == 0
+    rig.engine.runner.pool.kv[0, 0, slots[2], 0, 0] += 1
+    assert counted(rig) == {Reason.KV_DATA: 1}, "damage after the arrival is seen"
+
+
+def test_without_coverage_received_bytes_stay_adopted(make_rig) -> None:
+    rig = make_rig(patrol_budget="off", idle_sweep=False, real_data="none")
+    rig.run(20)
+    slots = cached_slots(rig)[:4]
+    rig.canary.received("full", slots)
+    assert state_of(rig, slots) == {RecordState.ADOPTED}
+
+
+def test_bytes_that_are_awaited_are_compared_with_nothing_until_they_arrive(rig) -> None:
+    slots, kv = cached_slots(rig)[:3], rig.engine.runner.pool.kv
+    rig.canary.awaited("full", slots)
+    kv[:, :, slots] += 1
+    assert counted(rig) == {}
+    assert state_of(rig, slots) == {RecordState.AWAITED}
+    kv[:, :, slots] += 1  # they come late, and not all at once
+    rig.canary.received("full", slots)
+    assert state_of(rig, slots) == {RecordState.BASELINE}
+    assert counted(rig) == {}
+
+
+def test_a_second_arrival_in_one_step_replaces_the_first_baseline(rig) -> None:
+    slots, kv = cached_slots(rig)[:3], rig.engine.runner.pool.kv
+    for _ in range(2):
+        kv[:, :, slots] += 1
+        rig.canary.received("full", slots)
+    assert counted(rig) == {}
+
+
+def test_two_damaged_arrivals_in_one_step_both_leave_a_row(rig) -> None:
+    """A log row is written once per tick of the clock: each arrival has a tick of its own."""
+    slots, kv = cached_slots(rig)[:3], rig.engine.runner.pool.kv
+    rig.canary.reporter.send_violations = (rows := []).extend
+    for number in range(3):
+        records = rig.canary.records_of("full", slots[number : number + 1])
+        kv[0, 0, slots[number], 0, 0] += 1
+        rig.canary.received("full", slots[number : number + 1], records)
+    ticks = rig.canary.state.now % (1 << layout.TICK_BITS)
+    rig.canary.delivery.drain(1.0)
+    assert {row.slot for row in rows} == set(slots.tolist())
+    assert ticks >= 3
+
+
+def test_a_record_of_a_sender_without_a_fingerprint_gets_a_baseline(rig) -> None:
+    slots = cached_slots(rig)[:2]
+    group = rig.canary.state.groups[0]
+    group.adopt(slots)
+    rig.canary.received("full", slots, rig.canary.records_of("full", slots))
+    assert state_of(rig, slots) == {RecordState.BASELINE}
+    assert counted(rig) == {}
+
+
+def test_a_baseline_that_is_overwritten_is_no_witness_of_a_lost_write(rig) -> None:
+    """Its token is not known: the same token may rightly write the same bytes."""
+    rig.canary.received("full", torch.arange(rig.engine.config.num_slots))
+    rig.run(50)
+    rig.canary.check_everything()
+    assert rig.canary.counter_reader.violations == 0
 
 
 def test_invalidated_slots_have_no_record_and_their_use_is_a_violation(rig) -> None:

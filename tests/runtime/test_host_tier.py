@@ -69,7 +69,7 @@ def test_a_page_loaded_into_the_wrong_slots_is_detected(make_rig: MakeRig) -> No
     assert rig.canary.detach().groups["full"].violations[Phase.HEAD][Reason.KV_DATA] >= 1
 
 
-def test_reload_without_records_counts_as_unverified(make_rig: MakeRig) -> None:
+def test_reload_without_records_gets_a_baseline(make_rig: MakeRig) -> None:
     rig = make_rig(engine=TIERED)
     offloaded(rig)
     hooks = rig.canary._adapter._tier_hooks  # type: ignore[attr-defined]
@@ -77,7 +77,8 @@ def test_reload_without_records_counts_as_unverified(make_rig: MakeRig) -> None:
     answer(rig.engine, 0)
     rig.canary.check_everything()
     final = rig.canary.detach()
-    assert final.groups["full"].unverified[Cause.ADOPTED] > 0
+    assert final.groups["full"].unverified[Cause.BASELINE] > 0
+    assert final.groups["full"].unverified[Cause.ADOPTED] == 0
     assert violations(final) == 0
 
 

@@ -27,8 +27,7 @@ def cached(rig, count: int) -> torch.Tensor:
 
 
 def record(position: int, state: RecordState, *words: int) -> list[int]:
-    token = 7
-    return [(position << layout.STATE_BITS | state) << 32 | token, *words]
+    return [layout.identity_of(7, position, state, words[0]), *words]
 
 
 @given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1, max_size=4))
@@ -118,7 +117,7 @@ def test_records_that_arrive_are_compared_and_kept(rig) -> None:
 def test_an_unfinished_record_that_arrives_is_unwritten(rig) -> None:
     slots = cached(rig, 3)
     records = rig.canary.records_of("full", slots)
-    records[1, layout.IDENTITY] += (RecordState.PENDING - RecordState.COMPLETE) << 32
+    records[1, layout.IDENTITY] ^= layout.PENDING_TO_COMPLETE
     rig.canary.received("full", slots, records)
     rig.canary.check_everything()
     final = rig.canary.detach()

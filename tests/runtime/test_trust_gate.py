@@ -106,7 +106,7 @@ def test_coverage_of_the_sweep(make_gate) -> None:
     gate.sweep()
     gate.until(lambda: gate.state() == "ok")
     slots = gate.cached()
-    gate.rig.canary.received("full", slots[: slots.numel() // 2])
+    gate.rig.canary.awaited("full", slots[: slots.numel() // 2])
     gate.sweep()
     leaves(gate, State.DEGRADED, "the last sweep could check")
 

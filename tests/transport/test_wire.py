@@ -43,7 +43,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "1ec321398b09bcfd"}
+SCHEMAS = {3: "8b1b40beed80cac9"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -38,7 +38,8 @@ class BlockChanges:
             if lost:
                 observer.invalidated(name, self._slots(sorted(lost), group))
             if loaded := [event for event in loads if event.group == group.number]:
-                observer.received(name, _loaded_slots(loaded, group.block_size).to(self._device))
+                # The connector has yet to fill them.
+                observer.awaited(name, _loaded_slots(loaded, group.block_size).to(self._device))
             if copies:
                 source, destination = zip(*copies, strict=True)
                 observer.copied(name, self._slots(source, group), self._slots(destination, group))

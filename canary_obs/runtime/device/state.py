@@ -12,7 +12,7 @@ from torch import Tensor
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers, RowBatch, allocate_sums
 from canary_kernels.checks import Backend
-from canary_kernels.fingerprint import FingerprintPlan, plan_fingerprint
+from canary_kernels.fingerprint import FingerprintPlan, baseline_slots, plan_fingerprint
 from canary_kernels.write import reset_slots
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import GroupView, StepView
@@ -129,7 +129,16 @@ class Group:
     def adopt_all(self) -> None:
         """Mark every slot as ADOPTED."""
         self.buffers.records.zero_()
-        self.buffers.records[:, layout.IDENTITY] = int(layout.RecordState.ADOPTED) << 32
+        self.buffers.records[:, layout.IDENTITY] = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
+
+    def await_bytes(self, slots: Tensor) -> None:
+        """Mark slots (int64 [n]; -1 = skip) as AWAITED: no baseline is taken before their bytes arrived."""
+        self._reset(slots, layout.RecordState.AWAITED)
+
+    def take_baseline(self, slots: Tensor) -> None:
+        """Fingerprint those of these slots (int64 [n], each once; -1 = skip) that are ADOPTED."""
+        slots = slots.to(self.memory.device, non_blocking=True).contiguous()
+        baseline_slots(self.backend, self.buffers, self.plan, slots)
 
     def slots_between(self, start: int, stop: int) -> Tensor:
         """int64 [n]: slots from start up to stop, or to the end of the pool."""

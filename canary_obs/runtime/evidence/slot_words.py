@@ -76,12 +76,13 @@ def slot_facts(
     fingerprints = record[layout.FINGERPRINT_K :]
     hashes = words[len(neighbours) * layout.RECORD_WORDS + 2 * index :][:2]
     high = layout.unsigned(record[layout.IDENTITY]) >> 32
+    damaged = layout.fold(record[layout.IDENTITY] ^ record[layout.CHAIN]) != 0
     covered = group.view.sources if group.plan.bytes_per_slot else ()
     parts = {Part.from_code(source.part) for source in covered}
     return SlotFacts(
         slot=slot,
-        state=SlotState.from_code(high & layout.STATE_MASK),
-        position=high >> layout.STATE_BITS,
+        state=None if damaged else SlotState.from_code(high & layout.STATE_MASK),
+        position=high >> layout.STATE_BITS & layout.MAX_POSITION,
         recorded={part: _hex(fingerprints[part.code - layout.Part.K]) for part in Part if part in parts},
         found={part: _hex(hashes[part.code - layout.Part.K]) for part in Part if part in parts},
         token=record[layout.IDENTITY] & 0xFFFFFFFF if reveal_tokens else None,

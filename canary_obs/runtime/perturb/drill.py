@@ -67,7 +67,8 @@ class Drill:
         self._refusal = None
         self._slot = slot
         self._slots = torch.tensor([slot], dtype=torch.int64, device=device)
-        pending = [int(layout.RecordState.PENDING) << 32, layout.signed(layout.CHAIN_ANCHOR), 0, 0]
+        chain = layout.signed(layout.CHAIN_ANCHOR)
+        pending = [layout.identity_of(0, 0, layout.RecordState.PENDING, chain), chain, 0, 0]
         self._pending = torch.tensor([pending], dtype=torch.int64, device=device)
         self._bytes = [locate_byte(source, slot, 0) for source in view.sources]
         self._saved = torch.zeros(1, dtype=torch.uint8, device=device)

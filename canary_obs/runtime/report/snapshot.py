@@ -80,11 +80,14 @@ def make_health_inputs(
 
 
 def _sweep_coverage(last: SweepProgress) -> float | None:
-    """Share of a sweep's slots that were checked, without those evicted meanwhile; None = not completed."""
+    """Share of a sweep's slots that were checked, without those evicted meanwhile; None = not completed.
+
+    A slot with a baseline counts as checked: its bytes were, and the rest is not to be had.
+    """
     held = last.total - last.skipped[Cause.EVICTED]
     if last.status not in (SweepStatus.PASSED, SweepStatus.VIOLATED) or held <= 0:
         return None
-    return last.checked / held
+    return (last.checked + last.skipped[Cause.BASELINE]) / held
 
 
 def group_counters(state: DeviceState, counter_reader: CounterReader) -> dict[str, GroupCounters]:

@@ -14,7 +14,8 @@ from canary_obs.runtime.device.state import DeviceState, Group
 _CHECKED = layout.COUNT_VERIFIED + layout.Phase.SWEEP
 _LANES = layout.COUNT_VIOLATIONS + layout.Phase.SWEEP * layout.NUM_REASONS
 _UNVERIFIED = layout.COUNT_UNVERIFIED + layout.Phase.SWEEP * layout.NUM_UNVERIFIED
-_SKIPPED = tuple(_UNVERIFIED + cause for cause in (layout.Unverified.ADOPTED, layout.Unverified.PENDING))
+_CAUSES = layout.Unverified.ADOPTED, layout.Unverified.BASELINE, layout.Unverified.PENDING
+_SKIPPED = tuple(_UNVERIFIED + cause for cause in _CAUSES)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,6 +105,6 @@ class SweepShares:
 
 
 def _totals(row: list[int]) -> tuple[int, int, int]:
-    unwritten = row[_LANES + layout.Reason.UNWRITTEN]
+    found_wanting = row[_LANES + layout.Reason.UNWRITTEN] + row[_LANES + layout.Reason.RECORD]
     skipped = sum(row[word] for word in _SKIPPED)
-    return row[_CHECKED] + unwritten, skipped, sum(row[_LANES : _LANES + layout.NUM_REASONS])
+    return row[_CHECKED] + found_wanting, skipped, sum(row[_LANES : _LANES + layout.NUM_REASONS])

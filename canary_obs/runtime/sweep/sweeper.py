@@ -248,8 +248,8 @@ class Sweeper:
         unverified = layout.COUNT_UNVERIFIED + phase * layout.NUM_UNVERIFIED
         counts = {cause.value: totals[unverified + cause.code] for cause in _COUNTED_CAUSES}
         counts["violations"] = sum(totals[lanes : lanes + layout.NUM_REASONS])
-        unwritten = totals[lanes + layout.Reason.UNWRITTEN]
-        counts["checked"] = totals[layout.COUNT_VERIFIED + phase] + unwritten
+        found_wanting = totals[lanes + layout.Reason.UNWRITTEN] + totals[lanes + layout.Reason.RECORD]
+        counts["checked"] = totals[layout.COUNT_VERIFIED + phase] + found_wanting
         return counts
 
     def _ended(self, current: _Pass, shortfall: str | None) -> SweepProgress:

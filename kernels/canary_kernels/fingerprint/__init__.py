@@ -2,6 +2,8 @@
 
 from canary_kernels.fingerprint.locate import Suspect, WordChange, locate, suspects
 from canary_kernels.fingerprint.op import (
+    baseline_range,
+    baseline_slots,
     compare_range,
     compare_slots,
     complete_slots,
@@ -14,6 +16,8 @@ __all__ = [
     "FingerprintPlan",
     "Suspect",
     "WordChange",
+    "baseline_range",
+    "baseline_slots",
     "compare_range",
     "compare_slots",
     "complete_slots",

@@ -14,25 +14,26 @@ import triton
 import triton.language as tl
 
 from canary_kernels import layout
+from canary_kernels.fingerprint.outcome import (
+    BASELINING,
+    COMPARING,
+    COMPLETING,
+    COUNT_BASELINE_RUNS,
+    COUNT_COMPLETE_RUNS,
+    COUNT_RUNS,
+    HASH,
+    PATROL,
+    concerns,
+    count_skipped,
+    finish,
+    report_flaw,
+)
 from canary_kernels.fingerprint.plan import SCRATCH_SLOTS
 from canary_kernels.fingerprint.shape import shape_of
 from canary_kernels.fingerprint.words import hash_slot
-from canary_kernels.jit import (
-    ADOPTED,
-    COMPLETE,
-    COUNT_UNVERIFIED,
-    FINGERPRINT_K,
-    FINGERPRINT_V,
-    NUM_REASONS,
-    NUM_UNVERIFIED,
-    PENDING,
-    RECORD_WORDS,
-    position_of,
-    report,
-    state_of,
-)
+from canary_kernels.jit import CHAIN, RECORD_WORDS, flaw_of, state_of
 from canary_kernels.launch import prepare
-from canary_kernels.layout import NO_REQUEST, Phase
+from canary_kernels.layout import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,75 +44,8 @@ if TYPE_CHECKING:
     from canary_kernels.fingerprint.plan import FingerprintPlan
     from canary_kernels.launch import Start
 
-HASH, COMPLETING, COMPARING = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-TAIL = tl.constexpr(int(Phase.TAIL))
-PATROL = tl.constexpr(int(Phase.PATROL))
-DATA_REASON = tl.constexpr(int(layout.Reason.KV_DATA))
-LOST_REASON = tl.constexpr(int(layout.Reason.LOST_WRITE))
-PART_K = tl.constexpr(int(layout.Part.K))
-PART_V = tl.constexpr(int(layout.Part.V))
-UNVERIFIED_ADOPTED = tl.constexpr(int(layout.Unverified.ADOPTED))
-UNVERIFIED_PENDING = tl.constexpr(int(layout.Unverified.PENDING))
-UNVERIFIED_NO_FINGERPRINT = tl.constexpr(int(layout.Unverified.NO_FINGERPRINT))
-COUNT_RUNS = tl.constexpr(layout.COUNT_RUNS)
-COUNT_HASHED = tl.constexpr(layout.COUNT_HASHED)
-COUNT_COMPLETED = tl.constexpr(layout.COUNT_COMPLETED)
-COUNT_COMPLETE_RUNS = tl.constexpr(layout.COUNT_COMPLETE_RUNS)
-NOBODY = tl.constexpr(NO_REQUEST)
-
 _MAX_PROGRAMS = 1 << 16
 _Ready: TypeAlias = "tuple[FingerprintPlan, list[Start]]"
-
-
-@triton.jit
-def _finish(
-    records,
-    buffers,
-    slot,
-    identity,
-    hash_k,
-    hash_v,
-    HAS_DATA: tl.constexpr,
-    OP: tl.constexpr,
-    PHASE: tl.constexpr,
-):
-    """Store or compare the fingerprints of one slot whose record is in the state the operation works on."""
-    record = records + slot * RECORD_WORDS
-    stored_k = tl.load(record + FINGERPRINT_K)
-    stored_v = tl.load(record + FINGERPRINT_V)
-    position = position_of(identity)
-    if OP == COMPLETING:
-        if HAS_DATA:
-            lost = ((stored_k != 0) | (stored_v != 0)) & (stored_k == hash_k) & (stored_v == hash_v)
-            if lost:
-                lane = TAIL * NUM_REASONS + LOST_REASON
-                report(buffers, lost, lane, slot, position, NOBODY, PART_K, stored_k, hash_k)
-        tl.store(record + FINGERPRINT_K, hash_k)
-        tl.store(record + FINGERPRINT_V, hash_v)
-        tl.store(record, identity + ((COMPLETE - PENDING) << 32))
-        tl.atomic_add(buffers[0] + COUNT_COMPLETED, 1, sem="relaxed")
-    else:
-        lane = PHASE * NUM_REASONS + DATA_REASON
-        wrong = stored_k != hash_k
-        if wrong:
-            report(buffers, wrong, lane, slot, position, NOBODY, PART_K, stored_k, hash_k)
-        wrong = stored_v != hash_v
-        if wrong:
-            report(buffers, wrong, lane, slot, position, NOBODY, PART_V, stored_v, hash_v)
-        tl.atomic_add(buffers[0] + COUNT_HASHED + PHASE, 1, sem="relaxed")
-
-
-@triton.jit
-def _count_skipped(counters, state, HAS_DATA: tl.constexpr, PHASE: tl.constexpr):
-    """Count a slot that a comparison met and could not check."""
-    causes = counters + COUNT_UNVERIFIED + PHASE * NUM_UNVERIFIED
-    if PHASE == PATROL:
-        if state == ADOPTED:
-            tl.atomic_add(causes + UNVERIFIED_ADOPTED, 1, sem="relaxed")
-        if state == PENDING:
-            tl.atomic_add(causes + UNVERIFIED_PENDING, 1, sem="relaxed")
-    if not HAS_DATA and state == COMPLETE:
-        tl.atomic_add(causes + UNVERIFIED_NO_FINGERPRINT, 1, sem="relaxed")
 
 
 @triton.jit(
@@ -134,6 +68,8 @@ def fingerprint_kernel(
     if COUNTED and program == 0:
         if OP == COMPLETING:
             tl.atomic_add(counters + COUNT_COMPLETE_RUNS, 1, sem="relaxed")
+        elif OP == BASELINING:
+            tl.atomic_add(counters + COUNT_BASELINE_RUNS, 1, sem="relaxed")
         elif PHASE == PATROL:
             tl.atomic_add(counters + COUNT_RUNS + PATROL, 1, sem="relaxed")
     for index in range(program, num_listed, tl.num_programs(0)):
@@ -144,10 +80,14 @@ def fingerprint_kernel(
             if OP != HASH:
                 identity = tl.load(records + slot * RECORD_WORDS)
                 state = state_of(identity)
-                wanted = state == (PENDING if OP == COMPLETING else COMPLETE)
+                if OP != COMPLETING:
+                    flaw = flaw_of(identity, tl.load(records + slot * RECORD_WORDS + CHAIN))
+                    state = tl.where(flaw == 0, state, -1)
+                wanted = concerns(state, OP)
                 if OP == COMPARING and FIRST:
-                    _count_skipped(counters, state, HAS_DATA, PHASE)
-            if OP == COMPARING and not HAS_DATA:
+                    count_skipped(counters, state, HAS_DATA, PHASE)
+                    report_flaw(buffers, slot, identity, flaw, PHASE)
+            if OP != HASH and OP != COMPLETING and not HAS_DATA:
                 wanted = slot < 0
             if wanted:
                 hash_k = slot * 0
@@ -163,7 +103,7 @@ def fingerprint_kernel(
                     tl.store(hashes + index * 2, hash_k)
                     tl.store(hashes + index * 2 + 1, hash_v)
                 else:
-                    _finish(records, buffers, slot, identity, hash_k, hash_v, HAS_DATA, OP, PHASE)
+                    finish(records, buffers, slot, identity, hash_k, hash_v, HAS_DATA, OP, PHASE)
 
 
 def launch(
@@ -174,7 +114,7 @@ def launch(
     phase: Phase = Phase.TAIL,
     stream: torch.Stream | None = None,
 ) -> None:
-    """One launch per bundle of the plan, at least one; op is COMPLETING or COMPARING.
+    """One launch per bundle of the plan, at least one; op is COMPLETING, BASELINING or COMPARING.
 
     Sums of several bundles wait in the plan's scratch, so slots then come in chunks of SCRATCH_SLOTS.
     """
@@ -200,6 +140,7 @@ def launch(
 
 
 complete_slots = functools.partial(launch, COMPLETING.value)
+baseline_slots = baseline_range = functools.partial(launch, BASELINING.value)
 compare_slots = compare_range = functools.partial(launch, COMPARING.value)
 
 

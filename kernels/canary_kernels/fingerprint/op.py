@@ -49,13 +49,38 @@ def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPla
     _kernel().complete_slots(buffers, plan, slots)
 
 
+def baseline_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
+    """Fingerprint the ADOPTED records among slots (integers [n], each once; -1 = skip): they become BASELINE.
+
+    Without coverage they stay ADOPTED. Records in other states are left alone.
+    """
+    _check(backend, buffers, plan, slots)
+    if backend is Backend.NUMBA:
+        _cpu().baseline_slots(buffers, plan, slots)
+        return
+    if backend is Backend.TORCH:
+        reference.baseline_slots(buffers, plan, slots)
+        return
+    _kernel().baseline_slots(buffers, plan, slots)
+
+
+def baseline_range(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: range) -> None:
+    """`baseline_slots` for slots that follow one another (step 1; out of range = skip): no list on a GPU."""
+    if backend is Backend.TRITON:
+        _check_memory(backend, buffers, plan)
+        _kernel().baseline_range(buffers, plan, slots)
+        return
+    listed = torch.arange(slots.start, max(slots.start, slots.stop), device=buffers.records.device)
+    baseline_slots(backend, buffers, plan, listed)
+
+
 def compare_slots(
     backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase
 ) -> None:
-    """Compare COMPLETE records among slots (integers [n]; -1 = skip) with the bytes; logs KV_DATA.
+    """Compare COMPLETE and BASELINE records among slots (integers [n]; -1 = skip) with the bytes.
 
-    Without coverage, counts NO_FINGERPRINT. PATROL also counts runs, ADOPTED and PENDING, which verify
-    counts in the other phases.
+    Logs KV_DATA, and RECORD at HEAD and PATROL, where nothing verifies these slots. Without coverage, counts
+    NO_FINGERPRINT. PATROL also counts runs, ADOPTED and PENDING, which verify counts in the other phases.
     """
     _check(backend, buffers, plan, slots)
     if backend is Backend.NUMBA:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from canary_kernels.hashing import flaws_of
 from canary_kernels.layout import (
+    ADOPTED_TO_BASELINE,
+    CHAIN,
+    COUNT_BASELINE_RUNS,
+    COUNT_BASELINES,
     COUNT_COMPLETE_RUNS,
     COUNT_COMPLETED,
     COUNT_HASHED,
@@ -15,8 +20,10 @@ from canary_kernels.layout import (
     COUNT_UNVERIFIED,
     FINGERPRINT_K,
     IDENTITY,
+    MAX_POSITION,
     NO_REQUEST,
     NUM_UNVERIFIED,
+    PENDING_TO_COMPLETE,
     STATE_BITS,
     STATE_MASK,
     Part,
@@ -41,7 +48,6 @@ if TYPE_CHECKING:
 
 _WORD_BYTES = 4
 _CHUNK_BYTES = 1 << 24
-_PENDING_TO_COMPLETE = (RecordState.COMPLETE - RecordState.PENDING) << 32
 
 
 def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
@@ -68,22 +74,45 @@ def complete_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) 
             columns = listed, _positions(found), NO_REQUEST, witness[:, 0], hashes[:, 0]
             report_where(buffers, (Phase.TAIL, Reason.LOST_WRITE, Part.K), lost, columns)
         found[:, FINGERPRINT_K:] = hashes
-        found[:, IDENTITY] += _PENDING_TO_COMPLETE
+        found[:, IDENTITY] ^= PENDING_TO_COMPLETE
         records[listed] = found
         counters[COUNT_COMPLETED] += listed.shape[0]
     counters[COUNT_COMPLETE_RUNS] += 1
 
 
+def baseline_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
+    """Fingerprint ADOPTED records and make them BASELINE."""
+    counters, records = buffers.counters.numpy(), buffers.records.numpy()
+    counters[COUNT_BASELINE_RUNS] += 1
+    if plan.coverage is RealData.NONE:
+        return
+    listed = np.unique(_inside(buffers, slots))
+    found = records.take(listed, 0)
+    adopted = (_states(found) == RecordState.ADOPTED) & (_flaws(found) == 0)
+    listed, found = listed[adopted], found[adopted]
+    if listed.shape[0]:
+        found[:, FINGERPRINT_K:] = _hash(plan, listed)
+        found[:, IDENTITY] ^= ADOPTED_TO_BASELINE
+        records[listed] = found
+        counters[COUNT_BASELINES] += listed.shape[0]
+
+
 def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase) -> None:
-    """Compare COMPLETE records with the bytes of their slots."""
+    """Compare COMPLETE and BASELINE records with the bytes of their slots."""
     counters = buffers.counters.numpy()
     listed = _inside(buffers, slots)
     found = buffers.records.numpy().take(listed, 0)
-    states = _states(found)
-    complete = states == RecordState.COMPLETE
+    states, flaws = _states(found), _flaws(found)
+    if flaws.any():
+        if phase in (Phase.HEAD, Phase.PATROL):
+            facts = listed, _positions(found), NO_REQUEST, 0, flaws
+            report_where(buffers, (phase, Reason.RECORD, Part.IDENTITY), flaws != 0, facts)
+        states[flaws != 0] = RecordState.EMPTY
+    complete = (states == RecordState.COMPLETE) | (states == RecordState.BASELINE)
     causes = counters[COUNT_UNVERIFIED + phase * NUM_UNVERIFIED :]
     if phase is Phase.PATROL:
         causes[Unverified.ADOPTED] += (states == RecordState.ADOPTED).sum()
+        causes[Unverified.ADOPTED] += (states == RecordState.AWAITED).sum()
         causes[Unverified.PENDING] += (states == RecordState.PENDING).sum()
         counters[COUNT_RUNS + phase] += 1
     if plan.coverage is RealData.NONE:
@@ -113,7 +142,11 @@ def _states(records: Longs) -> Longs:
 
 
 def _positions(records: Longs) -> Longs:
-    return records[:, IDENTITY] >> (32 + STATE_BITS)
+    return (records[:, IDENTITY] >> (32 + STATE_BITS)) & MAX_POSITION
+
+
+def _flaws(records: Longs) -> Longs:
+    return flaws_of(records[:, IDENTITY], records[:, CHAIN])
 
 
 def _hash(plan: FingerprintPlan, slots: Longs) -> Longs:

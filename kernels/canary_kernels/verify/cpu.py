@@ -30,6 +30,7 @@ from canary_kernels.native_records import (
     column,
     continued,
     count,
+    flaw_at,
     position_of,
     record_at,
     report,
@@ -44,14 +45,23 @@ if TYPE_CHECKING:
 
 _HEAD, _NO_REQUEST = int(Phase.HEAD), layout.NO_REQUEST
 _PENDING, _COMPLETE = int(RecordState.PENDING), int(RecordState.COMPLETE)
-_ADOPTED = int(RecordState.ADOPTED)
+_ADOPTED, _AWAITED = int(RecordState.ADOPTED), int(RecordState.AWAITED)
+_BASELINE = int(RecordState.BASELINE)
 _COUNT_ADOPTED = layout.COUNT_UNVERIFIED + int(Unverified.ADOPTED)
+_COUNT_BASELINE = layout.COUNT_UNVERIFIED + int(Unverified.BASELINE)
 _COUNT_PENDING = layout.COUNT_UNVERIFIED + int(Unverified.PENDING)
 _NUM_UNVERIFIED, _NUM_REASONS = layout.NUM_UNVERIFIED, layout.NUM_REASONS
 _COUNT_VERIFIED, _COUNT_RUNS = layout.COUNT_VERIFIED, layout.COUNT_RUNS
 _UNWRITTEN, _POSITION = int(Reason.UNWRITTEN), int(Reason.POSITION)
 _CHAIN_BROKEN, _TOKEN = int(Reason.CHAIN), int(Reason.TOKEN)
 _IDENTITY, _CHAIN, _STATE_BITS = layout.IDENTITY, layout.CHAIN, layout.STATE_BITS
+_STATE_AND_POSITION, _DAMAGED = layout.STATE_AND_POSITION_MASK, int(Reason.RECORD)
+
+
+@piece
+def _is_complete(record):
+    """Whether there is a record at an address (0 = none), whose check of itself holds, in this state."""
+    return record != 0 and state_of(load_int64(record, _IDENTITY)) == _COMPLETE and flaw_at(record) == 0
 
 
 @piece
@@ -64,8 +74,15 @@ def _judge(buffers, phase, place, record, before):
     lanes = phase * _NUM_REASONS
     identity = load_int64(record, _IDENTITY) if record else 0
     state = state_of(identity) if record else -1
-    if state == _ADOPTED:
+    flaw = flaw_at(record) if record else 0
+    if flaw:
+        report(buffers, lanes + _DAMAGED, place, 0, 0, flaw)
+        return 0
+    if state in (_ADOPTED, _AWAITED):
         count(buffers, _COUNT_ADOPTED + phase * _NUM_UNVERIFIED, 1)
+        return 0
+    if state == _BASELINE:
+        count(buffers, _COUNT_BASELINE + phase * _NUM_UNVERIFIED, 1)
         return 0
     if state == _PENDING and phase == _HEAD:  # this very batch writes it
         count(buffers, _COUNT_PENDING + phase * _NUM_UNVERIFIED, 1)
@@ -76,7 +93,7 @@ def _judge(buffers, phase, place, record, before):
     if position_of(identity) != position:
         report(buffers, lanes + _POSITION, place, 0, position, position_of(identity))
         return 1
-    linked = position > 0 and before != 0 and state_of(load_int64(before, _IDENTITY)) == _COMPLETE
+    linked = position > 0 and _is_complete(before)
     if linked or position == 0:
         expected = continued(before, position - 1) if linked else ANCHOR
         chain = load_int64(record, _CHAIN)
@@ -101,7 +118,8 @@ def _check_span(buffers, batch, phase, request, row, start, stop):
         clean = False
         if record:
             wanted = position << _STATE_BITS | _COMPLETE
-            if load_int64(record, _IDENTITY) >> 32 == wanted:
+            held = load_int64(record, _IDENTITY) >> 32 & _STATE_AND_POSITION
+            if held == wanted and flaw_at(record) == 0:
                 if sound:
                     clean = load_int64(record, _CHAIN) == expected
                 elif position == start:
@@ -110,7 +128,7 @@ def _check_span(buffers, batch, phase, request, row, start, stop):
             verified += 1
         else:
             verified += _judge(buffers, phase, (slot, position, request), record, before)
-        sound = record != 0 and state_of(load_int64(record, _IDENTITY)) == _COMPLETE
+        sound = clean or _is_complete(record)
         if sound:
             expected = continued(record, position)
         before = record
@@ -130,7 +148,7 @@ def _check_digest(buffers, batch, phase, request, row, last):
     if not record:
         return
     identity = load_int64(record, _IDENTITY)
-    if state_of(identity) != _COMPLETE or position_of(identity) != last:
+    if not _is_complete(record) or position_of(identity) != last:
         return
     wanted, found = column(batch, DIGESTS, request), continued(record, last)
     if found != wanted:

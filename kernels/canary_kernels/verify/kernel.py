@@ -11,6 +11,8 @@ from canary_kernels import layout
 from canary_kernels.jit import (
     ADOPTED,
     ANCHOR,
+    AWAITED,
+    BASELINE,
     CHAIN,
     COMPLETE,
     COUNT_UNVERIFIED,
@@ -19,9 +21,10 @@ from canary_kernels.jit import (
     NUM_UNVERIFIED,
     PENDING,
     RECORD_WORDS,
-    STATE_BITS,
     continued,
     count,
+    flaw_of,
+    identity_holds,
     load_record,
     position_of,
     report,
@@ -42,6 +45,8 @@ CHAIN_REASON = tl.constexpr(int(layout.Reason.CHAIN))
 POSITION_REASON = tl.constexpr(int(layout.Reason.POSITION))
 TOKEN_REASON = tl.constexpr(int(layout.Reason.TOKEN))
 UNWRITTEN_REASON = tl.constexpr(int(layout.Reason.UNWRITTEN))
+RECORD_REASON = tl.constexpr(int(layout.Reason.RECORD))
+UNVERIFIED_BASELINE = tl.constexpr(int(layout.Unverified.BASELINE))
 UNVERIFIED_ADOPTED = tl.constexpr(int(layout.Unverified.ADOPTED))
 UNVERIFIED_PENDING = tl.constexpr(int(layout.Unverified.PENDING))
 COUNT_RUNS = tl.constexpr(layout.COUNT_RUNS)
@@ -68,11 +73,14 @@ def _judge(buffers, place, record, expected, linked, mask, PHASE: tl.constexpr):
     slot, position, request = place
     known, identity, chain = record
     known = known & mask
-    state = state_of(identity)
+    flaw = flaw_of(identity, chain)
+    damaged = known & (flaw != 0)
+    state = tl.where(damaged, -1, state_of(identity))
     complete = known & (state == COMPLETE)
-    adopted = known & (state == ADOPTED)
+    adopted = known & ((state == ADOPTED) | (state == AWAITED))
+    baseline = known & (state == BASELINE)
     pending = known & (state == PENDING)
-    unwritten = mask & ~complete & ~adopted
+    unwritten = mask & ~complete & ~adopted & ~baseline & ~damaged
     if PHASE == HEAD:
         unwritten = unwritten & ~pending
     stored = position_of(identity)
@@ -80,15 +88,18 @@ def _judge(buffers, place, record, expected, linked, mask, PHASE: tl.constexpr):
     unlinked = complete & ~misplaced & linked & (chain.to(tl.uint64) != expected)
     causes = buffers[0] + COUNT_UNVERIFIED + PHASE * NUM_UNVERIFIED
     count(causes, UNVERIFIED_ADOPTED, tl.sum(adopted.to(tl.int32)))
+    count(causes, UNVERIFIED_BASELINE, tl.sum(baseline.to(tl.int32)))
     if PHASE == HEAD:
         count(causes, UNVERIFIED_PENDING, tl.sum(pending.to(tl.int32)))
-    wrong = unwritten | misplaced | unlinked
+    wrong = unwritten | misplaced | unlinked | damaged
     if tl.max(wrong.to(tl.int32)) > 0:
         reason = tl.where(unwritten, UNWRITTEN_REASON, tl.where(misplaced, POSITION_REASON, CHAIN_REASON))
         wanted = tl.where(misplaced, position, expected.to(tl.int64))
         wanted = tl.where(unwritten, COMPLETE, wanted)
         found = tl.where(misplaced, stored, chain)
         found = tl.where(unwritten, tl.where(known, state, -1), found)
+        reason = tl.where(damaged, RECORD_REASON, reason)
+        wanted, found = tl.where(damaged, 0, wanted), tl.where(damaged, flaw, found)
         report(buffers, wrong, PHASE * NUM_REASONS + reason, slot, position, request, 0, wanted, found)
     return tl.sum(complete.to(tl.int32))
 
@@ -117,7 +128,8 @@ def _check_block(
     before = tl.maximum(lane - 1, 0)
     expected = _expected(position, tl.gather(after, before, 0))
     tied = (lane > 0) & ((position > start) | (position == 0))
-    sound = (identity >> 32) == ((position << STATE_BITS) | COMPLETE)
+    intact = flaw_of(identity, chain) == 0
+    sound = identity_holds(identity, position, COMPLETE) & intact
     sound = sound & (~tied | (chain.to(tl.uint64) == expected))
     if HAS_DIGESTS:
         last = checked & (position == digested)
@@ -125,7 +137,7 @@ def _check_block(
         sound = sound & ~differs
     total = tl.sum(tl.where(held & ~sound, BAD, checked.to(tl.int32)))
     if total >= BAD:
-        state = tl.where(known, state_of(identity), EMPTY)
+        state = tl.where(known & intact, state_of(identity), EMPTY)
         linked = (position == 0) | ((position > start) & (tl.gather(state, before, 0) == COMPLETE))
         place = (slot, position, request)
         total = _judge(buffers, place, (known, identity, chain), expected, linked, checked, PHASE)
@@ -145,7 +157,7 @@ def _check_digest(records, num_slots, buffers, slot, last, request, digest, PHAS
     identity = tl.load(records + slot * RECORD_WORDS, mask=known, other=0)
     chain = tl.load(records + slot * RECORD_WORDS + CHAIN, mask=known, other=0)
     found = continued(identity, chain, last).to(tl.int64)
-    readable = known & (state_of(identity) == COMPLETE) & (position_of(identity) == last)
+    readable = known & identity_holds(identity, last, COMPLETE) & (flaw_of(identity, chain) == 0)
     wrong = readable & (found != digest)
     if wrong:
         report(buffers, wrong, PHASE * NUM_REASONS + TOKEN_REASON, slot, last, request, 0, digest, found)
@@ -230,8 +242,9 @@ def list_kernel(
     linkable = mask & (previous >= 0) & (previous < num_slots)
     before, chain_before = load_record(records, previous, linkable)
     expected = _expected(position, continued(before, chain_before, position - 1))
-    linked = (position == 0) | ((position > 0) & (state_of(before) == COMPLETE))
-    sound = (identity >> 32) == ((position << STATE_BITS) | COMPLETE)
+    complete_before = (state_of(before) == COMPLETE) & (flaw_of(before, chain_before) == 0)
+    linked = (position == 0) | ((position > 0) & complete_before)
+    sound = identity_holds(identity, position, COMPLETE) & (flaw_of(identity, chain) == 0)
     sound = sound & (~linked | (chain.to(tl.uint64) == expected))
     verified = tl.sum(tl.where(mask & ~sound, BAD, mask.to(tl.int32)))
     if verified >= BAD:

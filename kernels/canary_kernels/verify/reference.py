@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from canary_kernels.hashing import mix_arrays
+from canary_kernels.hashing import flaws_of, mix_arrays
 from canary_kernels.layout import (
     CHAIN,
     CHAIN_ANCHOR,
     COUNT_RUNS,
     COUNT_UNVERIFIED,
     COUNT_VERIFIED,
+    IDENTITY,
+    MAX_POSITION,
     NO_REQUEST,
     NUM_UNVERIFIED,
+    STATE_AND_POSITION_MASK,
     STATE_BITS,
     STATE_MASK,
     Part,
@@ -57,18 +60,19 @@ class _Records:
     """What a check reads of some records; all 0 for slots out of range."""
 
     tokens: NDArray[np.int32]  # [n]
-    meta: NDArray[np.int32]  # [n]; position << STATE_BITS | state
+    meta: NDArray[np.int32]  # [n]; check, position << STATE_BITS | state
     chain: Words  # [n]
+    flaws: Longs  # [n]; 0 where the record's check of itself holds
 
     @property
     def states(self) -> NDArray[np.int32]:
-        """[n]: RecordState."""
-        return self.meta & STATE_MASK
+        """[n]: RecordState; -1 where the check does not hold."""
+        return np.where(self.flaws == 0, self.meta & STATE_MASK, -1)
 
     @property
     def positions(self) -> NDArray[np.int32]:
         """[n]: stored positions."""
-        return self.meta >> STATE_BITS
+        return self.meta >> STATE_BITS & MAX_POSITION
 
     def continued(self, positions: Longs) -> Words:
         """[n]: the chain after each record, were it at these positions."""
@@ -158,7 +162,12 @@ def _at(buffers: GroupBuffers, slots: Longs) -> _Records:
     """The records of slots that are all in range."""
     records = buffers.records.numpy().take(slots, 0)
     halves = records.view(np.int32)
-    return _Records(tokens=halves[:, _TOKEN], meta=halves[:, _META], chain=records[:, CHAIN].view(np.uint64))
+    return _Records(
+        tokens=halves[:, _TOKEN],
+        meta=halves[:, _META],
+        chain=records[:, CHAIN].view(np.uint64),
+        flaws=flaws_of(records[:, IDENTITY], records[:, CHAIN]),
+    )
 
 
 def _read(buffers: GroupBuffers, slots: Longs) -> _Records:
@@ -169,6 +178,7 @@ def _read(buffers: GroupBuffers, slots: Longs) -> _Records:
         tokens=np.where(known, records.tokens, 0),
         meta=np.where(known, records.meta, 0),
         chain=np.where(known, records.chain, np.uint64(0)),
+        flaws=np.where(known, records.flaws, 0),
     )
 
 
@@ -176,7 +186,7 @@ def _all_clean(spans: _Spans, positions: Longs, records: _Records, digests: Inte
     """Whether every record is COMPLETE, holds its position and continues the one before it."""
     wanted = positions << STATE_BITS
     wanted += int(RecordState.COMPLETE)
-    if not np.array_equal(records.meta, wanted):
+    if not np.array_equal(records.meta & STATE_AND_POSITION_MASK, wanted) or records.flaws.any():
         return False
     continued = records.continued(positions)
     last = spans.offsets + spans.counts - 1
@@ -202,12 +212,15 @@ def _check(
     records, before = _read(buffers, slots), _read(buffers, previous)
     states = np.where((slots >= 0) & (slots < buffers.num_slots), records.states, -1)
     complete, pending = states == RecordState.COMPLETE, states == RecordState.PENDING
-    adopted = states == RecordState.ADOPTED
-    unwritten = ~(complete | adopted)
+    baseline = states == RecordState.BASELINE
+    adopted = (states == RecordState.ADOPTED) | (states == RecordState.AWAITED)
+    damaged = records.flaws != 0
+    unwritten = ~(complete | adopted | baseline | damaged)
     if phase is Phase.HEAD:  # this very batch writes them
         unwritten &= ~pending
         _count_unverified(buffers, phase, Unverified.PENDING, pending)
     _count_unverified(buffers, phase, Unverified.ADOPTED, adopted)
+    _count_unverified(buffers, phase, Unverified.BASELINE, baseline)
     buffers.counters[COUNT_VERIFIED + phase] += int(complete.sum())
 
     stored = records.positions.astype(np.int64)
@@ -216,6 +229,7 @@ def _check(
     expected = np.where(positions > 0, before.continued(positions - 1), _ANCHOR)
     unlinked = complete & ~misplaced & (linked | (positions == 0)) & (records.chain != expected)
     for reason, mask, wanted, found in (
+        (Reason.RECORD, damaged, 0, records.flaws),
         (Reason.UNWRITTEN, unwritten, int(RecordState.COMPLETE), states.astype(np.int64)),
         (Reason.POSITION, misplaced, positions, stored),
         (Reason.CHAIN, unlinked, expected.view(np.int64), records.chain.view(np.int64)),

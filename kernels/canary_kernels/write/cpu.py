@@ -39,6 +39,7 @@ from canary_kernels.native_records import (
     mix64,
     record_at,
     report,
+    sealed,
     slot_at,
     state_of,
     token_of,
@@ -55,7 +56,8 @@ _COUNT_WRITTEN, _COUNT_WRITE_RUNS = layout.COUNT_WRITTEN, layout.COUNT_WRITE_RUN
 _IDENTITY, _CHAIN = layout.IDENTITY, layout.CHAIN
 _FINGERPRINT_K, _FINGERPRINT_V = layout.FINGERPRINT_K, layout.FINGERPRINT_V
 _STATE_BITS = layout.STATE_BITS
-_LOW_WORD, _STATE_IN_IDENTITY = (1 << 32) - 1, layout.STATE_MASK << 32
+_LOW_WORD, _MAX_POSITION = (1 << 32) - 1, layout.MAX_POSITION
+_TOKEN_AND_POSITION = layout.TOKEN_AND_POSITION_MASK
 
 
 @piece
@@ -123,11 +125,11 @@ def _prepare(buffers, batch, request, staged, first):
         identifier = token_of(column(batch, INPUT_IDS, token + number))
         record = record_at(buffers, slot)
         if record:
-            identity = (position << _STATE_BITS | _PENDING) << 32 | identifier & _LOW_WORD
+            identity = ((position & _MAX_POSITION) << _STATE_BITS | _PENDING) << 32 | identifier & _LOW_WORD
             old = load_int64(record, _IDENTITY)
             # Equal but for the state: the bytes may rightly stay as they are, so they are no witness.
-            witness = (old ^ identity) & ~_STATE_IN_IDENTITY != 0 and state_of(old) == _COMPLETE
-            staged[first, 0], staged[first, 1], staged[first, 2] = record, identity, chain
+            witness = (old ^ identity) & _TOKEN_AND_POSITION != 0 and state_of(old) == _COMPLETE
+            staged[first, 0], staged[first, 1], staged[first, 2] = record, sealed(identity, chain), chain
             staged[first, 3] = load_int64(record, _FINGERPRINT_K) if witness else 0
             staged[first, 4] = load_int64(record, _FINGERPRINT_V) if witness else 0
             first += 1

@@ -16,12 +16,14 @@ from canary_kernels.jit import (
     FINGERPRINT_K,
     NUM_REASONS,
     PENDING,
+    POSITION_MASK,
     RECORD_WORDS,
     STATE_BITS,
     continued,
     count,
     mix64,
     report,
+    sealed,
     slot_at,
     state_of,
 )
@@ -37,6 +39,7 @@ POSITION_REASON = tl.constexpr(int(layout.Reason.WRITE_POSITION))
 COUNT_WRITTEN = tl.constexpr(layout.COUNT_WRITTEN)
 COUNT_WRITE_RUNS = tl.constexpr(layout.COUNT_WRITE_RUNS)
 LOW_WORD = tl.constexpr((1 << 32) - 1)
+TOKEN_AND_POSITION = tl.constexpr(layout.TOKEN_AND_POSITION_MASK)
 LAUNCH = tl.constexpr(1 << 32)  # what the programs of one launch add to the count of programs
 
 _DECODE_TOKENS = 8  # at most so many per request, drafts included
@@ -135,13 +138,12 @@ def _chain_start(records, num_slots, origin, prefix, HAS_DIGESTS: tl.constexpr):
 @triton.jit
 def _store_block(record, old, token, position, chain, known):
     """Write PENDING records. The fingerprints of another COMPLETE token stay as its witness."""
-    identity = (token & LOW_WORD) | (((position << STATE_BITS) | PENDING) << 32)
-    differs = ((old ^ identity) & LOW_WORD) != 0
-    differs = differs | (((old ^ identity) >> (32 + STATE_BITS)) != 0)
+    identity = (token & LOW_WORD) | ((((position & POSITION_MASK) << STATE_BITS) | PENDING) << 32)
+    differs = ((old ^ identity) & TOKEN_AND_POSITION) != 0
     witness = known & differs & (state_of(old) == COMPLETE)
     # Pairs of words: half as many stores.
     pair = record[:, None] + tl.arange(0, 2)[None, :]
-    tl.store(pair, tl.join(identity, chain), mask=known[:, None])
+    tl.store(pair, tl.join(sealed(identity, chain), chain), mask=known[:, None])
     tl.store(pair + FINGERPRINT_K, tl.join(token * 0, token * 0), mask=(known & ~witness)[:, None])
 
 

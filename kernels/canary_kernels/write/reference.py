@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from canary_kernels.hashing import mix_arrays
+from canary_kernels.hashing import mix_arrays, sealed_arrays
 from canary_kernels.layout import (
     CHAIN,
     CHAIN_ANCHOR,
     COUNT_WRITE_RUNS,
     COUNT_WRITTEN,
     IDENTITY,
+    MAX_POSITION,
     STATE_BITS,
     STATE_MASK,
+    TOKEN_AND_POSITION_MASK,
     Part,
     Phase,
     Reason,
     RecordState,
+    identity_of,
 )
 from canary_kernels.violations import report_where
 
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     Longs = NDArray[np.int64]
 
 _ANCHOR = np.uint64(CHAIN_ANCHOR)
-_STATE_BITS_OF_IDENTITY = STATE_MASK << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ def reset_slots(buffers: GroupBuffers, slots: Tensor, state: RecordState) -> Non
     places, records = slots.numpy(), buffers.records.numpy()
     places = places[(places >= 0) & (places < buffers.num_slots)]
     records[places] = 0
-    records[places, IDENTITY] = int(state) << 32
+    records[places, IDENTITY] = identity_of(0, 0, state)
 
 
 def _check_inputs(buffers: GroupBuffers, batch: RowBatch, new: _NewTokens) -> None:
@@ -109,7 +111,7 @@ def _chain_starts(buffers: GroupBuffers, batch: RowBatch, live: Longs, prefix: L
 
 
 def _store(buffers: GroupBuffers, new: _NewTokens, chain: Words) -> None:
-    identity = (new.positions << STATE_BITS) | int(RecordState.PENDING)
+    identity = (new.positions & MAX_POSITION) << STATE_BITS | int(RecordState.PENDING)
     identity <<= 32
     identity |= new.ids.view(np.uint32)
     slots = new.slots
@@ -120,10 +122,10 @@ def _store(buffers: GroupBuffers, new: _NewTokens, chain: Words) -> None:
     new_records = records.take(slots, 0)
     old = new_records[:, IDENTITY]
     # Equal but for the state: the bytes may rightly stay as they are, so they are no witness.
-    replaced = ((old ^ identity) & ~_STATE_BITS_OF_IDENTITY) != 0
+    replaced = ((old ^ identity) & TOKEN_AND_POSITION_MASK) != 0
     replaced &= ((old >> 32) & STATE_MASK) == RecordState.COMPLETE
     new_records[~replaced, CHAIN + 1 :] = 0
-    new_records[:, IDENTITY] = identity
     new_records[:, CHAIN] = chain.view(np.int64)
+    new_records[:, IDENTITY] = sealed_arrays(identity, new_records[:, CHAIN])
     records[slots] = new_records
     buffers.counters.numpy()[COUNT_WRITTEN] += slots.shape[0]

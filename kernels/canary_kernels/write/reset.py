@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from canary_kernels.jit import IDENTITY, RECORD_WORDS
+from canary_kernels.jit import IDENTITY, RECORD_WORDS, sealed
 from canary_kernels.launch import prepare
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def reset_kernel(
     index = tl.program_id(0).to(tl.int64) * BLOCK + word // RECORD_WORDS
     slot = tl.load(slots + index, mask=index < num_listed, other=-1).to(tl.int64)
     known = (slot >= 0) & (slot < num_slots)
-    value = tl.where(word % RECORD_WORDS == IDENTITY, state.to(tl.int64) << 32, 0)
+    identity = state.to(tl.int64) << 32
+    value = tl.where(word % RECORD_WORDS == IDENTITY, sealed(identity, identity * 0), 0)
     tl.store(records + slot * RECORD_WORDS + word % RECORD_WORDS, value, mask=known)
 
 

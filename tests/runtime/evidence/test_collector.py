@@ -253,7 +253,7 @@ def test_announcements_are_part_of_the_history(rig, link) -> None:
         assert [event.step for event in found.history] == sorted(event.step for event in found.history)
         kinds[slot] = {event.kind for event in found.history} - {SlotEventKind.WRITTEN}
         state = found.slot.state
-        assert (state is SlotState.ADOPTED, state is SlotState.EMPTY) == (slot == arrived, slot == gone)
+        assert (state is SlotState.BASELINE, state is SlotState.EMPTY) == (slot == arrived, slot == gone)
     assert kinds == {
         source: {SlotEventKind.COPIED_FROM},
         copy: {SlotEventKind.COPIED_TO},

@@ -1,0 +1,59 @@
+"""The hooks for slots that change outside of forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from canary_obs.runtime.announcements import Announcements
+from canary_obs.runtime.delivery import ViolationDelivery
+from canary_obs.runtime.faults import Faults
+from canary_obs.runtime.run_state import RunState
+from canary_obs.runtime.transfer import RecordShares
+from canary_obs.vocabulary import Mode, ObserverPart
+
+_RAISE_SECONDS = 5.0  # mode raise waits so long for the comparison of received bytes
+
+
+class SlotHooks:
+    """Part of the Observer. An announcement that fails leaves every slot adopted: what it said is unknown."""
+
+    def __init__(
+        self, run: RunState, faults: Faults, announcements: Announcements, delivery: ViolationDelivery
+    ) -> None:
+        self._hook_run, self._hook_faults = run, faults
+        self._announcements, self._delivery = announcements, delivery
+        self._shares = RecordShares(announcements.state, faults)
+
+    def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
+        """Copy the records of copied slots."""
+        self._announce(self._announcements.copied, group, source, destination)
+
+    def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
+        """Compare received bytes with the records that came with them; without records: a baseline."""
+        self._announce(self._announcements.received, group, slots, records)
+        if self._hook_run.armed and records is not None and self._hook_faults.mode is Mode.RAISE:
+            self._delivery.drain(_RAISE_SECONDS)
+            self._delivery.raise_pending()
+
+    def awaited(self, group: str, slots: Tensor) -> None:
+        """Leave these slots unverified until `received`."""
+        self._announce(self._announcements.awaited, group, slots)
+
+    def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
+        """Records to send with the bytes of these slots; None = not armed, or reading them failed."""
+        return self._shares.read(group, slots, shares) if self._hook_run.armed else None
+
+    def record_format(self, group: str) -> int | None:
+        """Format number that a sender's records must have to be compared here."""
+        return self._shares.format_of(group) if self._hook_run.armed else None
+
+    def invalidated(self, group: str, slots: Tensor) -> None:
+        """Empty the records of these slots."""
+        self._announce(self._announcements.invalidated, group, slots)
+
+    def _announce(self, apply: Callable[..., None], *arguments: object) -> None:
+        run, faults = self._hook_run, self._hook_faults
+        if run.armed and not faults.guard(ObserverPart.ANNOUNCE, apply, *arguments, run.step):
+            faults.or_disarm(run, self._announcements.state.adopt_all)

@@ -1,0 +1,109 @@
+"""Defects of records that check themselves, and of slots without a history."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_KERNELS = "kernels/canary_kernels/"
+_CHECK = "tests/kernels/test_record_check.py::"
+_ALL_BITS = _CHECK + "test_every_bit_of_a_record_is_checked_or_harmless"
+_ONCE = _CHECK + "test_a_damaged_record_is_reported_once_and_links_nothing"
+_COMPLETE = "tests/kernels/test_fingerprint.py::test_complete_baseline_and_compare"
+_ANNOUNCED = "tests/runtime/test_announcements.py::"
+
+CHECK = (
+    *mutants(
+        _KERNELS + "layout.py",
+        ("FOLD_SHIFTS = (40, 20, 10, 5)", "FOLD_SHIFTS = (40, 20, 10)", _CHECK + "test_known_values"),
+    ),
+    *mutants(
+        _KERNELS + "verify/reference.py",
+        ("damaged = records.flaws != 0", "damaged = records.flaws < 0", _ALL_BITS),
+        (" or records.flaws.any():", ":", _ONCE + "[0-Backend.TORCH]"),
+    ),
+    *mutants(
+        _KERNELS + "verify/cpu.py",
+        ("held == wanted and flaw_at(record) == 0", "held == wanted", _ONCE + "[2-Backend.NUMBA]"),
+        (
+            "state_of(load_int64(record, _IDENTITY)) == _COMPLETE and flaw_at(record) == 0",
+            "state_of(load_int64(record, _IDENTITY)) == _COMPLETE",
+            _ONCE + "[1-Backend.NUMBA]",
+        ),
+    ),
+    *mutants(
+        _KERNELS + "verify/kernel.py",
+        ("intact = flaw_of(identity, chain) == 0", "intact = chain == chain", _ONCE),
+        ("damaged = known & (flaw != 0)", "damaged = known & (flaw < 0)", _ONCE),
+    ),
+    *mutants(
+        _KERNELS + "fingerprint/outcome.py",
+        ("        damaged = flaw != 0\n", "        damaged = flaw < 0\n", _ALL_BITS),
+        (
+            "tl.store(record, identity ^ ADOPTED_TO_BASELINE)",
+            "tl.store(record, identity ^ PENDING_TO_COMPLETE)",
+            _COMPLETE + "[Backend.TRITON]",
+        ),
+    ),
+    *mutants(
+        _KERNELS + "fingerprint/reference.py",
+        (
+            "(_states(found) == RecordState.ADOPTED) & (_flaws(found) == 0)",
+            "_states(found) >= RecordState.ADOPTED",
+            _COMPLETE + "[Backend.TORCH]",
+        ),
+        (
+            "found[:, IDENTITY] ^= ADOPTED_TO_BASELINE",
+            "found[:, IDENTITY] ^= 0",
+            _COMPLETE + "[Backend.TORCH]",
+        ),
+    ),
+)
+
+STATES = (
+    *mutants(
+        _KERNELS + "write/reference.py",
+        (
+            "replaced &= ((old >> 32) & STATE_MASK) == RecordState.COMPLETE",
+            "replaced &= ((old >> 32) & STATE_MASK) > RecordState.PENDING",
+            "tests/kernels/test_records.py::test_one_wrong_input_is_seen[state-Backend.TORCH]",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/announcements.py",
+        (
+            "        group.take_baseline(slots)\n",
+            "",
+            _ANNOUNCED + "test_received_bytes_without_records_get_a_baseline_on_arrival",
+        ),
+        (
+            "            group.adopt(slots)\n",
+            "            pass\n",
+            _ANNOUNCED + "test_a_second_arrival_in_one_step_replaces_the_first_baseline",
+        ),
+        (
+            "            self.state.tick()\n",
+            "",
+            _ANNOUNCED + "test_two_damaged_arrivals_in_one_step_both_leave_a_row",
+        ),
+        (
+            "group.copy(source, destination)",
+            "group.copy(destination, source)",
+            _ANNOUNCED + "test_an_announced_copy_carries_its_records",
+        ),
+        (
+            "group.await_bytes(slots)",
+            "group.adopt(slots)",
+            _ANNOUNCED + "test_bytes_that_are_awaited_are_compared_with_nothing_until_they_arrive",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/sweep/shares.py",
+        (
+            "layout.Unverified.ADOPTED, layout.Unverified.BASELINE,",
+            "layout.Unverified.ADOPTED,",
+            _ANNOUNCED + "test_received_bytes_without_records_get_a_baseline_on_arrival",
+        ),
+    ),
+)
+
+ALL = (*CHECK, *STATES)
