@@ -57,6 +57,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     sweep_interval: Count = 0  # forward steps between sweeps; 0 = off
     idle_sweep: bool = True
     idle_sweep_seconds: Seconds = 10.0  # after the last sweep, in an idle engine
+    busy_sweep: bool = True  # between steps, once the last sweep is half of sweep_max_age_seconds old
     swa_divergence_interval: Count = 1000  # forward steps between reports; 0 = only at detach
     unlocked_only: bool = False  # interval and idle sweeps leave out slots that running requests use
     swa_resident_only: bool = False  # ... and tokens without a slot in the sliding-window group

@@ -185,6 +185,7 @@ class ObserverPart(StrEnum):
     ANNOUNCE = "announce"
     ADOPT = "adopt"
     STEP_VIEW = "step_view"
+    UNCLOSED_FORWARD = "unclosed_forward"
     EVIDENCE = "evidence"
     SWA_DIVERGENCE = "swa_divergence"
     ATTACH = "attach"

@@ -11,6 +11,7 @@ import torch
 from canary_obs.config import CanaryConfig, parse_patrol_budget
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.views import StepView
+from canary_obs.errors import EngineContractError
 from canary_obs.records import Snapshot
 from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.commands import CommandExecutor
@@ -39,7 +40,9 @@ from canary_obs.runtime.slot_hooks import SlotHooks
 from canary_obs.runtime.step_scheduler import CURRENT_STREAM, StepScheduler, Workers
 from canary_obs.runtime.sweep.sweeper import Sweeper
 from canary_obs.transport.links import EngineLink
-from canary_obs.vocabulary import ObserverPart, State, Trigger
+from canary_obs.vocabulary import ObserverPart, State
+
+_UNCLOSED = "a forward was not closed; call after_forward or forward_failed after each before_write"
 
 
 class CanaryRuntime(SlotHooks):
@@ -144,15 +147,7 @@ class CanaryRuntime(SlotHooks):
 
     def check_everything(self, timeout: float = 60.0) -> None:
         """Complete one patrol cycle and one sweep and deliver their results; the engine must be at rest."""
-        deadline = time.monotonic() + timeout
-        self.patrol.whole_cycle()
-        self.delivery.drain(timeout)
-        self.sweeper.begin_automatic(Trigger.IDLE, self.step)
-        while self.sweeper.running and time.monotonic() < deadline:
-            self.sweeper.advance(1.0, self.counter_reader.next_sequence)
-            self.delivery.drain(timeout)
-        if self.injector is not None:
-            self.injector.finish()
+        self.delivery.check_everything(self.patrol, self.sweeper, timeout)
 
     # Hooks around a forward. `guard` is spelled out: every forward pays for each call.
 
@@ -222,6 +217,8 @@ class CanaryRuntime(SlotHooks):
     def after_step(self, stream: AbstractContextManager[None] = CURRENT_STREAM) -> None:
         """Run the scheduled tasks: counters, sweep, patrol, commands, reports."""
         if self.run.armed:
+            if self._depth:
+                self._close_forward()
             self._or_disarm(self.forwards.settle)
             self._scheduler.step(stream)
             if self.delivery.pending:
@@ -232,12 +229,12 @@ class CanaryRuntime(SlotHooks):
         run = self.run
         if not run.armed or not self._or_disarm(self.forwards.settle_idle):
             return run.armed
+        if self._depth:
+            self._close_forward()
         run.last_step_end = None
-        if self.config.idle_sweep and not run.paused and self.sweeper.idle_due(run.ready_at):
-            self._faults.guard(ObserverPart.SWEEP, self.sweeper.begin_automatic, Trigger.IDLE, run.step)
         self._scheduler.idle()
         self.delivery.raise_pending()
-        return self.sweeper.running or self.counter_reader.busy
+        return (self.sweeper.running and not run.paused) or self.counter_reader.busy
 
     def fault(self, part: str, error: Exception) -> None:
         """The adapter failed to show a forward, which may have written any slot: all count as unverified."""
@@ -251,6 +248,11 @@ class CanaryRuntime(SlotHooks):
         self._head_done = False
         self._faults.caught(ObserverPart.HEAD, error)
         self._abandon(view)
+
+    def _close_forward(self) -> None:
+        # Forwards that began after it were taken for its own, and may have written any slot.
+        self._depth, self._head_done = 0, False
+        self.fault(ObserverPart.UNCLOSED_FORWARD, EngineContractError(_UNCLOSED))
 
     def _in_step(self) -> bool:
         return self._depth > 0 or self._adapter.in_step()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 from canary_obs.errors import KVCacheViolation
 from canary_obs.records import Violation
 from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.evidence.collector import EvidenceCollector
 from canary_obs.runtime.faults import Faults
+from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.injector import Injector
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.run_state import RunState
-from canary_obs.vocabulary import Mode, ObserverPart
+from canary_obs.runtime.sweep.sweeper import Sweeper
+from canary_obs.vocabulary import Mode, ObserverPart, Trigger
 
 
 class ViolationDelivery:
@@ -47,6 +51,18 @@ class ViolationDelivery:
     def drain(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for everything known on the device, and deliver it."""
         self.deliver(self._counter_reader.drain(self._run.step, timeout))
+
+    def check_everything(self, patrol: Patrol, sweeper: Sweeper, timeout: float) -> None:
+        """Complete one patrol cycle and one sweep; wait up to `timeout` seconds for what they find."""
+        deadline = time.monotonic() + timeout
+        patrol.whole_cycle()
+        self.drain(timeout)
+        sweeper.begin_automatic(Trigger.IDLE, self._run.step)
+        while sweeper.running and time.monotonic() < deadline:
+            sweeper.advance(1.0, self._counter_reader.next_sequence)
+            self.drain(timeout)
+        if self._injector is not None:
+            self._injector.finish()
 
     def send_evidence(self) -> None:
         """Send the evidence whose reads have arrived."""

@@ -26,6 +26,7 @@ class HealthInputs:
     messages_dropped: int
     peer_age: float | None
     pipeline_lag_seconds: float
+    excused_seconds: float = 0.0  # a step lasted so long, and no copy could arrive meanwhile
     coverage: float
     sweep_coverage: float | None
     sweep_error: str | None
@@ -130,7 +131,7 @@ class Health:
         if self.faults.total() > self._acknowledged_faults:
             parts = ", ".join(f"{part} {count}" for part, count in sorted(self.faults.items()))
             reasons.append(f"the observer failed: {parts}")
-        if health_inputs.pipeline_lag_seconds > PIPELINE_STALE_SECONDS:
+        if health_inputs.pipeline_lag_seconds > PIPELINE_STALE_SECONDS + health_inputs.excused_seconds:
             reasons.append(f"counters are {health_inputs.pipeline_lag_seconds:.1f} s old")
         return [(State.BLIND, reason) for reason in reasons]
 

@@ -20,7 +20,7 @@ from canary_obs.runtime.perturb.drill import Drill
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
 from canary_obs.runtime.report.swa_divergence import SwaReporter
-from canary_obs.runtime.run_state import RunState
+from canary_obs.runtime.run_state import LONG_STEP_SECONDS, RunState
 from canary_obs.runtime.sweep.sweeper import Sweeper
 from canary_obs.vocabulary import Mode, ObserverPart, Trigger
 
@@ -97,6 +97,8 @@ class StepScheduler:
         seconds = 0.0 if run.last_step_end is None else now - run.last_step_end
         run.step_seconds += seconds
         run.last_step_end = now
+        if seconds > LONG_STEP_SECONDS:
+            run.long_step_seconds, run.long_step_end = seconds, now
         if run.step >= self._sweep_at:
             self._begin_interval_sweep()
         if not self._rotating:
@@ -133,11 +135,14 @@ class StepScheduler:
     def idle(self) -> None:
         """Run every task, with more time for sweeps: no forward is waiting."""
         self._stream = CURRENT_STREAM
+        if self._workers.sweeper.schedule.idle_due(self._run.ready_at):
+            self._begin_sweep(Trigger.IDLE)
         self._run_all(_IDLE_BUDGETS * self._sweep_seconds)
         self._faults.guard(ObserverPart.SNAPSHOT, self._workers.snapshots.finish)
 
     def _run_all(self, sweep_seconds: float) -> None:
         run, faults, workers = self._run, self._faults, self._workers
+        self._begin_overdue_sweep()
         self._advance_sweep(sweep_seconds)
         started, patrolled = time.monotonic(), run.overhead["patrol"]
         self._advance_drill()
@@ -153,7 +158,7 @@ class StepScheduler:
 
     def _update_urgent(self) -> None:
         workers = self._workers
-        self._urgent = workers.sweeper.running or workers.drill.busy or workers.evidence.busy
+        self._urgent = self._sweep_advances or workers.drill.busy or workers.evidence.busy
 
     def _run_urgent(self) -> None:
         with self._stream:
@@ -171,14 +176,28 @@ class StepScheduler:
         run = self._run
         if not run.paused:
             self._sweep_at = run.step // self._interval * self._interval + self._interval
-            self._faults.guard(
-                ObserverPart.SWEEP, self._workers.sweeper.begin_automatic, Trigger.INTERVAL, run.step
-            )
+            self._begin_sweep(Trigger.INTERVAL)
+
+    def _begin_overdue_sweep(self) -> None:
+        # An engine that is never idle would never sweep.
+        if self._workers.sweeper.schedule.age_due(self._run.ready_at):
+            self._begin_sweep(Trigger.INTERVAL)
+
+    def _begin_sweep(self, trigger: Trigger) -> None:
+        run, sweeper = self._run, self._workers.sweeper
+        if not run.paused and not sweeper.running:
+            self._faults.guard(ObserverPart.SWEEP, sweeper.begin_automatic, trigger, run.step)
             self._urgent = True
+
+    @property
+    def _sweep_advances(self) -> bool:
+        # One that was cancelled while paused has to end.
+        sweeper = self._workers.sweeper
+        return sweeper.running and (sweeper.ending or not self._run.paused)
 
     def _advance_sweep(self, seconds: float) -> None:
         run, sweeper = self._run, self._workers.sweeper
-        if sweeper.running and not run.paused:
+        if self._sweep_advances:
             started = time.monotonic()
             if not self._faults.guard(
                 ObserverPart.SWEEP, sweeper.advance, seconds, self._workers.counter_reader.next_sequence
@@ -234,6 +253,7 @@ class StepScheduler:
 
     def _commands_and_upkeep(self) -> None:
         self._execute_commands()
+        self._begin_overdue_sweep()
         if self._copy_wanted:  # requested six steps ago: there was no forward, or none was shown
             with self._stream:
                 self._push_counters()

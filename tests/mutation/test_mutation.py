@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation import accounts, adopted, engines, kernels, runtime, service
+from tests.mutation import accounts, adopted, engines, health, kernels, runtime, service
 from tests.mutation.runner import ROOT, try_all
 
-MUTANTS = accounts.ALL + adopted.ALL + kernels.ALL + runtime.ALL + engines.ALL + service.ALL
+MUTANTS = accounts.ALL + adopted.ALL + health.ALL + kernels.ALL + runtime.ALL + engines.ALL + service.ALL
 WORKERS = 2
 
 

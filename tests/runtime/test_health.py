@@ -10,6 +10,7 @@ from canary_kernels import layout
 from canary_kernels.layout import Phase
 from canary_obs.config import CanaryConfig
 from canary_obs.runtime.health import Health, HealthInputs
+from canary_obs.runtime.run_state import RunState
 from canary_obs.vocabulary import State
 
 GOOD = HealthInputs(
@@ -55,6 +56,19 @@ def test_each_input_can_end_ok(change: dict[str, object], state: State, message:
     found, reasons = Health(1, CanaryConfig()).verdict(dataclasses.replace(GOOD, **change))
     assert found is state
     assert message in reasons[0]
+
+
+def test_counters_that_waited_for_a_long_step_are_not_stale() -> None:
+    health = Health(1, CanaryConfig())
+    after = dataclasses.replace(GOOD, pipeline_lag_seconds=20.0, excused_seconds=20.0)
+    assert health.verdict(after)[0] is State.OK
+    older = dataclasses.replace(after, pipeline_lag_seconds=30.5)
+    assert health.verdict(older) == (State.BLIND, ("counters are 30.5 s old",))
+
+
+def test_a_long_step_excuses_until_its_copies_were_read() -> None:
+    run = RunState(long_step_seconds=20.0, long_step_end=100.0)
+    assert [run.excused_seconds(now) for now in (100.0, 105.0, 105.1)] == [20.0, 20.0, 0.0]
 
 
 def test_unknown_ages_do_not_degrade() -> None:

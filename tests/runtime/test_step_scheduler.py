@@ -157,6 +157,13 @@ def test_a_pause_of_the_engine_is_no_long_step(rig, done) -> None:
     assert [(parts.count("newest"), parts.count("receive")) for parts in found] == [(2, 1), (2, 1)]
 
 
+def test_a_long_step_excuses_copies_that_waited_for_it(rig, done) -> None:
+    steps(rig, done, 1, seconds=0.5)
+    assert rig.canary.run.excused_seconds(time.monotonic()) == 0.0
+    steps(rig, done, 1, seconds=20.0)
+    assert rig.canary.run.excused_seconds(time.monotonic()) == pytest.approx(20.0, abs=1.0)
+
+
 def flipped(rig):
     """A byte that a check of all has found."""
     canary = rig.canary

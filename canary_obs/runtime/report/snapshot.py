@@ -60,9 +60,9 @@ def make_health_inputs(
     sources: SnapshotSources, patrol: PatrolProgress | None, pipeline: PipelineStatus
 ) -> HealthInputs:
     """Everything the verdict weighs: `patrol` and `pipeline` as given, the rest as of now."""
-    now, run, sweeper, config = time.monotonic(), sources.run, sources.sweeper, sources.config
-    last = sweeper.last
-    sweeps_expected = run.armed and (config.sweep_interval > 0 or config.idle_sweep)
+    now, run, schedule, config = time.monotonic(), sources.run, sources.sweeper.schedule, sources.config
+    last = sources.sweeper.last
+    automatic = config.sweep_interval > 0 or config.idle_sweep or config.busy_sweep
     return HealthInputs(
         armed=run.armed,
         paused=run.paused,
@@ -71,10 +71,11 @@ def make_health_inputs(
         messages_dropped=sources.reporter.dropped_messages,
         peer_age=sources.reporter.peer_age(now),
         pipeline_lag_seconds=pipeline.lag_seconds,
+        excused_seconds=run.excused_seconds(now),
         coverage=sources.state.coverage,
         sweep_coverage=_sweep_coverage(last) if last else None,
-        sweep_error=last.error if last and last.status is SweepStatus.FAILED else None,
-        sweep_age=now - (sweeper.last_completed or run.ready_at) if sweeps_expected else None,
+        sweep_error=schedule.error,
+        sweep_age=now - (schedule.last_completed or run.ready_at) if run.armed and automatic else None,
         patrol_age=patrol.oldest_check_seconds if run.armed and patrol is not None else None,
     )
 

@@ -21,6 +21,7 @@ from canary_obs.runtime.device.delayed_device_host import Sample
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.device.upload_ring import UploadRing
 from canary_obs.runtime.health import Health
+from canary_obs.runtime.sweep.schedule import SweepSchedule
 from canary_obs.runtime.sweep.shares import SweepShares
 from canary_obs.runtime.sweep.walk import SweepWalk
 from canary_obs.vocabulary import Cause, SweepStatus, Trigger
@@ -79,18 +80,17 @@ class Sweeper:
         self.passes = dict.fromkeys(Trigger, 0)
         self.last: SweepProgress | None = None
         self.last_completed_ns: int | None = None
-        self.last_completed: float | None = None  # time.monotonic()
-        self._refused_at = 0.0  # time.monotonic()
+        self.schedule = SweepSchedule(config)
 
     @property
     def running(self) -> bool:
         """Whether a sweep is under way or waiting for its counters."""
         return self._pass is not None
 
-    def idle_due(self, ready_at: float) -> bool:
-        """Whether an idle engine's next sweep is due; ready_at: time.monotonic() when protection began."""
-        since = max(self.last_completed or ready_at, self._refused_at)
-        return not self.running and time.monotonic() - since > self._config.idle_sweep_seconds
+    @property
+    def ending(self) -> bool:
+        """Whether the sweep under way only waits for its counters."""
+        return self._pass is not None and self._pass.ending is not None
 
     @property
     def latest_id(self) -> str | None:
@@ -128,7 +128,11 @@ class Sweeper:
                 unlocked_only=self._config.unlocked_only,
                 swa_resident_only=self._config.swa_resident_only,
             )
-            self._start(command, trigger, step)
+            try:
+                self._start(command, trigger, step)
+            except Exception as error:
+                self.schedule.ended(SweepStatus.FAILED, f"{type(error).__name__}: {error}")
+                raise
 
     def advance(self, budget_seconds: float, next_sequence: int) -> None:
         """Launch checks for `budget_seconds`, of host time or of estimated device time.
@@ -189,7 +193,7 @@ class Sweeper:
             except (UnsupportedEngine, EngineContractError) as error:  # the content of the cache is unknown
                 refusal = str(error)
         if refusal is not None:
-            self._refused_at = time.monotonic()
+            self.schedule.ended(SweepStatus.FAILED, refusal)
             self.last = self._describe(current, SweepStatus.FAILED, refusal)
             self._report(self.last)
             return
@@ -265,9 +269,10 @@ class Sweeper:
     def _finish(self, current: _Pass, result: SweepProgress) -> None:
         self._pass = None
         self.last = result
+        self.schedule.ended(result.status, result.error)
         if result.status in (SweepStatus.PASSED, SweepStatus.VIOLATED):
             self.passes[current.trigger] += 1
-            self.last_completed_ns, self.last_completed = time.time_ns(), time.monotonic()
+            self.last_completed_ns = time.time_ns()
         self._report(result)
 
     def _describe(self, current: _Pass, status: SweepStatus, error: str | None = None) -> SweepProgress:

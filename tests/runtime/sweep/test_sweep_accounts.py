@@ -54,12 +54,12 @@ def swept(make_rig, **settings: object) -> Any:
 def refused(rig: Any) -> tuple[SweepProgress, float]:
     """A sweep that does not pass, and its seconds; nothing counts it as completed."""
     sweeper = rig.canary.sweeper
-    before = sweeper.last_completed, sweeper.last_completed_ns, dict(sweeper.passes)
+    before = sweeper.schedule.last_completed, sweeper.last_completed_ns, dict(sweeper.passes)
     started = time.monotonic()
     result = sweep_now(rig)
     seconds = time.monotonic() - started
     assert result.status is SweepStatus.FAILED
-    assert (sweeper.last_completed, sweeper.last_completed_ns, dict(sweeper.passes)) == before
+    assert (sweeper.schedule.last_completed, sweeper.last_completed_ns, dict(sweeper.passes)) == before
     assert rig.canary.verdict() == (State.DEGRADED, (f"the last sweep failed: {result.error}",))
     return result, seconds
 

@@ -174,6 +174,6 @@ def test_an_engine_that_does_not_show_its_prefix_cache(make_rig, monkeypatch: py
     assert (result.status, result.error, result.total) == (
         SweepStatus.FAILED, "the scheduler does not report", 0,
     )  # fmt: skip
-    assert not rig.canary.sweeper.idle_due(0.0), "not asked again at once"
+    assert not rig.canary.sweeper.schedule.idle_due(0.0), "not asked again at once"
     assert rig.canary.verdict() == (State.DEGRADED, ("the last sweep failed: the scheduler does not report",))
     assert rig.canary.health.faults.total() == 0
