@@ -121,6 +121,9 @@ COUNT_BASELINES = COUNT_COMPLETE_RUNS + 1  # ADOPTED records given a fingerprint
 COUNT_BASELINE_RUNS = COUNT_BASELINES + 1
 COUNT_CENSUS = COUNT_BASELINE_RUNS + 1  # + RecordState: records found in this state by all censuses
 COUNT_CENSUS_RUNS = COUNT_CENSUS + len(RecordState)
+# Every slot given to a byte check, padding included, is counted once: as hashed or completed, or here.
+COUNT_UNHASHED = COUNT_CENSUS_RUNS + 1  # + phase: slots given, not compared
+COUNT_UNCOMPLETED = COUNT_UNHASHED + NUM_PHASES  # slots given to the fingerprinting that were not PENDING
 COUNTER_WORDS = 128
 
 CHAIN_ANCHOR = 0x243F6A8885A308D3

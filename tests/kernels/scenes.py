@@ -204,7 +204,9 @@ def counters_of(group: oracle.Group) -> list[int]:
     places = {"written": layout.COUNT_WRITTEN, "completed": layout.COUNT_COMPLETED}
     places |= {"baselines": layout.COUNT_BASELINES, "baseline_runs": layout.COUNT_BASELINE_RUNS}
     places |= {"write_runs": layout.COUNT_WRITE_RUNS, "complete_runs": layout.COUNT_COMPLETE_RUNS}
+    places["uncompleted"] = layout.COUNT_UNCOMPLETED
     for phase in Phase:
+        places["unhashed", phase] = layout.COUNT_UNHASHED + phase
         places["runs", phase] = layout.COUNT_RUNS + phase
         places["verified", phase] = layout.COUNT_VERIFIED + phase
         places["hashed", phase] = layout.COUNT_HASHED + phase

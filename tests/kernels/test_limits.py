@@ -174,4 +174,4 @@ def test_unfit_buffers_are_refused():
 
 def test_counters_fit_their_words():
     """A reason more moves every counter after the lanes; words end with the last of them at the latest."""
-    assert layout.COUNT_COMPLETE_RUNS < layout.COUNTER_WORDS
+    assert layout.COUNT_UNCOMPLETED < layout.COUNTER_WORDS

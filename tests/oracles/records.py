@@ -199,6 +199,8 @@ class Group:
                     self.report(TAIL, LOST_WRITE, slot, position, NO_REQUEST, 1, witness, new[0])
                 record.state, record.fingerprints = COMPLETE, tuple(new)  # damage stays damage: see `error`
                 self.counts["completed"] += 1
+            else:
+                self.counts["uncompleted"] += 1
         self.counts["complete_runs"] += 1
 
     def baseline(self, slots, hashes, covered):
@@ -213,6 +215,8 @@ class Group:
         for slot, now in zip(slots, hashes, strict=True):
             record = self.record(slot)
             state = EMPTY if record is None else record.state
+            if state not in (COMPLETE, BASELINE) or record.flaw or not covered:
+                self.counts["unhashed", phase] += 1
             if record is not None and record.flaw:
                 if phase in (HEAD, PATROL):
                     self.report(phase, RECORD, slot, record.position, NO_REQUEST, 0, 0, record.flaw)

@@ -49,6 +49,7 @@ _RECORD = int(Reason.RECORD)
 _PART_K, _PART_V, _NO_REQUEST = int(Part.K), int(Part.V), layout.NO_REQUEST
 _COUNT_RUNS, _COUNT_HASHED = layout.COUNT_RUNS, layout.COUNT_HASHED
 _COUNT_COMPLETED, _COUNT_COMPLETE_RUNS = layout.COUNT_COMPLETED, layout.COUNT_COMPLETE_RUNS
+_COUNT_UNHASHED, _COUNT_UNCOMPLETED = layout.COUNT_UNHASHED, layout.COUNT_UNCOMPLETED
 _COUNT_UNVERIFIED, _NUM_UNVERIFIED = layout.COUNT_UNVERIFIED, layout.NUM_UNVERIFIED
 _SKIPPED_ADOPTED, _SKIPPED_PENDING = int(Unverified.ADOPTED), int(Unverified.PENDING)
 _SKIPPED_UNCOVERED = int(Unverified.NO_FINGERPRINT)
@@ -97,6 +98,7 @@ def _complete_slots(buffers, plan, slots, size, length):
         store_int64(record, _FINGERPRINT_K, staged[number, 2])
         store_int64(record, _FINGERPRINT_V, staged[number, 3])
     count(buffers, _COUNT_COMPLETED, completed)
+    count(buffers, _COUNT_UNCOMPLETED, length - completed)
     count(buffers, _COUNT_COMPLETE_RUNS, 1)
 
 
@@ -177,6 +179,7 @@ def _compare_slots(buffers, plan, slots, size, length, phase):
         count(buffers, causes + _SKIPPED_PENDING, pending)
         count(buffers, _COUNT_RUNS + phase, 1)
     count(buffers, _COUNT_HASHED + phase if covered else causes + _SKIPPED_UNCOVERED, complete)
+    count(buffers, _COUNT_UNHASHED + phase, length - complete if covered else length)
     if damaged and phase in (_HEAD, _PATROL):
         _report_records(buffers, phase, slots, size, length)
     if differ:

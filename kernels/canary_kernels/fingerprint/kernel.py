@@ -24,6 +24,7 @@ from canary_kernels.fingerprint.outcome import (
     HASH,
     PATROL,
     concerns,
+    count_left_out,
     count_skipped,
     finish,
     report_flaw,
@@ -104,6 +105,10 @@ def fingerprint_kernel(
                     tl.store(hashes + index * 2 + 1, hash_v)
                 else:
                     finish(records, buffers, slot, identity, hash_k, hash_v, HAS_DATA, OP, PHASE)
+            else:
+                count_left_out(counters, OP, PHASE, LAST)
+        else:
+            count_left_out(counters, OP, PHASE, LAST)
 
 
 def launch(

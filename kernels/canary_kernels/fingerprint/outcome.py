@@ -43,6 +43,8 @@ COUNT_BASELINES = tl.constexpr(layout.COUNT_BASELINES)
 COUNT_BASELINE_RUNS = tl.constexpr(layout.COUNT_BASELINE_RUNS)
 COUNT_COMPLETED = tl.constexpr(layout.COUNT_COMPLETED)
 COUNT_COMPLETE_RUNS = tl.constexpr(layout.COUNT_COMPLETE_RUNS)
+COUNT_UNHASHED = tl.constexpr(layout.COUNT_UNHASHED)
+COUNT_UNCOMPLETED = tl.constexpr(layout.COUNT_UNCOMPLETED)
 NOBODY = tl.constexpr(NO_REQUEST)
 
 
@@ -110,6 +112,15 @@ def count_skipped(counters, state, HAS_DATA: tl.constexpr, PHASE: tl.constexpr):
             tl.atomic_add(causes + UNVERIFIED_PENDING, 1, sem="relaxed")
     if not HAS_DATA and concerns(state, COMPARING):
         tl.atomic_add(causes + UNVERIFIED_NO_FINGERPRINT, 1, sem="relaxed")
+
+
+@triton.jit
+def count_left_out(counters, OP: tl.constexpr, PHASE: tl.constexpr, LAST: tl.constexpr):
+    """Count a slot that was given and neither completed nor compared."""
+    if LAST and OP == COMPLETING:
+        tl.atomic_add(counters + COUNT_UNCOMPLETED, 1, sem="relaxed")
+    elif LAST and OP == COMPARING:
+        tl.atomic_add(counters + COUNT_UNHASHED + PHASE, 1, sem="relaxed")
 
 
 @triton.jit

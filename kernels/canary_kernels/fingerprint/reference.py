@@ -17,6 +17,8 @@ from canary_kernels.layout import (
     COUNT_COMPLETED,
     COUNT_HASHED,
     COUNT_RUNS,
+    COUNT_UNCOMPLETED,
+    COUNT_UNHASHED,
     COUNT_UNVERIFIED,
     FINGERPRINT_K,
     IDENTITY,
@@ -77,6 +79,7 @@ def complete_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) 
         found[:, IDENTITY] ^= PENDING_TO_COMPLETE
         records[listed] = found
         counters[COUNT_COMPLETED] += listed.shape[0]
+    counters[COUNT_UNCOMPLETED] += slots.numel() - listed.shape[0]
     counters[COUNT_COMPLETE_RUNS] += 1
 
 
@@ -117,10 +120,12 @@ def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, p
         counters[COUNT_RUNS + phase] += 1
     if plan.coverage is RealData.NONE:
         causes[Unverified.NO_FINGERPRINT] += complete.sum()
+        counters[COUNT_UNHASHED + phase] += slots.numel()
         return
     if not complete.all():
         listed, found = listed[complete], found[complete]
     counters[COUNT_HASHED + phase] += listed.shape[0]
+    counters[COUNT_UNHASHED + phase] += slots.numel() - listed.shape[0]
     hashes, stored = _hash(plan, listed), found[:, FINGERPRINT_K:]
     if np.array_equal(stored, hashes):
         return
