@@ -26,6 +26,7 @@ class ForwardChecks:
         self._state, self._health, self._account = state, health, account
         self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
         self._batches: list[tuple[Group, RowBatch]] = []
+        self._owing: StepView | None = None  # whose new slots are to be fingerprinted
 
     def before_write(self, view: StepView, step: int) -> None:
         """Compare the bytes that forward number `step` is about to overwrite."""
@@ -33,6 +34,8 @@ class ForwardChecks:
         self._account.begin(view.groups)
         state.tick(step)
         if self._reuse:
+            for index, given in self._new_slots(view):
+                state.owed.compared(index, layout.Phase.HEAD, given)
             for group in state.named(view.groups):
                 slots = view.groups[group.name].out_slots
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
@@ -40,6 +43,7 @@ class ForwardChecks:
     def head(self, view: StepView) -> None:
         """Write the identities of the new tokens; verify the links of every prefix."""
         state = self._state
+        self._owing = view
         self._batches = [(group, group.batch(view)) for group in state.named(view.groups)]
         for group, batch in self._batches:
             write_identities(state.backend, group.buffers, batch)
@@ -49,19 +53,28 @@ class ForwardChecks:
     def tail(self) -> None:
         """Fingerprint the new slots; verify all links; compare prefix bytes where configured."""
         state = self._state
+        for index, given in self._new_slots(self._owing):
+            state.owed.fingerprinted(index, given)
+        self._owing = None
         for group, batch in self._batches:
             complete_slots(state.backend, group.buffers, group.plan, batch.out_slots)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.TAIL)
             self._health.count_launch(group.index, layout.Phase.TAIL)
             if self._prefix:
                 slots = prefix_slots(batch)
+                state.owed.compared(group.index, layout.Phase.TAIL, slots.shape[0])
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.TAIL)
         self._batches = []
         self._account.end()
 
+    def _new_slots(self, view: StepView | None) -> list[tuple[int, int]]:
+        """Number of each group shown, and its new slots: what is owed is counted apart from what launches."""
+        shown, known = {} if view is None else view.groups, self._state.by_name
+        return [(known[name].index, step.out_slots.shape[0]) for name, step in shown.items() if name in known]
+
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""
-        self._batches = []
+        self._batches, self._owing = [], None
         for group in self._state.named(view.groups):
             group.adopt(view.groups[group.name].out_slots)
         self._account.end()

@@ -123,7 +123,7 @@ ASYNC_CHECKER = mutants(
         "tests/runtime/patrol/test_patrol.py::test_violations_counted_by_a_later_job_are_not_lost",
     ),
     (
-        "self._runs[number] -= missing",
+        "self._runs[number] -= lost_run",
         "pass",
         "tests/runtime/patrol/test_patrol.py::test_a_lost_run_is_reported_once",
     ),

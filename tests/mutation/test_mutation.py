@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation import accounts, adopted, engines, health, kernels, runtime, service
+from tests.mutation import accounts, adopted, bytes_owed, engines, health, kernels, runtime, service
 from tests.mutation.runner import ROOT, try_all
 
-MUTANTS = accounts.ALL + adopted.ALL + health.ALL + kernels.ALL + runtime.ALL + engines.ALL + service.ALL
+MUTANTS = (
+    accounts.ALL
+    + bytes_owed.ALL
+    + adopted.ALL
+    + health.ALL
+    + kernels.ALL
+    + runtime.ALL
+    + engines.ALL
+    + service.ALL
+)
 WORKERS = 2
 
 

@@ -30,7 +30,8 @@ class CounterReader:
         on_copy: Callable[[Sample, int], None],
     ) -> None:
         """`on_copy(copy, step)` is called for each copy of the counters that `process` uses."""
-        self._health, self._on_copy = health, on_copy
+        self._health, self._on_copy, self._owed = health, on_copy, state.owed
+        health.add_source(state.owed, state.owed.acknowledge)
         # Half a kilobyte per group takes 2 us on the engine's stream; a side stream costs three more calls.
         self._counters = DelayedDeviceHost(state.all_counters, pipeline_rows, side_stream=False)
         self._rows = DelayedDeviceHost(state.flat, 2)
@@ -95,6 +96,7 @@ class CounterReader:
         sequence = self._counters.next_sequence
         if self._counters.push(step, time.monotonic()):
             self._health.expect_runs(sequence)
+            self._owed.expect(sequence)
 
     def fetch(self) -> None:
         """Keep the newest copy that has arrived, for `process`."""
@@ -133,6 +135,7 @@ class CounterReader:
             self._lanes, self.violations = lanes, int(table[:, : layout.NUM_LANES].sum())
             self.alarmed = True
         self._health.compare_runs(sample.sequence, table[:, _RUNS].tolist())
+        self._owed.reconcile(sample.sequence, table)
         self._on_copy(sample, step)
 
     def _read(self, copies: list[Sample], step: int) -> list[Violation]:

@@ -19,6 +19,7 @@ from canary_obs.engine_api.views import GroupView, StepView
 from canary_obs.errors import EngineContractError
 from canary_obs.records import GroupInfo
 from canary_obs.runtime.device.backend import choose_backend
+from canary_obs.runtime.device.owed_slots import OwedSlots
 from canary_obs.vocabulary import Part
 
 
@@ -230,6 +231,7 @@ class DeviceState:
             for index, view in enumerate(views)
         )
         self.by_name = {group.name: group for group in self.groups}
+        self.owed = OwedSlots(tuple(self.by_name))
         # Share of the pools' KV bytes that fingerprints cover, 0 to 1. Computed once: it never changes.
         infos = [group.info() for group in self.groups]
         pool = sum(info.slot_bytes * info.slots for info in infos)

@@ -24,6 +24,7 @@ _MAX_IN_FLIGHT = 4
 _RUNS = layout.COUNT_RUNS + layout.Phase.PATROL
 _WORD = 8  # bytes
 _LANES, _RUN = slice(layout.NUM_LANES * _WORD), slice(_RUNS * _WORD, (_RUNS + 1) * _WORD)
+_HASHED, _UNHASHED = (count + layout.Phase.PATROL for count in (layout.COUNT_HASHED, layout.COUNT_UNHASHED))
 
 
 class ScanJob(NamedTuple):
@@ -39,7 +40,8 @@ class ScanResult(NamedTuple):
     """How a job ended."""
 
     job: ScanJob
-    ran: bool  # False = the kernel's run counter did not advance
+    ran: bool  # False = the kernel's run counter did not advance, or it counted fewer slots than it was given
+    missing: int  # slots given that it did not count
     suspicious: bool  # violations were counted, by this job or by one in flight with it
 
 
@@ -68,6 +70,7 @@ class SynchronousStream:
 class _InFlight:
     job: ScanJob
     run: int  # value of the group's run counter once this job is counted
+    slots: int  # likewise, of slots counted
     copy: int = -1  # sequence of the first copy of the counters pushed after it was done; -1 = not done yet
     suspicious: bool = False  # counters moved that may be this job's or an earlier one's
 
@@ -106,6 +109,7 @@ class AsyncChecker:
         self._stream.synchronize()
         rows = counters.cpu().numpy()
         self._runs = [int(row[_RUNS]) for row in rows]  # by group: expected once all jobs have run
+        self._slots = [_slots_of(row.tobytes()) for row in rows]  # likewise
         self._lanes = [row.tobytes()[_LANES] for row in rows]  # by group: as of the last result
         self._in_flight: deque[_InFlight] = deque()
 
@@ -124,7 +128,8 @@ class AsyncChecker:
         number = job.group.index
         self._compare[number](job.slots)
         self._runs[number] += 1
-        self._in_flight.append(_InFlight(job=job, run=self._runs[number]))
+        self._slots[number] += len(job.slots)
+        self._in_flight.append(_InFlight(job=job, run=self._runs[number], slots=self._slots[number]))
 
     def poll(self) -> bool:
         """Note that the device has completed all jobs; returns False if it has not, or nothing is new."""
@@ -167,9 +172,18 @@ class AsyncChecker:
             # Jobs submitted after this one may have counted already: they are repeated as well.
             for flight in later:
                 flight.suspicious = True
-        missing = max(0, done.run - ran)
-        # One lost run is reported once: jobs after it must not miss it again.
-        self._runs[number] -= missing
+        lost_run, lost_slots = max(0, done.run - ran), max(0, done.slots - _slots_of(row))
+        # What is lost is reported once: jobs after it must not miss it again.
+        self._runs[number] -= lost_run
+        self._slots[number] -= lost_slots
         for flight in later:
-            flight.run -= missing
-        return ScanResult(done.job, not missing, suspicious)
+            flight.run -= lost_run
+            flight.slots -= lost_slots
+        return ScanResult(done.job, not (lost_run or lost_slots), lost_slots, suspicious)
+
+
+def _slots_of(row: bytes) -> int:
+    """Slots that a group's comparisons counted, by its side counters, int64 [COUNTER_WORDS]."""
+    return sum(
+        int.from_bytes(row[word * _WORD : (word + 1) * _WORD], sys.byteorder) for word in (_HASHED, _UNHASHED)
+    )

@@ -54,7 +54,8 @@ class Patrol:
         self._chosen: ScanJob | None = None  # to be submitted by the next call
         self._was_idle = False  # when credit was added last, and so when `_chosen` was chosen
         self._results: list[ScanResult] = []  # to be applied by the next call
-        self._checked = 0  # chunks of this cycle that were checked, in order: the next one is the oldest
+        self._checked = 0  # chunks of this cycle that were passed, in order: the next one is the oldest, but
+        self._left_out: set[int] = set()  # for those whose last check did not run
         self._bandwidth = bandwidth
         self.set_budget(budget)
         self._credited_at = self._cycle_started = now
@@ -120,6 +121,7 @@ class Patrol:
         for job in jobs:
             group = job.group
             self._state.tick()
+            self._state.owed.compared(group.index, layout.Phase.PATROL, len(job.slots))
             compare_range(self._state.backend, group.buffers, group.plan, job.slots, layout.Phase.PATROL)
             self._health.count_launch(group.index, layout.Phase.PATROL)
 
@@ -151,7 +153,7 @@ class Patrol:
         for _ in self._chunks:
             job = self._next_job(1)
             self.confirm([job])
-            self._mark_checked(job)
+            self._mark_passed(job, checked=True)
 
     def _next_job(self, max_chunks: int) -> ScanJob:
         """The next chunks of one group; moves the cursor past them."""
@@ -170,17 +172,25 @@ class Patrol:
     def _apply(self, results: Iterable[ScanResult]) -> list[ScanJob]:
         suspicious = []
         for result in results:
+            if result.missing:
+                self._state.owed.lost(result.job.group.index, layout.Phase.PATROL, result.missing)
             if not result.ran:
                 self._health.stalled.add((result.job.group.index, layout.Phase.PATROL))
             if result.suspicious:
                 suspicious.append(result.job)
-            self._mark_checked(result.job)
+            self._mark_passed(result.job, checked=result.ran)
         return suspicious
 
-    def _mark_checked(self, job: ScanJob) -> None:
+    def _mark_passed(self, job: ScanJob, *, checked: bool) -> None:
+        """The patrol is past a job's chunks; those that were not checked keep their age."""
         now = time.monotonic()
         first, self._checked = job.first_chunk, job.last_chunk + 1
-        self._checked_at[first : self._checked] = [now] * (self._checked - first)
+        for chunk in range(first, self._checked):
+            if checked:
+                self._checked_at[chunk] = now
+                self._left_out.discard(chunk)
+            else:
+                self._left_out.add(chunk)
         if self._checked == len(self._chunks):
             self._checked = 0
             self.cycles += 1
@@ -195,7 +205,9 @@ class Patrol:
     @property
     def oldest_check_seconds(self) -> float:
         """Age of the oldest check of any slot, or the time since attach if that is shorter."""
-        return time.monotonic() - self._checked_at[self._checked] if self._chunks else 0.0
+        if not self._chunks:
+            return 0.0
+        return time.monotonic() - min(self._checked_at[chunk] for chunk in (self._checked, *self._left_out))
 
     @property
     def progress(self) -> PatrolProgress | None:

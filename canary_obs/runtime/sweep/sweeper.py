@@ -233,6 +233,7 @@ class Sweeper:
         self._health.count_launch(group.index, layout.Phase.SWEEP)
         if not current.command.data:
             return 0.0, evicted
+        self._state.owed.compared(group.index, layout.Phase.SWEEP, stop - start)
         compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.SWEEP)
         size = (stop - start) * group.plan.bytes_per_slot
         return 0.0 if self._on_cpu or not size else size / self._bandwidth, evicted
@@ -254,12 +255,18 @@ class Sweeper:
         counts["violations"] = sum(totals[lanes : lanes + layout.NUM_REASONS])
         found_wanting = totals[lanes + layout.Reason.UNWRITTEN] + totals[lanes + layout.Reason.RECORD]
         counts["checked"] = totals[layout.COUNT_VERIFIED + phase] + found_wanting
+        # The kernel that reads records found so many whose bytes must be compared.
+        counts["comparable"] = totals[layout.COUNT_VERIFIED + phase] + counts["baseline"]
+        counts["compared"] = totals[layout.COUNT_HASHED + phase] + counts["no_fingerprint"]
         return counts
 
     def _ended(self, current: _Pass, shortfall: str | None) -> SweepProgress:
         assert current.ending is not None
         status, error, seen = current.ending, current.error, current.totals
         if status is SweepStatus.PASSED:
+            uncompared = seen["comparable"] - seen["compared"]
+            if shortfall is None and current.command.data and uncompared:
+                shortfall = f"bytes of {uncompared} of {seen['comparable']} slots were not compared"
             if shortfall is not None:
                 status, error = SweepStatus.FAILED, shortfall
             elif seen["violations"]:
@@ -281,17 +288,8 @@ class Sweeper:
             Cause.EVICTED: self._shares.evicted if self._pass is current else 0
         }
         return SweepProgress(
-            id=current.command.id,
-            trigger=current.trigger,
-            status=status,
-            groups=current.groups,
-            data=current.command.data,
-            total=current.total,
-            checked=seen.get("checked", 0),
-            skipped=skipped,
-            violations=seen.get("violations", 0),
-            started_ns=current.started_ns,
-            seconds=time.perf_counter() - current.started,
-            step=current.step,
-            error=error,
-        )
+            id=current.command.id, trigger=current.trigger, status=status, groups=current.groups,
+            data=current.command.data, total=current.total, checked=seen.get("checked", 0), skipped=skipped,
+            violations=seen.get("violations", 0), started_ns=current.started_ns,
+            seconds=time.perf_counter() - current.started, step=current.step, error=error,
+        )  # fmt: skip

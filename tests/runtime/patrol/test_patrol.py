@@ -87,6 +87,34 @@ def test_a_kernel_that_does_not_run_is_stalled(make_rig, monkeypatch) -> None:
     assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
 
 
+def test_one_chunk_does_not_refresh_the_ages_of_others(make_rig, monkeypatch) -> None:
+    """The oldest check is that of the chunk checked longest ago, and of one that was left out."""
+    monkeypatch.setattr(patrol_module, "_CPU_CHUNK", 4)
+    rig = make_rig(patrol_budget="50%", idle_sweep=False)
+    patrol, now = rig.canary.patrol, [1000.0]
+    monkeypatch.setattr(patrol_module.time, "monotonic", lambda: now[0])
+    patrol._chunks = [chunk for chunk in patrol._chunks if chunk[1] < 16]
+    patrol._group_ends[0] = len(patrol._chunks)
+    patrol._checked_at = [now[0]] * len(patrol._chunks)
+    patrol._cursor = patrol._checked = 0
+
+    def check(*, ran: bool) -> None:
+        patrol._apply([ScanResult(patrol._next_job(1), ran, 0, False)])
+
+    now[0] += 10
+    check(ran=True)
+    assert patrol.oldest_check_seconds == 10
+    check(ran=False)
+    check(ran=True)
+    check(ran=True)
+    now[0] += 5
+    assert patrol.oldest_check_seconds == 15  # the second chunk was left out
+    check(ran=True)
+    assert patrol.oldest_check_seconds == 15
+    check(ran=True)
+    assert patrol.oldest_check_seconds == 5
+
+
 class FakeStream:
     """A stream whose work is done when the test says so."""
 

@@ -1,0 +1,81 @@
+"""Seeded defects of the reconciliation of bytes, of delayed copies, and of the patrol's ages."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_OWED = "tests/runtime/test_owed_slots.py::"
+_CLEAN = _OWED + "test_a_clean_engine_owes_nothing[llama]"
+_WINDOWS = _OWED + "test_a_clean_engine_owes_nothing[swa]"
+_AROUND = _OWED + "test_a_byte_check_around_a_forward_that_does_not_run"
+_COPIES = _OWED + "test_each_copy_is_compared_with_what_was_given_before_it"
+_LESS = _OWED + "test_a_patrol_that_compares_less_than_its_ranges"
+_AGES = "tests/runtime/patrol/test_patrol.py::test_one_chunk_does_not_refresh_the_ages_of_others"
+
+RECONCILED = mutants(
+    "canary_obs/runtime/device/owed_slots.py",
+    (
+        "        if counted == expected:\n",
+        "        if counted:\n",
+        _OWED + "test_half_of_the_slots_are_not_compared",
+    ),
+    (
+        "_LEFT_OUT = np.array([*(layout.COUNT_UNHASHED + _PHASES)",
+        "_LEFT_OUT = np.array([*(layout.COUNT_HASHED + _PHASES)",
+        _CLEAN,
+    ),
+    ("[list(given) for given in self._given]", "self._given", _COPIES),
+    ("self._expected.pop(sequence, None)", "self._expected.pop(min(self._expected), None)", _COPIES),
+    ("counts[group][number] -= given - done\n", "pass\n", _AROUND),
+)
+
+FORWARDS = mutants(
+    "canary_obs/runtime/forward.py",
+    (
+        "            for group in state.named(view.groups):\n                slots =",
+        "            for group in state.named(view.groups)[:1]:\n                slots =",
+        _WINDOWS,
+    ),
+    (
+        "                state.owed.compared(index, layout.Phase.HEAD, given)\n",
+        "                pass\n",
+        _CLEAN,
+    ),
+    (
+        "        for group, batch in self._batches:\n            complete_slots",
+        "        for group, batch in self._batches[:1]:\n            complete_slots",
+        _WINDOWS,
+    ),
+)
+
+SWEEPS = mutants(
+    "canary_obs/runtime/sweep/sweeper.py",
+    (
+        "if shortfall is None and current.command.data and uncompared:",
+        "if shortfall is None and current.command.data and uncompared == seen['comparable']:",
+        _OWED + "test_a_sweep_whose_bytes_are_not_compared_fails[one slot of each chunk]",
+    ),
+)
+
+READER = mutants(
+    "canary_obs/runtime/device/counter_reader.py",
+    ("            self._owed.expect(sequence)\n", "            self._owed.expect(sequence + 1)\n", _AROUND),
+)
+
+PATROL = mutants(
+    "canary_obs/runtime/patrol/patrol.py",
+    ("            if checked:\n", "            if True:\n", _LESS),
+    (
+        "                self._checked_at[chunk] = now\n",
+        "                self._checked_at = [now] * len(self._checked_at)\n",
+        _AGES,
+    ),
+    ("for chunk in (self._checked, *self._left_out)", "for chunk in (self._checked,)", _AGES),
+)
+
+CHECKER = mutants(
+    "canary_obs/runtime/patrol/async_checker.py",
+    ("max(0, done.slots - _slots_of(row))", "0", _LESS),
+)
+
+ALL = RECONCILED + FORWARDS + SWEEPS + READER + PATROL + CHECKER
