@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from canary_obs.config_values import parse_ranks
 from canary_obs.errors import ConfigurationError
 from canary_obs.vocabulary import Mode, PerturbMode
 
@@ -72,6 +73,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: Label = "unknown"  # label; "unknown" = the adapter's name
     instance: Label = "default"
     rank: Count = 0
+    expected_ranks: str = ""  # "0-7" or "0,1,4": ranks that report to the same service; vLLM fills it in
     reveal_tokens: bool = False
     write_history: bool | None = None  # each slot's last write step: 8 B per slot; None = on a CPU only
     lane_rows: Annotated[int, Meta(ge=2, le=4096)] = 32  # violation rows kept per (group, phase, reason)
@@ -193,6 +195,7 @@ def _allowed(field_type: Any) -> str:
 
 def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
     parse_patrol_budget(settings.patrol_budget, labels.get("patrol_budget", "patrol_budget"))
+    parse_ranks(settings.expected_ranks, labels.get("expected_ranks", "expected_ranks"))
     label = labels.get("perturb", "perturb")
     modes = parse_perturb(settings.perturb, label)
     if modes and not settings.perturb_enabled:

@@ -142,6 +142,8 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     swa_divergence: SwaDivergence | None = None  # None = no sliding-window group
     forwards: dict[str, int] | None = None  # with tokens, by group, as the engine counts; None = unknown
     forwards_checked: dict[str, int] | None = None  # of those, the ones whose checks were launched
+    monotonic_ns: int | None = None  # time.monotonic_ns() when it was taken; None = not reported
+    boot_id: str | None = None  # of the host's kernel; on one host, monotonic clocks agree
 
 
 class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):
@@ -155,6 +157,7 @@ class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):
     record_bytes: int
     settings: dict[str, str]  # secrets masked
     versions: dict[str, str]
+    expected_ranks: tuple[int, ...] = ()  # of this engine instance, that report to the same service
 
 
 class Violation(_Struct, frozen=True, kw_only=True):
@@ -270,7 +273,15 @@ class Resume(_Struct, frozen=True, kw_only=True, tag="resume"):
 
 
 class Acknowledge(_Struct, frozen=True, kw_only=True, tag="acknowledge"):
-    """Ignore violations and faults up to now in later verdicts: the state may become OK again."""
+    """Ignore what the sender has seen in later verdicts: the state may become OK again.
+
+    Each count is since attach, as a snapshot reported it; None = all up to now.
+    """
+
+    violations: int | None = None
+    faults: int | None = None
+    events_dropped: int | None = None
+    messages_dropped: int | None = None
 
 
 class Ping(_Struct, frozen=True, kw_only=True, tag="ping"):

@@ -79,6 +79,11 @@ BLIND = (
         spans=Spans(quiet=8, bad=30, good=60),
         outlives_its_target=True,
     ),
+    Scenario(
+        alert="KVCanaryRankMissing",
+        series=(service_gauge("ranks_missing", 0, 2, engine="vllm", instance="a"),),
+        labels=SERVICE | {"engine": "vllm", "instance": "a"},
+    ),
     Scenario(alert="KVCanaryBlind", series=states("blind")),
     Scenario(
         alert="KVCanarySnapshotStale",

@@ -58,8 +58,8 @@ def _add(current: Any, earlier: Any) -> Any:
         return earlier | current | {key: _add(current[key], earlier[key]) for key in both}
     if isinstance(current, PipelineStatus):
         return msgspec.structs.replace(current, skipped=current.skipped + earlier.skipped)
-    if current is None or earlier is None:
-        return current
+    if current is None or earlier is None:  # not reported in one life: the other's count stays
+        return earlier if current is None else current
     if isinstance(current, PatrolProgress):
         return msgspec.structs.replace(current, cycles=current.cycles + earlier.cycles)
     if isinstance(current, PerturbCount):

@@ -14,6 +14,7 @@ import msgspec
 
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
+from canary_obs.host_clock import boot_id
 from canary_obs.hub.commands import StartSweepRequest, UnknownGroup
 from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillStore
@@ -23,7 +24,6 @@ from canary_obs.hub.ranks import Rank, RankView
 from canary_obs.hub.sweeps import SweepRecord, SweepStore
 from canary_obs.hub.violation_store import ViolationEvent, ViolationFilter, ViolationStore
 from canary_obs.records import (
-    Acknowledge,
     CancelSweep,
     Command,
     DrillReport,
@@ -55,12 +55,14 @@ class Hub:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
+        boot: str | None = None,
     ) -> None:
+        """`clock` is time.monotonic but in tests, as `boot`, by default this host's boot id, implies."""
         self.config = ServiceConfig() if config is None else config
         self._clock, self._wall_ns = clock, wall_ns
         self._lock = threading.RLock()
         self._sweeps = SweepStore(wall_ns)
-        self._ranks = RankTable(self.config, self._on_rank_restart)
+        self._ranks = RankTable(self.config, self._on_rank_restart, boot or boot_id())
         self._violation_store = ViolationStore(self.config.violations_kept)
         self.incidents = IncidentStore(
             self.config.incidents_kept, self.config.incident_quiet_seconds, wall_ns
@@ -116,11 +118,12 @@ class Hub:
             self._sweeps.record_progress(message.identity, message.progress, now)
         else:
             rank.update(message.final, now, self._wall_ns())
-            rank.departed = True
+            rank.depart(now, acknowledged=False)
             self._sweeps.fail_rank(message.identity.key, "the engine detached")
         return ()
 
     def _add_violations(self, rank: Rank, message: Violations, now: float) -> tuple[ViolationEvent, ...]:
+        rank.received_rows += len(message.rows)
         events = self._violation_store.add(message, self.incidents.open_for(message.identity, now))
         for request in self.incidents.add_events(events, now):
             rank.reply(request)
@@ -237,17 +240,28 @@ class Hub:
         """Resume sweeps and patrol on every live rank; returns how many. Raises NoEngine."""
         return len(self.send_command(Resume()))
 
-    def acknowledge(self) -> int:
-        """Acknowledge live ranks, dismiss silent ones and faults; returns the number of live ranks."""
+    def missing_ranks(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        """By (engine, instance) that is attached: numbers of its ranks that should report here and do not."""
+        with self._lock:
+            return self._ranks.missing(self._clock())
+
+    def acknowledge(self, up_to: int | None = None) -> int:
+        """Acknowledge live ranks, dismiss silent ones and faults; returns the number of live ranks.
+
+        up_to: number of the newest violation that was seen; None = all that this service has received.
+        What an engine has found and not reported yet stays, in either case.
+        """
         now = self._clock()
-        self.incidents.acknowledge()
+        self.incidents.acknowledge(up_to)
         with self._lock:
             self._problems.clear()
             for rank in self._ranks:
-                if self._ranks.is_silent(rank, now):
-                    rank.departed = rank.acknowledged = True
-                else:
-                    rank.reply(Acknowledge())
+                later = None if up_to is None else self._violation_store.count_after(up_to, rank.identity)
+                seen = rank.acknowledge(later)
+                if not self._ranks.is_silent(rank, now):
+                    rank.reply(seen)
+                elif not later:
+                    rank.depart(now, acknowledged=True)
             return sum(not rank.departed for rank in self._ranks)
 
     def send_command(self, command: Command) -> list[RankKey]:

@@ -80,6 +80,7 @@ class _IncidentEntry:
     closed_ns: int | None = None
     acknowledged: bool = False
     violations: int = 0
+    newest_number: int = 0  # of its latest violation
     reasons: Counter[Reason] = field(default_factory=Counter)
     phases: Counter[Phase] = field(default_factory=Counter)
     groups: set[str] = field(default_factory=set)
@@ -96,6 +97,7 @@ class _IncidentEntry:
         """Count an event; returns a request for evidence to its rank, if more is wanted."""
         row, rank = event.violation, event.identity.rank
         self.violations += 1
+        self.newest_number = event.number
         self.reasons[row.reason] += 1
         self.phases[row.phase] += 1
         self.groups.add(row.group)
@@ -201,13 +203,16 @@ class IncidentStore:
                 if now - incident.last_event > self._quiet:
                     self._close(key, incident)
 
-    def acknowledge(self) -> None:
-        """Close every incident and mark it as acknowledged."""
+    def acknowledge(self, up_to: int | None = None) -> None:
+        """Close incidents and mark them as acknowledged; with `up_to`, those without later violations."""
         with self._lock:
-            for key, incident in list(self._open.items()):
-                self._close(key, incident)
             for incident in self._incidents.values():
+                if up_to is not None and incident.newest_number > up_to:
+                    continue
                 incident.acknowledged = True
+                key = incident.engine, incident.instance
+                if self._open.get(key) is incident:
+                    self._close(key, incident)
 
     def find(self, incident_id: str) -> Incident | None:
         """One incident, if it is stored."""

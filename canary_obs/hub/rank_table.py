@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from canary_obs.config import ServiceConfig
+from canary_obs.hub.clocks import SnapshotClock
 from canary_obs.hub.commands import NoEngine
 from canary_obs.hub.ranks import Rank, RankView, rank_name
 from canary_obs.records import EngineMessage, Ping, RankKey, Snapshot
@@ -13,14 +14,23 @@ from canary_obs.vocabulary import State
 
 PING_SECONDS = 0.5
 RANKS_KEPT = 1024
+MISSING_SECONDS = 5.0  # ranks of one engine attach, and detach, within this time of one another
 
 
 class RankTable:
     """Ranks by key. Not thread-safe: the hub holds its lock around every call. Times are the hub's clock."""
 
-    def __init__(self, config: ServiceConfig, on_restart: Callable[[RankKey, int], None]) -> None:
-        """on_restart: called with the key and the new started_ns when another process continues a rank."""
-        self._stale_seconds = config.snapshot_stale_seconds
+    def __init__(
+        self,
+        config: ServiceConfig,
+        on_restart: Callable[[RankKey, int], None],
+        boot_id: str | None,
+    ) -> None:
+        """on_restart: called with the key and the new started_ns when another process continues a rank.
+
+        boot_id: of this host; None = unknown.
+        """
+        self._stale_seconds, self._boot_id = config.snapshot_stale_seconds, boot_id
         self._on_restart = on_restart
         self._ranks: dict[RankKey, Rank] = {}
         self.refused = 0  # messages of replaced processes
@@ -38,13 +48,14 @@ class RankTable:
         rank = self._ranks.get(identity.key)
         if rank is None:
             self._evict()
-            rank = self._ranks[identity.key] = Rank(identity, reply, now)
+            clock = SnapshotClock(self._boot_id)
+            rank = self._ranks[identity.key] = Rank(identity, reply, now, clock, began=now)
         elif identity.started_ns != rank.identity.started_ns:
             # After a clock was set back, a restarted engine looks older: admit it once the other is silent.
             if identity.started_ns < rank.identity.started_ns and not self.is_silent(rank, now):
                 self._refuse(rank, message, now)
                 return None
-            rank.restart(identity)
+            rank.restart(identity, now)
             self._on_restart(identity.key, identity.started_ns)
         rank.reply, rank.last_message = reply, now
         return rank
@@ -95,4 +106,26 @@ class RankTable:
             if state is not State.OFF:
                 states.append(state)
                 reasons += [f"{rank_name(key)}: {reason}" for reason in rank_reasons]
+        for (engine, instance), missing in self.missing(now).items():
+            if missing:
+                states.append(State.BLIND)
+                listed = ", ".join(map(str, missing))
+                reasons.append(f"{engine}/{instance}: no word of ranks {listed}, which this engine has")
         return states, reasons
+
+    def missing(self, now: float) -> dict[tuple[str, str], tuple[int, ...]]:
+        """By (engine, instance) that is attached: ranks that its other ranks expect here, and are not."""
+        present: dict[tuple[str, str], list[Rank]] = {}
+        for rank in self:
+            if not rank.departed:
+                present.setdefault(rank.identity.key[:2], []).append(rank)
+        return {key: tuple(self._missing_of(key, ranks, now)) for key, ranks in sorted(present.items())}
+
+    def _missing_of(self, key: tuple[str, str], present: list[Rank], now: float) -> Iterator[int]:
+        expected = {number for rank in present if rank.hello for number in rank.hello.expected_ranks}
+        began = min(rank.began for rank in present)
+        for number in sorted(expected - {rank.identity.rank for rank in present}):
+            gone = self._ranks.get((*key, number))
+            since = began if gone is None else max(began, gone.departed_at)
+            if now - since > MISSING_SECONDS:
+                yield number

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
-from canary_obs.hub.counters import add_totals
-from canary_obs.records import Hello, Identity, RankKey, Snapshot, StepUnderWay
+from canary_obs.hub.clocks import SnapshotClock
+from canary_obs.hub.lives import Lives
+from canary_obs.records import Acknowledge, Hello, Identity, RankKey, Snapshot, StepUnderWay
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
 
@@ -26,6 +27,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     totals: Snapshot | None
     snapshot_age: float | None  # since the snapshot was taken; None = none yet
     silent_seconds: float  # since the rank's last message
+    clock_skew_seconds: float | None  # the engine's wall clock minus the service's; None = no snapshot yet
     step_seconds: float | None  # age of the step that delays its snapshots; None = no such step
     departed: bool  # detached, or dismissed by an operator
     restarts: int
@@ -40,12 +42,17 @@ class Rank:
     identity: Identity
     reply: Reply
     last_message: float
+    clock: SnapshotClock
+    began: float  # first message of this process
     hello: Hello | None = None
     snapshot: Snapshot | None = None
-    earlier_totals: Snapshot | None = None  # before the last restart
-    snapshot_delay: float = 0.0  # seconds between taking and receiving it
+    lives: Lives = field(default_factory=Lives)
+    received_rows: int = 0  # violations of this process that arrived one by one
+    acknowledged_violations: int = 0  # of this process
+    inherited: tuple[str, ...] = ()  # what earlier processes had found, until it is acknowledged
     snapshot_received: float = 0.0
     departed: bool = False
+    departed_at: float = float("-inf")
     acknowledged: bool = False  # an operator acknowledged that it departed
     restarts: int = 0
     last_ping: float = float("-inf")
@@ -58,21 +65,57 @@ class Rank:
     @property
     def totals(self) -> Snapshot | None:
         """Counters summed over restarts; None until the first snapshot."""
-        return add_totals(self.snapshot, self.earlier_totals) if self.snapshot else self.earlier_totals
+        return self.lives.totals(self.snapshot)
 
-    def restart(self, identity: Identity) -> None:
-        """Continue with another process under the same key, keeping the totals."""
-        self.earlier_totals = self.totals
+    def restart(self, identity: Identity, now: float) -> None:
+        """Continue with another process under the same key, keeping totals and what was not acknowledged."""
+        self.inherited += self._unacknowledged()
+        self.lives.begin(identity.started_ns, self.identity.started_ns, self.snapshot)
         self.snapshot, self.hello, self.step = None, None, None
         self.step_excuses_until = float("-inf")
-        self.identity, self.departed = identity, False
+        self.clock = SnapshotClock(self.clock.boot_id)
+        self.received_rows = self.acknowledged_violations = 0
+        self.identity, self.departed, self.began = identity, False, now
         self.restarts += 1
+
+    def _unacknowledged(self) -> tuple[str, ...]:
+        snapshot = self.snapshot
+        if snapshot is None or snapshot.state is not State.VIOLATED or (self.departed and self.acknowledged):
+            return ()
+        found = violations_of(snapshot) - self.acknowledged_violations
+        if found <= 0:  # acknowledged, and the process ended before it could say so
+            return ()
+        return (f"{found} violations of process {self.identity.pid}, which has ended, not acknowledged",)
 
     def update(self, snapshot: Snapshot, now: float, wall_ns: int) -> None:
         """Keep a snapshot unless a newer one was received before it."""
         if self.snapshot is None or snapshot.sequence > self.snapshot.sequence:
             self.snapshot, self.snapshot_received, self.step = snapshot, now, None
-            self.snapshot_delay = max(0.0, (wall_ns - snapshot.time_ns) / 1e9)
+            self.clock.receive(snapshot, now, wall_ns)
+
+    def depart(self, now: float, *, acknowledged: bool) -> None:
+        """It detached, or an operator dismissed it."""
+        if not self.departed:
+            self.departed, self.departed_at = True, now
+        self.acknowledged = acknowledged
+
+    def acknowledge(self, rows_not_seen: int | None) -> Acknowledge:
+        """What an operator can have seen of it; rows_not_seen = later rows, None = all here was seen."""
+        self.inherited = ()
+        snapshot = self.snapshot
+        if snapshot is None:
+            return Acknowledge(violations=0, faults=0, events_dropped=0, messages_dropped=0)
+        seen = violations_of(snapshot)
+        if rows_not_seen is not None:
+            rows = self.received_rows - rows_not_seen
+            seen = max(0, min(seen, rows + snapshot.violation_events_dropped))
+        self.acknowledged_violations = max(self.acknowledged_violations, seen)
+        return Acknowledge(
+            violations=seen,
+            faults=sum(snapshot.observer_faults.values()),
+            events_dropped=snapshot.violation_events_dropped,
+            messages_dropped=snapshot.messages_dropped,
+        )
 
     def note_step(
         self, message: StepUnderWay, now: float, stale_seconds: float, limit_seconds: float
@@ -97,10 +140,15 @@ class Rank:
         """Seconds since the latest snapshot was taken; None = none yet."""
         if self.snapshot is None:
             return None
-        return self.snapshot_delay + max(0.0, now - self.snapshot_received)
+        return self.clock.delay + max(0.0, now - self.snapshot_received)
 
     def verdict(self, now: float, stale_seconds: float) -> tuple[State, tuple[str, ...]]:
-        """State and reasons: those the rank reported, unless it departed, fell silent or has a duplicate."""
+        """State and reasons, with what processes before this one had found."""
+        state, reasons = self._verdict(now, stale_seconds)
+        return (State.VIOLATED, (*self.inherited, *reasons)) if self.inherited else (state, reasons)
+
+    def _verdict(self, now: float, stale_seconds: float) -> tuple[State, tuple[str, ...]]:
+        """Those the rank reported, unless it departed, fell silent or has a duplicate."""
         snapshot, age = self.snapshot, self.snapshot_age(now)
         violated = snapshot is not None and snapshot.state is State.VIOLATED
         reasons = list(snapshot.state_reasons) if snapshot else []
@@ -133,9 +181,16 @@ class Rank:
             totals=self.totals,
             snapshot_age=self.snapshot_age(now),
             silent_seconds=max(0.0, now - self.last_message),
+            clock_skew_seconds=self.clock.skew,
             step_seconds=self.step_seconds(now, stale_seconds),
             departed=self.departed,
             restarts=self.restarts,
             state=state,
             reasons=reasons,
         )
+
+
+def violations_of(snapshot: Snapshot) -> int:
+    """All violations that a snapshot counts."""
+    groups = snapshot.groups.values()
+    return sum(sum(found.values()) for group in groups for found in group.violations.values())

@@ -71,6 +71,15 @@ class ViolationStore:
         self.total += len(events)
         return events
 
+    def count_after(self, number: int, identity: Identity) -> int:
+        """Kept events of one process with higher numbers; evicted ones were older."""
+        count = 0
+        for event in reversed(self._events):
+            if event.number <= number:
+                break
+            count += event.identity == identity
+        return count
+
     def newest_first(self) -> list[ViolationEvent]:
         """All kept events, newest first."""
         return list(reversed(self._events))

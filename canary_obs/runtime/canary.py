@@ -30,6 +30,7 @@ from canary_obs.runtime.health import Health
 from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.drill import Drill
 from canary_obs.runtime.perturb.injector import Injector
+from canary_obs.runtime.report.counter_age import CounterAge
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.report.snapshot import SnapshotSources, current_health_inputs, whole_snapshot
 from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
@@ -69,6 +70,7 @@ class CanaryRuntime(SlotHooks):
         self.counter_reader = CounterReader(
             self.state, self.health, log, config.pipeline_rows, self.sweeper.update
         )
+        self.health.add_source(CounterAge(self.counter_reader, self.run))
         budget = parse_patrol_budget(config.patrol_budget)
         self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history

@@ -47,7 +47,7 @@ class CommandExecutor:
             case Resume():
                 self._run.paused = False
             case Acknowledge():
-                self._sources.health.acknowledge(current_health_inputs(self._sources))
+                self._sources.health.acknowledge(current_health_inputs(self._sources), command)
             case Ping():
                 if command.want_hello:
                     self._sources.reporter.send_hello()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from canary_kernels import layout
 from canary_obs.config import CanaryConfig
+from canary_obs.records import Acknowledge
 from canary_obs.vocabulary import State, worst
 
 PEER_SILENT_SECONDS = 5.0
@@ -96,12 +97,18 @@ class Health:
         for counts in (self.launched_runs, *self._expected.values()):
             counts[group][phase] -= missing
 
-    def acknowledge(self, health_inputs: HealthInputs) -> None:
-        """Leave everything up to now out of later verdicts."""
-        self._acknowledged_violations = health_inputs.violations
-        self._acknowledged_drops = health_inputs.events_dropped
-        self._acknowledged_messages = health_inputs.messages_dropped
-        self._acknowledged_faults = self.faults.total()
+    def acknowledge(self, health_inputs: HealthInputs, seen: Acknowledge) -> None:
+        """Leave what was seen out of later verdicts; what happened since stays."""
+        self._acknowledged_violations = _seen(
+            seen.violations, health_inputs.violations, self._acknowledged_violations
+        )
+        self._acknowledged_drops = _seen(
+            seen.events_dropped, health_inputs.events_dropped, self._acknowledged_drops
+        )
+        self._acknowledged_messages = _seen(
+            seen.messages_dropped, health_inputs.messages_dropped, self._acknowledged_messages
+        )
+        self._acknowledged_faults = _seen(seen.faults, self.faults.total(), self._acknowledged_faults)
         self.stalled.clear()
         for acknowledge in self._on_acknowledge:
             acknowledge()
@@ -165,3 +172,8 @@ class Health:
         if health_inputs.paused:
             reasons.append("sweeps and patrol are paused")
         return [(State.DEGRADED, reason) for reason in reasons]
+
+
+def _seen(count: int | None, now: int, before: int) -> int:
+    """How much is acknowledged: never more than there is, never less than before."""
+    return now if count is None else max(before, min(count, now))

@@ -67,6 +67,7 @@ class HubCollector:
             version=__version__,
             state=state,
             ranks=ranks,
+            missing=self._hub.missing_ranks(),
             counts=self._hub.counts(),
             incidents=tuple(self._hub.incidents.newest_first()),
             incidents_opened=self._hub.incidents.opened,

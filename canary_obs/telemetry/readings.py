@@ -70,6 +70,10 @@ def snapshot_age(rank: RankView) -> Iterator[Reading]:
     return one(rank.snapshot_age)
 
 
+def clock_skew(rank: RankView) -> Iterator[Reading]:
+    return one(rank.clock_skew_seconds)
+
+
 def step_under_way(rank: RankView) -> Iterator[Reading]:
     return one(rank.step_seconds)
 

@@ -25,6 +25,7 @@ class ServiceView:
     version: str
     state: State
     ranks: tuple[RankView, ...]
+    missing: Mapping[tuple[str, str], tuple[int, ...]]  # ranks by (engine, instance)
     counts: HubCounts
     incidents: tuple[IncidentSummary, ...]  # newest first
     incidents_opened: int
@@ -46,6 +47,11 @@ def service_state(service: ServiceView) -> Iterator[Reading]:
 def ranks_by_state(service: ServiceView) -> Iterator[Reading]:
     for name in State:
         yield (name.value,), float(sum(rank.state is name for rank in service.ranks))
+
+
+def ranks_missing(service: ServiceView) -> Iterator[Reading]:
+    for labels, missing in service.missing.items():
+        yield labels, float(len(missing))
 
 
 def hub_messages(service: ServiceView) -> Iterator[Reading]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import threading
 
+import msgspec
 import pytest
 
 from canary_obs.config import ServiceConfig
@@ -34,7 +35,9 @@ class Harness:
         self.wall = 2_000_000_000
         self.commands = {}
         self.sequence = itertools.count(1)
-        self.hub = Hub(ServiceConfig(**settings), clock=lambda: self.now, wall_ns=lambda: self.wall)
+        self.hub = Hub(
+            ServiceConfig(**settings), clock=lambda: self.now, wall_ns=lambda: self.wall, boot="this host"
+        )
 
     def send(self, *messages):
         for message in messages:
@@ -89,12 +92,62 @@ def test_a_silent_rank_is_blind_and_recovers(harness):
     assert harness.hub.verdict()[0] is State.OK
 
 
+def taken(harness, me, seconds_ago, sequence, *, boot="this host", ahead=0.0, wall_ahead=0.0):
+    """A snapshot of an engine whose monotonic and wall clocks may differ from ours."""
+    return snapshot(
+        me, sequence, boot_id=boot,
+        monotonic_ns=round((harness.now + ahead - seconds_ago) * 1e9),
+        time_ns=round(harness.wall + (wall_ahead - seconds_ago) * 1e9),
+    )  # fmt: skip
+
+
 def test_a_delayed_snapshot_counts_its_delay_as_age(harness):
     me = harness.attach()
-    harness.wall += 60_000_000_000
-    harness.send(snapshot(me, 99, time_ns=harness.wall - 30_000_000_000))
+    harness.now += 60
+    harness.send(taken(harness, me, 30.0, 99))
     assert harness.hub.ranks()[0].snapshot_age == pytest.approx(30.0)
     assert harness.hub.verdict()[0] is State.BLIND
+
+
+def test_an_engine_whose_clock_is_behind_is_not_blind(harness):
+    me = harness.attach()
+    harness.send(taken(harness, me, 0.0, 99, wall_ahead=-6.0))
+    (rank,) = harness.hub.ranks()
+    assert (rank.snapshot_age, rank.clock_skew_seconds) == (0.0, pytest.approx(-6.0))
+    assert harness.hub.verdict()[0] is State.OK
+    harness.hub.start_sweep(StartSweepRequest())
+
+
+@pytest.mark.parametrize("wall_ahead", [30.0, -30.0])
+def test_an_old_snapshot_is_old_whatever_its_wall_clock_says(harness, wall_ahead, unchecked):
+    me = harness.attach()
+    harness.send(taken(harness, me, 20.0, 99, wall_ahead=wall_ahead))
+    (rank,) = harness.hub.ranks()
+    assert rank.snapshot_age == pytest.approx(20.0)
+    assert rank.clock_skew_seconds == pytest.approx(wall_ahead)
+    unchecked(
+        "old snapshots from an engine whose clock is off", "reference", harness.hub.verdict(),
+        names="latest snapshot is", seconds=0.0,
+    )  # fmt: skip
+
+
+def test_between_hosts_the_least_delay_counts_as_none(harness):
+    me = harness.attach()
+    ages = []
+    for sequence, delay in enumerate((3.0, 1.0, 0.5, 4.5, 0.5), start=100):
+        harness.now += 1
+        harness.send(taken(harness, me, delay, sequence, boot="another host", ahead=-1e6))
+        ages.append(harness.hub.ranks()[0].snapshot_age)
+    assert ages == pytest.approx([0.0, 0.0, 0.0, 4.0, 0.0])
+
+
+def test_clocks_of_hosts_may_drift(harness):
+    me = harness.attach()
+    for sequence in range(100, 400):  # 300 s at 100 ppm: the engine's clock is slow
+        harness.now += 1
+        ahead = -1e-3 * (sequence - 100)
+        harness.send(taken(harness, me, 0.1, sequence, boot="another host", ahead=ahead))
+    assert harness.hub.ranks()[0].snapshot_age <= 0.13
 
 
 def test_a_rank_that_sends_everything_but_snapshots_is_blind(harness):
@@ -136,9 +189,70 @@ def test_acknowledge_dismisses_a_dead_rank_and_reaches_live_ones(harness):
     harness.attach(1)
     assert harness.hub.verdict()[0] is State.BLIND
     assert harness.hub.acknowledge() == 1
-    assert harness.received(Acknowledge, 1) == [Acknowledge()]
+    seen = Acknowledge(violations=0, faults=0, events_dropped=0, messages_dropped=0)
+    assert harness.received(Acknowledge, 1) == [seen]
     assert harness.received(Acknowledge, 0) == []
     assert harness.hub.verdict()[0] is State.OK
+
+
+def test_an_acknowledgement_covers_what_the_service_had_received(harness):
+    me = harness.attach()
+    harness.send(harness.snapshot(me, violations=3))
+    harness.hub.acknowledge()
+    (seen,) = harness.received(Acknowledge)
+    assert seen.violations == 3
+
+
+def test_an_acknowledgement_covers_what_its_sender_saw(harness):
+    me, other = harness.attach(0), harness.attach(1)
+    harness.send(Violations(identity=me, rows=(violation(1), violation(2))))
+    harness.now += 100
+    harness.hub.tick()  # closes the incident
+    harness.send(Violations(identity=me, rows=(violation(3),)))
+    harness.send(Violations(identity=other, rows=(violation(4),)))
+    harness.send(harness.snapshot(me, violations=3), harness.snapshot(other, violations=1))
+    harness.hub.acknowledge(up_to=2)
+    assert [command.violations for command in harness.received(Acknowledge)] == [2]
+    assert [command.violations for command in harness.received(Acknowledge, 1)] == [0]
+    assert [incident.acknowledged for incident in harness.hub.incidents.newest_first()] == [False, True]
+    harness.hub.acknowledge(up_to=4)
+    assert [command.violations for command in harness.received(Acknowledge)] == [2, 3]
+    assert all(incident.acknowledged for incident in harness.hub.incidents.newest_first())
+
+
+def test_a_dead_rank_with_damage_that_was_not_seen_is_not_dismissed(harness):
+    me = harness.attach()
+    harness.send(Violations(identity=me, rows=(violation(1),)), harness.snapshot(me, violations=1))
+    harness.now += 6
+    harness.hub.acknowledge(up_to=0)
+    assert harness.hub.verdict()[0] is State.VIOLATED
+    harness.hub.acknowledge(up_to=1)
+    assert harness.hub.verdict()[0] is State.OFF
+
+
+def test_a_violated_rank_that_restarts_stays_violated_until_acknowledged(harness, unchecked):
+    me = harness.attach(started_ns=1_000, pid=11)
+    harness.send(harness.snapshot(me, violations=2))
+    again = harness.attach(started_ns=2_000, pid=12)
+    unchecked(
+        "a violated engine is restarted", "reference", harness.hub.verdict(),
+        names="which has ended, not acknowledged", seconds=0.0,
+    )  # fmt: skip
+    harness.attach(started_ns=3_000, pid=13)
+    assert harness.hub.verdict()[1] == (
+        "fake/test/0: 2 violations of process 11, which has ended, not acknowledged",
+    )
+    assert again.key == me.key
+    harness.hub.acknowledge()
+    assert harness.hub.verdict() == (State.OK, ())
+
+
+def test_a_restart_right_after_the_acknowledgement_is_not_violated(harness):
+    me = harness.attach(started_ns=1_000)
+    harness.send(harness.snapshot(me, violations=2))
+    harness.hub.acknowledge()
+    harness.attach(started_ns=2_000)
+    assert harness.hub.verdict() == (State.OK, ())
 
 
 def test_a_fault_of_the_service_is_blind_until_acknowledged(harness):
@@ -185,6 +299,85 @@ def test_counters_are_summed_over_a_restart(harness):
     assert rank.totals.patrol.cycles == 51
     perturbation = rank.totals.perturbations[PerturbMode.REAL_KV_USED]
     assert (perturbation.injected, perturbation.open) == (51, 1)
+
+
+def test_three_lives_are_summed_and_one_that_returns_counts_once(harness):
+    first, second, third = (identity(started_ns=number) for number in (1_000, 2_000, 3_000))
+    for life, step in ((first, 50), (second, 20), (third, 3)):
+        harness.send(snapshot(life, step, time_ns=0))
+    assert harness.hub.ranks()[0].totals.step == 73
+    harness.now += 6  # the third fell silent: the first is admitted again
+    harness.send(hello(first))
+    assert harness.hub.ranks()[0].totals.step == 73
+    harness.send(snapshot(first, 55, time_ns=0))
+    assert harness.hub.ranks()[0].totals.step == 78
+    harness.now += 6
+    harness.send(snapshot(second, 21, time_ns=0))
+    assert harness.hub.ranks()[0].totals.step == 79
+    assert harness.hub.ranks()[0].restarts == 4
+
+
+def test_many_lives_are_bounded_and_none_is_lost(harness):
+    for number in range(1, 31):
+        harness.send(snapshot(identity(started_ns=number), 10, time_ns=0))
+    assert harness.hub.ranks()[0].totals.step == 300
+
+
+def test_counters_that_one_life_does_not_report_stay(harness):
+    harness.send(snapshot(identity(started_ns=1), 10, forwards={"full": 10}, time_ns=0))
+    harness.send(snapshot(identity(started_ns=2), 5, forwards=None, patrol=None, time_ns=0))
+    totals = harness.hub.ranks()[0].totals
+    assert (totals.forwards, totals.patrol.cycles) == ({"full": 10}, 10)
+    harness.send(snapshot(identity(started_ns=3), 2, forwards={"full": 2}, time_ns=0))
+    totals = harness.hub.ranks()[0].totals
+    assert (totals.forwards, totals.patrol.cycles) == ({"full": 12}, 12)
+
+
+# Ranks that an engine has and that do not report.
+
+
+def expecting(me, *ranks):
+    return msgspec.structs.replace(hello(me), expected_ranks=ranks)
+
+
+def test_a_rank_that_was_never_heard_is_named(harness, unchecked):
+    me = harness.attach(0)
+    harness.send(expecting(me, 0, 1, 2))
+    harness.attach(2)
+    assert harness.hub.verdict()[0] is State.OK
+    harness.now += 4.9
+    harness.send(harness.snapshot(me), harness.snapshot(identity(2)))
+    assert harness.hub.verdict()[0] is State.OK
+    harness.now += 0.2
+    unchecked(
+        "a rank of the engine that the service never heard", "reference", harness.hub.verdict(),
+        names="no word of ranks 1, which this engine has", seconds=5.1,
+    )  # fmt: skip
+    assert harness.hub.missing_ranks() == {("fake", "test"): (1,)}
+    harness.attach(1)
+    assert harness.hub.verdict() == (State.OK, ())
+    assert harness.hub.missing_ranks() == {("fake", "test"): ()}
+
+
+def test_a_rank_that_detached_while_the_others_go_on_is_missing(harness):
+    me, other = harness.attach(0), harness.attach(1)
+    harness.send(expecting(me, 0, 1), expecting(other, 0, 1))
+    harness.now += 60
+    harness.send(Goodbye(identity=other, final=harness.snapshot(other)), harness.snapshot(me))
+    assert harness.hub.verdict()[0] is State.OK
+    harness.now += 5.1
+    harness.send(harness.snapshot(me))
+    assert "no word of ranks 1" in harness.hub.verdict()[1][0]
+    harness.send(Goodbye(identity=me, final=harness.snapshot(me)))
+    assert harness.hub.verdict()[0] is State.OFF
+    assert harness.hub.missing_ranks() == {}
+
+
+def test_instances_do_not_expect_one_another(harness):
+    for rank, instance in enumerate("ab"):
+        harness.send(expecting(harness.attach(rank, instance=instance), 0, 1))
+    harness.now += 5.1
+    assert harness.hub.missing_ranks() == {("fake", "a"): (1,), ("fake", "b"): (0,)}
 
 
 def test_a_group_that_is_gone_after_a_restart_keeps_its_counts(harness):

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
-from tests.mutation import accounts, adopted, bytes_owed, engines, health, kernels, runtime, service
+from tests import mutation
 from tests.mutation.runner import ROOT, try_all
 
-MUTANTS = (
-    accounts.ALL
-    + bytes_owed.ALL
-    + adopted.ALL
-    + health.ALL
-    + kernels.ALL
-    + runtime.ALL
-    + engines.ALL
-    + service.ALL
-)
+_MODULES = [import_module(f"{mutation.__name__}.{found.name}") for found in iter_modules(mutation.__path__)]
+MUTANTS = [mutant for module in _MODULES for mutant in getattr(module, "ALL", ())]
 WORKERS = 2
 
 

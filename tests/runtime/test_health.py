@@ -9,6 +9,7 @@ import pytest
 from canary_kernels import layout
 from canary_kernels.layout import Phase
 from canary_obs.config import CanaryConfig
+from canary_obs.records import Acknowledge
 from canary_obs.runtime.health import Health, HealthInputs
 from canary_obs.runtime.run_state import RunState
 from canary_obs.vocabulary import State
@@ -87,7 +88,7 @@ def test_a_lost_run_is_reported_once_until_acknowledged() -> None:
     state, reasons = health.verdict(GOOD)
     assert state is State.BLIND
     assert "head kernel of group 0" in reasons[0]
-    health.acknowledge(GOOD)
+    health.acknowledge(GOOD, Acknowledge())
     health.compare_runs(2, runs(head=2))
     health.compare_runs(3, runs(head=3))
     assert health.verdict(GOOD)[0] is State.OK
@@ -108,7 +109,7 @@ def test_only_new_faults_count_after_an_acknowledgement() -> None:
     health = Health(1, CanaryConfig())
     health.faults["head"] += 1
     assert health.verdict(GOOD)[0] is State.BLIND
-    health.acknowledge(dataclasses.replace(GOOD, violations=5))
+    health.acknowledge(dataclasses.replace(GOOD, violations=5), Acknowledge())
     assert health.verdict(dataclasses.replace(GOOD, violations=5))[0] is State.OK
     assert health.verdict(dataclasses.replace(GOOD, violations=6))[0] is State.VIOLATED
 
@@ -134,3 +135,20 @@ def test_a_source_adds_its_reasons() -> None:
     health = Health(1, CanaryConfig())
     health.add_source(Source())
     assert health.verdict(GOOD) == (State.BLIND, ("2 forwards were not shown",))
+
+
+def test_an_acknowledgement_covers_what_its_sender_saw() -> None:
+    health = Health(1, CanaryConfig())
+    found = dataclasses.replace(GOOD, violations=5, events_dropped=2, messages_dropped=2)
+    health.faults["head"] += 2
+    health.acknowledge(found, Acknowledge(violations=3, faults=1, events_dropped=1, messages_dropped=1))
+    state, reasons = health.verdict(found)
+    assert state is State.VIOLATED
+    assert reasons[0] == "2 violations not acknowledged"
+    assert {"1 violation rows dropped", "1 messages dropped"} <= set(reasons)
+    assert any("the observer failed" in reason for reason in reasons)
+    health.acknowledge(found, Acknowledge(violations=9, faults=9, events_dropped=9, messages_dropped=9))
+    assert health.verdict(found)[0] is State.OK
+    assert health.verdict(dataclasses.replace(found, violations=6))[0] is State.VIOLATED
+    health.acknowledge(found, Acknowledge(violations=1, faults=0, events_dropped=0, messages_dropped=0))
+    assert health.verdict(found)[0] is State.OK

@@ -19,6 +19,7 @@ from canary_obs.telemetry.prometheus import HubCollector
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import State
 from tests.service.fakes import violation
+from tests.unchecked import Report
 
 PATIENCE = 20.0
 
@@ -32,6 +33,8 @@ class TrustGate:
     hub: Hub
     exposition: Exposition
     skew: list[float]
+    way: str  # what the test takes away, in words
+    report: Report
 
     def step(self) -> None:
         self.rig.run(1)
@@ -63,13 +66,15 @@ class TrustGate:
 
 
 @pytest.fixture
-def make_gate(make_rig):
+def make_gate(make_rig, request, unchecked):
+    way = request.node.originalname.removeprefix("test_").replace("_", " ")
+
     def make(**changes: object) -> TrustGate:
         link, skew = LocalLink(capacity=1 << 16), [0.0]
         settings = {"snapshot_seconds": 1e-6, "patrol_budget": "50%"} | changes
         rig = make_rig(link=link, **settings)
         hub = Hub(ServiceConfig(snapshot_stale_seconds=5.0), clock=lambda: time.monotonic() + skew[0])
-        gate = TrustGate(rig, link, hub, Exposition(HubCollector(hub)), skew)
+        gate = TrustGate(rig, link, hub, Exposition(HubCollector(hub)), skew, way, unchecked)
         gate.rig.canary.reporter.send_hello()
         gate.until(lambda: bool(hub.ranks()))
         return gate
@@ -79,8 +84,11 @@ def make_gate(make_rig):
 
 def leaves(gate: TrustGate, state: State, reason: str) -> None:
     # Until its first snapshot a rank is degraded for want of one.
+    started = time.monotonic()
     gate.until(lambda: gate.state() == state.value and any(reason in one for one in gate.hub.verdict()[1]))
-    assert gate.hub.verdict()[0] is state
+    verdict = gate.hub.verdict()
+    assert verdict[0] is state
+    gate.report(gate.way, "reference", verdict, names=reason, seconds=time.monotonic() - started)
 
 
 def test_kernels_that_do_not_run(make_gate, monkeypatch) -> None:
@@ -92,6 +100,13 @@ def test_kernels_that_do_not_run(make_gate, monkeypatch) -> None:
     unhealthy = [line for line in page.splitlines() if "kernel_healthy{" in line and line.endswith(" 0.0")]
     assert {line.split('phase="')[1].split('"')[0] for line in unhealthy} <= {"head", "tail"}
     assert unhealthy
+
+
+def test_copies_of_the_counters_that_are_never_started(make_gate, monkeypatch) -> None:
+    gate = make_gate()
+    gate.until(lambda: gate.state() == "ok")
+    monkeypatch.setattr(gate.rig.canary.counter_reader, "push", lambda *arguments: None)
+    leaves(gate, State.BLIND, "the newest counters from the device are")
 
 
 def test_coverage_of_the_bytes(make_gate) -> None:

@@ -50,8 +50,8 @@ FULL = GroupInfo(
 )
 
 
-def identity(rank: int = 0, *, started_ns: int = 1_000, pid: int = 7) -> Identity:
-    return Identity(engine="fake", instance="test", rank=rank, started_ns=started_ns, pid=pid, device="cpu")
+def identity(rank: int = 0, *, started_ns: int = 1_000, pid: int = 7, instance: str = "test") -> Identity:
+    return Identity(engine="fake", instance=instance, rank=rank, started_ns=started_ns, pid=pid, device="cpu")
 
 
 def hello(who: Identity) -> Hello:

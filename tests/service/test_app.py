@@ -13,7 +13,7 @@ from canary_obs.service.app import create_app
 from canary_obs.service.context import Dependencies
 from canary_obs.vocabulary import Reason, SweepStatus
 from tests.service.conftest import URL, FakeRank, bearer, check_problem, client_of
-from tests.service.fakes import eventually, violation
+from tests.service.fakes import eventually, snapshot, violation
 
 # Sweeps.
 
@@ -134,7 +134,16 @@ def test_commands_reach_the_ranks(client, hub, path, command):
 
 def test_acknowledge(client, rank):
     assert client.post("/canary/acknowledge").json() == {"ranks": 1}
-    assert rank.received[-1] == Acknowledge()
+    seen = Acknowledge(violations=0, faults=0, events_dropped=0, messages_dropped=0)
+    assert rank.received[-1] == seen
+
+
+def test_acknowledge_up_to_a_violation(client, rank):
+    rank.send(Violations(identity=rank.identity, rows=(violation(1), violation(2))))
+    rank.send(snapshot(rank.identity, 9, violations=2))
+    assert client.post("/canary/acknowledge?up_to=1").json() == {"ranks": 1}
+    assert rank.received[-1].violations == 1
+    check_problem(client.post("/canary/acknowledge?up_to=-1"), 422, "invalid-request")
 
 
 def test_status_shows_the_verdict_and_every_rank(client, rank):

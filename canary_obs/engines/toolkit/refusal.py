@@ -9,7 +9,9 @@ import time
 
 from canary_obs import __version__
 from canary_obs.config import IN_PROCESS, CanaryConfig, masked
+from canary_obs.config_values import parse_ranks
 from canary_obs.errors import ConfigurationError
+from canary_obs.host_clock import boot_id
 from canary_obs.records import (
     Hello,
     Identity,
@@ -96,13 +98,14 @@ class Refusal:
         return Hello(
             identity=self._identity, mode=self._config.mode, backend=_BACKEND,
             engine_version=self._version, groups=(), record_bytes=0, settings=masked(self._config),
-            versions={"canary_obs": __version__},
+            versions={"canary_obs": __version__}, expected_ranks=parse_ranks(self._config.expected_ranks),
         )  # fmt: skip
 
     def _snapshot(self) -> Snapshot:
         self._sequence += 1
         return Snapshot(
             identity=self._identity, sequence=self._sequence, time_ns=time.time_ns(),
+            monotonic_ns=time.monotonic_ns(), boot_id=boot_id(),
             mode=self._config.mode, backend=_BACKEND, step=0, state=State.BLIND,
             state_reasons=(f"not protected: {self.reason}",), groups={},
             sweep_passes=dict.fromkeys(Trigger, 0), last_sweep_ns=None, sweep=None, patrol=None,

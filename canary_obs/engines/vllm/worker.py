@@ -86,7 +86,9 @@ def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
     config = load(CanaryConfig)
     if config.mode is Mode.NONE:
         return
-    config = msgspec.structs.replace(config, rank=rank_of(worker))
+    parallel, local = worker.vllm_config.parallel_config, config.endpoint.startswith("ipc://")
+    expected = config.expected_ranks or expected_ranks(parallel, local=local)
+    config = msgspec.structs.replace(config, rank=rank_of(worker), expected_ranks=expected)
     service = start_service(config)
     runtime: CanaryRuntime | None = None
     adapter: VllmAdapter | None = None
@@ -155,3 +157,19 @@ def rank_of(worker: Any) -> int:
     """The worker's number in the whole deployment, data-parallel replicas counted one after another."""
     parallel = worker.vllm_config.parallel_config
     return int(parallel.data_parallel_index) * int(parallel.world_size) + int(worker.rank)
+
+
+def expected_ranks(parallel: Any, *, local: bool) -> str:
+    """The ranks that report to one service, as KV_CANARY_EXPECTED_RANKS has it.
+
+    `local`: the service serves one host, and so hears that host's ranks only.
+    """
+    world, replicas, first = int(parallel.world_size), int(parallel.data_parallel_size), 0
+    total = world * replicas
+    if local:
+        first = (int(parallel.data_parallel_index) - int(parallel.data_parallel_rank_local or 0)) * world
+        total = int(parallel.data_parallel_size_local) * world
+        if (nodes := int(parallel.nnodes)) > 1:  # one replica spread over hosts
+            total = world // nodes
+            first = int(parallel.data_parallel_index) * world + int(parallel.node_rank) * total
+    return f"{first}-{first + total - 1}"

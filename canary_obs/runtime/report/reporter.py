@@ -13,6 +13,7 @@ import torch
 
 from canary_obs import __version__
 from canary_obs.config import CanaryConfig, masked
+from canary_obs.config_values import parse_ranks
 from canary_obs.records import (
     Command,
     DrillReport,
@@ -90,6 +91,7 @@ class Reporter:
                 record_bytes=self._state.record_bytes,
                 settings=masked(self._config),
                 versions=versions(),
+                expected_ranks=parse_ranks(self._config.expected_ranks),
             )
         )
 

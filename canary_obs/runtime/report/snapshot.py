@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from canary_obs.config import CanaryConfig
+from canary_obs.host_clock import boot_id
 from canary_obs.records import GroupCounters, PatrolProgress, PipelineStatus, Snapshot, SweepProgress
 from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.device.state import DeviceState
@@ -115,6 +116,8 @@ def make_snapshot(sources: SnapshotSources, parts: SnapshotParts) -> Snapshot:
         identity=sources.reporter.identity,
         sequence=sources.reporter.next_snapshot_sequence(),
         time_ns=time.time_ns(),
+        monotonic_ns=time.monotonic_ns(),
+        boot_id=boot_id(),
         mode=sources.config.mode,
         backend=sources.state.backend.value,
         step=run.step,

@@ -69,12 +69,21 @@ async def resume(request: Request) -> Response:
 @router.post(
     "/acknowledge",
     status_code=202,
-    responses=documented(Reached, 202),
+    responses=documented(Reached, 202, 422),
     openapi_extra=requires(TokenScope.OPERATE),
 )
-async def acknowledge(request: Request) -> Response:
-    """Mark everything up to now as seen by an operator; ranks that are gone are removed."""
-    return _reached(context_of(request).hub.acknowledge())
+async def acknowledge(
+    request: Request,
+    up_to: Annotated[
+        int | None,
+        Query(ge=0, description="Number of the newest violation seen; default: all here."),
+    ] = None,
+) -> Response:
+    """Mark what the service has received as seen by an operator; ranks that are gone are removed.
+
+    What an engine found and the service did not know yet stays unacknowledged.
+    """
+    return _reached(context_of(request).hub.acknowledge(up_to))
 
 
 def _reached(ranks: int) -> Response:

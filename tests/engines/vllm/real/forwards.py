@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from canary_obs.records import Acknowledge
 from canary_obs.runtime.report.snapshot import current_health_inputs
 from canary_obs.vocabulary import State
 from tests.engines.vllm.real.rig import Rig, prompts
@@ -64,7 +65,7 @@ def ways(rig: Rig) -> dict[str, Callable[[], Any]]:
 
 def acknowledge(rig: Rig) -> None:
     """Leave what was found up to now out of later verdicts."""
-    rig.canary.health.acknowledge(current_health_inputs(rig.canary._sources))
+    rig.canary.health.acknowledge(current_health_inputs(rig.canary._sources), Acknowledge())
 
 
 def tried(rig: Rig, tokens: int = 6) -> dict[str, dict[str, Any]]:

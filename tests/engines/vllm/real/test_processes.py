@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,10 +14,14 @@ import pytest
 
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
+from canary_obs.hub.rank_table import MISSING_SECONDS
+from canary_obs.records import EngineMessage, Goodbye
 from canary_obs.transport.listener import ZmqListener
+from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
 from tests.engines.vllm.real.server import Process
 from tests.engines.vllm.real.test_server import wait_until
+from tests.unchecked import Report
 
 # Each test starts several engines; each start has its own limit, which also prints what they said.
 pytestmark = pytest.mark.timeout(900)
@@ -32,6 +37,23 @@ INJECTED = {
     "KV_CANARY_PERTURB_WARMUP": "3",
 }
 SECONDS = 280.0
+
+
+class FirstRankAlone(Hub):
+    """A hub; `alone` is the last verdict of one that hears the first rank only, some seconds later."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        super().__init__(config)
+        self._other = Hub(config)
+        self.alone: tuple[State, tuple[str, ...]] = (State.OFF, ())
+
+    def ingest(self, message: EngineMessage, reply: Reply) -> None:
+        super().ingest(message, reply)
+        if message.identity.rank == 0 and not isinstance(message, Goodbye):
+            self._other.ingest(message, lambda _: None)
+            self.alone = self._other.verdict(time.monotonic() + MISSING_SECONDS - 0.1)
+            if self.alone[0] is State.OK:  # its ranks may have a moment to attach
+                self.alone = self._other.verdict(time.monotonic() + MISSING_SECONDS + 0.1)
 
 
 def start(model: Path, result: Path, engine: dict[str, Any], canary: dict[str, str]) -> Process:
@@ -73,12 +95,12 @@ def unprotected(models: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_is_protected_and_answers_stay(
-    models: Any, tmp_path: Path, unprotected: Any, case: str
+    models: Any, tmp_path: Path, unprotected: Any, case: str, unchecked: Report
 ) -> None:
     engine = CASES[case]
     with TemporaryDirectory(prefix="kvc") as folder:
         endpoint = f"ipc://{Path(folder)}/s.sock"
-        hub = Hub(ServiceConfig(endpoint=endpoint))
+        hub = FirstRankAlone(ServiceConfig(endpoint=endpoint))
         listener = ZmqListener(endpoint, hub)
         try:
             canary = {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
@@ -94,8 +116,12 @@ def test_every_rank_is_protected_and_answers_stay(
         assert (rank.snapshot.state, rank.snapshot.state_reasons) == (State.OK, ())
         assert sum(rank.snapshot.groups["full"].verified.values()) > MINIMUM_CHECKS
         layers += rank.hello.groups[0].layers
+        assert rank.hello.expected_ranks == tuple(range(len(ranks)))
     assert layers == (6 if case == "shards" else 3)
     assert hub.violations() == []
+    if engine:
+        report = "a rank of the engine that the service never heard"
+        unchecked(report, "vLLM V1", hub.alone, names="no word of ranks 1", seconds=MISSING_SECONDS + 0.1)
     assert found == unprotected(case)
 
 
