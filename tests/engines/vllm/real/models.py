@@ -85,6 +85,17 @@ def _glm_mtp() -> Any:
     )  # fmt: skip
 
 
+def _falcon_h1() -> Any:
+    """A hybrid of attention and state-space layers."""
+    from transformers import FalconH1Config
+
+    return FalconH1Config(
+        num_hidden_layers=2, mamba_d_ssm=128, mamba_n_heads=4, mamba_d_head=32, mamba_n_groups=1,
+        mamba_d_state=16, mamba_d_conv=4, mamba_expand=1, mamba_chunk_size=64,
+        architectures=["FalconH1ForCausalLM"], **_COMMON,
+    )  # fmt: skip
+
+
 def _gemma3() -> Any:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -119,6 +130,18 @@ def _deepseek() -> Any:
     )  # fmt: skip
 
 
+def _bloom() -> Any:
+    """Position-independent keys and values (ALiBi)."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    return BloomForCausalLM(
+        BloomConfig(
+            vocab_size=VOCABULARY, hidden_size=128, n_layer=3, n_head=4, seq_length=4096,
+            bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        )
+    )  # fmt: skip
+
+
 _BUILDERS = {
     "llama": _llama,
     "llama_draft": _llama_draft,
@@ -127,9 +150,10 @@ _BUILDERS = {
     "gemma3": _gemma3,
     "mistral": _mistral,
     "deepseek": _deepseek,
+    "bloom": _bloom,
 }
 # For `load_format="dummy"`: vLLM makes the weights, the same ones each time.
-WITHOUT_WEIGHTS = {"llama_eagle3": _llama_eagle3, "glm_mtp": _glm_mtp}
+WITHOUT_WEIGHTS = {"llama_eagle3": _llama_eagle3, "glm_mtp": _glm_mtp, "falcon_h1": _falcon_h1}
 _HEADS = frozenset({"llama_eagle"})
 
 

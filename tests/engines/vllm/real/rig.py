@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,20 @@ class Rig:
         gc.collect()
         cleanup_dist_env_and_memory()
         gc.freeze()
+
+
+def keep_asynchronous(patch: Callable[..., None] = setattr) -> None:
+    """vLLM turns asynchronous scheduling off on CPUs; from now on it stays as it was asked for."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def check_and_update_config(config: Any) -> None:
+        wanted = config.scheduler_config.async_scheduling
+        check(config)
+        config.scheduler_config.async_scheduling = wanted
+
+    patch(CpuPlatform, "check_and_update_config", staticmethod(check_and_update_config))
 
 
 def prompts(count: int, *, seed: int = 0, shared: int = 200, groups: int = 4) -> list[list[int]]:

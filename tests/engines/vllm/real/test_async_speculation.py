@@ -14,22 +14,13 @@ import torch
 
 from canary_obs.engines.toolkit.device_digests import InputDigests
 from canary_obs.vocabulary import Phase, Reason, State
-from tests.engines.vllm.real.rig import count_sampled, prompts
+from tests.engines.vllm.real.rig import count_sampled, keep_asynchronous, prompts
 from tests.engines.vllm.real.test_clean import count_preemptions
 
 
 @pytest.fixture
 def make_async(make_rig: Any, models: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from vllm.platforms.cpu import CpuPlatform
-
-    check = CpuPlatform.check_and_update_config
-
-    def keep_asynchronous(config: Any) -> None:
-        wanted = config.scheduler_config.async_scheduling
-        check(config)
-        config.scheduler_config.async_scheduling = wanted
-
-    monkeypatch.setattr(CpuPlatform, "check_and_update_config", staticmethod(keep_asynchronous))
+    keep_asynchronous(monkeypatch.setattr)
     speculation = {"method": "draft_model", "model": str(models("llama_near")), "num_speculative_tokens": 3}
     return functools.partial(
         make_rig, async_scheduling=True, speculative_config=speculation, max_model_len=512

@@ -1,4 +1,4 @@
-"""One leg in this process: python -m tests.engines.vllm.storm.leg NAME SECONDS SEED RESULT.json [--fault]"""
+"""One leg in this process: python -m tests.engines.vllm.storm.leg NAME SECONDS SEED RESULT.json [FAULT]"""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.vllm.storm.legs import LEGS, Leg
+from tests.engines.vllm.storm.problems import problems, undetected
 
-_ALWAYS = ("finished", "aborts")  # events of every leg
-_STEPS_PER_SECOND = 0.2
+_SPARE = 60.0  # seconds after a busy engine's sweep is due
 
 
 def prepare(leg: Leg, folder: Path) -> str:
     """Environment of an engine with its own service; returns the service's URL. Before importing vLLM."""
     from canary_obs.engines.toolkit.service_process import free_port
 
+    for name in [name for name in os.environ if name.upper().startswith("KV_CANARY_")]:
+        del os.environ[name]  # the settings of production, whatever this storm was started with
     port = free_port()
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1", VLLM_NO_USAGE_STATS="1",
@@ -40,35 +42,65 @@ def prepare(leg: Leg, folder: Path) -> str:
     return f"http://127.0.0.1:{port}"
 
 
-def run(name: str, seconds: float, seed: int, *, fault: bool, folder: Path) -> dict[str, Any]:
+def _make_rig(leg: Leg, folder: Path) -> Any:
+    from tests.engines.vllm.real.models import make_model
+    from tests.engines.vllm.real.rig import Rig, keep_asynchronous
+
+    engine = dict(leg.engine)
+    if leg.asynchronous:
+        keep_asynchronous()
+    if leg.draft:
+        engine["speculative_config"] = {
+            "method": "draft_model", "model": str(make_model(folder, leg.draft)), "num_speculative_tokens": 3,
+        }  # fmt: skip
+    return Rig(make_model(folder, leg.model), **engine)
+
+
+def run(name: str, seconds: float, seed: int, *, fault: str, folder: Path) -> dict[str, Any]:
     """Load the leg's engine for `seconds` and say what was seen."""
     leg = LEGS[name]
     url = prepare(leg, folder)
-    from tests.engines.vllm.real.models import make_model
-    from tests.engines.vllm.real.rig import Rig
+    from tests.engines.vllm.storm.faults import FAULTS
     from tests.engines.vllm.storm.load import Load
     from tests.engines.vllm.storm.watch import Watch
 
-    rig = Rig(make_model(folder, leg.model), **leg.engine)
+    rig = _make_rig(leg, folder)
     canary = rig.canary
-    load = Load(rig, seed, leg.prompts)
+    load = Load(rig, seed, leg.prompts, leg.repeats)
     watch = Watch(canary.verdict, canary.run.ready_at, leg.states, url)
     watch.start()
-    deadline = time.monotonic() + seconds
+    before_fault, started = 0, time.monotonic()
+    deadline = started + seconds
     if fault:
-        load.busy_until(time.monotonic() + seconds / 3)
+        load.busy_until(started + seconds / 3)
         load.drain()
-        rig.layer_cache(0, 0)[rig.idle_blocks()[0]].zero_()
+        before_fault = len(rig.found)
+        FAULTS[fault][0](rig)
         time.sleep(seconds / 3)
     (load.alternate_until if leg.rests else load.busy_until)(deadline)
+    loaded = time.monotonic() - started
     load.drain()
     rig.step()
-    if "connector_loads" in leg.contains:
-        from tests.engines.vllm.real.copying_connector import LOADS
-
-        load.events["connector_loads"] = LOADS["blocks"]
     seen = watch.stop()
+    config = rig.llm.llm_engine.vllm_config.scheduler_config
     final = canary.detach()
+    found = {
+        "leg": name, "runner": leg.runner, "model": leg.model, "seconds": round(seconds, 1), "seed": seed,
+        "expected": leg.expected, "reason": leg.reason, "loaded_seconds": round(loaded, 1),
+        "longest_pause": round(load.longest_pause, 2), "async_scheduling": bool(config.async_scheduling),
+        "scheduler": type(rig.core.scheduler).__name__, "events": load.counts(), "swept": load.swept,
+        "busy_sweep_after": _busy_sweep_after(canary.config), "watch": asdict(seen),
+        "violations": [repr(violation)[:600] for violation in rig.found[:20]], "before_fault": before_fault,
+        "reasons": sorted({violation.reason.value for violation in rig.found}),
+        "service_log": _warnings(folder / "service.jsonl"),
+    }  # fmt: skip
+    result = found | _numbers(final)
+    rig.close()
+    return result | {"problems": undetected(result, FAULTS[fault][1]) if fault else problems(leg, result)}
+
+
+def _numbers(final: Any) -> dict[str, Any]:
+    """What the rank's last snapshot counted."""
     groups = {
         group: {
             "verified": sum(counters.verified.values()),
@@ -78,54 +110,35 @@ def run(name: str, seconds: float, seed: int, *, fault: bool, folder: Path) -> d
         }
         for group, counters in final.groups.items()
     }
-    result = {
-        "leg": name, "runner": leg.runner, "model": leg.model, "seconds": round(seconds, 1), "seed": seed,
-        "events": dict(load.events), "steps": final.step, "groups": groups,
+    return {
+        "groups": groups, "steps": final.step,
+        "forwards": final.forwards, "forwards_checked": final.forwards_checked,
         "sweeps": {str(key): count for key, count in final.sweep_passes.items()},
         "patrol_cycles": final.patrol.cycles if final.patrol else 0,
-        "violations": [repr(violation)[:600] for violation in rig.found[:20]],
         "observer_faults": final.observer_faults, "rows_dropped": final.violation_events_dropped,
-        "messages_dropped": final.messages_dropped, "watch": asdict(seen),
-        "service_log": _warnings(folder / "service.jsonl"),
+        "messages_dropped": final.messages_dropped,
     }  # fmt: skip
-    rig.close()
-    return result | {"problems": problems(leg, result)}
 
 
-def problems(leg: Leg, result: dict[str, Any]) -> list[str]:
-    """Why a leg is not clean, or did not contain what it claims; empty = clean."""
-    events, watch = result["events"], result["watch"]
-    found = [f"{name}: {result[name]}" for name in _MUST_BE_EMPTY if result[name]]
-    found += [f"warnings: {watch['warnings']}"] if watch["warnings"] else []
-    found += [f"states: {watch['bad']}"] if watch["bad"] else []
-    found += [
-        f"no {event}" for event in (*_ALWAYS, *_HITS[leg.prefix_hits], *leg.contains) if not events.get(event)
-    ]
-    if leg.rests and result["seconds"] > 120 and not sum(result["sweeps"].values()):
-        found.append("no sweep passed")
-    if events["steps"] < _STEPS_PER_SECOND * result["seconds"] or not watch["samples"]:
-        found.append(f"only {events['steps']} steps, {watch['samples']} samples")
-    if not watch["scrapes"]:
-        found.append("the service was never scraped")
-    if any(group["violations"] for group in result["groups"].values()):
-        found.append("violations were counted")
-    return found
-
-
-_HITS = {True: ("hit_tokens",), False: ()}
-_MUST_BE_EMPTY = ("violations", "observer_faults", "rows_dropped", "messages_dropped", "service_log")
+def _busy_sweep_after(config: Any) -> float | None:
+    """Seconds after which an engine that is never idle should have swept; None = never."""
+    if not getattr(config, "busy_sweep", False):
+        return None
+    return float(config.sweep_max_age_seconds) / 2 + _SPARE
 
 
 def _warnings(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    if not path.exists():
+        return ["the service has no log"]
+    lines = path.read_text(encoding="utf-8").splitlines()
     return [line[:500] for line in lines if json.loads(line).get("level") not in (None, "info", "debug")][:20]
 
 
 def main() -> None:
     """Exit code 0 even for a leg that is not clean: the result says it."""
-    name, seconds, seed, output = sys.argv[1:5]
+    name, seconds, seed, output, *fault = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="kvc") as folder:
-        result = run(name, float(seconds), int(seed), fault="--fault" in sys.argv, folder=Path(folder))
+        result = run(name, float(seconds), int(seed), fault="".join(fault), folder=Path(folder))
     Path(output).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

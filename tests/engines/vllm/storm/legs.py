@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+HOUR = 3600.0
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 _CONNECTORS = "tests.engines.vllm.real.copying_connector"
+
+# Models that a storm leaves out, because they are refused: tests/engines/vllm/real/test_refusal.py.
+LEFT_OUT = {"hybrid with state-space layers": "KV cache groups of MambaSpec are refused (falcon_h1)"}
 
 
 def _connector(name: str) -> dict[str, Any]:
@@ -18,35 +23,51 @@ class Leg:
     """One engine under load."""
 
     share: float  # of the storm's time
+    minimum: float = 0.0  # seconds of a storm of an hour, in proportion of a shorter one
     model: str = "llama"
     engine: dict[str, Any] = field(default_factory=dict)
+    draft: str | None = None  # a draft model
     contains: tuple[str, ...] = ()  # events that must have happened besides those of every leg
     prefix_hits: bool = True
     rests: bool = True  # the load stops now and then, so that idle sweeps run
     runner: str = "V1"
+    asynchronous: bool = False  # asynchronous scheduling must be on
     prompts: int = 24  # requests that are kept queued or running
+    repeats: float = 0.1  # share of prompts that are one token again and again
     devices: tuple[str, ...] = ("cpu", "cuda")
     states: tuple[str, ...] = ("ok",)  # what the verdict may be
+    expected: bool = True  # to be clean; False = its problems do not fail the storm, for this reason:
+    reason: str = ""
 
 
+_PREEMPTED = ("preemptions",)
 LEGS = {
     "llama": Leg(share=3, engine={"num_gpu_blocks_override": 400}),
-    "pressure": Leg(share=3, engine={"num_gpu_blocks_override": 60}, contains=("preemptions",), rests=False),
+    "pressure": Leg(
+        share=3, minimum=600.0, engine={"num_gpu_blocks_override": 60}, contains=_PREEMPTED, rests=False
+    ),
     "ngram": Leg(
         share=2,
         engine={"speculative_config": _NGRAM, "async_scheduling": False, "num_gpu_blocks_override": 100},
         contains=("drafts_accepted",),
     ),
-    "hybrid": Leg(
-        share=2, model="gemma3", engine={"num_gpu_blocks_override": 150}, contains=("preemptions",)
-    ),
-    "sliding": Leg(share=1, model="mistral", engine={"num_gpu_blocks_override": 80}),
+    "hybrid": Leg(share=2, model="gemma3", engine={"num_gpu_blocks_override": 80}, contains=_PREEMPTED),
+    "sliding": Leg(share=2, model="mistral", engine={"num_gpu_blocks_override": 40}, contains=_PREEMPTED),
     "latent": Leg(
         share=2,
         model="deepseek",
         engine={"attention_backend": "CPU_MLA", "block_size": 16, "num_gpu_blocks_override": 200},
+        contains=_PREEMPTED,
         prefix_hits=False,  # vLLM keeps no prefix cache for MLA on CPUs
         devices=("cpu",),
+    ),
+    "alibi": Leg(
+        share=2,
+        model="bloom",
+        engine={"dtype": "bfloat16", "num_gpu_blocks_override": 100},
+        repeats=0.5,  # keys and values of these are the same at every position
+        expected=False,
+        reason="a write that repeats a slot's bytes is taken for lost (issue 16, line 13)",
     ),
     "connector": Leg(
         share=2,
@@ -54,10 +75,51 @@ LEGS = {
         contains=("connector_loads",),
         devices=("cpu",),
     ),
+    "unaligned": Leg(
+        share=2,
+        engine={"kv_transfer_config": _connector("UnalignedConnector"), "num_gpu_blocks_override": 100},
+        contains=("connector_loads",),
+        devices=("cpu",),
+        expected=False,
+        reason="a match that ends inside a block is not adopted whole (issue 16, line 12)",
+    ),
+    "async": Leg(
+        share=2,
+        engine={"async_scheduling": True, "num_gpu_blocks_override": 60},
+        contains=_PREEMPTED,
+        asynchronous=True,
+    ),
+    "async_draft": Leg(
+        share=2,
+        engine={"async_scheduling": True, "num_gpu_blocks_override": 60, "max_model_len": 512},
+        draft="llama_near",
+        contains=(*_PREEMPTED, "drafts_accepted"),
+        asynchronous=True,
+    ),
     "v2": Leg(
         share=2,
-        engine={"max_num_seqs": 8, "max_model_len": 512, "num_gpu_blocks_override": 60},
+        engine={"max_num_seqs": 8, "max_model_len": 512, "num_gpu_blocks_override": 24},
+        contains=_PREEMPTED,
         runner="V2",
         prompts=8,
     ),
 }
+
+
+def leg_seconds(names: Iterable[str], total: float) -> dict[str, float]:
+    """`total` seconds divided by share; legs whose minimum is longer get that, the others what is left."""
+    scale, left, shared = min(1.0, total / HOUR), total, list(names)
+    minima = {name: LEGS[name].minimum * scale for name in shared}
+    found: dict[str, float] = {}
+    while left >= 0 and (short := [name for name in shared if _part(name, shared, left) < minima[name]]):
+        for name in short:
+            found[name] = minima[name]
+            left -= found[name]
+            shared.remove(name)
+    if left < 0:
+        raise ValueError(f"the minimum times of {sorted(found)} are longer than the storm of {total:.0f} s")
+    return found | {name: _part(name, shared, left) for name in shared}
+
+
+def _part(name: str, names: Iterable[str], seconds: float) -> float:
+    return seconds * LEGS[name].share / sum(LEGS[other].share for other in names)
