@@ -34,6 +34,7 @@ class CopyingConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._caches: list[Any] = []
+        self._matched: dict[str, tuple[int, int]] = {}  # by request: first token of the match, and its end
         self._loads: list[tuple[int, list[Any]]] = []
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
@@ -43,13 +44,21 @@ class CopyingConnector(KVConnectorBase_V1):
         tokens, known = list(request.prompt_token_ids), num_computed_tokens
         while known + SIZE < len(tokens) and tuple(tokens[: known + SIZE]) in STORE:
             known += SIZE
+        self._matched[request.request_id] = num_computed_tokens, known
         return known - num_computed_tokens, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens:
-            tokens = list(request.prompt_token_ids)
-            pairs = _prefixes(tokens, blocks.get_block_ids()[0], len(tokens))
-            self._loads += [(block, STORE[prefix]) for prefix, block in pairs if prefix in STORE]
+            self._loads += self._loads_of(request, blocks)
+
+    def _loads_of(self, request: Any, blocks: Any) -> list[tuple[int, list[Any]]]:
+        """Only what was matched: blocks before it are shared, and may differ in the last bits."""
+        start, stop = self._matched[request.request_id]
+        tokens, own = list(request.prompt_token_ids), blocks.get_block_ids()[0]
+        return [
+            (own[order], STORE[tuple(tokens[: (order + 1) * SIZE])])
+            for order in range(start // SIZE, -(-stop // SIZE))
+        ]
 
     def build_connector_meta(self, scheduler_output: Any) -> Transfers:
         transfers = Transfers()
@@ -86,7 +95,6 @@ class UnalignedConnector(CopyingConnector):
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._matched: dict[str, tuple[int, int]] = {}  # by request: first and last token of the match
         self._later: dict[str, list[tuple[int, list[Any]]]] = {}
         self._arriving: dict[str, list[tuple[int, list[Any]]]] = {}  # in the worker
         self._arrived: set[str] = set()
@@ -101,12 +109,7 @@ class UnalignedConnector(CopyingConnector):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens:
-            start, stop = self._matched.pop(request.request_id)
-            tokens, own = list(request.prompt_token_ids), blocks.get_block_ids()[0]
-            self._later[request.request_id] = [
-                (own[order], STORE[tuple(tokens[: (order + 1) * SIZE])])
-                for order in range(start // SIZE, -(-stop // SIZE))
-            ]
+            self._later[request.request_id] = self._loads_of(request, blocks)
 
     def build_connector_meta(self, scheduler_output: Any) -> Transfers:
         transfers = super().build_connector_meta(scheduler_output)

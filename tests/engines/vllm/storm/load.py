@@ -14,7 +14,7 @@ from tests.engines.vllm.real.rig import Rig
 _FAMILIES = 6
 _REST_SECONDS = (12.0, 25.0)  # longer than the time between idle sweeps
 _BUSY_SECONDS = (15.0, 40.0)
-_ABORTS = 0.02  # probability per step
+_ABORTS = 0.04  # probability per step
 _VOCABULARY = 1024
 _REPEATED = (77, 311, 950)
 

@@ -53,7 +53,7 @@ def _of_checks(leg: Leg, result: dict[str, Any]) -> list[str]:
             )
     if not result["groups"]:
         found.append("no group was checked")
-    if result["steps"] != result["events"]["forwards"]:
+    if result["steps"] != result["events"]["forwards"] * (2 if leg.draft else 1):
         found.append(f"{result['steps']} steps of {result['events']['forwards']} forwards")
     if not result["patrol_cycles"] and result["seconds"] > _PATROL_AFTER:
         found.append("no patrol cycle")
