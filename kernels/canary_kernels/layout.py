@@ -85,7 +85,7 @@ STATE_BITS, POSITION_BITS, CHECK_BITS = 3, 24, 5
 STATE_MASK = (1 << STATE_BITS) - 1
 MAX_POSITION = (1 << POSITION_BITS) - 1
 STATE_AND_POSITION_MASK = (1 << (STATE_BITS + POSITION_BITS)) - 1  # of the high 32 bits
-TOKEN_AND_POSITION_MASK = (1 << 32) - 1 | MAX_POSITION << (32 + STATE_BITS)  # of IDENTITY
+TOKEN_MASK = (1 << 32) - 1  # of IDENTITY
 # Bit i of a word counts for bit i % CHECK_BITS of its fold: these shifts add up all 64.
 FOLD_SHIFTS = (40, 20, 10, 5)
 PARTIAL_WORDS = 4

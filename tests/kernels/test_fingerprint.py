@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from canary_kernels.buffers import allocate_buffers, source_from_tensor
+from canary_kernels.buffers import RowBatch, allocate_buffers, source_from_tensor
 from canary_kernels.checks import Backend, KernelArgumentError
 from canary_kernels.fingerprint import (
     baseline_range,
@@ -19,7 +19,18 @@ from canary_kernels.fingerprint import (
     locate,
     plan_fingerprint,
 )
-from canary_kernels.layout import PARTIAL_WORDS, PLANE_WORDS, Part, Phase, Plane, RealData, unsigned
+from canary_kernels.layout import (
+    PARTIAL_WORDS,
+    PLANE_WORDS,
+    Part,
+    Phase,
+    Plane,
+    RealData,
+    Reason,
+    lane,
+    unsigned,
+)
+from canary_kernels.write import write_identities
 from tests.kernels import pools
 from tests.kernels.scenes import STEP, assert_same, device_of
 from tests.oracles import records as oracle
@@ -364,3 +375,33 @@ def test_records_without_memory_behind_them_are_refused():
     buffers = allocate_buffers(pools.SLOTS + 1, torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match="33 slots and a KV source has room for 32"):
         complete_slots(Backend.TORCH, buffers, plan, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_only_another_token_makes_equal_bytes_a_lost_write(backend):
+    """With ALiBi or without rotation, K and V of a token are the same at every position."""
+    device = device_of(backend)
+    pool = pools.LAYOUTS[0](device)
+    plan = plan_fingerprint(pool.sources, RealData.ALL, torch.device(device))
+    buffers = allocate_buffers(plan.num_slots, torch.full((1,), STEP, dtype=torch.int64, device=device))
+    table = torch.arange(8, device=device)[None]
+
+    def forward(tokens, prefix):
+        count = len(tokens)
+
+        def column(*values):
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        batch = RowBatch(
+            slot_table=table, page_size=1, rows=column(0), starts=column(0), prefix_lens=column(prefix),
+            extend_lens=column(count), token_starts=column(0, count), digests=column(0) if prefix else None,
+            input_ids=column(*tokens), positions=column(*range(prefix, prefix + count)),
+            out_slots=column(*range(count)),
+        )  # fmt: skip
+        write_identities(backend, buffers, batch)
+        complete_slots(backend, buffers, plan, batch.out_slots)
+        return int(buffers.counters[lane(Phase.TAIL, Reason.LOST_WRITE)])
+
+    assert forward([5, 5, 6, 7], 0) == 0
+    assert forward([5, 5, 6, 7], 3) == 0  # other positions
+    assert forward([5, 8, 6, 9], 3) == 2  # slots 1 and 3 still hold the bytes of 5 and 7

@@ -7,6 +7,7 @@ from tests.mutation.mutant import mutants
 _SCHEDULE = "tests/runtime/sweep/test_schedule.py::"
 _WATCH = "tests/runtime/report/test_step_watch.py::"
 _HUB = "tests/hub/test_hub.py::"
+_LOST = "tests/kernels/test_fingerprint.py::test_only_another_token_makes_equal_bytes_a_lost_write"
 _HEALTH = "tests/runtime/test_health.py::"
 
 SCHEDULE = mutants(
@@ -126,6 +127,24 @@ RUN_STATE = mutants(
     ),
 )
 
+WRITE = mutants(
+    "kernels/canary_kernels/write/reference.py",
+    (
+        "replaced = ((old ^ identity) & TOKEN_MASK) != 0",
+        "replaced = (old & TOKEN_MASK) >= 0",
+        _LOST,
+    ),
+)
+
+DEVICE_STATE = mutants(
+    "canary_obs/runtime/device/state.py",
+    (
+        "        spare[layout.IDENTITY] = layout.identity_of(0, 0, layout.RecordState.ADOPTED)\n",
+        "",
+        "tests/runtime/test_announcements.py::test_a_copy_from_nowhere_stores_no_garbage",
+    ),
+)
+
 ALL = (
-    *SCHEDULE, *SWEEPER, *STEP_SCHEDULER, *CANARY, *STEP_WATCH, *RANKS, *HEALTH, *RUN_STATE,
+    *SCHEDULE, *SWEEPER, *STEP_SCHEDULER, *CANARY, *STEP_WATCH, *RANKS, *HEALTH, *RUN_STATE, *WRITE, *DEVICE_STATE,
 )  # fmt: skip

@@ -123,8 +123,7 @@ class Group:
                 self.check_inputs(batch, r, t, position)
                 old = self.record(slot)
                 if old is not None:
-                    same = (old.token, old.position) == (token, position)
-                    witness = old.fingerprints if old.state == COMPLETE and not same else (0, 0)
+                    witness = old.fingerprints if old.state == COMPLETE and old.token != token else (0, 0)
                     self.records[slot] = Record(token, position, PENDING, chain, witness)
                     self.counts["written"] += 1
                 chain = (chain + mix64(token, position)) & MASK

@@ -154,3 +154,25 @@ def test_an_announcement_of_an_unknown_group_is_a_fault_of_the_observer_only(rig
     rig.canary.copied("nope", torch.tensor([0]), torch.tensor([1]))
     assert rig.canary.verdict()[0] is State.BLIND
     assert rig.canary.health.faults["announce"] == 1
+
+
+def test_a_copy_from_nowhere_stores_no_garbage(rig) -> None:
+    """A record of any skipped slot would accuse bytes that nobody wrote."""
+    group, destination = rig.canary.state.groups[0], free_slots(rig, 3)
+    group.store(torch.tensor([-1]), group.records_of(cached_slots(rig)[:1]))  # a skipped slot leaves a record
+    source = cached_slots(rig)[:3].clone()
+    source[1] = -1
+    copy_bytes(rig, source[[0, 2]], destination[[0, 2]])
+    rig.canary.copied("full", source, destination)
+    assert state_of(rig, destination[[0, 2]]) == {RecordState.COMPLETE}
+    assert state_of(rig, destination[1:2]) == {RecordState.ADOPTED}
+    assert counted(rig) == {}
+
+
+def test_records_of_no_slot_are_unverified_at_their_receiver(rig) -> None:
+    group, destination = rig.canary.state.groups[0], free_slots(rig, 2)
+    group.store(torch.tensor([-1]), group.records_of(cached_slots(rig)[:1]))
+    sent = rig.canary.records_of("full", torch.tensor([-1, group.view.num_slots]))
+    rig.canary.received("full", destination, sent)
+    assert counted(rig) == {}
+    assert state_of(rig, destination) <= {RecordState.ADOPTED, RecordState.BASELINE}

@@ -151,12 +151,14 @@ class Group:
         self._reset(slots, layout.RecordState.EMPTY)
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
-        """Copy records of slots (int64 [n] each; -1 = skip)."""
-        records = self.memory.index_select(0, self._rows_of(source))
-        self.memory.index_copy_(0, self._rows_of(destination), records)
+        """Copy records of slots (int64 [n] each; -1 = skip). Without a source a destination is ADOPTED."""
+        self.memory.index_copy_(0, self._rows_of(destination), self.records_of(source))
 
     def records_of(self, slots: Tensor) -> Tensor:
-        """int64 [n, RECORD_WORDS]: a copy of the records of these slots (int64 [n])."""
+        """int64 [n, RECORD_WORDS]: a copy of the records of these slots (int64 [n]); ADOPTED for -1."""
+        spare = self.memory[-1]  # skipped slots were written here
+        spare.zero_()
+        spare[layout.IDENTITY] = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
         return self.memory.index_select(0, self._rows_of(slots))
 
     def store(self, slots: Tensor, records: Tensor) -> None:

@@ -57,7 +57,7 @@ _IDENTITY, _CHAIN = layout.IDENTITY, layout.CHAIN
 _FINGERPRINT_K, _FINGERPRINT_V = layout.FINGERPRINT_K, layout.FINGERPRINT_V
 _STATE_BITS = layout.STATE_BITS
 _LOW_WORD, _MAX_POSITION = (1 << 32) - 1, layout.MAX_POSITION
-_TOKEN_AND_POSITION = layout.TOKEN_AND_POSITION_MASK
+_TOKEN = layout.TOKEN_MASK
 
 
 @piece
@@ -113,7 +113,7 @@ def _check_inputs(buffers, batch, token, place):
 def _prepare(buffers, batch, request, staged, first):
     """Stage one request's records (int64 [n, 5]: address, then the words) from row `first`; returns the next.
 
-    A record that replaces a COMPLETE one of another token or position keeps the old fingerprints.
+    A record that replaces a COMPLETE one of another token keeps the old fingerprints.
     """
     prefix = column(batch, PREFIX_LENS, request)
     token = column(batch, TOKEN_STARTS, request)
@@ -127,8 +127,8 @@ def _prepare(buffers, batch, request, staged, first):
         if record:
             identity = ((position & _MAX_POSITION) << _STATE_BITS | _PENDING) << 32 | identifier & _LOW_WORD
             old = load_int64(record, _IDENTITY)
-            # Equal but for the state: the bytes may rightly stay as they are, so they are no witness.
-            witness = (old ^ identity) & _TOKEN_AND_POSITION != 0 and state_of(old) == _COMPLETE
+            # An equal token may rightly leave equal bytes, elsewhere too (ALiBi, no rotation): no witness.
+            witness = (old ^ identity) & _TOKEN != 0 and state_of(old) == _COMPLETE
             staged[first, 0], staged[first, 1], staged[first, 2] = record, sealed(identity, chain), chain
             staged[first, 3] = load_int64(record, _FINGERPRINT_K) if witness else 0
             staged[first, 4] = load_int64(record, _FINGERPRINT_V) if witness else 0

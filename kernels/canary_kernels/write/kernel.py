@@ -39,7 +39,7 @@ POSITION_REASON = tl.constexpr(int(layout.Reason.WRITE_POSITION))
 COUNT_WRITTEN = tl.constexpr(layout.COUNT_WRITTEN)
 COUNT_WRITE_RUNS = tl.constexpr(layout.COUNT_WRITE_RUNS)
 LOW_WORD = tl.constexpr((1 << 32) - 1)
-TOKEN_AND_POSITION = tl.constexpr(layout.TOKEN_AND_POSITION_MASK)
+TOKEN = tl.constexpr(layout.TOKEN_MASK)
 LAUNCH = tl.constexpr(1 << 32)  # what the programs of one launch add to the count of programs
 
 _DECODE_TOKENS = 8  # at most so many per request, drafts included
@@ -137,9 +137,9 @@ def _chain_start(records, num_slots, origin, prefix, HAS_DIGESTS: tl.constexpr):
 
 @triton.jit
 def _store_block(record, old, token, position, chain, known):
-    """Write PENDING records. The fingerprints of another COMPLETE token stay as its witness."""
+    """Write PENDING records. The fingerprints of a COMPLETE record of another token stay."""
     identity = (token & LOW_WORD) | ((((position & POSITION_MASK) << STATE_BITS) | PENDING) << 32)
-    differs = ((old ^ identity) & TOKEN_AND_POSITION) != 0
+    differs = ((old ^ identity) & TOKEN) != 0
     witness = known & differs & (state_of(old) == COMPLETE)
     # Pairs of words: half as many stores.
     pair = record[:, None] + tl.arange(0, 2)[None, :]

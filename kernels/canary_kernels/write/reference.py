@@ -17,7 +17,7 @@ from canary_kernels.layout import (
     MAX_POSITION,
     STATE_BITS,
     STATE_MASK,
-    TOKEN_AND_POSITION_MASK,
+    TOKEN_MASK,
     Part,
     Phase,
     Reason,
@@ -121,8 +121,8 @@ def _store(buffers: GroupBuffers, new: _NewTokens, chain: Words) -> None:
     records = buffers.records.numpy()
     new_records = records.take(slots, 0)
     old = new_records[:, IDENTITY]
-    # Equal but for the state: the bytes may rightly stay as they are, so they are no witness.
-    replaced = ((old ^ identity) & TOKEN_AND_POSITION_MASK) != 0
+    # An equal token may rightly leave equal bytes, elsewhere too (ALiBi, no rotation): no witness.
+    replaced = ((old ^ identity) & TOKEN_MASK) != 0
     replaced &= ((old >> 32) & STATE_MASK) == RecordState.COMPLETE
     new_records[~replaced, CHAIN + 1 :] = 0
     new_records[:, CHAIN] = chain.view(np.int64)
