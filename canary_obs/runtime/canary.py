@@ -100,7 +100,9 @@ class CanaryRuntime(SlotHooks):
         )  # fmt: skip
         on_gpu = self.state.clock.is_cuda
         self._scheduler = StepScheduler(workers, self.run, self._faults, config, on_gpu=on_gpu)
-        self.reporter.watch(StepWatch(self.reporter.identity, self.run, self._in_step).report)
+        reporter = self.reporter
+        watch = StepWatch(reporter.identity, self.run, self._in_step, lambda: reporter.snapshots)
+        reporter.watch(watch.report)
         self._head_done = False
         self._depth = 0  # of forwards within forwards
 

@@ -88,6 +88,11 @@ STEP_WATCH = mutants(
         "",
         _WATCH + "test_silence_of_an_engine_without_a_step_is_not_excused",
     ),
+    (
+        "run.last_step_end, self._snapshots()",
+        "run.last_step_end, 0",
+        _WATCH + "test_an_engine_that_makes_snapshots_is_in_no_long_step",
+    ),
 )
 
 RANKS = mutants(
@@ -146,5 +151,6 @@ DEVICE_STATE = mutants(
 )
 
 ALL = (
-    *SCHEDULE, *SWEEPER, *STEP_SCHEDULER, *CANARY, *STEP_WATCH, *RANKS, *HEALTH, *RUN_STATE, *WRITE, *DEVICE_STATE,
+    *SCHEDULE, *SWEEPER, *STEP_SCHEDULER, *CANARY, *STEP_WATCH, *RANKS, *HEALTH, *RUN_STATE, *WRITE,
+    *DEVICE_STATE,
 )  # fmt: skip

@@ -117,6 +117,11 @@ class Reporter:
         self._next_snapshot = now + self._config.snapshot_seconds
         return True
 
+    @property
+    def snapshots(self) -> int:
+        """Snapshots made so far."""
+        return self._sequence
+
     def next_snapshot_sequence(self) -> int:
         """Number of the next snapshot, from 0."""
         self._sequence += 1

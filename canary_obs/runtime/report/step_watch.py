@@ -20,17 +20,19 @@ class StepWatch:
         identity: Identity,
         run: RunState,
         in_step: Callable[[], bool],
+        snapshots: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """in_step: whether a forward or a step is under way now."""
+        """in_step: whether a forward or a step is under way now; snapshots: how many were made so far."""
         self._identity, self._run, self._in_step, self._clock = identity, run, in_step, clock
-        self._progress: tuple[int, float | None] | None = None
+        self._snapshots = snapshots
+        self._progress: tuple[int, float | None, int] | None = None
         self._progressed = self._reported = clock()
 
     def report(self) -> StepUnderWay | None:
         """The report that is due; None = no step is under way, or a short one."""
         now, run = self._clock(), self._run
-        progress = run.step, run.last_step_end
+        progress = run.step, run.last_step_end, self._snapshots()
         # An engine that is idle makes no progress either, and is expected to send snapshots.
         if progress != self._progress or not run.armed or not self._in_step():
             self._progress, self._progressed = progress, now

@@ -19,7 +19,10 @@ class Engine:
     def __init__(self) -> None:
         self.now, self.in_step = 100.0, True
         self.run = RunState(armed=True, last_step_end=99.0)
-        self.watch = StepWatch(identity(), self.run, lambda: self.in_step, lambda: self.now)
+        self.snapshots = 3
+        self.watch = StepWatch(
+            identity(), self.run, lambda: self.in_step, lambda: self.snapshots, lambda: self.now
+        )
 
     def reports(self, polls: int, seconds: float = 0.125) -> list[float]:
         found = []
@@ -51,6 +54,14 @@ def test_silence_of_an_engine_without_a_step_is_not_excused(engine, why) -> None
     engine.in_step = why != "idle"
     engine.run.armed = why != "detached"
     assert engine.reports(100) == []
+
+
+def test_an_engine_that_makes_snapshots_is_in_no_long_step(engine) -> None:
+    """An idle engine's thread holds the lock for a moment in each call, just when it is asked."""
+    assert engine.reports(20)
+    for _ in range(20):
+        engine.snapshots += 1
+        assert engine.reports(3) == []
 
 
 def test_a_second_long_step_starts_from_zero(engine) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from canary_obs.vocabulary import Mode, Phase, Reason, State
 
 
@@ -26,17 +28,15 @@ def test_repeated_tokens_are_no_lost_writes(make_rig: Any) -> None:
     assert rig.canary.verdict() == (State.OK, ())
     assert rig.canary.config.mode is Mode.LOG
     lose_writes(rig)
-    assert rig.reasons()[Phase.TAIL, Reason.LOST_WRITE] >= 40
+    assert set(rig.reasons()) == {(Phase.TAIL, Reason.LOST_WRITE)}
+    assert rig.canary.counter_reader.violations >= 3 * 64
 
 
 def lose_writes(rig: Any) -> None:
-    """Another token is computed, and no layer writes it."""
-    from unittest import mock
-
-    rig.fresh()
-    rig.generate([[7] * 64], 1)
-    assert rig.llm.reset_prefix_cache()
+    """Other tokens are computed for slots that were used before, and no layer writes them."""
     layers = rig.runner.compilation_config.static_forward_context.values()
-    with mock.patch.multiple(type(next(iter(layers)).impl), do_kv_cache_update=lambda *_, **__: None):
-        rig.generate([[9] * 64], 1)
+    with pytest.MonkeyPatch.context() as patch:
+        for layer in layers:
+            patch.setattr(layer.impl, "do_kv_cache_update", lambda *_, **__: None)
+        rig.generate([[9] * 64 for _ in range(4)], 1)
     rig.settle()
