@@ -79,8 +79,8 @@ DRAFTS = mutants(
 STATE = mutants(
     "canary_obs/runtime/device/state.py",
     (
-        "self.memory.index_copy_(0, self._rows_of(destination), records)",
-        "self.memory.index_copy_(0, self._rows_of(source), records)",
+        "self._rows_of(destination), self.records_of(source))",
+        "self._rows_of(source), self.records_of(source))",
         "tests/runtime/test_announcements.py::test_an_announced_copy_carries_its_records",
     ),
     ("torch.sub(prefix_lens, self._window - 1,", "torch.sub(prefix_lens, self._window,", _CLEAN + "[swa]"),

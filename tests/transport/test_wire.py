@@ -43,7 +43,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "8b1b40beed80cac9"}
+SCHEMAS = {3: "d8174cf0df5a47f3"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
