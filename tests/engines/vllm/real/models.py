@@ -117,17 +117,6 @@ def _mistral() -> Any:
     return MistralForCausalLM(MistralConfig(num_hidden_layers=3, sliding_window=64, **_COMMON))
 
 
-def _bloom() -> Any:
-    """ALiBi: K and V of a token do not depend on its position."""
-    from transformers import BloomConfig, BloomForCausalLM
-
-    return BloomForCausalLM(
-        BloomConfig(
-            vocab_size=VOCABULARY, hidden_size=128, n_layer=3, n_head=4, bos_token_id=1, eos_token_id=2
-        )
-    )
-
-
 def _deepseek() -> Any:
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
@@ -160,7 +149,6 @@ _BUILDERS = {
     "llama_near": _llama_near,
     "gemma3": _gemma3,
     "mistral": _mistral,
-    "bloom": _bloom,
     "deepseek": _deepseek,
     "bloom": _bloom,
 }
