@@ -57,7 +57,7 @@ class CanaryRuntime(SlotHooks):
         self.state = DeviceState(adapter.groups, device, config)
         self.health = Health(len(self.state.groups), config)
         self._faults = Faults(self.health, config.mode)
-        self.forwards = ForwardAccount(self.state, self.health, adapter.forwards)
+        self.forwards = ForwardAccount(self.state, self.health, adapter.forwards, self._in_step)
         self._checks = ForwardChecks(self.state, self.health, self.forwards, config)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)
         bandwidth = measure_bandwidth(self.state)

@@ -19,11 +19,18 @@ class ForwardAccount:
     """
 
     def __init__(
-        self, state: DeviceState, health: Health, counts: Callable[[], Mapping[str, int] | None]
+        self,
+        state: DeviceState,
+        health: Health,
+        counts: Callable[[], Mapping[str, int] | None],
+        in_step: Callable[[], bool],
     ) -> None:
-        """`counts`: forwards with tokens by group name, counted by the engine; None = it does not count."""
+        """`counts`: forwards with tokens by group name, counted by the engine; None = it does not count.
+
+        `in_step`: whether a step is under way now.
+        """
         health.add_source(self, self.acknowledge)
-        self._state, self._counts = state, counts
+        self._state, self._counts, self._in_step = state, counts, in_step
         self.checked = dict.fromkeys(state.by_name, 0)  # head and tail launched, or declared as failed
         self._begun = dict.fromkeys(state.by_name, 0)  # what the engine's count should be, from those begun
         self._ended = dict.fromkeys(state.by_name, 0)  # the same, from those checked
@@ -108,8 +115,10 @@ class ForwardAccount:
             return [(State.DEGRADED, text)]
         missing = dict(self._missing)
         if time.monotonic() - self._called > _SILENT_SECONDS:  # nobody has called `settle`
+            # A step may have counted a forward and not begun it: a draft's comes after the target's.
+            awaited = int(self._in_step())
             for name, count in counted.items():
-                missing[name] += max(0, count - self._begun[name])
+                missing[name] += max(0, count - self._begun[name] - awaited)
         found = []
         if any(missing.values()):
             found.append((State.BLIND, f"forwards were not shown or not checked: {_named(missing)}"))

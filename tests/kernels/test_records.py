@@ -132,3 +132,21 @@ def test_reset_leaves_the_state_and_spares_other_slots(backend, state, dtype):
     reset_slots(backend, buffers, slots[:0], state)
     assert buffers.records.tolist() == after
     assert not buffers.counters.any()
+
+
+@every_backend
+def test_only_a_complete_record_is_a_witness(backend):
+    """The fingerprints of the others are of no bytes that a forward wrote."""
+    scene = random_scene(4)
+    slots = [slot for slot in scene.oracle()[1].out_slots if 0 <= slot < len(scene.records)]
+    assert len(slots) > 8
+    for number, slot in enumerate(slots):
+        record = oracle.Record.unpack(scene.records[slot].tolist())
+        record.state, record.token = number % 8, record.token ^ 1 << 20
+        record.fingerprints = 3 + number, 4 + number
+        scene.records[slot] = torch.tensor(record.pack())
+    group, batch = scene.oracle()
+    buffers = scene.buffers(backend)
+    write_identities(backend, buffers, scene.batch_on(backend))
+    group.write(batch)
+    assert_same(buffers, group)

@@ -21,7 +21,7 @@ ACCOUNT = mutants(
         _NOT_CALLED,
     ),
     (
-        "missing[name] += max(0, count - self._begun[name])",
+        "missing[name] += max(0, count - self._begun[name] - awaited)",
         "pass",
         _FORWARDS + "test_hooks_that_do_not_reach_the_canary_at_all",
     ),

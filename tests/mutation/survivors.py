@@ -5,9 +5,17 @@ from __future__ import annotations
 from tests.mutation.mutant import mutants
 
 _READER = "tests/runtime/device/test_counter_reader.py::"
-_STATE = "tests/kernels/test_records.py::test_one_wrong_input_is_seen[state-Backend."
+_WITNESS = "tests/kernels/test_records.py::test_only_a_complete_record_is_a_witness[Backend."
 
 ALL = (
+    *mutants(
+        "canary_obs/runtime/forward_account.py",
+        (
+            "awaited = int(self._in_step())",
+            "awaited = 0",
+            "tests/runtime/test_forward_account.py::test_a_step_that_lasts_is_not_blind",
+        ),
+    ),
     *mutants(
         "canary_obs/runtime/device/counter_reader.py",
         (
@@ -26,11 +34,11 @@ ALL = (
         (
             "& _TOKEN_AND_POSITION != 0 and state_of(old) == _COMPLETE",
             "& _TOKEN_AND_POSITION != 0",
-            _STATE + "NUMBA]",
+            _WITNESS + "NUMBA]",
         ),
     ),
     *mutants(
         "kernels/canary_kernels/write/kernel.py",
-        ("known & differs & (state_of(old) == COMPLETE)", "known & differs", _STATE + "TRITON]"),
+        ("known & differs & (state_of(old) == COMPLETE)", "known & differs", _WITNESS + "TRITON]"),
     ),
 )

@@ -198,3 +198,18 @@ def test_forwards_before_the_start_are_not_missed() -> None:
     assert canary.forwards.checked == {"full": 20}
     assert canary.verdict() == (State.OK, ())
     canary.detach()
+
+
+def test_a_step_that_lasts_is_not_blind(make_rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft's forward is counted with the step, and begins after the target's."""
+    rig = make_rig()
+    rig.run(5)
+    account, counted, steps = rig.canary.forwards, rig.canary.forwards.counted, []
+    monkeypatch.setattr(forward_account, "_SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(account, "_counts", lambda: {name: n + len(steps) for name, n in counted.items()})
+    for under_way, missing in ((True, 0), (False, 1)), ((True, 1), (False, 2)):
+        steps.append(None)
+        for in_step, expected in (under_way, missing):
+            monkeypatch.setattr(account, "_in_step", lambda in_step=in_step: in_step)
+            texts = [text for _, text in account.reasons()]
+            assert texts == ([f"forwards were not shown or not checked: full {expected}"] if expected else [])
