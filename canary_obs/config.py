@@ -80,6 +80,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_rows: Annotated[int, Meta(ge=2, le=1024)] = 16
     snapshot_seconds: Seconds = 0.25
     coverage_target: Fraction = 0.99  # protected bytes / pool bytes below this is `degraded`
+    check_coverage_target: Fraction | None = None  # of the last seconds' slot checks; None = coverage_target
     sweep_max_age_seconds: Seconds = 3600.0
     patrol_max_cycle_seconds: Seconds = 3600.0
     drill_enabled: bool = False  # reserves a slot at attach, for POST /canary/drill

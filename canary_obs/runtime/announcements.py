@@ -40,13 +40,13 @@ class Announcements:
         """
         (group,) = self.state.named((name,))
         if records is None:
-            group.adopt(slots)
+            group.receive(slots)
         else:
             group.store(slots, join_records(records.to(slots.device, non_blocking=True)))
             self.state.tick()
             self.state.owed.compared(group.index, layout.Phase.HEAD, slots.shape[0])
             compare_slots(self.state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
-        group.take_baseline(slots)
+            group.take_baseline(slots)
         self._history.record_announcement(SlotEventKind.RECEIVED, group, slots, step)
 
     def invalidated(self, name: str, slots: Tensor, step: int) -> None:

@@ -14,10 +14,13 @@ from canary_obs.engine_api.views import StepView
 from canary_obs.errors import EngineContractError
 from canary_obs.records import Snapshot
 from canary_obs.runtime.announcements import Announcements
+from canary_obs.runtime.baselines import Baselines
+from canary_obs.runtime.check_coverage import CheckCoverage
 from canary_obs.runtime.commands import CommandExecutor
 from canary_obs.runtime.delivery import ViolationDelivery
 from canary_obs.runtime.device.bandwidth import measure_bandwidth
 from canary_obs.runtime.device.counter_reader import CounterReader
+from canary_obs.runtime.device.delayed_device_host import Sample
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.device.violation_log import ViolationLog
 from canary_obs.runtime.device.warm_up import warm_up
@@ -64,11 +67,14 @@ class CanaryRuntime(SlotHooks):
         self.sweeper = Sweeper(
             self.state, adapter.prefix_cache, self.health, config, bandwidth, self.reporter.send_sweep
         )
+        self.baselines = Baselines(self.state, bandwidth)
+        self.check_coverage = CheckCoverage(self.state, self.baselines, config)
+        self.health.add_source(self.check_coverage, self.check_coverage.acknowledge)
         log = ViolationLog(
             self.state, reveal_tokens=config.reveal_tokens, sweep_id=lambda: self.sweeper.latest_id
         )
         self.counter_reader = CounterReader(
-            self.state, self.health, log, config.pipeline_rows, self.sweeper.update
+            self.state, self.health, log, config.pipeline_rows, self._counters_arrived
         )
         self.health.add_source(CounterAge(self.counter_reader, self.run))
         budget = parse_patrol_budget(config.patrol_budget)
@@ -93,8 +99,8 @@ class CanaryRuntime(SlotHooks):
         )
         SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery)
         workers = Workers(
-            counter_reader=self.counter_reader, delivery=self.delivery, sweeper=self.sweeper,
-            patrol=self.patrol, drill=self.drill, evidence=self.evidence, swa=self.swa,
+            counter_reader=self.counter_reader, baselines=self.baselines, delivery=self.delivery,
+            sweeper=self.sweeper, patrol=self.patrol, drill=self.drill, evidence=self.evidence, swa=self.swa,
             snapshots=SnapshotBuilder(self._sources), reporter=self.reporter,
             commands=CommandExecutor(self._sources, self.evidence, self.drill),
         )  # fmt: skip
@@ -150,7 +156,8 @@ class CanaryRuntime(SlotHooks):
         return final
 
     def check_everything(self, timeout: float = 60.0) -> None:
-        """Complete one patrol cycle and one sweep and deliver their results; the engine must be at rest."""
+        """Complete baselines, a patrol cycle and a sweep, and deliver results; the engine must be at rest."""
+        self.baselines.advance(timeout, self.counter_reader.next_sequence)
         self.delivery.check_everything(self.patrol, self.sweeper, timeout)
 
     # Hooks around a forward. `guard` is spelled out: every forward pays for each call.
@@ -245,6 +252,13 @@ class CanaryRuntime(SlotHooks):
         self._faults.count_fault(part, error)
         if self.run.armed:
             self._or_disarm(self.state.adopt_all)
+
+    def _counters_arrived(self, copy: Sample, step: int) -> None:
+        self.sweeper.update(copy, step)
+        self.check_coverage.update(
+            copy
+        )  # first: it asks whether the copy was made with baselines on their way
+        self.baselines.update(copy)
 
     # Failures.
 

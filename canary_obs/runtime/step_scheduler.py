@@ -10,6 +10,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from canary_obs.config import CanaryConfig
+from canary_obs.runtime.baselines import Baselines
 from canary_obs.runtime.commands import CommandExecutor
 from canary_obs.runtime.delivery import ViolationDelivery
 from canary_obs.runtime.device.counter_reader import CounterReader
@@ -37,6 +38,7 @@ class Workers:
     """The parts of the runtime that tasks call."""
 
     counter_reader: CounterReader
+    baselines: Baselines
     delivery: ViolationDelivery
     sweeper: Sweeper
     patrol: Patrol
@@ -145,6 +147,7 @@ class StepScheduler:
         self._begin_overdue_sweep()
         self._advance_sweep(sweep_seconds)
         started, patrolled = time.monotonic(), run.overhead["patrol"]
+        self._advance_baselines(sweep_seconds)
         self._advance_drill()
         faults.guard(ObserverPart.PATROL, self._timed_patrol)
         faults.guard(ObserverPart.SNAPSHOT, workers.snapshots.advance)
@@ -159,11 +162,13 @@ class StepScheduler:
     def _update_urgent(self) -> None:
         workers = self._workers
         self._urgent = self._sweep_advances or workers.drill.busy or workers.evidence.busy
+        self._urgent = self._urgent or workers.baselines.due
 
     def _run_urgent(self) -> None:
         with self._stream:
             self._advance_sweep(self._sweep_seconds)
             started = time.monotonic()
+            self._advance_baselines(self._sweep_seconds)
             self._advance_drill()
             if self._raising or self._workers.counter_reader.alarmed:
                 self._move_counters()
@@ -204,6 +209,12 @@ class StepScheduler:
             ):
                 sweeper.abort("the sweep itself failed; see the engine's log")
             run.overhead["sweep"] += time.monotonic() - started
+
+    def _advance_baselines(self, seconds: float) -> None:
+        baselines = self._workers.baselines
+        if baselines.due:
+            sequence = self._workers.counter_reader.next_sequence
+            self._faults.guard(ObserverPart.ADOPT, baselines.advance, seconds, sequence)
 
     def _advance_drill(self) -> None:
         if self._workers.drill.busy:

@@ -119,10 +119,10 @@ COUNT_WRITE_RUNS = COUNT_COMPLETED + 1
 COUNT_COMPLETE_RUNS = COUNT_WRITE_RUNS + 1
 COUNT_BASELINES = COUNT_COMPLETE_RUNS + 1  # ADOPTED records given a fingerprint, made BASELINE
 COUNT_BASELINE_RUNS = COUNT_BASELINES + 1
-COUNT_CENSUS = COUNT_BASELINE_RUNS + 1  # + RecordState: records found in this state by all censuses
-COUNT_CENSUS_RUNS = COUNT_CENSUS + len(RecordState)
+# + RecordState, of ADOPTED, BASELINE and AWAITED: records left in this state by what takes baselines.
+COUNT_CENSUS = COUNT_BASELINE_RUNS + 1
 # Every slot given to a byte check, padding included, is counted once: as hashed or completed, or here.
-COUNT_UNHASHED = COUNT_CENSUS_RUNS + 1  # + phase: slots given, not compared
+COUNT_UNHASHED = COUNT_CENSUS + len(RecordState)  # + phase: slots given, not compared
 COUNT_UNCOMPLETED = COUNT_UNHASHED + NUM_PHASES  # slots given to the fingerprinting that were not PENDING
 COUNTER_WORDS = 128
 

@@ -205,6 +205,7 @@ def counters_of(group: oracle.Group) -> list[int]:
     places |= {"baselines": layout.COUNT_BASELINES, "baseline_runs": layout.COUNT_BASELINE_RUNS}
     places |= {"write_runs": layout.COUNT_WRITE_RUNS, "complete_runs": layout.COUNT_COMPLETE_RUNS}
     places["uncompleted"] = layout.COUNT_UNCOMPLETED
+    places |= {("census", int(state)): layout.COUNT_CENSUS + state for state in layout.RecordState}
     for phase in Phase:
         places["unhashed", phase] = layout.COUNT_UNHASHED + phase
         places["runs", phase] = layout.COUNT_RUNS + phase

@@ -47,8 +47,8 @@ CHECK = (
     *mutants(
         _KERNELS + "fingerprint/reference.py",
         (
-            "(_states(found) == RecordState.ADOPTED) & (_flaws(found) == 0)",
-            "_states(found) >= RecordState.ADOPTED",
+            "adopted = (states == RecordState.ADOPTED) & sound",
+            "adopted = states >= RecordState.ADOPTED",
             _COMPLETE + "[Backend.TORCH]",
         ),
         (
@@ -71,14 +71,9 @@ STATES = (
     *mutants(
         "canary_obs/runtime/announcements.py",
         (
-            "        group.take_baseline(slots)\n",
-            "",
-            _ANNOUNCED + "test_received_bytes_without_records_get_a_baseline_on_arrival",
-        ),
-        (
-            "            group.adopt(slots)\n",
+            "            group.receive(slots)\n",
             "            pass\n",
-            _ANNOUNCED + "test_a_second_arrival_in_one_step_replaces_the_first_baseline",
+            _ANNOUNCED + "test_received_bytes_without_records_get_a_baseline_on_arrival",
         ),
         (
             "            self.state.tick()\n",
@@ -106,4 +101,44 @@ STATES = (
     ),
 )
 
-ALL = (*CHECK, *STATES)
+_BASELINES = "tests/runtime/test_baselines.py::"
+_WARM = _BASELINES + "test_an_engine_attached_warm_is_not_ok_until_its_baselines_are_taken[llama]"
+DEBT = (
+    *mutants(
+        "canary_obs/runtime/check_coverage.py",
+        (
+            "_unverified(layout.Unverified.ADOPTED), ",
+            "_unverified(layout.Unverified.PENDING), ",
+            _BASELINES + "test_traffic_over_adopted_slots_is_below_the_target",
+        ),
+        (
+            "if baselines.missing_runs:",
+            "if baselines.missing_runs < 0:",
+            _BASELINES + "test_a_baseline_kernel_that_does_not_run",
+        ),
+        (
+            "if baselines.waiting and not self._expected_wait:",
+            "if baselines.waiting and baselines.due is None:",
+            _WARM,
+        ),
+        (
+            "debt > self._accepted and self._target > 0",
+            "debt > self._accepted > 0",
+            _BASELINES + "test_adopted_slots_whose_bytes_nothing_covers_stay_a_debt",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/baselines.py",
+        (
+            "self._covered, self._ended = -1, self._passing, self._clock()",
+            "self._covered, self._ended = -1, self._state.adoptions.count, self._clock()",
+            _BASELINES + "test_slots_adopted_during_a_pass_are_left_to_the_next",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/device/state.py",
+        ("self.adoptions.count += slots.numel() > 0", "self.adoptions.count += 0", _WARM),
+    ),
+)
+
+ALL = (*CHECK, *STATES, *DEBT)

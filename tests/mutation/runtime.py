@@ -85,8 +85,8 @@ STATE = mutants(
     ),
     ("torch.sub(prefix_lens, self._window - 1,", "torch.sub(prefix_lens, self._window,", _CLEAN + "[swa]"),
     (
-        "self._reset(slots, layout.RecordState.ADOPTED)",
-        "self._reset(slots, layout.RecordState.EMPTY)",
+        "self._reset(slots, layout.RecordState.ADOPTED)\n        self.take_baseline",
+        "self._reset(slots, layout.RecordState.EMPTY)\n        self.take_baseline",
         "tests/runtime/test_announcements.py::test_received_bytes_without_records_get_a_baseline_on_arrival",
     ),
 )

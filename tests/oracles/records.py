@@ -208,6 +208,8 @@ class Group:
             if record is not None and covered and record.state == ADOPTED and not record.flaw:
                 record.state, record.fingerprints = BASELINE, tuple(new)
                 self.counts["baselines"] += 1
+            if record is not None and not record.flaw and record.state in (ADOPTED, BASELINE, AWAITED):
+                self.counts["census", record.state] += 1
         self.counts["baseline_runs"] += 1
 
     def compare(self, slots, hashes, covered, phase):

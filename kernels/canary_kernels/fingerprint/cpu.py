@@ -55,6 +55,7 @@ _SKIPPED_ADOPTED, _SKIPPED_PENDING = int(Unverified.ADOPTED), int(Unverified.PEN
 _SKIPPED_UNCOVERED = int(Unverified.NO_FINGERPRINT)
 _IDENTITY, _FINGERPRINT_K, _FINGERPRINT_V = layout.IDENTITY, layout.FINGERPRINT_K, layout.FINGERPRINT_V
 _PENDING_TO_COMPLETE, _ADOPTED_TO_BASELINE = layout.PENDING_TO_COMPLETE, layout.ADOPTED_TO_BASELINE
+_COUNT_CENSUS = layout.COUNT_CENSUS
 _COUNT_BASELINES, _COUNT_BASELINE_RUNS = layout.COUNT_BASELINES, layout.COUNT_BASELINE_RUNS
 
 
@@ -113,11 +114,15 @@ def _sound_state(record):
 @kernel("void(int64, int64, int64, int64, int64)")
 def _baseline_slots(buffers, plan, slots, size, length):
     completed = 0
-    if load_int64(plan, COVERED):
-        for index in range(length):
-            slot = integer_at(slots, size, index)
-            record = record_at(buffers, slot)
-            if _sound_state(record) == _ADOPTED:
+    covered = load_int64(plan, COVERED) != 0
+    for index in range(length):
+        slot = integer_at(slots, size, index)
+        record = record_at(buffers, slot)
+        state = _sound_state(record)
+        if state >= _ADOPTED:
+            after = _BASELINE if state == _ADOPTED and covered else state
+            count(buffers, _COUNT_CENSUS + after, 1)
+            if state == _ADOPTED and covered:
                 hash_k, hash_v = hash_slot(plan, slot)
                 store_int64(record, _FINGERPRINT_K, np.int64(hash_k))
                 store_int64(record, _FINGERPRINT_V, np.int64(hash_v))

@@ -26,6 +26,7 @@ from canary_kernels.fingerprint.outcome import (
     concerns,
     count_left_out,
     count_skipped,
+    count_without_history,
     finish,
     report_flaw,
 )
@@ -88,6 +89,8 @@ def fingerprint_kernel(
                 if OP == COMPARING and FIRST:
                     count_skipped(counters, state, HAS_DATA, PHASE)
                     report_flaw(buffers, slot, identity, flaw, PHASE)
+                if OP == BASELINING and FIRST:
+                    count_without_history(counters, state, HAS_DATA)
             if OP != HASH and OP != COMPLETING and not HAS_DATA:
                 wanted = slot < 0
             if wanted:

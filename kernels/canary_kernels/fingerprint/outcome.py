@@ -41,6 +41,7 @@ COUNT_RUNS = tl.constexpr(layout.COUNT_RUNS)
 COUNT_HASHED = tl.constexpr(layout.COUNT_HASHED)
 COUNT_BASELINES = tl.constexpr(layout.COUNT_BASELINES)
 COUNT_BASELINE_RUNS = tl.constexpr(layout.COUNT_BASELINE_RUNS)
+COUNT_CENSUS = tl.constexpr(layout.COUNT_CENSUS)
 COUNT_COMPLETED = tl.constexpr(layout.COUNT_COMPLETED)
 COUNT_COMPLETE_RUNS = tl.constexpr(layout.COUNT_COMPLETE_RUNS)
 COUNT_UNHASHED = tl.constexpr(layout.COUNT_UNHASHED)
@@ -131,3 +132,13 @@ def report_flaw(buffers, slot, identity, flaw, PHASE: tl.constexpr):
         if damaged:
             lane = PHASE * NUM_REASONS + RECORD_REASON
             report(buffers, damaged, lane, slot, position_of(identity), NOBODY, 0, 0, flaw)
+
+
+@triton.jit
+def count_without_history(counters, state, HAS_DATA: tl.constexpr):
+    """Count a slot that has no history by the state that it will be left in."""
+    if (state == ADOPTED) | (state == BASELINE) | (state == AWAITED):
+        left = state
+        if HAS_DATA:
+            left = tl.where(state == ADOPTED, BASELINE, state)
+        tl.atomic_add(counters + COUNT_CENSUS + left, 1, sem="relaxed")

@@ -13,6 +13,7 @@ from canary_kernels.layout import (
     CHAIN,
     COUNT_BASELINE_RUNS,
     COUNT_BASELINES,
+    COUNT_CENSUS,
     COUNT_COMPLETE_RUNS,
     COUNT_COMPLETED,
     COUNT_HASHED,
@@ -87,11 +88,15 @@ def baseline_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) 
     """Fingerprint ADOPTED records and make them BASELINE."""
     counters, records = buffers.counters.numpy(), buffers.records.numpy()
     counters[COUNT_BASELINE_RUNS] += 1
-    if plan.coverage is RealData.NONE:
-        return
-    listed = np.unique(_inside(buffers, slots))
+    listed = _inside(buffers, slots)
     found = records.take(listed, 0)
-    adopted = (_states(found) == RecordState.ADOPTED) & (_flaws(found) == 0)
+    states, sound = _states(found), _flaws(found) == 0
+    adopted = (states == RecordState.ADOPTED) & sound
+    if plan.coverage is RealData.NONE:
+        adopted[:] = False
+    states[adopted] = RecordState.BASELINE
+    for state in (RecordState.ADOPTED, RecordState.BASELINE, RecordState.AWAITED):
+        counters[COUNT_CENSUS + state] += ((states == state) & sound).sum()
     listed, found = listed[adopted], found[adopted]
     if listed.shape[0]:
         found[:, FINGERPRINT_K:] = _hash(plan, listed)

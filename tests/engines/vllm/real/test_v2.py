@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.vllm.real.server import Process
 from tests.engines.vllm.real.test_accounts import report_forwards, report_walks
+from tests.engines.vllm.real.test_adopted import report_adopted
 from tests.unchecked import Report
 
 # The first test waits for the process of all: 80 s on two quiet cores.
@@ -102,6 +103,10 @@ def test_forwards_that_are_not_shown(report: dict[str, Any], unchecked: Report, 
 def test_walks_that_leave_blocks_out(report: dict[str, Any], unchecked: Report) -> None:
     assert len(report["llama"]["walks"]) == 4
     report_walks("vLLM V2", report["llama"]["walks"], unchecked)
+
+
+def test_slots_without_a_history(report: dict[str, Any], unchecked: Report) -> None:
+    report_adopted("vLLM V2", report["llama"]["adopted"], unchecked)
 
 
 @pytest.mark.parametrize("case", ["draft_model", "eagle"])
