@@ -10,6 +10,7 @@ import pytest
 from canary_obs import CanaryConfig, KVCacheViolation, Mode, UnsupportedEngine, install_canary
 from canary_obs.engines.vllm import plugin
 from canary_obs.records import Phase, Reason, State
+from tests.engines.vllm.real.forwards import acknowledge
 from tests.engines.vllm.real.rig import Rig, prompts
 
 
@@ -48,6 +49,7 @@ def test_attach_catch_a_flipped_element_and_detach(rig: Rig, given: str) -> None
     answers = rig.generate(prompts(6, seed=5), 8)
     assert rig.settle() == []
     assert rig.checks() > 1000
+    acknowledge(rig)  # that it was attached warm
     state, reasons = rig.canary.verdict()
     if given == "llm":
         assert (state, reasons) == (State.OK, ())
