@@ -184,6 +184,10 @@ class VllmAdapter(EngineAdapter):
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("announce", error)
 
+    def end_step(self, observer: Observer) -> None:
+        """What the step under way has loaded is there."""
+        self._block_changes.end_step(observer)
+
     @abstractmethod
     def warm_up(self) -> None:
         """Launch each kernel of view building once: the first launch of a kernel takes up to 0.3 s."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded
+from canary_obs.engines.vllm.cached_blocks import BlockEvent
+from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 
@@ -20,14 +21,16 @@ class BlockChanges:
 
     def __init__(self, groups: Sequence[VllmGroup], device: torch.device) -> None:
         self._groups, self._device = groups, device
+        self._loads = ConnectorLoads(groups, device)
+        self.end_step = self._loads.end_step
 
     def report(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         """Report the changes of a scheduler output and its events, before the runner acts on it."""
         zeroed = output.new_block_ids_to_zero
         copies = output.kv_cache_block_copies
         assigned = self._assigned(output) if len(self._groups) > 1 else {}
-        loads = [event for event in events or () if isinstance(event, Loaded)]
-        if not (zeroed or copies or assigned or loads):
+        self._loads.begin_step(output, events, observer)
+        if not (zeroed or copies or assigned):
             return
         for group in self._groups:
             name = group.view.name
@@ -37,9 +40,6 @@ class BlockChanges:
             lost.discard(NULL_BLOCK)
             if lost:
                 observer.invalidated(name, self._slots(sorted(lost), group))
-            if loaded := [event for event in loads if event.group == group.number]:
-                # The connector has yet to fill them.
-                observer.awaited(name, _loaded_slots(loaded, group.block_size).to(self._device))
             if copies:
                 source, destination = zip(*copies, strict=True)
                 observer.copied(name, self._slots(source, group), self._slots(destination, group))
@@ -62,9 +62,3 @@ def slots_of(blocks: Sequence[int], block_size: int) -> Tensor:
     """int64 [len(blocks) * block_size] on the CPU: all slots of these blocks."""
     starts = torch.tensor(blocks, dtype=torch.int64) * block_size
     return (starts[:, None] + torch.arange(block_size)).flatten()
-
-
-def _loaded_slots(events: Sequence[Loaded], block_size: int) -> Tensor:
-    """int64 [n]: the slots that a KV connector fills."""
-    runs = [torch.arange(event.first, event.stop) + event.block * block_size for event in events]
-    return torch.cat(runs)

@@ -178,7 +178,8 @@ def _record_loads(manager: Any, request: str, start: int, stop: int) -> None:
         for order in range(start // size, min(len(blocks), -(-stop // size))):
             if blocks[order]:  # 0 is the null block: out of a window, never loaded
                 first, last = max(start - order * size, 0), min(stop - order * size, size)
-                _record(manager.block_pool, Loaded(number, blocks[order], first, last))
+                load = Loaded(number, blocks[order], order, first, last, request)
+                _record(manager.block_pool, load)
 
 
 def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -53,12 +53,17 @@ class Partial(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A KV connector fills offsets `first` to `stop` of a block: bytes from outside, without records."""
+    """A KV connector fills the request's `number`-th block with bytes from outside, without records.
+
+    It was asked for the tokens at offsets `first` to `stop`, and may write the others.
+    """
 
     group: int
     block: int
+    number: int
     first: int
     stop: int
+    request: str
 
 
 # Events are in order. An int is a block that was evicted; None = the whole cache was reset.

@@ -23,6 +23,9 @@ class StepSource(Protocol):
     def follow_output(self, output: Any, observer: Observer) -> None:
         """Follow the requests and blocks of a scheduler output; failures are reported as faults."""
 
+    def end_step(self, observer: Observer) -> None:
+        """Report what arrived during the step under way; after its forward, on a stream that waits for it."""
+
     def complete_view(self, view: StepView) -> StepView:
         """The view with what may be added after the forward's launch: ids, digests and expected ids."""
 
@@ -183,6 +186,7 @@ class StepHooks:
         self._host_seconds = 0.0
         with self.side_stream.after_all:
             self._end_forward(self.observer.after_forward)
+            self._source.end_step(self.observer)
             if self._drafts is None or not self._drafts.pending:
                 self.observer.after_step()
 

@@ -125,3 +125,13 @@ class UnalignedConnector(CopyingConnector):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         arrived, self._arrived = self._arrived, set()
         return None, arrived or None
+
+
+class UnalignedAtOnce(CopyingConnector):
+    """A match ends inside a block, which is loaded whole before the forward."""
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        whole, _ = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        matched = max(0, whole - 5)
+        self._matched[request.request_id] = (num_computed_tokens, num_computed_tokens + matched)
+        return matched, False

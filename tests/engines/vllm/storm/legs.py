@@ -66,8 +66,6 @@ LEGS = {
         model="bloom",
         engine={"dtype": "bfloat16", "num_gpu_blocks_override": 100},
         repeats=0.5,  # keys and values of these are the same at every position
-        expected=False,
-        reason="a write that repeats a slot's bytes is taken for lost (issue 16, line 13)",
     ),
     "connector": Leg(
         share=2,
@@ -80,8 +78,12 @@ LEGS = {
         engine={"kv_transfer_config": _connector("UnalignedConnector"), "num_gpu_blocks_override": 100},
         contains=("connector_loads",),
         devices=("cpu",),
-        expected=False,
-        reason="a match that ends inside a block is not adopted whole (issue 16, line 12)",
+    ),
+    "at_once": Leg(
+        share=1,
+        engine={"kv_transfer_config": _connector("UnalignedAtOnce"), "num_gpu_blocks_override": 100},
+        contains=("connector_loads",),
+        devices=("cpu",),
     ),
     "async": Leg(
         share=2,
