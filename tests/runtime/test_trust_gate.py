@@ -207,20 +207,15 @@ def test_damage(make_gate) -> None:
     leaves(gate, State.VIOLATED, "violations not acknowledged")
 
 
-def test_a_forward_that_is_never_closed(make_gate, monkeypatch, unchecked) -> None:
+def test_a_forward_that_is_never_closed(make_gate, monkeypatch) -> None:
     """Later forwards would be taken for its own, and none of them would be checked."""
     gate = make_gate()
     gate.until(lambda: gate.state() == "ok")
     canary = gate.rig.canary
-    began = time.monotonic()
     with monkeypatch.context() as patch:
         patch.setattr(canary, "after_forward", lambda view: None)
         gate.step()
     leaves(gate, State.BLIND, "unclosed_forward 1")
-    unchecked(
-        "a forward is never closed", "reference", gate.hub.verdict(),
-        names="the observer failed: unclosed_forward", seconds=time.monotonic() - began,
-    )  # fmt: skip
     assert canary._depth == 0
     before = canary.counter_reader.counters.sum()
     gate.rig.run(60)
@@ -230,14 +225,9 @@ def test_a_forward_that_is_never_closed(make_gate, monkeypatch, unchecked) -> No
     assert canary.health.faults == {"unclosed_forward": 1}
 
 
-def test_a_sweep_that_stays_running(make_gate, monkeypatch, unchecked) -> None:
+def test_a_sweep_that_stays_running(make_gate, monkeypatch) -> None:
     gate = make_gate(sweep_max_age_seconds=1.0, idle_sweep=False)
     gate.sweep()
     gate.until(lambda: gate.state() == "ok")
-    began = time.monotonic()
     monkeypatch.setattr(gate.rig.canary.sweeper, "advance", lambda *arguments: None)
     leaves(gate, State.DEGRADED, "last completed sweep")
-    unchecked(
-        "a sweep of a busy engine does not advance", "reference", gate.hub.verdict(),
-        names="last completed sweep", seconds=time.monotonic() - began,
-    )  # fmt: skip
