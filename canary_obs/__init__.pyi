@@ -15,6 +15,7 @@ from canary_obs.engine_api.views import (
     CachedSlots,
     GroupStep,
     GroupView,
+    KVAllocation,
     StepTypes,
     StepView,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "EngineAdapter",
     "GroupStep",
     "GroupView",
+    "KVAllocation",
     "KVCacheViolation",
     "Mode",
     "Observer",

@@ -158,6 +158,7 @@ class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):
     settings: dict[str, str]  # secrets masked
     versions: dict[str, str]
     expected_ranks: tuple[int, ...] = ()  # of this engine instance, that report to the same service
+    allocated_bytes: int | None = None  # of KV, as the engine says; without its word, those of the groups
 
 
 class Violation(_Struct, frozen=True, kw_only=True):

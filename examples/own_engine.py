@@ -9,8 +9,8 @@ from canary_kernels.hashing import chain_of
 from canary_kernels.layout import Part
 
 from canary_obs import (  # isort: skip
-    CachedCount, CachedSlots, CanaryConfig, EngineAdapter, GroupStep, GroupView, Mode, Observer,
-    PrefixCache, StepView, install_canary,
+    CachedCount, CachedSlots, CanaryConfig, EngineAdapter, GroupStep, GroupView, KVAllocation, Mode,
+    Observer, PrefixCache, StepView, install_canary,
 )  # fmt: skip
 
 
@@ -60,6 +60,9 @@ class ToyAdapter(EngineAdapter, PrefixCache):
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
         return torch.ones_like(slots, dtype=torch.bool)
+
+    def allocation(self) -> KVAllocation:
+        return KVAllocation(bytes=self.engine.kv.nbytes, layers={("full",): 1})
 
     def forwards(self) -> dict[str, int]:
         return {"full": self.engine.steps}

@@ -159,7 +159,7 @@ DEBT = (
         alert="KVCanaryCoverageLow",
         series=(
             rank_gauge("protected_bytes", 1000, 900, group="full"),
-            rank_gauge("pool_bytes", 1000, 1000, group="full"),
+            rank_gauge("allocated_bytes", 1000, 1000),
         ),
         shown="90%",
         spans=Spans(quiet=8, bad=30, good=60),

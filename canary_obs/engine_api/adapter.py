@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupView, StepTypes, WindowTokens
+from canary_obs.engine_api.views import (
+    CachedCount,
+    CachedSlots,
+    GroupView,
+    KVAllocation,
+    StepTypes,
+    WindowTokens,
+)
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -79,6 +86,10 @@ class EngineAdapter(ABC):
     @abstractmethod
     def detach(self) -> None:
         """Restore the engine exactly; idempotent."""
+
+    def allocation(self) -> KVAllocation | None:
+        """The KV that the engine has, from another source than `groups`. None = unknown: `degraded`."""
+        return None
 
     def forwards(self) -> Mapping[str, int] | None:
         """Forwards with tokens since the engine's start, by group name; a draft model's by its own groups.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -82,6 +82,16 @@ class CachedSlots:
     slots: Tensor  # [n]
     positions: Tensor  # [n]
     previous: Tensor  # [n]; slot of the position before; -1 = none, or no longer in its window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVAllocation:
+    """What an engine has, by its own configuration and memory: groups are compared with it."""
+
+    # Of KV, without padding, on this rank. Memory that several groups use in turn counts for each of them.
+    bytes: int
+    # Group names -> layers that these groups hold together, by the model's configuration.
+    layers: Mapping[tuple[str, ...], int]
 
 
 class CachedCount(NamedTuple):

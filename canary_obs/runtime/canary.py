@@ -57,9 +57,10 @@ class CanaryRuntime(SlotHooks):
     ) -> None:
         self.config, self._adapter, self.run = config, adapter, RunState()
         self.overhead = self.run.overhead
-        self.state = DeviceState(adapter.groups, device, config)
+        self.state = DeviceState(adapter.groups, device, config, adapter.allocation())
         self.health = Health(len(self.state.groups), config)
         self._faults = Faults(self.health, config.mode)
+        self.health.add_source(self.state.kv_coverage)
         self.forwards = ForwardAccount(self.state, self.health, adapter.forwards, self._in_step)
         self._checks = ForwardChecks(self.state, self.health, self.forwards, config)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)

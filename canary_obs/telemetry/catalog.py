@@ -111,6 +111,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_G, "patrol_budget_bytes_per_second", "", "", "Bytes the patrol may read per second.", readings.patrol_budget),
     _rank(_G, "pool_bytes", "bytes", "group", "KV bytes in the pool.", readings.pool_bytes),
     _rank(_G, "protected_bytes", "bytes", "group", "KV bytes in the pool that fingerprints cover.", readings.protected_bytes),
+    _rank(_G, "allocated_bytes", "bytes", "", "KV bytes that the engine has allocated, by its own configuration and memory.", readings.allocated_bytes),
     _rank(_G, "record_bytes", "bytes", "", "Device memory of the records.", readings.record_bytes),
     _rank(_G, "pipeline_lag_steps", "", "", "Steps between the device's counters and the host's copy.", readings.lag_steps),
     _rank(_G, "pipeline_lag_seconds", "seconds", "", "Age of the host's copy of the counters.", readings.lag_seconds),

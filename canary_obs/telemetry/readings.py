@@ -219,6 +219,10 @@ def protected_bytes(rank: RankView) -> Iterator[Reading]:
     return (((info.name,), float(info.slots * info.protected_slot_bytes)) for info in _infos(rank))
 
 
+def allocated_bytes(rank: RankView) -> Iterator[Reading]:
+    return one(rank.hello.allocated_bytes if rank.hello else None)
+
+
 def record_bytes(rank: RankView) -> Iterator[Reading]:
     return one(rank.hello.record_bytes if rank.hello else None)
 

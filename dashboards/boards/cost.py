@@ -83,6 +83,7 @@ BOARD = Board(
                     queries=(
                         Query(expression=rank("record_bytes"), legend="records, rank {{rank}}"),
                         Query(expression=group("pool_bytes"), legend="pool {{group}}, rank {{rank}}"),
+                        Query(expression=rank("allocated_bytes"), legend="allocated, rank {{rank}}"),
                     ),
                     unit="bytes",
                 ),

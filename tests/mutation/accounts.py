@@ -90,7 +90,7 @@ SWEEPER = mutants(
         _SWEEP + "test_a_sweep_that_launches_too_few_slots",
     ),
     (
-        "            if shortfall is not None:\n",
+        "            if shortfall:\n",
         "            if False:\n",
         _SWEEP + "test_a_sweep_that_launches_too_few_slots",
     ),
@@ -166,4 +166,20 @@ BLOCKS = mutants(
     ),
 )
 
-ALL = *ACCOUNT, *SWEEPER, *SHARES, *WALK, *BLOCKS, *COMPARED, *CHECKED, *COUNTED, *OUTPUTS
+_COVERAGE = "tests/runtime/device/test_coverage.py::"
+COVERAGE = mutants(
+    "canary_obs/runtime/device/coverage.py",
+    (
+        "shown if allocation is None else max(shown, allocation.bytes)",
+        "shown",
+        _COVERAGE + "test_a_hidden_part",
+    ),
+    ("            if held < expected:\n", "            if False:\n", _COVERAGE + "test_a_hidden_layer"),
+    (
+        "            return [(State.DEGRADED, text)]\n        found = []",
+        "            return []\n        found = []",
+        _COVERAGE + "test_an_engine_that_does_not_say_what_it_has",
+    ),
+)
+
+ALL = *COVERAGE, *ACCOUNT, *SWEEPER, *SHARES, *WALK, *BLOCKS, *COMPARED, *CHECKED, *COUNTED, *OUTPUTS

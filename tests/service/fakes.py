@@ -62,6 +62,7 @@ def hello(who: Identity) -> Hello:
         engine_version="1.0",
         groups=(FULL,),
         record_bytes=3200,
+        allocated_bytes=6400,
         settings={"mode": "log"},
         versions={"canary_obs": "0.1.0"},
     )

@@ -11,15 +11,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_obs.engine_api.adapter import EngineAdapter, PrefixCache
+from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupView, StepTypes, StepView, WindowTokens
+from canary_obs.engine_api.views import (
+    GroupView,
+    KVAllocation,
+    StepTypes,
+    StepView,
+    WindowTokens,
+)
+from canary_obs.engines.reference.allocation import allocation
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
 from canary_obs.engines.reference.full_group import FULL, FullGroup
 from canary_obs.engines.reference.groups import ReferenceGroup, target_groups
 from canary_obs.engines.reference.host_tier_hooks import HostTierHooks
 from canary_obs.engines.reference.instrumented import ViewBuilder, instrumented, instrumented_on_side_stream
+from canary_obs.engines.reference.prefix_cache import RadixPrefixCache, named
 from canary_obs.engines.reference.swa_group import SWA, SwaGroup
 from canary_obs.engines.reference.transfer_hooks import TransferHooks
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -33,32 +41,6 @@ from canary_obs.runtime.device.upload_ring import UploadRing
 
 SUPPORTED_VERSIONS = ("1.0",)
 _STEPS_AHEAD = 8  # steps the host may be ahead of the GPU before an upload allocates memory
-
-
-class RadixPrefixCache(PrefixCache):
-    """The radix cache, group by group."""
-
-    def __init__(self, groups: dict[str, ReferenceGroup]) -> None:
-        self._groups = groups
-
-    def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
-        """Every slot in the cache; starts the period that `still_cached` refers to."""
-        return _named(self._groups, group).cached(unlocked_only=unlocked_only)
-
-    def count(self, group: str) -> CachedCount:
-        """What the engine counts as slots come and go."""
-        return _named(self._groups, group).count()
-
-    def still_cached(self, group: str, slots: Tensor) -> Tensor:
-        """bool [n]: cached, without a break, since this group's last `cached` call."""
-        return _named(self._groups, group).still_cached(slots)
-
-    def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
-        """bool [n]: the token has a sliding-window slot as well; True for groups other than `full`."""
-        swa = self._groups.get(SWA)
-        if not isinstance(swa, SwaGroup):
-            return None
-        return swa.resident(slots) if group == FULL else torch.ones_like(slots, dtype=torch.bool)
 
 
 class ReferenceAdapter(EngineAdapter):
@@ -113,11 +95,11 @@ class ReferenceAdapter(EngineAdapter):
 
     def slots_in_use(self, group: str) -> Tensor:
         """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
-        return _named(self._groups, group).in_use()
+        return named(self._groups, group).in_use()
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Running requests with the slot among the positions they have computed."""
-        return _named(self._groups, group).holders(slot)
+        return named(self._groups, group).holders(slot)
 
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """The first slot of a page that is allocated until detach."""
@@ -126,6 +108,10 @@ class ReferenceAdapter(EngineAdapter):
             raise UnsupportedEngine("no page of the pool is free; attach before the engine has filled it")
         self._scratch = allocator.allocate(1)
         return FULL, int(self._scratch[0])
+
+    def allocation(self) -> KVAllocation:
+        """The pool's own memory, and the layers of the model's shape."""
+        return allocation(self._engine)
 
     def forwards(self) -> dict[str, int]:
         """What the engine's own loop counts: each of the target's forwards writes all groups but `draft`."""
@@ -288,11 +274,3 @@ def _known(request: Request, extend: int) -> NDArray[np.int32]:
         return request.tokens[start:stop]
     known = min(stop, request.length)  # later tokens are the draft model's proposals
     return np.concatenate([oracle.tokens(start, known), request.tokens[known:stop]])
-
-
-def _named(groups: dict[str, ReferenceGroup], name: str) -> ReferenceGroup:
-    if name not in groups:
-        raise UnsupportedEngine(
-            f"group {name!r}: the reference engine has {', '.join(groups)}; name one of them"
-        )
-    return groups[name]

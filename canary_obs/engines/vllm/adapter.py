@@ -14,10 +14,11 @@ from torch import Tensor
 
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.views import GroupView, StepTypes, StepView, WindowTokens
+from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, StepView, WindowTokens
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.side_stream import SideStream
+from canary_obs.engines.vllm.allocation import kv_allocation
 from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
 from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.cache_count import COUNTS_ATTRIBUTE
@@ -121,6 +122,10 @@ class VllmAdapter(EngineAdapter):
             if group.view.sources and not group.draft:
                 return group.view.name, NULL_BLOCK * group.block_size
         raise UnsupportedEngine("no group has bytes that can be checked: drills cannot inject faults")
+
+    def allocation(self) -> KVAllocation:
+        """From vLLM's KV cache configuration and tensors, and the model's configuration."""
+        return kv_allocation(self.runner, self.vllm_groups)
 
     def forwards(self) -> dict[str, int]:
         """Scheduler outputs with tokens; drafting follows every forward of the target."""

@@ -7,7 +7,13 @@ from functools import partial
 from typing import Any
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.engines.vllm.cache_count import carry_over, count_of, instrument_map_class, send_counts
+from canary_obs.engines.vllm.cache_count import (
+    carry_over,
+    count_of,
+    instrument_map,
+    instrument_map_class,
+    send_counts,
+)
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Partial, Published, PublishedRun
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 
@@ -34,7 +40,7 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     manager = scheduler.kv_cache_manager
     patches.set(manager.block_pool, _PENDING, [])
     patches.set(scheduler, FORWARDS_ATTRIBUTE, 0)
-    instrument_map_class(patches)
+    instrument_map(patches, manager.block_pool.cached_block_hash_to_block)
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
     patches.wrap(manager, "allocate_slots", _bound(manager, _around_allocate_slots))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
+_Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 COUNTS_ATTRIBUTE = "kv_canary_cached_counts"  # of SchedulerOutput: BlockCounts by vLLM's group number
 _COUNT = "_kv_canary_count"  # of BlockHashToBlockMap: its MapCount
 
@@ -23,7 +25,9 @@ class BlockCounts(NamedTuple):
 class MapCount:
     """The blocks of one map. A block belongs to one group and may have several keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, patches: MethodPatches | None = None) -> None:
+        """`patches` wrap one map's methods; None = those of the class are wrapped."""
+        self.patches = patches
         self._keys: Counter[int] = Counter()  # by block
         self._unfilled: dict[int, int] = {}  # by block, where its only key stands for a part of it
         self._cached: Counter[int] = Counter()  # by group, as are those below
@@ -66,12 +70,27 @@ def count_of(held: Any) -> MapCount:
     """The count of a map; what the map holds when it is first asked for is counted one by one."""
     found: MapCount | None = vars(held).get(_COUNT)
     if found is None:
-        found = MapCount()
-        for key, blocks in held._cache.items():
-            for block in blocks if isinstance(blocks, dict) else (blocks.block_id,):
-                found.insert(_group_of(key), block)
+        found = _scanned(held, MapCount())
         setattr(held, _COUNT, found)
     return found
+
+
+def _scanned(held: Any, count: MapCount) -> MapCount:
+    for key, blocks in held._cache.items():
+        for block in blocks if isinstance(blocks, dict) else (blocks.block_id,):
+            count.insert(_group_of(key), block)
+    return count
+
+
+def instrument_map(patches: MethodPatches, held: Any, count: MapCount | None = None) -> None:
+    """Count what one map takes and drops, and what follows it in its pool."""
+    patches.set(held, _COUNT, _scanned(held, MapCount(patches) if count is None else count))
+    for name, make in (("insert", _around_insert), ("pop", _around_pop)):
+        patches.wrap(held, name, partial(_bound, held, make))
+
+
+def _bound(held: Any, make: _Make, original: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(make(lambda _, *given: original(*given)), held)
 
 
 def instrument_map_class(patches: MethodPatches) -> None:
@@ -93,7 +112,10 @@ def carry_over(before: Any, now: Any) -> None:
     """A pool was reset, and may have a new map: what left the old one stays counted."""
     count = count_of(before)
     count.reset()
-    setattr(now, _COUNT, count)
+    if count.patches is None:
+        setattr(now, _COUNT, count)
+    elif now is not before:
+        instrument_map(count.patches, now, count)
 
 
 def _group_of(key: bytes) -> int:

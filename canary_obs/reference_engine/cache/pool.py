@@ -126,6 +126,16 @@ class KVPool:
         rows = (config.max_running, config.max_context)
         self.req_to_token = torch.zeros(rows, dtype=torch.int32, device=device)  # row x position -> slot
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is kept per token, without padding."""
+        held = [tensor for store in self.stores for tensor in store.tensors()]
+        for pool in self.compressed:
+            held += [pool.entries.rows, pool.states.rows]
+        for index in (self.index, *(pool.index for pool in self.compressed)):
+            held += [] if index is None else [index.keys, index.scales]
+        return sum(tensor.nbytes for tensor in held)
+
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [n, kv_heads, head_dim] of slots int64 [n]."""
         return self.stores[layer].read(slots)

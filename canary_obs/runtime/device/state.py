@@ -15,10 +15,11 @@ from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import FingerprintPlan, baseline_slots, plan_fingerprint
 from canary_kernels.write import reset_slots
 from canary_obs.config import CanaryConfig
-from canary_obs.engine_api.views import GroupView, StepView
+from canary_obs.engine_api.views import GroupView, KVAllocation, StepView
 from canary_obs.errors import EngineContractError
 from canary_obs.records import GroupInfo
 from canary_obs.runtime.device.backend import choose_backend
+from canary_obs.runtime.device.coverage import KVCoverage
 from canary_obs.runtime.device.owed_slots import OwedSlots
 from canary_obs.vocabulary import Part
 
@@ -206,7 +207,13 @@ class DeviceState:
     violations are unconfirmed.
     """
 
-    def __init__(self, views: Sequence[GroupView], device: torch.device, config: CanaryConfig) -> None:
+    def __init__(
+        self,
+        views: Sequence[GroupView],
+        device: torch.device,
+        config: CanaryConfig,
+        allocation: KVAllocation | None = None,
+    ) -> None:
         count, rows = len(views), config.lane_rows
         self._log_shape = (count, layout.NUM_LANES, rows, layout.ROW_WORDS)
         counter_words = count * layout.COUNTER_WORDS
@@ -251,11 +258,8 @@ class DeviceState:
         )
         self.by_name = {group.name: group for group in self.groups}
         self.owed = OwedSlots(tuple(self.by_name))
-        # Share of the pools' KV bytes that fingerprints cover, 0 to 1. Computed once: it never changes.
-        infos = [group.info() for group in self.groups]
-        pool = sum(info.slot_bytes * info.slots for info in infos)
-        covered = sum(info.protected_slot_bytes * info.slots for info in infos)
-        self.coverage = covered / pool if pool else 0.0
+        self.kv_coverage = KVCoverage([group.info() for group in self.groups], allocation)
+        self.coverage = self.kv_coverage.ratio
 
     def log_of(self, flat: Tensor) -> Tensor:
         """int64 [groups, NUM_LANES, lane_rows, ROW_WORDS]: the violation log in `flat` or a copy of it."""

@@ -89,6 +89,7 @@ class Reporter:
                 engine_version=self._engine_version,
                 groups=tuple(group.info() for group in self._state.groups),
                 record_bytes=self._state.record_bytes,
+                allocated_bytes=self._state.kv_coverage.bytes,
                 settings=masked(self._config),
                 versions=versions(),
                 expected_ranks=parse_ranks(self._config.expected_ranks),

@@ -15,7 +15,7 @@ from canary_kernels.verify import verify_list
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedSlots
-from canary_obs.errors import EngineContractError, UnsupportedEngine
+from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import StartSweep, SweepProgress
 from canary_obs.runtime.device.delayed_device_host import Sample
 from canary_obs.runtime.device.state import DeviceState, Group
@@ -165,7 +165,9 @@ class Sweeper:
         current.totals = {name: counts[name] - self._baseline[name] for name in counts}
         if current.ending is None or current.settles_at < 0 or sample.sequence < current.settles_at:
             return
-        ended = self._ended(current, self._shares.shortfall(counters))
+        shortfall = [self._walk.mismatch.get(name) for name in current.groups]
+        shortfall.append(self._shares.shortfall(counters))
+        ended = self._ended(current, "; ".join(filter(None, shortfall)))
         ended = msgspec.structs.replace(ended, shares=self._shares.settle(counters))
         self._finish(current, ended)
         self._baseline = counts
@@ -190,7 +192,7 @@ class Sweeper:
                 current.work += [
                     (self._state.by_name[name], self._walk.slots(name, command)) for name in names
                 ]
-            except (UnsupportedEngine, EngineContractError) as error:  # the content of the cache is unknown
+            except UnsupportedEngine as error:  # the engine does not show what its prefix cache holds
                 refusal = str(error)
         if refusal is not None:
             self.schedule.ended(SweepStatus.FAILED, refusal)
@@ -260,14 +262,14 @@ class Sweeper:
         counts["compared"] = totals[layout.COUNT_HASHED + phase] + counts["no_fingerprint"]
         return counts
 
-    def _ended(self, current: _Pass, shortfall: str | None) -> SweepProgress:
+    def _ended(self, current: _Pass, shortfall: str) -> SweepProgress:
         assert current.ending is not None
         status, error, seen = current.ending, current.error, current.totals
         if status is SweepStatus.PASSED:
             uncompared = seen["comparable"] - seen["compared"]
-            if shortfall is None and current.command.data and uncompared:
+            if not shortfall and current.command.data and uncompared:
                 shortfall = f"bytes of {uncompared} of {seen['comparable']} slots were not compared"
-            if shortfall is not None:
+            if shortfall:
                 status, error = SweepStatus.FAILED, shortfall
             elif seen["violations"]:
                 status = SweepStatus.VIOLATED

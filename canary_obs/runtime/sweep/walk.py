@@ -8,7 +8,7 @@ from torch import Tensor
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedSlots
-from canary_obs.errors import ConfigurationError, EngineContractError
+from canary_obs.errors import ConfigurationError
 from canary_obs.records import StartSweep
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.vocabulary import State
@@ -22,6 +22,7 @@ class SweepWalk:
     def __init__(self, state: DeviceState, cache: PrefixCache, config: CanaryConfig) -> None:
         self._state, self._cache = state, cache
         self._uncounted: set[str] = set()
+        self.mismatch: dict[str, str] = {}  # by group, of its last walk: a sweep of it can't pass
         no_slots = torch.empty(0, dtype=torch.int64)
         self._knows_windows = cache.swa_resident("full", no_slots) is not None
         if config.swa_resident_only and not self._knows_windows:
@@ -57,7 +58,8 @@ class SweepWalk:
         )
 
     def _counted(self, group: str) -> CachedSlots:
-        """The whole content of the cache; EngineContractError when the engine counts another number."""
+        """The whole content of the cache; `mismatch` says so when the engine counts another number."""
+        self.mismatch.pop(group, None)
         cached, count = self._cache.cached(group, unlocked_only=False), self._cache.count(group)
         self._uncounted.discard(group)
         if count is None:
@@ -66,7 +68,7 @@ class SweepWalk:
         seen = torch.zeros(self._state.by_name[group].view.num_slots, dtype=torch.bool)
         seen[cached.slots] = True
         if int(seen.sum()) != count.slots or cached.slots.numel() != count.slots:
-            raise EngineContractError(
+            self.mismatch[group] = (
                 f"group {group}: the adapter shows {int(seen.sum())} different slots in the prefix cache, "
                 f"the engine counts {count.slots}; the adapter must show every cached slot once"
             )

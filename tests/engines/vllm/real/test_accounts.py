@@ -9,7 +9,7 @@ import pytest
 
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
 from canary_obs.vocabulary import State
-from tests.engines.vllm.real import walks
+from tests.engines.vllm.real import hidden, walks
 from tests.engines.vllm.real.forwards import NOT_SHOWN, tried
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.unchecked import Report
@@ -90,6 +90,30 @@ def test_the_count_is_that_of_the_pool(rig: Rig) -> None:
     rig.fresh()
     rig.generate(prompts(1), 2)
     assert rig.adapter.cached_blocks.count("full").removed == removed + count.slots
+
+
+def report_hidden(engine: str, found: dict[str, dict[str, Any]], unchecked: Report, kind: str = "") -> None:
+    assert found.pop("shown") == {"coverage": 1.0, "reasons": []}
+    assert len(found) == 2
+    for way, seen in found.items():
+        assert seen["coverage"] < 1.0
+        verdict = (seen["state"], seen["reasons"])
+        unchecked(way + kind, engine, verdict, names=seen["names"], seconds=seen["seconds"])
+
+
+def test_layers_and_bytes_that_are_hidden(rig: Rig, unchecked: Report) -> None:
+    report_hidden("vLLM V1", hidden.tried(rig), unchecked)
+
+
+@pytest.mark.parametrize("model", ["gemma3", "deepseek"])
+def test_what_other_models_hide(make_rig: Any, unchecked: Report, model: str) -> None:
+    """Groups that lie over each other in memory, and latents."""
+    found = hidden.tried(make_rig(model))
+    if model == "gemma3":
+        report_hidden("vLLM V1", found, unchecked, " of overlaid groups")
+    else:
+        assert found["shown"] == {"coverage": 1.0, "reasons": []}
+        assert any(hidden.LAYERS in reason for reason in found["the adapter hides a layer"]["reasons"])
 
 
 def test_a_draft_pass_that_is_not_shown(make_rig: Any, models: Any, unchecked: Report) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm.real.server import Process
-from tests.engines.vllm.real.test_accounts import report_forwards, report_walks
+from tests.engines.vllm.real.test_accounts import report_forwards, report_hidden, report_walks
 from tests.engines.vllm.real.test_adopted import report_adopted
 from tests.unchecked import Report
 
@@ -98,6 +98,10 @@ def test_drafting_ends_a_step(report: dict[str, Any], case: str) -> None:
 def test_forwards_that_are_not_shown(report: dict[str, Any], unchecked: Report, case: str, ways: int) -> None:
     assert len(report[case]["forwards"]) == ways
     report_forwards("vLLM V2", report[case]["forwards"], unchecked)
+
+
+def test_layers_and_bytes_that_are_hidden(report: dict[str, Any], unchecked: Report) -> None:
+    report_hidden("vLLM V2", report["llama"]["hidden"], unchecked)
 
 
 def test_walks_that_leave_blocks_out(report: dict[str, Any], unchecked: Report) -> None:
