@@ -51,7 +51,7 @@ FORWARDS = mutants(
 SWEEPS = mutants(
     "canary_obs/runtime/sweep/sweeper.py",
     (
-        "if shortfall is None and current.command.data and uncompared:",
+        "if not shortfall and current.command.data and uncompared:",
         "if not shortfall and current.command.data and uncompared == seen['comparable']:",
         _OWED + "test_a_sweep_whose_bytes_are_not_compared_fails[one slot of each chunk]",
     ),

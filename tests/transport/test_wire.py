@@ -43,7 +43,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "d8174cf0df5a47f3"}
+SCHEMAS = {3: "005a9d2aed6bfb76"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

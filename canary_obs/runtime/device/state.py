@@ -208,12 +208,9 @@ class DeviceState:
     """
 
     def __init__(
-        self,
-        views: Sequence[GroupView],
-        device: torch.device,
-        config: CanaryConfig,
+        self, views: Sequence[GroupView], device: torch.device, config: CanaryConfig,
         allocation: KVAllocation | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         count, rows = len(views), config.lane_rows
         self._log_shape = (count, layout.NUM_LANES, rows, layout.ROW_WORDS)
         counter_words = count * layout.COUNTER_WORDS
@@ -229,8 +226,7 @@ class DeviceState:
         self._step = self._tick = self.now = 0  # now: value of the clock
         self.adoptions = Adoptions()
         self.backend = choose_backend(config.backend, device)
-        counters = self.counters.view(count, layout.COUNTER_WORDS)
-        log = self.log_of(self.flat)
+        counters, log = self.counters.view(count, layout.COUNTER_WORDS), self.log_of(self.flat)
         coverage = layout.RealData[config.real_data.upper()]
         memories = [
             torch.zeros((view.num_slots + 1, layout.RECORD_WORDS), dtype=torch.int64, device=device)
