@@ -53,12 +53,12 @@ def _columns_of(batch: RowBatch) -> Columns:
     return Columns(
         (
             table, stride, num_rows, capacity, rows, starts, prefix, extend, first, digests, requests,
-            ids, positions, slots, expected,
+            ids, positions, slots, expected, ids.size(0),
         ),
         (
             table.data_ptr(), stride, num_rows, capacity, rows.data_ptr(), starts.data_ptr(),
             prefix.data_ptr(), extend.data_ptr(), first.data_ptr(), digests.data_ptr(), requests,
-            ids.data_ptr(), positions.data_ptr(), slots.data_ptr(), expected.data_ptr(),
+            ids.data_ptr(), positions.data_ptr(), slots.data_ptr(), expected.data_ptr(), ids.size(0),
         ),
         _KINDS.setdefault(kind, len(_KINDS)),
     )  # fmt: skip

@@ -46,7 +46,7 @@ def test_known_values_are_written(backend: Backend) -> None:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
     batch = RowBatch(
-        slot_table=column(0)[None], page_size=1, rows=column(0), starts=column(131071),
+        slot_table=column(0)[None], page_size=1 << 17, rows=column(0), starts=column(131071),
         prefix_lens=column(131071), extend_lens=column(1), token_starts=column(0, 1),
         digests=column(0x6D8EB1ACA6E03A0B), input_ids=column(128000), positions=column(131071),
         out_slots=column(2),

@@ -64,7 +64,9 @@ class SlotHistory:
         for name, shown in view.groups.items():
             index, slots = self._state.by_name[name].index, shown.out_slots
             if slots.is_cuda:
-                self._written[index].index_put_((slots,), self._state.clock)
+                # Out of range, an index would end the process's use of the device.
+                inside = slots.clamp(-1, self._written[index].shape[0] - 1)
+                self._written[index].index_put_((inside,), self._state.clock)
             else:
                 # A tenth of what index_put_ takes on the CPU.
                 self._on_host[index][slots.numpy()] = self._state.now

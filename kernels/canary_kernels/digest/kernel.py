@@ -34,35 +34,41 @@ def _added(tokens, first, count, BLOCK: tl.constexpr):
     return tl.sum(total)
 
 
-@triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=["rows", "token_starts"])
+@triton.jit(
+    do_not_specialize=["stride", "num_rows", "width"],
+    do_not_specialize_on_alignment=["rows", "token_starts"],
+)
 def lists_kernel(
     chains, counts, digests, prefix_lens, extend_lens,
-    tokens, stride, computed, rows, token_starts, BLOCK: tl.constexpr,
+    tokens, stride, num_rows, width, computed, rows, token_starts, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program i advances the request at place i of the batch by the engine's own token list."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
     extend = tl.load(token_starts + place + 1) - tl.load(token_starts + place)
-    stop = tl.load(computed + row).to(tl.int64)
-    first = tl.load(counts + row)
-    chain = tl.load(chains + row)
+    known = (row >= 0) & (row < num_rows)
+    stop = tl.load(computed + row, mask=known, other=-1).to(tl.int64)
+    first = tl.load(counts + row, mask=known, other=0)
+    chain = tl.load(chains + row, mask=known, other=0)
+    known = known & (stop >= 0) & (stop <= width)
     begins = (first <= 0) | (first > stop)
     first = tl.where(begins, 0, first)
     chain = tl.where(begins, tl.full(chain.shape, ANCHOR, tl.uint64).to(tl.int64), chain)
-    chain += _added(tokens + row * stride + first, first, stop - first, BLOCK)
-    tl.store(chains + row, chain)
-    tl.store(counts + row, stop)
-    tl.store(digests + place, chain)
-    tl.store(prefix_lens + place, stop.to(tl.int32))
+    chain += _added(tokens + row * stride + first, first, tl.where(known, stop - first, 0), BLOCK)
+    tl.store(chains + row, chain, mask=known)
+    tl.store(counts + row, stop, mask=known)
+    tl.store(digests + place, tl.where(known, chain, 0))
+    tl.store(prefix_lens + place, tl.where(known, stop, -1).to(tl.int32))
     tl.store(extend_lens + place, extend.to(tl.int32))
 
 
 @triton.jit(
-    do_not_specialize=["stride"],
+    do_not_specialize=["stride", "num_rows", "num_tokens"],
     do_not_specialize_on_alignment=["places", "input_ids", "token_starts", "prefix_lens"],
 )
 def inputs_kernel(
-    chains, digests, counts, tails, places, stride, input_ids, token_starts, prefix_lens,
+    chains, digests, counts, tails, places, stride, num_rows, num_tokens,
+    input_ids, token_starts, prefix_lens,
     BLOCK: tl.constexpr, TAIL: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """Program i stores the chain before the inputs of the request at place i, then adds them to its row.
@@ -72,26 +78,29 @@ def inputs_kernel(
     """
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(places + place)
+    known = (row >= 0) & (row < num_rows)
     fresh = tl.load(places + stride + place)
     start = tl.load(places + 2 * stride + place)
     first_token = tl.load(token_starts + place).to(tl.int64)
     extend = tl.load(token_starts + place + 1).to(tl.int64) - first_token
     prefix = tl.load(prefix_lens + place).to(tl.int64)
-    chain = tl.where(fresh != 0, start, tl.load(chains + row))
+    known = known & (first_token >= 0) & (extend >= 0) & (extend <= num_tokens - first_token)
+    extend = tl.where(known, extend, 0)
+    chain = tl.where(fresh != 0, start, tl.load(chains + row, mask=known, other=0))
     if TAIL > 0:
-        count = tl.load(counts + row)
-        accepted = tl.where(fresh != 0, 0, tl.minimum(prefix - count, TAIL))
+        count = tl.load(counts + row, mask=known, other=0)
+        accepted = tl.where((fresh != 0) | ~known, 0, tl.minimum(prefix - count, TAIL))
         chain += _added(tails + row * TAIL, count, accepted, BLOCK)
         kept = tl.minimum(extend, TAIL)
         extend -= kept
-        tl.store(counts + row, prefix + extend)
+        tl.store(counts + row, prefix + extend, mask=known)
         # Other threads of this program may still read what is stored over here.
         tl.debug_barrier()
         offset = tl.arange(0, ROOM)
         token = tl.load(input_ids + first_token + extend + offset, mask=offset < kept, other=0)
         tl.store(tails + row * TAIL + offset, token.to(tl.int32), mask=offset < kept)
     tl.store(digests + place, chain)
-    tl.store(chains + row, chain + _added(input_ids + first_token, prefix, extend, BLOCK))
+    tl.store(chains + row, chain + _added(input_ids + first_token, prefix, extend, BLOCK), mask=known)
     tl.store(places + stride + place, fresh * 0)
 
 
@@ -99,14 +108,16 @@ def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
     """Launch; see `op.follow_lists`."""
     tokens = lists.tokens
     kept = memory.chains, memory.counts, memory.digests, memory.prefix_lens, memory.extend_lens
-    given = tokens, tokens.stride(0), lists.computed, lists.rows, lists.token_starts
+    rows = min(memory.chains.shape[0], tokens.shape[0], lists.computed.shape[0])
+    given = tokens, tokens.stride(0), rows, tokens.shape[1], lists.computed, lists.rows, lists.token_starts
     _launch(lists_kernel, memory, lists.rows.shape[0], kept, given, {"BLOCK": _BLOCK})
 
 
 def follow_inputs(memory: DigestMemory, fed: InputTokens) -> None:
     """Launch; see `op.follow_inputs`."""
     places = fed.places
-    given = places, places.stride(0), fed.input_ids, fed.token_starts, fed.prefix_lens
+    rows, tokens = memory.chains.shape[0], fed.input_ids.shape[0]
+    given = places, places.stride(0), rows, tokens, fed.input_ids, fed.token_starts, fed.prefix_lens
     kept = memory.chains, memory.digests, memory.counts, memory.tails
     tail = memory.tails.shape[1]
     constants = {"BLOCK": _BLOCK, "TAIL": tail, "ROOM": triton.next_power_of_2(tail)}

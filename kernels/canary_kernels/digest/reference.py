@@ -36,16 +36,20 @@ def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
     chains, counts = memory.chains.numpy(), memory.counts.numpy()
     tokens, starts = lists.tokens.numpy(), lists.token_starts.numpy()
     rows = lists.rows.numpy()
+    limit = min(chains.shape[0], tokens.shape[0], lists.computed.shape[0])
+    known = (rows >= 0) & (rows < limit)
+    rows = np.where(known, rows, 0)
     stops = lists.computed.numpy()[rows]
-    for row, stop in zip(rows.tolist(), stops.tolist(), strict=True):
+    known &= (stops >= 0) & (stops <= tokens.shape[1])
+    for row, stop in zip(rows[known].tolist(), stops[known].tolist(), strict=True):
         first = int(counts[row])
         if not 0 < first <= stop:
             first, chains[row] = 0, _ANCHOR
         chains[row : row + 1] += _added(tokens[row, first:stop], first)
         counts[row] = stop
     count = rows.shape[0]
-    memory.digests.numpy()[:count] = chains[rows]
-    memory.prefix_lens.numpy()[:count] = stops
+    memory.digests.numpy()[:count] = np.where(known, chains[rows], 0)
+    memory.prefix_lens.numpy()[:count] = np.where(known, stops, -1)
     memory.extend_lens.numpy()[:count] = np.diff(starts[: count + 1])
 
 
@@ -57,6 +61,9 @@ def follow_inputs(memory: DigestMemory, fed: InputTokens) -> None:
     results = memory.digests.numpy()
     for place, (row, fresh, start) in enumerate(places.T.tolist()):
         first, stop = prefix[place], starts[place + 1]
+        if not (0 <= row < chains.shape[0] and 0 <= starts[place] <= stop <= ids.shape[0]):
+            results[place] = start if fresh else 0
+            continue
         if fresh:
             chains[row] = start
         else:

@@ -54,9 +54,9 @@ _CHUNK_BYTES = 1 << 24
 
 
 def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
-    """int64 [n, 2]: fingerprints of K and V as the bytes are now; 0 for slots < 0."""
+    """int64 [n, 2]: fingerprints of K and V as the bytes are now; 0 for slots outside the plan's memory."""
     listed = slots.numpy().astype(np.int64)
-    known = listed >= 0
+    known = (listed >= 0) & (listed < (plan.num_slots or 0))
     hashes = np.zeros((listed.shape[0], 2), dtype=np.int64)
     hashes[known] = _hash(plan, listed[known])
     return torch.from_numpy(hashes)

@@ -117,7 +117,8 @@ def verify_list(
 
 def _spans_of(batch: RowBatch, phase: Phase) -> _Spans:
     table = batch.slot_table
-    rows, starts, ends = batch.rows.numpy(), batch.starts.numpy(), batch.prefix_lens.numpy()
+    rows, starts = batch.rows.numpy(), batch.starts.numpy()
+    ends = batch.prefix_lens.numpy().astype(np.int64)  # int32 would wrap, and hide a length out of range
     if phase is not Phase.HEAD:
         ends = ends + batch.extend_lens.numpy()
     starts = np.maximum(starts, 0)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from canary_kernels import layout
-from canary_kernels.checks import KernelArgumentError
 from canary_kernels.frames import (
     DIGESTS,
     EXPECTED_IDS,
@@ -61,25 +60,34 @@ _TOKEN = layout.TOKEN_MASK
 
 
 @piece
-def _new_tokens(batch, request):
-    """How many tokens a request adds; 0 for padding."""
+def _live(batch, request):
+    """Whether a request is none of the padding."""
     row = column(batch, ROWS, request)
-    if row < 0 or row >= load_int64(batch, NUM_ROWS):
-        return np.int64(0)
-    return max(column(batch, EXTEND_LENS, request), 0)
+    return 0 <= row < load_int64(batch, NUM_ROWS)
 
 
 @piece
-def _total(batch):
-    """New tokens of the batch; -1 - request for a request whose tokens lie outside the forward's."""
-    total = 0
-    for request in range(load_int64(batch, NUM_REQUESTS)):
-        extend = _new_tokens(batch, request)
-        first = column(batch, TOKEN_STARTS, request)
-        if extend and (first < 0 or first + extend > load_int64(batch, NUM_TOKENS)):
-            return -1 - request
-        total += extend
-    return total
+def _capacity(batch):
+    """Tokens of a row of the table."""
+    return load_int64(batch, WIDTH) * load_int64(batch, PAGE_SIZE)
+
+
+@piece
+def _is_inside(batch, request):
+    """Whether a request's lengths lie within the table and the forward."""
+    prefix, extend = column(batch, PREFIX_LENS, request), column(batch, EXTEND_LENS, request)
+    first, tokens = column(batch, TOKEN_STARTS, request), load_int64(batch, NUM_TOKENS)
+    if not (0 <= prefix <= _capacity(batch) and 0 <= extend <= tokens):
+        return False
+    return extend == 0 or 0 <= first <= tokens - extend
+
+
+@piece
+def _new_tokens(batch, request):
+    """How many tokens a request adds; 0 for padding, and where its lengths cannot be."""
+    if _live(batch, request) and _is_inside(batch, request):
+        return column(batch, EXTEND_LENS, request)
+    return np.int64(0)
 
 
 @piece
@@ -137,12 +145,14 @@ def _prepare(buffers, batch, request, staged, first):
     return first
 
 
-@kernel("int64(int64, int64)")
+@kernel("void(int64, int64)")
 def _write_identities(buffers, batch):
-    """0, or -1 - request for a request whose tokens lie outside the forward's."""
-    total = _total(batch)
-    if total < 0:
-        return total
+    total = 0
+    for request in range(load_int64(batch, NUM_REQUESTS)):
+        total += _new_tokens(batch, request)
+        if _live(batch, request) and not _is_inside(batch, request):
+            prefix = column(batch, PREFIX_LENS, request)
+            report(buffers, _WRONG_POSITION, (-1, -1, request), _IDENTITY_PART, _capacity(batch), prefix)
     staged = np.empty((total, 5), dtype=np.int64)
     written = 0
     for request in range(load_int64(batch, NUM_REQUESTS)):
@@ -156,17 +166,8 @@ def _write_identities(buffers, batch):
         store_int64(record, _FINGERPRINT_V, staged[number, 4])
     count(buffers, _COUNT_WRITTEN, written)
     count(buffers, _COUNT_WRITE_RUNS, 1)
-    return 0
 
 
 def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     """Write PENDING records of the new tokens and check the forward's inputs."""
-    outcome = _write_identities(frame_of_buffers(buffers), frame_of_batch(batch))
-    if outcome:
-        request = -1 - outcome
-        first, extend = int(batch.token_starts[request]), int(batch.extend_lens[request])
-        raise KernelArgumentError(
-            f"request {request} adds {extend} tokens from number {first} on and the forward has "
-            f"{batch.input_ids.shape[0]}; the rule is that token_starts is the exclusive prefix sum of "
-            "extend_lens and ends within input_ids; build all columns of one forward together"
-        )
+    _write_identities(frame_of_buffers(buffers), frame_of_batch(batch))

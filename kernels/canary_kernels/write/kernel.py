@@ -148,14 +148,23 @@ def _store_block(record, old, token, position, chain, known):
 
 
 @triton.jit
-def _load_request(rows, lengths, request, num_rows, real):
-    """int64: row, tokens before, new tokens (0 for padding) and the first of these in the forward."""
+def _load_request(rows, lengths, request, sizes, real):
+    """int64: row, tokens before, new tokens (0 for padding) and the first of these in the forward.
+
+    The last is a request whose numbers cannot be: new tokens are 0 then, so that none is an index.
+    sizes = (rows of the table, tokens of a row, tokens of the forward).
+    """
     prefix_lens, extend_lens, token_starts = lengths
+    num_rows, capacity, num_tokens = sizes
     row = tl.load(rows + request, mask=real, other=-1).to(tl.int64)
     extend = tl.load(extend_lens + request, mask=real, other=0).to(tl.int64)
     prefix = tl.load(prefix_lens + request, mask=real, other=0).to(tl.int64)
     first_token = tl.load(token_starts + request, mask=real, other=0).to(tl.int64)
-    return row, prefix, tl.where((row >= 0) & (row < num_rows), extend, 0), first_token
+    live = (row >= 0) & (row < num_rows)
+    extend = tl.where(live, extend, 0)
+    inside = (prefix >= 0) & (prefix <= capacity) & (extend >= 0) & (extend <= num_tokens)
+    inside = inside & ((extend == 0) | ((first_token >= 0) & (first_token <= num_tokens - extend)))
+    return row, prefix, tl.where(inside, extend, 0), first_token, live & ~inside
 
 
 @triton.jit
@@ -185,7 +194,9 @@ def _check_inputs(buffers, slot, position, given, token, wanted, request, mask, 
 
 
 @triton.jit(
-    do_not_specialize=["num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests"],
+    do_not_specialize=[
+        "num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_tokens",
+    ],
     do_not_specialize_on_alignment=[
         "table", "rows", "starts", "prefix_lens", "extend_lens", "token_starts", "digests",
         "input_ids", "positions", "out_slots", "expected_ids",
@@ -195,7 +206,7 @@ def write_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     table, table_stride, num_rows, capacity,
     rows, starts, prefix_lens, extend_lens, token_starts, digests, num_requests,
-    input_ids, positions, out_slots, expected_ids, sums,
+    input_ids, positions, out_slots, expected_ids, num_tokens, sums,
     PAGE_SIZE: tl.constexpr, HAS_DIGESTS: tl.constexpr, HAS_EXPECTED: tl.constexpr,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, ROOM: tl.constexpr, ATTEMPTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
@@ -209,7 +220,12 @@ def write_kernel(
     # Loaded ahead of the branches: one wait, not one after another.
     real = request < num_requests
     lengths = (prefix_lens, extend_lens, token_starts)
-    row, prefix, extend, first_token = _load_request(rows, lengths, request, num_rows, real)
+    sizes = (num_rows, capacity, num_tokens)
+    row, prefix, extend, first_token, bad = _load_request(rows, lengths, request, sizes, real)
+    if bad & (split == 0):
+        lane = HEAD * NUM_REASONS + POSITION_REASON
+        none = request * 0 - 1
+        report(buffers, bad, lane, none, none, request, 0, none + 1 + capacity, prefix)
     if HAS_DIGESTS:
         origin = tl.load(digests + request, mask=real, other=0).to(tl.int64)
     if ATTEMPTS > 0:

@@ -39,9 +39,11 @@ def _reset() -> ModuleType:
 def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -> None:
     """Write PENDING records (token, position, chain) of the new tokens; run it before the HEAD verify.
 
-    Logs WRITE_POSITION and, with expected_ids, WRITE_TOKEN. A record that replaces a COMPLETE one of another
-    token keeps the old fingerprints, by which `complete_slots` sees a lost write. The same token may rightly
-    leave equal bytes: with ALiBi or without rotation K and V do not depend on the position.
+    Logs WRITE_POSITION and, with expected_ids, WRITE_TOKEN. A request whose lengths lie outside the table or
+    the forward is logged (slot -1, its prefix as the actual value) and not written. A record that replaces a
+    COMPLETE one of another token keeps the old fingerprints, by which `complete_slots` sees a lost write. The
+    same token may rightly leave equal bytes: with ALiBi or without rotation K and V do not depend on the
+    position.
     """
     check_buffers(backend, buffers)
     check_batch(buffers, batch)

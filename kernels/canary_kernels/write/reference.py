@@ -52,7 +52,9 @@ class _NewTokens:
 def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     """Write PENDING records of the new tokens and check the forward's inputs."""
     rows, extend = batch.rows.numpy(), batch.extend_lens.numpy()
-    (live,) = np.nonzero((rows >= 0) & (rows < batch.slot_table.shape[0]) & (extend > 0))
+    (live,) = np.nonzero((rows >= 0) & (rows < batch.slot_table.shape[0]))
+    live = live[_inside(buffers, batch, live)]
+    live = live[extend[live] > 0]
     if live.shape[0]:
         counts = extend[live].astype(np.int64)
         prefix = batch.prefix_lens.numpy()[live].astype(np.int64)
@@ -73,6 +75,19 @@ def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
         starts = _chain_starts(buffers, batch, live, prefix)
         _store(buffers, new, sums + np.repeat(starts - sums[offsets], counts))
     buffers.counters.numpy()[COUNT_WRITE_RUNS] += 1
+
+
+def _inside(buffers: GroupBuffers, batch: RowBatch, live: Longs) -> NDArray[np.bool_]:
+    """Which requests' lengths lie within the table and the forward; the others are reported."""
+    columns = batch.prefix_lens, batch.extend_lens, batch.token_starts
+    prefix, extend, first = (column.numpy()[live].astype(np.int64) for column in columns)
+    capacity, tokens = batch.slot_table.shape[1] * batch.page_size, batch.input_ids.shape[0]
+    inside = (prefix >= 0) & (prefix <= capacity) & (extend >= 0) & (extend <= tokens)
+    inside &= (extend == 0) | ((first >= 0) & (first <= tokens - extend))
+    check = Phase.HEAD, Reason.WRITE_POSITION, Part.IDENTITY
+    nowhere = np.full_like(prefix, -1)
+    report_where(buffers, check, ~inside, (nowhere, nowhere, live, capacity, prefix))
+    return inside
 
 
 def reset_slots(buffers: GroupBuffers, slots: Tensor, state: RecordState) -> None:
