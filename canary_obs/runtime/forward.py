@@ -39,6 +39,8 @@ class ForwardChecks:
             for group in state.named(view.groups):
                 slots = view.groups[group.name].out_slots
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
+        for group in state.named(view.groups):
+            group.layers.note(state.backend, group.buffers, view.groups[group.name].out_slots)
 
     def head(self, view: StepView) -> None:
         """Write the identities of the new tokens; verify the links of every prefix."""
@@ -55,9 +57,11 @@ class ForwardChecks:
         state = self._state
         for index, given in self._new_slots(self._owing):
             state.owed.fingerprinted(index, given)
+            state.owed.layer_checked(index, state.groups[index].layers.share_of(given))
         self._owing = None
         for group, batch in self._batches:
             complete_slots(state.backend, group.buffers, group.plan, batch.out_slots)
+            group.layers.check(state.backend, group.buffers, batch.out_slots)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.TAIL)
             self._health.count_launch(group.index, layout.Phase.TAIL)
             if self._prefix:
@@ -88,10 +92,12 @@ class ForwardChecks:
 def prefix_slots(batch: RowBatch) -> Tensor:
     """int64 [n]: the prefix slots of a batch, each once. Waits for the device: for `prefix_data` only."""
     used = []
-    for row, start, stop in zip(
+    num_rows, capacity = batch.slot_table.shape[0], batch.slot_table.shape[1] * batch.page_size
+    for row, first, length in zip(
         batch.rows.tolist(), batch.starts.tolist(), batch.prefix_lens.tolist(), strict=True
     ):
-        if row >= 0 and stop > start:
+        start, stop = max(first, 0), min(length, capacity)
+        if 0 <= row < num_rows and stop > start:
             positions = torch.arange(start, stop, device=batch.slot_table.device)
             pages = batch.slot_table[row, positions // batch.page_size].to(torch.int64)
             used.append(pages * batch.page_size + positions % batch.page_size)

@@ -124,6 +124,8 @@ COUNT_CENSUS = COUNT_BASELINE_RUNS + 1
 # Every slot given to a byte check, padding included, is counted once: as hashed or completed, or here.
 COUNT_UNHASHED = COUNT_CENSUS + len(RecordState)  # + phase: slots given, not compared
 COUNT_UNCOMPLETED = COUNT_UNHASHED + NUM_PHASES  # slots given to the fingerprinting that were not PENDING
+COUNT_LAYER_CHECKED = COUNT_UNCOMPLETED + 1  # new slots of which one layer was compared with before the write
+COUNT_LAYER_LEFT_OUT = COUNT_LAYER_CHECKED + 1  # new slots given to that check, and not compared
 COUNTER_WORDS = 128
 
 CHAIN_ANCHOR = 0x243F6A8885A308D3

@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 from canary_kernels.digest import kernel as digest
 from canary_kernels.drafts import kernel as drafts
 from canary_kernels.fingerprint import kernel as fingerprint
+from canary_kernels.layer_write import kernel as layer_write
 from canary_kernels.verify import kernel as verify
 from canary_kernels.write import kernel as write, reset
 from canary_obs.reference_engine.model import paged_attention
@@ -28,6 +29,7 @@ FULL = {
     "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True, "LISTED": True,
     "GEOMETRY": (2048,) * 6 + (0,), "PAGES": (1, 2048, 0, 1, 0), "ALIGNMENT": 16, "BLOCK": 512,
 }
+LAYER = {name: FULL[name] for name in ("GEOMETRY", "PAGES", "ALIGNMENT", "BLOCK")}
 ODD = {
     "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False, "LISTED": True,
     "GEOMETRY": (24, 100, 2, 4, 96, 8, 50), "PAGES": (16, 1000, 12, 4, 60), "ALIGNMENT": 2, "BLOCK": 128,
@@ -53,6 +55,8 @@ JOBS = [
     (fingerprint.fingerprint_kernel, {"OP": 1, "PHASE": 1, **FULL}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **ODD}),
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **FULL, "LISTED": False}),
+    (layer_write.layer_kernel, {"CHECKING": 0, **LAYER}),
+    (layer_write.layer_kernel, {"CHECKING": 1, **LAYER}),
     (paged_attention.store_kernel, {"HEADS": 8, "DIM": 128, "SIZE": 1024}),
     (paged_attention.attend_kernel, {**HEADS, "QUERIES": 16, "BLOCK": paged_attention.BLOCK, "WINDOW": 512}),
     (paged_attention.merge_kernel, HEADS),
@@ -77,7 +81,7 @@ print(len(JOBS))
 
 
 @pytest.mark.parametrize(
-    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 19), (("hip", "gfx942", "64", "hsaco"), 18)]
+    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 21), (("hip", "gfx942", "64", "hsaco"), 20)]
 )
 def test_kernels_compile_ahead_of_time(target, jobs):
     # A fresh process: this one may have been told to interpret.

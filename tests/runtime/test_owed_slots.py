@@ -8,6 +8,7 @@ import pytest
 
 from canary_kernels import layout
 from canary_obs.runtime import announcements, forward
+from canary_obs.runtime.device import layer_rotation
 from canary_obs.runtime.patrol import patrol
 from canary_obs.runtime.sweep import sweeper
 from canary_obs.vocabulary import State, SweepStatus
@@ -54,6 +55,19 @@ def test_a_byte_check_around_a_forward_that_does_not_run(
     unchecked(way, "reference", verdict, names=names, seconds=seconds)
     rig.canary.state.owed.acknowledge()
     assert not any(NOT_CHECKED in reason for reason in rig.canary.verdict()[1])  # each is reported once
+
+
+def test_a_layer_that_is_not_compared(make_rig, unchecked: Report, monkeypatch) -> None:
+    rig = make_rig(idle_sweep=False, patrol_budget="off")
+    rig.run(20)
+    monkeypatch.setattr(layer_rotation, "check_layer", nothing)
+    started = time.monotonic()
+    rig.run(2)
+    unchecked(
+        "layers are not compared with before", "reference", rig.canary.verdict(),
+        names=f"{NOT_CHECKED}: comparison of one layer with before, group full",
+        seconds=time.monotonic() - started,
+    )  # fmt: skip
 
 
 def test_a_reuse_check_of_the_first_group_only(make_rig, unchecked: Report, monkeypatch) -> None:

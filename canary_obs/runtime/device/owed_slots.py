@@ -12,10 +12,17 @@ from canary_obs.vocabulary import State
 
 # Byte checks by number: the comparisons of each phase, then the fingerprinting of new slots.
 _FINGERPRINTING = layout.NUM_PHASES
-_NAMES = (*(f"{phase.name.lower()} comparison" for phase in layout.Phase), "fingerprinting of new slots")
+_LAYER_WRITES = _FINGERPRINTING + 1
+_NAMES = (
+    *(f"{phase.name.lower()} comparison" for phase in layout.Phase),
+    "fingerprinting of new slots",
+    "comparison of one layer with before",
+)
 _PHASES = np.arange(layout.NUM_PHASES)
-_DONE = np.array([*(layout.COUNT_HASHED + _PHASES), layout.COUNT_COMPLETED])
-_LEFT_OUT = np.array([*(layout.COUNT_UNHASHED + _PHASES), layout.COUNT_UNCOMPLETED])
+_DONE = np.array([*(layout.COUNT_HASHED + _PHASES), layout.COUNT_COMPLETED, layout.COUNT_LAYER_CHECKED])
+_LEFT_OUT = np.array(
+    [*(layout.COUNT_UNHASHED + _PHASES), layout.COUNT_UNCOMPLETED, layout.COUNT_LAYER_LEFT_OUT]
+)
 
 
 class OwedSlots:
@@ -35,6 +42,10 @@ class OwedSlots:
     def fingerprinted(self, group: int, slots: int) -> None:
         """So many slots, padding included, are to be fingerprinted after their forward."""
         self._given[group][_FINGERPRINTING] += slots
+
+    def layer_checked(self, group: int, slots: int) -> None:
+        """One layer of so many new slots is to be compared with before."""
+        self._given[group][_LAYER_WRITES] += slots
 
     def expect(self, sequence: int) -> None:
         """The counter copy with this sequence must show every slot given so far."""

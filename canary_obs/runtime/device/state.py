@@ -12,7 +12,7 @@ from torch import Tensor
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers, RowBatch, allocate_sums
 from canary_kernels.checks import Backend
-from canary_kernels.fingerprint import FingerprintPlan, baseline_slots, plan_fingerprint
+from canary_kernels.fingerprint import FingerprintPlan, baseline_slots, layer_plans, plan_fingerprint
 from canary_kernels.write import reset_slots
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import GroupView, KVAllocation, StepView
@@ -20,6 +20,7 @@ from canary_obs.errors import EngineContractError
 from canary_obs.records import GroupInfo
 from canary_obs.runtime.device.backend import choose_backend
 from canary_obs.runtime.device.coverage import KVCoverage
+from canary_obs.runtime.device.layer_rotation import LayerRotation
 from canary_obs.runtime.device.owed_slots import OwedSlots
 from canary_obs.vocabulary import Part
 
@@ -85,6 +86,7 @@ class Group:
     first_positions: FirstPositions
     batches: BatchCache
     adoptions: Adoptions
+    layers: LayerRotation
 
     @property
     def name(self) -> str:
@@ -245,12 +247,14 @@ class DeviceState:
                     clock=self.clock,
                     sums=allocate_sums(device),
                 ),
-                plan=plan_fingerprint(view.sources, coverage, device),
+                plan=plan,
                 first_positions=FirstPositions(view.window, device),
                 batches=BatchCache(),
                 adoptions=self.adoptions,
+                layers=LayerRotation(layer_plans(plan), device),
             )
             for index, view in enumerate(views)
+            for plan in [plan_fingerprint(view.sources, coverage, device)]
         )
         self.by_name = {group.name: group for group in self.groups}
         self.owed = OwedSlots(tuple(self.by_name))

@@ -31,6 +31,9 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
             for phase in (layout.Phase.HEAD, layout.Phase.TAIL):
                 verify_rows(state.backend, buffers, batch, phase)
             complete_slots(state.backend, buffers, group.plan, batch.out_slots)
+            for _ in range(group.layers.turns):
+                group.layers.note(state.backend, buffers, batch.out_slots)
+                group.layers.check(state.backend, buffers, batch.out_slots)
             for phase in layout.Phase:
                 compare_slots(state.backend, buffers, group.plan, batch.out_slots, phase)
             skipped = torch.full((requests * tokens,), -1, dtype=torch.int64, device=state.clock.device)

@@ -10,7 +10,7 @@ from canary_kernels.fingerprint.op import (
     hash_slots,
     range_comparison,
 )
-from canary_kernels.fingerprint.plan import FingerprintPlan, plan_fingerprint
+from canary_kernels.fingerprint.plan import FingerprintPlan, layer_plans, plan_fingerprint
 
 __all__ = [
     "FingerprintPlan",
@@ -22,6 +22,7 @@ __all__ = [
     "compare_slots",
     "complete_slots",
     "hash_slots",
+    "layer_plans",
     "locate",
     "plan_fingerprint",
     "range_comparison",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -73,6 +73,34 @@ def plan_fingerprint(
         bytes_per_slot=sum(b.geometry.num_bytes * len(b.sources) for b in bundles),
         scratch=torch.zeros((SCRATCH_SLOTS, 2), dtype=torch.int64, device=device) if several else None,
     )
+
+
+def layer_plans(plan: FingerprintPlan) -> tuple[FingerprintPlan, ...]:
+    """One plan of one bundle per layer, without planes of scales, which other tokens may share."""
+    plans = []
+    for bundle in plan.bundles:
+        sources = [source for source in bundle.sources if source.plane is Plane.DATA]
+        for layer in sorted({source.layer for source in sources}):
+            held = [number for number, source in enumerate(bundle.sources) if source.layer == layer]
+            if bundle.sources[held[0]].plane is not Plane.DATA:
+                continue
+            picked = tuple(bundle.sources[number] for number in held)
+            part = replace(
+                bundle,
+                sources=picked,
+                num_k=sum(source.part is Part.K for source in picked),
+                table=bundle.table[:, held].contiguous(),
+            )
+            plans.append(
+                replace(
+                    plan,
+                    bundles=(part,),
+                    views=(view_bundle(part.geometry, picked),) if plan.views else (),
+                    bytes_per_slot=part.geometry.num_bytes * len(picked),
+                    scratch=None,
+                )
+            )
+    return tuple(plans)
 
 
 def _geometry_of(source: KVSource, coverage: RealData) -> Geometry:

@@ -29,6 +29,6 @@ FAULT_CASE = FaultCase(
     story="the kernel of one layer leaves part of the new KV unwritten",
     reports=("https://github.com/sgl-project/sglang/pull/22868",),
     plant=plant,
-    missed="the fingerprint is taken of what the forward left; one of all layers changing proves a write",
+    missed="each forward compares one layer with before; a layer that is never written is found",
     elsewhere="a comparison of outputs with a reference implementation",
 )

@@ -1,0 +1,82 @@
+"""A write that is left out in one layer, and a first write that is left out, are found by rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_obs.vocabulary import State
+
+LOST = layout.lane(layout.Phase.TAIL, layout.Reason.LOST_WRITE)
+
+
+def leave_out(rig, *, layers: Callable[[int], bool]) -> None:
+    """The engine's attention leaves out the store of KV in some layers, from now on."""
+    pool = rig.engine.runner.pool
+    write = pool.write
+
+    def partly(layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        if not layers(layer):
+            write(layer, slots, key, value)
+
+    pool.write = partly
+
+
+def lost(rig) -> int:
+    return int(rig.canary.state.counters.view(-1, layout.COUNTER_WORDS)[:, LOST].sum())
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_layer_that_is_never_written_is_found_within_as_many_forwards(make_rig, layer, backend) -> None:
+    rig = make_rig(backend=backend, idle_sweep=False, patrol_budget="off")
+    rig.run(150)  # slots are used again, by other tokens
+    assert rig.canary.verdict() == (State.OK, ())
+    layers = len({source.layer for source in rig.canary.state.groups[0].view.sources})
+    assert layers == 2
+    leave_out(rig, layers=lambda number: number == layer)
+    forwards = 0
+    while not lost(rig):
+        rig.run(1)
+        forwards += 1
+        assert forwards < 20
+    # One more turn of the rotation where the forward's slots held no other token before.
+    assert forwards <= 2 * layers
+    rig.run(3)
+    assert rig.canary.verdict()[0] is State.VIOLATED
+
+
+@pytest.mark.parametrize("left_out", [range(2), range(1, 2)], ids=["every layer", "one layer"])
+def test_a_first_write_has_the_untouched_pool_as_its_witness(make_rig, left_out) -> None:
+    rig = make_rig(idle_sweep=False, patrol_budget="off")
+    leave_out(rig, layers=lambda number: number in left_out)
+    rig.run(2)
+    assert lost(rig) > 0
+
+
+@pytest.mark.parametrize("model", ["llama", "swa", "compressed", "mla", "int8"])
+def test_clean_engines_lose_no_write(make_rig, model) -> None:
+    rig = make_rig(model=model, idle_sweep=False, patrol_budget="off")
+    rig.run(120)
+    assert rig.canary.verdict() == (State.OK, ())
+    for row in rig.canary.state.counters.view(-1, layout.COUNTER_WORDS):
+        assert row[layout.COUNT_LAYER_CHECKED] > 0
+
+
+def test_the_same_prompt_into_the_same_slots_is_no_lost_write(make_rig) -> None:
+    """Bytes that stay as they were are right where the token did."""
+    rig = make_rig(idle_sweep=False, patrol_budget="off")
+    group = rig.canary.state.groups[0]
+    rig.run(60)
+    slots = group.slots_between(0, group.view.num_slots)
+    for _ in range(4):  # every layer: the records are those of the bytes
+        group.layers.note(group.backend, group.buffers, slots)
+        group.layers.check(group.backend, group.buffers, slots)
+    group.forget(slots)  # nothing is known of the bytes, which stay
+    for _ in range(4):
+        group.layers.note(group.backend, group.buffers, slots)
+        group.layers.check(group.backend, group.buffers, slots)
+    assert lost(rig) == 0
