@@ -32,8 +32,8 @@ ALL = (
     *mutants(
         "kernels/canary_kernels/write/cpu.py",
         (
-            "& _TOKEN_AND_POSITION != 0 and state_of(old) == _COMPLETE",
-            "& _TOKEN_AND_POSITION != 0",
+            "& _TOKEN != 0 and state_of(old) == _COMPLETE",
+            "& _TOKEN != 0",
             _WITNESS + "NUMBA]",
         ),
     ),

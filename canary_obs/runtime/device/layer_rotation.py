@@ -1,4 +1,4 @@
-"""Takes turns in checking that a forward wrote a layer."""
+"""Rotates over layers: checks that a forward wrote one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LayerRotation:
         self._noted: FingerprintPlan | None = None
 
     @property
-    def turns(self) -> int:
+    def num_layers(self) -> int:
         """Forwards until every layer was checked; 0 = no bytes are covered."""
         return len(self._plans)
 
@@ -29,7 +29,7 @@ class LayerRotation:
         return min(slots, WITNESSES) if self._plans else 0
 
     def note(self, backend: Backend, buffers: GroupBuffers, slots: Tensor) -> None:
-        """Before a forward writes these slots: note the bytes of the layer whose turn it is."""
+        """Before a forward writes these slots: note the bytes of the layer that is next."""
         if self._plans:
             self._noted = self._plans[self._next]
             self._next = (self._next + 1) % len(self._plans)

@@ -107,19 +107,11 @@ class Group:
         if (cached := self.batches.get(columns)) is not None:
             return cached
         batch = RowBatch(
-            slot_table=shown.slot_table,
-            page_size=self.view.page_size,
-            rows=rows,
-            starts=starts,
-            prefix_lens=tokens.prefix_lens,
-            extend_lens=tokens.extend_lens,
-            token_starts=tokens.token_starts,
-            digests=tokens.digests,
-            input_ids=tokens.input_ids,
-            positions=tokens.positions,
-            out_slots=shown.out_slots,
-            expected_ids=tokens.expected_ids,
-        )
+            slot_table=shown.slot_table, page_size=self.view.page_size, rows=rows, starts=starts,
+            prefix_lens=tokens.prefix_lens, extend_lens=tokens.extend_lens, token_starts=tokens.token_starts,
+            digests=tokens.digests, input_ids=tokens.input_ids, positions=tokens.positions,
+            out_slots=shown.out_slots, expected_ids=tokens.expected_ids,
+        )  # fmt: skip
         return self.batches.put(columns, batch)
 
     def info(self) -> GroupInfo:

@@ -31,7 +31,7 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
             for phase in (layout.Phase.HEAD, layout.Phase.TAIL):
                 verify_rows(state.backend, buffers, batch, phase)
             complete_slots(state.backend, buffers, group.plan, batch.out_slots)
-            for _ in range(group.layers.turns):
+            for _ in range(group.layers.num_layers):
                 group.layers.note(state.backend, buffers, batch.out_slots)
                 group.layers.check(state.backend, buffers, batch.out_slots)
             for phase in layout.Phase:
