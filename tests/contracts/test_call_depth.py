@@ -59,5 +59,7 @@ def test_from_hook_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         "op.py:write_identities",
         "op.py:verify_rows",
         "op.py:complete_slots",
+        "op.py:note_layer",
+        "op.py:check_layer",
     }
     assert {path for path in paths if len(path) > MOST_CALLS} == set()
