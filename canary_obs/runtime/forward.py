@@ -8,6 +8,7 @@ from torch import Tensor
 from canary_kernels import layout
 from canary_kernels.buffers import RowBatch
 from canary_kernels.fingerprint import compare_slots, complete_slots
+from canary_kernels.layer_write import check_layer, note_layer
 from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
@@ -40,7 +41,9 @@ class ForwardChecks:
                 slots = view.groups[group.name].out_slots
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
         for group in state.named(view.groups):
-            group.layers.note(state.backend, group.buffers, view.groups[group.name].out_slots)
+            if (layer := group.layers.next_layer()) is not None:
+                slots = view.groups[group.name].out_slots
+                note_layer(state.backend, group.buffers, layer, group.layers.witness, slots)
 
     def head(self, view: StepView) -> None:
         """Write the identities of the new tokens; verify the links of every prefix."""
@@ -61,7 +64,8 @@ class ForwardChecks:
         self._owing = None
         for group, batch in self._batches:
             complete_slots(state.backend, group.buffers, group.plan, batch.out_slots)
-            group.layers.check(state.backend, group.buffers, batch.out_slots)
+            if (layer := group.layers.noted_layer()) is not None:
+                check_layer(state.backend, group.buffers, layer, group.layers.witness, batch.out_slots)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.TAIL)
             self._health.count_launch(group.index, layout.Phase.TAIL)
             if self._prefix:

@@ -8,6 +8,7 @@ import pytest
 from torch import Tensor
 
 from canary_kernels import layout
+from canary_kernels.layer_write import check_layer, note_layer
 from canary_obs.vocabulary import State
 
 LOST = layout.lane(layout.Phase.TAIL, layout.Reason.LOST_WRITE)
@@ -66,6 +67,13 @@ def test_clean_engines_lose_no_write(make_rig, model) -> None:
         assert row[layout.COUNT_LAYER_CHECKED] > 0
 
 
+def check_next_layer(group, slots) -> None:
+    layer, witness = group.layers.next_layer(), group.layers.witness
+    note_layer(group.backend, group.buffers, layer, witness, slots)
+    assert group.layers.noted_layer() is layer
+    check_layer(group.backend, group.buffers, layer, witness, slots)
+
+
 def test_the_same_prompt_into_the_same_slots_is_no_lost_write(make_rig) -> None:
     """Bytes that stay as they were are right where the token did."""
     rig = make_rig(idle_sweep=False, patrol_budget="off")
@@ -73,10 +81,8 @@ def test_the_same_prompt_into_the_same_slots_is_no_lost_write(make_rig) -> None:
     rig.run(60)
     slots = group.slots_between(0, group.view.num_slots)
     for _ in range(4):  # every layer: the records are those of the bytes
-        group.layers.note(group.backend, group.buffers, slots)
-        group.layers.check(group.backend, group.buffers, slots)
+        check_next_layer(group, slots)
     group.forget(slots)  # nothing is known of the bytes, which stay
     for _ in range(4):
-        group.layers.note(group.backend, group.buffers, slots)
-        group.layers.check(group.backend, group.buffers, slots)
+        check_next_layer(group, slots)
     assert lost(rig) == 0

@@ -9,7 +9,14 @@ import torch
 from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers, RowBatch
 from canary_kernels.checks import Backend
-from canary_kernels.fingerprint import compare_range, compare_slots, complete_slots
+from canary_kernels.fingerprint import (
+    baseline_range,
+    baseline_slots,
+    compare_range,
+    compare_slots,
+    complete_slots,
+)
+from canary_kernels.layer_write import check_layer, note_layer
 from canary_kernels.verify import verify_list, verify_rows
 from canary_kernels.write import reset_slots, write_identities
 from canary_obs.engine_api.views import StepTypes
@@ -32,8 +39,11 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
                 verify_rows(state.backend, buffers, batch, phase)
             complete_slots(state.backend, buffers, group.plan, batch.out_slots)
             for _ in range(group.layers.num_layers):
-                group.layers.note(state.backend, buffers, batch.out_slots)
-                group.layers.check(state.backend, buffers, batch.out_slots)
+                if (layer := group.layers.next_layer()) is not None:
+                    given = layer, group.layers.witness, batch.out_slots
+                    note_layer(state.backend, buffers, *given)
+                    check_layer(state.backend, buffers, *given)
+                    group.layers.noted_layer()
             for phase in layout.Phase:
                 compare_slots(state.backend, buffers, group.plan, batch.out_slots, phase)
             skipped = torch.full((requests * tokens,), -1, dtype=torch.int64, device=state.clock.device)
@@ -41,7 +51,9 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
             verify_list(state.backend, buffers, skipped, skipped, skipped, layout.Phase.SWEEP)
             compare_slots(state.backend, buffers, group.plan, skipped, layout.Phase.SWEEP)
             compare_slots(state.backend, buffers, group.plan, skipped, layout.Phase.PATROL)
+            baseline_slots(state.backend, buffers, group.plan, skipped)
         compare_range(state.backend, buffers, group.plan, range(0), layout.Phase.PATROL)
+        baseline_range(state.backend, buffers, group.plan, range(0))
     if state.clock.is_cuda:
         torch.cuda.synchronize(state.clock.device)
 

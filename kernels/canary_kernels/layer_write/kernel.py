@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import triton
@@ -75,19 +76,10 @@ def layer_kernel(
         tl.store(noted + 3, hash_v)
 
 
-def note_layer(buffers: GroupBuffers, layer: FingerprintPlan, witness: Tensor, slots: Tensor) -> None:
-    """Launch; see `op.note_layer`."""
-    _launch(NOTE, buffers, layer, witness, slots)
-
-
-def check_layer(buffers: GroupBuffers, layer: FingerprintPlan, witness: Tensor, slots: Tensor) -> None:
-    """Launch; see `op.check_layer`."""
-    _launch(CHECK, buffers, layer, witness, slots)
-
-
 def _launch(
     checking: int, buffers: GroupBuffers, layer: FingerprintPlan, witness: Tensor, slots: Tensor
 ) -> None:
+    """Launch; see `op.note_layer` and `op.check_layer`."""
     (bundle,), count = layer.bundles, slots.shape[0]
     if not count:
         return
@@ -101,3 +93,7 @@ def _launch(
     given = slots, witness, bundle.table, bundle.word_keys, *sizes
     constants = {"CHECKING": checking, **shape_of(bundle)}
     buffers.cache[key] = prepare(layer_kernel, buffers, (count, 1), given, constants)
+
+
+note_layer = functools.partial(_launch, NOTE)
+check_layer = functools.partial(_launch, CHECK)
