@@ -103,6 +103,24 @@ BOARD = Board(
                     steps=_above("snapshot_age_seconds"),
                 ),
                 Panel(
+                    title="Ranks that do not report",
+                    description="Ranks that an engine says it has, and that the service does not hear.",
+                    queries=(Query(expression=service("ranks_missing"), legend="{{engine}}/{{instance}}"),),
+                    steps=BAD_FROM_ONE,
+                ),
+                Panel(
+                    title="Step under way",
+                    description="Age of an engine step that delays the rank's snapshots.",
+                    queries=(Query(expression=rank("step_under_way_seconds")),),
+                    unit="s",
+                ),
+                Panel(
+                    title="Clock skew",
+                    description="The engine's wall clock minus the service's. No check depends on it.",
+                    queries=(Query(expression=rank("clock_skew_seconds")),),
+                    unit="s",
+                ),
+                Panel(
                     title="Age of the counters",
                     description="How old the host's copy of the device counters is.",
                     queries=(Query(expression=rank("pipeline_lag_seconds")),),
@@ -120,6 +138,12 @@ BOARD = Board(
                     queries=(Query(expression=recorded("coverage:ratio")),),
                     unit="percentunit",
                     steps=_below("coverage_ratio"),
+                ),
+                Panel(
+                    title="KV memory of the engine",
+                    description="KV bytes that the engine has allocated, by its own configuration and memory.",
+                    queries=(Query(expression=rank("allocated_bytes")),),
+                    unit="bytes",
                 ),
                 Panel(
                     title="Unverified",

@@ -8,7 +8,6 @@ import pytest
 
 from canary_kernels import layout
 from canary_obs.runtime import announcements, forward
-from canary_obs.runtime.device import layer_rotation
 from canary_obs.runtime.patrol import patrol
 from canary_obs.runtime.sweep import sweeper
 from canary_obs.vocabulary import State, SweepStatus
@@ -60,7 +59,7 @@ def test_a_byte_check_around_a_forward_that_does_not_run(
 def test_a_layer_that_is_not_compared(make_rig, unchecked: Report, monkeypatch) -> None:
     rig = make_rig(idle_sweep=False, patrol_budget="off")
     rig.run(20)
-    monkeypatch.setattr(layer_rotation, "check_layer", nothing)
+    monkeypatch.setattr(forward, "check_layer", nothing)
     started = time.monotonic()
     rig.run(2)
     unchecked(

@@ -80,7 +80,7 @@ LEGS = {
         devices=("cpu",),
     ),
     "at_once": Leg(
-        share=1,
+        share=2,
         engine={"kv_transfer_config": _connector("UnalignedAtOnce"), "num_gpu_blocks_override": 100},
         contains=("connector_loads",),
         devices=("cpu",),
