@@ -31,12 +31,11 @@ class Baselines:
         self._state, self._bandwidth, self._clock = state, bandwidth, clock
         self._on_cpu = state.clock.device.type == "cpu"
         self._chunks: Iterator[tuple[Group, range]] | None = None  # of the pass under way, yet to be launched
-        self._settles_at = (
-            -1
-        )  # sequence of the first copy with all results of the pass; -1 = not all launched
+        self._settles_at = -1  # sequence of the first copy with the pass's results; -1 = not all launched
         self._passing = 0  # adoptions before the pass began
         self._covered = 0  # adoptions before the last complete pass began
-        self._launched = [0] * len(state.groups)  # runs
+        self._launched = [0] * len(state.groups)  # runs of passes
+        self._others = [0] * len(state.groups)  # runs for bytes that had arrived by the end of the pass
         self._before = [[0] * len(COUNTED) for _ in state.groups]
         self._ended = float("-inf")
         self.visited = 0  # slots of the pass under way
@@ -75,6 +74,7 @@ class Baselines:
             if time.perf_counter() >= deadline:
                 return
         self._chunks, self._settles_at = None, next_sequence
+        self._others = [self._state.adoptions.baselines[group.index] for group in self._state.groups]
 
     def update(self, sample: Sample) -> None:
         """Take up a host copy of the counters."""
@@ -82,7 +82,9 @@ class Baselines:
             return
         rows = sample.values[: self._state.counter_words].view(-1, layout.COUNTER_WORDS).tolist()
         for group, row in zip(self._state.groups, rows, strict=True):
-            missing = self._launched[group.index] - row[layout.COUNT_BASELINE_RUNS]
+            launched = self._launched[group.index] + self._others[group.index]
+            # The copy may hold more: bytes that arrived between the pass and its push.
+            missing = max(0, launched - row[layout.COUNT_BASELINE_RUNS])
             self.missing_runs += missing
             self._launched[group.index] -= missing  # one lost run is reported once
             now = [row[layout.COUNT_CENSUS + state.code] for state in COUNTED]

@@ -42,7 +42,11 @@ def test_from_hook_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", recorded)
     engine = Engine(tiny(seed=1))
     config = CanaryConfig(
-        endpoint=IN_PROCESS, backend=Backend.TRITON.value, patrol_budget="0", idle_sweep=False
+        endpoint=IN_PROCESS,
+        backend=Backend.TRITON.value,
+        patrol_budget="0",
+        idle_sweep=False,
+        layer_data=True,
     )
     canary = install_canary(engine, config)
     assert canary is not None

@@ -29,7 +29,6 @@ WRITE_REFERENCE = mutants(
 DIGESTS = mutants(
     "kernels/canary_kernels/digest/kernel.py",
     ("known & (stop >= 0) & (stop <= width)", "known & (stop >= 0)", _LISTS),
-    ("(extend <= num_tokens - first_token)", "(extend <= num_tokens)", _INPUTS),
 )
 
 _ROTATION = "tests/runtime/test_layer_writes.py::"
@@ -48,7 +47,11 @@ LAYER_KERNEL = mutants(
         "replaced = (state_of(old) >= 0) & (",
         _WRITES,
     ),
-    ("(before_k == hash_k) & (replaced | (before_k == 0))", "(before_k == hash_k) & replaced", _WRITES),
+    (
+        "(before_k == hash_k) & (replaced | zero_k)",
+        "(before_k == hash_k) & replaced",
+        _WRITES,
+    ),
 )
 
 LAYER_REFERENCE = mutants(

@@ -25,8 +25,6 @@ RECONCILED = mutants(
         _CLEAN,
     ),
     ("[list(given) for given in self._given]", "self._given", _COPIES),
-    ("self._expected.pop(sequence, None)", "self._expected.pop(min(self._expected), None)", _COPIES),
-    ("counts[group][number] -= given - done\n", "pass\n", _AROUND),
 )
 
 FORWARDS = mutants(

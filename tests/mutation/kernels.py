@@ -68,7 +68,11 @@ VERIFY_COMPILED = mutants(
         "clean = True",
         _RECORDS + "test_one_damage_is_seen[first chain-Backend.NUMBA]",
     ),
-    ("if state == _PENDING and phase == _HEAD:", "if state == _PENDING:", _ROWS_COMPILED),
+    (
+        "if state in (_PENDING, _AWAITED) and phase == _HEAD:",
+        "if state in (_PENDING, _AWAITED):",
+        _ROWS_COMPILED,
+    ),
 )
 
 WRITE = mutants(

@@ -176,7 +176,8 @@ class Group:
         elif state in (-1, EMPTY, 6, 7) or (state == PENDING and phase != HEAD):
             self.report(phase, UNWRITTEN, slot, position, request, 0, COMPLETE, state)
         elif state in NO_HISTORY:
-            self.counts["unverified", phase, NO_HISTORY[state]] += 1
+            cause = "pending" if state == AWAITED and phase == HEAD else NO_HISTORY[state]
+            self.counts["unverified", phase, cause] += 1
         else:
             self.counts["verified", phase] += 1
             expected = record.chain

@@ -57,7 +57,7 @@ def test_a_byte_check_around_a_forward_that_does_not_run(
 
 
 def test_a_layer_that_is_not_compared(make_rig, unchecked: Report, monkeypatch) -> None:
-    rig = make_rig(idle_sweep=False, patrol_budget="off")
+    rig = make_rig(idle_sweep=False, patrol_budget="off", layer_data=True)
     rig.run(20)
     monkeypatch.setattr(forward, "check_layer", nothing)
     started = time.monotonic()

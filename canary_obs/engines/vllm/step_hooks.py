@@ -185,8 +185,8 @@ class StepHooks:
         self.observer.overhead["adapter"] += self._host_seconds
         self._host_seconds = 0.0
         with self.side_stream.after_all:
-            self._end_forward(self.observer.after_forward)
             self._source.end_step(self.observer)
+            self._end_forward(self.observer.after_forward)
             if self._drafts is None or not self._drafts.pending:
                 self.observer.after_step()
 

@@ -9,11 +9,17 @@ from canary_kernels.layer_write import WITNESSES, allocate_witness
 
 
 class LayerRotation:
-    """Names one layer per forward, another each time, and keeps what is noted of it before the forward."""
+    """Names one layer per forward, another each time, and keeps what is noted of it before the forward.
+
+    A group's first layer is left out: a model's first one sees nothing but a token's embedding and position,
+    and tokens that were never trained share an embedding, or have a zero one.
+    """
 
     def __init__(self, plans: tuple[FingerprintPlan, ...], device: torch.device) -> None:
-        self._plans, self._next = plans, 0
-        self.witness = allocate_witness(device if plans else torch.device("cpu"))
+        first = min((_layer_of(plan) for plan in plans), default=0)
+        self._plans = tuple(plan for plan in plans if _layer_of(plan) > first)
+        self._next = 0
+        self.witness = allocate_witness(device if self._plans else torch.device("cpu"))
         self._noted: FingerprintPlan | None = None
 
     @property
@@ -36,3 +42,8 @@ class LayerRotation:
         """After the forward: the layer that was noted, once; None = none was."""
         noted, self._noted = self._noted, None
         return noted
+
+
+def _layer_of(plan: FingerprintPlan) -> int:
+    (bundle,) = plan.bundles
+    return bundle.sources[0].layer

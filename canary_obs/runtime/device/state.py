@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -71,6 +72,7 @@ class Adoptions:
     """How often slots were adopted, in any group: each time a baseline has to be taken."""
 
     count: int = 0
+    baselines: Counter[int] = field(default_factory=Counter)  # launched for bytes that arrived, by group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,7 @@ class Group:
         """Fingerprint those of these slots (int64 [n], each once; -1 = skip) that are ADOPTED."""
         slots = slots.to(self.memory.device, non_blocking=True).contiguous()
         baseline_slots(self.backend, self.buffers, self.plan, slots)
+        self.adoptions.baselines[self.index] += 1
 
     def slots_between(self, start: int, stop: int) -> Tensor:
         """int64 [n]: slots from start up to stop, or to the end of the pool."""
@@ -243,7 +246,7 @@ class DeviceState:
                 first_positions=FirstPositions(view.window, device),
                 batches=BatchCache(),
                 adoptions=self.adoptions,
-                layers=LayerRotation(layer_plans(plan), device),
+                layers=LayerRotation(layer_plans(plan) if config.layer_data else (), device),
             )
             for index, view in enumerate(views)
             for plan in [plan_fingerprint(view.sources, coverage, device)]

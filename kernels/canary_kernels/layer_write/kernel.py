@@ -14,7 +14,6 @@ from canary_kernels.fingerprint.shape import shape_of
 from canary_kernels.fingerprint.words import hash_slot
 from canary_kernels.jit import COMPLETE, NUM_REASONS, RECORD_WORDS, position_of, report, state_of
 from canary_kernels.launch import prepare
-from canary_kernels.layer_write.reference import shows_token
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +35,7 @@ NOTE, CHECK = 0, 1
 def layer_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     slots, witness, table, word_keys, num_k, num_sources,
-    CHECKING: tl.constexpr, BY_TOKEN: tl.constexpr,
+    CHECKING: tl.constexpr,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program i notes, or checks, the i-th slot; witness = int64 [n, 4]: slot, identity, hashes."""
@@ -59,14 +58,15 @@ def layer_kernel(
         before_k = tl.load(noted + 2)
         before_v = tl.load(noted + 3)
         replaced = (state_of(old) == COMPLETE) & (((old ^ identity) & LOW_WORD) != 0)
-        if not BY_TOKEN:
-            replaced = slot < 0
         lane = TAIL * NUM_REASONS + LOST_REASON
         position = position_of(identity)
-        lost = known & (num_k > 0) & (before_k == hash_k) & (replaced | (before_k == 0))
+        # A token alone may rightly leave zeros: it attends to nothing else.
+        zero_k = (position > 0) & (before_k == 0)
+        zero_v = (position > 0) & (before_v == 0)
+        lost = known & (num_k > 0) & (before_k == hash_k) & (replaced | zero_k)
         if lost:
             report(buffers, lost, lane, slot, position, NOBODY, PART_K, before_k, hash_k)
-        lost = known & (num_sources > num_k) & (before_v == hash_v) & (replaced | (before_v == 0))
+        lost = known & (num_sources > num_k) & (before_v == hash_v) & (replaced | zero_v)
         if lost:
             report(buffers, lost, lane, slot, position, NOBODY, PART_V, before_v, hash_v)
         counter = tl.where(known, COUNT_LAYER_CHECKED, COUNT_LAYER_LEFT_OUT)
@@ -86,7 +86,7 @@ def _launch(
     (bundle,), count = layer.bundles, slots.shape[0]
     if not count:
         return
-    key = "layer_kernel", checking, shows_token(layer), bundle.geometry, bundle.alignment, slots.dtype
+    key = "layer_kernel", checking, bundle.geometry, bundle.alignment, slots.dtype
     start: Start | None = buffers.cache.get(key)
     sizes = bundle.num_k, len(bundle.sources)
     if start is not None:
@@ -94,7 +94,7 @@ def _launch(
         start((count, 1), (*(tensor.data_ptr() for tensor in memory), *sizes))
         return
     given = slots, witness, bundle.table, bundle.word_keys, *sizes
-    constants = {"CHECKING": checking, "BY_TOKEN": shows_token(layer), **shape_of(bundle)}
+    constants = {"CHECKING": checking, **shape_of(bundle)}
     buffers.cache[key] = prepare(layer_kernel, buffers, (count, 1), given, constants)
 
 

@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 _LOW_WORD = (1 << 32) - 1
 
 
-def shows_token(layer: FingerprintPlan) -> bool:
-    """Whether another token must leave other bytes in this layer.
-
-    Not in a model's first one: it sees nothing but the token's embedding and position, and tokens that were
-    never trained share an embedding.
-    """
-    (bundle,) = layer.bundles
-    return bundle.sources[0].layer > 0
-
-
 def note_layer(buffers: GroupBuffers, layer: FingerprintPlan, witness: Tensor, slots: Tensor) -> None:
     """Note slots, identities and hashes."""
     listed, rows = slots.numpy().astype(np.int64), witness.numpy()
@@ -64,14 +54,13 @@ def check_layer(buffers: GroupBuffers, layer: FingerprintPlan, witness: Tensor, 
     counters[COUNT_LAYER_CHECKED] += known.sum()
     counters[COUNT_LAYER_LEFT_OUT] += listed.shape[0] - known.sum()
     replaced = ((old >> 32 & STATE_MASK) == RecordState.COMPLETE) & (((old ^ identity) & _LOW_WORD) != 0)
-    if not shows_token(layer):
-        replaced[:] = False
     hashes = hash_slots(layer, torch.from_numpy(np.where(known, listed, -1))).numpy()
     positions = identity >> (32 + STATE_BITS) & MAX_POSITION
     (bundle,) = layer.bundles
     for part, held in ((Part.K, bundle.num_k), (Part.V, len(bundle.sources) - bundle.num_k)):
         before, after = noted[:, 1 + part], hashes[:, part - 1]
-        lost = known & (before == after) & (replaced | (before == 0)) & (held > 0)
+        # A token alone may rightly leave zeros: it attends to nothing else.
+        lost = known & (before == after) & (replaced | ((positions > 0) & (before == 0))) & (held > 0)
         check = Phase.TAIL, Reason.LOST_WRITE, part
         report_where(buffers, check, lost, (listed, positions, NO_REQUEST, before, after))
     noted[:, 0] = -1

@@ -78,13 +78,13 @@ def _judge(buffers, phase, place, record, before):
     if flaw:
         report(buffers, lanes + _DAMAGED, place, 0, 0, flaw)
         return 0
-    if state in (_ADOPTED, _AWAITED):
+    if state == _ADOPTED or (state == _AWAITED and phase != _HEAD):
         count(buffers, _COUNT_ADOPTED + phase * _NUM_UNVERIFIED, 1)
         return 0
     if state == _BASELINE:
         count(buffers, _COUNT_BASELINE + phase * _NUM_UNVERIFIED, 1)
         return 0
-    if state == _PENDING and phase == _HEAD:  # this very batch writes it
+    if state in (_PENDING, _AWAITED) and phase == _HEAD:  # this very forward writes it, or brings its bytes
         count(buffers, _COUNT_PENDING + phase * _NUM_UNVERIFIED, 1)
         return 0
     if state != _COMPLETE:

@@ -77,9 +77,13 @@ def _judge(buffers, place, record, expected, linked, mask, PHASE: tl.constexpr):
     damaged = known & (flaw != 0)
     state = tl.where(damaged, -1, state_of(identity))
     complete = known & (state == COMPLETE)
-    adopted = known & ((state == ADOPTED) | (state == AWAITED))
+    adopted = known & (state == ADOPTED)
     baseline = known & (state == BASELINE)
     pending = known & (state == PENDING)
+    if PHASE == HEAD:  # this very forward may bring the bytes
+        pending = pending | (known & (state == AWAITED))
+    else:
+        adopted = adopted | (known & (state == AWAITED))
     unwritten = mask & ~complete & ~adopted & ~baseline & ~damaged
     if PHASE == HEAD:
         unwritten = unwritten & ~pending

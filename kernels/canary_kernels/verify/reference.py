@@ -214,10 +214,14 @@ def _check(
     states = np.where((slots >= 0) & (slots < buffers.num_slots), records.states, -1)
     complete, pending = states == RecordState.COMPLETE, states == RecordState.PENDING
     baseline = states == RecordState.BASELINE
-    adopted = (states == RecordState.ADOPTED) | (states == RecordState.AWAITED)
+    adopted, awaited = states == RecordState.ADOPTED, states == RecordState.AWAITED
+    if phase is Phase.HEAD:  # this very forward writes them, or brings their bytes
+        pending |= awaited
+    else:
+        adopted |= awaited
     damaged = records.flaws != 0
     unwritten = ~(complete | adopted | baseline | damaged)
-    if phase is Phase.HEAD:  # this very batch writes them
+    if phase is Phase.HEAD:
         unwritten &= ~pending
         _count_unverified(buffers, phase, Unverified.PENDING, pending)
     _count_unverified(buffers, phase, Unverified.ADOPTED, adopted)

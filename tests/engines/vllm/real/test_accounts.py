@@ -48,7 +48,7 @@ def test_the_scheduler_numbers_outputs_that_came_past_the_worker(rig: Rig) -> No
     rig.worker.execute_model = execute_model
     rig.generate(prompts(2, seed=2), 3)
     assert rig.canary.verdict()[0] is State.BLIND
-    assert rig.canary.verdict()[1][-1] == f"{NOT_SHOWN}: full {lost}"
+    assert f"{NOT_SHOWN}: full {lost}" in rig.canary.verdict()[1]
     assert rig.settle() == []
     rig.canary.forwards.acknowledge()
 
@@ -93,8 +93,12 @@ def test_the_count_is_that_of_the_pool(rig: Rig) -> None:
 
 
 def report_hidden(engine: str, found: dict[str, dict[str, Any]], unchecked: Report, kind: str = "") -> None:
-    assert found.pop("shown") == {"coverage": 1.0, "reasons": []}
+    shown = found.pop("shown")
+    assert shown["coverage"] == 1.0
     assert len(found) == 2
+    # An engine attached warm waits for its baselines, too.
+    named = [reason for reason in shown["reasons"] for seen in found.values() if seen["names"] in reason]
+    assert named == []
     for way, seen in found.items():
         assert seen["coverage"] < 1.0
         verdict = (seen["state"], seen["reasons"])
