@@ -144,7 +144,7 @@ WRITE = mutants(
 DEVICE_STATE = mutants(
     "canary_obs/runtime/device/state.py",
     (
-        "        spare[layout.IDENTITY] = layout.identity_of(0, 0, layout.RecordState.ADOPTED)\n",
+        "        spare[layout.IDENTITY].fill_(_ADOPTED)  # an assignment would wait for the device\n",
         "",
         "tests/runtime/test_announcements.py::test_a_copy_from_nowhere_stores_no_garbage",
     ),

@@ -68,11 +68,6 @@ VERIFY_COMPILED = mutants(
         "clean = True",
         _RECORDS + "test_one_damage_is_seen[first chain-Backend.NUMBA]",
     ),
-    (
-        "if state in (_PENDING, _AWAITED) and phase == _HEAD:",
-        "if state in (_PENDING, _AWAITED):",
-        _ROWS_COMPILED,
-    ),
 )
 
 WRITE = mutants(

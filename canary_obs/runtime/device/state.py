@@ -67,6 +67,9 @@ class BatchCache:
         return batch
 
 
+_ADOPTED = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
+
+
 @dataclass(slots=True)
 class Adoptions:
     """How often slots were adopted, in any group: each time a baseline has to be taken."""
@@ -136,7 +139,7 @@ class Group:
     def adopt_all(self) -> None:
         """Mark every slot as ADOPTED."""
         self.buffers.records.zero_()
-        self.buffers.records[:, layout.IDENTITY] = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
+        self.buffers.records[:, layout.IDENTITY].fill_(_ADOPTED)
         self.adoptions.count += 1
 
     def await_bytes(self, slots: Tensor) -> None:
@@ -169,9 +172,8 @@ class Group:
 
     def records_of(self, slots: Tensor) -> Tensor:
         """int64 [n, RECORD_WORDS]: a copy of the records of these slots (int64 [n]); ADOPTED for -1."""
-        spare = self.memory[-1]  # skipped slots were written here
-        spare.zero_()
-        spare[layout.IDENTITY] = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
+        spare = self.memory[-1].zero_()  # skipped slots were written here
+        spare[layout.IDENTITY].fill_(_ADOPTED)  # an assignment would wait for the device
         return self.memory.index_select(0, self._rows_of(slots))
 
     def store(self, slots: Tensor, records: Tensor) -> None:

@@ -10,7 +10,7 @@ import pytest
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
 from canary_obs.vocabulary import State
 from tests.engines.vllm.real import hidden, walks
-from tests.engines.vllm.real.forwards import NOT_SHOWN, tried
+from tests.engines.vllm.real.forwards import NOT_SHOWN, acknowledge, tried
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.unchecked import Report
 
@@ -55,6 +55,7 @@ def test_the_scheduler_numbers_outputs_that_came_past_the_worker(rig: Rig) -> No
 
 def test_counts_agree_in_clean_traffic(rig: Rig) -> None:
     rig.fresh()
+    acknowledge(rig)  # of the test before, whose slots were adopted within the last ten seconds
     rig.generate(prompts(6), 8)
     rig.settle()
     account = rig.canary.forwards
