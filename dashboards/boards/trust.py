@@ -9,6 +9,7 @@ from dashboards.board import (
     NAME,
     NO_DRILL,
     NO_FAULT,
+    NO_LONG_STEP,
     NO_RECEIVER,
     Board,
     Panel,
@@ -111,7 +112,7 @@ BOARD = Board(
                 Panel(
                     title="Step under way",
                     description="Age of an engine step that delays the rank's snapshots.",
-                    queries=(Query(expression=rank("step_under_way_seconds")),),
+                    queries=(Query(expression=rank("step_under_way_seconds"), empty=NO_LONG_STEP),),
                     unit="s",
                 ),
                 Panel(
