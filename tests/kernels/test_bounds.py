@@ -141,7 +141,7 @@ def test_digests_of_lists_that_cannot_be(backend, row, computed):
 @pytest.mark.parametrize("tail", [0, 2])
 @pytest.mark.parametrize(
     ("row", "starts"),
-    [(-1, [0, 2, 4]), (FAR, [0, 2, 4]), (1, [0, 2, 9]), (1, [0, 2, -1]), (1, [0, 2, FAR])],
+    [(-1, [0, 2, 4]), (FAR, [0, 2, 4]), (1, [0, 2, 9]), (1, [0, 2, 5]), (1, [0, 2, -1]), (1, [0, 2, FAR])],
 )
 def test_digests_of_inputs_that_cannot_be(backend, tail, row, starts):
     device = device_of(backend)

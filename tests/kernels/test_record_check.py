@@ -9,7 +9,7 @@ from canary_kernels import layout
 from canary_kernels.buffers import GroupBuffers, RowBatch, allocate_buffers
 from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import FingerprintPlan, compare_slots, hash_slots, plan_fingerprint
-from canary_kernels.layout import Phase, RealData, Reason, RecordState, signed
+from canary_kernels.layout import Phase, RealData, Reason, RecordState, Unverified, signed
 from canary_kernels.verify import verify_list, verify_rows
 from canary_kernels.write import reset_slots, write_identities
 from tests.kernels import pools
@@ -118,15 +118,18 @@ def _reasons(buffers: GroupBuffers, phase: Phase) -> set[Reason]:
 
 
 @every_backend
+@pytest.mark.parametrize("bit", [3, 59, 63])  # of the token, and of the check itself
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_a_damaged_record_is_reported_once_and_links_nothing(backend: Backend, damaged: int) -> None:
+def test_a_damaged_record_is_reported_once_and_links_nothing(
+    backend: Backend, damaged: int, bit: int
+) -> None:
     """No CHAIN follows from a record whose check does not hold; HEAD and TAIL report it in the rows."""
     device = device_of(backend)
     chain, packed = oracle.ANCHOR, []
     for position, token in enumerate((5, 6, 7)):
         packed.append(oracle.Record(token, position, oracle.COMPLETE, chain).pack())
         chain = (chain + oracle.mix64(token, position)) & oracle.MASK
-    packed[damaged][0] ^= 1 << 3  # another token
+    packed[damaged][0] = signed(packed[damaged][0] ^ 1 << bit)
     column = {"device": device, "dtype": torch.int64}
     batch = RowBatch(
         slot_table=torch.tensor([[0, 1, 2]], **column), page_size=1, rows=torch.tensor([0], **column),
@@ -143,4 +146,38 @@ def test_a_damaged_record_is_reported_once_and_links_nothing(backend: Backend, d
         assert buffers.counters[layout.lane(phase, Reason.RECORD)] == 1
         assert buffers.counters[layout.COUNT_VERIFIED + phase] == 2
         row = buffers.violations[layout.lane(phase, Reason.RECORD), 0].tolist()
-        assert row[layout.ROW_SLOT :] == [damaged, damaged, 0, 0, 0, 1 << 3]
+        assert row[layout.ROW_SLOT :] == [damaged, damaged, 0, 0, 0, 1 << bit % 5]
+
+
+# (phase of the check, state) -> reason, or why it is not verified; COMPLETE records are.
+OF_STATE: dict[tuple[bool, RecordState], Reason | Unverified] = {
+    (True, RecordState.EMPTY): Reason.UNWRITTEN,
+    (False, RecordState.EMPTY): Reason.UNWRITTEN,
+    (True, RecordState.PENDING): Unverified.PENDING,  # this very forward writes it
+    (False, RecordState.PENDING): Reason.UNWRITTEN,
+    (True, RecordState.AWAITED): Unverified.PENDING,  # or brings its bytes
+    (False, RecordState.AWAITED): Unverified.ADOPTED,
+    (True, RecordState.ADOPTED): Unverified.ADOPTED,
+    (False, RecordState.ADOPTED): Unverified.ADOPTED,
+    (True, RecordState.BASELINE): Unverified.BASELINE,
+    (False, RecordState.BASELINE): Unverified.BASELINE,
+}
+
+
+@every_backend
+@pytest.mark.parametrize("phase", [Phase.HEAD, Phase.TAIL, Phase.SWEEP])
+def test_what_each_state_means_in_each_phase(backend: Backend, phase: Phase) -> None:
+    device = device_of(backend)
+    for state in set(RecordState) - {RecordState.COMPLETE}:
+        buffers = allocate_buffers(2, torch.ones(1, dtype=torch.int64, device=device))
+        token = oracle.Record(11, POSITION, int(state), 99) if state is RecordState.PENDING else None
+        record = token or oracle.Record(0, 0, int(state), 0)
+        buffers.records[1] = torch.tensor(record.pack())
+        slot = torch.ones(1, dtype=torch.int64, device=device)
+        verify_list(backend, buffers, slot, slot * POSITION, slot * 0 - 1, phase)
+        expected = OF_STATE[phase is Phase.HEAD, state]
+        assert _reasons(buffers, phase) == ({expected} if isinstance(expected, Reason) else set()), state
+        first = layout.COUNT_UNVERIFIED + phase * layout.NUM_UNVERIFIED
+        causes = {cause for cause in Unverified if buffers.counters[first + cause]}
+        assert causes == ({expected} if isinstance(expected, Unverified) else set()), state
+        assert buffers.counters[layout.COUNT_VERIFIED + phase] == 0

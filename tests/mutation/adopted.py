@@ -60,9 +60,6 @@ CHECK = (
 
 STATES = (
     *mutants(
-        _KERNELS + "write/reference.py",
-    ),
-    *mutants(
         "canary_obs/runtime/announcements.py",
         (
             "            group.receive(slots)\n",
@@ -79,9 +76,6 @@ STATES = (
             "group.adopt(slots)",
             _ANNOUNCED + "test_bytes_that_are_awaited_are_compared_with_nothing_until_they_arrive",
         ),
-    ),
-    *mutants(
-        "canary_obs/runtime/sweep/shares.py",
     ),
 )
 

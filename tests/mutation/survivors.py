@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutant import mutants
 
 _READER = "tests/runtime/device/test_counter_reader.py::"
+_RECORDS = "tests/kernels/test_record_check.py::"
+_COPIES = "tests/runtime/test_owed_slots.py::TestOfCopies"
 _WITNESS = "tests/kernels/test_records.py::test_only_a_complete_record_is_a_witness[Backend."
 
 ALL = (
@@ -40,5 +42,58 @@ ALL = (
     *mutants(
         "kernels/canary_kernels/write/kernel.py",
         ("known & differs & (state_of(old) == COMPLETE)", "known & differs", _WITNESS + "TRITON]"),
+    ),
+    *mutants(
+        "kernels/canary_kernels/write/reference.py",
+        (
+            "replaced &= ((old >> 32) & STATE_MASK) == RecordState.COMPLETE",
+            "replaced &= ((old >> 32) & STATE_MASK) > RecordState.PENDING",
+            _WITNESS + "TORCH]",
+        ),
+    ),
+    *mutants(
+        "kernels/canary_kernels/verify/reference.py",
+        (
+            " or records.flaws.any():",
+            ":",
+            _RECORDS + "test_a_damaged_record_is_reported_once_and_links_nothing",
+        ),
+    ),
+    *mutants(
+        "kernels/canary_kernels/verify/cpu.py",
+        (
+            "if state in (_PENDING, _AWAITED) and phase == _HEAD:",
+            "if state in (_PENDING, _AWAITED):",
+            _RECORDS + "test_what_each_state_means_in_each_phase",
+        ),
+    ),
+    *mutants(
+        "kernels/canary_kernels/digest/kernel.py",
+        (
+            "(extend <= num_tokens - first_token)",
+            "(extend <= num_tokens)",
+            "tests/kernels/test_bounds.py::test_digests_of_inputs_that_cannot_be",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/announcements.py",
+        (
+            "            self.state.tick()\n",
+            "",
+            "tests/runtime/test_announcements.py::test_two_damaged_arrivals_in_one_step_both_leave_a_row",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/sweep/shares.py",
+        (
+            "layout.Unverified.ADOPTED, layout.Unverified.BASELINE,",
+            "layout.Unverified.ADOPTED,",
+            "tests/runtime/sweep/test_sweep_accounts.py::test_slots_with_a_baseline_are_accounted_for",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/device/owed_slots.py",
+        ("self._expected.pop(sequence, None)", "self._expected.pop(min(self._expected), None)", _COPIES),
+        ("counts[group][number] -= given - done\n", "pass\n", _COPIES),
     ),
 )

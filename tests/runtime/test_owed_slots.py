@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
 from canary_kernels import layout
 from canary_obs.runtime import announcements, forward
+from canary_obs.runtime.device.owed_slots import OwedSlots
 from canary_obs.runtime.patrol import patrol
 from canary_obs.runtime.sweep import sweeper
 from canary_obs.vocabulary import State, SweepStatus
@@ -245,3 +247,37 @@ def test_each_copy_is_compared_with_what_was_given_before_it(make_rig) -> None:
     owed.expect(1003)
     owed.reconcile(1003, first.numpy())
     assert owed.reasons() == [(State.BLIND, f"{NOT_CHECKED}: head comparison, group full, 7 slots")]
+
+
+class TestOfCopies:
+    """Two copies of the counters under way at once."""
+
+    @staticmethod
+    def counters(hashed: int) -> np.ndarray:
+        rows = np.zeros((1, layout.COUNTER_WORDS), dtype=np.int64)
+        rows[0, layout.COUNT_HASHED + layout.Phase.SWEEP] = hashed
+        return rows
+
+    def test_a_copy_that_was_never_processed_is_passed_over(self) -> None:
+        owed = OwedSlots(("full",))
+        owed.expect(1)
+        owed.compared(0, layout.Phase.SWEEP, 5)
+        owed.expect(2)
+        owed.reconcile(2, self.counters(5))
+        owed.reconcile(1, self.counters(0))
+        assert not owed.reasons()
+
+    def test_what_is_missing_is_reported_once(self) -> None:
+        owed = OwedSlots(("full",))
+        owed.compared(0, layout.Phase.SWEEP, 5)
+        for sequence in (1, 2):
+            owed.expect(sequence)
+        for sequence in (1, 2):
+            owed.reconcile(sequence, self.counters(2))
+        owed.expect(3)
+        owed.reconcile(3, self.counters(2))
+        ((state, reason),) = owed.reasons()
+        assert (state, reason) == (
+            State.BLIND,
+            "bytes were not checked: sweep comparison, group full, 3 slots",
+        )

@@ -89,6 +89,16 @@ def test_the_whole_cache_is_counted_also_where_a_part_is_swept(make_rig, unlocke
     assert COUNTS in str(sweep_now(rig, unlocked_only=unlocked_only).error)
 
 
+def test_slots_with_a_baseline_are_accounted_for(make_rig) -> None:
+    rig = swept(make_rig)
+    rig.canary.received(
+        "full", rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots[:4]
+    )
+    result = sweep_now(rig)
+    assert result.status is SweepStatus.PASSED, result
+    assert rig.canary.verdict() == (State.OK, ())
+
+
 def test_slots_that_are_said_to_be_evicted(make_rig, unchecked: Report) -> None:
     rig = swept(make_rig)
     cache = rig.canary._adapter.prefix_cache
