@@ -170,9 +170,14 @@ class VllmAdapter(EngineAdapter):
         self._side_stream.join()
 
     def in_step(self) -> bool:
-        """Whether a step holds the hooks' lock, or the device still runs what it launched."""
+        """Whether the worker is in a step, or the device still runs what it launched."""
         hooks = self._hooks
-        return hooks is not None and hooks.under_way
+        return hooks is not None and (hooks.under_way or self.forward_counted)
+
+    @property
+    def forward_counted(self) -> bool:
+        """Whether a forward was counted that the runner may not have begun."""
+        return self._forwards.under_way
 
     def paused(self) -> AbstractContextManager[None]:
         """While entered, no step runs and the idle thread makes no calls."""

@@ -17,6 +17,7 @@ class ForwardCount:
     def __init__(self, names: Iterable[str]) -> None:
         """`names`: the groups that every forward writes, directly or by the drafting that follows it."""
         self.by_group = dict.fromkeys(names, 0)
+        self.under_way = False  # inside `execute_model`: its runner may still wait for another pipeline stage
         self._count = 0
         self._first: int | None = None  # the scheduler's number when our count was 0
 
@@ -24,10 +25,14 @@ class ForwardCount:
         """Wraps the outermost method that a worker runs a scheduler output with."""
 
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if scheduler_output.total_num_scheduled_tokens:
-                self._count += 1
-                self.note(scheduler_output)
-            return original(scheduler_output, *args, **kwargs)
+            self.under_way = True
+            try:
+                if scheduler_output.total_num_scheduled_tokens:
+                    self._count += 1
+                    self.note(scheduler_output)
+                return original(scheduler_output, *args, **kwargs)
+            finally:
+                self.under_way = False
 
         return execute_model
 

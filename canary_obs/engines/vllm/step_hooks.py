@@ -20,6 +20,10 @@ from canary_obs.engines.vllm.draft_groups import DraftGroups
 class StepSource(Protocol):
     """What the hooks need from the adapter of a model runner."""
 
+    @property
+    def forward_counted(self) -> bool:
+        """Whether a forward was counted that the runner may not have begun."""
+
     def follow_output(self, output: Any, observer: Observer) -> None:
         """Follow the requests and blocks of a scheduler output; failures are reported as faults."""
 
@@ -192,6 +196,8 @@ class StepHooks:
 
     def _busy(self) -> bool:
         if self._end_due or (self._drafts is not None and self._drafts.pending):
+            return True
+        if self._source.forward_counted:  # as an idle moment, this would be a forward that was not shown
             return True
         return self.forward_stream.busy
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from canary_obs.engines.vllm.forward_count import ForwardCount, number_output
 
 
@@ -57,3 +59,20 @@ def test_an_output_that_two_hooks_see_counts_once() -> None:
     (past,) = outputs(scheduler, 1)
     count.note(past)  # not by the worker's method
     assert count.by_group["full"] == 3
+
+
+def test_it_is_under_way_until_the_worker_is_done() -> None:
+    count = ForwardCount(("full",))
+    seen = []
+
+    def execute(output: Any) -> None:
+        seen.append(count.under_way)
+        if output is None:
+            raise RuntimeError
+
+    execute_model = count.around_execute_model(execute)
+    execute_model(SimpleNamespace(total_num_scheduled_tokens=1))
+    assert not count.under_way
+    with pytest.raises(AttributeError):
+        execute_model(None)
+    assert (seen, count.under_way) == ([True], False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +52,29 @@ def test_the_scheduler_numbers_outputs_that_came_past_the_worker(rig: Rig) -> No
     assert f"{NOT_SHOWN}: full {lost}" in rig.canary.verdict()[1]
     assert rig.settle() == []
     rig.canary.forwards.acknowledge()
+
+
+def test_a_runner_that_waits_for_another_stage_is_not_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker counts a forward, then waits for the stage before it, and only then calls its runner."""
+    rig.fresh()
+    acknowledge(rig)
+    polled, idle_thread = threading.Semaphore(0), rig.adapter.hooks.idle_thread
+    begin, busy = rig.runner.execute_model, idle_thread._busy
+
+    def poll() -> bool:
+        polled.release()
+        return busy()
+
+    def execute_model(*args: Any, **kwargs: Any) -> Any:
+        for _ in range(5):
+            assert polled.acquire(timeout=10.0)
+        return begin(*args, **kwargs)
+
+    monkeypatch.setattr(idle_thread, "_busy", poll)
+    monkeypatch.setattr(rig.runner, "execute_model", execute_model)
+    rig.generate(prompts(1), 3)
+    assert rig.canary.verdict() == (State.OK, ())
+    assert rig.canary.forwards.counted == rig.canary.forwards.checked
 
 
 def test_counts_agree_in_clean_traffic(rig: Rig) -> None:
