@@ -55,6 +55,25 @@ INPUTS = mutants(
     ),
 )
 
+TOKENS = mutants(
+    "canary_obs/engines/toolkit/token_digests.py",
+    (
+        "in before if count}",
+        "in before}",
+        "tests/engines/toolkit/test_token_digests.py::test_nothing_is_kept_of_requests_that_ended",
+    ),
+    (
+        "in before if count}",
+        "in before if not count}",
+        "tests/engines/toolkit/test_token_digests.py::test_nothing_is_kept_of_requests_that_ended",
+    ),
+    (
+        "            self._absent.pop(request, None)\n",
+        "",
+        "tests/engines/toolkit/test_token_digests.py::test_nothing_is_kept_of_requests_that_ended",
+    ),
+)
+
 WINDOWS = mutants(
     "canary_obs/engines/reference/swa_group.py",
     ("torch.from_numpy(slots.of[full])", "torch.from_numpy(full % slots.owner.size)", _CLEAN + "[swa]"),
@@ -106,4 +125,4 @@ BLOCKS = mutants(
     ),
 )
 
-ALL = *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS
+ALL = *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *TOKENS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS

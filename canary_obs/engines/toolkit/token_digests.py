@@ -53,9 +53,9 @@ class TokenDigests:
 
     def _set_batch(self, requests: list[str]) -> None:
         known = self._absent
-        known |= zip(
-            self._requests, zip(self._counts.tolist(), self._digests.tolist(), strict=True), strict=True
-        )
+        before = zip(self._requests, self._counts.tolist(), self._digests.tolist(), strict=True)
+        # Those without tokens ended, or start again: nothing is to be kept of them.
+        known |= {request: (count, digest) for request, count, digest in before if count}
         rows = [known.pop(request, (0, _ANCHOR)) for request in requests]
         self._counts, self._digests = np.array(rows, dtype=np.int64).reshape(-1, 2).T.copy()
         self._requests, self._result = requests, torch.from_numpy(self._digests)

@@ -44,3 +44,22 @@ def test_every_batch_has_the_chains_of_its_tokens(
         found = digests.advance([name for name, _, _ in batch], tokens, ends)
         expected = [int(chain_of(torch.from_numpy(owned[name][:end]))[-1]) for name, end, _ in batch]
         assert found.tolist() == expected
+
+
+def test_nothing_is_kept_of_requests_that_ended() -> None:
+    """Each ends in the batch, or after it has left it; one returns, and its tokens are not hashed again."""
+    digests, tokens = TokenDigests(Backend.TORCH), np.full((2, WIDTH), 3, dtype=np.int32)
+    for number in range(40):
+        batch = [f"long {number % 2}", f"short {number}"]
+        digests.advance(batch, tokens, np.full(2, 20, dtype=np.int32))
+        if number % 3:
+            digests.forget([batch[1]])
+            digests.advance(batch[:1], tokens, np.full(1, 20, dtype=np.int32))
+        else:
+            digests.advance(batch[:1], tokens, np.full(1, 20, dtype=np.int32))
+            digests.forget([batch[1]])
+        kept = {*digests._absent, *digests._requests}
+        assert kept == {"long 0", "long 1"} if number else {"long 0"}
+    unread = np.zeros_like(tokens)
+    (digest,) = digests.advance(["long 0"], unread, np.full(1, 20, dtype=np.int32)).tolist()
+    assert digest == int(chain_of(torch.full((20,), 3, dtype=torch.int32))[-1])
