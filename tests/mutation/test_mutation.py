@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -23,9 +24,13 @@ def test_every_defect_applies() -> None:
             stale.append(mutant)
         for test in mutant.tests:
             path, name, *_ = f"{test}::".split("::")
-            if f"def {name.partition('[')[0]}" not in _read(path):
+            if not {f"def {name.partition('[')[0]}", f"class {name}"} & _defined(path):
                 stale.append(test)
     assert stale == []
+
+
+def _defined(path: str) -> set[str]:
+    return set(re.findall(r"^ *((?:def|class) \w+)", _read(path), re.MULTILINE))
 
 
 def _read(file: str) -> str:
