@@ -38,12 +38,13 @@ class CodedWord(StrEnum):
 
 
 class Phase(CodedWord):
-    """When a check ran."""
+    """When a check ran. HIT: before a forward reads slots that joined a request, or that were copied."""
 
     HEAD = "head", 0
     TAIL = "tail", 1
     SWEEP = "sweep", 2
     PATROL = "patrol", 3
+    HIT = "hit", 4
 
 
 class Reason(CodedWord):

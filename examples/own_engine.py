@@ -67,6 +67,9 @@ class ToyAdapter(EngineAdapter, PrefixCache):
     def forwards(self) -> dict[str, int]:
         return {"full": self.engine.steps}
 
+    def prefix_hits(self) -> dict[str, int]:
+        return {}  # no request starts with another one's slots
+
     def slots_in_use(self, group: str) -> Tensor:
         return self.cached(group).slots
 

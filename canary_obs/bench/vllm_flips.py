@@ -13,9 +13,10 @@ from canary_obs.demo.in_process_vllm import InProcessVllm
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.records import Violation
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.vocabulary import Reason
+from canary_obs.vocabulary import Phase, Reason
 
 Counts = dict[str, int]  # flips, caught, slot_named (where slots are known), other_violations
+_DRAIN_SECONDS = 5.0
 _PER_ROUND = 16  # fewer than the rows that the violation log keeps of one reason
 _REQUESTS, _ANSWER_TOKENS = 4, 16
 _INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -63,6 +64,46 @@ def flip_everywhere(
     vllm.run()
     del canary.reporter.send_violations
     return result
+
+
+def flip_hit(
+    vllm: InProcessVllm, canary: CanaryRuntime, adapter: VllmAdapter, prefix: list[int], seed: int
+) -> Counts:
+    """Flip one bit in K and in V of every layer of a cached prefix, some at a time, and let a request hit it.
+
+    Only what is reported at the hit counts: no sweep and no patrol is waited for.
+    """
+    draw = random.Random(seed)
+    found: list[Violation] = []
+    report = canary.reporter.send_violations
+    vllm.core.reset_prefix_cache()
+    vllm.add_requests([prefix], 1)
+    vllm.run()
+
+    def report_and_keep(rows: list[Violation]) -> None:
+        found.extend(row for row in rows if row.phase is Phase.HIT)
+        report(rows)
+
+    canary.reporter.send_violations = report_and_keep  # type: ignore[method-assign, assignment]
+    total: Counts = {}
+    places = [(layer, part) for layer in range(len(vllm.layer_caches())) for part in (0, 1)]
+    size = vllm.layer_caches()[0].shape[2]
+    # One token of the prefix at least is computed again, and with it its block.
+    blocks = vllm.idle_blocks()[: (len(prefix) - 1) // size]
+    step = min(_PER_ROUND, len(blocks))
+    for start in range(0, len(places), step):
+        flips = _choose_flips(vllm, places[start : start + step], blocks, draw)
+        found.clear()
+        with _flipped(flips):
+            vllm.add_requests([prefix], 1)
+            vllm.run()
+            vllm.synchronize()
+            with adapter.paused():
+                canary.delivery.drain(_DRAIN_SECONDS)
+        for name, count in _count(flips, found).items():
+            total[name] = total.get(name, 0) + count
+    del canary.reporter.send_violations
+    return total
 
 
 def incomplete(results: dict[str, Counts]) -> dict[str, Counts]:

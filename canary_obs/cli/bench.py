@@ -97,6 +97,32 @@ def vllm_gpu(
     exit_with(result)
 
 
+@bench.command("hit")
+def hit(
+    shape: StepShape = "8b",
+    runner: Annotated[str, typer.Option(help="vLLM's model runner: v1 or v2.")] = "v2",
+    hits: Annotated[list[int] | None, typer.Option(help="Tokens found in the prefix cache.")] = None,
+    rests: Annotated[list[int] | None, typer.Option(help="Tokens of the prompt after them.")] = None,
+    load: Annotated[int, typer.Option(min=0, help="Requests that decode in the busy engine.")] = 32,
+    pairs: Blocks = 40,
+    memory: Annotated[float, typer.Option(help="Share of the GPU's memory for vLLM.")] = 0.5,
+    seed: Seed = 1,
+    output: Output = None,
+) -> None:
+    """Time to first token of prefix hits on a real vLLM, with their bytes compared and not; flips first."""
+    from canary_obs.bench.hit import HitPlan, run_hit
+
+    plan = HitPlan(
+        shape=shape, runner=runner, hits=tuple(hits or (4096, 32768)), rests=tuple(rests or (16, 128, 512)),
+        load=load, pairs=pairs, memory=memory, seed=seed,
+    )  # fmt: skip
+    # Written after each row: a borrowed machine may be reclaimed before the end.
+    result = run_hit(plan, on_progress=lambda figures: write_json(output, figures))
+    write_json(output, result.figures)
+    print_result(result, as_json=False)
+    exit_with(result)
+
+
 @bench.command("cpu")
 def cpu(
     requests: Annotated[int, typer.Option(min=1, help="Requests in the batch, one new token each.")] = 8,

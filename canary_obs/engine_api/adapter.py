@@ -100,6 +100,15 @@ class EngineAdapter(ABC):
         """
         return None
 
+    def prefix_hits(self) -> Mapping[str, int] | None:
+        """Slots that joined requests through the prefix cache since the engine's start, by group name.
+
+        Counted by the engine when it admits a request, and compared with what `Observer.hit` was given.
+        Called once per step; may return the same mapping each time. {} = there is no prefix cache. None =
+        unknown, and the state is at best `degraded` as long as hits are to be compared.
+        """
+        return None
+
     @property
     def step_types(self) -> StepTypes | None:
         """Types of all views to come: kernels are compiled for them before traffic. None = at first use."""

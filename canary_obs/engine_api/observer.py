@@ -62,8 +62,20 @@ class Observer(Protocol):
     def idle(self) -> bool:
         """Work to do while the engine has no requests. True = call again soon."""
 
+    def hit(self, group: str, slots: Tensor) -> None:
+        """Slots (int64 [n], on the CPU) joined a request through the prefix cache.
+
+        The next forward reads them. Their bytes are compared here, so call it when they are there (not for
+        the destinations of copies, which `copied` covers), on the stream that will run the forward, once the
+        engine has counted that. Earlier than `before_write` is better: the device compares while the host
+        prepares the forward. `EngineAdapter.prefix_hits` counts the same slots.
+        """
+
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
-        """The engine copied KV bytes from slots `source` to slots `destination` (int64 [n] each)."""
+        """The engine copied KV bytes from slots `source` to slots `destination` (int64 [n] each).
+
+        The copies are compared when the next forward begins: by then they must have been made.
+        """
 
     def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
         """KV bytes arrived from outside the engine in `slots` (int64 [n], each once): they are there.

@@ -8,6 +8,7 @@ from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.evidence.history import SlotHistory
+from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.transfer import join_records
 from canary_obs.vocabulary import SlotEventKind
 
@@ -15,13 +16,19 @@ from canary_obs.vocabulary import SlotEventKind
 class Announcements:
     """Launches only. Raises EngineContractError for a group that the adapter did not show at attach."""
 
-    def __init__(self, state: DeviceState, history: SlotHistory) -> None:
-        self.state, self._history = state, history
+    def __init__(self, state: DeviceState, history: SlotHistory, first_reads: FirstReads) -> None:
+        self.state, self._history, self._first_reads = state, history, first_reads
+
+    def hit(self, name: str, slots: Tensor, step: int) -> None:
+        """Compare the bytes of slots (int64 [n] on the CPU) that joined a request of the next forward."""
+        (group,) = self.state.named((name,))
+        self._first_reads.hit(group, slots, step + 1)
 
     def copied(self, name: str, source: Tensor, destination: Tensor, step: int) -> None:
-        """Copy the records of slots (int64 [n] each)."""
+        """Copy the records of slots (int64 [n] each); compare the copies before the next forward."""
         (group,) = self.state.named((name,))
         group.copy(source, destination)
+        self._first_reads.copied(group, destination)
         self._history.record_announcement(SlotEventKind.COPIED_FROM, group, source, step)
         self._history.record_announcement(SlotEventKind.COPIED_TO, group, destination, step)
 

@@ -27,9 +27,11 @@ from canary_obs.runtime.device.warm_up import warm_up
 from canary_obs.runtime.evidence.collector import EvidenceCollector
 from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.faults import Faults
+from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward import ForwardChecks
 from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
+from canary_obs.runtime.hit_account import HitAccount
 from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.drill import Drill
 from canary_obs.runtime.perturb.injector import Injector
@@ -62,7 +64,8 @@ class CanaryRuntime(SlotHooks):
         self._faults = Faults(self.health, config.mode)
         self.health.add_source(self.state.kv_coverage)
         self.forwards = ForwardAccount(self.state, self.health, adapter.forwards, self._in_step)
-        self._checks = ForwardChecks(self.state, self.health, self.forwards, config)
+        first_reads = FirstReads(self.state, self.health, self.forwards, config)
+        self._checks = ForwardChecks(self.state, self.health, self.forwards, first_reads, config)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)
         bandwidth = measure_bandwidth(self.state)
         self.sweeper = Sweeper(
@@ -82,7 +85,7 @@ class CanaryRuntime(SlotHooks):
         self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, log.requests_at)
-        announcements = Announcements(self.state, self.history)
+        announcements = Announcements(self.state, self.history, first_reads)
         self.evidence = EvidenceCollector(
             self.state, self.history, adapter.holders, reveal_tokens=config.reveal_tokens
         )
@@ -98,7 +101,9 @@ class CanaryRuntime(SlotHooks):
         self.delivery = ViolationDelivery(
             self.run, self._faults, self.counter_reader, self.evidence, self.reporter, self.injector
         )
-        SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery)
+        names, counts = tuple(self.state.by_name), adapter.prefix_hits
+        hits = HitAccount(names, self.health, counts) if config.verify_on_hit else None
+        SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery, hits)
         workers = Workers(
             counter_reader=self.counter_reader, baselines=self.baselines, delivery=self.delivery,
             sweeper=self.sweeper, patrol=self.patrol, drill=self.drill, evidence=self.evidence, swa=self.swa,
@@ -138,6 +143,8 @@ class CanaryRuntime(SlotHooks):
             group.buffers.records.zero_()
             group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
         self.forwards.start()
+        if self.hits is not None:
+            self.hits.start()
         self.run.ready_at = time.monotonic()
         self.run.armed = True
         self.reporter.send_hello()
@@ -232,6 +239,8 @@ class CanaryRuntime(SlotHooks):
             if self._depth:
                 self._close_forward()
             self._or_disarm(self.forwards.settle)
+            if self.hits is not None:
+                self.hits.settle()
             self._scheduler.step(stream)
             if self.delivery.pending:
                 self.delivery.raise_pending()

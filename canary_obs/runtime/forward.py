@@ -14,6 +14,7 @@ from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import StepView
 from canary_obs.runtime.device.state import DeviceState, Group
+from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
 
@@ -22,17 +23,22 @@ class ForwardChecks:
     """Launches only; waits for the device nowhere but in `prefix_slots`."""
 
     def __init__(
-        self, state: DeviceState, health: Health, account: ForwardAccount, config: CanaryConfig
-    ) -> None:
-        self._state, self._health, self._account = state, health, account
+        self, state: DeviceState, health: Health, account: ForwardAccount, first_reads: FirstReads,
+        config: CanaryConfig,
+    ) -> None:  # fmt: skip
+        self._state, self._health, self._account, self._first_reads = state, health, account, first_reads
         self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
         self._batches: list[tuple[Group, RowBatch]] = []
         self._owing: StepView | None = None  # whose new slots are to be fingerprinted
 
     def before_write(self, view: StepView, step: int) -> None:
-        """Compare the bytes that forward number `step` is about to overwrite."""
+        """Compare the bytes that forward number `step` is about to overwrite, and those copied for it."""
         state = self._state
         self._account.begin(view.groups)
+        for group, slots in self._first_reads.take_copied():
+            state.tick(step)
+            compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HIT)
+            self._health.count_launch(group.index, layout.Phase.HIT)
         state.tick(step)
         if self._reuse:
             for index, given in self._new_slots(view):

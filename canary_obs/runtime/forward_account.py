@@ -62,6 +62,12 @@ class ForwardAccount:
             if counts is not None and counts.get(name, 0) != begun[name]:
                 self._correct(name, counts.get(name, 0) - begun[name])
 
+    def before_hit(self, name: str) -> None:
+        """Records of this group are about to be compared for a forward that is counted, and not begun."""
+        counts = self._counts()
+        if counts is not None and (missing := counts.get(name, 0) - self._begun[name] - 1) > 0:
+            self._correct(name, missing)
+
     def end(self) -> None:
         """Head and tail of the forward were launched, or its slots were adopted; idempotent."""
         for name in self._open:

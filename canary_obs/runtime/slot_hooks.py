@@ -9,6 +9,7 @@ from torch import Tensor
 from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.delivery import ViolationDelivery
 from canary_obs.runtime.faults import Faults
+from canary_obs.runtime.hit_account import HitAccount
 from canary_obs.runtime.run_state import RunState
 from canary_obs.runtime.transfer import RecordShares
 from canary_obs.vocabulary import Mode, ObserverPart
@@ -20,14 +21,30 @@ class SlotHooks:
     """Part of the Observer. An announcement that fails leaves every slot adopted: what it said is unknown."""
 
     def __init__(
-        self, run: RunState, faults: Faults, announcements: Announcements, delivery: ViolationDelivery
+        self,
+        run: RunState,
+        faults: Faults,
+        announcements: Announcements,
+        delivery: ViolationDelivery,
+        hits: HitAccount | None,
     ) -> None:
+        """`hits`: None = prefix hits are not compared."""
         self._hook_run, self._hook_faults = run, faults
-        self._announcements, self._delivery = announcements, delivery
+        self._announcements, self._delivery, self.hits = announcements, delivery, hits
         self._shares = RecordShares(announcements.state, faults)
 
+    def hit(self, group: str, slots: Tensor) -> None:
+        """Compare the bytes of slots that joined a request, before the forward that reads them first."""
+        if self.hits is not None and slots.shape[0]:
+            self._announce(self._hit, group, slots)
+
+    def _hit(self, group: str, slots: Tensor, step: int) -> None:
+        assert self.hits is not None
+        self.hits.give(group, slots.shape[0])
+        self._announcements.hit(group, slots, step)
+
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
-        """Copy the records of copied slots."""
+        """Copy the records of copied slots; compare the copies before the next forward."""
         self._announce(self._announcements.copied, group, source, destination)
 
     def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:

@@ -6,12 +6,13 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """When a check ran."""
+    """When a check ran. HIT: before a forward reads slots that joined a request, or that were copied."""
 
     HEAD = 0
     TAIL = 1
     SWEEP = 2
     PATROL = 3
+    HIT = 4
 
 
 class Reason(IntEnum):

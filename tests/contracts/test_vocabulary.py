@@ -39,7 +39,7 @@ def test_a_code_leads_back_to_its_word(words: type[CodedWord]) -> None:
 def test_a_word_is_its_string() -> None:
     """Labels, JSON and msgpack carry the word, never the code."""
     assert Phase("head") is Phase.HEAD
-    assert [phase.value for phase in Phase] == ["head", "tail", "sweep", "patrol"]
+    assert [phase.value for phase in Phase] == ["head", "tail", "sweep", "patrol", "hit"]
     assert f"{Reason.KV_DATA}" == "kv_data"
 
 

@@ -88,11 +88,11 @@ def test_every_bit_of_a_record_is_checked_or_harmless(backend: Backend, state: R
 
 
 def _found(backend: Backend, plan: FingerprintPlan, records: list[list[int]]) -> list[set[Reason]]:
-    """By slot: what a sweep reports. Patrol and reuse report the same without UNWRITTEN."""
+    """By slot: what a sweep reports. Patrol, reuse and hit report the same without UNWRITTEN."""
     device = device_of(backend)
     listed = torch.arange(pools.SLOTS, device=device)
     found: dict[Phase, list[set[Reason]]] = {}
-    for phase in (Phase.SWEEP, Phase.PATROL, Phase.HEAD):
+    for phase in (Phase.SWEEP, Phase.PATROL, Phase.HEAD, Phase.HIT):
         buffers = allocate_buffers(pools.SLOTS, torch.ones(1, dtype=torch.int64, device=device), 64)
         buffers.records.copy_(torch.tensor(records))
         if phase is Phase.SWEEP:
@@ -108,7 +108,7 @@ def _found(backend: Backend, plan: FingerprintPlan, records: list[list[int]]) ->
             for row in buffers.violations[layout.lane(phase, reason)].tolist():
                 if row[layout.ROW_EVENT]:
                     found[phase][row[layout.ROW_SLOT]].add(reason)
-    assert found[Phase.PATROL] == found[Phase.HEAD]
+    assert found[Phase.PATROL] == found[Phase.HEAD] == found[Phase.HIT]
     assert found[Phase.PATROL] == [reasons - {Reason.UNWRITTEN} for reasons in found[Phase.SWEEP]]
     return found[Phase.SWEEP]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 MASK = (1 << 64) - 1
 ANCHOR = 0x243F6A8885A308D3
 EMPTY, PENDING, COMPLETE, ADOPTED, BASELINE, AWAITED = range(6)
-HEAD, TAIL, SWEEP, PATROL = range(4)
+HEAD, TAIL, SWEEP, PATROL, HIT = range(5)
 CHAIN, POSITION, TOKEN, KV_DATA, WRITE_TOKEN, WRITE_POSITION, UNWRITTEN, LOST_WRITE, RECORD = range(9)
 NO_HISTORY = {ADOPTED: "adopted", AWAITED: "adopted", BASELINE: "baseline", PENDING: "pending"}
 NO_REQUEST = -1
@@ -220,7 +220,7 @@ class Group:
             if state not in (COMPLETE, BASELINE) or record.flaw or not covered:
                 self.counts["unhashed", phase] += 1
             if record is not None and record.flaw:
-                if phase in (HEAD, PATROL):
+                if phase in (HEAD, PATROL, HIT):
                     self.report(phase, RECORD, slot, record.position, NO_REQUEST, 0, 0, record.flaw)
             elif state in (COMPLETE, BASELINE) and covered:
                 self.counts["hashed", phase] += 1
@@ -232,7 +232,7 @@ class Group:
                 self.counts["unverified", phase, "no_fingerprint"] += 1
             elif state in NO_HISTORY and phase == PATROL:
                 self.counts["unverified", phase, NO_HISTORY[state]] += 1
-        if phase == PATROL:
+        if phase in (PATROL, HIT):
             self.counts["runs", phase] += 1
 
 

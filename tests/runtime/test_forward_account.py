@@ -116,7 +116,7 @@ def test_a_forward_that_fails_is_accounted_for(make_rig) -> None:
 
 
 def test_an_acknowledged_difference_is_reported_again_when_it_grows(make_rig) -> None:
-    rig = make_rig()
+    rig = make_rig(verify_on_hit=False)  # else hits are missing, too
     bypass_forward(rig)
     rig.run(7)
     assert rig.canary.verdict() == (State.BLIND, (f"{NOT_SHOWN}: full 7",))

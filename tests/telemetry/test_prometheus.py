@@ -203,7 +203,7 @@ def test_of_several_window_groups_the_least_verified_one_counts():
 def test_a_stalled_kernel_is_unhealthy():
     found = samples(filled_hub(kernels_stalled={"full": ("head",)}))
     healthy = {dict(key[1:])["phase"]: value for key, value in found.items() if "kernel_healthy" in key[0]}
-    assert healthy == {"head": 0.0, "tail": 1.0, "sweep": 1.0, "patrol": 1.0}
+    assert healthy == {"head": 0.0, "tail": 1.0, "sweep": 1.0, "patrol": 1.0, "hit": 1.0}
 
 
 def fail(rank):

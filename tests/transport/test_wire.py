@@ -43,7 +43,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "005a9d2aed6bfb76"}
+SCHEMAS = {3: "004dbbfcf2d24739"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

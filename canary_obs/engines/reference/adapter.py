@@ -28,6 +28,7 @@ from canary_obs.engines.reference.groups import ReferenceGroup, target_groups
 from canary_obs.engines.reference.host_tier_hooks import HostTierHooks
 from canary_obs.engines.reference.instrumented import ViewBuilder, instrumented, instrumented_on_side_stream
 from canary_obs.engines.reference.prefix_cache import RadixPrefixCache, named
+from canary_obs.engines.reference.prefix_hits import hits_before
 from canary_obs.engines.reference.swa_group import SWA, SwaGroup
 from canary_obs.engines.reference.transfer_hooks import TransferHooks
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -121,6 +122,10 @@ class ReferenceAdapter(EngineAdapter):
             counts[DRAFT] = statistics.draft_forwards
         return counts
 
+    def prefix_hits(self) -> dict[str, int]:
+        """What the scheduler counts as it admits requests."""
+        return {name: group.num_joined() for name, group in self._groups.items()}
+
     def window_tokens(self) -> WindowTokens | None:
         """Live tokens by what the sliding-window group holds; None = the model has no such layers."""
         group = self._groups.get(SWA)
@@ -176,9 +181,11 @@ class ReferenceAdapter(EngineAdapter):
     def _around_forward(self, observer: Observer) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(forward: Callable[..., Any]) -> Callable[..., Any]:
             if not self._side_stream.enabled:
-                return instrumented(forward, self._view, observer)
-            views = ViewBuilder(self._plain_view, self._complete)
-            return instrumented_on_side_stream(forward, views, observer, self._side_stream)
+                checked = instrumented(forward, self._view, observer)
+            else:
+                views = ViewBuilder(self._plain_view, self._complete)
+                checked = instrumented_on_side_stream(forward, views, observer, self._side_stream)
+            return hits_before(checked, self._groups, self._side_stream, observer)
 
         return make
 

@@ -90,6 +90,15 @@ class EntryGroup:
         own = [self._entries_of(request) for request in self._engine.scheduler.running]
         return torch.from_numpy(np.unique(np.concatenate([*own, self._cache.held() // self._pool.ratio])))
 
+    def joined(self, request: Request) -> NDArray[np.int64]:
+        """int64 [n]: entries of the prefix that a request was admitted with, which has whole runs."""
+        ratio = self._pool.ratio
+        return request.slots[ratio - 1 : request.shared : ratio] // ratio
+
+    def num_joined(self) -> int:
+        """The engine's own total, in entries."""
+        return self._engine.statistics.prefix_hit_tokens // self._pool.ratio
+
     def holders(self, slot: int) -> tuple[str, ...]:
         """Running requests with the slot among the entries they have completed."""
         running = self._engine.scheduler.running
@@ -151,6 +160,15 @@ class StateGroup:
         """int64 [n] on the CPU: states of running requests' incomplete runs."""
         own = [self._slots_of(request) for request in self._engine.scheduler.running]
         return torch.from_numpy(np.concatenate([_EMPTY, *own]))
+
+    def joined(self, request: Request) -> NDArray[np.int64]:
+        """int64 [0]: a prefix from the cache has no incomplete run."""
+        del request
+        return _EMPTY
+
+    def num_joined(self) -> int:
+        """None are cached."""
+        return 0
 
     def holders(self, slot: int) -> tuple[str, ...]:
         """The running request whose incomplete run has the slot."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupView
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.execution.runner import Runner
+from canary_obs.reference_engine.scheduling.request import Request
 
 FULL = "full"
 
@@ -58,6 +61,14 @@ class FullGroup:
     def in_use(self) -> Tensor:
         """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
         return torch.from_numpy(self._engine.scheduler.live_slots())
+
+    def joined(self, request: Request) -> NDArray[np.int64]:
+        """int64 [n]: slots of the prefix that a request was admitted with."""
+        return request.slots[: request.shared]
+
+    def num_joined(self) -> int:
+        """The engine's own total."""
+        return self._engine.statistics.prefix_hit_tokens
 
     def holders(self, slot: int) -> tuple[str, ...]:
         """Running requests with the slot among the positions they have computed."""

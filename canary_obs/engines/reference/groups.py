@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupView
@@ -14,6 +16,7 @@ from canary_obs.engines.reference.swa_group import SwaGroup
 from canary_obs.reference_engine.cache.entry_rows import IndexRows
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.batch import ForwardBatch
+from canary_obs.reference_engine.scheduling.request import Request
 
 
 class ReferenceGroup(Protocol):
@@ -40,6 +43,12 @@ class ReferenceGroup(Protocol):
 
     def holders(self, slot: int) -> tuple[str, ...]:
         """Running requests with the slot among the positions they have computed."""
+
+    def joined(self, request: Request) -> NDArray[np.int64]:
+        """int64 [n]: slots of an admitted request's cached prefix, as far as its forward reads them."""
+
+    def num_joined(self) -> int:
+        """How many slots `joined` should have shown of all requests, as the engine counts them itself."""
 
 
 class IndexGroup(FullGroup):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupView, WindowTokens
@@ -11,6 +12,7 @@ from canary_obs.engines.reference.full_group import FULL
 from canary_obs.reference_engine.cache.pool import WindowPool
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.batch import ForwardBatch
+from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.scheduling.windows import SlidingWindows
 
 SWA = "swa"
@@ -20,7 +22,12 @@ class SwaGroup:
     """Layers that keep the KV of the last tokens only, under slot numbers of their own."""
 
     def __init__(self, engine: Engine, pool: WindowPool, windows: SlidingWindows) -> None:
-        self._scheduler, self._pool, self._slots = engine.scheduler, pool, windows.slots
+        self._scheduler, self._pool, self._windows, self._slots = (
+            engine.scheduler,
+            pool,
+            windows,
+            windows.slots,
+        )
         sources = [source for layer, store in pool.stores.items() for source in store.sources(layer)]
         self.view = GroupView(
             name=SWA, num_slots=pool.num_slots, page_size=1, sources=tuple(sources), window=pool.window
@@ -63,6 +70,15 @@ class SwaGroup:
         """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
         own = self._slots.of[self._scheduler.live_slots()]
         return torch.from_numpy(own[own >= 0])
+
+    def joined(self, request: Request) -> NDArray[np.int64]:
+        """int64 [n]: window slots of what an admitted request sees of its prefix."""
+        own: NDArray[np.int64] = self._slots.of[request.slots[request.window_start : request.shared]]
+        return own
+
+    def num_joined(self) -> int:
+        """The engine's own total."""
+        return self._windows.joined
 
     def resident(self, full: Tensor) -> Tensor:
         """bool [n]: slots of the full group (int64 [n], CPU) that have a slot in this group."""

@@ -131,6 +131,10 @@ class VllmAdapter(EngineAdapter):
         """Scheduler outputs with tokens; drafting follows every forward of the target."""
         return self._forwards.by_group
 
+    def prefix_hits(self) -> dict[str, int] | None:
+        """Slots of the blocks that joined requests, by the scheduler's count. None = it does not report."""
+        return self._block_changes.hits.counted
+
     def window_tokens(self) -> WindowTokens | None:
         """Tokens of the last forward's requests, by the block lists of full and sliding-window groups."""
         output = self._last_output if self._hooks is None else self._hooks.last_output

@@ -13,23 +13,30 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.vllm.cached_blocks import BlockEvent
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.prefix_hits import PrefixHits
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 
 
 class BlockChanges:
-    """Blocks zeroed, copied, loaded, or handed from one group to another."""
+    """Blocks zeroed, copied, loaded, joined to a request, or handed from one group to another."""
 
     def __init__(self, groups: Sequence[VllmGroup], device: torch.device) -> None:
         self._groups, self._device = groups, device
         self._loads = ConnectorLoads(groups, device)
         self.end_step = self._loads.end_step
+        self.hits = PrefixHits(groups)
 
     def report(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         """Report the changes of a scheduler output and its events, before the runner acts on it."""
+        self.hits.note(output)
+        self._loads.begin_step(output, events, observer)
+        self._report_changes(output, observer)
+        self.hits.report(output, self._loads.loaded_from, observer)
+
+    def _report_changes(self, output: Any, observer: Observer) -> None:
         zeroed = output.new_block_ids_to_zero
         copies = output.kv_cache_block_copies
         assigned = self._assigned(output) if len(self._groups) > 1 else {}
-        self._loads.begin_step(output, events, observer)
         if not (zeroed or copies or assigned):
             return
         for group in self._groups:

@@ -16,6 +16,7 @@ from canary_obs.engines.vllm.cache_count import (
 )
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Partial, Published, PublishedRun
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
+from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
 
 EVENTS_ATTRIBUTE = "kv_canary_block_events"  # of SchedulerOutput; sent with it to every worker
 _PENDING = "_kv_canary_pending"  # of BlockPool: events since the last `schedule`
@@ -40,6 +41,8 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     manager = scheduler.kv_cache_manager
     patches.set(manager.block_pool, _PENDING, [])
     patches.set(scheduler, FORWARDS_ATTRIBUTE, 0)
+    patches.set(manager, TOKENS, {})
+    patches.set(manager, TOTALS, [0] * len(manager.kv_cache_config.kv_cache_groups))
     instrument_map(patches, manager.block_pool.cached_block_hash_to_block)
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
@@ -170,6 +173,8 @@ def _around_allocate_slots(original: Callable[..., Any]) -> Callable[..., Any]:
             manager, request, num_new_tokens, num_new_computed_tokens, *rest,
             num_external_computed_tokens=num_external_computed_tokens, **kwargs,
         )  # fmt: skip
+        if blocks is not None and num_new_computed_tokens:
+            note_hit(manager, request.request_id, num_new_computed_tokens)
         if blocks is not None and num_external_computed_tokens:
             _record_loads(manager, request.request_id, start, start + num_external_computed_tokens)
         return blocks
@@ -196,6 +201,7 @@ def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
         pending.clear()
         number_output(scheduler, output)
         send_counts(scheduler.kv_cache_manager, output)
+        send_hits(scheduler.kv_cache_manager, output)
         return output
 
     return schedule

@@ -25,10 +25,14 @@ class ConnectorLoads:
         self._groups, self._device = groups, device
         self._waiting: dict[str, list[Loaded]] = {}  # by request
         self._landing: list[tuple[str, Tensor]] = []  # group and slots that the step under way loads
+        self._sizes = {group.number: group.block_size for group in groups}
+        # By request of the step under way: the first token that was loaded, not found in the prefix cache.
+        self.loaded_from: dict[str, int] = {}
 
     def begin_step(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         """Before the forward of a scheduler output."""
         self._landing = []  # of a step that failed: nobody knows what has arrived
+        self.loaded_from = {}
         started = [event for event in events or () if isinstance(event, Loaded)]
         if not (started or self._waiting):
             return
@@ -36,7 +40,9 @@ class ConnectorLoads:
             self._waiting.pop(request, None)
         computed = _computed_tokens(output)
         for request in self._waiting.keys() & computed.keys():
-            for group, slots in self._slots(self._waiting.pop(request), computed[request]):
+            loads = self._waiting.pop(request)
+            self.loaded_from[request] = self._first_token(loads)
+            for group, slots in self._slots(loads, computed[request]):
                 observer.received(group, slots)
         for request, loads in _by_request(started).items():
             for group, slots in self._slots(loads, None):
@@ -46,6 +52,7 @@ class ConnectorLoads:
                         observer.invalidated(other.view.name, slots)
                 observer.awaited(group, slots)
             if request in computed:
+                self.loaded_from[request] = self._first_token(loads)
                 self._landing += self._slots(loads, computed[request])
             else:
                 self._waiting[request] = loads
@@ -55,6 +62,11 @@ class ConnectorLoads:
         landing, self._landing = self._landing, []
         for group, slots in landing:
             observer.received(group, slots)
+
+    def _first_token(self, loads: Sequence[Loaded]) -> int:
+        return min(
+            load.number * self._sizes[load.group] + load.first for load in loads if load.group in self._sizes
+        )
 
     def _slots(self, loads: Sequence[Loaded], computed: int | None) -> list[tuple[str, Tensor]]:
         """By group: the slots of loaded tokens below `computed`, or None for all slots of their blocks.

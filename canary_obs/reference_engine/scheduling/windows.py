@@ -19,11 +19,14 @@ class SlidingWindows:
     def __init__(self, slots: WindowSlots, cache: RadixCache) -> None:
         self.slots, self._cache = slots, cache
         self.evicted = 0  # tombstones made since the engine started
+        self.joined = 0  # window slots of shared prefixes that admitted requests see, since then
 
     def enter(self, request: Request) -> None:
         """An admitted request sees the end of its shared prefix: keep that."""
         request.window_start = self._first_seen(request)
-        self.slots.locks[request.slots[request.window_start : request.shared]] += 1
+        seen = request.slots[request.window_start : request.shared]
+        self.slots.locks[seen] += 1
+        self.joined += seen.size
 
     def slide(self, request: Request) -> None:
         """Leave what the next forward of a running request does not see."""

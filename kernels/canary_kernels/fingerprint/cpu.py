@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _PENDING, _COMPLETE = int(RecordState.PENDING), int(RecordState.COMPLETE)
 _ADOPTED, _AWAITED = int(RecordState.ADOPTED), int(RecordState.AWAITED)
 _BASELINE, _DAMAGED = int(RecordState.BASELINE), -1
-_HEAD, _PATROL = int(Phase.HEAD), int(Phase.PATROL)
+_HEAD, _PATROL, _HIT = int(Phase.HEAD), int(Phase.PATROL), int(Phase.HIT)
 _LOST_WRITE = layout.lane(Phase.TAIL, Reason.LOST_WRITE)
 _KV_DATA, _NUM_REASONS = int(Reason.KV_DATA), layout.NUM_REASONS
 _RECORD = int(Reason.RECORD)
@@ -182,10 +182,11 @@ def _compare_slots(buffers, plan, slots, size, length, phase):
     if phase == _PATROL:
         count(buffers, causes + _SKIPPED_ADOPTED, adopted)
         count(buffers, causes + _SKIPPED_PENDING, pending)
+    if phase in (_PATROL, _HIT):
         count(buffers, _COUNT_RUNS + phase, 1)
     count(buffers, _COUNT_HASHED + phase if covered else causes + _SKIPPED_UNCOVERED, complete)
     count(buffers, _COUNT_UNHASHED + phase, length - complete if covered else length)
-    if damaged and phase in (_HEAD, _PATROL):
+    if damaged and phase in (_HEAD, _PATROL, _HIT):
         _report_records(buffers, phase, slots, size, length)
     if differ:
         _report_data(buffers, phase, slots, size, hashes)

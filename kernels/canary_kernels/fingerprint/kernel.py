@@ -22,6 +22,7 @@ from canary_kernels.fingerprint.outcome import (
     COUNT_COMPLETE_RUNS,
     COUNT_RUNS,
     HASH,
+    HIT,
     PATROL,
     concerns,
     count_left_out,
@@ -72,8 +73,8 @@ def fingerprint_kernel(
             tl.atomic_add(counters + COUNT_COMPLETE_RUNS, 1, sem="relaxed")
         elif OP == BASELINING:
             tl.atomic_add(counters + COUNT_BASELINE_RUNS, 1, sem="relaxed")
-        elif PHASE == PATROL:
-            tl.atomic_add(counters + COUNT_RUNS + PATROL, 1, sem="relaxed")
+        elif PHASE == PATROL or PHASE == HIT:  # noqa: SIM109 - Triton
+            tl.atomic_add(counters + COUNT_RUNS + PHASE, 1, sem="relaxed")
     for index in range(program, num_listed, tl.num_programs(0)):
         slot = tl.load(slots + index).to(tl.int64) if LISTED else slots + index
         if (slot >= 0) & (slot < num_slots):

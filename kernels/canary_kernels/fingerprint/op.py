@@ -79,8 +79,8 @@ def compare_slots(
 ) -> None:
     """Compare COMPLETE and BASELINE records among slots (integers [n]; -1 = skip) with the bytes.
 
-    Logs KV_DATA, and RECORD at HEAD and PATROL, where nothing verifies these slots. Without coverage, counts
-    NO_FINGERPRINT. PATROL also counts runs, ADOPTED and PENDING, which verify counts in the other phases.
+    Logs KV_DATA, and RECORD at HEAD, PATROL and HIT, where nothing verifies these slots. Without coverage,
+    counts NO_FINGERPRINT. PATROL and HIT count runs, PATROL also ADOPTED and PENDING, as verify elsewhere.
     """
     _check(backend, buffers, plan, slots)
     if backend is Backend.NUMBA:

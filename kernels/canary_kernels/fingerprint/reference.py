@@ -112,7 +112,7 @@ def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, p
     found = buffers.records.numpy().take(listed, 0)
     states, flaws = _states(found), _flaws(found)
     if flaws.any():
-        if phase in (Phase.HEAD, Phase.PATROL):
+        if phase in (Phase.HEAD, Phase.PATROL, Phase.HIT):
             facts = listed, _positions(found), NO_REQUEST, 0, flaws
             report_where(buffers, (phase, Reason.RECORD, Part.IDENTITY), flaws != 0, facts)
         states[flaws != 0] = RecordState.EMPTY
@@ -122,6 +122,7 @@ def compare_slots(buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, p
         causes[Unverified.ADOPTED] += (states == RecordState.ADOPTED).sum()
         causes[Unverified.ADOPTED] += (states == RecordState.AWAITED).sum()
         causes[Unverified.PENDING] += (states == RecordState.PENDING).sum()
+    if phase in (Phase.PATROL, Phase.HIT):
         counters[COUNT_RUNS + phase] += 1
     if plan.coverage is RealData.NONE:
         causes[Unverified.NO_FINGERPRINT] += complete.sum()

@@ -32,6 +32,9 @@ class Recorder:
         self.before = before
         self.more = False
 
+    def hit(self, group: str, slots: Tensor) -> None:
+        del group, slots
+
     def before_forward(self, step: StepView) -> None:
         self.calls.append("before")
         if self.before is not None:

@@ -32,7 +32,7 @@ FAULT_CASE = FaultCase(
         "https://github.com/sgl-project/sglang/pull/31215",
     ),
     plant=plant,
-    finds=("tail kv_data",),
+    finds=("hit kv_data", "tail kv_data"),
     furnish=copying,
     engine={"model": "mla_sparse", "num_slots": 512},
 )

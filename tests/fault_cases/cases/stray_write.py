@@ -31,5 +31,5 @@ FAULT_CASE = FaultCase(
         "https://github.com/local-inference-lab/b12x/pull/40",
     ),
     plant=plant,
-    finds=("tail kv_data",),
+    finds=("hit kv_data", "tail kv_data"),
 )

@@ -28,6 +28,6 @@ FAULT_CASE = FaultCase(
         "https://github.com/vllm-project/vllm/issues/50702",
     ),
     plant=plant,
-    finds=("tail kv_data",),
+    finds=("hit kv_data", "tail kv_data"),
     engine={"model": "fp8"},
 )

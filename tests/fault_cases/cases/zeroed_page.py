@@ -29,5 +29,5 @@ FAULT_CASE = FaultCase(
         "https://github.com/1CatAI/1Cat-vLLM/pull/406",
     ),
     plant=plant,
-    finds=("tail kv_data",),
+    finds=("hit kv_data", "tail kv_data"),
 )

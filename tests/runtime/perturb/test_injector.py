@@ -47,6 +47,7 @@ def test_without_checks_injections_are_missed(make_rig) -> None:
         perturb_enabled=True,
         patrol_budget="off",
         reuse_data=False,
+        verify_on_hit=False,
         idle_sweep=False,
     )
     rig.run(400)

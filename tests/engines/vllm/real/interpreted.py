@@ -90,7 +90,7 @@ def ask(rig: Any, count: int) -> list[list[list[int]]]:
 
 def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: bool = False) -> dict[str, Any]:
     """What the canary finds in a clean run, and after faults."""
-    from tests.engines.vllm.real import adopted, forwards, hidden, walks
+    from tests.engines.vllm.real import adopted, forwards, hidden, prefix_hits, walks
     from tests.engines.vllm.real.rig import Rig, count_sampled, prompts as made
 
     os.environ["KV_CANARY_MODE"] = "log"
@@ -126,8 +126,10 @@ def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: boo
         report["forwards"] = forwards.tried(rig, 2)
         report["walks"] = walks.tried(rig)
         report["hidden"] = hidden.tried(rig)
+        report["damaged_hit"] = prefix_hits.damaged(rig)
     if accounts and "speculative_config" not in engine:
         report["adopted"] = adopted.tried(rig)
+        report["hits"] = prefix_hits.tried(rig)
     rig.close()
     return report
 

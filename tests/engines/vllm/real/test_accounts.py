@@ -10,7 +10,7 @@ import pytest
 
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
 from canary_obs.vocabulary import State
-from tests.engines.vllm.real import hidden, walks
+from tests.engines.vllm.real import hidden, prefix_hits, walks
 from tests.engines.vllm.real.forwards import NOT_SHOWN, acknowledge, tried
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.unchecked import Report
@@ -151,3 +151,15 @@ def test_a_draft_pass_that_is_not_shown(make_rig: Any, models: Any, unchecked: R
     found = tried(rig)
     assert list(found) == ["a draft pass is not shown"]
     report_forwards("vLLM V1", found, unchecked)
+
+
+def test_a_damaged_block_is_seen_in_the_step_that_hits_it(rig: Rig) -> None:
+    found = prefix_hits.damaged(rig)
+    assert found.pop("seconds") < 2.0
+    assert found == prefix_hits.FOUND
+
+
+def test_prefix_hits_that_are_not_compared(rig: Rig, unchecked: Report) -> None:
+    found = prefix_hits.tried(rig)
+    assert len(found) == 4
+    report_walks("vLLM V1", found, unchecked)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.vllm.real import prefix_hits
 from tests.engines.vllm.real.server import Process
 from tests.engines.vllm.real.test_accounts import report_forwards, report_hidden, report_walks
 from tests.engines.vllm.real.test_adopted import report_adopted
@@ -107,6 +108,18 @@ def test_layers_and_bytes_that_are_hidden(report: dict[str, Any], unchecked: Rep
 def test_walks_that_leave_blocks_out(report: dict[str, Any], unchecked: Report) -> None:
     assert len(report["llama"]["walks"]) == 4
     report_walks("vLLM V2", report["llama"]["walks"], unchecked)
+
+
+@pytest.mark.parametrize("case", ["llama", "draft_model"])
+def test_a_damaged_block_is_seen_in_the_step_that_hits_it(report: dict[str, Any], case: str) -> None:
+    found = report[case]["damaged_hit"]
+    assert found.pop("seconds") < 5.0
+    assert found == prefix_hits.FOUND
+
+
+def test_prefix_hits_that_are_not_compared(report: dict[str, Any], unchecked: Report) -> None:
+    assert len(report["llama"]["hits"]) == 4
+    report_walks("vLLM V2", report["llama"]["hits"], unchecked)
 
 
 def test_slots_without_a_history(report: dict[str, Any], unchecked: Report) -> None:
