@@ -61,8 +61,10 @@ def find_device_waits(
             patches.wrap(owner, name, _forbid_device_waits)
     before = dict(canary.health.faults)
     try:
-        vllm.add_requests(vllm.random_prompts(8, 300), 20)
-        vllm.run()
+        prompts = vllm.random_prompts(8, 300)
+        for _ in range(2):  # the second time they are prefix hits
+            vllm.add_requests(prompts, 20)
+            vllm.run()
     finally:
         patches.restore()
     caught = {part: count - before.get(part, 0) for part, count in canary.health.faults.items()}

@@ -96,7 +96,7 @@ def test_a_damaged_record_of_a_hit(make_rig, announced, backend: str) -> None:
     assert seen == {(Reason.RECORD, announced["full"][3])}
 
 
-def test_clean_traffic_with_hits_copies_nothing_amiss(make_rig) -> None:
+def test_clean_traffic_compares_every_hit_and_accuses_nobody(make_rig) -> None:
     for model in ("llama", "swa", "compressed", "speculative"):
         rig = make_rig(model=model, sweep_interval=20)
         rig.run(60)
@@ -154,6 +154,8 @@ def test_hits_that_the_adapter_does_not_show(make_rig, unchecked: Report, monkey
     ask(rig)
     verdict, seconds = rig.canary.verdict(), time.monotonic() - started
     unchecked("prefix hits are not shown", "reference", verdict, names=UNREAD, seconds=seconds)
+    hits = rig.canary._adapter.prefix_hits()["full"]
+    assert verdict[1] == (f"{UNREAD}: full {hits} slots",)
     rig.canary.hits.acknowledge()
     ask(rig)
     assert len(rig.canary.verdict()[1]) == 1  # the next hit is a debt of its own

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import tiny
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime import forward_account
@@ -88,6 +90,32 @@ def test_hooks_that_do_not_reach_the_canary_at_all(
     assert rig.canary.step == 0
     way = "hooks never reach the canary"
     unchecked(way, "reference", verdict, names=NOT_SHOWN, seconds=seconds + 1)
+
+
+def test_hits_after_a_forward_that_was_not_shown_accuse_nobody(make_rig) -> None:
+    """A hit is compared before its forward begins, so it asks for earlier ones that were not shown."""
+    rig = make_rig(idle_sweep=False, patrol_budget="off", reuse_data=False)
+
+    def ask(number: int) -> None:
+        prompt = np.arange(40, dtype=np.int32) + 5 * number + 1
+        rig.engine.add_request(prompt, Sampling(max_tokens=2))
+        rig.finish_requests()
+
+    for number in range(10):  # every slot has a record
+        ask(number)
+    hooks = [(owner, dict(vars(owner))) for owner in (rig.engine.runner, rig.engine)]
+    bypass_forward(rig)
+    for name in ("step", "idle"):
+        vars(rig.engine).pop(name)
+    for number in range(10, 20):
+        ask(number)
+    for owner, before in hooks:
+        vars(owner).update({name: before[name] for name in ("forward", "step", "idle") if name in before})
+    hits = rig.engine.statistics.prefix_hit_tokens
+    ask(19)
+    assert rig.engine.statistics.prefix_hit_tokens > hits
+    rig.canary.delivery.drain(5.0)
+    assert rig.canary.counter_reader.violations == 0
 
 
 def test_a_forward_that_is_begun_and_never_checked(make_rig, unchecked: Report) -> None:

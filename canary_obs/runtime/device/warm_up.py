@@ -51,6 +51,7 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
             verify_list(state.backend, buffers, skipped, skipped, skipped, layout.Phase.SWEEP)
             compare_slots(state.backend, buffers, group.plan, skipped, layout.Phase.SWEEP)
             compare_slots(state.backend, buffers, group.plan, skipped, layout.Phase.PATROL)
+            compare_slots(state.backend, buffers, group.plan, skipped, layout.Phase.HIT)
             baseline_slots(state.backend, buffers, group.plan, skipped)
         compare_range(state.backend, buffers, group.plan, range(0), layout.Phase.PATROL)
         baseline_range(state.backend, buffers, group.plan, range(0))

@@ -1,0 +1,149 @@
+"""Seeded defects of the comparison of prefix hits and copies, and of their accounts."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_READS = "tests/runtime/test_first_reads.py::"
+_SEEN = _READS + "test_damage_of_a_hit_is_seen_in_the_step_that_reads_it[swa]"
+_COPIES = _READS + "test_copies_are_compared_when_the_next_forward_begins[True-True]"
+_CLEAN = _READS + "test_clean_traffic_compares_every_hit_and_accuses_nobody"
+_RECORD = _READS + "test_a_damaged_record_of_a_hit"
+_VLLM = "tests/engines/vllm/test_prefix_hits.py::"
+_PAST = "tests/runtime/test_forward_account.py::test_hits_after_a_forward_that_was_not_shown_accuse_nobody"
+
+COMPARED = mutants(
+    "canary_obs/runtime/first_reads.py",
+    ("slots[start : start + _CHUNK]", "slots[:_CHUNK]", _READS + "test_long_hits_are_compared_in_chunks"),
+    (
+        "state.owed.compared(group.index, layout.Phase.HIT, slots.shape[0])",
+        "pass",
+        _READS + "test_hits_whose_bytes_are_not_compared",
+    ),
+    ("        self._account.before_hit(group.name)\n", "", _PAST),
+    (
+        "self._owed[group.index] += destination.shape[0]",
+        "self._owed[group.index] += 0",
+        _COPIES,
+    ),
+    (
+        "            self._owed[index] = 0\n",
+        "",
+        _READS + "test_copies_are_compared_when_the_next_forward_begins[False-True]",
+    ),
+)
+
+FORWARDS = mutants(
+    "canary_obs/runtime/forward.py",
+    (
+        "        for group, slots in self._first_reads.take_copied():\n",
+        "        for group, slots in ():\n",
+        _COPIES,
+    ),
+)
+
+ANNOUNCED = mutants(
+    "canary_obs/runtime/announcements.py",
+    ("        self._first_reads.copied(group, destination)\n", "", _COPIES),
+    ("self._first_reads.hit(group, slots, step + 1)", "self._first_reads.hit(group, slots, step)", _SEEN),
+)
+
+ACCOUNT = mutants(
+    "canary_obs/runtime/hit_account.py",
+    (
+        "self._missing[name] += max(0, difference)",
+        "self._missing[name] += 0",
+        _READS + "test_hits_that_the_adapter_does_not_show",
+    ),
+    (
+        "self._surplus[name] += max(0, -difference)",
+        "self._surplus[name] += 0",
+        _READS + "test_hits_that_the_engine_did_not_count",
+    ),
+    (
+        "            self._given[name] += difference\n",
+        "",
+        _READS + "test_hits_that_the_adapter_does_not_show",
+    ),
+)
+
+SETTLED = mutants(
+    "canary_obs/runtime/canary.py",
+    (
+        "                self.hits.settle()\n",
+        "                pass\n",
+        _READS + "test_hits_that_the_adapter_does_not_show",
+    ),
+)
+
+REFERENCE = mutants(
+    "canary_obs/engines/reference/prefix_hits.py",
+    ("if 0 < prefix == request.shared", "if 0 < prefix < request.shared", _SEEN),
+    (
+        "        for name, group in groups.items():\n",
+        "        for name, group in list(groups.items())[:1]:\n",
+        _CLEAN,
+    ),
+)
+
+WINDOW = mutants(
+    "canary_obs/engines/reference/swa_group.py",
+    (
+        "self._slots.of[request.slots[request.window_start : request.shared]]",
+        "self._slots.of[request.slots[request.window_start : request.shared - 1]]",
+        _CLEAN,
+    ),
+)
+
+VLLM = mutants(
+    "canary_obs/engines/vllm/prefix_hits.py",
+    (
+        "found.update(ids[: -(-count // ",
+        "found.update(ids[: (count // ",
+        _VLLM + "test_a_hit_that_ends_inside_a_block_of_another_group",
+    ),
+    (
+        "            count = min(tokens.pop(request, 0), computed)",
+        "            count = computed",
+        _VLLM + "test_loaded_blocks_are_no_hit",
+    ),
+    (
+        "            tokens.pop(request, None)\n",
+        "            pass\n",
+        _VLLM + "test_a_request_that_ends_while_it_waits_is_forgotten",
+    ),
+    (
+        "            self._first = hits.before\n",
+        "            self._first = hits.after\n",
+        _VLLM + "test_hits_before_the_first_output_were_not_asked_for",
+    ),
+    ("loaded_from.get(request, computed)", "computed", _VLLM + "test_loaded_blocks_are_no_hit"),
+    (
+        "np.setdiff1d(found, left_out, assume_unique=True)",
+        "np.setdiff1d(found, [0])",
+        _VLLM + "test_a_partial_block_is_a_copy",
+    ),
+    (
+        "    if resumed := cached.resumed_req_ids:\n",
+        "    if resumed := set():\n",
+        _VLLM + "test_a_resumed_request_joins_again",
+    ),
+)
+
+KERNELS = mutants(
+    "kernels/canary_kernels/fingerprint/cpu.py",
+    (
+        "if damaged and phase in (_HEAD, _PATROL, _HIT):",
+        "if damaged and phase in (_HEAD, _PATROL):",
+        _RECORD + "[numba]",
+    ),
+) + mutants(
+    "kernels/canary_kernels/fingerprint/reference.py",
+    (
+        "if phase in (Phase.HEAD, Phase.PATROL, Phase.HIT):",
+        "if phase in (Phase.HEAD, Phase.PATROL):",
+        _RECORD + "[torch]",
+    ),
+)
+
+ALL = COMPARED + FORWARDS + ANNOUNCED + ACCOUNT + SETTLED + REFERENCE + WINDOW + VLLM + KERNELS
