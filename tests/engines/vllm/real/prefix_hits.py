@@ -38,7 +38,7 @@ def damaged(rig: Rig) -> dict[str, Any]:
     rig.generate([prompt], 2)
     rig.generate([prompt], 2)  # a clean hit
     clean = [repr(row) for row in rig.settle()]
-    group = next(own for own in rig.adapter.vllm_groups if own.view.sources and not own.draft)
+    group = next(own for own in rig.adapter.vllm_groups if own.view.name == "full")
     block = rig.idle_blocks(group.number)[1]
     cache = rig.layer_cache(group.number, 0)
     cache[block] += 1
