@@ -9,6 +9,7 @@ from typing import Any
 _MODULES = {
     "CachedCount": "canary_obs.engine_api.views",
     "CachedSlots": "canary_obs.engine_api.views",
+    "ComparedTables": "canary_obs.engine_api.views",
     "CanaryConfig": "canary_obs.config",
     "ConfigurationError": "canary_obs.errors",
     "EngineAdapter": "canary_obs.engine_api.adapter",
@@ -31,6 +32,7 @@ __all__ = [
     "CachedCount",
     "CachedSlots",
     "CanaryConfig",
+    "ComparedTables",
     "ConfigurationError",
     "EngineAdapter",
     "GroupStep",

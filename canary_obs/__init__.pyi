@@ -13,6 +13,7 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import (
     CachedCount,
     CachedSlots,
+    ComparedTables,
     GroupStep,
     GroupView,
     KVAllocation,
@@ -31,6 +32,7 @@ __all__ = [
     "CachedCount",
     "CachedSlots",
     "CanaryConfig",
+    "ComparedTables",
     "ConfigurationError",
     "EngineAdapter",
     "GroupStep",

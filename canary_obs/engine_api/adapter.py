@@ -11,6 +11,7 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import (
     CachedCount,
     CachedSlots,
+    ComparedTables,
     GroupView,
     KVAllocation,
     StepTypes,
@@ -106,6 +107,14 @@ class EngineAdapter(ABC):
         Counted by the engine when it admits a request, and compared with what `Observer.hit` was given.
         Called once per step; may return the same mapping each time. {} = there is no prefix cache. None =
         unknown, and the state is at best `degraded` as long as hits are to be compared.
+        """
+        return None
+
+    def compared_tables(self) -> Mapping[str, ComparedTables] | None:
+        """By group: forwards whose view was compared with the slots that attention was given.
+
+        For an engine that prepares what attention reads apart from the tensors that its views are made of.
+        None = there is nothing apart; a group that is left out likewise.
         """
         return None
 

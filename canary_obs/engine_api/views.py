@@ -101,6 +101,13 @@ class CachedCount(NamedTuple):
     removed: int  # taken out of it since the engine's start; may count more, such as slots never cached
 
 
+class ComparedTables(NamedTuple):
+    """What an adapter counts of one group's tables."""
+
+    forwards: int  # where the view has what attention was given, since attach
+    gap: str | None  # why the last other one could not be compared; None = there was none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTokens:
     """Live tokens of the full groups, by what the sliding-window groups hold for them.

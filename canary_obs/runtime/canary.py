@@ -45,6 +45,7 @@ from canary_obs.runtime.run_state import RunState
 from canary_obs.runtime.slot_hooks import SlotHooks
 from canary_obs.runtime.step_scheduler import CURRENT_STREAM, StepScheduler, Workers
 from canary_obs.runtime.sweep.sweeper import Sweeper
+from canary_obs.runtime.table_account import TableAccount
 from canary_obs.transport.links import EngineLink
 from canary_obs.vocabulary import ObserverPart, State
 
@@ -65,6 +66,7 @@ class CanaryRuntime(SlotHooks):
         self.health.add_source(self.state.kv_coverage)
         self.forwards = ForwardAccount(self.state, self.health, adapter.forwards, self._in_step)
         first_reads = FirstReads(self.state, self.health, self.forwards, config)
+        self.tables = TableAccount(self.health, self.forwards, adapter.compared_tables)
         self._checks = ForwardChecks(self.state, self.health, self.forwards, first_reads, config)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)
         bandwidth = measure_bandwidth(self.state)
@@ -143,6 +145,7 @@ class CanaryRuntime(SlotHooks):
             group.buffers.records.zero_()
             group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
         self.forwards.start()
+        self.tables.start()
         if self.hits is not None:
             self.hits.start()
         self.run.ready_at = time.monotonic()
@@ -265,9 +268,8 @@ class CanaryRuntime(SlotHooks):
 
     def _counters_arrived(self, copy: Sample, step: int) -> None:
         self.sweeper.update(copy, step)
-        self.check_coverage.update(
-            copy
-        )  # first: it asks whether the copy was made with baselines on their way
+        # Before the baselines: it asks whether the copy was made with some on their way.
+        self.check_coverage.update(copy)
         self.baselines.update(copy)
 
     # Failures.

@@ -12,7 +12,7 @@ import canary_obs
 NAMES = {
     "install_canary", "serve", "CanaryConfig", "ServiceConfig", "Mode", "KVCacheViolation",
     "ConfigurationError", "UnsupportedEngine", "EngineAdapter", "PrefixCache", "Observer", "GroupView",
-    "GroupStep", "StepView", "StepTypes", "CachedCount", "CachedSlots", "KVAllocation",
+    "GroupStep", "StepView", "StepTypes", "CachedCount", "CachedSlots", "ComparedTables", "KVAllocation",
     "__version__",
 }  # fmt: skip
 STUB = Path(canary_obs.__file__).with_suffix(".pyi")

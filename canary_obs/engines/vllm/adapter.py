@@ -14,11 +14,19 @@ from torch import Tensor
 
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, StepView, WindowTokens
+from canary_obs.engine_api.views import (
+    ComparedTables,
+    GroupView,
+    KVAllocation,
+    StepTypes,
+    StepView,
+    WindowTokens,
+)
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.allocation import kv_allocation
+from canary_obs.engines.vllm.attention_tables import AttentionTables
 from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
 from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.cache_count import COUNTS_ATTRIBUTE
@@ -74,6 +82,7 @@ class VllmAdapter(EngineAdapter):
         self._block_changes = BlockChanges(self.vllm_groups, runner.device)
         self._windows = WindowTables(self.vllm_groups)
         self._forwards = ForwardCount(self._by_name)
+        self._attention = AttentionTables(self.vllm_groups)
         self._patches = MethodPatches()
         # Drafting runs between two steps and changes the input tensors of the forward before it.
         self.inputs_persist = runner.speculative_config is None
@@ -134,6 +143,10 @@ class VllmAdapter(EngineAdapter):
     def prefix_hits(self) -> dict[str, int] | None:
         """Slots of the blocks that joined requests, by the scheduler's count. None = it does not report."""
         return self._block_changes.hits.counted
+
+    def compared_tables(self) -> dict[str, ComparedTables]:
+        """By the tensors in attention's metadata; drafting, which has tables of its own, is left out."""
+        return self._attention.counts
 
     def window_tokens(self) -> WindowTokens | None:
         """Tokens of the last forward's requests, by the block lists of full and sliding-window groups."""

@@ -29,6 +29,9 @@ class V1Adapter(VllmAdapter):
                 "this vLLM's V1 model runner does not correct its counts on the device when asynchronous "
                 "scheduling meets speculative decoding; use --no-async-scheduling, or the V2 model runner"
             )
+        from vllm.forward_context import get_forward_context
+
+        self._forward_context = get_forward_context
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
         super().__init__(runner, **options)
         # Digests from host lists would have to be copied to the GPU, which waits. Without asynchronous
@@ -121,6 +124,10 @@ class V1Adapter(VllmAdapter):
         if key != self._columns_key:
             inputs = {"input_ids": ids[:total], "positions": places[:total]}
             self._columns, self._columns_key = self._batch_columns(count, total) | inputs, key
+        context, own = self._forward_context(), self._columns["groups"]
+        groups = self._attention.given(context.attn_metadata, context.slot_mapping, own, total)
+        if groups is not own:  # in this forward
+            self._columns, self._columns_key = self._columns | {"groups": groups}, ()
         return StepView(request_ids=(), digests=None, **self._columns)
 
     def complete_view(self, view: StepView) -> StepView:

@@ -27,6 +27,7 @@ class V2Adapter(VllmAdapter):
         super().__init__(runner, **options)
         self._digests = ListDigests(runner.max_num_reqs, runner.device)
         self._blocks: dict[str, tuple[list[int], ...]] = {}
+        self._prepared: tuple[Any, ...] | None = None  # batch and tables of the forward that is next
 
     @property
     def step_types(self) -> StepTypes:
@@ -51,18 +52,30 @@ class V2Adapter(VllmAdapter):
         self._digests.memory.counts.zero_()
 
     def wrap_forward(self, patches: MethodPatches, hooks: StepHooks) -> None:
-        """`prepare_attn` is outside captured graphs; dummy batches use `prepare_dummy_attn`."""
+        """Both `prepare_attn` are outside captured graphs; dummy batches use `prepare_dummy_attn`."""
 
-        def begin_forward_after(original: Callable[..., Any]) -> Callable[..., Any]:
+        def keep_tables(original: Callable[..., Any]) -> Callable[..., Any]:
             def prepare_attn(batch: Any) -> Any:
-                prepared = original(batch)
-                if hooks.output is not None:
-                    hooks.begin_forward(lambda: self._view(batch, *prepared))
-                return prepared
+                tables = original(batch)
+                self._prepared = (batch, *tables)
+                return tables
 
             return prepare_attn
 
-        patches.wrap(self.runner, "prepare_attn", begin_forward_after)
+        def begin_forward_after(original: Callable[..., Any]) -> Callable[..., Any]:
+            def prepare_attn(batch: Any, *args: Any, **kwargs: Any) -> Any:
+                metadata = original(batch, *args, **kwargs)
+                prepared, self._prepared = self._prepared, None
+                if prepared is not None and hooks.output is not None:
+                    given = metadata if batch is prepared[0] else None
+                    hooks.begin_forward(lambda: self._view(given, *prepared))
+                return metadata
+
+            return prepare_attn
+
+        patches.wrap(self.runner, "prepare_attn", keep_tables)
+        # With micro-batches it is called for each of them.
+        patches.wrap(self.runner.model_state, "prepare_attn", begin_forward_after)
         if self.inputs_persist and self.runner.sampler is not None:
             # Sampling starts with the logits, one matrix product that is slower with other work next to it.
             # The step's last checks are launched after it, next to the many small kernels of sampling.
@@ -90,11 +103,19 @@ class V2Adapter(VllmAdapter):
             for known, ids in zip(self._blocks[request], blocks or (), strict=False):
                 known.extend(ids)
 
-    def _view(self, batch: Any, block_tables: Sequence[Tensor], slot_mappings: Tensor) -> StepView:
+    def _view(
+        self, metadata: Any, batch: Any, block_tables: Sequence[Tensor], slot_mappings: Tensor
+    ) -> StepView:
         states, count, total = self.runner.req_states, batch.num_reqs, batch.num_tokens
         starts = batch.query_start_loc[: count + 1]
         self._digests.advance(states.req_id_to_index, self._lists(states, batch.idx_mapping[:count], starts))
         memory = self._digests.memory
+        groups = {
+            group.view.name: GroupStep(
+                slot_table=block_tables[group.number], out_slots=slot_mappings[group.number, :total]
+            )
+            for group in self.vllm_groups
+        }
         return StepView(
             request_ids=list(batch.req_ids[:count]),
             rows=self._rows[:count],
@@ -104,12 +125,7 @@ class V2Adapter(VllmAdapter):
             input_ids=batch.input_ids[:total],
             positions=batch.positions[:total],
             digests=memory.digests[:count],
-            groups={
-                group.view.name: GroupStep(
-                    slot_table=block_tables[group.number], out_slots=slot_mappings[group.number, :total]
-                )
-                for group in self.vllm_groups
-            },
+            groups=self._attention.given(metadata, None, groups, total),
         )
 
     @staticmethod

@@ -90,7 +90,7 @@ def ask(rig: Any, count: int) -> list[list[list[int]]]:
 
 def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: bool = False) -> dict[str, Any]:
     """What the canary finds in a clean run, and after faults."""
-    from tests.engines.vllm.real import adopted, forwards, hidden, prefix_hits, walks
+    from tests.engines.vllm.real import adopted, forwards, hidden, prefix_hits, stale, walks
     from tests.engines.vllm.real.rig import Rig, count_sampled, prompts as made
 
     os.environ["KV_CANARY_MODE"] = "log"
@@ -124,6 +124,7 @@ def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: boo
     report["order_unseen"] = order(rig, made(1, seed=12)[0], unseen="compute_logits")
     if accounts:
         report["forwards"] = forwards.tried(rig, 2)
+        report["tables"], report["tables_unseen"] = stale.tried(rig), stale.unseen(rig)
         report["walks"] = walks.tried(rig)
         report["hidden"] = hidden.tried(rig)
         report["damaged_hit"] = prefix_hits.damaged(rig)

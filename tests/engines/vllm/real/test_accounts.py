@@ -10,9 +10,10 @@ import pytest
 
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
 from canary_obs.vocabulary import State
-from tests.engines.vllm.real import hidden, prefix_hits, walks
+from tests.engines.vllm.real import hidden, prefix_hits, stale, walks
 from tests.engines.vllm.real.forwards import NOT_SHOWN, acknowledge, tried
 from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.test_tables import check_tables, report_tables
 from tests.unchecked import Report
 
 
@@ -127,6 +128,11 @@ def test_the_count_is_that_of_the_pool(rig: Rig) -> None:
     rig.fresh()
     rig.generate(prompts(1), 2)
     assert rig.adapter.cached_blocks.count("full").removed == removed + count.slots
+
+
+def test_tables_that_are_not_the_runners(rig: Rig, unchecked: Report) -> None:
+    check_tables(stale.tried(rig), {"full"})
+    report_tables("vLLM V1", stale.unseen(rig), unchecked)
 
 
 def report_hidden(engine: str, found: dict[str, dict[str, Any]], unchecked: Report, kind: str = "") -> None:

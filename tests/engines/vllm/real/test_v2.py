@@ -12,6 +12,7 @@ from tests.engines.vllm.real import prefix_hits
 from tests.engines.vllm.real.server import Process
 from tests.engines.vllm.real.test_accounts import report_forwards, report_hidden, report_walks
 from tests.engines.vllm.real.test_adopted import report_adopted
+from tests.engines.vllm.real.test_tables import check_tables, report_tables
 from tests.unchecked import Report
 
 # The first test waits for the process of all: 80 s on two quiet cores.
@@ -99,6 +100,12 @@ def test_drafting_ends_a_step(report: dict[str, Any], case: str) -> None:
 def test_forwards_that_are_not_shown(report: dict[str, Any], unchecked: Report, case: str, ways: int) -> None:
     assert len(report[case]["forwards"]) == ways
     report_forwards("vLLM V2", report[case]["forwards"], unchecked)
+
+
+@pytest.mark.parametrize("case", ["llama", "draft_model"])
+def test_tables_that_are_not_the_runners(report: dict[str, Any], unchecked: Report, case: str) -> None:
+    check_tables(report[case]["tables"], {"full"})
+    report_tables("vLLM V2", report[case]["tables_unseen"], unchecked)
 
 
 def test_layers_and_bytes_that_are_hidden(report: dict[str, Any], unchecked: Report) -> None:
