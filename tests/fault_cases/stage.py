@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 SEED, STEPS, RIPE = 5, 140, 40
 # As in CI (mode raise): all that a forward reads is compared right after it. The sweep sees the rest.
 CANARY = CanaryConfig(
-    endpoint=IN_PROCESS, prefix_data=True, sweep_interval=10, sweep_budget_ms=1000, idle_sweep=False,
-    patrol_budget="off", lane_rows=512, write_history=False,
+    endpoint=IN_PROCESS, prefix_data=True, verify_on_hit=True, sweep_interval=10, sweep_budget_ms=1000,
+    idle_sweep=False, patrol_budget="off", lane_rows=512, write_history=False,
 )  # fmt: skip
 
 Answers = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]  # request: prompt, output

@@ -13,7 +13,7 @@ from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import State
 from tests.gpu.rig import Rig, make_rig
 
-QUIET = {"idle_sweep": False, "patrol_budget": "off", "busy_sweep": False}
+QUIET = {"verify_on_hit": True, "idle_sweep": False, "patrol_budget": "off", "busy_sweep": False}
 KV_DATA = layout.lane(layout.Phase.HIT, layout.Reason.KV_DATA)
 
 
@@ -59,7 +59,7 @@ def test_damage_of_a_hit_is_seen(model: str, chunk: int, monkeypatch: pytest.Mon
 
 
 def test_clean_traffic_owes_nothing() -> None:
-    rig = make_rig(sweep_interval=25)
+    rig = make_rig(sweep_interval=25, verify_on_hit=True)
     rig.run(300)
     rig.canary.check_everything()
     assert rig.canary.verdict() == (State.OK, ())

@@ -19,7 +19,7 @@ from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.unchecked import Report
 
-QUIET = {"idle_sweep": False, "patrol_budget": "off", "busy_sweep": False}
+QUIET = {"verify_on_hit": True, "idle_sweep": False, "patrol_budget": "off", "busy_sweep": False}
 UNREAD = "prefix hits were read without a comparison of their bytes"
 
 
@@ -98,7 +98,7 @@ def test_a_damaged_record_of_a_hit(make_rig, announced, backend: str) -> None:
 
 def test_clean_traffic_compares_every_hit_and_accuses_nobody(make_rig) -> None:
     for model in ("llama", "swa", "compressed", "speculative"):
-        rig = make_rig(model=model, sweep_interval=20)
+        rig = make_rig(model=model, sweep_interval=20, verify_on_hit=True)
         rig.run(60)
         rig.finish_requests()
         rig.canary.check_everything()
@@ -107,7 +107,7 @@ def test_clean_traffic_compares_every_hit_and_accuses_nobody(make_rig) -> None:
 
 
 def test_switched_off_hits_are_not_compared_and_nothing_is_owed(make_rig) -> None:
-    rig = make_rig(verify_on_hit=False, **QUIET)
+    rig = make_rig(**(QUIET | {"verify_on_hit": False}))
     ask(rig)
     ask(rig)
     assert rig.canary._adapter.prefix_hits()["full"] > 0
@@ -217,7 +217,7 @@ def free_slots(rig, count: int) -> list[int]:
 @pytest.mark.parametrize("late", [False, True])
 def test_copies_are_compared_when_the_next_forward_begins(make_rig, late: bool, on_hit: bool) -> None:
     link = LocalLink(capacity=1 << 12)
-    rig = make_rig(link=link, verify_on_hit=on_hit, **QUIET)
+    rig = make_rig(link=link, **(QUIET | {"verify_on_hit": on_hit}))
     ask(rig)
     source = rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots[:8].tolist()
     destination = free_slots(rig, 8)

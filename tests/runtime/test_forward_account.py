@@ -94,7 +94,7 @@ def test_hooks_that_do_not_reach_the_canary_at_all(
 
 def test_hits_after_a_forward_that_was_not_shown_accuse_nobody(make_rig) -> None:
     """A hit is compared before its forward begins, so it asks for earlier ones that were not shown."""
-    rig = make_rig(idle_sweep=False, patrol_budget="off", reuse_data=False)
+    rig = make_rig(verify_on_hit=True, idle_sweep=False, patrol_budget="off", reuse_data=False)
 
     def ask(number: int) -> None:
         prompt = np.arange(40, dtype=np.int32) + 5 * number + 1
