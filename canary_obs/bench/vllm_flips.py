@@ -88,14 +88,13 @@ def flip_hit(
     total: Counts = {}
     places = [(layer, part) for layer in range(len(vllm.layer_caches())) for part in (0, 1)]
     size = vllm.layer_caches()[0].shape[2]
-    # One token of the prefix at least is computed again, and with it its block.
-    blocks = vllm.idle_blocks()[: (len(prefix) - 1) // size]
+    blocks = vllm.idle_blocks()
     step = min(_PER_ROUND, len(blocks))
     for start in range(0, len(places), step):
         flips = _choose_flips(vllm, places[start : start + step], blocks, draw)
         found.clear()
         with _flipped(flips):
-            vllm.add_requests([prefix], 1)
+            vllm.add_requests([prefix + vllm.random_prompts(1, size)[0]], 1)  # all of its blocks are hit
             vllm.run()
             vllm.synchronize()
             with adapter.paused():
