@@ -118,6 +118,14 @@ class EngineAdapter(ABC):
         """
         return None
 
+    def requests_scheduled(self) -> int | None:
+        """Requests with tokens in forwards since the engine's start, where its scheduler hands out work.
+
+        Every one of them is due a comparison of its tokens with `known_digests`; the count is not the view's.
+        None = views have no `known_digests`.
+        """
+        return None
+
     @property
     def step_types(self) -> StepTypes | None:
         """Types of all views to come: kernels are compiled for them before traffic. None = at first use."""

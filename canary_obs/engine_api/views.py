@@ -40,6 +40,8 @@ class GroupTokens:
     positions: Tensor  # [num_entries]
     digests: Tensor | None  # int64 [num_requests]; chain over the prefix entries
     expected_ids: Tensor | None = None  # [num_entries]; write oracle, -1 = unknown
+    known_lens: Tensor | None = None  # int64 [num_requests]; entries that the scheduler knows, -1 = nothing
+    known_digests: Tensor | None = None  # int64 [num_requests]; chain over them
     # [k * num_requests]; rows of the slot table, -1 = none; None = the forward's own. With k > 1, lengths and
     # digests are as long, and entry i belongs to request i modulo num_requests.
     rows: Tensor | None = None
@@ -73,6 +75,10 @@ class StepView:
     digests: Tensor | None  # int64 [num_requests]; chain over the engine's own prefix tokens
     groups: dict[str, GroupStep]
     expected_ids: Tensor | None = None  # [num_tokens]; write oracle, -1 = unknown
+    # What the scheduler knows of each request: its first tokens, and the chain over them. The tail compares
+    # it with what was written, in groups that hold the forward's own tokens.
+    known_lens: Tensor | None = None  # int64 [num_requests]; -1 = nothing
+    known_digests: Tensor | None = None  # int64 [num_requests]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +139,4 @@ class StepTypes:
     out_slots: torch.dtype
     has_digests: bool
     expected_ids: torch.dtype | None
+    has_known_tokens: bool = False

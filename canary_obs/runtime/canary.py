@@ -67,7 +67,7 @@ class CanaryRuntime(SlotHooks):
         self.forwards = ForwardAccount(self.state, self.health, adapter.forwards, self._in_step)
         first_reads = FirstReads(self.state, self.health, self.forwards, config)
         self.tables = TableAccount(self.health, self.forwards, adapter.compared_tables)
-        self._checks = ForwardChecks(self.state, self.health, self.forwards, first_reads, config)
+        self._checks = ForwardChecks(self.state, self.health, self.forwards, first_reads, config, adapter)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)
         bandwidth = measure_bandwidth(self.state)
         self.sweeper = Sweeper(
@@ -146,6 +146,7 @@ class CanaryRuntime(SlotHooks):
             group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
         self.forwards.start()
         self.tables.start()
+        self._checks.start()
         if self.hits is not None:
             self.hits.start()
         self.run.ready_at = time.monotonic()

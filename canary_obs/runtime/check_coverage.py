@@ -4,6 +4,7 @@ Coverage of bytes says what fingerprints could see; this says what was seen. Cou
 
 - verified, and `baseline`: checked, or checked as far as a slot without history can be;
 - `adopted`: a debt, below the target a reason;
+- tokens of scheduled requests are compared with what the scheduler knows of them, or left out: a debt, too;
 - `pending` at the head is checked by the tail, where it counts again; `no_fingerprint` is coverage of bytes.
 """
 
@@ -31,7 +32,10 @@ def _unverified(cause: layout.Unverified) -> list[int]:
     return [layout.COUNT_UNVERIFIED + phase * layout.NUM_UNVERIFIED + cause for phase in _PHASES]
 
 
+_COMPARED, _LEFT_OUT = [layout.COUNT_TOKENS_COMPARED], [layout.COUNT_TOKENS_LEFT_OUT]
 _ADOPTED, _BASELINE = _unverified(layout.Unverified.ADOPTED), _unverified(layout.Unverified.BASELINE)
+
+_WORDS = _VERIFIED, _BASELINE, _ADOPTED, _COMPARED, _LEFT_OUT
 
 
 class _Totals(NamedTuple):
@@ -41,6 +45,8 @@ class _Totals(NamedTuple):
     verified: int
     baseline: int
     adopted: int
+    compared: int  # requests whose tokens were compared with the scheduler's
+    left_out: int  # and those of which it said nothing that could be compared
 
 
 class CheckCoverage:
@@ -56,7 +62,7 @@ class CheckCoverage:
         target = config.check_coverage_target
         self._target = config.coverage_target if target is None else target
         self._state, self._baselines, self._clock = state, baselines, clock
-        self._window = deque([_Totals(clock(), 0, 0, 0)])
+        self._window = deque([_Totals(clock(), 0, 0, 0, 0, 0)])
         self._accepted = 0  # adopted slots without a baseline when an operator acknowledged them
         self._accepted_adoptions = 0  # made by then
 
@@ -68,7 +74,7 @@ class CheckCoverage:
         if len(window) > 1 and now - window[-2].seconds < _SAMPLE_SECONDS:
             window.pop()
         counts = sample.values[: self._state.counter_words].view(-1, layout.COUNTER_WORDS).sum(0).tolist()
-        totals = (sum(counts[word] for word in words) for words in (_VERIFIED, _BASELINE, _ADOPTED))
+        totals = (sum(counts[word] for word in words) for words in _WORDS)
         window.append(_Totals(now, *totals))
         while len(window) > 2 and window[1].seconds < now - WINDOW_SECONDS:
             window.popleft()
@@ -103,6 +109,12 @@ class CheckCoverage:
             seconds = last.seconds - first.seconds
             counts = f"{adopted} of {due} slot checks of the last {seconds:.0f} s were unverified (adopted)"
             found.append((State.DEGRADED, f"{counts}: {share}"))
+        left_out, requests = last.left_out - first.left_out, last.compared - first.compared
+        requests += left_out
+        if left_out > (1 - self._target) * requests:
+            share = f"{1 - left_out / requests:.1%} compared, target {self._target:.1%}"
+            text = f"tokens of {left_out} of {requests} requests were not compared with the scheduler's"
+            found.append((State.DEGRADED, f"{text}: {share}"))
         return found
 
     @property

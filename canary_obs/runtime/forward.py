@@ -12,6 +12,7 @@ from canary_kernels.layer_write import check_layer, note_layer
 from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
+from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.views import StepView
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.first_reads import FirstReads
@@ -24,12 +25,17 @@ class ForwardChecks:
 
     def __init__(
         self, state: DeviceState, health: Health, account: ForwardAccount, first_reads: FirstReads,
-        config: CanaryConfig,
+        config: CanaryConfig, adapter: EngineAdapter,
     ) -> None:  # fmt: skip
         self._state, self._health, self._account, self._first_reads = state, health, account, first_reads
+        self._scheduled, self._compared = adapter.requests_scheduled, 0
         self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
         self._batches: list[tuple[Group, RowBatch]] = []
         self._owing: StepView | None = None  # whose new slots are to be fingerprinted
+
+    def start(self) -> None:
+        """Begin: what the engine has scheduled so far is not compared."""
+        self._compared = self._scheduled() or 0
 
     def before_write(self, view: StepView, step: int) -> None:
         """Compare the bytes that forward number `step` is about to overwrite, and those copied for it."""
@@ -67,6 +73,7 @@ class ForwardChecks:
         for index, given in self._new_slots(self._owing):
             state.owed.fingerprinted(index, given)
             state.owed.layer_checked(index, state.groups[index].layers.share_of(given))
+        self._owe_tokens(self._owing)
         self._owing = None
         for group, batch in self._batches:
             complete_slots(state.backend, group.buffers, group.plan, batch.out_slots)
@@ -86,9 +93,20 @@ class ForwardChecks:
         shown, known = {} if view is None else view.groups, self._state.by_name
         return [(known[name].index, step.out_slots.shape[0]) for name, step in shown.items() if name in known]
 
+    def _owe_tokens(self, view: StepView | None) -> None:
+        """Every request that was scheduled is due a comparison of its tokens; the engine counts them."""
+        total = self._scheduled()
+        if view is None or total is None or total == self._compared:  # drafting schedules nothing
+            return
+        due, self._compared = total - self._compared, total
+        for name, step in view.groups.items():
+            if step.tokens is None and name in self._state.by_name:
+                self._state.owed.tokens_compared(self._state.by_name[name].index, due)
+
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""
         self._batches, self._owing = [], None
+        self._compared = self._scheduled() or 0
         for group in self._state.named(view.groups):
             group.adopt(view.groups[group.name].out_slots)
         self._account.end()

@@ -70,6 +70,9 @@ class RowBatch:
     positions: Tensor  # [num_tokens]; positions the model is given
     out_slots: Tensor  # [num_tokens]; where the forward writes; -1 = skip
     expected_ids: Tensor | None = None  # [num_tokens]; write oracle; -1 = unknown, None = no oracle
+    # What the scheduler knows of each request: its first tokens, and the chain over them. Both or neither.
+    known_lens: Tensor | None = None  # [num_requests]; <= 0 = nothing
+    known_digests: Tensor | None = None  # int64 [num_requests]
     cache: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
     # By operation: arguments already checked, addresses.
 

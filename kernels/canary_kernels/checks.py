@@ -76,13 +76,17 @@ def check_batch(buffers: GroupBuffers, batch: RowBatch) -> None:
 
 def _is_sound(batch: RowBatch, index: int | None, requests: int, tokens: int) -> bool:
     """The rules of `_check_columns`, in a third of the time; False = let that decide. index: None = CPU."""
-    rows = batch.rows, batch.starts, batch.prefix_lens, batch.extend_lens, batch.digests
+    rows = (
+        batch.rows, batch.starts, batch.prefix_lens, batch.extend_lens, batch.digests, batch.known_lens,
+        batch.known_digests,
+    )  # fmt: skip
     new = batch.input_ids, batch.positions, batch.out_slots, batch.expected_ids
     return (
         _are_sound((batch.slot_table,), batch.slot_table.numel(), index)
         and _are_sound(rows, requests, index)
         and _are_sound((batch.token_starts,), requests + 1, index)
         and _are_sound(new, tokens, index)
+        and (batch.known_lens is None) == (batch.known_digests is None)
     )
 
 
@@ -112,6 +116,12 @@ def _check_columns(batch: RowBatch, device: torch.device, requests: int, tokens:
         _check_column("digests", batch.digests, requests, device)
     if batch.expected_ids is not None:
         _check_column("expected_ids", batch.expected_ids, tokens, device)
+    if (batch.known_lens is None) != (batch.known_digests is None):
+        missing = "known_lens" if batch.known_lens is None else "known_digests"
+        raise KernelArgumentError(f"{missing} is None; the rule is known_lens and known_digests, or neither")
+    if batch.known_lens is not None and batch.known_digests is not None:
+        _check_column("known_lens", batch.known_lens, requests, device)
+        _check_column("known_digests", batch.known_digests, requests, device)
 
 
 def check_slots(buffers: GroupBuffers, **columns: Tensor) -> None:

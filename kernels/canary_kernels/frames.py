@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 RECORDS, COUNTERS, VIOLATIONS, CLOCK, NUM_SLOTS, LANE_ROWS = range(6)
 
 # Words of a batch frame: sizes, then one address per column.
-TABLE_STRIDE, NUM_ROWS, WIDTH, PAGE_SIZE, NUM_REQUESTS, NUM_TOKENS, HAS_DIGESTS, HAS_EXPECTED, WIDE = range(9)
+(
+    TABLE_STRIDE, NUM_ROWS, WIDTH, PAGE_SIZE, NUM_REQUESTS, NUM_TOKENS, HAS_DIGESTS, HAS_EXPECTED, HAS_KNOWN,
+    WIDE,
+) = range(10)  # fmt: skip
 (
     TABLE, ROWS, STARTS, PREFIX_LENS, EXTEND_LENS, TOKEN_STARTS, DIGESTS, INPUT_IDS, POSITIONS, OUT_SLOTS,
-    EXPECTED_IDS,
-) = range(9, 20)  # fmt: skip
+    EXPECTED_IDS, KNOWN_LENS, KNOWN_DIGESTS,
+) = range(10, 23)  # fmt: skip
 # Bit (column) of WIDE: the column's integers are int64, not int32.
 
 
@@ -61,6 +64,8 @@ def _frame_of_batch(batch: RowBatch) -> Frame:
         rows, batch.starts, batch.prefix_lens, batch.extend_lens, batch.token_starts,
         rows if digests is None else digests, ids, batch.positions, batch.out_slots,
         ids if expected is None else expected,
+        rows if batch.known_lens is None else batch.known_lens,
+        rows if batch.known_digests is None else batch.known_digests,
     )  # fmt: skip
     lasting = all(map(torch.Tensor.is_contiguous, integers))
     columns = (table, *(integers if lasting else [column.contiguous() for column in integers]))
@@ -69,7 +74,8 @@ def _frame_of_batch(batch: RowBatch) -> Frame:
         "q",
         (
             table.stride(0), num_rows, width, batch.page_size, rows.numel(), ids.numel(),
-            digests is not None, expected is not None, _wide_bits(*[column.dtype for column in columns]),
+            digests is not None, expected is not None, batch.known_lens is not None,
+            _wide_bits(*[column.dtype for column in columns]),
             *[column.data_ptr() for column in columns],
         ),
     )  # fmt: skip

@@ -26,7 +26,7 @@ class Columns(NamedTuple):
     kind: int  # equal kinds run the same machine code
 
 
-NUM_ROW_COLUMNS = 11  # of Columns.tensors; those after it are per token
+NUM_ROW_COLUMNS = 13  # of Columns.tensors; those after it are per token
 
 
 def columns_of(batch: RowBatch) -> Columns:
@@ -43,22 +43,26 @@ def _columns_of(batch: RowBatch) -> Columns:
     first, positions = batch.token_starts, batch.positions
     digests = rows if batch.digests is None else batch.digests
     expected = ids if batch.expected_ids is None else batch.expected_ids
+    known = rows if batch.known_lens is None else batch.known_lens
+    known_digests = rows if batch.known_digests is None else batch.known_digests
     num_rows, width = table.shape
     stride, capacity, requests = table.stride(0), width * batch.page_size, rows.size(0)
     kind = (
         table.dtype, rows.dtype, starts.dtype, prefix.dtype, extend.dtype, first.dtype, digests.dtype,
         ids.dtype, positions.dtype, slots.dtype, expected.dtype, stride >> _WIDE, capacity >> _WIDE,
-        batch.page_size, batch.digests is None, batch.expected_ids is None,
+        batch.page_size, batch.digests is None, batch.expected_ids is None, batch.known_lens is None,
+        known.dtype, known_digests.dtype,
     )  # fmt: skip
     return Columns(
         (
-            table, stride, num_rows, capacity, rows, starts, prefix, extend, first, digests, requests,
-            ids, positions, slots, expected, ids.size(0),
+            table, stride, num_rows, capacity, rows, starts, prefix, extend, first, digests, known,
+            known_digests, requests, ids, positions, slots, expected, ids.size(0),
         ),
         (
             table.data_ptr(), stride, num_rows, capacity, rows.data_ptr(), starts.data_ptr(),
-            prefix.data_ptr(), extend.data_ptr(), first.data_ptr(), digests.data_ptr(), requests,
-            ids.data_ptr(), positions.data_ptr(), slots.data_ptr(), expected.data_ptr(), ids.size(0),
+            prefix.data_ptr(), extend.data_ptr(), first.data_ptr(), digests.data_ptr(), known.data_ptr(),
+            known_digests.data_ptr(), requests, ids.data_ptr(), positions.data_ptr(), slots.data_ptr(),
+            expected.data_ptr(), ids.size(0),
         ),
         _KINDS.setdefault(kind, len(_KINDS)),
     )  # fmt: skip

@@ -127,7 +127,12 @@ COUNT_UNHASHED = COUNT_CENSUS + len(RecordState)  # + phase: slots given, not co
 COUNT_UNCOMPLETED = COUNT_UNHASHED + NUM_PHASES  # slots given to the fingerprinting that were not PENDING
 COUNT_LAYER_CHECKED = COUNT_UNCOMPLETED + 1  # new slots of which one layer was compared with before the write
 COUNT_LAYER_LEFT_OUT = COUNT_LAYER_CHECKED + 1  # new slots given to that check, and not compared
+# At the tail, every request given with what the scheduler knows of it: its tokens were compared, or left out.
+COUNT_TOKENS_COMPARED = COUNT_LAYER_LEFT_OUT + 1
+COUNT_TOKENS_LEFT_OUT = COUNT_TOKENS_COMPARED + 1
 COUNTER_WORDS = 128
+# What a scheduler knows must lie less than this many tokens behind the forward, or it is left out as stale.
+KNOWN_LAG = 64
 
 CHAIN_ANCHOR = 0x243F6A8885A308D3
 

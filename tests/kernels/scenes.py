@@ -109,7 +109,10 @@ def random_scene(
             )
             record.fingerprints = rng.getrandbits(64), rng.choice([0, rng.getrandbits(64)])
     packed = [record.pack() for record in records]
-    scene = {"table": table, "rows": rows, "digests": digests, **columns}
+    known_lens = [_known_len(rng, prefix[r], extend[r]) for r in range(requests)]
+    chains = [oracle.digest_of(tokens[r][: max(0, known_lens[r])]) for r in range(requests)]
+    known = {"known_lens": known_lens, "known_digests": [oracle.signed(chain) for chain in chains]}
+    scene = {"table": table, "rows": rows, "digests": digests, **columns, **known}
     if only is None:
         _damage(rng, damage, scene, packed)
     else:
@@ -133,8 +136,19 @@ def random_scene(
         positions=column(scene["positions"]),
         out_slots=column(scene["out_slots"], -1),
         expected_ids=column(scene["expected_ids"], -1) if rng.random() < 0.5 else None,
+        **(
+            {name: torch.tensor(scene[name], dtype=torch.int64) for name in known}
+            if rng.random() < 0.7
+            else {}
+        ),
     )
     return Scene(records=torch.tensor(packed, dtype=torch.int64).view(-1, layout.RECORD_WORDS), batch=batch)
+
+
+def _known_len(rng: random.Random, prefix: int, extend: int) -> int:
+    """What a scheduler may know of a request: all tokens, all but the newest, few, nothing, too many."""
+    whole = prefix + extend
+    return rng.choice([whole, whole, prefix, rng.randrange(prefix + 1), -1, whole + 1])
 
 
 def _damage(rng: random.Random, rate: float, scene: dict, packed: list) -> None:
@@ -151,6 +165,8 @@ def _damage(rng: random.Random, rate: float, scene: dict, packed: list) -> None:
     spots += [
         (scene["rows"], lambda: rng.choice([-1, len(scene["table"])])),
         (scene["digests"], lambda: rng.getrandbits(62)),
+        (scene["known_digests"], lambda: rng.getrandbits(62)),
+        (scene["known_lens"], lambda: rng.randrange(90)),
         (scene["positions"], lambda: rng.randrange(99)),
         (scene["expected_ids"], lambda: rng.randint(0, _MAX_TOKEN)),
         (scene["out_slots"], lambda: rng.choice([-1, 10**6])),
@@ -205,6 +221,8 @@ def counters_of(group: oracle.Group) -> list[int]:
     places |= {"baselines": layout.COUNT_BASELINES, "baseline_runs": layout.COUNT_BASELINE_RUNS}
     places |= {"write_runs": layout.COUNT_WRITE_RUNS, "complete_runs": layout.COUNT_COMPLETE_RUNS}
     places["uncompleted"] = layout.COUNT_UNCOMPLETED
+    places["tokens_compared"] = layout.COUNT_TOKENS_COMPARED
+    places["tokens_left_out"] = layout.COUNT_TOKENS_LEFT_OUT
     places |= {("census", int(state)): layout.COUNT_CENSUS + state for state in layout.RecordState}
     for phase in Phase:
         places["unhashed", phase] = layout.COUNT_UNHASHED + phase

@@ -39,9 +39,10 @@ LONG |= {"AT_ONCE": 256, "ROOM": 1024}
 ALONE = {"sums": None, "ATTEMPTS": 0}  # as on AMD
 SHORT = {"PAGE_SIZE": 1, "HAS_DIGESTS": True, "HAS_EXPECTED": False, "BLOCK": 64, "WIDE": 64}
 SHORT |= {"AT_ONCE": 64, "ROOM": 0}
+ROWS = {"BLOCK": verify.BLOCK}
 JOBS = [
-    (verify.rows_kernel, {"PHASE": 0, "PAGE_SIZE": 16, "HAS_DIGESTS": True, "BLOCK": verify.BLOCK}),
-    (verify.rows_kernel, {"PHASE": 1, "PAGE_SIZE": 1, "HAS_DIGESTS": False, "BLOCK": verify.BLOCK}),
+    (verify.rows_kernel, {"PHASE": 0, "PAGE_SIZE": 16, "HAS_DIGESTS": True, "HAS_KNOWN": False, **ROWS}),
+    (verify.rows_kernel, {"PHASE": 1, "PAGE_SIZE": 1, "HAS_DIGESTS": False, "HAS_KNOWN": True, **ROWS}),
     (verify.list_kernel, {"PHASE": 2, "BLOCK": verify.BLOCK}),
     (write.write_kernel, {**LONG, **ALONE}),
     (write.write_kernel, {**SHORT, **ALONE}),

@@ -31,7 +31,7 @@ def test_verify_rows(backend, seed, phase, page_size, dtype):
 
 
 @every_backend
-@pytest.mark.parametrize("only", [*CHAINS, "token", "position", "state", "digests", "bit"])
+@pytest.mark.parametrize("only", [*CHAINS, "token", "position", "state", "digests", "known_digests", "bit"])
 @settings(max_examples=8, deadline=None)
 @given(seed=SEEDS, phase=st.sampled_from([Phase.HEAD, Phase.TAIL]))
 def test_one_damage_is_seen(backend, only, seed, phase):
@@ -112,6 +112,61 @@ def test_a_request_that_adds_nothing_is_held_to_its_digest_at_the_tail(backend, 
     verify_rows(backend, buffers, batch, Phase.TAIL)
     assert buffers.counters[layout.lane(Phase.TAIL, Reason.TOKEN)] == 1 - extend
     assert buffers.counters[: layout.NUM_LANES].sum() == 1 - extend
+
+
+@every_backend
+@pytest.mark.parametrize(
+    ("known", "compared"), [(3, 1), (2, 1), (1, 1), (4, 0), (0, 0), (-1, 0), (1 << 40, 0), (-(1 << 62), 0)]
+)
+def test_tokens_are_compared_with_what_the_scheduler_knows(backend, known, compared):
+    """Two tokens were cached, one is new; the scheduler knows the first `known`, and one of them differs."""
+    device, tokens = device_of(backend), (5, 6, 7)
+    column = {"device": device, "dtype": torch.int64}
+    buffers = allocate_buffers(3, torch.full((1,), 7, **column))
+    for slot, token in enumerate(tokens):
+        chain = oracle.digest_of(tokens[:slot])
+        buffers.records[slot] = torch.tensor(oracle.Record(token, slot, oracle.COMPLETE, chain).pack())
+    for first, differs in ((5, False), (4, True)):
+        digest = oracle.digest_of((first, 6, 7)[: max(0, min(known, 3))])
+        batch = RowBatch(
+            slot_table=torch.tensor([[0, 1, 2]], **column), page_size=1, rows=torch.tensor([0], **column),
+            starts=torch.tensor([0], **column), prefix_lens=torch.tensor([2], **column),
+            extend_lens=torch.tensor([1], **column), token_starts=torch.tensor([0, 1], **column),
+            digests=None, input_ids=torch.tensor([7], **column), positions=torch.tensor([2], **column),
+            out_slots=torch.tensor([2], **column), known_lens=torch.tensor([known], **column),
+            known_digests=torch.tensor([layout.signed(digest)], **column),
+        )  # fmt: skip
+        buffers.counters.zero_()
+        verify_rows(backend, buffers, batch, Phase.HEAD)
+        assert buffers.counters[layout.COUNT_TOKENS_COMPARED] == 0
+        verify_rows(backend, buffers, batch, Phase.TAIL)
+        assert buffers.counters[layout.COUNT_TOKENS_COMPARED] == compared
+        assert buffers.counters[layout.COUNT_TOKENS_LEFT_OUT] == 1 - compared
+        found = buffers.counters[layout.lane(Phase.TAIL, Reason.WRITE_TOKEN)]
+        assert found == buffers.counters[: layout.NUM_LANES].sum() == (compared and differs)
+    if compared:
+        row = buffers.violations[layout.lane(Phase.TAIL, Reason.WRITE_TOKEN), 0].tolist()
+        actual = layout.signed(oracle.digest_of(tokens[:known]))
+        assert row[layout.ROW_SLOT :] == [known - 1, known - 1, 0, 0, layout.signed(digest), actual]
+
+
+@every_backend
+@pytest.mark.parametrize("behind", [63, 64])
+def test_what_a_scheduler_knew_long_ago_is_not_compared(backend, behind):
+    column = {"device": device_of(backend), "dtype": torch.int64}
+    buffers = allocate_buffers(1, torch.full((1,), 7, **column))
+    buffers.records[0] = torch.tensor(oracle.Record(5, 0, oracle.COMPLETE, oracle.ANCHOR).pack())
+    batch = RowBatch(
+        slot_table=torch.zeros(1, 100, **column), page_size=1, rows=torch.tensor([0], **column),
+        starts=torch.tensor([1 + behind], **column), prefix_lens=torch.tensor([1 + behind], **column),
+        extend_lens=torch.tensor([0], **column), token_starts=torch.tensor([0, 0], **column), digests=None,
+        input_ids=torch.tensor([], **column), positions=torch.tensor([], **column),
+        out_slots=torch.tensor([], **column), known_lens=torch.tensor([1], **column),
+        known_digests=torch.tensor([layout.signed(oracle.digest_of((5,)))], **column),
+    )  # fmt: skip
+    verify_rows(backend, buffers, batch, Phase.TAIL)
+    assert buffers.counters[layout.COUNT_TOKENS_COMPARED] == (behind < layout.KNOWN_LAG)
+    assert not buffers.counters[: layout.NUM_LANES].any()
 
 
 @every_backend

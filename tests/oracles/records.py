@@ -23,6 +23,11 @@ def mix64(token, position):
     return finalize(mixed & MASK)
 
 
+def digest_of(tokens):
+    """The chain over tokens from position 0, unsigned."""
+    return (ANCHOR + sum(mix64(token, position) for position, token in enumerate(tokens))) & MASK
+
+
 def word_key(i):
     return finalize(((i + 1) * 0x9E3779B97F4A7C15) & MASK) | 1
 
@@ -160,7 +165,24 @@ class Group:
                     found = (last.chain + mix64(last.token, prefix - 1)) & MASK
                     if found != batch.digests[r] & MASK:
                         self.report(phase, TOKEN, slot, prefix - 1, r, 0, batch.digests[r], found)
+        if phase == TAIL and batch.known_lens is not None:
+            self.verify_known(batch)
         self.counts["runs", phase] += 1
+
+    def verify_known(self, batch):
+        for r in range(len(batch.rows)):
+            known, prefix, record = batch.known_lens[r], batch.prefix_lens[r], None
+            stop = min(prefix + batch.extend_lens[r], len(batch.slot_table[0]) * batch.page_size)
+            if r in batch.live() and 0 < known <= stop and known > prefix - 64:
+                slot = batch.slot(r, known - 1)
+                record = self.record(slot)
+            if record is None or (record.state, record.position, record.flaw) != (COMPLETE, known - 1, 0):
+                self.counts["tokens_left_out"] += 1
+                continue
+            self.counts["tokens_compared"] += 1
+            found = (record.chain + mix64(record.token, known - 1)) & MASK
+            if found != batch.known_digests[r] & MASK:
+                self.report(TAIL, WRITE_TOKEN, slot, known - 1, r, 0, batch.known_digests[r], found)
 
     def verify_list(self, slots, positions, previous, phase):
         for slot, position, before in zip(slots, positions, previous, strict=True):
@@ -252,6 +274,8 @@ class Batch:
     positions: list
     out_slots: list
     expected_ids: list | None
+    known_lens: list | None = None
+    known_digests: list | None = None
 
     def live(self):
         return [r for r, row in enumerate(self.rows) if 0 <= row < len(self.slot_table)]

@@ -23,6 +23,7 @@ from canary_obs.engine_api.views import (
     WindowTokens,
 )
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
+from canary_obs.engines.toolkit.known_tokens import KnownTokens
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.allocation import kv_allocation
@@ -35,6 +36,7 @@ from canary_obs.engines.vllm.draft_groups import DraftGroups
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
 from canary_obs.engines.vllm.step_hooks import StepHooks
+from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE
 from canary_obs.engines.vllm.versions import V1_VERSIONS, check_version
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, scheduled_requests
 from canary_obs.errors import UnsupportedEngine
@@ -83,6 +85,7 @@ class VllmAdapter(EngineAdapter):
         self._windows = WindowTables(self.vllm_groups)
         self._forwards = ForwardCount(self._by_name)
         self._attention = AttentionTables(self.vllm_groups)
+        self.known_tokens = KnownTokens(runner.max_num_reqs, runner.device)
         self._patches = MethodPatches()
         # Drafting runs between two steps and changes the input tensors of the forward before it.
         self.inputs_persist = runner.speculative_config is None
@@ -148,6 +151,10 @@ class VllmAdapter(EngineAdapter):
         """By the tensors in attention's metadata; drafting, which has tables of its own, is left out."""
         return self._attention.counts
 
+    def requests_scheduled(self) -> int:
+        """By the scheduler outputs that reached the worker."""
+        return self._forwards.requests
+
     def window_tokens(self) -> WindowTokens | None:
         """Tokens of the last forward's requests, by the block lists of full and sliding-window groups."""
         output = self._last_output if self._hooks is None else self._hooks.last_output
@@ -205,6 +212,7 @@ class VllmAdapter(EngineAdapter):
         try:
             events = getattr(output, EVENTS_ATTRIBUTE, None)
             self._forwards.note(output)
+            self.known_tokens.note(output.num_scheduled_tokens, getattr(output, TOKENS_ATTRIBUTE, None))
             self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
             self.update_requests(output)
             self._block_changes.report(output, events, observer)

@@ -17,6 +17,7 @@ from canary_obs.engines.vllm.cache_count import (
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Partial, Published, PublishedRun
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
+from canary_obs.engines.vllm.token_chains import CHAINS_ATTRIBUTE, TokenChains, send_tokens
 
 EVENTS_ATTRIBUTE = "kv_canary_block_events"  # of SchedulerOutput; sent with it to every worker
 _PENDING = "_kv_canary_pending"  # of BlockPool: events since the last `schedule`
@@ -43,6 +44,7 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     patches.set(scheduler, FORWARDS_ATTRIBUTE, 0)
     patches.set(manager, TOKENS, {})
     patches.set(manager, TOTALS, [0] * len(manager.kv_cache_config.kv_cache_groups))
+    patches.set(scheduler, CHAINS_ATTRIBUTE, TokenChains())
     instrument_map(patches, manager.block_pool.cached_block_hash_to_block)
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
@@ -202,6 +204,7 @@ def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
         number_output(scheduler, output)
         send_counts(scheduler.kv_cache_manager, output)
         send_hits(scheduler.kv_cache_manager, output)
+        send_tokens(scheduler, output)
         return output
 
     return schedule

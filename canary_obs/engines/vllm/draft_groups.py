@@ -94,6 +94,8 @@ class DraftGroups:
             token_starts=memory.token_starts[: count + 1],
             input_ids=memory.input_ids[:total],
             positions=memory.positions[:total],
+            known_lens=None,  # the target's forward compares the same tokens
+            known_digests=None,
             groups=groups,
         )
         return target

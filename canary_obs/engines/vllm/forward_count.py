@@ -17,6 +17,7 @@ class ForwardCount:
     def __init__(self, names: Iterable[str]) -> None:
         """`names`: the groups that every forward writes, directly or by the drafting that follows it."""
         self.by_group = dict.fromkeys(names, 0)
+        self.requests = 0  # with tokens in forwards, one by one
         self.under_way = False  # inside `execute_model`: its runner may still wait for another pipeline stage
         self._count = 0
         self._first: int | None = None  # the scheduler's number when our count was 0
@@ -29,6 +30,7 @@ class ForwardCount:
             try:
                 if scheduler_output.total_num_scheduled_tokens:
                     self._count += 1
+                    self.requests += len(scheduler_output.num_scheduled_tokens)
                     self.note(scheduler_output)
                 return original(scheduler_output, *args, **kwargs)
             finally:

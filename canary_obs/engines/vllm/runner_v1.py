@@ -58,6 +58,7 @@ class V1Adapter(VllmAdapter):
             out_slots=table.slot_mapping.gpu.dtype,
             has_digests=True,
             expected_ids=None,
+            has_known_tokens=True,
         )
 
     def warm_up(self) -> None:
@@ -131,9 +132,16 @@ class V1Adapter(VllmAdapter):
         return StepView(request_ids=(), digests=None, **self._columns)
 
     def complete_view(self, view: StepView) -> StepView:
-        """Adds request ids and digests."""
+        """Adds request ids, digests and what the scheduler knows."""
         requests = list(self.runner.input_batch.req_ids[: view.rows.shape[0]])
-        return StepView(request_ids=requests, digests=self._prefix_digests(requests), **self._columns)
+        known = self.known_tokens.columns(requests)
+        return StepView(
+            request_ids=requests,
+            digests=self._prefix_digests(requests),
+            known_lens=known.lens,
+            known_digests=known.digests,
+            **self._columns,
+        )
 
     def _batch_columns(self, count: int, total: int) -> dict[str, Any]:
         """Fields of views that stay the same as long as the batch keeps its size."""

@@ -42,6 +42,7 @@ class V2Adapter(VllmAdapter):
             out_slots=tables.slot_mappings.dtype,
             has_digests=True,
             expected_ids=None,
+            has_known_tokens=True,
         )
 
     def warm_up(self) -> None:
@@ -109,7 +110,7 @@ class V2Adapter(VllmAdapter):
         states, count, total = self.runner.req_states, batch.num_reqs, batch.num_tokens
         starts = batch.query_start_loc[: count + 1]
         self._digests.advance(states.req_id_to_index, self._lists(states, batch.idx_mapping[:count], starts))
-        memory = self._digests.memory
+        memory, known = self._digests.memory, self.known_tokens.columns(batch.req_ids[:count])
         groups = {
             group.view.name: GroupStep(
                 slot_table=block_tables[group.number], out_slots=slot_mappings[group.number, :total]
@@ -125,6 +126,8 @@ class V2Adapter(VllmAdapter):
             input_ids=batch.input_ids[:total],
             positions=batch.positions[:total],
             digests=memory.digests[:count],
+            known_lens=known.lens,
+            known_digests=known.digests,
             groups=self._attention.given(metadata, None, groups, total),
         )
 

@@ -1,4 +1,4 @@
-"""Compares the slots given to each byte check with those that its kernel counted."""
+"""Compares what each check of bytes or tokens was given with what its kernel counted."""
 
 from __future__ import annotations
 
@@ -13,16 +13,26 @@ from canary_obs.vocabulary import State
 # Byte checks by number: the comparisons of each phase, then the fingerprinting of new slots.
 _FINGERPRINTING = layout.NUM_PHASES
 _LAYER_WRITES = _FINGERPRINTING + 1
+_KNOWN_TOKENS = _LAYER_WRITES + 1
 _NAMES = (
     *(f"{phase.name.lower()} comparison" for phase in layout.Phase),
     "fingerprinting of new slots",
     "comparison of one layer with before",
+    "comparison of tokens with the scheduler's",
 )
 _PHASES = np.arange(layout.NUM_PHASES)
-_DONE = np.array([*(layout.COUNT_HASHED + _PHASES), layout.COUNT_COMPLETED, layout.COUNT_LAYER_CHECKED])
+_DONE = np.array(
+    [
+        *(layout.COUNT_HASHED + _PHASES), layout.COUNT_COMPLETED, layout.COUNT_LAYER_CHECKED,
+        layout.COUNT_TOKENS_COMPARED,
+    ]
+)  # fmt: skip
 _LEFT_OUT = np.array(
-    [*(layout.COUNT_UNHASHED + _PHASES), layout.COUNT_UNCOMPLETED, layout.COUNT_LAYER_LEFT_OUT]
-)
+    [
+        *(layout.COUNT_UNHASHED + _PHASES), layout.COUNT_UNCOMPLETED, layout.COUNT_LAYER_LEFT_OUT,
+        layout.COUNT_TOKENS_LEFT_OUT,
+    ]
+)  # fmt: skip
 
 
 class OwedSlots:
@@ -46,6 +56,10 @@ class OwedSlots:
     def layer_checked(self, group: int, slots: int) -> None:
         """One layer of so many new slots is to be compared with before."""
         self._given[group][_LAYER_WRITES] += slots
+
+    def tokens_compared(self, group: int, requests: int) -> None:
+        """The tokens of so many requests are to be compared with what the scheduler knows of them."""
+        self._given[group][_KNOWN_TOKENS] += requests
 
     def expect(self, sequence: int) -> None:
         """The counter copy with this sequence must show every slot given so far."""
@@ -82,8 +96,9 @@ class OwedSlots:
 
     def reasons(self) -> list[tuple[State, str]]:
         """Byte checks whose kernels did not count what they were given."""
-        found = [
-            f"{_NAMES[number]}, group {self._groups[group]}, {slots} slots"
-            for (group, number), slots in sorted(self._missing.items())
-        ]
-        return [(State.BLIND, f"bytes were not checked: {text}") for text in found]
+        found = []
+        for (group, number), missing in sorted(self._missing.items()):
+            what, unit = ("tokens", "requests") if number == _KNOWN_TOKENS else ("bytes", "slots")
+            text = f"{_NAMES[number]}, group {self._groups[group]}, {missing} {unit}"
+            found.append((State.BLIND, f"{what} were not checked: {text}"))
+        return found

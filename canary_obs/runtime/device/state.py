@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,52 +19,11 @@ from canary_obs.engine_api.views import GroupView, KVAllocation, StepView
 from canary_obs.errors import EngineContractError
 from canary_obs.records import GroupInfo
 from canary_obs.runtime.device.backend import choose_backend
+from canary_obs.runtime.device.batches import BatchCache, FirstPositions
 from canary_obs.runtime.device.coverage import KVCoverage
 from canary_obs.runtime.device.layer_rotation import LayerRotation
 from canary_obs.runtime.device.owed_slots import OwedSlots
 from canary_obs.vocabulary import Part
-
-
-class FirstPositions:
-    """First position to check of each request: 0, or the first of its window. Reuses its memory."""
-
-    def __init__(self, window: int | None, device: torch.device) -> None:
-        self._window = window
-        self._memory = torch.zeros(1024, dtype=torch.int32, device=device)
-        self._views: dict[int, Tensor] = {}  # of the memory, by length
-
-    def compute(self, prefix_lens: Tensor) -> Tensor:
-        """int32 [n] for prefix_lens (integers [n]); valid until the next call. Same n, same tensor."""
-        count = prefix_lens.shape[0]
-        starts = self._views.get(count)
-        if starts is None:
-            if count > self._memory.shape[0]:
-                self._memory = torch.zeros(2 * count, dtype=torch.int32, device=self._memory.device)
-            starts = self._views[count] = self._memory[:count]
-        if self._window is not None:
-            torch.sub(prefix_lens, self._window - 1, out=starts)
-            starts.clamp_(min=0)
-        return starts
-
-
-class BatchCache:
-    """The last batch of a group: an engine that shows the same tensors again gets the same batch."""
-
-    def __init__(self) -> None:
-        self._columns: tuple[Tensor | None, ...] = ()
-        self._batch: RowBatch | None = None
-
-    def get(self, columns: tuple[Tensor | None, ...]) -> RowBatch | None:
-        """The batch if it was made of these tensor objects, whatever they contain by now; else None."""
-        if len(columns) == len(self._columns) and all(map(operator.is_, columns, self._columns)):
-            return self._batch
-        return None
-
-    def put(self, columns: tuple[Tensor | None, ...], batch: RowBatch) -> RowBatch:
-        """Replace the cached batch; returns the new one."""
-        self._columns, self._batch = columns, batch
-        return batch
-
 
 _ADOPTED = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
 
@@ -108,6 +66,7 @@ class Group:
         columns = (
             shown.slot_table, rows, starts, tokens.prefix_lens, tokens.extend_lens, tokens.token_starts,
             tokens.digests, tokens.input_ids, tokens.positions, shown.out_slots, tokens.expected_ids,
+            tokens.known_lens, tokens.known_digests,
         )  # fmt: skip
         if (cached := self.batches.get(columns)) is not None:
             return cached
@@ -116,6 +75,7 @@ class Group:
             prefix_lens=tokens.prefix_lens, extend_lens=tokens.extend_lens, token_starts=tokens.token_starts,
             digests=tokens.digests, input_ids=tokens.input_ids, positions=tokens.positions,
             out_slots=shown.out_slots, expected_ids=tokens.expected_ids,
+            known_lens=tokens.known_lens, known_digests=tokens.known_digests,
         )  # fmt: skip
         return self.batches.put(columns, batch)
 

@@ -84,4 +84,6 @@ def _padding(group: Group, types: StepTypes, requests: int, tokens: int) -> RowB
         positions=column(total, types.positions),
         out_slots=column(total, types.out_slots, -1),
         expected_ids=None if types.expected_ids is None else column(total, types.expected_ids, -1),
+        known_lens=column(requests, torch.int64, -1) if types.has_known_tokens else None,
+        known_digests=column(requests, torch.int64) if types.has_known_tokens else None,
     )

@@ -11,6 +11,9 @@ from canary_kernels.frames import (
     DIGESTS,
     EXTEND_LENS,
     HAS_DIGESTS,
+    HAS_KNOWN,
+    KNOWN_DIGESTS,
+    KNOWN_LENS,
     NUM_REQUESTS,
     NUM_ROWS,
     PAGE_SIZE,
@@ -43,7 +46,10 @@ if TYPE_CHECKING:
 
     from canary_kernels.buffers import GroupBuffers, RowBatch
 
-_HEAD, _NO_REQUEST = int(Phase.HEAD), layout.NO_REQUEST
+_HEAD, _TAIL, _NO_REQUEST = int(Phase.HEAD), int(Phase.TAIL), layout.NO_REQUEST
+_WRITE_TOKEN, _KNOWN_LAG = int(Reason.WRITE_TOKEN), layout.KNOWN_LAG
+_COUNT_TOKENS_COMPARED = layout.COUNT_TOKENS_COMPARED
+_COUNT_TOKENS_LEFT_OUT = layout.COUNT_TOKENS_LEFT_OUT
 _PENDING, _COMPLETE = int(RecordState.PENDING), int(RecordState.COMPLETE)
 _ADOPTED, _AWAITED = int(RecordState.ADOPTED), int(RecordState.AWAITED)
 _BASELINE = int(RecordState.BASELINE)
@@ -155,6 +161,36 @@ def _check_digest(buffers, batch, phase, request, row, last):
         report(buffers, phase * _NUM_REASONS + _TOKEN, (slot, last, request), 0, wanted, found)
 
 
+@piece
+def _check_known(buffers, batch, request, stop):
+    """Compare the chain after the tokens that the scheduler knows with its digest; 1 = compared, else 0."""
+    row, length = column(batch, ROWS, request), column(batch, KNOWN_LENS, request)
+    if not (0 <= row < load_int64(batch, NUM_ROWS) and 0 < length <= stop):
+        return 0
+    if length + _KNOWN_LAG <= column(batch, PREFIX_LENS, request):
+        return 0
+    slot = slot_at(batch, row, length - 1)
+    record = record_at(buffers, slot)
+    if not _is_complete(record) or position_of(load_int64(record, _IDENTITY)) != length - 1:
+        return 0
+    wanted, found = column(batch, KNOWN_DIGESTS, request), continued(record, length - 1)
+    if found != wanted:
+        lane = _TAIL * _NUM_REASONS + _WRITE_TOKEN
+        report(buffers, lane, (slot, length - 1, request), 0, wanted, found)
+    return 1
+
+
+@piece
+def _compare_known(buffers, batch, capacity):
+    """Compare every request's tokens with what the scheduler knows of them, or count it as left out."""
+    compared = 0
+    for request in range(load_int64(batch, NUM_REQUESTS)):
+        stop = column(batch, PREFIX_LENS, request) + column(batch, EXTEND_LENS, request)
+        compared += _check_known(buffers, batch, request, min(stop, capacity))
+    count(buffers, _COUNT_TOKENS_COMPARED, compared)
+    count(buffers, _COUNT_TOKENS_LEFT_OUT, load_int64(batch, NUM_REQUESTS) - compared)
+
+
 @kernel("void(int64, int64, int64)")
 def _verify_rows(buffers, batch, phase):
     capacity = load_int64(batch, WIDTH) * load_int64(batch, PAGE_SIZE)
@@ -175,6 +211,8 @@ def _verify_rows(buffers, batch, phase):
         # At the tail too where a request adds nothing: its prefix may have been PENDING at the head.
         if digests and last >= 0 and extend == 0:
             _check_digest(buffers, batch, phase, request, row, last)
+    if phase == _TAIL and load_int64(batch, HAS_KNOWN):
+        _compare_known(buffers, batch, capacity)
     count(buffers, _COUNT_VERIFIED + phase, verified)
     count(buffers, _COUNT_RUNS + phase, 1)
 

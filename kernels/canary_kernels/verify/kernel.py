@@ -13,14 +13,12 @@ from canary_kernels.jit import (
     ANCHOR,
     AWAITED,
     BASELINE,
-    CHAIN,
     COMPLETE,
     COUNT_UNVERIFIED,
     EMPTY,
     NUM_REASONS,
     NUM_UNVERIFIED,
     PENDING,
-    RECORD_WORDS,
     continued,
     count,
     flaw_of,
@@ -33,6 +31,7 @@ from canary_kernels.jit import (
 )
 from canary_kernels.launch import NUM_ROW_COLUMNS, columns_of, prepare
 from canary_kernels.layout import Phase
+from canary_kernels.verify.digests import TOKEN_REASON, check_digest, check_known
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 HEAD = tl.constexpr(int(Phase.HEAD))
 CHAIN_REASON = tl.constexpr(int(layout.Reason.CHAIN))
 POSITION_REASON = tl.constexpr(int(layout.Reason.POSITION))
-TOKEN_REASON = tl.constexpr(int(layout.Reason.TOKEN))
 UNWRITTEN_REASON = tl.constexpr(int(layout.Reason.UNWRITTEN))
 RECORD_REASON = tl.constexpr(int(layout.Reason.RECORD))
 UNVERIFIED_BASELINE = tl.constexpr(int(layout.Unverified.BASELINE))
@@ -51,6 +49,7 @@ UNVERIFIED_ADOPTED = tl.constexpr(int(layout.Unverified.ADOPTED))
 UNVERIFIED_PENDING = tl.constexpr(int(layout.Unverified.PENDING))
 COUNT_RUNS = tl.constexpr(layout.COUNT_RUNS)
 COUNT_VERIFIED = tl.constexpr(layout.COUNT_VERIFIED)
+KNOWN_LAG = tl.constexpr(layout.KNOWN_LAG)
 NO_REQUEST = tl.constexpr(layout.NO_REQUEST)
 
 BLOCK = 128
@@ -154,30 +153,19 @@ def _check_block(
     return total
 
 
-@triton.jit
-def _check_digest(records, num_slots, buffers, slot, last, request, digest, PHASE: tl.constexpr):
-    """Compare the chain after one request's last prefix token with the engine's digest."""
-    known = (slot >= 0) & (slot < num_slots)
-    identity = tl.load(records + slot * RECORD_WORDS, mask=known, other=0)
-    chain = tl.load(records + slot * RECORD_WORDS + CHAIN, mask=known, other=0)
-    found = continued(identity, chain, last).to(tl.int64)
-    readable = known & identity_holds(identity, last, COMPLETE) & (flaw_of(identity, chain) == 0)
-    wrong = readable & (found != digest)
-    if wrong:
-        report(buffers, wrong, PHASE * NUM_REASONS + TOKEN_REASON, slot, last, request, 0, digest, found)
-
-
 @triton.jit(
     do_not_specialize=["num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests"],
     do_not_specialize_on_alignment=[
-        "table", "rows", "starts", "prefix_lens", "extend_lens", "token_starts", "digests",
+        "table", "rows", "starts", "prefix_lens", "extend_lens", "token_starts", "digests", "known_lens",
+        "known_digests",
     ],
 )  # fmt: skip
 def rows_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     table, table_stride, num_rows, capacity,
-    rows, starts, prefix_lens, extend_lens, token_starts, digests, num_requests,
-    PHASE: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_DIGESTS: tl.constexpr, BLOCK: tl.constexpr,
+    rows, starts, prefix_lens, extend_lens, token_starts, digests, known_lens, known_digests, num_requests,
+    PHASE: tl.constexpr, PAGE_SIZE: tl.constexpr, HAS_DIGESTS: tl.constexpr, HAS_KNOWN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (request, split) checks the blocks split, split + splits, ... of the request's positions."""
     request = tl.program_id(0).to(tl.int64)
@@ -198,6 +186,10 @@ def rows_kernel(
     digest = length * 0
     if HAS_DIGESTS:
         digest = tl.load(digests + request, mask=real, other=0).to(tl.int64)
+    if HAS_KNOWN:
+        known_len = tl.load(known_lens + request, mask=real, other=0).to(tl.int64)
+        known_digest = tl.load(known_digests + request, mask=real, other=0).to(tl.int64)
+    prefix = length - extend
     length = tl.minimum(length, capacity)
     digested = tl.where(extend == 0, length - 1, -1)
     # Blocks overlap by the record that links the next one.
@@ -218,7 +210,14 @@ def rows_kernel(
             # Otherwise the position lies in a block.
             if (split == 0) & (digested >= 0) & (digested < start):
                 slot = slot_at(table, table_stride, row, digested, PAGE_SIZE, digested >= 0)
-                _check_digest(records, num_slots, buffers, slot, digested, request, digest, PHASE)
+                check_digest(records, num_slots, buffers, slot, digested, request, digest, PHASE)
+    if HAS_KNOWN:  # noqa: SIM102 - decided when compiled
+        if real & (split == 0):
+            live = (row >= 0) & (row < num_rows)
+            live = live & (known_len > 0) & (known_len <= length) & (known_len + KNOWN_LAG > prefix)
+            slot = slot_at(table, table_stride, row, known_len - 1, PAGE_SIZE, live)
+            slot = tl.where(live, slot, -1)
+            check_known(records, num_slots, buffers, slot, known_len - 1, request, known_digest, PHASE)
 
 
 @triton.jit(
@@ -272,6 +271,7 @@ def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
     constants = {
         "PHASE": int(phase), "PAGE_SIZE": batch.page_size, "BLOCK": BLOCK,
         "HAS_DIGESTS": batch.digests is not None,
+        "HAS_KNOWN": batch.known_lens is not None and phase is Phase.TAIL,
     }  # fmt: skip
     given = columns.tensors[:NUM_ROW_COLUMNS]
     buffers.cache[key] = prepare(rows_kernel, buffers, grid, given, {**constants, "num_warps": _WARPS})

@@ -35,7 +35,8 @@ def verify_rows(backend: Backend, buffers: GroupBuffers, batch: RowBatch, phase:
 
     Walks the slot table itself. Requests whose row is outside the table are padding. Counts verified and
     unverified slots; logs UNWRITTEN, POSITION, CHAIN and, with digests, TOKEN: at HEAD, and at TAIL where a
-    request adds nothing, as this forward may have written its prefix.
+    request adds nothing, as this forward may have written its prefix. At TAIL, with known_lens, WRITE_TOKEN:
+    the chain after as many tokens as the scheduler knows is compared with its digest.
     """
     check_buffers(backend, buffers)
     check_batch(buffers, batch)

@@ -12,9 +12,12 @@ from canary_kernels.layout import (
     CHAIN,
     CHAIN_ANCHOR,
     COUNT_RUNS,
+    COUNT_TOKENS_COMPARED,
+    COUNT_TOKENS_LEFT_OUT,
     COUNT_UNVERIFIED,
     COUNT_VERIFIED,
     IDENTITY,
+    KNOWN_LAG,
     MAX_POSITION,
     NO_REQUEST,
     NUM_UNVERIFIED,
@@ -102,6 +105,8 @@ def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
         _check_digests(buffers, batch, digests, phase)
     elif phase is Phase.TAIL and batch.digests is not None:
         _check_digests(buffers, batch, batch.digests.numpy(), phase)
+    if phase is Phase.TAIL and batch.known_lens is not None and batch.known_digests is not None:
+        _check_known(buffers, batch, batch.known_lens.numpy(), batch.known_digests.numpy())
     counters[COUNT_RUNS + phase] += 1
 
 
@@ -267,3 +272,22 @@ def _check_digests(buffers: GroupBuffers, batch: RowBatch, digests: Integers, ph
     readable = (records.states == RecordState.COMPLETE) & (records.positions == last)
     columns = slots, last, live, wanted, found
     report_where(buffers, (phase, Reason.TOKEN, Part.IDENTITY), readable & (found != wanted), columns)
+
+
+def _check_known(buffers: GroupBuffers, batch: RowBatch, lens: Integers, digests: Integers) -> None:
+    """Compare the chain after the tokens that the scheduler knows with its digest of them."""
+    table, rows = batch.slot_table, batch.rows.numpy()
+    prefix = batch.prefix_lens.numpy().astype(np.int64)
+    stop = np.minimum(prefix + batch.extend_lens.numpy(), table.shape[1] * batch.page_size)
+    known = (rows >= 0) & (rows < table.shape[0]) & (lens > 0) & (lens <= stop) & (lens + KNOWN_LAG > prefix)
+    (requests,) = np.nonzero(known)
+    last = lens[requests].astype(np.int64) - 1
+    slots = _lookup(batch, rows[requests].astype(np.int64), last) if requests.size else last
+    records = _read(buffers, slots)
+    readable = (records.states == RecordState.COMPLETE) & (records.positions == last)
+    found, wanted = records.continued(last).view(np.int64), digests[requests].astype(np.int64)
+    check = Phase.TAIL, Reason.WRITE_TOKEN, Part.IDENTITY
+    report_where(buffers, check, readable & (found != wanted), (slots, last, requests, wanted, found))
+    compared = int(readable.sum())
+    buffers.counters[COUNT_TOKENS_COMPARED] += compared
+    buffers.counters[COUNT_TOKENS_LEFT_OUT] += rows.shape[0] - compared

@@ -198,14 +198,14 @@ def _check_inputs(buffers, slot, position, given, token, wanted, request, mask, 
         "num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_tokens",
     ],
     do_not_specialize_on_alignment=[
-        "table", "rows", "starts", "prefix_lens", "extend_lens", "token_starts", "digests",
-        "input_ids", "positions", "out_slots", "expected_ids",
+        "table", "rows", "starts", "prefix_lens", "extend_lens", "token_starts", "digests", "known_lens",
+        "known_digests", "input_ids", "positions", "out_slots", "expected_ids",
     ],
 )  # fmt: skip
 def write_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     table, table_stride, num_rows, capacity,
-    rows, starts, prefix_lens, extend_lens, token_starts, digests, num_requests,
+    rows, starts, prefix_lens, extend_lens, token_starts, digests, known_lens, known_digests, num_requests,
     input_ids, positions, out_slots, expected_ids, num_tokens, sums,
     PAGE_SIZE: tl.constexpr, HAS_DIGESTS: tl.constexpr, HAS_EXPECTED: tl.constexpr,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, ROOM: tl.constexpr, ATTEMPTS: tl.constexpr,

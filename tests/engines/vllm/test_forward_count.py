@@ -11,7 +11,10 @@ from canary_obs.engines.vllm.forward_count import ForwardCount, number_output
 
 
 def outputs(scheduler: Any, *tokens: int) -> list[Any]:
-    made = [SimpleNamespace(total_num_scheduled_tokens=count) for count in tokens]
+    made = [
+        SimpleNamespace(total_num_scheduled_tokens=count, num_scheduled_tokens={"a": count})
+        for count in tokens
+    ]
     for output in made:
         number_output(scheduler, output)
     return made
@@ -27,12 +30,13 @@ def test_only_outputs_with_tokens_count() -> None:
     for output in outputs(SimpleNamespace(), 5, 0, 1):
         assert execute_model(output) is output
     assert count.by_group == {"full": 2, "draft": 2}
+    assert count.requests == 2
 
 
 def test_without_a_scheduler_that_numbers_them_outputs_count_one_by_one() -> None:
     count, execute_model = counter()
     for tokens in (3, 0, 4):
-        output = SimpleNamespace(total_num_scheduled_tokens=tokens)
+        output = SimpleNamespace(total_num_scheduled_tokens=tokens, num_scheduled_tokens={"a": tokens})
         execute_model(output)
         count.note(output)
     assert count.by_group == {"full": 2, "draft": 2}
@@ -71,7 +75,7 @@ def test_it_is_under_way_until_the_worker_is_done() -> None:
             raise RuntimeError
 
     execute_model = count.around_execute_model(execute)
-    execute_model(SimpleNamespace(total_num_scheduled_tokens=1))
+    execute_model(outputs(SimpleNamespace(), 1)[0])
     assert not count.under_way
     with pytest.raises(AttributeError):
         execute_model(None)

@@ -90,7 +90,7 @@ def ask(rig: Any, count: int) -> list[list[list[int]]]:
 
 def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: bool = False) -> dict[str, Any]:
     """What the canary finds in a clean run, and after faults."""
-    from tests.engines.vllm.real import adopted, forwards, hidden, prefix_hits, stale, walks
+    from tests.engines.vllm.real import adopted, forwards, hidden, prefix_hits, stale, tokens, walks
     from tests.engines.vllm.real.rig import Rig, count_sampled, prompts as made
 
     os.environ["KV_CANARY_MODE"] = "log"
@@ -129,6 +129,7 @@ def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: boo
         report["hidden"] = hidden.tried(rig)
         report["damaged_hit"] = prefix_hits.damaged(rig)
     if accounts and "speculative_config" not in engine:
+        report["tokens"] = tokens.tried(rig)
         report["adopted"] = adopted.tried(rig)
         report["hits"] = prefix_hits.tried(rig)
     rig.close()

@@ -13,6 +13,7 @@ from tests.engines.vllm.real.server import Process
 from tests.engines.vllm.real.test_accounts import report_forwards, report_hidden, report_walks
 from tests.engines.vllm.real.test_adopted import report_adopted
 from tests.engines.vllm.real.test_tables import check_tables, report_tables
+from tests.engines.vllm.real.test_tokens import report_tokens
 from tests.unchecked import Report
 
 # The first test waits for the process of all: 80 s on two quiet cores.
@@ -138,3 +139,9 @@ def test_draft_layers(report: dict[str, Any], case: str) -> None:
     """Captured graphs apart, drafting is what it is on a GPU: all its state lies on the device."""
     assert report[case]["sampled"] >= 2
     assert report[case]["draft_zeroed"] == ["kv_data"]
+
+
+def test_wrong_tokens_are_found_and_comparisons_that_do_not_run(
+    report: dict[str, Any], unchecked: Report
+) -> None:
+    report_tokens("vLLM V2", report["llama"]["tokens"], unchecked)

@@ -1,0 +1,84 @@
+"""What the scheduler's side says of its requests' tokens, without a vLLM; against the oracle's chain."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE, TokenChains, send_tokens
+from tests.oracles import records as oracle
+
+
+def request(tokens: list[int], computed: int, embeds: Any = None) -> Any:
+    return SimpleNamespace(
+        all_token_ids=tokens, num_tokens=len(tokens), num_computed_tokens=computed, prompt_embeds=embeds
+    )
+
+
+def told(chains: TokenChains, requests: dict[str, Any]) -> list[tuple[int, int]]:
+    lens, digests = chains.advance(requests, dict.fromkeys(requests, 1))
+    return list(zip(lens.tolist(), digests.tolist(), strict=True))
+
+
+def expected(tokens: list[int], known: int) -> tuple[int, int]:
+    return known, oracle.signed(oracle.digest_of(tokens[:known]))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.integers(0, 30)), max_size=3),
+        max_size=8,
+    )
+)
+def test_chains_are_those_of_the_tokens_known(steps: list[list[tuple[str, int, int]]]) -> None:
+    """In any order: chunks, preemptions (computed tokens fall back), drafts (more computed than known)."""
+    chains = TokenChains()
+    tokens = {name: [7 * number + ord(name) for number in range(30)] for name in "abc"}
+    for step in steps:
+        requests = {name: request(tokens[name][:length], computed) for name, length, computed in step}
+        assert told(chains, requests) == [
+            expected(tokens[name], min(found.num_tokens, found.num_computed_tokens))
+            for name, found in requests.items()
+        ]
+
+
+def test_a_request_that_ended_may_come_back_with_other_tokens() -> None:
+    chains = TokenChains()
+    told(chains, {"a": request([1, 2, 3], 3)})
+    chains.forget({"a"})
+    assert told(chains, {"a": request([4, 5, 6, 7], 4)}) == [expected([4, 5, 6, 7], 4)]
+    chains.forget({"a", "b"})
+    assert chains._known == {}
+
+
+def test_nothing_is_known_of_a_prompt_without_tokens() -> None:
+    chains = TokenChains()
+    for computed in (3, 4):
+        ((known, _), other) = told(
+            chains, {"a": request([0, 0, 0, 9], computed, embeds=object()), "b": request([5], 1)}
+        )
+        assert known == -1
+        assert other == expected([5], 1)
+
+
+def test_an_output_without_requests_and_one_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = SimpleNamespace(requests={})
+    output = SimpleNamespace(num_scheduled_tokens={}, finished_req_ids=set())
+    send_tokens(scheduler, output)
+    assert getattr(output, TOKENS_ATTRIBUTE).shape == (2, 0)
+    failing = SimpleNamespace(num_scheduled_tokens={"unknown": 1}, finished_req_ids=set())
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            send_tokens(scheduler, failing)
+    assert not hasattr(failing, TOKENS_ATTRIBUTE)
+    assert len(caplog.records) == 1
+    scheduler.requests["a"] = request([3], 1)
+    again = SimpleNamespace(num_scheduled_tokens={"a": 1}, finished_req_ids=set())
+    send_tokens(scheduler, again)
+    np.testing.assert_array_equal(getattr(again, TOKENS_ATTRIBUTE)[:, 0], expected([3], 1))

@@ -1,0 +1,89 @@
+"""Seeded defects of the comparison of a worker's tokens with the scheduler's."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_KNOWN = "tests/kernels/test_records.py::test_tokens_are_compared_with_what_the_scheduler_knows"
+_LAG = "tests/kernels/test_records.py::test_what_a_scheduler_knew_long_ago_is_not_compared"
+_CHAINS = "tests/engines/vllm/test_token_chains.py::"
+_ANY_ORDER = _CHAINS + "test_chains_are_those_of_the_tokens_known"
+_COLUMNS = "tests/engines/toolkit/test_known_tokens.py::"
+_OWED = "tests/runtime/test_known_tokens.py::"
+
+ALL = (
+    *mutants(
+        "kernels/canary_kernels/verify/kernel.py",
+        ("(known_len + KNOWN_LAG > prefix)", "(known_len > 0)", _LAG),
+    ),
+    *mutants(
+        "kernels/canary_kernels/verify/digests.py",
+        (
+            "count(buffers[0], COUNT_TOKENS_LEFT_OUT, 1 - one)",
+            "count(buffers[0], COUNT_TOKENS_LEFT_OUT, one)",
+            _KNOWN,
+        ),
+        ("PHASE * NUM_REASONS + WRITE_TOKEN_REASON", "PHASE * NUM_REASONS + TOKEN_REASON", _KNOWN),
+    ),
+    *mutants(
+        "kernels/canary_kernels/verify/reference.py",
+        (
+            "if phase is Phase.TAIL and batch.known_lens is not None",
+            "if batch.known_lens is not None",
+            _KNOWN,
+        ),
+        ("buffers.counters[COUNT_TOKENS_LEFT_OUT] += rows.shape[0] - compared", "pass", _KNOWN),
+    ),
+    *mutants(
+        "kernels/canary_kernels/verify/cpu.py",
+        ("    if length + _KNOWN_LAG <= column(batch, PREFIX_LENS, request):\n        return 0\n", "", _LAG),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/token_chains.py",
+        ("            if stop < count:", "            if False:", _ANY_ORDER),
+        (
+            "min(request.num_computed_tokens, request.num_tokens)",
+            "request.num_tokens",
+            _ANY_ORDER,
+        ),
+        (
+            "            self._known.pop(request, None)\n",
+            "            pass\n",
+            _CHAINS + "test_a_request_that_ended_may_come_back_with_other_tokens",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/toolkit/known_tokens.py",
+        (
+            "places = [self._places.get(request, -1) for request in requests]",
+            "places = list(range(count))",
+            _COLUMNS + "test_columns_are_in_the_order_of_the_batch",
+        ),
+        (
+            "values[0, :count][np.array(places) < 0] = -1",
+            "pass",
+            _COLUMNS + "test_a_request_of_which_nothing_was_said_is_unknown",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/forward.py",
+        (
+            "        self._owe_tokens(self._owing)\n",
+            "",
+            _OWED + "test_a_comparison_that_is_not_launched_is_missed",
+        ),
+        (
+            "        self._compared = self._scheduled() or 0\n        for group",
+            "        for group",
+            _OWED + "test_a_forward_that_failed_is_due_none",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/check_coverage.py",
+        (
+            "if left_out > (1 - self._target) * requests:",
+            "if left_out > requests:",
+            _OWED + "test_requests_that_are_left_out_are_a_debt",
+        ),
+    ),
+)
