@@ -20,9 +20,14 @@ COMPARED = mutants(
         _TABLES + "another_mapping_is_shown_instead_of_the_runners",
     ),
     (
-        "written = {id(found): found for found in mappings}",
-        "written: dict[int, Tensor] = {}",
+        "_distinct(metadata), _distinct(mappings)",
+        "_distinct(metadata), _distinct(())",
         _TABLES + "another_mapping_is_shown_instead_of_the_runners",
+    ),
+    (
+        "    if len(set(map(id, found))) < 2:\n",
+        "    if found:\n",
+        _TABLES + "another_table_is_shown_instead_of_the_runners",
     ),
     ("start + first * row", "start", _TABLES + "the_runners_own_tensors_are_shown_as_they_are"),
     (

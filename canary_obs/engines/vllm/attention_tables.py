@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -14,7 +14,7 @@ from canary_obs.engine_api.views import ComparedTables, GroupStep
 from canary_obs.engines.vllm.groups import VllmGroup
 
 _NO_LAYERS = "its metadata is not one per layer, as with micro-batches"
-_Layers = Callable[[Mapping[str, Any]], Iterable[Any]]
+_Layers = Callable[[Mapping[str, Any]], Sequence[Any]]
 
 
 class AttentionTables:
@@ -62,21 +62,20 @@ class AttentionTables:
         return shown
 
     def _group(
-        self, name: str, metadata: Iterable[Any], mappings: Iterable[Any], step: GroupStep, total: int
+        self, name: str, metadata: Sequence[Any], mappings: Sequence[Any], step: GroupStep, total: int
     ) -> tuple[GroupStep, bool]:
         """The step as attention has it, and whether that holds for all layers."""
         own, slots = step.slot_table, step.out_slots
-        distinct = {id(found): found for found in metadata}.values()
-        written = {id(found): found for found in mappings}
+        distinct, written = _distinct(metadata), _distinct(mappings)
         for found in distinct:
             if (mapping := getattr(found, "slot_mapping", None)) is not None:
-                written[id(mapping)] = mapping
+                written.append(mapping)
         tables = [parts for found in distinct if _differ(parts := _parts(found, own), own)]
-        others = [found for found in written.values() if found.data_ptr() != slots.data_ptr()]
+        others = {at: found for found in written if (at := found.data_ptr()) != slots.data_ptr()}
         if tables:
             step = replace(step, slot_table=self._table(name, tables[0], own))
         if others:
-            step = replace(step, out_slots=self._mapping(name, others[0], slots, total))
+            step = replace(step, out_slots=self._mapping(name, next(iter(others.values())), slots, total))
         return step, len(tables) < 2 and len(others) < 2
 
     def _table(self, name: str, parts: Sequence[tuple[int, Tensor]], own: Tensor) -> Tensor:
@@ -99,6 +98,13 @@ def _values_of(layers: Sequence[str]) -> _Layers:
         return itemgetter(*layers)
     (layer,) = layers
     return lambda found: (found[layer],)
+
+
+def _distinct(found: Sequence[Any]) -> list[Any]:
+    """The objects that layers have, each once; as a rule they share one."""
+    if len(set(map(id, found))) < 2:
+        return list(found[:1])
+    return list({id(one): one for one in found}.values())
 
 
 def _parts(metadata: Any, own: Tensor) -> Sequence[tuple[int, Tensor]]:
