@@ -126,7 +126,8 @@ class V1Adapter(VllmAdapter):
             inputs = {"input_ids": ids[:total], "positions": places[:total]}
             self._columns, self._columns_key = self._batch_columns(count, total) | inputs, key
         context, own = self._forward_context(), self._columns["groups"]
-        groups = self._attention.given(context.attn_metadata, context.slot_mapping, own, total)
+        mappings = getattr(context, "slot_mapping", None)  # not in all versions
+        groups = self._attention.given(context.attn_metadata, mappings, own, total)
         if groups is not own:  # in this forward
             self._columns, self._columns_key = self._columns | {"groups": groups}, ()
         return StepView(request_ids=(), digests=None, **self._columns)
