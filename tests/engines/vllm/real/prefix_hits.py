@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from canary_kernels import layout
-from canary_obs.runtime import first_reads
+from canary_obs.runtime import first_reads, forward
 from canary_obs.vocabulary import State
 from tests.engines.vllm.real.forwards import acknowledge, replaced
 from tests.engines.vllm.real.rig import Rig, prompts
@@ -63,6 +64,28 @@ def damaged(rig: Rig) -> dict[str, Any]:
     return report
 
 
+@contextmanager
+def copy_not_compared(rig: Rig) -> Iterator[None]:
+    """The next step copies a block, as vLLM does when a request starts inside a cached one."""
+    scheduler, compare = rig.core.scheduler, forward.compare_slots
+    schedule = scheduler.schedule
+    pair = rig.idle_blocks()[0], rig.runner.kv_cache_config.num_blocks - 1
+
+    def with_copy(*given: Any) -> Any:
+        output = schedule(*given)
+        output.kv_cache_block_copies = [pair]
+        scheduler.schedule = schedule
+        return output
+
+    def without_hits(*given: Any) -> None:
+        if given[-1] is not layout.Phase.HIT:
+            compare(*given)
+
+    scheduler.schedule = with_copy
+    with replaced(forward, "compare_slots", without_hits):
+        yield
+
+
 def ways(rig: Rig) -> dict[str, tuple[Callable[[], Any], str]]:
     """By way: what takes the comparison away while it is entered, and the reason to look for."""
     hits = rig.adapter._block_changes.hits
@@ -80,6 +103,7 @@ def ways(rig: Rig) -> dict[str, tuple[Callable[[], Any], str]]:
     return {
         "bytes of prefix hits are not compared": (
             lambda: replaced(first_reads, "compare_slots", nothing), NOT_COMPARED),
+        "copied bytes are not compared": (lambda: copy_not_compared(rig), NOT_COMPARED),
         "prefix hits are not shown": (lambda: replaced(hits, "report", nothing), UNREAD),
         "half of a prefix hit is not shown": (lambda: replaced(hits, "report", half), UNREAD),
         "the scheduler does not report its prefix hits": (
