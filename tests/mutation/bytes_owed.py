@@ -20,8 +20,8 @@ RECONCILED = mutants(
         _OWED + "test_half_of_the_slots_are_not_compared",
     ),
     (
-        "[*(layout.COUNT_UNHASHED + _PHASES)",
-        "[*(layout.COUNT_HASHED + _PHASES)",
+        "*(layout.COUNT_UNHASHED + _PHASES)",
+        "*(layout.COUNT_HASHED + _PHASES)",
         _CLEAN,
     ),
     ("[list(given) for given in self._given]", "self._given", _COPIES),

@@ -83,12 +83,16 @@ STATE = mutants(
         "self._rows_of(source), self.records_of(source))",
         "tests/runtime/test_announcements.py::test_an_announced_copy_carries_its_records",
     ),
-    ("torch.sub(prefix_lens, self._window - 1,", "torch.sub(prefix_lens, self._window,", _CLEAN + "[swa]"),
     (
         "self._reset(slots, layout.RecordState.ADOPTED)\n        self.take_baseline",
         "self._reset(slots, layout.RecordState.EMPTY)\n        self.take_baseline",
         "tests/runtime/test_announcements.py::test_received_bytes_without_records_get_a_baseline_on_arrival",
     ),
+)
+
+BATCHES = mutants(
+    "canary_obs/runtime/device/batches.py",
+    ("torch.sub(prefix_lens, self._window - 1,", "torch.sub(prefix_lens, self._window,", _CLEAN + "[swa]"),
 )
 
 ANNOUNCEMENTS = mutants(
@@ -361,7 +365,7 @@ INJECTOR = mutants(
 )
 
 ALL = (
-    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *ANNOUNCEMENTS, *ASYNC_CHECKER, *PATROL,
+    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *BATCHES, *ANNOUNCEMENTS, *ASYNC_CHECKER, *PATROL,
     *STEP_SCHEDULER, *STATE_LOG, *HEALTH, *LOG,
     *COUNTER_READER, *SENDER, *DEVICE_HOST, *COUNTERS, *RANKS, *WIRE,
     *INJECTION_LOG, *INJECTOR,
