@@ -7,6 +7,7 @@ from hypothesis import given, settings, strategies as st
 from canary_kernels import layout
 from canary_kernels.buffers import RowBatch, allocate_buffers
 from canary_kernels.checks import Backend
+from canary_kernels.fingerprint import complete_slots, plan_fingerprint
 from canary_kernels.layout import Phase, Reason, RecordState
 from canary_kernels.verify import verify_list, verify_rows
 from canary_kernels.write import reset_slots, write_identities
@@ -148,6 +149,45 @@ def test_tokens_are_compared_with_what_the_scheduler_knows(backend, known, compa
         row = buffers.violations[layout.lane(Phase.TAIL, Reason.WRITE_TOKEN), 0].tolist()
         actual = layout.signed(oracle.digest_of(tokens[:known]))
         assert row[layout.ROW_SLOT :] == [known - 1, known - 1, 0, 0, layout.signed(digest), actual]
+
+
+@every_backend
+@pytest.mark.parametrize("with_digests", [True, False])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_prefix_that_the_same_forward_writes(backend, with_digests, order):
+    """Its end tells no chain yet: without digests, what continues it is live and unverified."""
+    column = {"device": device_of(backend), "dtype": torch.int64}
+    buffers = allocate_buffers(4, torch.full((1,), 7, **column))
+    stale = oracle.Record(99, 1, oracle.COMPLETE, 12345, (3, 4))
+    buffers.records[:] = torch.tensor(stale.pack())
+    prefix, extend, tokens = (0, 2), (2, 1), ((5, 6), (7,))  # the second continues the first
+    digests = [layout.signed(oracle.digest_of((5, 6)[: prefix[r]])) for r in order]
+    ids = [token for r in order for token in tokens[r]]
+    slots = [slot for r in order for slot in ((0, 1), (2,))[r]]
+    batch = RowBatch(
+        slot_table=torch.tensor([[0, 1, 3], [0, 1, 2]], **column), page_size=1,
+        rows=torch.tensor(order, **column), starts=torch.tensor([0, 0], **column),
+        prefix_lens=torch.tensor([prefix[r] for r in order], **column),
+        extend_lens=torch.tensor([extend[r] for r in order], **column),
+        token_starts=torch.tensor([0, extend[order[0]], 3], **column),
+        digests=torch.tensor(digests, **column) if with_digests else None,
+        input_ids=torch.tensor(ids, **column),
+        positions=torch.tensor([p for r in order for p in range(prefix[r], prefix[r] + extend[r])], **column),
+        out_slots=torch.tensor(slots, **column),
+    )  # fmt: skip
+    write_identities(backend, buffers, batch)
+    written = [
+        oracle.Record(token, position, oracle.PENDING, oracle.digest_of((5, 6, 7)[:position]), (3, 4)).pack()
+        for position, token in enumerate((5, 6, 7))
+    ]
+    if not with_digests:
+        written[2] = oracle.Record(state=oracle.ADOPTED).pack()
+    assert buffers.records.tolist() == [*written, stale.pack()]
+    complete = plan_fingerprint((), layout.RealData.NONE, torch.device(device_of(backend)))
+    complete_slots(backend, buffers, complete, batch.out_slots)
+    for phase in (Phase.HEAD, Phase.TAIL):
+        verify_rows(backend, buffers, batch, phase)
+    assert not buffers.counters[: layout.NUM_LANES].any()
 
 
 @every_backend

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import mutants
 
 _READER = "tests/runtime/device/test_counter_reader.py::"
+_SAME_FORWARD = "tests/kernels/test_records.py::test_a_prefix_that_the_same_forward_writes[order0-False-"
 _RECORDS = "tests/kernels/test_record_check.py::"
 _COPIES = "tests/runtime/test_owed_slots.py::TestOfCopies"
 _WITNESS = "tests/kernels/test_records.py::test_only_a_complete_record_is_a_witness[Backend."
@@ -95,5 +96,26 @@ ALL = (
         "canary_obs/runtime/device/owed_slots.py",
         ("self._expected.pop(sequence, None)", "self._expected.pop(min(self._expected), None)", _COPIES),
         ("counts[group][number] -= given - done\n", "pass\n", _COPIES),
+    ),
+    *mutants(
+        "kernels/canary_kernels/write/kernel.py",
+        (
+            "adopted = inside & _is_written(",
+            "adopted = ~inside & _is_written(",
+            _SAME_FORWARD + "Backend.TRITON]",
+        ),
+    ),
+    *mutants(
+        "kernels/canary_kernels/write/cpu.py",
+        ("witness = linked and (old", "witness = (old", _SAME_FORWARD + "Backend.NUMBA]"),
+        (
+            "if column(batch, OUT_SLOTS, token) == origin:",
+            "if token > 1 << 40:",
+            _SAME_FORWARD + "Backend.NUMBA]",
+        ),
+    ),
+    *mutants(
+        "kernels/canary_kernels/write/reference.py",
+        ("~(inside & np.isin(", "~(~inside & np.isin(", _SAME_FORWARD + "Backend.TORCH]"),
     ),
 )

@@ -122,12 +122,20 @@ class Group:
         for r in batch.live():
             prefix = batch.prefix_lens[r]
             chain = self.chain_start(batch, r, prefix)
+            # The last record before them tells the chain, unless this very forward writes it.
+            linked = batch.digests is not None or prefix == 0
+            if not linked:
+                origin = batch.slot(r, prefix - 1)
+                linked = self.record(origin) is None or origin not in batch.out_slots
             for j in range(batch.extend_lens[r]):
                 t, position = batch.token_starts[r] + j, prefix + j
                 token, slot = batch.input_ids[t], batch.out_slots[t]
                 self.check_inputs(batch, r, t, position)
                 old = self.record(slot)
-                if old is not None:
+                if old is not None and not linked:
+                    self.records[slot] = Record(state=ADOPTED)
+                    self.counts["written"] += 1
+                elif old is not None:
                     witness = old.fingerprints if old.state == COMPLETE and old.token != token else (0, 0)
                     self.records[slot] = Record(token, position, PENDING, chain, witness)
                     self.counts["written"] += 1

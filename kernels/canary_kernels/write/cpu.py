@@ -57,6 +57,7 @@ _FINGERPRINT_K, _FINGERPRINT_V = layout.FINGERPRINT_K, layout.FINGERPRINT_V
 _STATE_BITS = layout.STATE_BITS
 _LOW_WORD, _MAX_POSITION = (1 << 32) - 1, layout.MAX_POSITION
 _TOKEN = layout.TOKEN_MASK
+_IDENTITY_ADOPTED = layout.identity_of(0, 0, RecordState.ADOPTED)
 
 
 @piece
@@ -88,6 +89,21 @@ def _new_tokens(batch, request):
     if _live(batch, request) and _is_inside(batch, request):
         return column(batch, EXTEND_LENS, request)
     return np.int64(0)
+
+
+@piece
+def _is_linked(buffers, batch, request, prefix):
+    """Whether the chain before a request's new tokens is known: without digests not while it is written."""
+    last = prefix - 1
+    if prefix <= 0 or load_int64(batch, HAS_DIGESTS) or last >= _capacity(batch):
+        return True
+    origin = slot_at(batch, column(batch, ROWS, request), last)
+    if not record_at(buffers, origin):
+        return True
+    for token in range(load_int64(batch, NUM_TOKENS)):  # noqa: SIM110 - numba compiles no generators
+        if column(batch, OUT_SLOTS, token) == origin:
+            return False
+    return True
 
 
 @piece
@@ -125,7 +141,7 @@ def _prepare(buffers, batch, request, staged, first):
     """
     prefix = column(batch, PREFIX_LENS, request)
     token = column(batch, TOKEN_STARTS, request)
-    chain = _chain_start(buffers, batch, request, prefix)
+    chain, linked = _chain_start(buffers, batch, request, prefix), _is_linked(buffers, batch, request, prefix)
     for number in range(_new_tokens(batch, request)):
         position = prefix + number
         slot = column(batch, OUT_SLOTS, token + number)
@@ -136,8 +152,12 @@ def _prepare(buffers, batch, request, staged, first):
             identity = ((position & _MAX_POSITION) << _STATE_BITS | _PENDING) << 32 | identifier & _LOW_WORD
             old = load_int64(record, _IDENTITY)
             # An equal token may rightly leave equal bytes, elsewhere too (ALiBi, no rotation): no witness.
-            witness = (old ^ identity) & _TOKEN != 0 and state_of(old) == _COMPLETE
-            staged[first, 0], staged[first, 1], staged[first, 2] = record, sealed(identity, chain), chain
+            witness = linked and (old ^ identity) & _TOKEN != 0 and state_of(old) == _COMPLETE
+            if linked:
+                staged[first, 1], staged[first, 2] = sealed(identity, chain), chain
+            else:
+                staged[first, 1], staged[first, 2] = _IDENTITY_ADOPTED, 0
+            staged[first, 0] = record
             staged[first, 3] = load_int64(record, _FINGERPRINT_K) if witness else 0
             staged[first, 4] = load_int64(record, _FINGERPRINT_V) if witness else 0
             first += 1

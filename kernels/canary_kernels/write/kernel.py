@@ -10,6 +10,7 @@ import triton.language as tl
 
 from canary_kernels import layout
 from canary_kernels.jit import (
+    ADOPTED,
     ANCHOR,
     CHAIN,
     COMPLETE,
@@ -28,14 +29,12 @@ from canary_kernels.jit import (
     state_of,
 )
 from canary_kernels.launch import columns_of, prepare
+from canary_kernels.write.inputs import HEAD, POSITION_REASON, check_inputs, load_new
 
 if TYPE_CHECKING:
     from canary_kernels.buffers import GroupBuffers, RowBatch
     from canary_kernels.launch import Start
 
-HEAD = tl.constexpr(int(layout.Phase.HEAD))
-TOKEN_REASON = tl.constexpr(int(layout.Reason.WRITE_TOKEN))
-POSITION_REASON = tl.constexpr(int(layout.Reason.WRITE_POSITION))
 COUNT_WRITTEN = tl.constexpr(layout.COUNT_WRITTEN)
 COUNT_WRITE_RUNS = tl.constexpr(layout.COUNT_WRITE_RUNS)
 LOW_WORD = tl.constexpr((1 << 32) - 1)
@@ -136,15 +135,33 @@ def _chain_start(records, num_slots, origin, prefix, HAS_DIGESTS: tl.constexpr):
 
 
 @triton.jit
-def _store_block(record, old, token, position, chain, known):
-    """Write PENDING records. The fingerprints of a COMPLETE record of another token stay."""
+def _is_written(out_slots, num_tokens, slot, WIDE: tl.constexpr):
+    """Whether this forward writes the slot."""
+    found = slot * 0
+    offset = tl.arange(0, WIDE).to(tl.int64)
+    for first in range(0, num_tokens, WIDE):
+        mask = first + offset < num_tokens
+        written = tl.load(out_slots + first + offset, mask=mask, other=-1).to(tl.int64)
+        found += tl.sum(tl.where(mask & (written == slot), 1, 0).to(tl.int64))
+    return found > 0
+
+
+@triton.jit
+def _store_block(record, old, token, position, chain, known, adopted):
+    """Write PENDING records, or ADOPTED ones where the chain before them is not known.
+
+    The fingerprints of a COMPLETE record of another token stay.
+    """
     identity = (token & LOW_WORD) | ((((position & POSITION_MASK) << STATE_BITS) | PENDING) << 32)
     differs = ((old ^ identity) & TOKEN) != 0
     witness = known & differs & (state_of(old) == COMPLETE)
+    identity = tl.where(adopted, ADOPTED << 32, identity)
+    chain = tl.where(adopted, 0, chain)
     # Pairs of words: half as many stores.
     pair = record[:, None] + tl.arange(0, 2)[None, :]
     tl.store(pair, tl.join(sealed(identity, chain), chain), mask=known[:, None])
-    tl.store(pair + FINGERPRINT_K, tl.join(token * 0, token * 0), mask=(known & ~witness)[:, None])
+    forgotten = tl.where(adopted, known, known & ~witness)
+    tl.store(pair + FINGERPRINT_K, tl.join(token * 0, token * 0), mask=forgotten[:, None])
 
 
 @triton.jit
@@ -165,32 +182,6 @@ def _load_request(rows, lengths, request, sizes, real):
     inside = (prefix >= 0) & (prefix <= capacity) & (extend >= 0) & (extend <= num_tokens)
     inside = inside & ((extend == 0) | ((first_token >= 0) & (first_token <= num_tokens - extend)))
     return row, prefix, tl.where(inside, extend, 0), first_token, live & ~inside
-
-
-@triton.jit
-def _load_new(input_ids, out_slots, positions, expected_ids, place, mask, HAS_EXPECTED: tl.constexpr):
-    """int64: the new tokens, their slots, given positions, and what the oracle expects, if there is one."""
-    token = tl.load(input_ids + place, mask=mask, other=0).to(tl.int32).to(tl.int64)
-    slot = tl.load(out_slots + place, mask=mask, other=-1).to(tl.int64)
-    given = tl.load(positions + place, mask=mask, other=0).to(tl.int64)
-    wanted = token
-    if HAS_EXPECTED:
-        wanted = tl.load(expected_ids + place, mask=mask, other=-1).to(tl.int64)
-    return token, slot, given, wanted
-
-
-@triton.jit
-def _check_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED: tl.constexpr):
-    """Compare the model's inputs with the positions that continue the chain and the oracle's tokens."""
-    wrong = mask & (given != position)
-    if tl.max(wrong.to(tl.int32)) > 0:
-        lane = HEAD * NUM_REASONS + POSITION_REASON
-        report(buffers, wrong, lane, slot, position, request, 0, position, given)
-    if HAS_EXPECTED:
-        wrong = mask & (wanted >= 0) & (wanted != token)
-        if tl.max(wrong.to(tl.int32)) > 0:
-            lane = HEAD * NUM_REASONS + TOKEN_REASON
-            report(buffers, wrong, lane, slot, position, request, 0, wanted, token)
 
 
 @triton.jit(
@@ -236,11 +227,16 @@ def write_kernel(
         if not HAS_DIGESTS:
             last, inside = prefix - 1, (prefix > 0) & (prefix <= capacity)
             origin = slot_at(table, table_stride, row, last, PAGE_SIZE, inside)
+            # Its record may be read before or after another program writes it.
+            inside = inside & (origin >= 0) & (origin < num_slots)
+            adopted = inside & _is_written(out_slots, num_tokens, origin, WIDE)
+        else:
+            adopted = request < 0
         passed, summed, written = split * 0, split * 0, 0
         for first in range(split * BLOCK, extend, tl.num_programs(1) * BLOCK):
             index = first + tl.arange(0, BLOCK)
             mask = index < extend
-            token, slot, given, wanted = _load_new(
+            token, slot, given, wanted = load_new(
                 input_ids, out_slots, positions, expected_ids, first_token + index, mask, HAS_EXPECTED
             )
             position = prefix + index
@@ -253,7 +249,7 @@ def write_kernel(
             old = tl.load(record, mask=known, other=0)
             written += tl.sum(known.to(tl.int32))
             chain = tl.cumsum(mixed) - mixed
-            _check_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED)
+            check_inputs(buffers, slot, position, given, token, wanted, request, mask, HAS_EXPECTED)
             if first == split * BLOCK:
                 passed += _chain_start(records, num_slots, origin, prefix, HAS_DIGESTS)
             if ATTEMPTS > 0:
@@ -265,7 +261,7 @@ def write_kernel(
             if summed < first:
                 passed += _sum_between(input_ids + first_token, prefix, summed, first, WIDE)
                 summed = first
-            _store_block(record, old, token, position, chain + passed, known)
+            _store_block(record, old, token, position, chain + passed, known, adopted)
         count(counters, COUNT_WRITTEN, written)
     if ATTEMPTS > 0:
         _count_out(sums, request, split, tl.cdiv(extend, BLOCK))

@@ -43,7 +43,7 @@ def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -
     the forward is logged (slot -1, its prefix as the actual value) and not written. A record that replaces a
     COMPLETE one of another token keeps the old fingerprints, by which `complete_slots` sees a lost write. The
     same token may rightly leave equal bytes: with ALiBi or without rotation K and V do not depend on the
-    position.
+    position. Without digests, tokens that continue a slot that this forward writes become ADOPTED.
     """
     check_buffers(backend, buffers)
     check_batch(buffers, batch)

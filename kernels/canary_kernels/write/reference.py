@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Longs = NDArray[np.int64]
 
 _ANCHOR = np.uint64(CHAIN_ANCHOR)
+_ADOPTED = int(RecordState.ADOPTED) << 32  # without its check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,8 @@ def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
         _check_inputs(buffers, batch, new)
         mixed = mix_arrays(new.ids, new.positions)
         sums = mixed.cumsum() - mixed
-        starts = _chain_starts(buffers, batch, live, prefix)
-        _store(buffers, new, sums + np.repeat(starts - sums[offsets], counts))
+        starts, linked = _chain_starts(buffers, batch, live, prefix)
+        _store(buffers, new, sums + np.repeat(starts - sums[offsets], counts), np.repeat(linked, counts))
     buffers.counters.numpy()[COUNT_WRITE_RUNS] += 1
 
 
@@ -110,10 +111,16 @@ def _check_inputs(buffers: GroupBuffers, batch: RowBatch, new: _NewTokens) -> No
         report_where(buffers, check, wrong, (*place, wanted, new.ids))
 
 
-def _chain_starts(buffers: GroupBuffers, batch: RowBatch, live: Longs, prefix: Longs) -> Words:
-    """[spans]: the chain at each request's first new position."""
+def _chain_starts(
+    buffers: GroupBuffers, batch: RowBatch, live: Longs, prefix: Longs
+) -> tuple[Words, NDArray[np.bool_]]:
+    """[spans] each: the chain at each request's first new position; whether it is known.
+
+    Without digests it is that of the prefix's last record, which is not known while this forward writes it.
+    """
     if batch.digests is not None:
-        return np.where(prefix > 0, batch.digests.numpy()[live].astype(np.uint64), _ANCHOR)
+        starts = np.where(prefix > 0, batch.digests.numpy()[live].astype(np.uint64), _ANCHOR)
+        return starts, np.ones_like(starts, dtype=np.bool_)
     last = np.maximum(prefix - 1, 0)
     pages = last // batch.page_size
     inside = (prefix > 0) & (pages < batch.slot_table.shape[1])
@@ -122,23 +129,26 @@ def _chain_starts(buffers: GroupBuffers, batch: RowBatch, live: Longs, prefix: L
     inside &= (slots >= 0) & (slots < buffers.num_slots)
     records = buffers.records.numpy()[np.where(inside, slots, 0)]
     continued = mix_arrays(records.view(np.int32)[:, 0], last) + records[:, CHAIN].view(np.uint64)
-    return np.where(inside, continued, _ANCHOR)
+    return np.where(inside, continued, _ANCHOR), ~(inside & np.isin(slots, batch.out_slots.numpy()))
 
 
-def _store(buffers: GroupBuffers, new: _NewTokens, chain: Words) -> None:
+def _store(buffers: GroupBuffers, new: _NewTokens, chain: Words, linked: NDArray[np.bool_]) -> None:
+    """Write PENDING records, or ADOPTED ones where the chain before them is not known."""
     identity = (new.positions & MAX_POSITION) << STATE_BITS | int(RecordState.PENDING)
     identity <<= 32
     identity |= new.ids.view(np.uint32)
+    identity, chain = np.where(linked, identity, _ADOPTED), np.where(linked, chain, np.uint64(0))
     slots = new.slots
     if int(slots.view(np.uint64).max()) >= buffers.num_slots:
         written = (slots >= 0) & (slots < buffers.num_slots)
-        slots, identity, chain = slots[written], identity[written], chain[written]
+        slots, identity, chain, linked = slots[written], identity[written], chain[written], linked[written]
     records = buffers.records.numpy()
     new_records = records.take(slots, 0)
     old = new_records[:, IDENTITY]
     # An equal token may rightly leave equal bytes, elsewhere too (ALiBi, no rotation): no witness.
     replaced = ((old ^ identity) & TOKEN_MASK) != 0
     replaced &= ((old >> 32) & STATE_MASK) == RecordState.COMPLETE
+    replaced &= linked
     new_records[~replaced, CHAIN + 1 :] = 0
     new_records[:, CHAIN] = chain.view(np.int64)
     new_records[:, IDENTITY] = sealed_arrays(identity, new_records[:, CHAIN])
