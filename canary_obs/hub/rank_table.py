@@ -33,7 +33,7 @@ class RankTable:
         self._stale_seconds, self._boot_id = config.snapshot_stale_seconds, boot_id
         self._on_restart = on_restart
         self._ranks: dict[RankKey, Rank] = {}
-        self.refused = 0  # messages of replaced processes
+        self.refused = 0  # messages of replaced processes, and of new ranks beyond RANKS_KEPT live ones
 
     def __iter__(self) -> Iterator[Rank]:
         return iter(self._ranks.values())
@@ -43,11 +43,13 @@ class RankTable:
         return self._ranks.get(key)
 
     def admit(self, message: EngineMessage, reply: Reply, now: float) -> Rank | None:
-        """The sender's rank, new or known; None = refused, because a newer process reports as this rank."""
+        """The sender's rank, new or known; None = refused: replaced by a newer process, or no room."""
         identity = message.identity
         rank = self._ranks.get(identity.key)
         if rank is None:
-            self._evict()
+            if not self._make_room(now):
+                self.refused += 1
+                return None
             clock = SnapshotClock(self._boot_id)
             rank = self._ranks[identity.key] = Rank(identity, reply, now, clock, began=now)
         elif identity.started_ns != rank.identity.started_ns:
@@ -66,9 +68,17 @@ class RankTable:
         if isinstance(message, Snapshot) and message.time_ns > rank.identity.started_ns:
             rank.duplicate, rank.duplicate_last_message = message.identity, now
 
-    def _evict(self) -> None:
-        while len(self._ranks) >= RANKS_KEPT:
-            del self._ranks[min(self._ranks, key=lambda key: self._ranks[key].last_message)]
+    def _make_room(self, now: float) -> bool:
+        """Drop a rank, detached before silent, heard longest ago; False = the table is full of live ranks."""
+        if len(self._ranks) < RANKS_KEPT:
+            return True
+        silent = [key for key, rank in self._ranks.items() if self.is_silent(rank, now)]
+        if not silent:
+            return False
+        del self._ranks[
+            min(silent, key=lambda key: (not self._ranks[key].departed, self._ranks[key].last_message))
+        ]
+        return True
 
     def is_silent(self, rank: Rank, now: float) -> bool:
         """Whether a rank departed, or sent no snapshot for too long."""

@@ -77,6 +77,7 @@ class _SweepEntry:
     unlocked_only: bool | None
     swa_resident_only: bool | None
     requested_ns: int
+    ordered: bool = False  # started by this service, and not only reported by an engine
     ended_ns: int | None = None
     ranks: dict[RankKey, _RankEntry] = field(default_factory=dict)
     waiters: list[Future[SweepRecord]] = field(default_factory=list)
@@ -124,7 +125,7 @@ class SweepStore:
     def running_id(self) -> str | None:
         """The id of the operator's sweep that is running."""
         for entry in reversed(self._entries.values()):
-            if entry.trigger is Trigger.DEMAND and entry.status is SweepStatus.RUNNING:
+            if entry.ordered and entry.status is SweepStatus.RUNNING:
                 return entry.command.id
         return None
 
@@ -138,6 +139,7 @@ class SweepStore:
             unlocked_only=command.unlocked_only,
             swa_resident_only=command.swa_resident_only,
             requested_ns=self._wall_ns(),
+            ordered=True,
         )
         for identity in targets:
             entry.ranks[identity.key] = _RankEntry(started_ns=identity.started_ns, progressed_at=now)

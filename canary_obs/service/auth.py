@@ -88,7 +88,7 @@ class AuthMiddleware:
             if (forbidden := self._forbidden(scope, rule, caller)) is not None:
                 return forbidden
         origin = headers.get("origin")
-        if origin and scope["method"] not in _SAFE_METHODS and urlsplit(origin).netloc != headers.get("host"):
+        if origin and scope["method"] not in _SAFE_METHODS and _netloc_of(origin) != headers.get("host"):
             return problem(403, "a page of another origin may not send write requests", path)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
@@ -144,6 +144,13 @@ class _LimitedBody:
         message = await self._receive()
         self._received_bytes += len(message.get("body", b""))
         return {"type": "http.disconnect"} if self._received_bytes > MAX_BODY_BYTES else message
+
+
+def _netloc_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # an address in brackets that is none
+        return None
 
 
 def _host_of(netloc: str) -> str:

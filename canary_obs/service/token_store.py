@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
+import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -85,8 +86,7 @@ class TokenStore:
 
 def _read(path: str) -> Mapping[str, Grant]:
     try:
-        with Path(path).open("rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(_text_of(path))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else type(error).__name__
         raise _refusal(path, f"cannot be read: {reason}", "Name a readable TOML file.") from None
@@ -98,6 +98,14 @@ def _read(path: str) -> Mapping[str, Grant]:
     if not grants:
         raise _refusal(path, "contains no token", f"Add {remedy}, or remove the setting.")
     return grants
+
+
+def _text_of(path: str) -> str:
+    # Without O_NONBLOCK, opening a named pipe would block the start until another process writes to it.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _refusal(path, "is not a file", "Name a readable TOML file.")
+        return file.read().decode()
 
 
 def _refusal(path: str, rule: str, remedy: str) -> ConfigurationError:

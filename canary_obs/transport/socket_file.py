@@ -60,10 +60,13 @@ class SocketFile:
     def _acquire_lock(self) -> int:
         path = self._path.with_name(self._path.name + ".lock")
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             rule = f"{path} cannot be written: {error.strerror}"
             raise endpoint_error(self._address, rule, _folder_remedy(path.parent)) from None
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            os.close(lock)
+            raise endpoint_error(self._address, f"{path} is not a file", f"Remove {path}.")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

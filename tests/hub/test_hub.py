@@ -542,10 +542,9 @@ def test_a_snapshot_ends_a_sweep_whose_report_was_lost(harness):
 def test_a_sweep_started_before_a_service_restart_is_recorded(harness):
     me = harness.attach()
     harness.send(SweepReport(identity=me, progress=progress("before", SweepStatus.RUNNING)))
-    with pytest.raises(SweepInProgress, match="before"):
-        harness.hub.start_sweep(StartSweepRequest())
+    assert harness.hub.sweep("before").status is SweepStatus.RUNNING
     harness.send(SweepReport(identity=me, progress=progress("before", SweepStatus.PASSED)))
-    assert harness.hub.start_sweep(StartSweepRequest()).status is SweepStatus.RUNNING
+    assert harness.hub.sweep("before").status is SweepStatus.PASSED
 
 
 def test_cancel_reaches_the_ranks_that_still_sweep(harness):
@@ -634,7 +633,7 @@ def test_violations_are_numbered_bounded_and_filtered():
 
 def test_ranks_are_bounded_and_the_longest_silent_is_evicted(harness):
     for number in range(1100):
-        harness.now += 0.001
+        harness.now += 0.01  # silent after 5 s
         harness.send(hello(identity(number)))
     ranks = harness.hub.ranks()
     assert len(ranks) == 1024
@@ -709,3 +708,26 @@ def test_a_step_excuses_nothing_after_a_restart(harness):
     harness.send(hello(me), harness.snapshot(me))
     harness.now += 5.1
     assert harness.hub.verdict()[0] is State.BLIND
+
+
+def test_a_new_name_never_evicts_a_live_rank(monkeypatch):
+    monkeypatch.setattr("canary_obs.hub.rank_table.RANKS_KEPT", 3)
+    harness = Harness(snapshot_stale_seconds=5.0)
+    ranks = [harness.attach(number) for number in range(3)]
+    harness.attach(7)
+    assert [view.identity.rank for view in harness.hub.ranks()] == [0, 1, 2]
+    assert harness.hub.counts().refused > 0
+    harness.now += 6.0
+    harness.send(harness.snapshot(ranks[0]), harness.snapshot(ranks[2]))
+    harness.attach(7)  # rank 1 is silent: it makes room
+    assert [view.identity.rank for view in harness.hub.ranks()] == [0, 2, 7]
+
+
+def test_a_sweep_that_an_engine_calls_demanded_does_not_block_operators():
+    harness = Harness()
+    me = harness.attach()
+    running = progress("not-ours", SweepStatus.RUNNING, trigger=Trigger.DEMAND)
+    harness.send(SweepReport(identity=me, progress=running))
+    record = harness.hub.start_sweep(StartSweepRequest())
+    with pytest.raises(SweepInProgress, match=record.id):
+        harness.hub.start_sweep(StartSweepRequest())

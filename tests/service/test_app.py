@@ -287,6 +287,7 @@ def test_without_a_token_only_loopback_names_are_served(client):
 
 def test_a_page_of_another_origin_may_not_send_write_requests(client, rank):
     check_problem(client.post("/canary/sweep", headers={"Origin": "https://evil.example"}), 403)
+    check_problem(client.post("/canary/sweep", headers={"Origin": "http://["}), 403)
     assert client.post("/canary/sweep", headers={"Origin": URL}).status_code == 202
 
 

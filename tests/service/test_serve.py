@@ -16,7 +16,7 @@ import zmq
 from canary_obs.config import CanaryConfig, ServiceConfig, masked
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import Violations
-from canary_obs.serve import ServiceThread, serve
+from canary_obs.serve import ServiceThread, bind_port, serve
 from canary_obs.transport.keys import EngineKeys, KeyKind, make_keys
 from canary_obs.transport.links import LocalLink, ZmqLink
 from canary_obs.transport.sender import open_link
@@ -234,3 +234,10 @@ def test_audited_requests_and_violations_are_in_the_same_log(config, tmp_path):
     assert (audited["route"], audited["token"], audited["status"]) == ("/canary/acknowledge", "default", 202)
     assert audited["client"] == "127.0.0.1"
     assert "very-secret" not in text
+
+
+def test_accepted_connections_send_at_once(config):
+    with bind_port(config) as server, socket.create_connection(server.getsockname()[:2]):
+        accepted, _ = server.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from canary_obs.config import ServiceConfig
@@ -84,3 +86,9 @@ def test_the_name_of_the_single_token_is_reserved(written):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file"):
         TokenStore(ServiceConfig(tokens_file=str(tmp_path / "none.toml")))
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "tokens")
+    with pytest.raises(ConfigurationError, match="is not a file"):
+        TokenStore(ServiceConfig(tokens_file=str(tmp_path / "tokens")))

@@ -333,3 +333,9 @@ def test_the_lock_is_released_when_binding_fails(tmp_path):
         ZmqListener(f"ipc://{path}", Hub())
     path.unlink()
     ZmqListener(f"ipc://{path}", Hub()).close()
+
+
+def test_a_named_pipe_as_lock_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "s.sock.lock")
+    with pytest.raises(ConfigurationError, match="is not a file"):
+        ZmqListener(f"ipc://{tmp_path}/s.sock", Hub())
