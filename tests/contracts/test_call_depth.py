@@ -15,6 +15,7 @@ from canary_obs.config import IN_PROCESS
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.settings import tiny
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
+from canary_obs.runtime import canary
 
 MOST_CALLS = 5
 HOOK = "instrumented.py"  # the wrapper around the engine's forward
@@ -40,6 +41,8 @@ def test_from_hook_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         return launch(self, *given, **named)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", recorded)
+    # Compiles what the interpreter does not compile, on batches of 8192 tokens.
+    monkeypatch.setattr(canary, "warm_up", lambda *_: None)
     engine = Engine(tiny(seed=1))
     config = CanaryConfig(
         endpoint=IN_PROCESS,
@@ -48,15 +51,15 @@ def test_from_hook_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         idle_sweep=False,
         layer_data=True,
     )
-    canary = install_canary(engine, config)
-    assert canary is not None
-    canary.mark_ready()
+    runtime = install_canary(engine, config)
+    assert runtime is not None
+    runtime.mark_ready()
     traffic = Traffic(scaled_traffic(engine.config.max_context, engine.config.max_running), 3)
     while engine.statistics.steps < 4:
         traffic.advance(engine)
         if engine.has_work():
             engine.step()
-    canary.detach()
+    runtime.detach()
     operations = {part for path in paths for part in path if part.startswith("op.py:")}
     assert operations == {
         "op.py:compare_slots",

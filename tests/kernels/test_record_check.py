@@ -57,8 +57,18 @@ def test_known_values_are_written(backend: Backend) -> None:
     assert buffers.records[1, 0] == signed(0xC000000300000000)
 
 
-@every_backend
-@pytest.mark.parametrize("state", list(RecordState))
+# Fingerprints of all slots in the interpreter take 10 s.
+_SLOW = [(Backend.TRITON, state) for state in RecordState if state >= RecordState.COMPLETE]
+
+
+@pytest.mark.parametrize(
+    ("backend", "state"),
+    [
+        pytest.param(backend, state, marks=[pytest.mark.slow] if (backend, state) in _SLOW else [])
+        for backend in Backend
+        for state in RecordState
+    ],
+)
 def test_every_bit_of_a_record_is_checked_or_harmless(backend: Backend, state: RecordState) -> None:
     """Flipping any one of 256 bits is reported by a check that reads the record, or changes no verdict.
 
