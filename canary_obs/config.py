@@ -24,7 +24,7 @@ IN_PROCESS = "inproc"
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]  # a year; an infinite one would switch its check off
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 

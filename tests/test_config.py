@@ -113,3 +113,10 @@ def test_an_error_survives_pickling_between_processes() -> None:
     error = ConfigurationError("a", 1, "rule", "remedy")
     rebuilt = error.__reduce__()[0](*error.__reduce__()[1])
     assert str(rebuilt) == str(error)
+
+
+@pytest.mark.parametrize("text", ["inf", "1e308", "nan", "-1", "0"])
+@pytest.mark.parametrize("name", ["SNAPSHOT_STALE_SECONDS", "STEP_TIMEOUT_SECONDS", "SWEEP_TIMEOUT_SECONDS"])
+def test_a_time_out_is_finite(name, text):
+    with pytest.raises(ConfigurationError, match=f"KV_CANARY_{name}"):
+        load(ServiceConfig, environ={f"KV_CANARY_{name}": text})
