@@ -35,30 +35,33 @@ class WireError(CanaryError):
     """A message could not be decoded: wrong version, wrong schema, or not a message of canary_obs."""
 
 
+def describe(violation: Violation) -> str:
+    """The fields of a violation as name=value, without those that it does not have."""
+    return ", ".join(
+        f"{name}={value}"
+        for name, value in (
+            ("reason", violation.reason.value),
+            ("phase", violation.phase.value),
+            ("group", violation.group),
+            ("part", violation.part.value if violation.part else None),
+            ("slot", violation.slot),
+            ("position", violation.position),
+            ("request", violation.request or "none (no running request holds the slot)"),
+            ("step", violation.step),
+            ("expected", violation.expected),
+            ("actual", violation.actual),
+        )
+        if value is not None
+    )
+
+
 class KVCacheViolation(CanaryError):
     """Raised on the engine thread in mode `raise`, with every violation known at that moment."""
 
     def __init__(self, violations: tuple[Violation, ...]) -> None:
         self.violations = violations
-        first = violations[0]
-        where = ", ".join(
-            f"{name}={value}"
-            for name, value in (
-                ("reason", first.reason.value),
-                ("phase", first.phase.value),
-                ("group", first.group),
-                ("part", first.part.value if first.part else None),
-                ("slot", first.slot),
-                ("position", first.position),
-                ("request", first.request or "none (no running request holds the slot)"),
-                ("step", first.step),
-                ("expected", first.expected),
-                ("actual", first.actual),
-            )
-            if value is not None
-        )
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         super().__init__(
-            f"KV cache violation: {where}{more}. The slot does not hold what was recorded for it; "
-            "stop using this KV cache, and find out what else wrote or freed the slot"
+            f"KV cache violation: {describe(violations[0])}{more}. The slot does not hold what was recorded "
+            "for it; stop using this KV cache, and find out what else wrote or freed the slot"
         )

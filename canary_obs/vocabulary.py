@@ -194,3 +194,4 @@ class ObserverPart(StrEnum):
     DRILL = "drill"
     TRANSFER = "transfer"
     HOST_TIER = "host_tier"
+    PERTURBATION = "perturbation"

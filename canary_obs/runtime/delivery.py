@@ -11,6 +11,7 @@ from canary_obs.runtime.evidence.collector import EvidenceCollector
 from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.injector import Injector
+from canary_obs.runtime.report.finding_log import FindingLog
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.run_state import RunState
 from canary_obs.runtime.sweep.sweeper import Sweeper
@@ -31,6 +32,7 @@ class ViolationDelivery:
     ) -> None:
         self._run, self._faults, self._counter_reader = run, faults, counter_reader
         self._evidence, self._reporter, self._injector = evidence, reporter, injector
+        self._log = FindingLog(reporter.identity)
         self.pending: list[Violation] = []  # to be raised; empty in mode `log`
 
     @property
@@ -40,13 +42,18 @@ class ViolationDelivery:
 
     def deliver(self, found: list[Violation]) -> None:
         """Act on new violations; `found` is empty for a copy of the counters that shows none."""
-        if found:  # evidence first: the injector restores the bytes that it flipped
-            self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, found, self._run.step)
-        if self._injector is not None:
-            self._injector.match(found, settled=self._counter_reader.settled(self._run.step))
         if self._faults.mode is Mode.RAISE:
             self.pending += [self._evidence.with_holders(violation) for violation in found]
-        self._reporter.send_violations(found)
+        self._reporter.send_violations(found)  # before anything that may fail
+        if found:
+            self._log.update(found)
+            # Before the injector restores the bytes that it flipped.
+            self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, found, self._run.step)
+        if self._injector is not None:
+            self._faults.guard(ObserverPart.PERTURBATION, self._match, self._injector, found)
+
+    def _match(self, injector: Injector, found: list[Violation]) -> None:
+        injector.match(found, settled=self._counter_reader.settled(self._run.step))
 
     def drain(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for everything known on the device, and deliver it."""

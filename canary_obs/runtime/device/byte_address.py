@@ -23,7 +23,8 @@ class ByteAddress:
 
     def flip(self, mask: int) -> None:
         """Invert the bits of `mask` in place."""
-        self.storage[self.offset : self.offset + 1].bitwise_xor_(mask)
+        with torch.inference_mode():  # the engine may have made its tensors there: none but it may write then
+            self.storage[self.offset : self.offset + 1].bitwise_xor_(mask)
 
 
 def locate_byte(source: KVSource, slot: int, byte: int) -> ByteAddress:

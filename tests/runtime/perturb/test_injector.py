@@ -127,3 +127,24 @@ def test_a_limit_ends_injections(make_rig) -> None:
     counts = rig.canary.injector.injections.counts().values()
     assert sum(count.injected for count in counts) == 3
     assert sum(sum(count.latency.counts) for count in counts) == sum(count.detected for count in counts)
+
+
+def test_an_injector_that_fails_holds_back_no_violation(make_rig, monkeypatch, caplog) -> None:
+    rig = make_rig(
+        perturb="real_kv_post_forward=1", perturb_enabled=True, perturb_limit=1, patrol_budget="100%"
+    )
+    sent: list[Violation] = []
+    send = rig.canary.reporter.send_violations
+    monkeypatch.setattr(
+        rig.canary.reporter, "send_violations", lambda found: (sent.extend(found), send(found))
+    )
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(rig.canary.injector, "match", fail)
+    rig.run(60)
+    rig.canary.check_everything()
+    assert {found.reason for found in sent} == {Reason.KV_DATA}
+    assert rig.canary.health.faults["perturbation"] > 0
+    assert any("KV cache violation: reason=kv_data" in line for line in caplog.messages)

@@ -10,6 +10,7 @@ from canary_obs.records import DrillReport, StartDrill
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import DrillOutcome, Phase, Reason
 from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.test_server import wait_until
 
 
 def answers(rig: Rig, *, drills: bool) -> dict[str, list[int]]:
@@ -48,3 +49,18 @@ def test_a_drill_in_the_null_block_is_found_and_changes_no_token(make_rig: Any, 
     assert rig.settle() == []
     rig.canary.drill.close()
     assert [address.read() for address in scratch] == before
+
+
+def test_a_fault_that_is_found_while_idle_is_reported_and_restored(make_rig: Any, caplog: Any) -> None:
+    """vLLM's tensors were made in inference mode; the idle thread is outside of it."""
+    injected = {"perturb": "real_kv_unused_cache=1", "perturb_enabled": "true", "perturb_limit": "1"}
+    rig = make_rig(canary=injected | {"perturb_warmup": "2"})
+    rig.generate(prompts(3), 6)
+    rig.generate(prompts(3, seed=1), 6)
+    injections = rig.canary.injector.injections
+    wait_until(lambda: injections.summary()["real_kv_unused_cache"]["detected"])
+    assert {found.reason for found in rig.found} == {Reason.KV_DATA}
+    assert not rig.canary.health.faults
+    assert any("KV cache violation: reason=kv_data" in line for line in caplog.messages)
+    found = len(rig.found)
+    assert len(rig.settle()) == found, "the bytes are right again"
