@@ -96,9 +96,11 @@ class ForwardChecks:
     def _owe_tokens(self, view: StepView | None) -> None:
         """Every request that was scheduled is due a comparison of its tokens; the engine counts them."""
         total = self._scheduled()
-        if view is None or total is None or total == self._compared:  # drafting schedules nothing
+        if view is None or total is None:
             return
-        due, self._compared = total - self._compared, total
+        shown = 0 if view.known_lens is None else view.known_lens.shape[0]
+        # A second forward in a step takes the place of one that failed; drafting schedules nothing.
+        due, self._compared = max(total - self._compared, shown), total
         for name, step in view.groups.items():
             if step.tokens is None and name in self._state.by_name:
                 self._state.owed.tokens_compared(self._state.by_name[name].index, due)
