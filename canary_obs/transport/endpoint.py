@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import zmq
 
-from canary_obs.config import IN_PROCESS, PREFIX, is_loopback
+from canary_obs.config import IN_PROCESS, PREFIX, default_endpoint, is_loopback
 from canary_obs.errors import ConfigurationError
 from canary_obs.transport import wire
 
@@ -77,6 +78,17 @@ def _socket_path(address: str, rest: str) -> Path:
     return path
 
 
+def claim_folder(endpoint: Endpoint) -> None:
+    """Create the socket's folder where this user may: whoever makes it first decides who listens there.
+
+    Root leaves folders other than its default one to the service, which may belong to a user. A folder that
+    cannot be created is none that another user can create, unless that user may write where this one cannot.
+    """
+    if endpoint.path is not None and (os.geteuid() or endpoint.address == default_endpoint()):
+        with contextlib.suppress(OSError):
+            endpoint.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def check_folder_owner(endpoint: Endpoint) -> None:
     """Refuse a socket folder that another user controls; it need not exist. Raises ConfigurationError."""
     if endpoint.path is None:
@@ -91,8 +103,9 @@ def check_folder_owner(endpoint: Endpoint) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise endpoint_error(endpoint.address, f"{folder} is not a folder")
     user = os.geteuid()
-    # Root may use any user's folder: a privileged engine connects to a user's service that way.
-    if user not in (0, status.st_uid) and status.st_uid != 0:
+    # Root may use a user's folder that it was told to: a privileged engine connects to a user's service.
+    trusted = user == 0 and endpoint.address != default_endpoint()
+    if not trusted and status.st_uid not in (0, user):
         raise endpoint_error(endpoint.address, f"{folder} belongs to user {status.st_uid}, not to {user}")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         rule = f"{folder} is writable by everyone"

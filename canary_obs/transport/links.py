@@ -15,7 +15,13 @@ import zmq
 from canary_obs.errors import WireError
 from canary_obs.records import Command, EngineMessage, Snapshot
 from canary_obs.transport import wire
-from canary_obs.transport.endpoint import check_folder_owner, configure_socket, endpoint_error, parse_endpoint
+from canary_obs.transport.endpoint import (
+    check_folder_owner,
+    claim_folder,
+    configure_socket,
+    endpoint_error,
+    parse_endpoint,
+)
 from canary_obs.transport.keys import EngineKeys
 
 # Asked by a link's own thread, which runs while the engine's thread is busy: a message to send, or None.
@@ -134,6 +140,7 @@ class ZmqLink:
         clock: Clock = time.monotonic,
     ) -> None:
         endpoint = parse_endpoint(address, keyed=keys is not None)
+        claim_folder(endpoint)
         check_folder_owner(endpoint)
         self._address, self._capacity, self._clock = address, capacity, clock
         self._last_received: float | None = None

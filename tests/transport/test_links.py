@@ -326,6 +326,30 @@ def test_a_world_writable_folder_is_refused(tmp_path):
         ZmqLink(f"ipc://{tmp_path}/x.sock")
 
 
+def test_an_engine_that_starts_first_makes_the_default_folder_its_own(tmp_path, monkeypatch):
+    """Else any local user could make it, and be sent what the engine finds."""
+    folder = tmp_path / "canary_obs-0"
+    address = f"ipc://{folder}/service.sock"
+    monkeypatch.setattr("canary_obs.transport.endpoint.default_endpoint", lambda: address)
+    ZmqLink(address).close()
+    status = folder.stat()
+    assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (os.geteuid(), 0o700)
+    ZmqListener(address, Hub()).close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_root_does_not_use_a_default_folder_that_another_user_made(tmp_path, monkeypatch):
+    folder = tmp_path / "canary_obs-0"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, 65534)
+    address = f"ipc://{folder}/service.sock"
+    ZmqLink(address).close()  # as it was told to
+    monkeypatch.setattr("canary_obs.transport.endpoint.default_endpoint", lambda: address)
+    for open_end in (ZmqLink, lambda given: ZmqListener(given, Hub())):
+        with pytest.raises(ConfigurationError, match="belongs to user 65534, not to 0"):
+            open_end(address)
+
+
 def test_the_lock_is_released_when_binding_fails(tmp_path):
     path = tmp_path / "x.sock"
     path.write_text("existing")

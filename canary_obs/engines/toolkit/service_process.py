@@ -87,7 +87,8 @@ def free_port() -> int:
 
 
 def _spawn(endpoint: str, port: int | None = None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _CHILD, "serve", "--endpoint", endpoint]
+    # -P: what lies in the current directory must not be imported in place of a library.
+    command = [sys.executable, "-P", "-c", _CHILD, "serve", "--endpoint", endpoint]
     if port is not None:
         command += ["--port", str(port)]
     # Thread binding and preloaded libraries were set up for the engine, not for the service.

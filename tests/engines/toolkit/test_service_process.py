@@ -45,6 +45,16 @@ def test_two_services_run_on_ports_of_their_own(first: tuple[ServiceProcess, int
     assert second.url != first[0].url
 
 
+def test_the_current_directory_is_not_imported_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ctypes", "canary_obs", "zmq"):
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit(3)\n"
+        )
+    monkeypatch.chdir(tmp_path)
+    ServiceProcess.start(f"ipc://{tmp_path}/service", free_port()).stop()
+    assert not (tmp_path / "imported").exists()
+
+
 def test_a_port_that_another_service_has_is_refused(
     first: tuple[ServiceProcess, int], tmp_path: Path
 ) -> None:
