@@ -18,6 +18,7 @@ from canary_obs.config import PREFIX, ServiceConfig, load, masked
 from canary_obs.errors import CanaryError, ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.service.app import create_app
+from canary_obs.service.connections import BoundedProtocol, most_connections, raise_open_files
 from canary_obs.service.context import Dependencies
 from canary_obs.service.event_stream import EventStream
 from canary_obs.service.token_store import TokenStore
@@ -31,6 +32,7 @@ from canary_obs.vocabulary import State
 
 START_SECONDS = 30.0
 SHUTDOWN_SECONDS = 5
+_BACKLOG = 64  # connections that wait to be accepted
 
 
 class _Server(uvicorn.Server):
@@ -77,10 +79,11 @@ class ServiceThread:
         )
         app = create_app(self.hub, self.config, token_store=token_store, dependencies=dependencies)
         self._event_stream: EventStream = app.state.context.event_stream
+        protocol = type("_Protocol", (BoundedProtocol,), {"limit": most_connections()})
         options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
-        self._server = _Server(
-            uvicorn.Config(app, **options, timeout_graceful_shutdown=SHUTDOWN_SECONDS, server_header=False)
-        )
+        options |= {"http": protocol, "timeout_graceful_shutdown": SHUTDOWN_SECONDS, "server_header": False}
+        options["backlog"] = _BACKLOG  # asyncio accepts as many at once, before any of them is counted
+        self._server = _Server(uvicorn.Config(app, **options))
         self._thread = threading.Thread(target=self._run, name="canary-web", daemon=True)
         self._thread.start()
         if not self._server.ready.wait(START_SECONDS) or not self.alive:
@@ -150,6 +153,7 @@ class ServiceThread:
 def serve(config: ServiceConfig | None = None) -> None:
     """Run until SIGTERM or SIGINT. Raises ConfigurationError when the service cannot start."""
     config = load(ServiceConfig) if config is None else config
+    raise_open_files()
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -176,7 +180,7 @@ def bind_port(config: ServiceConfig) -> socket.socket:
     """A listening socket on the configured host and port. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        server = socket.create_server((config.host, config.port), family=family, backlog=128)
+        server = socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
         # Accepted sockets inherit it. asyncio sets it only where a socket's protocol is given; without it
         # answers on a reused connection wait 40 ms for the client's delayed acknowledgement.
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -103,7 +103,7 @@ def check_folder_owner(endpoint: Endpoint) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise endpoint_error(endpoint.address, f"{folder} is not a folder")
     user = os.geteuid()
-    # Root may use a user's folder that it was told to: a privileged engine connects to a user's service.
+    # Root may use a user's folder that was configured: a privileged engine connects to a user's service.
     trusted = user == 0 and endpoint.address != default_endpoint()
     if not trusted and status.st_uid not in (0, user):
         raise endpoint_error(endpoint.address, f"{folder} belongs to user {status.st_uid}, not to {user}")
