@@ -22,11 +22,11 @@ CHECK = (
     ),
     *mutants(
         _KERNELS + "verify/cpu.py",
-        ("held == wanted and flaw_at(record) == 0", "held == wanted", _ONCE + "[2-Backend.NUMBA]"),
+        ("held == wanted and flaw_at(record) == 0", "held == wanted", _ONCE + "[2-3-Backend.NUMBA]"),
         (
             "state_of(load_int64(record, _IDENTITY)) == _COMPLETE and flaw_at(record) == 0",
             "state_of(load_int64(record, _IDENTITY)) == _COMPLETE",
-            _ONCE + "[1-Backend.NUMBA]",
+            _ONCE + "[1-3-Backend.NUMBA]",
         ),
     ),
     *mutants(
