@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -27,6 +29,15 @@ def test_every_defect_applies() -> None:
             if not {f"def {name.partition('[')[0]}", f"class {name}"} & _defined(path):
                 stale.append(test)
     assert stale == []
+
+
+def test_every_case_that_a_defect_names_is_collected() -> None:
+    """A case that is called otherwise by now would end the long run before its first defect."""
+    cases = {test for mutant in MUTANTS for test in mutant.tests if "[" in test}
+    files = sorted({case.partition("::")[0] for case in cases})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert cases - set(done.stdout.splitlines()) == set()
 
 
 def _defined(path: str) -> set[str]:
