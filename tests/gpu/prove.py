@@ -82,6 +82,12 @@ def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
                    missing=no_vllm)
             for runner in ("v2", "v1")
         ),
+        *(
+            module(f"hit_{runner}", f"canary_obs bench hit --runner {runner}", needs_gpu=True,
+                   missing=no_vllm)
+            for runner in ("v2", "v1")
+        ),
+        module("storm", "tests.engines.vllm.storm --device cuda --minutes 10 --processes 5", missing=no_vllm),
         Proof(name="suite", command=(*pytest, "-m", "not slow", "tests/kernels", "tests/gpu")),
         *(
             Proof(

@@ -70,6 +70,29 @@ def test_write_identities(backend, seed, page_size, dtype):
 
 
 @every_backend
+@pytest.mark.parametrize(("broken", "accused"), [(0, [0, 1]), (1, [1, 2]), (2, [2, 3]), (3, [3])])
+def test_a_broken_chain_accuses_the_record_and_the_one_after_it(backend, broken, accused):
+    """Four tokens are cached, no digest is known; one record has another chain, and a valid check."""
+    tokens, column = (5, 6, 7, 8), {"device": device_of(backend), "dtype": torch.int64}
+    buffers = allocate_buffers(4, torch.full((1,), 7, **column))
+    for slot, token in enumerate(tokens):
+        chain = oracle.digest_of(tokens[:slot]) ^ (slot == broken)
+        buffers.records[slot] = torch.tensor(oracle.Record(token, slot, oracle.COMPLETE, chain).pack())
+    batch = RowBatch(
+        slot_table=torch.tensor([[0, 1, 2, 3]], **column), page_size=1, rows=torch.tensor([0], **column),
+        starts=torch.tensor([0], **column), prefix_lens=torch.tensor([4], **column),
+        extend_lens=torch.tensor([0], **column), token_starts=torch.tensor([0, 0], **column), digests=None,
+        input_ids=torch.tensor([], **column), positions=torch.tensor([], **column),
+        out_slots=torch.tensor([], **column),
+    )  # fmt: skip
+    verify_rows(backend, buffers, batch, Phase.HEAD)
+    lane = layout.lane(Phase.HEAD, Reason.CHAIN)
+    assert buffers.counters[lane] == buffers.counters[: layout.NUM_LANES].sum() == len(accused)
+    rows = buffers.violations[lane, : len(accused), layout.ROW_SLOT].tolist()
+    assert sorted(rows) == accused
+
+
+@every_backend
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, data=st.data())
 def test_verify_list(backend, seed, data):

@@ -11,8 +11,7 @@ _LIMITS = "tests/kernels/test_limits.py::"
 _LOOK_BACK = "tests/kernels/test_look_back.py::"
 _RECORDS = "tests/kernels/test_records.py::"
 _ROWS = _RECORDS + "test_verify_rows[Backend.TORCH]"
-_CHAIN = _RECORDS + "test_one_damage_is_seen[chain-Backend.TORCH]"
-_SECOND_CHAIN = _RECORDS + "test_one_damage_is_seen[second chain-Backend.TORCH]"
+_CHAIN = _RECORDS + "test_a_broken_chain_accuses_the_record_and_the_one_after_it[1-accused1-Backend.TORCH]"
 _ROWS_COMPILED = _RECORDS + "test_verify_rows[Backend.NUMBA]"
 _WRITES = _RECORDS + "test_write_identities[Backend.TORCH]"
 _BYTES = _PRINT + "test_complete_baseline_and_compare[Backend.TORCH]"
@@ -51,7 +50,7 @@ VERIFY = mutants(
     _KERNELS + "verify/reference.py",
     ("unwritten &= ~pending", "unwritten &= pending", _ROWS),
     ("misplaced = complete & (stored != positions)", "misplaced = complete & (stored < positions)", _ROWS),
-    ("& (positions > 0)\n", "& (positions > 1)\n", _SECOND_CHAIN),
+    ("& (positions > 0)\n", "& (positions > 1)\n", _CHAIN),
     ("complete & ~misplaced & (linked", "complete & (linked", _ROWS),
     (
         "np.minimum(ends, table.shape[1] * batch.page_size) - starts",
@@ -66,7 +65,7 @@ VERIFY_COMPILED = mutants(
     (
         "clean = position > 0 or load_int64(record, _CHAIN) == ANCHOR",
         "clean = True",
-        _RECORDS + "test_one_damage_is_seen[first chain-Backend.NUMBA]",
+        _RECORDS + "test_a_broken_chain_accuses_the_record_and_the_one_after_it[0-accused0-Backend.NUMBA]",
     ),
 )
 

@@ -114,7 +114,7 @@ ASYNC_CHECKER = mutants(
     (
         "max(0, done.run - ran)",
         "0",
-        "tests/runtime/patrol/test_patrol.py::test_a_kernel_that_does_not_run_is_stalled",
+        "tests/runtime/patrol/test_patrol.py::test_slots_counted_without_a_run_are_stalled",
     ),
     (
         "0 <= self._in_flight[0].copy <= newest",
@@ -344,7 +344,7 @@ WIRE = mutants(
     (
         "PROTOCOL_VERSION = 3",
         "PROTOCOL_VERSION = 2",
-        "tests/transport/test_wire.py::test_frames_of_protocol_version_1_are_refused",
+        "tests/transport/test_wire.py::test_a_changed_schema_has_a_new_version",
     ),
 )
 

@@ -87,6 +87,20 @@ def test_a_kernel_that_does_not_run_is_stalled(make_rig, monkeypatch) -> None:
     assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
 
 
+def test_slots_counted_without_a_run_are_stalled(make_rig, monkeypatch) -> None:
+    """A kernel counts both: one without the other is not the kernel."""
+    rig = make_rig(patrol_budget="50%", idle_sweep=False)
+    rig.run(30)
+    side = rig.canary.state.side_counters
+
+    def count(slots: range) -> None:
+        side[layout.COUNT_HASHED + layout.Phase.PATROL] += len(slots)
+
+    monkeypatch.setattr(rig.canary.patrol._checker, "_compare", [count])
+    advance(rig)
+    assert rig.canary.health.stalled == {(0, layout.Phase.PATROL)}
+
+
 def test_one_chunk_does_not_refresh_the_ages_of_others(make_rig, monkeypatch) -> None:
     """The oldest check is that of the chunk checked longest ago, and of one that was left out."""
     monkeypatch.setattr(patrol_module, "_CPU_CHUNK", 4)

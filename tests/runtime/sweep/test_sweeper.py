@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
+import torch
 
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import CancelSweep, StartSweep, SweepProgress, SweepReport, Violations
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Cause, Reason, State, SweepStatus, Trigger
+from tests.oracles import records as oracle
 
 TRIALS = 500
 
@@ -91,15 +94,20 @@ def test_slots_evicted_during_a_sweep_are_skipped_and_counted(make_rig) -> None:
 
 
 def test_a_record_that_lost_its_link_is_found_without_reading_bytes(make_rig) -> None:
-    rig = make_rig(patrol_budget="off")
+    link = LocalLink(capacity=100_000)
+    rig = make_rig(link=link, patrol_budget="off")
     rig.run(150)
     rig.finish_requests()
     cached = rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False)
     records = rig.canary.state.groups[0].buffers.records
     victim = int(cached.slots[cached.positions > 3][0])
     kept = records[victim].clone()
-    records[victim, 1] += 1
+    record = oracle.Record.unpack(kept.tolist())
+    records[victim] = torch.tensor(replace(record, chain=record.chain ^ 1).pack())
     assert sweep_now(rig, data=False).status is SweepStatus.VIOLATED
+    rows = [row for message in messages(link, Violations) for row in message.rows]
+    assert {row.reason for row in rows} == {Reason.CHAIN}
+    assert victim in {row.slot for row in rows}
     records[victim] = 0
     result = sweep_now(rig, data=False)
     assert (result.status, result.checked) == (SweepStatus.VIOLATED, result.total)

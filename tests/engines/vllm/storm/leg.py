@@ -11,7 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.storm.legs import LEGS, Leg
+import torch
+
+from tests.engines.vllm.storm.legs import LEGS, ON_GPU, Leg
 from tests.engines.vllm.storm.problems import problems, undetected
 
 _SPARE = 60.0  # seconds after a busy engine's sweep is due
@@ -31,14 +33,11 @@ def prepare(leg: Leg, folder: Path) -> str:
         KV_CANARY_ENDPOINT=f"ipc://{folder}/s.sock", KV_CANARY_LOG_FILE=str(folder / "service.jsonl"),
         VLLM_USE_V2_MODEL_RUNNER=str(int(leg.runner == "V2")),
     )  # fmt: skip
-    if leg.runner == "V2":
-        import torch
+    if leg.runner == "V2" and not torch.cuda.is_available():
+        from tests.engines.vllm.real.interpreted import stand_in_driver
 
-        if not torch.cuda.is_available():
-            from tests.engines.vllm.real.interpreted import stand_in_driver
-
-            os.environ["TRITON_INTERPRET"] = "1"
-            stand_in_driver()
+        os.environ["TRITON_INTERPRET"] = "1"
+        stand_in_driver()
     return f"http://127.0.0.1:{port}"
 
 
@@ -46,7 +45,7 @@ def _make_rig(leg: Leg, folder: Path) -> Any:
     from tests.engines.vllm.real.models import make_model
     from tests.engines.vllm.real.rig import Rig, keep_asynchronous
 
-    engine = dict(leg.engine)
+    engine = leg.engine | (ON_GPU | leg.on_gpu if torch.cuda.is_available() else {})
     if leg.asynchronous:
         keep_asynchronous()
     if leg.draft:

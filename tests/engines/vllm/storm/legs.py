@@ -13,6 +13,12 @@ _CONNECTORS = "tests.engines.vllm.real.copying_connector"
 # Models that a storm leaves out, because they are refused: tests/engines/vllm/real/test_refusal.py.
 LEFT_OUT = {"hybrid with state-space layers": "KV cache groups of MambaSpec are refused (falcon_h1)"}
 
+# FlashAttention has no float32. The memory is given, because several engines share the GPU while they start.
+ON_GPU = {
+    "dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 30, "enforce_eager": False,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+}  # fmt: skip
+
 
 def _connector(name: str) -> dict[str, Any]:
     return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_module_path": _CONNECTORS}
@@ -35,6 +41,7 @@ class Leg:
     prompts: int = 24  # requests that are kept queued or running
     repeats: float = 0.1  # share of prompts that are one token again and again
     devices: tuple[str, ...] = ("cpu", "cuda")
+    on_gpu: dict[str, Any] = field(default_factory=dict)  # settings there, besides those of every leg
     states: tuple[str, ...] = ("ok",)  # what the verdict may be
     expected: bool = True  # to be clean; False = its problems do not fail the storm, for this reason:
     reason: str = ""
@@ -65,6 +72,7 @@ LEGS = {
         share=2,
         model="bloom",
         engine={"dtype": "bfloat16", "num_gpu_blocks_override": 100},
+        on_gpu={"attention_backend": "TRITON_ATTN"},  # FlashAttention 3 has no ALiBi
         repeats=0.5,  # keys and values of these are the same at every position
     ),
     "connector": Leg(
