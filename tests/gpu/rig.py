@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -60,18 +62,23 @@ def refuse_waits(canary: CanaryRuntime, monkeypatch: pytest.MonkeyPatch) -> dict
 
         def call(*arguments: object) -> None:
             calls[name] += 1
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with waits_refused():
                 hook(*arguments)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
 
         monkeypatch.setattr(canary, name, call)
 
     for name in HOOKS:
         guard(name)
+    return calls
+
+
+@contextmanager
+def waits_refused() -> Iterator[None]:
+    """Inside, whatever waits for the device raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls the mode a prototype, once per process
         torch.cuda.set_sync_debug_mode("error")
-    torch.cuda.set_sync_debug_mode("default")
-    return calls
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -11,7 +11,7 @@ from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.runtime import first_reads
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import State
-from tests.gpu.rig import Rig, make_rig
+from tests.gpu.rig import Rig, make_rig, waits_refused
 
 QUIET = {"verify_on_hit": True, "idle_sweep": False, "patrol_budget": "off", "busy_sweep": False}
 KV_DATA = layout.lane(layout.Phase.HIT, layout.Reason.KV_DATA)
@@ -35,11 +35,8 @@ def test_damage_of_a_hit_is_seen(model: str, chunk: int, monkeypatch: pytest.Mon
 
     def noted(name: str, slots: torch.Tensor) -> None:
         hits[name] = slots
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waits_refused():
             hit(name, slots)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(rig.canary, "hit", noted)
     ask(rig)
