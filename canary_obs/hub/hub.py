@@ -178,7 +178,7 @@ class Hub:
             for state, problem in self._problems.values():
                 states.append(state)
                 reasons.append(problem)
-        return worst(states), tuple(reasons) if states else ("no engine is attached",)
+        return worst(states), tuple(reasons) if states or reasons else ("no engine is attached",)
 
     def counts(self) -> HubCounts:
         """Counts since the hub's start."""

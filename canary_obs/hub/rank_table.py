@@ -108,20 +108,28 @@ class RankTable:
         return tuple(self._ranks[key].view(now, self._stale_seconds) for key in sorted(self._ranks))
 
     def verdicts(self, now: float) -> tuple[list[State], list[str]]:
-        """States of all ranks that are not OFF, and their reasons, each prefixed with the rank's name."""
+        """States of all ranks that are not OFF, and their reasons, each prefixed with the rank's name.
+
+        Where every rank is OFF: no states, and why those are off that have not left.
+        """
         states: list[State] = []
         reasons: list[str] = []
+        off: list[str] = []
         for key in sorted(self._ranks):
-            state, rank_reasons = self._ranks[key].verdict(now, self._stale_seconds)
+            rank = self._ranks[key]
+            state, rank_reasons = rank.verdict(now, self._stale_seconds)
+            named = [f"{rank_name(key)}: {reason}" for reason in rank_reasons]
             if state is not State.OFF:
                 states.append(state)
-                reasons += [f"{rank_name(key)}: {reason}" for reason in rank_reasons]
+                reasons += named
+            elif not rank.departed:
+                off += named
         for (engine, instance), missing in self.missing(now).items():
             if missing:
                 states.append(State.BLIND)
                 listed = ", ".join(map(str, missing))
                 reasons.append(f"{engine}/{instance}: no word of ranks {listed}, which this engine has")
-        return states, reasons
+        return states, reasons if states else off
 
     def missing(self, now: float) -> dict[tuple[str, str], tuple[int, ...]]:
         """By (engine, instance) that is attached: ranks that its other ranks expect here, and are not."""

@@ -12,6 +12,8 @@ from canary_obs.records import Acknowledge, Hello, Identity, RankKey, Snapshot, 
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
 
+START_SECONDS = 15.0  # from a rank's first message to its first snapshot, at most
+
 
 def rank_name(key: RankKey) -> str:
     """`engine/instance/rank`, for people."""
@@ -165,7 +167,8 @@ class Rank:
         elif age is None and now - self.last_message > stale_seconds:
             blind = "attached, but never sent a snapshot"
         elif snapshot is None:
-            return State.DEGRADED, ("attached; waiting for its first snapshot",)
+            starting = now - self.began <= START_SECONDS
+            return State.OFF if starting else State.DEGRADED, ("attached; waiting for its first snapshot",)
         else:
             return snapshot.state, tuple(reasons)
         # A silent rank keeps the violations it reported.

@@ -28,6 +28,7 @@ from canary_obs.vocabulary import Mode, ObserverPart, Trigger
 # A step runs one more task for each of these seconds it took, up to _MAX_TASKS: a pause is no long step.
 _SECONDS_PER_TASK = 0.025
 _MAX_TASKS = 12
+_SECONDS_PER_SNAPSHOT = 0.3  # so long a step makes a whole one: with a part per step it would be stale
 _IDLE_BUDGETS = 10  # an idle engine sweeps for this many steps' budgets at a time
 
 CURRENT_STREAM: AbstractContextManager[None] = nullcontext()
@@ -105,6 +106,7 @@ class StepScheduler:
             self._begin_interval_sweep()
         if not self._rotating:
             self._run_all(self._sweep_seconds)
+            self._finish_snapshot(seconds)
             return
         self._stream = stream
         # Rows of a violation, and what its slot holds, are worth more the sooner they are read.
@@ -126,6 +128,7 @@ class StepScheduler:
                 self._faults.caught(part, error)
             before, now = now, time.monotonic()
             run.overhead[self._hook] += now - before
+        self._finish_snapshot(seconds)
 
     def after_forward(self) -> None:
         """Start the copy of the counters that a task has requested. Call after each forward's launches."""
@@ -270,7 +273,9 @@ class StepScheduler:
                 self._push_counters()
         self._update_urgent()
 
-    # Used by tasks and by _run_all.
+    def _finish_snapshot(self, step_seconds: float) -> None:
+        if step_seconds >= _SECONDS_PER_SNAPSHOT:
+            self._faults.guard(ObserverPart.SNAPSHOT, self._workers.snapshots.finish)
 
     def _execute_commands(self) -> None:
         if commands := self._workers.reporter.receive():

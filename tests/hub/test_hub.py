@@ -152,9 +152,20 @@ def test_clocks_of_hosts_may_drift(harness):
 
 def test_a_rank_that_sends_everything_but_snapshots_is_blind(harness):
     harness.send(hello(identity()))
-    assert harness.hub.verdict()[0] is State.DEGRADED
+    waits = ("fake/test/0: attached; waiting for its first snapshot",)
+    assert harness.hub.verdict() == (State.OFF, waits)
     harness.now += 5.1
     assert harness.hub.verdict()[0] is State.BLIND
+
+
+def test_a_rank_may_take_its_time_to_start_but_not_for_ever(harness):
+    harness.send(hello(identity()))
+    for _ in range(5):
+        harness.now += 3
+        assert harness.hub.verdict()[0] is State.OFF
+        harness.send(StepUnderWay(identity=identity(), seconds=harness.now))
+    harness.now += 0.1
+    assert harness.hub.verdict()[0] is State.DEGRADED
 
 
 def test_a_violated_rank_stays_violated_when_it_falls_silent(harness):

@@ -169,6 +169,17 @@ def test_a_silent_service_degrades(make_rig, monkeypatch) -> None:
     assert rig.canary.verdict() == (State.DEGRADED, ("no message from the service at inproc for 6 s",))
 
 
+def test_a_service_that_was_never_heard_may_still_be_starting(make_rig, monkeypatch) -> None:
+    rig = make_rig(link=LocalLink())
+    rig.run(5)
+    reporter = rig.canary.reporter
+    began = reporter._began
+    for seconds, state in ((14.9, State.OK), (15.1, State.DEGRADED)):
+        monkeypatch.setattr(reporter, "_began", began - seconds)
+        assert rig.canary.verdict()[0] is state
+    assert "no message from the service at inproc for 15 s" in rig.canary.verdict()[1]
+
+
 def test_a_killed_service_changes_no_output_and_degrades(
     untouched: list, monkeypatch, tmp_path: Path
 ) -> None:

@@ -323,6 +323,17 @@ def test_a_long_step_runs_more_tasks(rig, done) -> None:
     assert [parts.count("task") for parts in steps(rig, done, 3, seconds=0.1)] == [5, 5, 5]
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_an_engine_with_long_steps_sends_a_snapshot_in_each(rig, link, monkeypatch, on_gpu) -> None:
+    """One part per step would make its snapshots so old that the service calls the rank blind."""
+    done = note_parts(rig, monkeypatch)
+    rig.canary._scheduler._rotating = on_gpu
+    sent(link)
+    for seconds in (0.3, 1.0, 5.0):
+        steps(rig, done, 1, seconds=seconds)
+        assert sent(link)
+
+
 def test_in_mode_raise_counters_move_in_every_step(make_rig, monkeypatch) -> None:
     rig = make_rig(mode=Mode.RAISE, patrol_budget="50%", idle_sweep=False, snapshot_seconds=1e-9)
     done = note_parts(rig, monkeypatch)

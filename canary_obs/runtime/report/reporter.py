@@ -34,6 +34,7 @@ from canary_obs.transport.links import EngineLink
 
 _BACKLOG = 1024  # violations
 _FLUSH_SECONDS = 1.0
+SERVICE_START_SECONDS = 15.0  # a service that starts with the engine may take as long to be heard
 
 
 class Reporter:
@@ -65,11 +66,16 @@ class Reporter:
         return self._link.dropped if self._link else 0
 
     def peer_age(self, now: float) -> float | None:
-        """Seconds since the service's last message, or since attach; None without a link."""
+        """Seconds since the service's last message, or since attach.
+
+        None without a link, and while a service that was never heard may still be starting.
+        """
         if self._link is None:
             return None
-        age = self._link.peer_age_seconds(now)
-        return now - self._began if age is None else age
+        age, attached = self._link.peer_age_seconds(now), now - self._began
+        if age is None:
+            return attached if attached > SERVICE_START_SECONDS else None
+        return age
 
     def receive(self) -> list[Command]:
         """Commands that arrived since the last call."""

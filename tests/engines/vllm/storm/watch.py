@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -50,7 +51,7 @@ class Watch(logging.Handler):
         self.seen = Seen()
         self._verdict, self._from, self._allowed = verdict, ready_at + _GRACE_SECONDS, allowed
         self._ready_at = ready_at
-        self._metrics = f"{url}/metrics" if url else None
+        self._url = url
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="storm-watch", daemon=True)
 
@@ -120,11 +121,11 @@ class Watch(logging.Handler):
         self._note(str(state), "; ".join(reasons), self.seen.states)
 
     def _scrape(self) -> None:
-        if self._metrics is None:
+        if self._url is None:
             return
-        found, why = ["unreachable"], "service"
+        found, why = ["unreachable"], ""
         try:
-            with urllib.request.urlopen(self._metrics, timeout=_SCRAPE_SECONDS) as answer:
+            with urllib.request.urlopen(f"{self._url}/metrics", timeout=_SCRAPE_SECONDS) as answer:
                 lines = answer.read().decode().splitlines()
             found = [hit[1] for line in lines if (hit := _STATE.match(line))]
         except OSError as error:
@@ -136,8 +137,19 @@ class Watch(logging.Handler):
             elif after < _SERVICE_SECONDS and found in (["unreachable"], ["off"], []):
                 return
         self.seen.scrapes += 1
+        if not set(found) <= set(self._allowed):
+            why = why or self._service_reasons()
         for state in found:
-            self._note(state, why, self.seen.service_states)
+            self._note(state, f"service: {why}", self.seen.service_states)
+
+    def _service_reasons(self) -> str:
+        try:
+            with urllib.request.urlopen(f"{self._url}/canary/status", timeout=_SCRAPE_SECONDS) as answer:
+                status = json.load(answer)
+        except (OSError, ValueError) as error:
+            return str(error)
+        ranks = [reason for rank in status["ranks"] for reason in rank["reasons"]]
+        return "; ".join([*status["reasons"], *ranks])
 
     def _note(self, state: str, why: str, counts: dict[str, int]) -> None:
         counts[state] = counts.get(state, 0) + 1
