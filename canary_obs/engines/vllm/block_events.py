@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,11 +15,19 @@ from canary_obs.engines.vllm.cache_count import (
     instrument_map_class,
     send_counts,
 )
-from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, Partial, Published, PublishedRun
+from canary_obs.engines.vllm.cached_blocks import (
+    BlockEvent,
+    EventsLost,
+    Loaded,
+    Partial,
+    Published,
+    PublishedRun,
+)
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
 from canary_obs.engines.vllm.token_chains import CHAINS_ATTRIBUTE, TokenChains, send_tokens
 
+log = logging.getLogger("canary_obs")
 EVENTS_ATTRIBUTE = "kv_canary_block_events"  # of SchedulerOutput; sent with it to every worker
 _PENDING = "_kv_canary_pending"  # of BlockPool: events since the last `schedule`
 _MAX_PENDING = 1 << 20  # bounds the memory of a pool whose scheduler is not instrumented
@@ -69,8 +78,15 @@ def _bound(owner: Any, make: _Make) -> _Make:
 
 def _record(pool: Any, event: BlockEvent) -> None:
     pending = vars(pool).setdefault(_PENDING, [])
-    if len(pending) < _MAX_PENDING:
-        pending.append(event)
+    if len(pending) >= _MAX_PENDING:
+        lost = sum(event.events if isinstance(event, EventsLost) else 1 for event in pending)
+        pending[:] = [EventsLost(lost)]
+        log.warning(
+            "canary_obs: vLLM's block pool changed %d times without a call of Scheduler.schedule, the limit "
+            "is %d: its prefix cache is not swept until it is reset; use vLLM's own scheduler class",
+            lost, _MAX_PENDING,
+        )  # fmt: skip
+    pending.append(event)
 
 
 def _around_cache_full_blocks(original: Callable[..., Any]) -> Callable[..., Any]:

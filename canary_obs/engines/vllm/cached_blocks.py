@@ -66,8 +66,14 @@ class Loaded(NamedTuple):
     request: str
 
 
+class EventsLost(NamedTuple):
+    """So many events before this one were dropped: the worker no longer knows what is cached."""
+
+    events: int
+
+
 # Events are in order. An int is a block that was evicted; None = the whole cache was reset.
-BlockEvent = Published | PublishedRun | Partial | Loaded | int | None
+BlockEvent = Published | PublishedRun | Partial | Loaded | EventsLost | int | None
 
 
 @dataclass(slots=True)
@@ -127,9 +133,10 @@ class CachedBlocks(PrefixCache):
                 self._add_event(event)
             elif isinstance(event, int):
                 self._evict(event)
-            elif event is None:
+            elif event is None or isinstance(event, EventsLost):
+                # Blocks that the worker forgets are still counted by the scheduler: the next sweep fails.
                 self._evict(slice(None))
-                self._complete = True
+                self._complete = event is None
 
     def _evict(self, blocks: int | slice) -> None:
         # Block numbers are the pool's, common to all groups.

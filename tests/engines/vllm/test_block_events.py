@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from canary_obs.engines.vllm import block_events
-from canary_obs.engines.vllm.cached_blocks import Published, PublishedRun
+from canary_obs.engines.vllm.cached_blocks import EventsLost, Published, PublishedRun
 
 
 @dataclass
@@ -51,3 +51,12 @@ def test_a_hash_that_moves_is_found_within_a_run() -> None:
     block_events._record(pool, PublishedRun(2, (3, 7, 5), 4, 9, 16))
     block_events._around_move_block_hashes(lambda *_: None)(pool, Block(7), Block(8))
     assert vars(pool)[block_events._PENDING][-1] == Published(2, 8, 5, 3, 16)
+
+
+def test_events_that_do_not_fit_are_counted_and_said(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(block_events, "_MAX_PENDING", 4)
+    pool = SimpleNamespace()
+    for block in range(1, 12):
+        block_events._record(pool, block)
+    assert vars(pool)[block_events._PENDING] == [EventsLost(10), 11]
+    assert "changed 10 times without a call of Scheduler.schedule, the limit is 4" in caplog.messages[-1]

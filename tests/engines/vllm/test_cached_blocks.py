@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Loaded, Published, PublishedRun
+from canary_obs.engine_api.views import CachedCount
+from canary_obs.engines.vllm.cache_count import BlockCounts
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks, EventsLost, Loaded, Published, PublishedRun
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -55,6 +57,18 @@ def test_no_link_to_a_block_that_was_replaced() -> None:
     blocks = mirror()
     blocks.apply([Published(0, 3, 0, -1, 4), Published(0, 7, 1, 3, 4), 3, Published(0, 3, 5, -1, 4)])
     assert (28, 4, -1) in held(blocks)
+
+
+def test_where_events_were_lost_nothing_is_known_until_a_reset() -> None:
+    blocks = mirror()
+    blocks.apply(
+        [Published(0, 3, 0, -1, 4), EventsLost(9), Published(0, 7, 0, -1, 1)], [BlockCounts(2, 0, 3)]
+    )
+    assert held(blocks) == [(28, 0, -1)]
+    assert blocks.count("full") == CachedCount(slots=5, removed=0)  # a sweep of one slot fails
+    assert blocks.live_blocks("full") == set(range(1, 16))
+    blocks.apply([None, Published(0, 5, 0, -1, 4)])
+    assert blocks.live_blocks("full") == {5}
 
 
 def test_what_was_evicted_since_is_not_held() -> None:
