@@ -94,6 +94,11 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     perturb_group: str = "full"
 
     @property
+    def longest_between_checks_seconds(self) -> float:
+        """Damage that stays is found again within this time, whichever check is meant to find it."""
+        return max(self.patrol_max_cycle_seconds, self.sweep_max_age_seconds)
+
+    @property
     def checks_prefix_data(self) -> bool:
         """Whether the bytes of whole prefixes are compared at every tail."""
         return self.mode is Mode.RAISE if self.prefix_data is None else self.prefix_data

@@ -45,6 +45,7 @@ def describe(violation: Violation) -> str:
             ("group", violation.group),
             ("part", violation.part.value if violation.part else None),
             ("slot", violation.slot),
+            ("slots", violation.slots if violation.slots > 1 else None),
             ("position", violation.position),
             ("request", violation.request or "none (no running request holds the slot)"),
             ("step", violation.step),

@@ -51,7 +51,8 @@ class GroupCounters(_Struct, frozen=True, kw_only=True):
     unverified: dict[Cause, int]
     written: int
     completed: int
-    violations: dict[Phase, dict[Reason, int]]
+    violations: dict[Phase, dict[Reason, int]]  # findings: the same damage seen again is not counted here
+    redetections: dict[Reason, int]  # failed checks of findings that were counted before
 
 
 class SweepShare(_Struct, frozen=True, kw_only=True):
@@ -178,6 +179,8 @@ class Violation(_Struct, frozen=True, kw_only=True):
     lag_steps: int
     time_ns: int  # time.time_ns() at its arrival on the host
     sweep_id: str | None = None
+    slots: int = 1  # consecutive ones of one request, from `slot` on, that failed the same check of a forward
+    redetection: bool = False  # of a finding that was reported before: counted, and not sent
 
 
 class Violations(_Struct, frozen=True, kw_only=True, tag="violations"):

@@ -20,7 +20,7 @@ from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillStore
 from canary_obs.hub.incident_store import IncidentStore
 from canary_obs.hub.rank_table import PING_SECONDS, RankTable
-from canary_obs.hub.ranks import Rank, RankView
+from canary_obs.hub.ranks import Rank, RankView, redetections_of
 from canary_obs.hub.sweeps import SweepRecord, SweepStore
 from canary_obs.hub.violation_store import ViolationEvent, ViolationFilter, ViolationStore
 from canary_obs.records import (
@@ -101,6 +101,8 @@ class Hub:
             rank.hello = message
         elif isinstance(message, Snapshot):
             before = rank.snapshot.sweep if rank.snapshot else None
+            if rank.snapshot is not None and redetections_of(message) > redetections_of(rank.snapshot):
+                self.incidents.seen_again(message.identity, now)
             rank.update(message, now, self._wall_ns())
             # Every snapshot repeats the last sweep, in case its final SweepReport was dropped.
             if message.sweep is not None and message.sweep != before:
@@ -123,8 +125,11 @@ class Hub:
         return ()
 
     def _add_violations(self, rank: Rank, message: Violations, now: float) -> tuple[ViolationEvent, ...]:
-        rank.received_rows += len(message.rows)
-        events = self._violation_store.add(message, self.incidents.open_for(message.identity, now))
+        rows = rank.new_rows(message.rows)
+        if not rows:
+            return ()
+        new = Violations(identity=message.identity, rows=rows)
+        events = self._violation_store.add(new, self.incidents.open_for(message.identity, now))
         for request in self.incidents.add_events(events, now):
             rank.reply(request)
         return events

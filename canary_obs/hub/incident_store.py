@@ -187,6 +187,13 @@ class IncidentStore:
                 self._set_exemplar(incident, event)
         return requests
 
+    def seen_again(self, identity: Identity, now: float) -> None:
+        """A rank has detected known findings once more: the instance's open incident stays open."""
+        with self._lock:
+            incident = self._open.get((identity.engine, identity.instance))
+            if incident is not None:
+                incident.last_event, incident.last_ns = now, self._wall_ns()
+
     def add_evidence(self, evidence: Evidence) -> None:
         """Add evidence to its incident. Evidence that was not requested, or received before, is ignored."""
         slot = evidence.identity.rank, evidence.group, evidence.slot.slot

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import msgspec
 
 from canary_obs.hub.clocks import SnapshotClock
 from canary_obs.hub.lives import Lives
-from canary_obs.records import Acknowledge, Hello, Identity, RankKey, Snapshot, StepUnderWay
+from canary_obs.records import Acknowledge, Hello, Identity, RankKey, Snapshot, StepUnderWay, Violation
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
 
+_ROWS_KNOWN = 4096
 START_SECONDS = 15.0  # from a rank's first message to its first snapshot, at most
 
 
@@ -50,6 +52,8 @@ class Rank:
     snapshot: Snapshot | None = None
     lives: Lives = field(default_factory=Lives)
     received_rows: int = 0  # violations of this process that arrived one by one
+    # The latest of them: group, phase, reason, event.
+    known_rows: OrderedDict[tuple[object, ...], None] = field(default_factory=OrderedDict)
     acknowledged_violations: int = 0  # of this process
     inherited: tuple[str, ...] = ()  # what earlier processes had found, until it is acknowledged
     snapshot_received: float = 0.0
@@ -77,6 +81,7 @@ class Rank:
         self.step_excuses_until = float("-inf")
         self.clock = SnapshotClock(self.clock.boot_id)
         self.received_rows = self.acknowledged_violations = 0
+        self.known_rows.clear()
         self.identity, self.departed, self.began = identity, False, now
         self.restarts += 1
 
@@ -94,6 +99,19 @@ class Rank:
         if self.snapshot is None or snapshot.sequence > self.snapshot.sequence:
             self.snapshot, self.snapshot_received, self.step = snapshot, now, None
             self.clock.receive(snapshot, now, wall_ns)
+
+    def new_rows(self, rows: tuple[Violation, ...]) -> tuple[Violation, ...]:
+        """Violations that were not received before: a rank repeats them when it is asked for its Hello."""
+        new = []
+        for row in rows:
+            key = (row.group, row.phase, row.reason, row.event)
+            if key not in self.known_rows:
+                self.known_rows[key] = None
+                new.append(row)
+        while len(self.known_rows) > _ROWS_KNOWN:
+            self.known_rows.popitem(last=False)
+        self.received_rows += len(new)
+        return tuple(new)
 
     def depart(self, now: float, *, acknowledged: bool) -> None:
         """It detached, or an operator dismissed it."""
@@ -191,6 +209,11 @@ class Rank:
             state=state,
             reasons=reasons,
         )
+
+
+def redetections_of(snapshot: Snapshot) -> int:
+    """All redetections that a snapshot counts."""
+    return sum(sum(group.redetections.values()) for group in snapshot.groups.values())
 
 
 def violations_of(snapshot: Snapshot) -> int:

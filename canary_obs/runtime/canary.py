@@ -77,8 +77,9 @@ class CanaryRuntime(SlotHooks):
         self.check_coverage = CheckCoverage(self.state, self.baselines, config)
         self.health.add_source(self.check_coverage, self.check_coverage.acknowledge)
         log = ViolationLog(
-            self.state, reveal_tokens=config.reveal_tokens, sweep_id=lambda: self.sweeper.latest_id
-        )
+            self.state, reveal_tokens=config.reveal_tokens, sweep_id=lambda: self.sweeper.latest_id,
+            forget_seconds=config.longest_between_checks_seconds,
+        )  # fmt: skip
         self.counter_reader = CounterReader(
             self.state, self.health, log, config.pipeline_rows, self._counters_arrived
         )

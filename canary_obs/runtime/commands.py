@@ -48,6 +48,7 @@ class CommandExecutor:
                 self._run.paused = False
             case Acknowledge():
                 self._sources.health.acknowledge(current_health_inputs(self._sources), command)
+                self._sources.reporter.acknowledged()
             case Ping():
                 if command.want_hello:
-                    self._sources.reporter.send_hello()
+                    self._sources.reporter.introduce()

@@ -41,14 +41,18 @@ class ViolationDelivery:
         return self._injector is not None or bool(self._reporter.backlog)
 
     def deliver(self, found: list[Violation]) -> None:
-        """Act on new violations; `found` is empty for a copy of the counters that shows none."""
+        """Act on violations that were read; `found` is empty for a copy of the counters that shows none.
+
+        Redetections of what was reported go to mode `raise` and to the injector alone.
+        """
         if self._faults.mode is Mode.RAISE:
             self.pending += [self._evidence.with_holders(violation) for violation in found]
-        self._reporter.send_violations(found)  # before anything that may fail
-        if found:
-            self._log.update(found)
+        findings = [violation for violation in found if not violation.redetection]
+        self._reporter.send_violations(findings)  # before anything that may fail
+        if findings:
+            self._log.update(findings)
             # Before the injector restores the bytes that it flipped.
-            self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, found, self._run.step)
+            self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, findings, self._run.step)
         if self._injector is not None:
             self._faults.guard(ObserverPart.PERTURBATION, self._match, self._injector, found)
 

@@ -155,6 +155,12 @@ def violations(rank: RankView) -> Iterator[Reading]:
                 yield (group, phase.value, reason.value), float(value)
 
 
+def redetections(rank: RankView) -> Iterator[Reading]:
+    for group, counters in _groups(rank):
+        for reason, value in counters.redetections.items():
+            yield (group, reason.value), float(value)
+
+
 def events_dropped(rank: RankView) -> Iterator[Reading]:
     return _total(rank, lambda totals: totals.violation_events_dropped)
 

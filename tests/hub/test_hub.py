@@ -16,6 +16,7 @@ from canary_obs.records import (
     Acknowledge,
     CancelSweep,
     Goodbye,
+    GroupCounters,
     Ping,
     Resume,
     StartSweep,
@@ -24,7 +25,7 @@ from canary_obs.records import (
     Violations,
 )
 from canary_obs.vocabulary import PerturbMode, Phase, Reason, State, SweepStatus, Trigger
-from tests.service.fakes import hello, identity, progress, snapshot, violation
+from tests.service.fakes import counters, hello, identity, progress, snapshot, violation
 
 
 class Harness:
@@ -431,6 +432,43 @@ def test_a_clock_set_back_does_not_refuse_a_restarted_engine(harness):
     harness.send(snapshot(restarted, 1, time_ns=harness.wall))
     assert harness.hub.ranks()[0].identity.started_ns == 1_000
     assert harness.hub.verdict()[0] is State.OK
+
+
+# Findings.
+
+
+def test_a_row_that_is_sent_again_is_stored_once(harness):
+    me = harness.attach()
+    rows = (violation(3), violation(4))
+    harness.send(Violations(identity=me, rows=rows[:1]), Violations(identity=me, rows=rows))
+    assert [event.violation.slot for event in harness.hub.violations()] == [4, 3]
+    (incident,) = harness.hub.incidents.newest_first()
+    assert incident.violations == 2
+    restarted = harness.attach(started_ns=harness.wall)  # its events count from 1 again
+    harness.send(Violations(identity=restarted, rows=rows[:1]))
+    assert len(harness.hub.violations()) == 3
+
+
+def test_what_is_seen_again_keeps_its_incident_open_until_it_is_acknowledged(harness):
+    me = harness.attach()
+    harness.send(Violations(identity=me, rows=(violation(3),)))
+    (opened,) = harness.hub.incidents.newest_first()
+    for step in range(60, 66):  # a patrol meets the damage every half minute
+        harness.now += 30
+        harness.wall += 30_000_000_000
+        harness.send(snapshot(me, step, time_ns=harness.wall, groups={"full": redetected(step)}))
+        harness.hub.tick()
+    (incident,) = harness.hub.incidents.newest_first()
+    assert (incident.closed_ns, incident.violations) == (None, 1)
+    assert incident.last_ns > opened.last_ns
+    harness.hub.acknowledge()
+    harness.send(snapshot(me, 70, time_ns=harness.wall, groups={"full": redetected(70)}))
+    (incident,) = harness.hub.incidents.newest_first()
+    assert incident.closed_ns is not None
+
+
+def redetected(times: int) -> GroupCounters:
+    return msgspec.structs.replace(counters(1, 1), redetections=dict.fromkeys(Reason, times))
 
 
 # Pings.

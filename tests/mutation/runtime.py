@@ -242,7 +242,7 @@ LOG = mutants(
         "tests/runtime/device/test_violation_log.py::test_each_event_is_read_once",
     ),
     (
-        "self.dropped += count - done - len(rows)",
+        "self.dropped += lost",
         "self.dropped += 0",
         "tests/runtime/device/test_violation_log.py::test_a_flood_keeps_the_first_and_latest_rows_and_counts_the_rest",
     ),
@@ -256,8 +256,8 @@ LOG = mutants(
 COUNTER_READER = mutants(
     "canary_obs/runtime/device/counter_reader.py",
     (
-        "self.alarmed = True",
-        "self.alarmed = self.log.has_unread(self.violations)",
+        "self.alarmed, self._alarmed_at = True, time.monotonic()",
+        "self.alarmed, self._alarmed_at = self.log.has_unread(self.violations), time.monotonic()",
         "tests/runtime/test_step_scheduler.py::test_rows_that_cannot_be_read_are_read_later",
     ),
 )

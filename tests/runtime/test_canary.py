@@ -47,7 +47,7 @@ def protect(engine: Engine, **changes: object) -> CanaryRuntime:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_clean_traffic_has_no_violation_and_everything_is_checked(make_rig, page_size: int) -> None:
-    rig = make_rig(sweep_interval=25, prefix_data=True, engine={"page_size": page_size})
+    rig = make_rig(sweep_interval=25, prefix_data=True, verify_on_hit=True, engine={"page_size": page_size})
     rig.run(600)
     rig.finish_requests()
     rig.canary.check_everything()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -79,6 +80,7 @@ def counters(step: int, violations: int = 0) -> GroupCounters:
         written=step,
         completed=step,
         violations=lanes,
+        redetections=dict.fromkeys(Reason, 0),
     )
 
 
@@ -127,6 +129,9 @@ def snapshot(who: Identity, step: int, *, violations: int = 0, **changes: Any) -
     return msgspec.structs.replace(plain, **changes)
 
 
+_events = count(1)  # a hub ignores an event of a rank that it has received already
+
+
 def violation(slot: int = 3, **changes: Any) -> Violation:
     plain = Violation(
         phase=Phase.SWEEP,
@@ -134,7 +139,7 @@ def violation(slot: int = 3, **changes: Any) -> Violation:
         group="full",
         part=Part.K,
         step=5,
-        event=1,
+        event=next(_events),
         slot=slot,
         position=2,
         request="r1",

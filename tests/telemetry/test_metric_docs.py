@@ -22,7 +22,8 @@ def test_json_has_every_metric_with_all_its_labels() -> None:
     (violations,) = [row for row in rows if row["name"] == "kv_canary_violations_total"]
     assert violations == {
         "name": "kv_canary_violations_total", "kind": "counter", "unit": "",
-        "labels": [*RANK_LABELS, "group", "phase", "reason"], "help": "Failed checks.",
+        "labels": [*RANK_LABELS, "group", "phase", "reason"],
+        "help": "Findings of failed checks, each where it was found first.",
     }  # fmt: skip
 
 

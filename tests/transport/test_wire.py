@@ -43,7 +43,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "004dbbfcf2d24739"}
+SCHEMAS = {3: "40803c6e254dda66"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

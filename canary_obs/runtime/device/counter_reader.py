@@ -15,6 +15,7 @@ from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.device.violation_log import ViolationLog
 from canary_obs.runtime.health import Health
 
+_ROWS_SECONDS = 2.0
 _RUNS = slice(layout.COUNT_RUNS, layout.COUNT_RUNS + layout.NUM_PHASES)
 
 
@@ -43,6 +44,13 @@ class CounterReader:
         self._fetched: Sample | None = None  # arrived, not processed yet
         self.violations = 0  # counted up to the newest host copy
         self.alarmed = False  # there are violations whose rows were not read yet
+        self._alarmed_at = 0.0  # time.monotonic() of the first of them
+
+    def findings(self, now: float) -> int:
+        """Violations without redetections. Those whose rows do not come within 2 s count as findings."""
+        unread = self.violations - self.log.events_read
+        overdue = self.alarmed and now - self._alarmed_at > _ROWS_SECONDS
+        return self.log.findings + (unread if overdue else 0)
 
     @property
     def next_sequence(self) -> int:
@@ -133,7 +141,8 @@ class CounterReader:
         lanes = table[:, : layout.NUM_LANES].tobytes()
         if lanes != self._lanes:
             self._lanes, self.violations = lanes, int(table[:, : layout.NUM_LANES].sum())
-            self.alarmed = True
+            if not self.alarmed:
+                self.alarmed, self._alarmed_at = True, time.monotonic()
         self._health.compare_runs(sample.sequence, table[:, _RUNS].tolist())
         self._owed.reconcile(sample.sequence, table)
         self._on_copy(sample, step)
@@ -142,5 +151,6 @@ class CounterReader:
         found: list[Violation] = []
         for copy in copies:
             found += self.log.read(copy.values, step)
+            self._alarmed_at = time.monotonic()
         self.alarmed = self._rows.busy or self.log.has_unread(self.violations)
         return found

@@ -30,8 +30,8 @@ def counter_rows(counters: Sequence[int], side_counters: Sequence[int]) -> list[
     ]
 
 
-def named_counters(row: Sequence[int]) -> GroupCounters:
-    """The counters of one group (`row`: [COUNTER_WORDS]) by name."""
+def named_counters(row: Sequence[int], findings: Sequence[int], redetections: Sequence[int]) -> GroupCounters:
+    """The counters of one group by name: `row` is [COUNTER_WORDS], the others are [NUM_LANES]."""
     # By zip and slices: a third of what indexing takes.
     phases, causes = len(_PHASES), len(_CAUSES)
     runs, verified, hashed = layout.COUNT_RUNS, layout.COUNT_VERIFIED, layout.COUNT_HASHED
@@ -43,12 +43,13 @@ def named_counters(row: Sequence[int]) -> GroupCounters:
         unverified={cause: sum(row[first + code : last : causes]) for code, cause in enumerate(_CAUSES)},
         written=row[layout.COUNT_WRITTEN],
         completed=row[layout.COUNT_COMPLETED],
-        violations=_named_violations(tuple(row[:runs])),
+        violations=_by_phase(tuple(findings)),
+        redetections=_by_reason(tuple(redetections)),
     )
 
 
-@lru_cache(maxsize=64)
-def _named_violations(lanes: tuple[int, ...]) -> dict[Phase, dict[Reason, int]]:
+@lru_cache(maxsize=128)
+def _by_phase(lanes: tuple[int, ...]) -> dict[Phase, dict[Reason, int]]:
     # Cached, as lanes hardly ever change between snapshots; callers must not change the result.
     reasons = len(_REASONS)
     starts = range(0, len(lanes), reasons)
@@ -56,3 +57,8 @@ def _named_violations(lanes: tuple[int, ...]) -> dict[Phase, dict[Reason, int]]:
         phase: dict(zip(_REASONS, lanes[start : start + reasons], strict=True))
         for phase, start in zip(_PHASES, starts, strict=True)
     }
+
+
+@lru_cache(maxsize=128)
+def _by_reason(lanes: tuple[int, ...]) -> dict[Reason, int]:
+    return {reason: sum(lanes[code :: len(_REASONS)]) for code, reason in enumerate(_REASONS)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from canary_obs.errors import describe
@@ -12,32 +11,20 @@ from canary_obs.records import Identity, Violation
 
 log = logging.getLogger("canary_obs")
 _LINES, _SECONDS = 10, 10.0  # most lines in so many seconds
-_REMEMBERED = 4096  # findings that were logged, and are not logged again
 
 
 class FindingLog:
-    """One WARNING for each violation, the first time it is found; those beyond the rate are counted."""
+    """One WARNING for each finding; those beyond the rate are counted."""
 
     def __init__(self, identity: Identity, clock: Callable[[], float] = time.monotonic) -> None:
         self._rank = f"rank {identity.rank} of {identity.engine}/{identity.instance}"
         self._clock = clock
-        self._logged: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self._began, self._lines = float("-inf"), 0
         self._left_out = 0  # new findings without a line, since the last one
 
     def update(self, found: Sequence[Violation]) -> None:
-        """Log what is new of these violations."""
+        """Log these findings."""
         for violation in found:
-            key = (
-                violation.group, violation.slot, violation.part, violation.reason, violation.expected,
-                violation.actual,
-            )  # fmt: skip
-            if key in self._logged:
-                self._logged.move_to_end(key)
-                continue
-            self._logged[key] = None
-            if len(self._logged) > _REMEMBERED:
-                self._logged.popitem(last=False)
             self._report(violation)
 
     def _report(self, violation: Violation) -> None:

@@ -54,6 +54,8 @@ class Reporter:
             pid=os.getpid(),
             device=device_name(state.clock.device),
         )
+        # Findings until they are acknowledged, for a service that starts while they are known.
+        self._findings: deque[Violation] = deque(maxlen=_BACKLOG)
         self.backlog: deque[Violation] = deque(maxlen=_BACKLOG)  # violations that could not be sent yet
         self._next_snapshot = 0.0
         self._sequence = 0
@@ -104,10 +106,21 @@ class Reporter:
 
     def send_violations(self, found: list[Violation]) -> None:
         """Send these violations and the backlog; what the link refuses stays in the backlog."""
+        self._findings.extend(found)
         self.dropped_rows += max(0, len(self.backlog) + len(found) - _BACKLOG)
         self.backlog.extend(found)
         if self.backlog and self.send(Violations(identity=self.identity, rows=tuple(self.backlog))):
             self.backlog.clear()
+
+    def introduce(self) -> None:
+        """Send Hello, and the findings that a service which asks for it may have missed."""
+        self.send_hello()
+        if self._findings:
+            self.send(Violations(identity=self.identity, rows=tuple(self._findings)))
+
+    def acknowledged(self) -> None:
+        """An operator has seen the findings so far."""
+        self._findings.clear()
 
     def send_sweep(self, progress: SweepProgress) -> None:
         """Report that a sweep started or ended."""

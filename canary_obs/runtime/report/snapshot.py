@@ -67,7 +67,7 @@ def make_health_inputs(
     return HealthInputs(
         armed=run.armed,
         paused=run.paused,
-        violations=sources.counter_reader.violations,
+        violations=sources.counter_reader.findings(now),
         events_dropped=sources.counter_reader.log.dropped + sources.reporter.dropped_rows,
         messages_dropped=sources.reporter.dropped_messages,
         peer_age=sources.reporter.peer_age(now),
@@ -95,7 +95,8 @@ def _sweep_coverage(last: SweepProgress) -> float | None:
 def group_counters(state: DeviceState, counter_reader: CounterReader) -> dict[str, GroupCounters]:
     """The counters of every group by its name, from the newest host copy."""
     rows = counter_rows(counter_reader.counters.tolist(), counter_reader.side_counters.tolist())
-    return {group.name: named_counters(row) for group, row in zip(state.groups, rows, strict=True)}
+    found = zip(rows, *counter_reader.log.counts(), strict=True)
+    return {group.name: named_counters(*row) for group, row in zip(state.groups, found, strict=True)}
 
 
 def whole_snapshot(sources: SnapshotSources) -> Snapshot:

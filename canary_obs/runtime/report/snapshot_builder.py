@@ -53,14 +53,15 @@ class SnapshotBuilder:
         yield
         inputs = make_health_inputs(sources, patrol, pipeline)
         counters, side_counters = counter_reader.counters, counter_reader.side_counters
+        findings, redetections = counter_reader.log.counts()
         yield
         state, reasons = sources.health.verdict(inputs)
         self._state_log.update(state, reasons)
         yield
         rows, groups = counter_rows(counters.tolist(), side_counters.tolist()), {}
-        for group, row in zip(sources.state.groups, rows, strict=True):
+        for group, *row in zip(sources.state.groups, rows, findings, redetections, strict=True):
             yield
-            groups[group.name] = named_counters(row)
+            groups[group.name] = named_counters(*row)
         yield
         snapshot = make_snapshot(sources, SnapshotParts(inputs, state, reasons, groups, patrol, pipeline))
         yield

@@ -14,20 +14,36 @@ from canary_obs.runtime.device.violation_log import ViolationLog
 ROWS = 4
 
 
-def make(reveal: bool = False) -> tuple[DeviceState, ViolationLog]:
+def make(reveal: bool = False, *, forget_seconds: float = 0.0) -> tuple[DeviceState, ViolationLog]:
     view = GroupView(name="full", num_slots=8, page_size=1, sources=())
     state = DeviceState((view,), torch.device("cpu"), CanaryConfig(lane_rows=ROWS))
-    return state, ViolationLog(state, reveal_tokens=reveal, remembered_steps=2, sweep_id=lambda: "s1")
+    log = ViolationLog(
+        state, reveal_tokens=reveal, remembered_steps=2, sweep_id=lambda: "s1", forget_seconds=forget_seconds
+    )
+    return state, log
 
 
-def report(state: DeviceState, phase: Phase, reason: Reason, slot: int, step: int = 1) -> None:
+def report(
+    state: DeviceState,
+    phase: Phase,
+    reason: Reason,
+    slot: int,
+    step: int = 1,
+    *,
+    request: int = -1,
+    tick: int = 0,
+) -> None:
     """One event as a kernel writes it, by the rule in layout.py."""
     buffers, number = state.groups[0].buffers, layout.lane(phase, reason)
     event = int(buffers.counters[number])
     buffers.counters[number] += 1
     place = 0 if event == 0 else 1 + (event - 1) % (ROWS - 1)
-    stamp = step << layout.TICK_BITS
-    buffers.violations[number, place] = torch.tensor([event + 1, stamp, slot, slot, 0, 0, -1, 5])
+    row = [0] * layout.ROW_WORDS
+    row[layout.ROW_EVENT], row[layout.ROW_STEP] = event + 1, (step << layout.TICK_BITS) + tick
+    row[layout.ROW_SLOT] = row[layout.ROW_POSITION] = slot
+    row[layout.ROW_REQUEST], row[layout.ROW_PART] = request, layout.Part.IDENTITY
+    row[layout.ROW_EXPECTED], row[layout.ROW_ACTUAL] = -1, 5
+    buffers.violations[number, place] = torch.tensor(row)
 
 
 def test_each_event_is_read_once() -> None:
@@ -69,11 +85,70 @@ def test_digests_and_tokens_are_redacted_unless_revealed() -> None:
 def test_request_names_are_found_while_remembered() -> None:
     state, log = make()
     log.remember_requests(1, ["a"])
-    report(state, Phase.HEAD, Reason.POSITION, 1, step=1)
-    report(state, Phase.TAIL, Reason.POSITION, 1, step=9)
+    report(state, Phase.HEAD, Reason.POSITION, 1, step=1, request=0)
+    report(state, Phase.TAIL, Reason.POSITION, 1, step=9, request=0)
     found = {row.phase.value: row.request for row in log.read(state.flat.clone(), 9)}
     assert found == {"head": "a", "tail": None}
     log.remember_requests(2, ["b"])
     log.remember_requests(3, ["c"])
-    report(state, Phase.HEAD, Reason.POSITION, 1, step=1)
+    report(state, Phase.HEAD, Reason.POSITION, 1, step=1, request=0)
     assert [row.request for row in log.read(state.flat.clone(), 9)] == [None]
+
+
+def total(state: DeviceState, log: ViolationLog) -> tuple[int, int]:
+    findings, redetections = log.counts()
+    raw = int(state.counters[: layout.NUM_LANES].sum())
+    assert sum(map(sum, findings)) == log.findings == raw - sum(map(sum, redetections))
+    return log.findings, raw - log.findings
+
+
+def test_damage_that_stays_is_one_finding_where_it_was_met_first() -> None:
+    """The head met it after the sweep: what counts is the order of the launches."""
+    state, log = make(forget_seconds=60.0)
+    report(state, Phase.HEAD, Reason.KV_DATA, 3, tick=2)
+    report(state, Phase.SWEEP, Reason.KV_DATA, 3, tick=1)
+    found = {row.phase.value: row.redetection for row in log.read(state.flat.clone(), 1)}
+    assert found == {"head": True, "sweep": False}
+    for step in range(2, 30):
+        report(state, Phase.PATROL, Reason.KV_DATA, 3, step)
+        (row,) = log.read(state.flat.clone(), step)
+        assert row.redetection
+    assert total(state, log) == (1, 29)
+    report(state, Phase.PATROL, Reason.KV_DATA, 4, 30)
+    report(state, Phase.PATROL, Reason.RECORD, 3, 30)
+    assert [row.redetection for row in log.read(state.flat.clone(), 30)] == [False, False]
+    assert total(state, log) == (3, 29)
+
+
+def test_a_flood_of_what_is_known_drops_nothing() -> None:
+    state, log = make(forget_seconds=60.0)
+    for slot in range(ROWS):
+        report(state, Phase.HEAD, Reason.CHAIN, slot)
+        log.read(state.flat.clone(), 1)
+    for step in range(2, 20):
+        for slot in range(ROWS):
+            report(state, Phase.HEAD, Reason.CHAIN, slot, step)
+    report(state, Phase.HEAD, Reason.UNWRITTEN, 7, 20)
+    assert [row.reason for row in log.read(state.flat.clone(), 20) if not row.redetection] == ["unwritten"]
+    assert (total(state, log), log.dropped) == ((ROWS + 1, 18 * ROWS), 0)
+
+
+def test_consecutive_slots_of_a_request_are_one_finding() -> None:
+    """A wrong entry of a block table fails the same check in every slot of the block."""
+    state, log = make(forget_seconds=60.0)
+    log.remember_requests(1, ["a", "b"])
+    for slot, request in ((2, 0), (3, 0), (4, 0), (5, 1)):
+        report(state, Phase.HEAD, Reason.POSITION, slot, request=request)
+    found = log.read(state.flat.clone(), 1)
+    assert [(row.slot, row.request, row.slots, row.redetection) for row in found] == [
+        (2, "a", 3, False), (3, "a", 1, True), (4, "a", 1, True), (5, "b", 1, False),
+    ]  # fmt: skip
+    assert total(state, log) == (2, 2)
+
+
+def test_slots_of_no_request_and_of_other_places_are_findings_of_their_own() -> None:
+    state, log = make(forget_seconds=60.0)
+    for slot, request, step in ((1, -1, 1), (2, -1, 1), (4, 0, 1), (5, 0, 2)):
+        report(state, Phase.HEAD, Reason.POSITION, slot, step, request=request)
+    assert [row.slots for row in log.read(state.flat.clone(), 2)] == [1, 1, 1, 1]
+    assert total(state, log) == (4, 0)

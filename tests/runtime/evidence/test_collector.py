@@ -121,8 +121,9 @@ def test_a_flipped_bit_of_a_scale_is_located_in_the_scales(make_rig, link, model
         (change,) = found.changed
         assert (change.plane, change.part, change.layer) == (Plane.SCALES, injected.part, injected.layer)
         assert (change.head, change.element, change.dtype) == (1, 0, "float32")
-    violations = rig.canary.detach().groups["full"].violations[Phase.SWEEP]
-    assert violations[Reason.KV_DATA] == len(scales) == 4
+    counters = rig.canary.detach().groups["full"]
+    assert counters.violations[Phase.PATROL][Reason.KV_DATA] == len(scales) == 4
+    assert counters.redetections[Reason.KV_DATA] == len(scales)  # by the sweep
 
 
 def test_flips_in_compressed_pools_are_located(make_rig, link) -> None:

@@ -1,4 +1,4 @@
-"""What the engine's own log says of violations: each finding once, at a bounded rate."""
+"""What the engine's own log says of findings, at a bounded rate."""
 
 from __future__ import annotations
 
@@ -43,15 +43,6 @@ def test_a_line_names_the_violation(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_a_finding_that_is_seen_again_is_not_logged_again(caplog: pytest.LogCaptureFixture) -> None:
-    log = FindingLog(IDENTITY)
-    for step in range(50):
-        log.update([of_slot(3, step=step, phase=Phase.SWEEP if step % 2 else Phase.PATROL)])
-    assert len(lines(caplog)) == 1
-    log.update([of_slot(3, actual="0x9")])  # damaged once more
-    assert len(lines(caplog)) == 2
-
-
 def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     log = FindingLog(IDENTITY, clock)
@@ -64,9 +55,3 @@ def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     clock.now += 10.0
     log.update([of_slot(5001)])
     assert "left out" not in lines(caplog)[-1]
-
-
-def test_memory_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    log = FindingLog(IDENTITY)
-    log.update([of_slot(slot) for slot in range(5000)])
-    assert len(log._logged) == 4096
