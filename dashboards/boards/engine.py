@@ -113,6 +113,13 @@ BOARD = Board(
                     "group, phase, reason",
                     "{{group}} {{phase}} {{reason}}",
                 ),
+                _rate(
+                    "Redetections",
+                    "Known damage that checks meet again.",
+                    "redetections_total",
+                    "group, reason",
+                    "{{group}} {{reason}}",
+                ),
             ),
         ),
         Section(

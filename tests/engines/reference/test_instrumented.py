@@ -82,7 +82,7 @@ def test_only_the_comparison_of_old_bytes_precedes_the_forward(engine: Engine) -
 
 
 def test_clean_traffic_has_no_violation_and_everything_is_checked(engine: Engine) -> None:
-    canary = protect(engine, sweep_interval=25, prefix_data=True)
+    canary = protect(engine, sweep_interval=25, prefix_data=True, verify_on_hit=True)
     drive(engine, 400, 1)
     canary.check_everything()
     final = canary.detach()
