@@ -23,6 +23,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     KV_CANARY_MODE="log",
     KV_CANARY_ENDPOINT="inproc",
+    KV_CANARY_VERIFY_ON_HIT="1",
 )
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # A core for each of pytest's workers: on shared ones each engine's threads wait for the other's.

@@ -40,16 +40,16 @@ class Rig:
         self.collect_from()
 
     def collect_from(self, canary: CanaryRuntime | None = None) -> None:
-        """Collect the violations of this canary, by default of the one that the worker has now."""
+        """Collect what this canary's checks find, redetections too; by default the worker's canary."""
         self._canary = canary or runtime_of(self.worker)
         if self._canary is not None:
-            keep = self._canary.reporter.send_violations
+            keep = self._canary.delivery.deliver
 
-            def violations(found: list[Violation]) -> None:
+            def deliver(found: list[Violation]) -> None:
                 self.found += found
                 keep(found)
 
-            self._canary.reporter.send_violations = violations  # type: ignore[method-assign]
+            self._canary.delivery.deliver = deliver  # type: ignore[method-assign]
 
     @property
     def canary(self) -> CanaryRuntime:
