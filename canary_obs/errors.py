@@ -23,6 +23,10 @@ class ConfigurationError(CanaryError):
         return type(self), (self.setting, self.value, self.rule, self.remedy)
 
 
+class AddressInUse(ConfigurationError):
+    """Another program has the port or the endpoint; it may be free later."""
+
+
 class UnsupportedEngine(CanaryError):
     """The engine, its version or one of its settings is not supported; nothing was attached."""
 

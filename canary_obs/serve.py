@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import uvicorn
 
 from canary_obs.config import PREFIX, ServiceConfig, load, masked
-from canary_obs.errors import CanaryError, ConfigurationError
+from canary_obs.errors import AddressInUse, CanaryError, ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.service.app import create_app
 from canary_obs.service.connections import BoundedProtocol, most_connections, raise_open_files
@@ -32,6 +33,7 @@ from canary_obs.vocabulary import State
 
 START_SECONDS = 30.0
 SHUTDOWN_SECONDS = 5
+RETRY_SECONDS = 0.5
 _BACKLOG = 64  # connections that wait to be accepted
 
 
@@ -150,8 +152,31 @@ class ServiceThread:
             self._server.ready.set()
 
 
-def serve(config: ServiceConfig | None = None) -> None:
-    """Run until SIGTERM or SIGINT. Raises ConfigurationError when the service cannot start."""
+def open_when_free(config: ServiceConfig, seconds: float, stop: threading.Event) -> ServiceThread | None:
+    """The service, started once no other program has its port and endpoint; None when `stop` was set first.
+
+    Raises ConfigurationError; AddressInUse only after `seconds`.
+    """
+    deadline, reported = time.monotonic() + seconds, False
+    while not stop.is_set():
+        try:
+            return ServiceThread(config)
+        except AddressInUse as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not reported:
+                text = f"canary_obs service waits up to {seconds:g} s to take over: {error}"
+                print(text, file=sys.stderr, flush=True)
+            reported = True
+        stop.wait(RETRY_SECONDS)
+    return None
+
+
+def serve(config: ServiceConfig | None = None, *, wait_seconds: float = 0.0) -> None:
+    """Run until SIGTERM or SIGINT. Raises ConfigurationError when the service cannot start.
+
+    Waits `wait_seconds` for another service to release the port and the endpoint.
+    """
     config = load(ServiceConfig) if config is None else config
     raise_open_files()
     stop = threading.Event()
@@ -162,7 +187,9 @@ def serve(config: ServiceConfig | None = None) -> None:
     # Installed before the threads start, so that an early signal also ends the service cleanly.
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        service = ServiceThread(config)
+        service = open_when_free(config, wait_seconds, stop)
+        if service is None:
+            return
         try:
             settings = " ".join(f"{name}={value}" for name, value in masked(config).items())
             print(f"canary_obs service at {service.url}, settings: {settings}", file=sys.stderr, flush=True)
@@ -192,4 +219,5 @@ def bind_port(config: ServiceConfig) -> socket.socket:
             remedy = f"Set {PREFIX}HOST to an address of this machine."
             raise ConfigurationError("host", config.host, rule, remedy) from None
         remedy = f"Stop the process on that port, or set {PREFIX}PORT to another port (0 = any free one)."
-        raise ConfigurationError("port", config.port, rule, remedy) from None
+        kind = AddressInUse if error.errno == errno.EADDRINUSE else ConfigurationError
+        raise kind("port", config.port, rule, remedy) from None

@@ -17,9 +17,14 @@ def serve(
     endpoint: Annotated[
         str | None, typer.Option(help="Where engines report: ipc://PATH or tcp://HOST:PORT.")
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(min=0.0, max=86400.0, help="Seconds to wait for another service to end."),
+    ] = 0.0,
 ) -> None:
     """Run the service: /metrics, status page, sweeps on demand."""
     from canary_obs.serve import serve as run
 
     given = {"host": host, "port": port, "endpoint": endpoint}
-    run(load(ServiceConfig, overrides={name: value for name, value in given.items() if value is not None}))
+    overrides = {name: value for name, value in given.items() if value is not None}
+    run(load(ServiceConfig, overrides=overrides), wait_seconds=wait)

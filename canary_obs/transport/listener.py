@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import zmq
 
-from canary_obs.errors import WireError
+from canary_obs.errors import AddressInUse, WireError
 from canary_obs.records import Command
 from canary_obs.transport import wire
 from canary_obs.transport.admission import Admission
@@ -93,7 +93,10 @@ class ZmqListener:
             if self._file:
                 self._file.close()
             remedy = "Stop the other program, or choose another endpoint."
-            raise endpoint_error(address, f"cannot be bound: {error}", remedy) from None
+            rule = f"cannot be bound: {error}"
+            if error.errno == zmq.EADDRINUSE:
+                raise AddressInUse("endpoint", address, rule, remedy) from None
+            raise endpoint_error(address, rule, remedy) from None
         self._thread = threading.Thread(target=self._run, name="canary-zmq-listener", daemon=True)
         self._thread.start()
 

@@ -10,14 +10,17 @@ import socket
 import stat
 from pathlib import Path
 
-from canary_obs.errors import ConfigurationError
+from canary_obs.errors import AddressInUse
 from canary_obs.transport.endpoint import Endpoint, check_folder_owner, endpoint_error
 
 _BACKLOG = 128
 
 
 class SocketFile:
-    """A bound, listening socket. Opening raises ConfigurationError, and then leaves no file or descriptor."""
+    """A bound, listening socket. Opening raises ConfigurationError, and then leaves no file or descriptor.
+
+    It is AddressInUse while another program listens there.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         assert endpoint.path is not None
@@ -109,9 +112,9 @@ class SocketFile:
             raise endpoint_error(self._address, rule, _folder_remedy(self._path.parent)) from None
         return server
 
-    def _in_use(self, owner: str) -> ConfigurationError:
+    def _in_use(self, owner: str) -> AddressInUse:
         remedy = f"Stop {owner}, or choose another endpoint."
-        return endpoint_error(self._address, f"{owner} is listening there", remedy)
+        return AddressInUse("endpoint", self._address, f"{owner} is listening there", remedy)
 
 
 def _folder_remedy(folder: Path) -> str:

@@ -14,9 +14,9 @@ import pytest
 import zmq
 
 from canary_obs.config import CanaryConfig, ServiceConfig, masked
-from canary_obs.errors import ConfigurationError
+from canary_obs.errors import AddressInUse, ConfigurationError
 from canary_obs.records import Violations
-from canary_obs.serve import ServiceThread, bind_port, serve
+from canary_obs.serve import ServiceThread, bind_port, open_when_free, serve
 from canary_obs.transport.keys import EngineKeys, KeyKind, make_keys
 from canary_obs.transport.links import LocalLink, ZmqLink
 from canary_obs.transport.sender import open_link
@@ -53,6 +53,33 @@ def test_engine_and_service_in_one_process(config):
 def swept(service):
     answer = httpx.post(f"{service.url}/canary/sweep?wait=true", timeout=30)
     return answer.json() if answer.status_code == 200 else None
+
+
+def test_a_service_waits_until_port_and_endpoint_are_free(config, capsys, monkeypatch):
+    monkeypatch.setattr("canary_obs.serve.RETRY_SECONDS", 0.02)
+    old = ServiceThread(config)
+    same = ServiceConfig(endpoint=config.endpoint, port=old.port)
+    with pytest.raises(AddressInUse, match="cannot be bound"):
+        open_when_free(same, 0.0, threading.Event())
+    opened = []
+    new = threading.Thread(target=lambda: opened.append(open_when_free(same, 60.0, threading.Event())))
+    new.start()
+    said = [eventually(lambda: capsys.readouterr().err)]
+    with pytest.raises(AddressInUse, match="is listening there"):
+        open_when_free(config, 0.1, threading.Event())
+    said.append(capsys.readouterr().err)
+    assert [one.count("\n") for one in said] == [1, 1], "one line from each, however often it tries"
+    old.close()
+    new.join(10.0)
+    assert httpx.get(f"{opened[0].url}/healthz").status_code == 200
+    opened[0].close()
+
+
+def test_a_service_that_waits_can_be_stopped(config):
+    old, stop = ServiceThread(config), threading.Event()
+    stop.set()
+    assert open_when_free(config, 60.0, stop) is None
+    old.close()
 
 
 def test_a_full_log_disk_degrades_the_state_and_nothing_else(config):

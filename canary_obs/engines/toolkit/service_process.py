@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 
 from canary_obs.config import IN_PROCESS, CanaryConfig, ServiceConfig, load
 from canary_obs.errors import ConfigurationError
@@ -16,22 +19,33 @@ from canary_obs.errors import ConfigurationError
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-# `python -m canary_obs` under PR_SET_PDEATHSIG (1): the kernel terminates it when the thread that started it
-# ends, so the service does not outlive an engine that was killed.
-_CHILD = (
-    "import ctypes, runpy, signal; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
-    "runpy.run_module('canary_obs', run_name='__main__', alter_sys=True)"
-)
+# So long a service waits for the one of an engine that ended just before, or of another engine, to end.
+_TAKE_OVER_SECONDS = 300.0
+# Between the end of a service and the start of the next one; doubled until a service has lasted.
+_FIRST_DELAY_SECONDS, _LAST_DELAY_SECONDS, _LASTED_SECONDS = 1.0, 60.0, 60.0
+# `python -m canary_obs` that ends when its parent has ended, however. (The kernel's own signal for that,
+# PR_SET_PDEATHSIG, comes already when the thread that started the child ends.)
+_CHILD = """
+import os, runpy, signal, threading, time
+def watch():
+    while os.getppid() == {parent}:
+        time.sleep(0.2)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+threading.Thread(target=watch, name="canary-parent", daemon=True).start()
+runpy.run_module("canary_obs", run_name="__main__", alter_sys=True)
+"""
+
+log = logging.getLogger("canary_obs")
 
 
-def start_service(config: CanaryConfig) -> subprocess.Popen[bytes] | None:
+def start_service(config: CanaryConfig) -> SupervisedService | None:
     """Start the service where `KV_CANARY_SERVE=auto` asks for it (rank 0 only); None elsewhere.
 
-    Does not wait for it. A service that cannot start (port or endpoint taken) reports that on standard error.
+    Does not wait for it. A service that cannot start reports that on standard error and is started again.
     """
     if config.serve != "auto" or config.rank != 0 or config.endpoint == IN_PROCESS:
         return None
-    return _spawn(config.endpoint)
+    return SupervisedService(lambda: _spawn(config.endpoint, wait_seconds=_TAKE_OVER_SECONDS))
 
 
 def stop_service(process: subprocess.Popen[bytes]) -> None:
@@ -44,6 +58,55 @@ def stop_service(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+class SupervisedService:
+    """A child service that a thread starts again, with back-off, each time it ends; until `stop`."""
+
+    def __init__(
+        self, start: Callable[[], subprocess.Popen[bytes]], first_delay: float = _FIRST_DELAY_SECONDS
+    ) -> None:
+        self._start, self._first_delay = start, first_delay
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self.process = start()
+        self.restarts = 0
+        self._thread = threading.Thread(target=self._watch, name="canary-service-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Terminate the service, kill it when it does not end; none is started afterwards. Idempotent."""
+        with self._lock:
+            self._stop.set()
+        stop_service(self.process)
+        self._thread.join()
+
+    def _watch(self) -> None:
+        delay = self._first_delay
+        while True:
+            started = time.monotonic()
+            code = self.process.wait()
+            if time.monotonic() - started >= _LASTED_SECONDS:
+                delay = self._first_delay
+            if self._stop.is_set():
+                return
+            log.warning(
+                "canary_obs: the service (process %d) ended with exit code %d; restart %d in %g s",
+                self.process.pid, code, self.restarts + 1, delay,
+            )  # fmt: skip
+            if self._stop.wait(delay):
+                return
+            delay = min(2 * delay, _LAST_DELAY_SECONDS)
+            self._restart()
+
+    def _restart(self) -> None:
+        with self._lock:
+            if self._stop.is_set():
+                return
+            self.restarts += 1
+            try:
+                self.process = self._start()
+            except OSError as error:  # no memory or no process left: tried again
+                log.warning("canary_obs: the service could not be started: %s", error)
 
 
 class ServiceProcess:
@@ -86,9 +149,20 @@ def free_port() -> int:
         return port
 
 
-def _spawn(endpoint: str, port: int | None = None) -> subprocess.Popen[bytes]:
+def _spawn(endpoint: str, port: int | None = None, wait_seconds: float = 0.0) -> subprocess.Popen[bytes]:
     # -P: what lies in the current directory must not be imported in place of a library.
-    command = [sys.executable, "-P", "-c", _CHILD, "serve", "--endpoint", endpoint]
+    code = _CHILD.format(parent=os.getpid())
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        code,
+        "serve",
+        "--endpoint",
+        endpoint,
+        "--wait",
+        f"{wait_seconds:g}",
+    ]
     if port is not None:
         command += ["--port", str(port)]
     # Thread binding and preloaded libraries were set up for the engine, not for the service.

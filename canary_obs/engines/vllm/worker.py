@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from canary_obs.config import CanaryConfig, load
 from canary_obs.engines.toolkit.attachment import attach_adapter
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.refusal import Refusal
-from canary_obs.engines.toolkit.service_process import start_service, stop_service
+from canary_obs.engines.toolkit.service_process import SupervisedService, start_service
 from canary_obs.engines.vllm.adapter import VllmAdapter, keep_modules_readable
 from canary_obs.engines.vllm.model_runners import adapter_for_runner
 from canary_obs.errors import UnsupportedEngine
@@ -33,7 +32,7 @@ class WorkerCanary:
     runtime: CanaryRuntime | None
     adapter: VllmAdapter | None
     refusal: Refusal | None
-    service: subprocess.Popen[bytes] | None
+    service: SupervisedService | None
 
 
 def wrap_lifecycle(worker: Any, unsupported: str | None) -> None:
@@ -123,7 +122,7 @@ def detach_from_worker(worker: Any) -> None:
     if given.refusal is not None:
         given.refusal.close()
     if given.service is not None:
-        stop_service(given.service)
+        given.service.stop()
 
 
 def canary_of(worker: Any) -> WorkerCanary | None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from canary_obs.config import CanaryConfig
-from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port, start_service
+from canary_obs.engines.toolkit.service_process import (
+    ServiceProcess,
+    SupervisedService,
+    _answers,
+    _spawn,
+    free_port,
+    start_service,
+)
 from canary_obs.errors import ConfigurationError
 
 _PARENT = """
@@ -20,8 +30,9 @@ import os, sys
 from canary_obs.engines.toolkit.service_process import ServiceProcess
 service = ServiceProcess.start(sys.argv[1], int(sys.argv[2]))
 os.write(1, str(service._process.pid).encode())
-os._exit(0)
+os.kill(os.getpid(), int(sys.argv[3]))
 """
+_SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
 
 def running(pid: int) -> bool:
@@ -76,13 +87,99 @@ def test_stop_is_idempotent(first: tuple[ServiceProcess, int]) -> None:
     service.stop()
 
 
-def test_the_service_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _PARENT, f"ipc://{tmp_path}/service", str(free_port())]
-    pid = int(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
-    deadline = time.monotonic() + 30
-    while running(pid):
-        assert time.monotonic() < deadline, "the service outlived its parent"
-        time.sleep(0.05)
+def eventually(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_the_service_ends_within_2_s_of_its_parent(tmp_path: Path, number: int) -> None:
+    command = [sys.executable, "-c", _PARENT, f"ipc://{tmp_path}/service", str(free_port()), str(int(number))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=60)
+    assert done.returncode == -number
+    eventually(lambda: not running(int(done.stdout)), 2.0)
+
+
+@pytest.mark.slow
+def test_the_service_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    started: list[ServiceProcess] = []
+
+    def start() -> None:
+        started.append(ServiceProcess.start(f"ipc://{tmp_path}/service", free_port()))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            started[0]._process.wait(1.0)
+        assert _answers(started[0].url)
+    finally:
+        started[0].stop()
+
+
+@pytest.mark.slow
+def test_a_new_engines_service_takes_over_when_the_old_one_ends(
+    first: tuple[ServiceProcess, int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    old, port = first
+    new = _spawn(f"ipc://{tmp_path}/first", port, wait_seconds=60.0)
+    said = ""
+
+    def waits() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return "waits up to 60 s to take over" in said
+
+    try:
+        eventually(waits, 20.0)
+        old.stop()
+        eventually(lambda: _answers(old.url), 3.0)
+        assert new.poll() is None
+        assert (said + capfd.readouterr().err).count("to take over") == 1
+    finally:
+        new.terminate()
+        new.wait()
+
+
+@pytest.mark.slow
+def test_a_service_that_waits_gives_up_at_its_time_out(
+    first: tuple[ServiceProcess, int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert _spawn(f"ipc://{tmp_path}/first", free_port(), wait_seconds=0.6).wait(30) != 0
+    assert f"process {first[0]._process.pid} is listening there" in capfd.readouterr().err.replace("\n", " ")
+
+
+def test_a_service_that_ended_is_started_again_until_it_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    service = SupervisedService(lambda: subprocess.Popen(_SLEEPS), first_delay=0.01)
+    first = service.process
+    os.kill(first.pid, signal.SIGKILL)
+    eventually(lambda: service.process is not first, 5.0)
+    assert service.restarts == 1
+    assert running(service.process.pid)
+    assert f"(process {first.pid}) ended with exit code -9; restart 1 in 0.01 s" in caplog.text
+    service.stop()
+    service.stop()
+    assert not running(service.process.pid)
+    assert service.restarts == 1
+
+
+def test_restarts_come_ever_later_and_a_failed_one_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    started = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(1)
+        if len(started) == 2:
+            raise OSError(12, "Cannot allocate memory")
+        return subprocess.Popen([sys.executable, "-S", "-c", ""])
+
+    service = SupervisedService(start, first_delay=0.01)
+    eventually(lambda: service.restarts >= 3, 10.0)
+    service.stop()
+    for expected in ("restart 1 in 0.01 s", "restart 2 in 0.02 s", "restart 3 in 0.04 s", "Cannot allocate"):
+        assert expected in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""Defects of the service's end, wait and restart."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_PROCESS = "tests/engines/toolkit/test_service_process.py::"
+_SERVE = "tests/service/test_serve.py::"
+
+ALL = (
+    *mutants(
+        "canary_obs/engines/toolkit/service_process.py",
+        (
+            "    while os.getppid() == {parent}:",
+            "    while {parent}:",
+            _PROCESS + "test_the_service_ends_within_2_s_of_its_parent",
+        ),
+        (
+            "delay = min(2 * delay, _LAST_DELAY_SECONDS)",
+            "delay = min(delay, _LAST_DELAY_SECONDS)",
+            _PROCESS + "test_restarts_come_ever_later_and_a_failed_one_is_tried_again",
+        ),
+        (
+            "            except OSError as error:  # no",
+            "            except ValueError as error:  # no",
+            _PROCESS + "test_restarts_come_ever_later_and_a_failed_one_is_tried_again",
+        ),
+    ),
+    *mutants(
+        "canary_obs/serve.py",
+        (
+            "            if time.monotonic() >= deadline:\n",
+            "            if time.monotonic() >= deadline - seconds:\n",
+            _SERVE + "test_a_service_waits_until_port_and_endpoint_are_free",
+        ),
+        (
+            "            reported = True\n",
+            "            reported = False\n",
+            _SERVE + "test_a_service_waits_until_port_and_endpoint_are_free",
+        ),
+    ),
+)
