@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import Request
 
@@ -20,8 +22,10 @@ from canary_obs.service.problems import Problem
 from canary_obs.telemetry.audit import AuditEvent
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
+from canary_obs.vocabulary import State
 
 IDEMPOTENCY_KEYS_KEPT = 1024
+PAUSE_CHECK_SECONDS = 0.2
 DRILL_SECONDS = 30.0  # a rank that has not answered by then counts as unanswered
 
 
@@ -47,10 +51,13 @@ class AppContext:
     # Request and sweep id by Idempotency-Key, oldest first.
     idempotent_sweeps: OrderedDict[str, tuple[StartSweepRequest, str]] = field(default_factory=OrderedDict)
 
-    def start_sweep(self, request: StartSweepRequest, idempotency_key: str | None) -> SweepRecord:
+    def start_sweep(
+        self, request: StartSweepRequest, idempotency_key: str | None, *, wait: bool = False
+    ) -> SweepRecord:
         """Start a sweep, or return the one that was started with the same Idempotency-Key.
 
-        Raises Problem when the key was used for another request, and what Hub.start_sweep raises.
+        Raises Problem when the key was used for another request, or with `wait` while a rank is paused, and
+        what Hub.start_sweep raises.
         """
         if idempotency_key is not None and idempotency_key in self.idempotent_sweeps:
             earlier, sweep_id = self.idempotent_sweeps[idempotency_key]
@@ -59,12 +66,37 @@ class AppContext:
                 raise Problem(409, "idempotency-key-reused", detail)
             if (record := self.hub.sweep(sweep_id)) is not None:
                 return record
+        if wait and (paused := self.paused_ranks()):
+            raise _paused(paused, "no sweep was started")
         record = self.hub.start_sweep(request)
         if idempotency_key is not None:
             self.idempotent_sweeps[idempotency_key] = (request, record.id)
             if len(self.idempotent_sweeps) > IDEMPOTENCY_KEYS_KEPT:
                 self.idempotent_sweeps.popitem(last=False)
         return record
+
+    async def sweep_result(self, record: SweepRecord) -> SweepRecord:
+        """The sweep at its end, or as it is at the time-out. Raises Problem once a rank of it is paused."""
+        result = asyncio.wrap_future(self.hub.sweep_future(record.id))
+        deadline = asyncio.get_running_loop().time() + self.config.sweep_timeout_seconds
+        try:
+            while (left := deadline - asyncio.get_running_loop().time()) > 0:
+                await asyncio.wait({result}, timeout=min(left, PAUSE_CHECK_SECONDS))
+                if result.done():
+                    return result.result()
+                if paused := self.paused_ranks():
+                    raise _paused(paused, f"sweep {record.id} goes on after it", sweep_id=record.id)
+        finally:
+            result.cancel()
+        return self.hub.sweep(record.id) or record
+
+    def paused_ranks(self) -> list[str]:
+        """Live ranks whose sweeps and patrol are paused, as engine/instance/rank."""
+        return [
+            "/".join(map(str, rank.identity.key))
+            for rank in self.hub.ranks()
+            if rank.snapshot is not None and rank.snapshot.paused and rank.state is not State.OFF
+        ]
 
     def start_drill(self) -> tuple[str, Future[DrillRecord]]:
         """Start a drill on every live rank; its id and its result. Raises NoEngine or DrillInProgress."""
@@ -83,3 +115,8 @@ def context_of(request: Request) -> AppContext:
     context = request.app.state.context
     assert isinstance(context, AppContext)
     return context
+
+
+def _paused(ranks: list[str], consequence: str, **extra: Any) -> Problem:
+    detail = f"sweeps are paused on {', '.join(ranks)}; POST /canary/resume ends that, {consequence}"
+    return Problem(409, "paused", detail, **extra)

@@ -39,4 +39,25 @@ ALL = (
             _SERVE + "test_a_service_waits_until_port_and_endpoint_are_free",
         ),
     ),
+    *mutants(
+        "canary_obs/service/context.py",
+        (
+            "if wait and (paused := self.paused_ranks()):",
+            "if not wait and (paused := self.paused_ranks()):",
+            "tests/service/test_app.py::test_waiting_for_a_sweep_while_paused_is_refused_at_once",
+        ),
+        (
+            "timeout=min(left, PAUSE_CHECK_SECONDS)",
+            "timeout=left",
+            "tests/service/test_app.py::test_a_pause_ends_the_wait_for_a_sweep",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/sweep/sweeper.py",
+        (
+            'elif not seen["checked"]:',
+            'elif not seen["comparable"] < 0:',
+            "tests/runtime/sweep/test_sweeper.py::test_a_sweep_that_checked_nothing_says_so",
+        ),
+    ),
 )

@@ -58,6 +58,26 @@ def test_wait_ends_with_202_when_the_sweep_takes_too_long():
     assert (answer.status_code, answer.json()["status"]) == (202, "running")
 
 
+def test_waiting_for_a_sweep_while_paused_is_refused_at_once(client, rank):
+    rank.send(snapshot(rank.identity, 2, paused=True))
+    document = check_problem(client.post("/canary/sweep?wait=true"), 409, "paused")
+    assert "sweeps are paused on fake/test/0; POST /canary/resume" in document["detail"]
+    assert "no sweep was started" in document["detail"]
+    assert client.get("/canary/sweeps").json()["sweeps"] == []
+    assert client.post("/canary/sweep").status_code == 202
+
+
+def test_a_pause_ends_the_wait_for_a_sweep(client, rank):
+    rank.finishes = False
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.post, "/canary/sweep?wait=true")
+        started = eventually(lambda: [one for one in rank.received if isinstance(one, StartSweep)])[0]
+        rank.send(snapshot(rank.identity, 2, paused=True))
+        document = check_problem(waiting.result(5), 409, "paused")
+    assert document["sweep_id"] == started.id
+    assert client.get(f"/canary/sweeps/{started.id}").json()["status"] == "running"
+
+
 def test_a_second_sweep_conflicts_and_names_the_first(client, rank):
     rank.finishes = False
     running = client.post("/canary/sweep").json()["id"]

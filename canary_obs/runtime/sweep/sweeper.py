@@ -273,6 +273,9 @@ class Sweeper:
                 status, error = SweepStatus.FAILED, shortfall
             elif seen["violations"]:
                 status = SweepStatus.VIOLATED
+            elif not seen["checked"]:
+                skipped = f"all {current.total} slots were skipped" if current.total else "no slot is cached"
+                error = f"nothing was checked: {skipped}"
         return self._describe(current, status, error)
 
     def _finish(self, current: _Pass, result: SweepProgress) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
@@ -33,16 +32,15 @@ async def start_sweep(
     body: Annotated[SweepBody | None, Body()] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Start a sweep: 202 with its id. With wait=true 200 with its result, or 202 when it takes too long."""
+    """Start a sweep: 202 with its id. With wait=true 200 with its result, or 202 when it takes too long.
+
+    With wait=true 409 at once while a rank is paused.
+    """
     context, options = context_of(request), body or SweepBody()
     sweep = StartSweepRequest(**options.model_dump() | {"groups": tuple(options.groups)})
-    record = context.start_sweep(sweep, idempotency_key)
+    record = context.start_sweep(sweep, idempotency_key, wait=query.wait == "true")
     if query.wait == "true":
-        result = asyncio.wrap_future(context.hub.sweep_future(record.id))
-        try:
-            record = await asyncio.wait_for(result, context.config.sweep_timeout_seconds)
-        except TimeoutError:
-            record = context.hub.sweep(record.id) or record
+        record = await context.sweep_result(record)
     status = 200 if query.wait == "true" and record.status is not SweepStatus.RUNNING else 202
     return reply(record, status, {"Location": f"/canary/sweeps/{record.id}"})
 

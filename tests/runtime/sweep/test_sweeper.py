@@ -93,6 +93,18 @@ def test_slots_evicted_during_a_sweep_are_skipped_and_counted(make_rig) -> None:
     assert rig.canary.counter_reader.violations == 0
 
 
+def test_a_sweep_that_checked_nothing_says_so(make_rig) -> None:
+    rig = make_rig()
+    result = sweep_now(rig)
+    assert (result.status, result.total, result.checked) == (SweepStatus.PASSED, 0, 0)
+    assert result.error == "nothing was checked: no slot is cached"
+    rig.run(30)
+    rig.finish_requests()
+    result = sweep_now(rig)
+    assert result.checked
+    assert result.error is None
+
+
 def test_a_record_that_lost_its_link_is_found_without_reading_bytes(make_rig) -> None:
     link = LocalLink(capacity=100_000)
     rig = make_rig(link=link, patrol_budget="off")
