@@ -10,6 +10,7 @@ from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.device.warm_up import expected_compilation
 from canary_obs.transport.links import EngineLink
 from canary_obs.transport.sender import open_link
 
@@ -33,7 +34,8 @@ def attach_adapter(
     try:
         device = device_of(adapter)
         check_current_device(device)
-        runtime = CanaryRuntime(adapter, config, device, link)
+        with expected_compilation():
+            runtime = CanaryRuntime(adapter, config, device, link)
         adapter.attach(runtime)
     except Exception:
         adapter.detach()
