@@ -74,7 +74,19 @@ def test_the_manifests_are_valid() -> None:
     output = judge("kubernetes-validate", "--strict", *MANIFESTS)
     assert output.count("passed for resource") == 4
     kinds = {document["kind"] for path in MANIFESTS for document in documents(path)}
-    assert kinds >= {"Deployment", "ServiceMonitor", "PrometheusRule", "ConfigMap"}
+    assert kinds >= {"Deployment", "NetworkPolicy", "ServiceMonitor", "PrometheusRule", "ConfigMap"}
+
+
+def test_kubernetes_gets_no_token_of_ours_and_lets_only_prometheus_in() -> None:
+    found = {document["kind"]: document for document in documents(DOCKER / "kubernetes/sidecar.yml")}
+    assert "Secret" not in found
+    policy, pod = found["NetworkPolicy"]["spec"], found["Deployment"]["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    open_to_all = [rule["ports"] for rule in policy["ingress"] if "from" not in rule]
+    assert open_to_all == [[{"port": 8000, "protocol": "TCP"}]]
+    (scraped,) = [rule for rule in policy["ingress"] if "from" in rule]
+    (service,) = [container for container in pod["spec"]["containers"] if container["name"] == "kv-canary"]
+    assert scraped["ports"][0]["port"] in {port["name"] for port in service["ports"]}
 
 
 def test_containers_in_kubernetes_are_hardened() -> None:
