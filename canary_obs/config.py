@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from canary_obs.binding import HIDDEN, check_bind
 from canary_obs.config_values import parse_ranks
 from canary_obs.errors import ConfigurationError
 from canary_obs.vocabulary import Mode, PerturbMode
@@ -151,14 +151,19 @@ def load(
     raw |= {name: (f"--{name.replace('_', '-')}", value) for name, value in (overrides or {}).items()}
     fields = {field.name: field.type for field in msgspec.structs.fields(settings_type)}
     values = {
-        name: _convert(label, fields[name], value) for name, (label, value) in raw.items() if name in fields
+        name: _convert(label, fields[name], value, hidden=name in SECRETS)
+        for name, (label, value) in raw.items()
+        if name in fields
     }
     settings = settings_type(**values)
     labels = {name: label for name, (label, _) in raw.items()}
     if isinstance(settings, CanaryConfig):
         _check_canary(settings, labels)
     else:
-        check_bind(settings, labels.get("host", "host"))
+        check_bind(
+            settings.host, settings.token, settings.tokens_file,
+            host_label=labels.get("host", "host"), token_label=labels.get("token", "token"),
+        )  # fmt: skip
     return settings
 
 
@@ -183,12 +188,13 @@ def _unknown(label: str, name: str) -> ConfigurationError:
     return ConfigurationError(label, name, "no setting has this name", f"{hint}Settings are: {allowed}.")
 
 
-def _convert(label: str, field_type: Any, value: Any) -> Any:
+def _convert(label: str, field_type: Any, value: Any, *, hidden: bool) -> Any:
     try:
         return msgspec.convert(value, field_type, strict=False)
     except msgspec.ValidationError as error:
         remedy = f"Use {_allowed(field_type)}."
-        raise ConfigurationError(label, value, str(error).replace(" - at `$`", ""), remedy) from None
+        shown = HIDDEN if hidden else value
+        raise ConfigurationError(label, shown, str(error).replace(" - at `$`", ""), remedy) from None
 
 
 def _allowed(field_type: Any) -> str:
@@ -217,24 +223,6 @@ def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
         raise ConfigurationError(
             label, settings.perturb, "mode none would not detect it", "Use mode log or raise."
         )
-
-
-def check_bind(settings: ServiceConfig, label: str = "host") -> None:
-    """Raise ConfigurationError for a host beyond loopback without any token."""
-    if not settings.token and not settings.tokens_file and not is_loopback(settings.host):
-        rule = "without a token the service only binds to loopback"
-        remedy = f"Set {PREFIX}TOKEN or {PREFIX}TOKENS_FILE, or bind to 127.0.0.1."
-        raise ConfigurationError(label, settings.host, rule, remedy)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address stays on this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 _UNITS = {"B/s": 1.0, "kB/s": 1e3, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}

@@ -76,8 +76,34 @@ def test_a_refusal_names_setting_value_and_remedy(variable: str, value: str, mes
 def test_a_wide_bind_without_a_token_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="only binds to loopback"):
         load(ServiceConfig, environ={"KV_CANARY_HOST": "0.0.0.0"})
-    assert load(ServiceConfig, environ={"KV_CANARY_HOST": "0.0.0.0", "KV_CANARY_TOKEN": "s3cret"}).token
+    assert load(ServiceConfig, environ={"KV_CANARY_HOST": "0.0.0.0", "KV_CANARY_TOKEN": TOKEN}).token
     assert load(ServiceConfig, environ={"KV_CANARY_HOST": "::1"}).host == "::1"
+
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.mark.parametrize("token", ["x", "change-me", "s3cret", TOKEN[:-1], "a" * 64, f" {TOKEN[:-1]}\n"])
+def test_a_token_that_can_be_guessed_is_refused_beyond_loopback(token: str) -> None:
+    with pytest.raises(ConfigurationError, match="beyond loopback it needs 16 characters") as caught:
+        load(ServiceConfig, environ={"KV_CANARY_HOST": "0.0.0.0", "KV_CANARY_TOKEN": token})
+    assert caught.value.setting == "KV_CANARY_TOKEN"
+    assert token.strip() not in str(caught.value).replace("example", "") or len(token) == 1
+    assert load(ServiceConfig, environ={"KV_CANARY_TOKEN": token}).token
+
+
+def test_an_empty_line_is_no_token() -> None:
+    for host in ("127.0.0.1", "0.0.0.0"):
+        with pytest.raises(ConfigurationError, match="nothing but white space"):
+            load(ServiceConfig, environ={"KV_CANARY_HOST": host, "KV_CANARY_TOKEN": "\n"})
+
+
+def test_a_token_of_the_wrong_type_is_not_printed(tmp_path: Path) -> None:
+    path = tmp_path / "canary.toml"
+    path.write_text("token = [7245531]\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load(ServiceConfig, environ={"KV_CANARY_CONFIG": str(path)})
+    assert "7245531" not in str(caught.value)
 
 
 def test_secrets_are_masked() -> None:

@@ -11,10 +11,11 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from canary_obs.config import PREFIX, is_loopback
+from canary_obs.binding import is_loopback
+from canary_obs.config import PREFIX
 from canary_obs.service.problems import problem
 from canary_obs.service.rate_limiter import RateLimiter
-from canary_obs.service.route_policy import WRITE_SCOPES, RoutePolicy, RouteRule
+from canary_obs.service.route_policy import WRITE_SCOPES, RoutePolicy, RouteRule, permits
 from canary_obs.service.token_store import Caller, TokenStore
 from canary_obs.telemetry.audit import AuditEvent
 
@@ -111,7 +112,7 @@ class AuthMiddleware:
                 detail = f"{method} {path}: use {methods}"
                 return problem(405, detail, path, headers={"Allow": methods})
             return problem(404, f"{method} {path}: not found; GET /openapi.json lists all routes", path)
-        if rule.scope is None or rule.scope in caller.scopes:
+        if rule.scope is None or permits(caller.scopes, rule.scope):
             return None
         who = "a request without a token" if caller.name is None else f"token {caller.name!r}"
         detail = f"{who} lacks the scope {rule.scope.value!r}"

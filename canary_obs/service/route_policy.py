@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,14 +17,21 @@ _PUBLIC = "none"
 
 
 class TokenScope(StrEnum):
-    """What a token may do; no scope includes another."""
+    """What a token may do; no scope includes another, but for `read`, which includes `scrape`."""
 
+    SCRAPE = "scrape"  # GET /metrics alone, for Prometheus
     READ = "read"  # everything that changes nothing
     OPERATE = "operate"  # sweeps, pause, resume, acknowledge
     INJECT = "inject"  # drills, which inject faults on purpose
 
 
+_INCLUDED = {TokenScope.SCRAPE: TokenScope.READ}  # a scope -> the one that includes it
 WRITE_SCOPES = frozenset({TokenScope.OPERATE, TokenScope.INJECT})  # rate-limited and audited
+
+
+def permits(granted: Collection[TokenScope], needed: TokenScope) -> bool:
+    """Whether these scopes allow what needs one."""
+    return needed in granted or _INCLUDED.get(needed) in granted
 
 
 def requires(scope: TokenScope) -> dict[str, Any]:

@@ -14,13 +14,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from canary_obs.config import PREFIX, ServiceConfig, check_bind
+from canary_obs.binding import check_bind
+from canary_obs.config import PREFIX, ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.service.route_policy import TokenScope
 
 DEFAULT_NAME = "default"  # of KV_CANARY_TOKEN
 # INJECT is granted only to named tokens, in the tokens file.
 DEFAULT_SCOPES = (TokenScope.READ, TokenScope.OPERATE)
+
+# The group may read: that is how Kubernetes lets a container read a mounted secret (fsGroup).
+_FORBIDDEN = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
 
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _Secret = Annotated[str, Meta(pattern=r"^[\x21-\x7e]{16,512}$")]
@@ -49,10 +53,10 @@ class TokenStore:
 
     def __init__(self, config: ServiceConfig) -> None:
         """Raises ConfigurationError for an unusable tokens file, or for a wide bind without any token."""
-        check_bind(config)
+        check_bind(config.host, config.token, config.tokens_file)
         self._callers: dict[bytes, Caller] = {}  # by SHA-256 of the token
-        if config.token:
-            self._add(DEFAULT_NAME, config.token, DEFAULT_SCOPES, config.tokens_file)
+        if token := config.token.strip():  # a file's last line, as secrets are often mounted
+            self._add(DEFAULT_NAME, token, DEFAULT_SCOPES, config.tokens_file)
         if config.tokens_file:
             for name, grant in _read(config.tokens_file).items():
                 self._add(name, grant.token, grant.scopes, config.tokens_file)
@@ -103,8 +107,12 @@ def _read(path: str) -> Mapping[str, Grant]:
 def _text_of(path: str) -> str:
     # Without O_NONBLOCK, opening a named pipe would block the start until another process writes to it.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
             raise _refusal(path, "is not a file", "Name a readable TOML file.")
+        if mode & _FORBIDDEN:
+            rule = f"has mode {stat.S_IMODE(mode):04o}; others must not read it, nor the group write it"
+            raise _refusal(path, rule, f"Run: chmod 600 {path}")
         return file.read().decode()
 
 

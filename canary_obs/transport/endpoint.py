@@ -10,7 +10,8 @@ from pathlib import Path
 
 import zmq
 
-from canary_obs.config import IN_PROCESS, PREFIX, default_endpoint, is_loopback
+from canary_obs.binding import is_loopback
+from canary_obs.config import IN_PROCESS, PREFIX, default_endpoint
 from canary_obs.errors import ConfigurationError
 from canary_obs.transport import wire
 

@@ -15,6 +15,7 @@ SECRET = "drill-0123456789abcdef"
 def test_a_drill_changes_its_metrics_and_nothing_else(system, arrivals) -> None:
     tokens = system.folder / "tokens.toml"
     tokens.write_text(f'[drills]\ntoken = "{SECRET}"\nscopes = ["read", "inject"]\n')
+    tokens.chmod(0o600)
     settings = {"KV_CANARY_DRILL_ENABLED": "true", "KV_CANARY_TOKENS_FILE": str(tokens)}
     log = system.folder / "events.jsonl"
     system.start(

@@ -14,7 +14,7 @@ _DRILL = "tests/runtime/perturb/test_drill.py::"
 AUTH = mutants(
     "canary_obs/service/auth.py",
     (
-        "if rule.scope is None or rule.scope in caller.scopes:",
+        "if rule.scope is None or permits(caller.scopes, rule.scope):",
         "if rule.scope is None or caller.scopes:",
         _POLICY + "test_each_scope_grants_its_own_routes_and_no_other",
     ),

@@ -259,7 +259,7 @@ def test_a_body_that_is_too_long_is_refused(client, rank):
 
 @pytest.fixture
 def guarded(hub):
-    config = ServiceConfig(host="0.0.0.0", token="s3cret-ü")
+    config = ServiceConfig(host="0.0.0.0", token="s3cret-of-ours-ü")
     with client_of(create_app(hub, config), "http://canary.example") as client:
         yield client
 
@@ -281,15 +281,23 @@ def test_with_a_token_every_route_but_the_probes_requires_it(guarded, rank):
 
 @pytest.mark.parametrize(
     "header",
-    ["Bearer wrong", "Bearer", "Bearer ", "Basic s3cret-ü", "s3cret-ü", "Bearer s3cret-", "Bearer s3cret-üx"],
+    [
+        "Bearer wrong",
+        "Bearer",
+        "Bearer ",
+        "Basic s3cret-of-ours-ü",
+        "s3cret-of-ours-ü",
+        "Bearer s3cret-",
+        "Bearer s3cret-of-ours-üx",
+    ],
 )
 def test_wrong_credentials_are_401(guarded, header):
     check_problem(guarded.get("/metrics", headers={"Authorization": header.encode()}), 401)
 
 
 def test_a_valid_token_is_accepted(guarded, rank):
-    assert guarded.get("/metrics", headers=bearer("s3cret-ü")).status_code == 200
-    assert guarded.post("/canary/sweep?wait=true", headers=bearer("s3cret-ü")).status_code == 200
+    assert guarded.get("/metrics", headers=bearer("s3cret-of-ours-ü")).status_code == 200
+    assert guarded.post("/canary/sweep?wait=true", headers=bearer("s3cret-of-ours-ü")).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])

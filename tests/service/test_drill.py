@@ -19,6 +19,7 @@ SECRET, SINGLE = "drill-0123456789abcdef", "single-0123456789abcdef"
 def tokens(tmp_path):
     path = tmp_path / "tokens.toml"
     path.write_text(f'[drills]\ntoken = "{SECRET}"\nscopes = ["inject"]\n')
+    path.chmod(0o600)
     return {"token": SINGLE, "tokens_file": str(path)}
 
 

@@ -18,6 +18,7 @@ def guarded(hub, rank, tmp_path):
     tables = [f'[{scope.value}]\ntoken = "{SECRETS[scope]}"\nscopes = ["{scope}"]\n' for scope in TokenScope]
     path = tmp_path / "tokens.toml"
     path.write_text("".join(tables))
+    path.chmod(0o600)
     app = create_app(hub, ServiceConfig(host="0.0.0.0", tokens_file=str(path), drill_enabled=True))
     with client_of(app, "http://canary.example") as client:
         yield client
@@ -64,7 +65,8 @@ def test_each_scope_grants_its_own_routes_and_no_other(guarded):
     for method, path, operation in routes:
         for scope, secret in SECRETS.items():
             answer = guarded.request(method.upper(), path, headers=bearer(secret))
-            if operation[SCOPE_EXTENSION] in (scope, "none"):
+            included = (scope, operation[SCOPE_EXTENSION]) == (TokenScope.READ, TokenScope.SCRAPE)
+            if included or operation[SCOPE_EXTENSION] in (scope, "none"):
                 assert answer.status_code in (200, 202, 404, 409), path
             else:
                 document = check_problem(answer, 403, "missing-scope")

@@ -119,7 +119,7 @@ def test_an_unwritable_socket_folder_releases_the_port():
 
 
 def test_an_address_of_another_machine_names_the_host(config):
-    strange = ServiceConfig(endpoint=config.endpoint, host="192.0.2.1", port=0, token="t")
+    strange = ServiceConfig(endpoint=config.endpoint, host="192.0.2.1", port=0, token="0123456789abcdef")
     with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1:0 cannot be bound") as caught:
         ServiceThread(strange)
     assert caught.value.setting == "host"

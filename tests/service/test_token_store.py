@@ -6,7 +6,7 @@ import pytest
 
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import ConfigurationError
-from canary_obs.service.route_policy import TokenScope
+from canary_obs.service.route_policy import TokenScope, permits
 from canary_obs.service.token_store import ANONYMOUS, TokenStore
 
 READER, WRITER = "reader-0123456789abcdef", "writer-0123456789abcdef"
@@ -17,6 +17,7 @@ def written(tmp_path):
     def write(text: str) -> ServiceConfig:
         path = tmp_path / "tokens.toml"
         path.write_text(text)
+        path.chmod(0o600)
         return ServiceConfig(host="0.0.0.0", tokens_file=str(path))
 
     return write
@@ -92,3 +93,32 @@ def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "tokens")
     with pytest.raises(ConfigurationError, match="is not a file"):
         TokenStore(ServiceConfig(tokens_file=str(tmp_path / "tokens")))
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o666, 0o620, 0o660, 0o601])
+def test_a_file_that_others_can_read_or_change_is_refused(written, mode):
+    config = written(table("a", READER, "read"))
+    os.chmod(config.tokens_file, mode)
+    with pytest.raises(ConfigurationError, match=f"has mode {mode:04o}.*chmod 600"):
+        TokenStore(config)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o440])
+def test_the_group_may_read_as_it_does_in_kubernetes(written, mode):
+    config = written(table("a", READER, "read"))
+    os.chmod(config.tokens_file, mode)
+    assert not TokenStore(config).empty
+
+
+def test_white_space_around_the_single_token_does_not_count():
+    store = TokenStore(ServiceConfig(token=f"{WRITER}\n"))
+    assert store.authenticate(f"Bearer {WRITER}").name == "default"
+
+
+def test_scraping_is_part_of_reading_and_nothing_else():
+    def permitted(granted: TokenScope) -> set[TokenScope]:
+        return {scope for scope in TokenScope if permits({granted}, scope)}
+
+    assert permitted(TokenScope.READ) == {TokenScope.READ, TokenScope.SCRAPE}
+    for scope in (TokenScope.SCRAPE, TokenScope.OPERATE, TokenScope.INJECT):
+        assert permitted(scope) == {scope}

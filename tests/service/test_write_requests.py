@@ -30,6 +30,7 @@ def events():
 def guarded(hub, rank, events, tmp_path):
     path = tmp_path / "tokens.toml"
     path.write_text(TOKENS)
+    path.chmod(0o600)
     config = ServiceConfig(token="single", tokens_file=str(path), orders_per_minute=4)
     with client_of(create_app(hub, config, dependencies=Dependencies(audit=events.append))) as client:
         yield client

@@ -29,7 +29,7 @@ def readyz(request: Request) -> Response:
 
 @router.get(
     "/metrics",
-    openapi_extra=requires(TokenScope.READ),
+    openapi_extra=requires(TokenScope.SCRAPE),
     responses={200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}}},
 )
 def metrics(request: Request) -> Response:

@@ -1,0 +1,46 @@
+"""Seeded defects of tokens and of what they allow."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_CONFIG = "tests/test_config.py::"
+_STORE = "tests/service/test_token_store.py::"
+_GUESSED = _CONFIG + "test_a_token_that_can_be_guessed_is_refused_beyond_loopback"
+
+BINDING = mutants(
+    "canary_obs/binding.py",
+    ("len(bare) < _LENGTH or", "len(token) < _LENGTH or", _GUESSED),
+    ("or len(set(bare)) < _VARIETY", "or False", _GUESSED),
+    ("if token and not bare:", "if False:", _CONFIG + "test_an_empty_line_is_no_token"),
+)
+
+CONFIG = mutants(
+    "canary_obs/config.py",
+    ("HIDDEN if hidden else value", "value", _CONFIG + "test_a_token_of_the_wrong_type_is_not_printed"),
+)
+
+STORE = mutants(
+    "canary_obs/service/token_store.py",
+    (
+        "config.token.strip()",
+        "config.token",
+        _STORE + "test_white_space_around_the_single_token_does_not_count",
+    ),
+    (
+        "stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP",
+        "stat.S_IROTH",
+        _STORE + "test_a_file_that_others_can_read_or_change_is_refused",
+    ),
+)
+
+POLICY = mutants(
+    "canary_obs/service/route_policy.py",
+    (
+        "_INCLUDED.get(needed) in granted",
+        "TokenScope.READ in granted",
+        _STORE + "test_scraping_is_part_of_reading_and_nothing_else",
+    ),
+)
+
+ALL = BINDING + CONFIG + STORE + POLICY
