@@ -33,7 +33,7 @@ def objects(rig: Rig) -> list[Any]:
 
 
 def install(rig: Rig, engine: Any, mode: Mode = Mode.LOG) -> None:
-    canary = install_canary(engine, CanaryConfig(mode=mode, endpoint="inproc"))
+    canary = install_canary(engine, CanaryConfig(mode=mode, endpoint="inproc", verify_on_hit=True))
     assert canary is not None
     canary.mark_ready()
     rig.collect_from(canary)
