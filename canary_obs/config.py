@@ -124,6 +124,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_stale_seconds: Seconds = 5.0
     step_timeout_seconds: Seconds = 120.0  # one engine step may delay snapshots for so long
     sweep_timeout_seconds: Seconds = 120.0
+    rank_kept_seconds: Seconds = 3600.0  # after a rank left or fell silent, unless it is violated
 
 
 Settings = TypeVar("Settings", CanaryConfig, ServiceConfig)

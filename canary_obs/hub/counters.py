@@ -41,6 +41,7 @@ class HubCounts:
     undecodable: int  # frames
     handshakes: dict[str, int]  # connections refused, by cause
     evicted: int  # violations dropped for newer ones
+    expired: int  # ranks forgotten, long after they left or fell silent
     faults: dict[str, int]  # by part of the service
 
 

@@ -112,6 +112,11 @@ class DrillStore:
                 for key, count in self._counts.items()
             }
 
+    def forget(self, key: RankKey) -> None:
+        """Drop the counts of a rank that is gone."""
+        with self._lock:
+            self._counts.pop(key, None)
+
     def _find(self, drill_id: str) -> _RunningDrill | None:
         return self._running if self._running is not None and self._running.id == drill_id else None
 

@@ -156,6 +156,8 @@ class Hub:
         """Send pings, fail the sweeps of silent ranks, close incidents; called several times a second."""
         now, timeout = self._clock(), self.config.sweep_timeout_seconds
         with self._lock:
+            for key in self._ranks.expire(now):
+                self.drills.forget(key)
             self._ranks.send_due_pings(now)
             for rank in self._ranks:
                 if self._ranks.is_silent(rank, now):
@@ -190,7 +192,7 @@ class Hub:
         with self._lock:
             return HubCounts(
                 messages=dict(self._messages), refused=self._ranks.refused, undecodable=self._undecodable,
-                evicted=self._violation_store.evicted, faults=dict(self._faults),
+                evicted=self._violation_store.evicted, expired=self._ranks.expired, faults=dict(self._faults),
                 handshakes={cause.value: self._handshakes[cause] for cause in HandshakeCause},
             )  # fmt: skip
 

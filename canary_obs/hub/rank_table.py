@@ -31,8 +31,10 @@ class RankTable:
         boot_id: of this host; None = unknown.
         """
         self._stale_seconds, self._boot_id = config.snapshot_stale_seconds, boot_id
+        self._kept_seconds = config.rank_kept_seconds
         self._on_restart = on_restart
         self._ranks: dict[RankKey, Rank] = {}
+        self.expired = 0  # ranks forgotten, long after they left or fell silent
         self.refused = 0  # messages of replaced processes, and of new ranks beyond RANKS_KEPT live ones
 
     def __iter__(self) -> Iterator[Rank]:
@@ -79,6 +81,19 @@ class RankTable:
             min(silent, key=lambda key: (not self._ranks[key].departed, self._ranks[key].last_message))
         ]
         return True
+
+    def expire(self, now: float) -> list[RankKey]:
+        """Forget ranks that left or fell silent long ago, but for those with unacknowledged violations."""
+        gone = [key for key, rank in self._ranks.items() if self._is_expired(rank, now)]
+        for key in gone:
+            del self._ranks[key]
+        self.expired += len(gone)
+        return gone
+
+    def _is_expired(self, rank: Rank, now: float) -> bool:
+        if now - rank.last_message < self._kept_seconds or not self.is_silent(rank, now):
+            return False
+        return rank.verdict(now, self._stale_seconds)[0] is not State.VIOLATED
 
     def is_silent(self, rank: Rank, now: float) -> bool:
         """Whether a rank departed, or sent no snapshot for too long."""

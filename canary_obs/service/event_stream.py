@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 
 import msgspec
@@ -89,15 +88,6 @@ class EventStream:
     def close(self) -> None:
         """End all streams, each at its next poll."""
         self.closed = True
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count one more open stream inside the block."""
-        self.open_streams += 1
-        try:
-            yield
-        finally:
-            self.open_streams -= 1
 
     def poll(self) -> None:
         """Publish what has changed in the hub since the last poll, at most once per POLL_SECONDS / 2."""

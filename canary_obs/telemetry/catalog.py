@@ -136,6 +136,7 @@ SERVICE_METRICS: tuple[ServiceMetric, ...] = (
     _service(_C, "hub_messages_refused_total", "", "", "Messages refused because their engine process has been superseded.", service_readings.hub_refused),
     _service(_C, "hub_frames_undecodable_total", "", "", "Frames in another format or of another version.", service_readings.hub_undecodable),
     _service(_C, "hub_handshakes_refused_total", "", "cause", "Refused connections to the service's endpoint.", service_readings.hub_handshakes),
+    _service(_C, "hub_ranks_expired_total", "", "", "Ranks forgotten, long after they left or fell silent.", service_readings.hub_expired),
     _service(_C, "hub_violations_evicted_total", "", "", "Violation rows discarded for newer ones.", service_readings.hub_evicted),
     _service(_C, "service_faults_total", "", "part", "Exceptions caught in the service, by part.", service_readings.service_faults),
     _service(_C, "log_events_dropped_total", "", "", "Log lines (violations, audited requests) that could not be written.", service_readings.log_dropped),

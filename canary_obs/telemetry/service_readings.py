@@ -74,6 +74,10 @@ def hub_evicted(service: ServiceView) -> Iterator[Reading]:
     return one(service.counts.evicted)
 
 
+def hub_expired(service: ServiceView) -> Iterator[Reading]:
+    return one(service.counts.expired)
+
+
 def service_faults(service: ServiceView) -> Iterator[Reading]:
     return by_name(dict.fromkeys(SERVICE_PARTS, 0) | service.counts.faults)
 

@@ -229,6 +229,7 @@ BOARD = Board(
                             ("hub_handshakes_refused_total", "connections: {{cause}}"),
                             ("log_events_dropped_total", "log lines"),
                             ("hub_violations_evicted_total", "discarded rows"),
+                            ("hub_ranks_expired_total", "forgotten ranks"),
                             ("hub_messages_refused_total", "refused messages"),
                             ("hub_frames_undecodable_total", "undecodable frames"),
                         )

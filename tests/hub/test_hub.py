@@ -9,6 +9,7 @@ import pytest
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
 from canary_obs.hub.commands import NoEngine, StartSweepRequest, UnknownGroup
+from canary_obs.hub.drills import DrillCount
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.sweeps import SweepInProgress
 from canary_obs.hub.violation_store import ViolationFilter
@@ -432,6 +433,49 @@ def test_a_clock_set_back_does_not_refuse_a_restarted_engine(harness):
     harness.send(snapshot(restarted, 1, time_ns=harness.wall))
     assert harness.hub.ranks()[0].identity.started_ns == 1_000
     assert harness.hub.verdict()[0] is State.OK
+
+
+# Expiry.
+
+
+def test_ranks_that_left_or_fell_silent_are_forgotten_after_an_hour(harness):
+    silent, left, live = (harness.attach(rank) for rank in range(3))
+    harness.hub.drills._counts = {left.key: DrillCount(), live.key: DrillCount()}
+    harness.send(Goodbye(identity=left, final=harness.snapshot(left)))
+    for _ in range(59):
+        harness.now += 60
+        harness.send(harness.snapshot(live))
+        harness.hub.tick()
+    assert len(harness.hub.ranks()) == 3
+    assert harness.hub.verdict()[0] is State.BLIND
+    harness.now += 60
+    harness.send(harness.snapshot(live))
+    harness.hub.tick()
+    assert [rank.identity for rank in harness.hub.ranks()] == [live]
+    assert (harness.hub.counts().expired, harness.hub.drills.counts()) == (2, {live.key: DrillCount()})
+    assert harness.hub.verdict()[0] is State.OK
+    assert silent.key not in {rank.identity.key for rank in harness.hub.ranks()}
+
+
+def test_a_violated_rank_is_forgotten_once_it_is_acknowledged(harness):
+    me = harness.attach()
+    harness.send(harness.snapshot(me, violations=1))
+    harness.now += 7200
+    harness.hub.tick()
+    assert harness.hub.verdict()[0] is State.VIOLATED
+    harness.hub.acknowledge()
+    harness.hub.tick()
+    assert harness.hub.ranks() == ()
+
+
+def test_a_rank_in_a_step_of_hours_is_not_forgotten(harness):
+    me = harness.attach()
+    for seconds in range(0, 7200, 2):
+        harness.now += 2
+        harness.send(under_way(seconds))
+        harness.hub.tick()
+    assert [rank.identity for rank in harness.hub.ranks()] == [me]
+    assert harness.hub.counts().expired == 0
 
 
 # Findings.

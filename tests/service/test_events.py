@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from contextlib import ExitStack, contextmanager
@@ -9,12 +10,16 @@ from contextlib import ExitStack, contextmanager
 import httpx
 import msgspec
 import pytest
+from starlette.requests import Request
 
 from canary_obs.config import ServiceConfig
+from canary_obs.hub.hub import Hub
 from canary_obs.records import SweepReport, Violations
 from canary_obs.serve import ServiceThread
+from canary_obs.service.app import create_app
 from canary_obs.service.event_stream import EVENTS_KEPT
-from canary_obs.service.routes.events import STREAMS_MAX
+from canary_obs.service.problems import Problem
+from canary_obs.service.routes.events import STREAMS_MAX, events
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import SweepStatus
 from tests.service.conftest import check_problem
@@ -191,6 +196,28 @@ def test_the_number_of_streams_is_limited(service):
             assert [stream.next()["event"] for stream in kept] == ["state"] * STREAMS_MAX
             check_problem(httpx.get(url, timeout=30), 503, "too-many-streams")
         eventually(lambda: opened(url))
+
+
+def test_streams_that_begin_at_once_are_counted_before_their_first_frame():
+    app = create_app(Hub())
+    request = Request({"type": "http", "app": app, "headers": []})
+    stream = app.state.context.event_stream
+
+    async def begin() -> None:
+        answers = [await events(request) for _ in range(STREAMS_MAX)]
+        with pytest.raises(Problem, match="32 streams are open"):
+            await events(request)
+        assert stream.open_streams == STREAMS_MAX
+        stream.close()
+        for answer in answers:
+            await answer({"type": "http"}, asyncio.Event().wait, dropped_message)
+        assert stream.open_streams == 0
+
+    asyncio.run(begin())
+
+
+async def dropped_message(message: object) -> None:
+    """A client that reads and keeps nothing."""
 
 
 def opened(url):

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from canary_obs.service.context import context_of
 from canary_obs.service.event_stream import POLL_SECONDS, EventStream, StreamEvent, dropped
@@ -38,30 +39,44 @@ async def events(request: Request, last_event_id: LastEventId = None) -> Respons
     context = context_of(request)
     if context.event_stream.open_streams >= STREAMS_MAX:
         raise Problem(503, "too-many-streams", f"{STREAMS_MAX} streams are open; close one, or poll instead")
-    content = _frames(context.event_stream, last_event_id, context.config.events_heartbeat_seconds)
-    # Keeps nginx from buffering, which would delay events.
-    return StreamingResponse(content, media_type=MEDIA_TYPE, headers={"X-Accel-Buffering": "no"})
+    return _EventResponse(context.event_stream, last_event_id, context.config.events_heartbeat_seconds)
+
+
+class _EventResponse(StreamingResponse):
+    """A stream that counts as open from the decision to serve it, not from its first frame on."""
+
+    def __init__(self, event_stream: EventStream, last_event_id: str | None, heartbeat_seconds: float):
+        content = _frames(event_stream, last_event_id, heartbeat_seconds)
+        # Keeps nginx from buffering, which would delay events.
+        super().__init__(content, media_type=MEDIA_TYPE, headers={"X-Accel-Buffering": "no"})
+        self._event_stream = event_stream
+        event_stream.open_streams += 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._event_stream.open_streams -= 1
 
 
 async def _frames(
     event_stream: EventStream, last_event_id: str | None, heartbeat_seconds: float
 ) -> AsyncIterator[str]:
-    with event_stream.counted():
+    event_stream.poll()
+    position, first = _start(event_stream, last_event_id)
+    frame = _frame(event_stream, first, position) if first else ""
+    yield f"retry: {RETRY_MS}\n\n{frame}"
+    sent_at = time.monotonic()
+    while not event_stream.closed:
+        for event in event_stream.after(position):
+            position = event.number or position
+            yield _frame(event_stream, event, position if event.number else None)
+            sent_at = time.monotonic()
+        if time.monotonic() - sent_at >= heartbeat_seconds:
+            yield ": heartbeat\n\n"
+            sent_at = time.monotonic()
+        await asyncio.sleep(POLL_SECONDS)
         event_stream.poll()
-        position, first = _start(event_stream, last_event_id)
-        frame = _frame(event_stream, first, position) if first else ""
-        yield f"retry: {RETRY_MS}\n\n{frame}"
-        sent_at = time.monotonic()
-        while not event_stream.closed:
-            for event in event_stream.after(position):
-                position = event.number or position
-                yield _frame(event_stream, event, position if event.number else None)
-                sent_at = time.monotonic()
-            if time.monotonic() - sent_at >= heartbeat_seconds:
-                yield ": heartbeat\n\n"
-                sent_at = time.monotonic()
-            await asyncio.sleep(POLL_SECONDS)
-            event_stream.poll()
 
 
 def _start(event_stream: EventStream, last_event_id: str | None) -> tuple[int, StreamEvent | None]:
