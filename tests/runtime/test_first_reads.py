@@ -229,6 +229,9 @@ def test_copies_are_compared_when_the_next_forward_begins(make_rig, late: bool, 
     seen = {(row.phase, row.reason, row.slot, row.step) for row in violations(rig, link)}
     expected = {(Phase.HIT, Reason.KV_DATA, slot, step) for slot in destination[:7]}
     assert seen == (expected if late else set())
+    # Each once: later forwards compare them no more.
+    hits = rig.canary._adapter.prefix_hits()["full"] if on_hit else 0
+    assert compared(rig)["full"] == hits + 7
     if not late:
         assert rig.canary.verdict() == (State.OK, ())
 
