@@ -253,21 +253,50 @@ def test_complete_baseline_and_compare(backend, layout, coverage, phase, dtype, 
     none = coverage is RealData.NONE
     own = [(0, 0) if none else expected_hash(pool, slot, coverage) for slot in range(pools.SLOTS)]
     group = random_group(rng, own)
-    buffers = buffers_of(backend, group)
     slots = rng.sample(range(pools.SLOTS), rng.randrange(pools.SLOTS)) + [-1] * rng.randrange(3)
     rng.shuffle(slots)
     listed = torch.tensor(slots, dtype=dtype, device=device_of(backend))
-    hashes = [own[slot] for slot in slots]
+    check_slots(backend, group, plan, listed, phase, [own[slot] for slot in slots], covered=not none)
+
+
+def check_slots(backend, group, plan, listed, phase, hashes, *, covered=True):
+    """Do one phase for the listed slots, by a kernel and by the oracle; both leave the same."""
+    buffers, slots = buffers_of(backend, group), listed.tolist()
     if phase == "complete":
         complete_slots(backend, buffers, plan, listed)
-        group.complete(slots, hashes, covered=not none)
+        group.complete(slots, hashes, covered=covered)
     elif phase == "baseline":
         baseline_slots(backend, buffers, plan, listed)
-        group.baseline(slots, hashes, covered=not none)
+        group.baseline(slots, hashes, covered=covered)
     else:
         compare_slots(backend, buffers, plan, listed, phase)
-        group.compare(slots, hashes, not none, phase)
+        group.compare(slots, hashes, covered, phase)
     assert_same(buffers, group)
+
+
+def every_record(hashes, error):
+    """A record in every state, with fingerprints equal, unequal in either part, and zero."""
+    records = []
+    for place, own in enumerate(hashes[: 6 * 4]):
+        state = place % 6
+        known = [own, (own[0] ^ 1, own[1]), (own[0], own[1] ^ 1 << 63), (0, 0)][place // 6]
+        flaw = error if state else 0
+        chain, fingerprints = (place + 1, known) if state else (0, (0, 0))
+        token, position = (place, place + 7) if state else (0, 0)
+        records.append(oracle.Record(token, position, state, chain, fingerprints, flaw))
+    return oracle.Group(records)
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("phase", ["complete", "baseline", *Phase])
+@pytest.mark.parametrize("error", [0, 4])
+def test_every_state_in_every_phase(backend, phase, error):
+    pool = pools.unequal(device_of(backend))
+    plan = plan_fingerprint(pool.sources, RealData.ALL, device_of(backend))
+    own = [expected_hash(pool, slot) for slot in range(pools.SLOTS)]
+    group = every_record(own, error)
+    listed = torch.arange(len(group.records), dtype=torch.int32, device=device_of(backend))
+    check_slots(backend, group, plan, listed, phase, own[: len(group.records)])
 
 
 @pytest.mark.parametrize("backend", list(Backend))

@@ -8,7 +8,7 @@ _KERNELS = "kernels/canary_kernels/"
 _CHECK = "tests/kernels/test_record_check.py::"
 _ALL_BITS = _CHECK + "test_every_bit_of_a_record_is_checked_or_harmless"
 _ONCE = _CHECK + "test_a_damaged_record_is_reported_once_and_links_nothing"
-_COMPLETE = "tests/kernels/test_fingerprint.py::test_complete_baseline_and_compare"
+_STATES = "tests/kernels/test_fingerprint.py::test_every_state_in_every_phase"
 _ANNOUNCED = "tests/runtime/test_announcements.py::"
 
 CHECK = (
@@ -40,7 +40,7 @@ CHECK = (
         (
             "tl.store(record, identity ^ ADOPTED_TO_BASELINE)",
             "tl.store(record, identity ^ PENDING_TO_COMPLETE)",
-            _COMPLETE + "[Backend.TRITON]",
+            _STATES + "[0-baseline-Backend.TRITON]",
         ),
     ),
     *mutants(
@@ -48,12 +48,12 @@ CHECK = (
         (
             "adopted = (states == RecordState.ADOPTED) & sound",
             "adopted = states >= RecordState.ADOPTED",
-            _COMPLETE + "[Backend.TORCH]",
+            _STATES + "[0-baseline-Backend.TORCH]",
         ),
         (
             "found[:, IDENTITY] ^= ADOPTED_TO_BASELINE",
             "found[:, IDENTITY] ^= 0",
-            _COMPLETE + "[Backend.TORCH]",
+            _STATES + "[0-baseline-Backend.TORCH]",
         ),
     ),
 )

@@ -14,7 +14,7 @@ _ROWS = _RECORDS + "test_verify_rows[Backend.TORCH]"
 _CHAIN = _RECORDS + "test_a_broken_chain_accuses_the_record_and_the_one_after_it[1-accused1-Backend.TORCH]"
 _ROWS_COMPILED = _RECORDS + "test_verify_rows[Backend.NUMBA]"
 _WRITES = _RECORDS + "test_write_identities[Backend.TORCH]"
-_BYTES = _PRINT + "test_complete_baseline_and_compare[Backend.TORCH]"
+_STATES = _PRINT + "test_every_state_in_every_phase"
 
 HASHING = mutants(
     _KERNELS + "hashing.py",
@@ -134,12 +134,12 @@ FINGERPRINT = mutants(
     (
         "pending = _states(found) == RecordState.PENDING",
         "pending = _states(found) > RecordState.EMPTY",
-        _BYTES,
+        _STATES,
     ),
     (
         "complete = (states == RecordState.COMPLETE) | (states == RecordState.BASELINE)",
         "complete = states > RecordState.PENDING",
-        _BYTES,
+        _STATES,
     ),
 )
 
