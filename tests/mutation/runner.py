@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,9 +10,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Self
 
 from tests.mutation.mutant import Mutant
 
@@ -19,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 _PARTS = ("canary_obs", "kernels", "tests", "pyproject.toml")
 _PASSED, _FAILED = 0, 1  # pytest's exit codes
 _SECONDS = 300
+_FORKS = Path(__file__).with_name("forks.py")
+_PROFILE = "defects"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,34 +49,59 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.told = ""  # end of pytest's last output
         for part in _PARTS:
             source, target = ROOT / part, folder / part
             if source.is_dir():
                 shutil.copytree(source, target, ignore=shutil.ignore_patterns("results"))
             else:
                 shutil.copy2(source, target)
-
-    def run(self, tests: Iterable[str]) -> int:
-        """Exit code of pytest on some tests; FAILED as well when they do not end."""
+        self._output = folder / "output"
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(self._folder), str(self._folder / "kernels")]),
+            "PYTHONPATH": os.pathsep.join([str(folder), str(folder / "kernels")]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
         }
+        self._forks = subprocess.Popen(
+            [sys.executable, "-P", str(_FORKS), str(_SECONDS), str(self._output), _PROFILE],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._forks.communicate()  # closes its input, which ends it
+
+    @property
+    def printed(self) -> str:
+        """End of pytest's last output."""
+        return self._output.read_text(errors="replace")[-3000:]
+
+    def run(self, tests: Iterable[str]) -> int:
+        """Exit code of pytest on some tests; FAILED as well when they do not end."""
         # The same draws everywhere: where CI is set, hypothesis takes a profile that ignores the seed.
-        draws = ["--hypothesis-profile=default", "--hypothesis-seed=0"]
-        options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", *draws]
-        command = [sys.executable, "-m", "pytest", *options, *dict.fromkeys(tests)]
-        try:
-            done = subprocess.run(
-                command, cwd=self._folder, env=environment, timeout=_SECONDS, capture_output=True, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return _FAILED
-        self.told = done.stdout.decode()[-3000:]
-        return done.returncode
+        draws = [f"--hypothesis-profile={_PROFILE}", "--hypothesis-seed=0"]
+        options = [
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            "ignore:Module already imported",
+        ]
+        arguments = [*options, *draws, *dict.fromkeys(tests)]
+        to, answers = self._forks.stdin, self._forks.stdout
+        assert to is not None
+        assert answers is not None
+        print(json.dumps(arguments), file=to, flush=True)
+        code = json.loads(answers.readline())
+        return _FAILED if code is None else int(code)
 
     def try_out(self, mutant: Mutant) -> Verdict:
         """Plant, test, put right."""
@@ -92,22 +122,23 @@ class Tree:
 def try_all(mutants: Iterable[Mutant], folder: Path, workers: int) -> Iterator[Verdict]:
     """Verdicts in order; raises RuntimeError when a test fails without any defect."""
     mutants = tuple(mutants)
-    trees: SimpleQueue[Tree] = SimpleQueue()
-    with ThreadPoolExecutor(workers) as pool:
+    idle: SimpleQueue[Tree] = SimpleQueue()
+    with ThreadPoolExecutor(workers) as pool, ExitStack() as opened:
         made = list(pool.map(lambda number: Tree(folder / str(number)), range(workers)))
+        trees = [opened.enter_context(tree) for tree in made]
         tests = sorted({test for mutant in mutants for test in mutant.tests})
         # Each tree its share: what they compile on the way serves the mutants after them.
         shares = [tests[number::workers] for number in range(workers)]
-        for tree, code in zip(made, pool.map(Tree.run, made, shares), strict=True):
+        for tree, code in zip(trees, pool.map(Tree.run, trees, shares), strict=True):
             if code != _PASSED:
-                raise RuntimeError(f"pytest ended with {code} on sources without a defect:\n{tree.told}")
-            trees.put(tree)
+                raise RuntimeError(f"pytest ended with {code} on sources without a defect:\n{tree.printed}")
+            idle.put(tree)
 
         def turn(mutant: Mutant) -> Verdict:
-            tree = trees.get()
+            tree = idle.get()
             try:
                 return tree.try_out(mutant)
             finally:
-                trees.put(tree)
+                idle.put(tree)
 
         yield from pool.map(turn, mutants)

@@ -1,0 +1,67 @@
+"""A script that runs pytest in forks of itself, with everything imported that is slow and not ours.
+
+Arguments: seconds per run, the file that gets what a run prints, and the name of its hypothesis profile. Reads one JSON list of pytest's arguments per
+line and answers with pytest's exit code, a line each; null if it did not end in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from importlib.metadata import entry_points
+from typing import NoReturn
+
+import fastapi  # noqa: F401
+import hypothesis
+import numba  # noqa: F401
+import opentelemetry.sdk.trace  # noqa: F401
+import prometheus_client  # noqa: F401
+import pytest
+import torch  # noqa: F401 - but not triton, which tests/conftest.py configures first
+
+# A defect is found by any example: the smallest one is of no use. Nothing is remembered from one run to the next.
+_SETTINGS = hypothesis.settings(
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None, derandomize=False
+)
+
+
+def main(seconds: float, output: str, profile: str) -> None:
+    """Answer until the input ends."""
+    hypothesis.settings.register_profile(profile, _SETTINGS)
+    for plugin in entry_points(group="pytest11"):
+        plugin.load()
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            _run(json.loads(line), output)
+        with open(os.pidfd_open(child)) as end:
+            ended, _, _ = select.select([end], [], [], seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # also what its tests left running
+        _, status = os.waitpid(child, 0)
+        print(json.dumps(os.waitstatus_to_exitcode(status) if ended else None), flush=True)
+
+
+def _run(arguments: list[str], output: str) -> NoReturn:
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, number in ((nothing, 0), (file, 1), (file, 2)):
+            os.dup2(descriptor, number)
+        code = int(pytest.main(arguments))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), *sys.argv[2:])
