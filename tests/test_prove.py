@@ -82,8 +82,9 @@ def test_every_proof_is_a_command_in_the_readme(tmp_path: Path) -> None:
     found = proofs(tmp_path, 1200.0)
     assert [each.name for each in found if each.long] == ["soak"]
     assert {each.name for each in found if each.needs_host} == {"kernels", "step", "pipeline", "patrol"}
-    assert [each.name for each in found if each.needs_gpu] == ["vllm_v2", "vllm_v1", "hit_v2", "hit_v1"]
-    assert len({each.name for each in found}) == len(found) == 17
+    benches = [f"{name}_{runner}" for name in ("vllm", "load", "hit") for runner in ("v2", "v1")]
+    assert [each.name for each in found if each.needs_gpu] == benches
+    assert len({each.name for each in found}) == len(found) == 19
     readme = (Path(__file__).parent / "gpu/README.md").read_text("utf-8")
     for each in found:
         if each.command[0] == sys.executable:

@@ -18,8 +18,7 @@ from canary_kernels.hashing import chain_of
 from canary_kernels.layout import Part, Phase, RealData
 from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
-from canary_obs.bench.environment import environment
-from canary_obs.bench.result import BenchResult
+from canary_obs.bench.result import BenchResult, Measure
 
 _PAGE, _HEADS, _HEAD_DIM = 16, 2, 32
 _WARMUP = 50
@@ -101,11 +100,17 @@ def run_cpu(plan: CpuPlan) -> BenchResult:
         for variant in variants:
             variant.step(decode)
     violations = sum(int(variant.buffers.counters[: layout.NUM_LANES].sum()) for variant in variants)
-    figures: dict[str, Any] = asdict(plan)
-    figures |= {f"{variant.backend.value}_us": _medians(variant.seconds) for variant in variants}
-    figures |= {"violations": violations, "environment": environment()}
+    figures = {f"{variant.backend.value}_us": _medians(variant.seconds) for variant in variants}
     return BenchResult(
-        title="Operations of one decode step, medians", figures=figures, faults={"violations": violations}
+        bench="cpu",
+        title="Operations of one decode step, medians",
+        plan=asdict(plan),
+        figures=figures,
+        faults={"violations": violations},
+        measures={
+            f"{name}, microseconds per step": Measure(value=spent["step"], noise=0.1 * spent["step"])
+            for name, spent in figures.items()
+        },
     )
 
 

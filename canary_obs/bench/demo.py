@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from canary_obs.attach import install_canary
-from canary_obs.bench.environment import environment
 from canary_obs.bench.result import BenchResult
-from canary_obs.bench.statistics import paired_overhead
+from canary_obs.bench.statistics import overhead_measure, paired_overhead
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.demo.reference import build_engine, build_traffic
 from canary_obs.reference_engine.engine import Engine
@@ -71,20 +70,20 @@ def run_paired(plan: PairedPlan) -> BenchResult:
         pairs.append((first, second) if none_first else (second, first))
     steps = plan.blocks * plan.block_steps
     violations, faults = canary.counter_reader.violations, dict(canary.health.faults)
-    figures: dict[str, Any] = {"shape": plan.shape} | paired_overhead(pairs, plan.block_steps, plan.seed)
+    figures: dict[str, Any] = paired_overhead(pairs, plan.block_steps, plan.seed)
     figures |= {
         "overhead_ms": {
             hook: round(1e3 * (spent - before[hook]) / steps, 4) for hook, spent in canary.overhead.items()
         },
-        "violations": violations,
-        "observer_faults": faults,
-        "environment": environment(),
     }
     canary.detach()
     return BenchResult(
+        bench="demo",
         title="mode log (defaults) against mode none, interleaved pairs",
+        plan=asdict(plan),
         figures=figures,
         faults={"violations": violations, "observer_faults": faults},
+        measures={"overhead": overhead_measure(figures)},
     )
 
 

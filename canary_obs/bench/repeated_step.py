@@ -14,8 +14,7 @@ import torch
 
 from canary_kernels import layout
 from canary_obs.attach import install_canary
-from canary_obs.bench.environment import environment
-from canary_obs.bench.result import BenchResult
+from canary_obs.bench.result import BenchResult, Measure
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.errors import ConfigurationError
@@ -138,22 +137,25 @@ class RepeatedStep:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Environment, plan and settings, for the result."""
+        """Settings, for the result."""
         return {
-            "environment": environment(),
-            **asdict(self._plan),
             "patrol_budget_bytes_per_second": round(self.canary.patrol.bytes_per_second),
             "prefill_seconds": round(self._prefill_seconds, 3),
         }
 
-    def finish(self, title: str, figures: dict[str, Any]) -> BenchResult:
+    def finish(
+        self, bench: str, title: str, figures: dict[str, Any], measures: dict[str, Measure]
+    ) -> BenchResult:
         """Inject a bit flip, detach; the figures count only if it was counted once and nothing failed."""
         flip_counted_once = self._counts_flip_once()
         faults = dict(self.canary.health.faults)
         self.canary.detach()
         figures |= {"injected_flip_counted_once": flip_counted_once, "observer_faults": faults}
         return BenchResult(
+            bench=bench,
             title=title,
+            plan=asdict(self._plan),
+            measures=measures,
             figures=figures,
             faults={"observer_faults": faults, "flip_not_counted_once": not flip_counted_once},
         )

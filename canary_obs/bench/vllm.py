@@ -7,14 +7,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from canary_obs.bench.environment import environment
 from canary_obs.bench.result import BenchResult
-from canary_obs.bench.statistics import paired_overhead
+from canary_obs.bench.statistics import overhead_measure, paired_overhead
 from canary_obs.bench.vllm_canary import attached, detach
 from canary_obs.config import IN_PROCESS
 from canary_obs.demo.in_process_vllm import TINY_CONTEXT, InProcessVllm, tiny_vllm
@@ -62,13 +61,14 @@ def run_vllm(plan: VllmPlan) -> BenchResult:
         "violations": sum(log.violations for _, log in blocks),
         "observer_faults": sum(log.faults for _, log in blocks),
     }
-    figures: dict[str, Any] = {"requests": plan.requests, "prompt": plan.prompt}
-    figures |= paired_overhead(pairs, plan.block_steps, plan.seed) | _added_by_part(blocks, plan.block_steps)
-    figures |= faults | {"environment": environment()}
+    figures = paired_overhead(pairs, plan.block_steps, plan.seed) | _added_by_part(blocks, plan.block_steps)
     return BenchResult(
+        bench="vllm",
         title="vLLM, mode log (defaults) against no canary, interleaved pairs",
+        plan=asdict(plan),
         figures=figures,
         faults=dict(faults),
+        measures={"overhead": overhead_measure(figures)},
     )
 
 

@@ -16,11 +16,14 @@ import torch
 
 from canary_obs.bench.environment import environment
 from canary_obs.bench.result import BenchResult
+from canary_obs.bench.statistics import overhead_measure, paired_overhead
 from canary_obs.bench.vllm_canary import attached, detach, find_device_waits
 from canary_obs.bench.vllm_flips import flip_everywhere, incomplete
 from canary_obs.demo.in_process_vllm import InProcessVllm
 from canary_obs.runtime.report.snapshot import group_counters
 
+GOAL = 0.005  # of the time without a canary
+_PARTS = "prefill", "fill", "decode"
 # Figures of the last protected block.
 _OF_LAST_BLOCK = (
     "attach",
@@ -71,7 +74,7 @@ def run_vllm_gpu(plan: VllmGpuPlan, on_progress: Callable[[dict[str, Any]], None
         "KV_CANARY_MODE": "log",
         "VLLM_USE_V2_MODEL_RUNNER": "1" if plan.runner == "v2" else "0",
     }
-    figures: dict[str, Any] = {"plan": asdict(plan)}
+    figures: dict[str, Any] = {"bench": "vllm-gpu", "plan": asdict(plan), "environment": environment()}
     with TemporaryDirectory() as folder:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         vllm = InProcessVllm(
@@ -81,7 +84,7 @@ def run_vllm_gpu(plan: VllmGpuPlan, on_progress: Callable[[dict[str, Any]], None
             block_size=_BLOCK_SIZE[device],
         )  # fmt: skip
         detach(vllm)
-        figures |= environment() | vllm.description()
+        figures["engine"] = vllm.description()
         for blocks in _pairs(vllm, plan):
             figures |= _ratios(blocks, plan)
             on_progress(figures | {"unfinished": f"{len(blocks)} of {plan.pairs} pairs, no flips"})
@@ -92,13 +95,21 @@ def run_vllm_gpu(plan: VllmGpuPlan, on_progress: Callable[[dict[str, Any]], None
             figures["state"] = [canary.verdict()[0].value, *canary.verdict()[1]]
         vllm.shutdown()
     return BenchResult(
+        bench="vllm-gpu",
         title="vLLM with the canary at its defaults against none",
+        plan=asdict(plan),
         figures=figures,
         faults={
             "violations": figures["violations"],
             "observer_faults": figures["faults"],
             "waits_for_the_device": figures["syncs"].get("waits"),
             "flips": incomplete(figures["flips"]),
+        },
+        measures={
+            f"{part}: overhead": overhead_measure(
+                paired_overhead(figures[part]["seconds"], 1, plan.seed), GOAL
+            )
+            for part in _PARTS
         },
     )
 

@@ -27,6 +27,7 @@ Requests = Annotated[int, typer.Option(min=1, help="Requests of the decode batch
 Context = Annotated[int, typer.Option(min=16, help="Tokens of each request.")]
 Rounds = Annotated[int, typer.Option(min=2, help="Interleaved rounds.")]
 StepShape = Annotated[str, typer.Option(help="8b or small.")]
+Baseline = Annotated[Path | None, typer.Option(help="Compare with this result, not the committed one.")]
 BlockSteps = Annotated[int, typer.Option(min=1, help="Decode steps per block.")]
 
 
@@ -39,6 +40,7 @@ def demo(
     shape: Shape = "demo",
     device: Device = "auto",
     threads: Threads = 1,
+    baseline: Baseline = None,
 ) -> None:
     """Overhead of mode log at default settings against mode none: the same load, interleaved in pairs."""
     from canary_obs.bench.demo import PairedPlan, run_paired
@@ -48,7 +50,7 @@ def demo(
     )
     result = run_paired(plan)
     print_result(result, as_json=json)
-    exit_with(result)
+    exit_with(result, baseline)
 
 
 @bench.command("vllm")
@@ -59,6 +61,7 @@ def vllm(
     prompt: Annotated[int, typer.Option(min=16, help="Tokens of each prompt.")] = 128,
     seed: Seed = 1,
     json: Json = False,
+    baseline: Baseline = None,
 ) -> None:
     """Overhead of mode log at default settings on a tiny vLLM, against the same engine without."""
     from canary_obs.bench.vllm import VllmPlan, run_vllm
@@ -66,7 +69,7 @@ def vllm(
     plan = VllmPlan(blocks=blocks, block_steps=block_steps, requests=requests, prompt=prompt, seed=seed)
     result = run_vllm(plan)
     print_result(result, as_json=json)
-    exit_with(result)
+    exit_with(result, baseline)
 
 
 @bench.command("vllm-gpu")
@@ -82,6 +85,7 @@ def vllm_gpu(
     memory: Annotated[float, typer.Option(help="Share of the GPU's memory for vLLM.")] = 0.5,
     seed: Seed = 1,
     output: Output = None,
+    baseline: Baseline = None,
 ) -> None:
     """Throughput of a real vLLM on a GPU with the canary at its defaults against none; then flips, syncs."""
     from canary_obs.bench.vllm_gpu import VllmGpuPlan, run_vllm_gpu
@@ -92,9 +96,45 @@ def vllm_gpu(
     )  # fmt: skip
     # Written after each pair: a borrowed machine may be reclaimed before the end.
     result = run_vllm_gpu(plan, on_progress=lambda figures: write_json(output, figures))
-    write_json(output, result.figures)
+    write_json(output, result.to_json())
     print_result(result, as_json=False)
-    exit_with(result)
+    exit_with(result, baseline)
+
+
+@bench.command("vllm-load")
+def vllm_load(
+    shape: StepShape = "8b",
+    runner: Annotated[str, typer.Option(help="vLLM's model runner: v1 or v2.")] = "v2",
+    requests: Requests = 64,
+    context: Context = 2048,
+    steps: Annotated[int, typer.Option(min=8, help="Steps of the loads that decode.")] = 128,
+    prefill: Annotated[int, typer.Option(min=64, help="Tokens of one prefill.")] = 8192,
+    prefills: Annotated[int, typer.Option(min=1, help="Prefills per round.")] = 6,
+    mixed: Annotated[int, typer.Option(min=1, help="Requests of the mixed load.")] = 128,
+    short: Annotated[int, typer.Option(min=1, help="Requests of the load of short ones.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds in which every engine runs every load.")] = 6,
+    memory: Annotated[float, typer.Option(help="Share of the GPU's memory for each engine.")] = 0.3,
+    control: Annotated[bool, typer.Option(help="Run a second engine without a canary, too.")] = True,
+    seed: Seed = 1,
+    output: Output = None,
+    baseline: Baseline = None,
+) -> None:
+    """What users run, on pools long in use: with the canary at its defaults, without, and without again."""
+    from canary_obs.bench.vllm_load import VllmLoadPlan, run_vllm_load
+    from canary_obs.bench.vllm_workloads import LoadPlan
+
+    load = LoadPlan(
+        requests=requests, context=context, steps=steps, prefill=prefill, prefills=prefills,
+        mixed=mixed, short=short,
+    )  # fmt: skip
+    plan = VllmLoadPlan(
+        shape=shape, runner=runner, load=load, rounds=rounds, memory=memory, control=control, seed=seed
+    )
+    # Written after each round: a borrowed machine may be reclaimed before the end.
+    result = run_vllm_load(plan, on_progress=lambda figures: write_json(output, figures))
+    write_json(output, result.to_json())
+    print_result(result, as_json=False)
+    exit_with(result, baseline)
 
 
 @bench.command("hit")
@@ -108,6 +148,7 @@ def hit(
     memory: Annotated[float, typer.Option(help="Share of the GPU's memory for vLLM.")] = 0.5,
     seed: Seed = 1,
     output: Output = None,
+    baseline: Baseline = None,
 ) -> None:
     """Time to first token of prefix hits on a real vLLM, with their bytes compared and not; flips first."""
     from canary_obs.bench.hit import HitPlan, run_hit
@@ -118,9 +159,9 @@ def hit(
     )  # fmt: skip
     # Written after each row: a borrowed machine may be reclaimed before the end.
     result = run_hit(plan, on_progress=lambda figures: write_json(output, figures))
-    write_json(output, result.figures)
+    write_json(output, result.to_json())
     print_result(result, as_json=False)
-    exit_with(result)
+    exit_with(result, baseline)
 
 
 @bench.command("cpu")
@@ -131,13 +172,14 @@ def cpu(
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each backend.")] = 2000,
     seed: Seed = 1,
     json: Json = False,
+    baseline: Baseline = None,
 ) -> None:
     """Time of each operation of a decode step on the CPU, compiled and by reference."""
     from canary_obs.bench.cpu import CpuPlan, run_cpu
 
     result = run_cpu(CpuPlan(requests=requests, prefix=prefix, layers=layers, rounds=rounds, seed=seed))
     print_result(result, as_json=json)
-    exit_with(result)
+    exit_with(result, baseline)
 
 
 @bench.command("step")
@@ -148,13 +190,14 @@ def step(
     rounds: Rounds = 20,
     block_steps: BlockSteps = 10,
     output: Output = None,
+    baseline: Baseline = None,
 ) -> None:
     """GPU: what head, tail and patrol add to a captured decode step, interleaved in one run."""
     from canary_obs.bench.step import run_step
 
     result = run_step(_step_plan(shape, requests, context, rounds, block_steps))
     print_json_and_table(result, output)
-    exit_with(result)
+    exit_with(result, baseline)
 
 
 @bench.command("patrol")
@@ -165,13 +208,14 @@ def patrol(
     rounds: Rounds = 10,
     block_steps: BlockSteps = 20,
     output: Output = None,
+    baseline: Baseline = None,
 ) -> None:
     """GPU: step time against patrol bandwidth, by the patrol's budget."""
     from canary_obs.bench.patrol import run_patrol
 
     result = run_patrol(_step_plan(shape, requests, context, rounds, block_steps))
     print_json_and_table(result, output)
-    exit_with(result)
+    exit_with(result, baseline)
 
 
 @bench.command("pipeline")
@@ -182,19 +226,21 @@ def pipeline(
     rounds: Rounds = 20,
     block_steps: Annotated[int, typer.Option(min=1, help="Steps the engine runs ahead.")] = 50,
     output: Output = None,
+    baseline: Baseline = None,
 ) -> None:
     """GPU: host time of after_step while the GPU lags many steps."""
     from canary_obs.bench.pipeline import run_pipeline
 
     result = run_pipeline(_step_plan(shape, requests, context, rounds, block_steps))
     print_json_and_table(result, output)
-    exit_with(result)
+    exit_with(result, baseline)
 
 
 @bench.command("kernels")
 def kernels(
     output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
     json: Json = False,
+    baseline: Baseline = None,
 ) -> None:
     """Ceilings of the GPU's memory and the kernels against them, in one run."""
     from canary_obs.bench.kernels import WrongResult, run_kernels
@@ -204,9 +250,9 @@ def kernels(
     except WrongResult as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
-    write_json(output, result.figures)
+    write_json(output, result.to_json())
     print_kernels(result, as_json=json)
-    exit_with(result)
+    exit_with(result, baseline)
 
 
 def _step_plan(shape: str, requests: int, context: int, rounds: int, block_steps: int) -> StepPlan:

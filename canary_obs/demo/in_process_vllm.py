@@ -78,6 +78,11 @@ class InProcessVllm:
         """Number of the request added last; its id is `request-NUMBER`, the first is 1."""
         return self._requests
 
+    @property
+    def token_ids(self) -> tuple[int, int]:
+        """The smallest id of a plain token, and the number of ids."""
+        return _FIRST_TOKEN, self._vocabulary
+
     def random_prompts(self, count: int, length: int) -> list[list[int]]:
         """`count` prompts of `length` token ids."""
         return [

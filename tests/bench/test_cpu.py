@@ -8,9 +8,9 @@ def test_every_operation_of_both_backends_is_timed():
     assert result.failed == {}
     operations = {"batch", "compare", "write", "verify_head", "complete", "verify_tail", "step"}
     figures = result.figures
-    assert figures["requests"] == 2
+    assert result.plan["requests"] == 2
     for backend in ("numba_us", "torch_us"):
         assert set(figures[backend]) == operations
         assert figures[backend]["step"] >= max(figures[backend].values()) > 0
-    assert figures["violations"] == 0
-    assert {"commit", "cpu", "torch", "time"} <= figures["environment"].keys()
+    assert result.faults == {"violations": 0}
+    assert {"commit", "cpu", "torch", "time"} <= result.environment.keys()

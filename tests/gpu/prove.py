@@ -83,6 +83,11 @@ def proofs(folder: Path, soak_seconds: float) -> list[Proof]:
             for runner in ("v2", "v1")
         ),
         *(
+            module(f"load_{runner}", f"canary_obs bench vllm-load --runner {runner}", needs_gpu=True,
+                   missing=no_vllm)
+            for runner in ("v2", "v1")
+        ),
+        *(
             module(f"hit_{runner}", f"canary_obs bench hit --runner {runner}", needs_gpu=True,
                    missing=no_vllm)
             for runner in ("v2", "v1")

@@ -1,7 +1,8 @@
 """A script that runs pytest in forks of itself, with everything imported that is slow and not ours.
 
-Arguments: seconds per run, the file that gets what a run prints, and the name of its hypothesis profile. Reads one JSON list of pytest's arguments per
-line and answers with pytest's exit code, a line each; null if it did not end in time.
+Arguments: seconds per run, the file that gets what a run prints, and the name of its hypothesis profile.
+Reads one JSON list of pytest's arguments per line and answers with pytest's exit code, a line each; null if
+it did not end in time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import prometheus_client  # noqa: F401
 import pytest
 import torch  # noqa: F401 - but not triton, which tests/conftest.py configures first
 
-# A defect is found by any example: the smallest one is of no use. Nothing is remembered from one run to the next.
+# Any example will do, not only the smallest; and nothing is remembered from one run to the next.
 _SETTINGS = hypothesis.settings(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None, derandomize=False
 )
@@ -48,7 +49,7 @@ def main(seconds: float, output: str, profile: str) -> None:
 
 
 def _run(arguments: list[str], output: str) -> NoReturn:
-    code = 70
+    code = 70  # EX_SOFTWARE: not one of pytest's, so that it is not taken for a failed test
     try:
         os.setpgid(0, 0)
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -58,7 +59,7 @@ def _run(arguments: list[str], output: str) -> NoReturn:
         code = int(pytest.main(arguments))
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the fork must not go on as its parent
         traceback.print_exc()
     os._exit(code)
 

@@ -1,4 +1,4 @@
-"""`canary-obs bench vllm-gpu` with a small model on the CPU: the same code that measures on a GPU."""
+"""The benches of a real vLLM with small models on the CPU: the same code that measures on a GPU."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 SMALL = "--shape small --runner v1 --requests 4 --context 200 --steps 8 --prefill 256 --prefills 1 --pairs 2"
+LOADS = (
+    "--shape tiny --runner v1 --requests 3 --context 128 --steps 16 --prefill 256 --prefills 1 --mixed 6 "
+    "--short 8 --rounds 2 --memory 0.1 --no-control"
+)
+
+
+def run_bench(name: str, options: str, output: Path) -> tuple[dict[str, Any], str]:
+    """Its figures, and what it said; overheads of tiny models on a CPU miss every goal, so it ends with 1."""
+    command = [sys.executable, "-m", "canary_obs", "bench", name, *options.split(), "--output", str(output)]
+    done = subprocess.run(command, env=os.environ, timeout=240, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr[-2000:]
+    assert "goal missed: " in done.stderr
+    assert "do not count" not in done.stderr
+    return json.loads(output.read_text()), done.stderr
 
 
 def test_pairs_and_flips(tmp_path: Path) -> None:
-    result = tmp_path / "bench.json"
-    command = [
-        sys.executable,
-        "-m",
-        "canary_obs",
-        "bench",
-        "vllm-gpu",
-        *SMALL.split(),
-        "--output",
-        str(result),
-    ]
-    subprocess.run(command, env=os.environ, check=True, timeout=240, capture_output=True)
-    figures = json.loads(result.read_text())
+    figures, said = run_bench("vllm-gpu", SMALL, tmp_path / "bench.json")
+    assert "goal missed: decode: overhead is " in said
     assert "unfinished" not in figures
     assert (figures["violations"], figures["faults"]) == (0, 0)
     assert figures["verified"] > 10_000
@@ -35,3 +39,19 @@ def test_pairs_and_flips(tmp_path: Path) -> None:
     assert set(figures["decode_host_us"]) >= {"head", "tail", "patrol", "pump", "adapter"}
     for flips in figures["flips"].values():
         assert flips == {"flips": 2 * 4, "caught": 2 * 4, "other_violations": 0}
+
+
+def test_every_load_on_a_pool_in_use(tmp_path: Path) -> None:
+    figures, _ = run_bench("vllm-load", LOADS, tmp_path / "load.json")
+    assert "unfinished" not in figures
+    assert (
+        set(figures["measures"]) == {"decode", "single", "prefill", "mixed", "short"} == set(figures["loads"])
+    )
+    for load in figures["loads"].values():
+        assert [len(load["seconds"][name]) for name in ("none", "log")] == [2, 2]
+        assert load["host_share"]["head"] > 0
+    # The bytes of earlier requests are compared before they are overwritten.
+    assert figures["canary"]["hashed"]["head"] > 1_000
+    assert (figures["canary"]["violations"], figures["canary"]["state"]) == (0, ["ok"])
+    for flips in figures["flips"]["counts"].values():
+        assert flips == {"flips": 2 * 3, "caught": 2 * 3, "other_violations": 0}
