@@ -50,14 +50,15 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
 
 def _start(folder: Path, settings: dict[str, Any], load: LoadPlan) -> InProcessVllm:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    longest = max(load.context + load.steps + 2 * load.requests, load.prefill) + 32
+    longest = load.context + load.steps + 2 * load.requests + 32
     block_size = _BLOCK_SIZE[device]
+    # All requests of `decode` with the steps that they may run, and a long prompt.
+    pool = int(1.1 * load.requests * longest) + load.prefill
     return InProcessVllm(
         folder, settings["shape"], settings["seed"], enable_prefix_caching=True, max_num_seqs=load.requests,
-        max_model_len=longest, max_num_batched_tokens=load.prefill,
+        max_model_len=max(longest, load.prefill + 32), max_num_batched_tokens=load.prefill,
         gpu_memory_utilization=settings["memory"], block_size=block_size,
-        # All requests of `decode` with the steps that they may run, and a tenth more.
-        num_gpu_blocks_override=int(1.1 * load.requests * longest / block_size) + 1,
+        num_gpu_blocks_override=pool // block_size + 1,
     )  # fmt: skip
 
 
