@@ -140,7 +140,7 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     perturbations: dict[PerturbMode, PerturbCount]
     paused: bool
     kernels_stalled: dict[str, tuple[Phase, ...]] | None = None  # by group; None = not reported
-    swa_divergence: SwaDivergence | None = None  # None = no sliding-window group
+    swa_divergence: SwaDivergence | None = None  # None = no sliding-window group, or no report yet
     forwards: dict[str, int] | None = None  # with tokens, by group, as the engine counts; None = unknown
     forwards_checked: dict[str, int] | None = None  # of those, the ones whose checks were launched
     monotonic_ns: int | None = None  # time.monotonic_ns() when it was taken; None = not reported

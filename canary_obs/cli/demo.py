@@ -46,6 +46,9 @@ def demo(
 
     if engine not in ("reference", "vllm"):
         raise ConfigurationError("--engine", engine, "no such engine", "Use reference or vllm.")
+    if engine == "vllm" and disaggregated:
+        rule = "--disaggregated joins two reference engines"
+        raise ConfigurationError("--engine", engine, rule, "Leave out one of the two options.")
     settings: dict[str, Any] = {"perturb_seed": seed}
     if mode is not None:
         settings["mode"] = mode

@@ -55,6 +55,20 @@ def test_bad_environment(environ: dict[str, str], texts: tuple[str, ...]) -> Non
     refused(run("demo", "--duration", "1", **environ), *texts)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (("--model", "swa"), ("--model='swa'", "is not sent", "host_tier")),
+        (("--model", "no_such"), ("--model='no_such'", "Use one of")),
+        (("--engine", "vllm"), ("--engine='vllm'", "two reference engines")),
+    ],
+)
+def test_what_a_disaggregated_demo_cannot_send(arguments: tuple[str, ...], texts: tuple[str, ...]) -> None:
+    done = run("demo", "--disaggregated", *arguments)
+    refused(done, *texts)
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("perturb", ["real_kv_used=2", "nonsense=0.5", "real_kv_used", "real_kv_used=x"])
 def test_bad_perturb(perturb: str) -> None:
     refused(

@@ -22,8 +22,9 @@ violation, and its outputs differ: the fault matters.
 
 Settings are those of CI: `prefix_data` compares all bytes that a forward has read, right after it; a sweep
 every 10 steps covers the rest. The column *at production defaults* is the same fault with nothing set, run
-by `python -m tests.fault_cases.production`: bytes of a prefix are compared only as a request joins it from
-the cache, no sweep runs while requests do, and the patrol has 1 % of the time. An engine step takes 20 ms.
+by `python -m tests.fault_cases.production`: bytes are compared when they arrive, when they are copied and
+before a slot is overwritten, not when a prefix is read (`prefix_data` and `verify_on_hit` are off); no sweep
+runs while requests do, and the patrol has 1 % of the time. An engine step takes 20 ms.
 
 Made by `python -m tests.fault_cases.table > docs/fault_cases.md`; reports are the public threads that were
 read for a class.

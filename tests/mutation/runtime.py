@@ -7,6 +7,8 @@ from tests.mutation.mutant import mutants
 _SWEEP = "tests/runtime/sweep/test_sweeper.py::"
 _CLEAN = "tests/runtime/test_models.py::test_traffic_is_clean"
 _SIGNALS = "tests/runtime/report/test_swa_divergence.py::test_the_three_signals"
+_EARLY = "tests/runtime/report/test_swa_divergence.py::test_nothing_is_reported_too_early"
+_AT_DETACH = "tests/runtime/report/test_swa_divergence.py::test_an_interval_of_0_reports_at_detach_only"
 _TOKENS = "tests/runtime/report/test_swa_divergence.py::test_the_reported_tokens_are_those_of_the_device"
 _WALKED = "tests/engines/vllm/test_window_tables.py::test_as_a_loop_over_every_token"
 _HOST = "tests/runtime/device/test_delayed_device_host.py::"
@@ -48,6 +50,13 @@ DIVERGENCE = mutants(
         _SIGNALS,
     ),
     ("index_divergence=tokens.diverging", "index_divergence=tokens.out_of_window", _TOKENS),
+    ("sample is None or step == 0", "sample is None", _EARLY),
+    ("sample is None or step == 0", "step == 0", _EARLY),
+    (
+        "interval if interval and self._adapter is not None else _NEVER",
+        "interval if self._adapter is not None else _NEVER",
+        _AT_DETACH,
+    ),
 )
 
 TABLES = mutants(

@@ -19,18 +19,24 @@ _PHASES = (layout.Phase.HEAD, layout.Phase.TAIL)
 
 
 class SwaReporter:
-    """Reports every `interval` forward steps (0 = only at detach), from host data and counters."""
+    """Reports every `interval` forward steps (0 = only at detach), from host data and counters.
+
+    Before there are forwards and counters to report there is no report: zeros would read as "not protected".
+    """
 
     def __init__(self, state: DeviceState, adapter: EngineAdapter, interval: int) -> None:
         self._state, self._interval = state, interval
         windowed = any(group.view.window is not None for group in state.groups)
         self._adapter = adapter if windowed else None
         self.latest: SwaDivergence | None = None  # None = nothing reported yet
-        self.due_step: float = _NEVER if self._adapter is None else 0  # the forward step of the next report
+        # The forward step of the next report.
+        self.due_step: float = interval if interval and self._adapter is not None else _NEVER
 
     def report(self, step: int, sample: Sample | None) -> None:
-        """Update `latest` and log it; `sample` is the newest host copy of the counters."""
-        tokens = self._adapter.window_tokens() if self._adapter is not None else None
+        """Update `latest` and log it; `sample` is the newest host copy of the counters, None = none yet."""
+        if self._adapter is None or sample is None or step == 0:
+            return
+        tokens = self._adapter.window_tokens()
         if tokens is None:
             return
         self.due_step = step // self._interval * self._interval + self._interval if self._interval else _NEVER
@@ -45,10 +51,8 @@ class SwaReporter:
         )
         log.info("%s=%s", LOG_KEY, msgspec.json.encode(self.latest).decode())
 
-    def _verified(self, groups: tuple[str, ...], sample: Sample | None) -> int:
+    def _verified(self, groups: tuple[str, ...], sample: Sample) -> int:
         """Slots verified at head and tail in the group of `groups` where they are fewest."""
-        if sample is None:
-            return 0
         counters = sample.values.view(-1, layout.COUNTER_WORDS)
         return min(
             sum(int(counters[group.index, layout.COUNT_VERIFIED + phase]) for phase in _PHASES)

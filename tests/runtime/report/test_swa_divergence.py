@@ -31,8 +31,8 @@ def test_the_three_signals(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) 
     final = rig.canary.detach()
     lines = [line for line in caplog.messages if line.startswith(LOG_KEY)]
     reports = [json.loads(line.removeprefix(f"{LOG_KEY}=")) for line in lines]
-    assert [report["step"] for report in reports] == [1, 100, 200, 300, 400, 450]
-    for report in reports[1:]:
+    assert [report["step"] for report in reports] == [100, 200, 300, 400, 450]
+    for report in reports:
         assert report["out_of_window"] >= 1
         assert report["index_divergence"] >= 1
         assert 0 < report["verified_swa"] < report["verified_full"]
@@ -58,6 +58,32 @@ def test_the_reported_tokens_are_those_of_the_device(make_rig: MakeRig) -> None:
     mapped = pool.full_to_swa[live]
     assert found.out_of_window == int((mapped < 0).sum()) > 0
     assert found.index_divergence == int(((mapped >= 0) & (mapped != live)).sum()) > 0
+
+
+@pytest.mark.parametrize("interval", [1, 1000])
+def test_nothing_is_reported_too_early(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture, interval: int
+) -> None:
+    """Zeros of an engine without forwards, or without counters, would read as an unprotected group."""
+    caplog.set_level(logging.INFO, "canary_obs")
+    rig = make_rig(model="swa", swa_divergence_interval=interval)
+    for _ in range(3):
+        rig.engine.idle()
+    rig.canary.swa.report(1, None)
+    assert rig.canary.swa.latest is None
+    assert rig.canary.swa.due_step == interval
+    assert rig.canary.detach().swa_divergence is None
+    assert LOG_KEY not in caplog.text
+
+
+def test_an_interval_of_0_reports_at_detach_only(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "canary_obs")
+    rig = make_rig(model="swa", swa_divergence_interval=0)
+    rig.run(60)
+    assert rig.canary.swa.latest is None
+    final = rig.canary.detach().swa_divergence
+    assert final is not None
+    assert (final.step, caplog.text.count(LOG_KEY)) == (60, 1)
 
 
 def test_nothing_is_reported_without_a_window(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
