@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from canary_obs.bench.environment import environment
 from canary_obs.bench.result import BenchResult, Measure
 from canary_obs.bench.statistics import overhead_measure, paired_overhead
 from canary_obs.bench.vllm_workloads import WORKLOADS, LoadPlan
+from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port
 from canary_obs.errors import CanaryError
 
 GOAL = 0.005  # of the time without a canary
@@ -49,10 +52,12 @@ def run_vllm_load(plan: VllmLoadPlan, on_progress: Callable[[dict[str, Any]], No
     figures: dict[str, Any] = {"bench": "vllm-load", "plan": asdict(plan), "environment": environment()}
     runs = _Runs(names)
     draw = random.Random(plan.seed)
-    with ExitStack() as opened:
+    with TemporaryDirectory() as folder, ExitStack() as opened:
+        endpoint = f"ipc://{folder}/service.sock"
+        opened.callback(ServiceProcess.start(endpoint, free_port()).stop)
         engines: dict[str, _Engine] = {}
         for name in names:
-            engines[name] = opened.enter_context(_Engine(plan, protected=name == _LOG))
+            engines[name] = opened.enter_context(_Engine(plan, endpoint if name == _LOG else None))
             figures |= engines[name].answer()
         for number in range(plan.rounds + 1):
             for load in WORKLOADS:
@@ -89,26 +94,24 @@ class _Runs:
         self._seconds: dict[str, dict[str, list[float]]] = {
             load: {engine: [] for engine in engines} for load in WORKLOADS
         }
-        self._hooks: dict[str, dict[str, float]] = {load: {} for load in WORKLOADS}  # of all rounds
+        self._hooks: dict[str, dict[str, list[float]]] = {load: {} for load in WORKLOADS}
 
     def add(self, load: str, engine: str, answer: dict[str, Any]) -> None:
         self._seconds[load][engine].append(answer["seconds"])
-        total = self._hooks[load]
-        for hook, spent in answer["hooks"].items():
-            total[hook] = total.get(hook, 0.0) + spent
+        for hook, share in answer["host_share"].items():
+            self._hooks[load].setdefault(hook, []).append(share)
 
     def figures(self, seed: int) -> dict[str, Any]:
         """Per load: overhead, that of the control, seconds, and the share of the time in each hook."""
         found = {}
         for load, seconds in self._seconds.items():
-            protected = sum(seconds[_LOG])
             found[load] = {
                 "overhead": paired_overhead(self._pairs(load, _LOG), 1, seed),
                 "control": paired_overhead(self._pairs(load, _CONTROL), 1, seed)
                 if _CONTROL in seconds
                 else None,
                 "seconds": {name: [round(each, 4) for each in column] for name, column in seconds.items()},
-                "host_share": {hook: round(t / protected, 5) for hook, t in self._hooks[load].items()},
+                "host_share": {hook: round(fmean(share), 5) for hook, share in self._hooks[load].items()},
             }
         return {"loads": found}
 
@@ -129,15 +132,15 @@ class _Runs:
 class _Engine:
     """A process that runs one engine."""
 
-    def __init__(self, plan: VllmLoadPlan, *, protected: bool) -> None:
+    def __init__(self, plan: VllmLoadPlan, endpoint: str | None) -> None:
+        """With a service's endpoint it has a canary."""
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         settings = {name: value for name, value in asdict(plan).items() if name not in ("rounds", "control")}
         environ = {key: value for key, value in os.environ.items() if not key.startswith("KV_CANARY_")}
         environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if plan.runner == "v2" else "0"
-        if protected:
-            environ |= {key: value for key, value in os.environ.items() if key.startswith("KV_CANARY_")}
-            environ["KV_CANARY_MODE"] = "log"
+        if endpoint is not None:
+            environ |= {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
         module = "canary_obs.bench.vllm_load_engine"
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, json.dumps(settings), str(requests), str(answers)],
