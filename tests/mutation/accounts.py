@@ -150,17 +150,17 @@ _MAP = "tests/engines/vllm/test_cache_count.py::"
 BLOCKS = mutants(
     "canary_obs/engines/vllm/cache_count.py",
     (
-        "        if self._keys[block] == 1:\n            self._cached",
+        "        if not keys:\n            self._cached",
         "        if True:\n            self._cached",
         _MAP + "test_blocks_count_once_however_many_keys_they_have",
     ),
     (
-        "        self._removed.update(self._cached)\n",
-        "",
+        "self._removed[group] = self._removed.get(group, 0) + cached",
+        "pass",
         _MAP + "test_a_reset_removes_all_and_is_remembered_by_the_next_map",
     ),
     (
-        "self._short[group] -= self._unfilled.pop(block, 0)",
+        "self._short[group] = self._short.get(group, 0) - self._unfilled.pop(block, 0)",
         "pass",
         _MAP + "test_blocks_that_are_cached_in_part",
     ),

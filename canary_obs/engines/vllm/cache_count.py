@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,42 +27,47 @@ class MapCount:
     def __init__(self, patches: MethodPatches | None = None) -> None:
         """`patches` wrap one map's methods; None = those of the class are wrapped."""
         self.patches = patches
-        self._keys: Counter[int] = Counter()  # by block
+        # Plain dicts: a long prompt displaces hundreds of blocks within one step.
+        self._keys: dict[int, int] = {}  # by block
         self._unfilled: dict[int, int] = {}  # by block, where its only key stands for a part of it
-        self._cached: Counter[int] = Counter()  # by group, as are those below
-        self._removed: Counter[int] = Counter()
-        self._short: Counter[int] = Counter()
+        self._cached: dict[int, int] = {}  # by group, as are those below
+        self._removed: dict[int, int] = {}
+        self._short: dict[int, int] = {}
 
     def insert(self, group: int, block: int) -> None:
         """The map has taken a new key of a block."""
-        self._keys[block] += 1
-        if self._keys[block] == 1:
-            self._cached[group] += 1
+        keys = self._keys.get(block, 0)
+        self._keys[block] = keys + 1
+        if not keys:
+            self._cached[group] = self._cached.get(group, 0) + 1
 
     def remove(self, group: int, block: int) -> None:
         """The map has dropped a key of a block."""
-        self._keys[block] -= 1
-        if self._keys[block] <= 0:
-            del self._keys[block]
-            self._cached[group] -= 1
-            self._removed[group] += 1
-            self._short[group] -= self._unfilled.pop(block, 0)
+        keys = self._keys.pop(block, 0)
+        if keys > 1:
+            self._keys[block] = keys - 1
+            return
+        self._cached[group] = self._cached.get(group, 0) - 1
+        self._removed[group] = self._removed.get(group, 0) + 1
+        if self._unfilled:
+            self._short[group] = self._short.get(group, 0) - self._unfilled.pop(block, 0)
 
     def fill(self, group: int, block: int, room: int) -> None:
         """A key of this block leaves out its last `room` tokens; an earlier key of it leaves out fewer."""
-        if self._keys[block] == 1:
-            self._short[group] += room - self._unfilled.get(block, 0)
+        if self._keys.get(block) == 1:
+            self._short[group] = self._short.get(group, 0) + room - self._unfilled.get(block, 0)
             self._unfilled[block] = room
 
     def reset(self) -> None:
         """All blocks left the map."""
-        self._removed.update(self._cached)
+        for group, cached in self._cached.items():
+            self._removed[group] = self._removed.get(group, 0) + cached
         for counted in (self._keys, self._unfilled, self._cached, self._short):
             counted.clear()
 
     def counts(self, group: int) -> BlockCounts:
         """Of one of vLLM's groups."""
-        return BlockCounts(self._cached[group], self._removed[group], self._short[group])
+        return BlockCounts(*(of.get(group, 0) for of in (self._cached, self._removed, self._short)))
 
 
 def count_of(held: Any) -> MapCount:
@@ -76,9 +80,10 @@ def count_of(held: Any) -> MapCount:
 
 
 def _scanned(held: Any, count: MapCount) -> MapCount:
+    group_of = _group_reader()
     for key, blocks in held._cache.items():
         for block in blocks if isinstance(blocks, dict) else (blocks.block_id,):
-            count.insert(_group_of(key), block)
+            count.insert(group_of(key), block)
     return count
 
 
@@ -118,28 +123,33 @@ def carry_over(before: Any, now: Any) -> None:
         instrument_map(count.patches, now, count)
 
 
-def _group_of(key: bytes) -> int:
+def _group_reader() -> Callable[[Any], int]:
     from vllm.v1.core.kv_cache_utils import get_group_id
 
-    return int(get_group_id(key))
+    reader: Callable[[Any], int] = get_group_id
+    return reader
 
 
 def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
+    group_of = _group_reader()
+
     def insert(held: Any, key: Any, block: Any) -> Any:
-        count = count_of(held)
+        count = held.__dict__.get(_COUNT) or count_of(held)
         result = original(held, key, block)
-        count.insert(_group_of(key), block.block_id)
+        count.insert(group_of(key), block.block_id)
         return result
 
     return insert
 
 
 def _around_pop(original: Callable[..., Any]) -> Callable[..., Any]:
+    group_of = _group_reader()
+
     def pop(held: Any, key: Any, block_id: int) -> Any:
-        count = count_of(held)
+        count = held.__dict__.get(_COUNT) or count_of(held)
         block = original(held, key, block_id)
         if block is not None:
-            count.remove(_group_of(key), block_id)
+            count.remove(group_of(key), block_id)
         return block
 
     return pop

@@ -31,7 +31,7 @@ class Map:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Map:
-    monkeypatch.setattr(cache_count, "_group_of", lambda key: int(key[-1]))
+    monkeypatch.setattr(cache_count, "_group_reader", lambda: lambda key: int(key[-1]))
     monkeypatch.setattr(Map, "insert", cache_count._around_insert(Map.insert))
     monkeypatch.setattr(Map, "pop", cache_count._around_pop(Map.pop))
     return Map()
