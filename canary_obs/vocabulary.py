@@ -86,13 +86,14 @@ class Cause(CodedWord):
 
 
 class HandshakeCause(StrEnum):
-    """Why a connection to the service failed; MECHANISM = one side has keys, the other has none."""
+    """Why a connection failed; MECHANISM = one side has keys, the other has none; OTHER_USER: Unix socket."""
 
     UNKNOWN_KEY = "unknown_key"
     SERVICE_KEY = "service_key"
     MECHANISM = "mechanism"
     PROTOCOL = "protocol"
     BROKEN_OFF = "broken_off"
+    OTHER_USER = "other_user"
 
 
 class State(StrEnum):

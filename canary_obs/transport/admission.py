@@ -1,8 +1,11 @@
-"""Who may connect to the service: keys are checked, refused handshakes counted and logged."""
+"""Who may connect to the service: keys and users are checked, refused connections counted and logged."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -20,18 +23,23 @@ MESSAGES_PER_CALL = 256  # per socket
 _ZAP_ADDRESS, _ZAP_VERSION, _ZAP_DOMAIN = "inproc://zeromq.zap.01", b"1.0", b"canary_obs"
 # 300 and not 400: after a 400 ZeroMQ never reconnects, even when the engine's key is listed later.
 _ADMITTED, _REFUSED = b"200", b"300"
-_MONITORED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_MONITORED = (
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_ACCEPT_FAILED
+)
+# Of a connection that could not be accepted; a refused user leaves none of these.
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _EXPLANATIONS = {
     HandshakeCause.UNKNOWN_KEY: "its key is not among those of KV_CANARY_ENGINE_PUBLIC_KEYS_FILE",
     HandshakeCause.SERVICE_KEY: "it expects another service key (its KV_CANARY_SERVICE_PUBLIC_KEY_FILE)",
     HandshakeCause.MECHANISM: "one side has key files set and the other has none",
     HandshakeCause.PROTOCOL: "it violates the ZeroMQ protocol",
     HandshakeCause.BROKEN_OFF: "it disconnected before the handshake was complete",
+    HandshakeCause.OTHER_USER: "its process belongs neither to the service's user nor to root",
 }
 
 
 class Admission:
-    """Answers ZAP key requests and counts refused handshakes. Runs on the listener's thread; never blocks."""
+    """Answers ZAP key requests, counts refused connections. On the listener's thread; never blocks."""
 
     def __init__(
         self,
@@ -56,6 +64,7 @@ class Admission:
             socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
             # Without this, libzmq admits a peer whose ZAP request is not answered.
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        _admit_own_user(socket)
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_MONITORED)
 
     @property
@@ -69,7 +78,8 @@ class Admission:
             for frames in _receive_waiting(self._zap):
                 self._answer_key_request(self._zap, frames)
         for frames in _receive_waiting(self._monitor):
-            self._count(_refusal_cause(frames))
+            if (cause := _refusal_cause(frames)) is not None:
+                self._count(cause)
 
     def _answer_key_request(self, zap: zmq.Socket[bytes], frames: list[bytes]) -> None:
         # ZAP 1.0: two routing frames; version, request id, domain, peer address, peer identity, mechanism;
@@ -92,8 +102,19 @@ class Admission:
             log.warning("canary_obs: a connection%s was refused: %s", peer, _EXPLANATIONS[cause])
 
 
-def _refusal_cause(frames: list[bytes]) -> HandshakeCause:
+def _admit_own_user(socket: zmq.Socket[bytes]) -> None:
+    # The kernel names the user of a Unix socket's peer, whatever the modes of the file and its folder became.
+    # Root is admitted, as engines in containers often run as root; it could read our memory anyway.
+    for user in sorted({0, os.geteuid()}):
+        with contextlib.suppress(zmq.ZMQError):  # a platform without peer credentials; the modes still hold
+            socket.setsockopt(zmq.IPC_FILTER_UID, user)
+
+
+def _refusal_cause(frames: list[bytes]) -> HandshakeCause | None:
     event = parse_monitor_message(frames)
+    if event["event"] == zmq.EVENT_ACCEPT_FAILED:
+        refused = event["endpoint"].startswith(b"ipc://") and event["value"] not in _SHORTAGES
+        return HandshakeCause.OTHER_USER if refused else None
     if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         return HandshakeCause.BROKEN_OFF
     return {

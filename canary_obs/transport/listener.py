@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -22,6 +23,10 @@ from canary_obs.transport.socket_file import SocketFile
 
 TICK_SECONDS = 0.2
 FRAMES_PER_CYCLE = 256
+# Per connection: its memory is bounded by this times wire.MAX_MESSAGE_BYTES. What remains is one message of
+# several parts, of any size: libzmq keeps it until it is complete, and shows nothing of it before.
+# No fewer: when a connection ends while its queue is full, libzmq loses what the kernel still holds of it.
+RECEIVED_MESSAGES = 256
 # At shutdown: drain until nothing has arrived for QUIET_SECONDS, for DRAIN_SECONDS at most.
 QUIET_SECONDS, DRAIN_SECONDS = 0.02, 1.0
 
@@ -82,6 +87,7 @@ class ZmqListener:
         try:
             self._socket = self._context.socket(zmq.ROUTER)
             configure_socket(self._socket, endpoint, QUEUED_MESSAGES)
+            self._socket.setsockopt(zmq.RCVHWM, RECEIVED_MESSAGES)
             self._admission = Admission(self._socket, keys, sink.handshake_refused)
             if self._file:
                 self._socket.setsockopt(zmq.USE_FD, self._file.detach())
@@ -145,10 +151,25 @@ class ZmqListener:
     def _receive(self) -> None:
         for _ in range(FRAMES_PER_CYCLE):
             try:
-                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                sender = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._ingest(sender, frames)
+            frame = self._socket.recv()
+            if self._socket.getsockopt(zmq.RCVMORE):
+                self._refuse_parts(len(frame))
+            else:
+                self._ingest(sender, frame)
+
+    def _refuse_parts(self, size: int) -> None:
+        """Disconnect the sender of a message of several parts, and discard the rest of it part by part."""
+        parts, more = 1, True
+        while more:
+            part = self._socket.recv(copy=False)
+            if parts == 1:
+                _disconnect(part)
+            parts, size, more = parts + 1, size + len(part), part.more
+        text = f"a message of {parts} parts and {size} bytes: engines send one part; another program sent it"
+        self._sink.undecodable_frame(WireError(text))
 
     def _drain(self) -> None:
         # Bounded, because an engine may keep sending.
@@ -159,9 +180,9 @@ class ZmqListener:
         except Exception as error:  # noqa: BLE001 - the socket must still be released
             self._sink.fault("zmq_listener", error)
 
-    def _ingest(self, sender: bytes, frames: list[bytes]) -> None:
+    def _ingest(self, sender: bytes, frame: bytes) -> None:
         try:
-            message = wire.decode_message(b"".join(frames))
+            message = wire.decode_message(frame)
         except WireError as error:
             self._sink.undecodable_frame(error)
             return
@@ -182,3 +203,11 @@ class ZmqListener:
             # An engine that disappeared or does not read must not delay the others.
             with suppress(zmq.Again):
                 self._socket.send_multipart([sender, wire.encode(command)], zmq.NOBLOCK)
+
+
+def _disconnect(part: zmq.Frame) -> None:
+    # A ROUTER cannot drop one peer; libzmq does once its connection is shut down. Already closed is as good.
+    with suppress(OSError, zmq.ZMQError):
+        descriptor = os.dup(int(part.get(zmq.SRCFD)))
+        with socket.socket(fileno=descriptor) as connection:
+            connection.shutdown(socket.SHUT_RDWR)

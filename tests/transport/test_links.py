@@ -12,9 +12,9 @@ from canary_obs.config import CanaryConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.records import Pause, Ping, Violations
-from canary_obs.transport import links, wire
+from canary_obs.transport import links, listener as listeners, wire
 from canary_obs.transport.links import LocalLink, ZmqLink
-from canary_obs.transport.listener import FRAMES_PER_CYCLE, LocalListener, ZmqListener
+from canary_obs.transport.listener import LocalListener, ZmqListener
 from canary_obs.transport.sender import open_link
 from tests.service.fakes import eventually, hello, identity, snapshot, violation
 
@@ -175,7 +175,7 @@ def test_an_oversized_message_is_dropped_and_counted(link, monkeypatch):
 
 def test_undecodable_frames_are_counted_and_harmless(listener, link):
     link._socket.send(b"not ours")
-    link._socket.send_multipart([wire._HEADER, b"\xc1"])
+    link._socket.send(wire._HEADER + b"\xc1")
     eventually(lambda: hub_of(listener).counts().undecodable == 2)
     link.send(hello(ME))
     eventually(hub_of(listener).ranks)
@@ -191,8 +191,9 @@ def test_messages_that_arrived_before_close_are_delivered(endpoint, monkeypatch)
         ingest(*arguments)
 
     monkeypatch.setattr(hub, "ingest", blocked_ingest)
+    monkeypatch.setattr(listeners, "FRAMES_PER_CYCLE", 4)
     listener, link = ZmqListener(endpoint, hub), ZmqLink(endpoint)
-    sent = 3 * FRAMES_PER_CYCLE
+    sent = 12  # three cycles, and no more than the listener's queue holds
     for step in range(sent):
         assert link.send(Violations(identity=ME, rows=(violation(step),)))
     assert started.wait(30)
