@@ -36,7 +36,7 @@ def attach_adapter(
         check_current_device(device)
         with expected_compilation():
             runtime = CanaryRuntime(adapter, config, device, link)
-        adapter.attach(runtime)
+            adapter.attach(runtime)  # which compiles what its views need
     except Exception:
         adapter.detach()
         if link is not None:
