@@ -13,7 +13,7 @@ from canary_obs.telemetry.catalog import PREFIX as METRIC_PREFIX, MetricType, al
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "docs/*.md", "alerts/runbooks/*.md", "alerts/templates/*.yml", "docker/**/*")
+    for pattern in ("*.md", "docs/*.md", "alerts/runbooks/*.md", "alerts/templates/*.yml", "docker/**/*")
     for path in ROOT.glob(pattern)
     if path.is_file()
 )
