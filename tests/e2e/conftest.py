@@ -62,8 +62,8 @@ class System:
         self.processes.append(process)
         return process
 
-    def serve(self) -> subprocess.Popen[bytes]:
-        process = self.start("serve", "--port", str(self.port), "--endpoint", self.endpoint)
+    def serve(self, **environ: str) -> subprocess.Popen[bytes]:
+        process = self.start("serve", "--port", str(self.port), "--endpoint", self.endpoint, **environ)
         self.until(lambda: self.get("/healthz").status == 200)
         return process
 

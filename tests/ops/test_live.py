@@ -5,23 +5,41 @@ The tests of this module run in order on one stack: without a fault, with one, a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from dashboards.build import annotation_expressions
 from tests.e2e.conftest import System
 from tests.ops.expressions import alert_expressions, panel_queries, substituted
 from tests.ops.monitoring_stack import MonitoringStack
+from tests.telemetry.receiver import Item, Receiver, open_server
 
 pytestmark = [pytest.mark.ops, pytest.mark.timeout(300)]
 
 PAGE_SECONDS = 10.0
 SICK = {"instance": "sick"}
+ID = "kv_canary.incident.id"
 EXPECTED_QUIET = {"KVCanaryWatchdog"}
 EXPECTED_SICK = EXPECTED_QUIET | {"KVCanaryDamage", "KVCanaryPerturbationActive"}
 
 
-def test_a_healthy_engine_raises_no_alert(system: System, stack: MonitoringStack) -> None:
-    system.serve()
+@pytest.fixture(scope="module")
+def otlp() -> Iterator[tuple[Receiver, str]]:
+    """A receiver of spans, and its address."""
+    receiver = Receiver()
+    server = open_server(receiver, "grpc")
+    yield receiver, server.url
+    server.close()
+
+
+def test_a_healthy_engine_raises_no_alert(
+    system: System, stack: MonitoringStack, otlp: tuple[Receiver, str]
+) -> None:
+    system.serve(
+        OTEL_EXPORTER_OTLP_ENDPOINT=otlp[1], OTEL_EXPORTER_OTLP_PROTOCOL="grpc",
+        OTEL_BSP_SCHEDULE_DELAY="100",
+    )  # fmt: skip
     system.start("demo", "--shape", "tiny", "--endpoint", system.endpoint, KV_CANARY_INSTANCE="healthy")
     system.until(lambda: system.state() == "ok")
     system.until(stack.ready)
@@ -100,6 +118,41 @@ def test_the_page_resolves_after_the_acknowledgement(system: System, stack: Moni
         lambda: stack.pager.find("/page", "resolved", alertname="KVCanaryDamage", **SICK) is not None
     )
     assert not stack.query('kv_canary_state{state="violated",instance="sick"} == 1')
+
+
+def test_one_flipped_bit_is_one_story(
+    system: System, stack: MonitoringStack, otlp: tuple[Receiver, str]
+) -> None:
+    """From the byte to the resolved page: each of them once, and all name the same incident."""
+    answer = system.get("/canary/violations?limit=500&instance=sick").json
+    (event,) = answer["violations"]
+    assert system.metric("kv_canary_violations_total", **SICK) == 1
+    log = (system.folder / "2.log").read_text()
+    named = [line for line in log.splitlines() if "KV cache violation: " in line]
+    assert len(named) == 1, log
+    assert f"slot={event['violation']['slot']}, " in named[0]
+    incidents = [
+        each for each in system.get("/canary/incidents").json["incidents"] if each["instance"] == "sick"
+    ]
+    (incident,) = incidents
+    assert incident["id"] == event["incident"]
+    pages = {
+        (call.alert["fingerprint"], call.alert["startsAt"])
+        for call in stack.pager.calls
+        if call.path == "/page" and call.alert["labels"]["alertname"] == "KVCanaryDamage"
+    }
+    assert len(pages) == 1
+    bundle = system.get(f"/canary/incidents/{incident['id']}").json
+    assert [row["violation"]["slot"] for row in bundle["incident"]["first"]] == [event["violation"]["slot"]]
+
+    def tree() -> list[Item]:
+        roots = [
+            each for each in otlp[0].named("kv_canary.incident") if each.attributes[ID] == incident["id"]
+        ]
+        return [each for root in roots for each in otlp[0].spans if each.body.trace_id == root.body.trace_id]
+
+    system.until(lambda: bool(tree()))  # it ends when the page is resolved
+    assert [each.body.name for each in tree() if not each.body.parent_span_id] == ["kv_canary.incident"]
 
 
 def test_a_killed_engine_pages_as_blind(system: System, stack: MonitoringStack) -> None:
