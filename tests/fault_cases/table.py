@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.fault_cases import cases as case_modules
 from tests.fault_cases.case import FaultCase
+from tests.fault_cases.engines import RUNS
 from tests.fault_cases.transfers import TRANSFERS
 
 _HEAD = """# Fault cases
@@ -30,6 +31,14 @@ Made by `python -m tests.fault_cases.table > docs/fault_cases.md`; reports are t
 read for a class.
 """
 
+_ENGINES = """
+## On which engines
+
+All {classes} classes run on the reference engine on a CPU, and the {transfers} between processes on two
+reference engines. {run} of them also run on a real vLLM on a CPU, where the fault is planted in vLLM's own
+tensors, tables and methods; the others were not run on vLLM. On a GPU the reference engine gets one fault of
+each reason (`tests/gpu/test_faults.py`), and vLLM flipped bits in every layer (`canary-obs bench vllm-gpu`).
+"""
 PRODUCTION = Path(__file__).with_name("production.json")  # written by tests.fault_cases.production
 
 
@@ -70,7 +79,18 @@ def table() -> str:
     if harmless:
         lines += ["\nOutputs stay as they were, yet it is a fault:\n"]
         lines += [f"- {s.title}: {s.harmless}" for s in harmless]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + _on_engines()) + "\n"
+
+
+def _on_engines() -> list[str]:
+    cases, run = collected(), {run.case for run in RUNS}
+    rows = sorted((cases[run.case].title, run.runner, run.test) for run in RUNS)
+    return [
+        _ENGINES.format(classes=len(cases), transfers=len(TRANSFERS), run=len(run)),
+        "| fault | vLLM's model runner | test |",
+        "|---|---|---|",
+        *(f"| {title} | {runner} | `{test}` |" for title, runner, test in rows),
+    ]
 
 
 def _in_production(name: str) -> str:

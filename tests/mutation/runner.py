@@ -19,7 +19,16 @@ from typing import Self
 from tests.mutation.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
-_PARTS = ("canary_obs", "kernels", "tests", "pyproject.toml")
+_PARTS = (
+    "canary_obs",
+    "kernels",
+    "tests",
+    "docs",
+    "pyproject.toml",
+    "CHANGELOG.md",
+    "README.md",
+    "SECURITY.md",
+)
 _PASSED, _FAILED = 0, 1  # pytest's exit codes
 _SECONDS = 300
 _FORKS = Path(__file__).with_name("forks.py")
