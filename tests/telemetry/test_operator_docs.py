@@ -9,6 +9,7 @@ import pytest
 
 from canary_obs.config import FILE_VARIABLE, PREFIX as SETTING_PREFIX, CanaryConfig, ServiceConfig
 from canary_obs.telemetry.catalog import PREFIX as METRIC_PREFIX, MetricType, all_metrics
+from canary_obs.vocabulary import Cause, Reason
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
@@ -56,3 +57,13 @@ def test_runbooks_do_not_advise_what_a_gpu_refuses() -> None:
     """`choose_backend` accepts only `triton` and `auto` where the KV is on a GPU."""
     for path in (ROOT / "alerts/runbooks").glob("*.md"):
         assert "KV_CANARY_BACKEND=torch" not in path.read_text(encoding="utf-8"), path.name
+
+
+def test_every_reason_and_every_cause_is_explained_where_operators_look() -> None:
+    runbooks = ROOT / "alerts/runbooks"
+    damage = (runbooks / "KVCanaryDamage.md").read_text(encoding="utf-8")
+    unverified = (runbooks / "KVCanaryUnverifiedHigh.md").read_text(encoding="utf-8")
+    architecture = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    assert [reason for reason in Reason if f"`{reason}`" not in damage] == []
+    assert [cause for cause in Cause if f"`{cause}`" not in unverified] == []
+    assert [cause for cause in Cause if f"`{cause}`" not in architecture] == []
