@@ -33,6 +33,14 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/telemetry/readings.py",
+        (
+            "one(ended / 1e9 if ended else None)",
+            "one(ended / 1e9 if ended else 0.0)",
+            "tests/docs/test_snippets.py::test_what_was_not_measured_is_absent_and_what_can_happen_is_0",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/vllm/runner_v2.py",
         (
             "has_known_tokens=True",
