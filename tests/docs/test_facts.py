@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from types import ModuleType
 
@@ -112,6 +113,17 @@ def test_every_variable_of_others_exists(file: str) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_documents_tell_no_history(file: str) -> None:
     assert HISTORY.findall(text_of(file)) == []
+
+
+def test_the_adapter_that_is_walked_through_has_as_many_lines_as_said() -> None:
+    (toy,) = [
+        node
+        for node in ast.parse(text_of("examples/own_engine.py")).body
+        if isinstance(node, ast.ClassDef) and node.end_lineno is not None
+    ]
+    lines = toy.end_lineno - toy.lineno + 1
+    for file in ("README.md", "CONTRIBUTING.md", "docs/adapters.md"):
+        assert re.search(rf"(?:one|adapter) (?:of|in) {lines} lines", text_of(file)), file
 
 
 def test_every_message_is_named() -> None:
