@@ -196,8 +196,11 @@ class Hub:
                 handshakes={cause.value: self._handshakes[cause] for cause in HandshakeCause},
             )  # fmt: skip
 
-    def start_sweep(self, request: StartSweepRequest) -> SweepRecord:
-        """Start a sweep on every live rank. Raises NoEngine, UnknownGroup or SweepInProgress."""
+    def start_sweep(self, request: StartSweepRequest, traceparent: str | None = None) -> SweepRecord:
+        """Start a sweep on every live rank, for the span that `traceparent` (W3C) names.
+
+        Raises NoEngine, UnknownGroup or SweepInProgress.
+        """
         now = self._clock()
         with self._lock:
             live = self._ranks.live(now)
@@ -205,7 +208,7 @@ class Hub:
             if known and (unknown := sorted(set(request.groups) - known)):
                 raise UnknownGroup(unknown, sorted(known))
             command = StartSweep(id=uuid.uuid4().hex, **msgspec.structs.asdict(request))
-            record = self._sweeps.start(command, [rank.identity for rank in live], now)
+            record = self._sweeps.start(command, [rank.identity for rank in live], now, traceparent)
             for rank in live:
                 rank.reply(command)
             return record

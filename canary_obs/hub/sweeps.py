@@ -55,6 +55,7 @@ class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
     requested_ns: int
     ended_ns: int | None
     ranks: tuple[RankSweep, ...]
+    traceparent: str | None = None  # W3C: the span that asked for it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +79,7 @@ class _SweepEntry:
     swa_resident_only: bool | None
     requested_ns: int
     ordered: bool = False  # started by this service, and not only reported by an engine
+    traceparent: str | None = None
     ended_ns: int | None = None
     ranks: dict[RankKey, _RankEntry] = field(default_factory=dict)
     waiters: list[Future[SweepRecord]] = field(default_factory=list)
@@ -99,6 +101,7 @@ class _SweepEntry:
             swa_resident_only=self.swa_resident_only,
             requested_ns=self.requested_ns,
             ended_ns=self.ended_ns,
+            traceparent=self.traceparent,
             ranks=tuple(
                 RankSweep(key=key, status=rank.status, progress=rank.progress, error=rank.error)
                 for key, rank in self.ranks.items()
@@ -129,7 +132,9 @@ class SweepStore:
                 return entry.command.id
         return None
 
-    def start(self, command: StartSweep, targets: Iterable[Identity], now: float) -> SweepRecord:
+    def start(
+        self, command: StartSweep, targets: Iterable[Identity], now: float, traceparent: str | None = None
+    ) -> SweepRecord:
         """Record the start of an operator's sweep. Raises SweepInProgress while another one runs."""
         if (running := self.running_id) is not None:
             raise SweepInProgress(running)
@@ -140,6 +145,7 @@ class SweepStore:
             swa_resident_only=command.swa_resident_only,
             requested_ns=self._wall_ns(),
             ordered=True,
+            traceparent=traceparent,
         )
         for identity in targets:
             entry.ranks[identity.key] = _RankEntry(started_ns=identity.started_ns, progressed_at=now)

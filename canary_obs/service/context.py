@@ -52,7 +52,12 @@ class AppContext:
     idempotent_sweeps: OrderedDict[str, tuple[StartSweepRequest, str]] = field(default_factory=OrderedDict)
 
     def start_sweep(
-        self, request: StartSweepRequest, idempotency_key: str | None, *, wait: bool = False
+        self,
+        request: StartSweepRequest,
+        idempotency_key: str | None,
+        *,
+        wait: bool = False,
+        traceparent: str | None = None,
     ) -> SweepRecord:
         """Start a sweep, or return the one that was started with the same Idempotency-Key.
 
@@ -68,7 +73,7 @@ class AppContext:
                 return record
         if wait and (paused := self.paused_ranks()):
             raise _paused(paused, "no sweep was started")
-        record = self.hub.start_sweep(request)
+        record = self.hub.start_sweep(request, traceparent)
         if idempotency_key is not None:
             self.idempotent_sweeps[idempotency_key] = (request, record.id)
             if len(self.idempotent_sweeps) > IDEMPOTENCY_KEYS_KEPT:

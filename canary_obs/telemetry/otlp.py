@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.resources import (
+    HOST_NAME,
+    SERVICE_INSTANCE_ID,
+    SERVICE_NAME,
+    SERVICE_VERSION,
+    Resource,
+)
 
 from canary_obs import __version__
 from canary_obs.errors import ConfigurationError
@@ -119,7 +126,11 @@ def _positive(variable: str, default: int, environ: Mapping[str, str]) -> int:
 def service_resource() -> Resource:
     """The resource of this process. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override its defaults."""
     found = Resource.create({})
-    defaults = {SERVICE_VERSION: __version__, SERVICE_INSTANCE_ID: str(uuid.uuid4())}
+    defaults = {
+        SERVICE_VERSION: __version__,
+        SERVICE_INSTANCE_ID: str(uuid.uuid4()),
+        HOST_NAME: socket.gethostname(),
+    }
     if str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
         found = found.merge(Resource({SERVICE_NAME: DEFAULT_SERVICE_NAME}))
     return Resource(defaults).merge(found)

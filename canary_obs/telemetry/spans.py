@@ -8,11 +8,12 @@ from opentelemetry import trace
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.context import Context
 from opentelemetry.sdk._logs import ReadableLogRecord
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
+from opentelemetry.sdk.resources import HOST_NAME, SERVICE_INSTANCE_ID, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, TraceFlags
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from canary_obs import __version__
 from canary_obs.hub.incident_store import trace_id_of
@@ -22,7 +23,8 @@ from canary_obs.telemetry.export_queue import ExportQueue
 
 SCOPE = "canary_obs"
 RESOURCES_KEPT = 1024
-Attributes = Mapping[str, str | int | float | bool | tuple[str, ...] | None]
+_PROPAGATOR = TraceContextTextMapPropagator()
+Attributes = Mapping[str, str | int | float | bool | tuple[str, ...] | tuple[int, ...] | None]
 
 
 def span_context_of(kind: str, name: str) -> SpanContext:
@@ -33,6 +35,15 @@ def span_context_of(kind: str, name: str) -> SpanContext:
         is_remote=False,
         trace_flags=TraceFlags(TraceFlags.SAMPLED),
     )
+
+
+def caller_of(traceparent: str | None) -> SpanContext | None:
+    """The span that a W3C `traceparent` names; None without one, and for one that is not valid."""
+    if traceparent is None:
+        return None
+    found = _PROPAGATOR.extract({"traceparent": traceparent}, Context())
+    context = trace.get_current_span(found).get_span_context()
+    return context if context.is_valid else None
 
 
 def link_to(span_context: SpanContext, **attributes: str | int) -> Link:
@@ -86,7 +97,7 @@ class SpanMaker:
     ) -> Span:
         """A span of a rank (None = of the service) that starts at `at_ns`.
 
-        `span_context` sets the ids of a root span; without it the ids are random, below `parent`.
+        `span_context` sets the ids; without it they are random. Below `parent` the trace is the parent's.
         """
         self._ids.preset = span_context
         context = (
@@ -115,7 +126,9 @@ class SpanMaker:
 
 def rank_resource(service: Resource, rank: Identity) -> Resource:
     """The service's resource with the rank as its service.instance.id."""
-    return service.merge(
+    # The service's host is not the rank's.
+    shared = {name: value for name, value in service.attributes.items() if name != HOST_NAME}
+    return Resource(shared, service.schema_url).merge(
         Resource(
             {
                 SERVICE_INSTANCE_ID: rank_name(rank.key),
@@ -129,7 +142,9 @@ def rank_resource(service: Resource, rank: Identity) -> Resource:
     )
 
 
-def present(attributes: Attributes) -> dict[str, str | int | float | bool | tuple[str, ...]]:
+def present(
+    attributes: Attributes,
+) -> dict[str, str | int | float | bool | tuple[str, ...] | tuple[int, ...]]:
     """The attributes that have a value: OTLP has no null."""
     return {name: value for name, value in attributes.items() if value is not None}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span, SpanContext, Status, StatusCode
 
 from canary_obs.hub.sweeps import RankSweep, SweepRecord
 from canary_obs.records import Identity, RankKey
-from canary_obs.telemetry.spans import SpanMaker, span_context_of
+from canary_obs.telemetry.spans import SpanMaker, caller_of, span_context_of
 from canary_obs.vocabulary import SweepStatus
 
 _ERRORS = frozenset({SweepStatus.FAILED, SweepStatus.VIOLATED})
@@ -17,16 +17,34 @@ _ERRORS = frozenset({SweepStatus.FAILED, SweepStatus.VIOLATED})
 IdentityOf = Callable[[RankKey], Identity | None]
 
 
+def sweep_context(sweep_id: str, record: SweepRecord | None) -> SpanContext:
+    """Trace and span id of a sweep: in its caller's trace, or in one derived from its id."""
+    own = span_context_of("sweep", sweep_id)
+    caller = None if record is None else caller_of(record.traceparent)
+    if caller is None:
+        return own
+    return SpanContext(caller.trace_id, own.span_id, is_remote=False, trace_flags=own.trace_flags)
+
+
 def export_sweep(spans: SpanMaker, record: SweepRecord, identity_of: IdentityOf) -> None:
     """Export all spans of a sweep that has ended."""
-    span_context = span_context_of("sweep", record.id)
-    fields = {
+    span_context = sweep_context(record.id, record)
+    fields: dict[str, str | bool] = {
         "kv_canary.sweep.id": record.id,
         "kv_canary.sweep.trigger": record.trigger.value,
         "kv_canary.sweep.status": record.status.value,
         "kv_canary.sweep.data": record.data,
     }
-    root = spans.start("kv_canary.sweep", record.requested_ns, span_context=span_context, attributes=fields)
+    if record.status in _ERRORS:
+        fields["error.type"] = record.status.value
+    caller = caller_of(record.traceparent)
+    root = spans.start(
+        "kv_canary.sweep",
+        record.requested_ns,
+        span_context=span_context,
+        parent=caller,
+        attributes=fields,
+    )
     last = record.ended_ns or record.requested_ns
     for part in record.ranks:
         last = max(last, _export_rank(spans, record, part, identity_of(part.key)))
@@ -51,7 +69,9 @@ def _export_rank(spans: SpanMaker, record: SweepRecord, part: RankSweep, identit
             "kv_canary.slots.skipped": sum(progress.skipped.values()),
             "kv_canary.violations": progress.violations,
         }
-    parent = span_context_of("sweep", record.id)
+    if part.status in _ERRORS:
+        fields["error.type"] = part.status.value
+    parent = sweep_context(record.id, record)
     span = spans.start("kv_canary.sweep.rank", started_ns, rank=identity, parent=parent, attributes=fields)
     for share in progress.shares if progress else ():
         child = spans.start(

@@ -6,17 +6,15 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Span, Status, StatusCode
 
 from canary_obs.hub.hub import Hub
-from canary_obs.hub.incident_store import Incident
 from canary_obs.hub.violation_store import ViolationEvent
-from canary_obs.records import Evidence, Identity, RankKey
+from canary_obs.records import Identity, RankKey
 from canary_obs.telemetry.export_queue import ExportCounts, ExportQueue
+from canary_obs.telemetry.incident_spans import IncidentSpans
 from canary_obs.telemetry.log import violation_fields
 from canary_obs.telemetry.otlp import (
     LOGS,
@@ -28,23 +26,11 @@ from canary_obs.telemetry.otlp import (
     open_exporter,
     service_resource,
 )
-from canary_obs.telemetry.spans import SpanMaker, link_to, log_record, rank_resource, span_context_of
+from canary_obs.telemetry.spans import SpanMaker, log_record, rank_resource, span_context_of
 from canary_obs.telemetry.sweep_spans import export_sweep
-from canary_obs.vocabulary import Plane
 
 POLL_SECONDS = 0.5
 CLOSE_SECONDS = 3.0
-LINKS_KEPT = 32
-
-
-@dataclass(slots=True, kw_only=True)
-class _OpenIncident:
-    """An incident whose span has not ended."""
-
-    span: Span
-    last_ns: int
-    linked: set[str] = field(default_factory=set)  # names of the sweeps and steps that the span links to
-    evidence: int = 0  # exported so far
 
 
 class Tracing:
@@ -69,7 +55,7 @@ class Tracing:
                 "logs", lambda batch: _delivered(logs.export(self._records(batch))), limits_of(LOGS, environ)
             )
             self._queues["logs"] = self._logs
-        self._open: dict[str, _OpenIncident] = {}
+        self._incidents = None if self._spans is None else IncidentSpans(self._spans, hub.sweep)
         self._known_incidents: set[str] = set()
         self._exported_sweeps: set[str] = set()
         self._stop = threading.Event()
@@ -110,18 +96,17 @@ class Tracing:
         while not self._stop.wait(POLL_SECONDS):
             self._poll_guarded()
         self._poll_guarded()
-        for tracked in self._open.values():
-            tracked.span.set_attribute("kv_canary.incident.open", True)
-            tracked.span.end(end_time=tracked.last_ns)
+        if self._incidents is not None:
+            self._incidents.close()
 
     def _poll_guarded(self) -> None:
         try:
-            if self._spans is not None:
-                self._poll(self._spans)
+            if self._spans is not None and self._incidents is not None:
+                self._poll(self._spans, self._incidents)
         except Exception as error:  # noqa: BLE001 - counted, so that a failure does not look like a quiet fleet
             self._hub.fault("tracing", error)
 
-    def _poll(self, spans: SpanMaker) -> None:
+    def _poll(self, spans: SpanMaker, incidents: IncidentSpans) -> None:
         records = self._hub.sweeps()
         for record in reversed(records):
             if record.ended_ns is not None and record.id not in self._exported_sweeps:
@@ -130,82 +115,14 @@ class Tracing:
         self._exported_sweeps &= {record.id for record in records}
         summaries = self._hub.incidents.newest_first()
         for summary in reversed(summaries):
-            if summary.id in self._open or summary.id not in self._known_incidents:
+            if incidents.is_open(summary.id) or summary.id not in self._known_incidents:
                 incident = self._hub.incidents.find(summary.id)
                 if incident is not None:
-                    self._update_incident(spans, incident)
+                    incidents.update(incident)
         self._known_incidents = {summary.id for summary in summaries}
 
     def _identity(self, key: RankKey) -> Identity | None:
         return next((rank.identity for rank in self._hub.ranks() if rank.identity.key == key), None)
-
-    def _update_incident(self, spans: SpanMaker, incident: Incident) -> None:
-        tracked = self._open.get(incident.id)
-        if tracked is None:
-            span = spans.start(
-                "kv_canary.incident",
-                incident.opened_ns,
-                span_context=span_context_of("incident", incident.id),
-                attributes={
-                    "kv_canary.incident.id": incident.id,
-                    "kv_canary.engine": incident.engine,
-                    "kv_canary.instance": incident.instance,
-                },
-            )
-            tracked = self._open[incident.id] = _OpenIncident(span=span, last_ns=incident.last_ns)
-        tracked.last_ns = incident.last_ns
-        for event in (*incident.first, *incident.latest):
-            self._link_event(spans, tracked, event)
-        for evidence in incident.evidence[tracked.evidence :]:
-            self._export_evidence(spans, tracked, evidence)
-        tracked.evidence = len(incident.evidence)
-        if incident.closed_ns is not None:
-            _end_span(tracked.span, incident)
-            del self._open[incident.id]
-
-    def _link_event(self, spans: SpanMaker, tracked: _OpenIncident, event: ViolationEvent) -> None:
-        row, who = event.violation, event.identity
-        kind = "sweep" if row.sweep_id is not None else "step"
-        name = row.sweep_id or f"{who.engine} {who.instance} {who.rank} {who.started_ns} {row.step}"
-        if name in tracked.linked or len(tracked.linked) >= LINKS_KEPT:
-            return
-        tracked.linked.add(name)
-        link = link_to(span_context_of(kind, name), rank=who.rank, step=row.step, phase=row.phase.value)
-        tracked.span.add_link(link.context, link.attributes)
-        if kind == "step":
-            fields: dict[str, str | int] = {
-                "kv_canary.step": row.step,
-                "kv_canary.phase": row.phase.value,
-            }
-            span = spans.start(
-                "kv_canary.step",
-                row.time_ns,
-                rank=who,
-                span_context=span_context_of(kind, name),
-                attributes=fields,
-            )
-            span.set_status(Status(StatusCode.ERROR, "violations"))
-            span.end(end_time=row.time_ns)
-
-    def _export_evidence(self, spans: SpanMaker, tracked: _OpenIncident, evidence: Evidence) -> None:
-        fields: dict[str, str | int | bool | None] = {
-            "kv_canary.group": evidence.group,
-            "kv_canary.slot": evidence.slot.slot,
-            "kv_canary.position": evidence.slot.position,
-            "kv_canary.record.state": evidence.slot.state.value if evidence.slot.state else "damaged",
-            "kv_canary.intact": evidence.slot.intact,
-            "kv_canary.step": evidence.step,
-            "kv_canary.holders": len(evidence.holders),
-        }
-        for change in evidence.changed:
-            location = f"layer {change.layer} head {change.head} element {change.element}"
-            location += " of the scales" if change.plane is Plane.SCALES else ""
-            fields[f"kv_canary.changed.{change.part.value}"] = location
-        parent = tracked.span.get_span_context()
-        span = spans.start(
-            "kv_canary.evidence", evidence.time_ns, rank=evidence.identity, parent=parent, attributes=fields
-        )
-        span.end(end_time=evidence.time_ns)
 
     def _records(self, batch: Sequence[ViolationEvent]) -> list[object]:
         return [
@@ -229,17 +146,3 @@ def open_tracing(hub: Hub, environ: Mapping[str, str] | None = None) -> Tracing 
 
 def _delivered(result: Enum) -> bool:
     return result.name == "SUCCESS"
-
-
-def _end_span(span: Span, incident: Incident) -> None:
-    span.set_attributes(
-        {
-            "kv_canary.violations": incident.violations,
-            "kv_canary.reasons": tuple(sorted(reason.value for reason in incident.reasons)),
-            "kv_canary.groups": incident.groups,
-            "kv_canary.ranks": incident.ranks,
-            "kv_canary.acknowledged": incident.acknowledged,
-        }
-    )
-    span.set_status(Status(StatusCode.ERROR, f"{incident.violations} violations"))
-    span.end(end_time=incident.last_ns)

@@ -116,6 +116,16 @@ def test_a_bad_query_is_422(client, rank, query):
     check_problem(client.post(f"/canary/sweep?{query}"), 422, "invalid-request")
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(f"00-{'ab' * 16}-{'cd' * 8}-01", True), ("00-ab-cd-01", False), ("x" * 5000, False), ("", False)],
+)
+def test_a_sweep_keeps_a_traceparent_that_is_valid(client, rank, given, kept):
+    answer = client.post("/canary/sweep", headers={"traceparent": given})
+    assert answer.status_code == 202
+    assert answer.json()["traceparent"] == (given if kept else None)
+
+
 def test_the_same_idempotency_key_starts_one_sweep(client, rank):
     rank.finishes = False
     first = client.post("/canary/sweep", headers={"Idempotency-Key": "k"})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import ConfigurationError
@@ -94,7 +96,7 @@ def test_spans_links_and_logs_arrive(hub, environ, protocol):
     check_sweep(receiver, sweep_id)
     check_incident(receiver, hub)
     check_logs(receiver, hub)
-    assert tracing.counts["traces"].exported == len(receiver.spans) == 7
+    assert tracing.counts["traces"].exported == len(receiver.spans) == 8
     assert tracing.counts["logs"].exported == len(receiver.logs) == 2
 
 
@@ -119,16 +121,26 @@ def check_sweep(receiver: Receiver, sweep_id: str) -> None:
 
 def check_incident(receiver: Receiver, hub: Hub) -> None:
     (summary,) = hub.incidents.newest_first()
-    (incident,) = receiver.named("kv_canary.incident")
-    assert incident.body.trace_id.hex() == summary.trace_id
-    assert incident.attributes["kv_canary.incident.id"] == summary.id
-    assert incident.attributes["kv_canary.violations"] == 2
-    assert incident.attributes["kv_canary.reasons"] == ["chain", "kv_data"]
-    assert incident.attributes["kv_canary.acknowledged"] is True
-    targets = {link.span_id for link in incident.body.links}
+    (incident,), (end,) = receiver.named("kv_canary.incident"), receiver.named("kv_canary.incident.end")
+    assert incident.body.trace_id.hex() == end.body.trace_id.hex() == summary.trace_id
+    assert end.body.parent_span_id == incident.body.span_id
+    assert not incident.body.parent_span_id
+    for span in (incident, end):
+        assert span.attributes["kv_canary.incident.id"] == summary.id
+        assert span.attributes["kv_canary.violations"] == 2
+        assert span.attributes["kv_canary.reasons"] == ["chain", "kv_data"]
+        assert span.attributes["error.type"] == "chain"
+    assert end.attributes["kv_canary.acknowledged"] is True
+    assert end.attributes["kv_canary.incident.open"] is False
+    targets = {link.span_id for span in (incident, end) for link in span.body.links}
     (sweep,), (step,) = receiver.named("kv_canary.sweep"), receiver.named("kv_canary.step")
     assert targets == {sweep.body.span_id, step.body.span_id}
-    assert step.attributes == {"kv_canary.step": 77, "kv_canary.phase": "head"}
+    assert step.attributes == {"kv_canary.step": 77, "kv_canary.phase": "head", "error.type": "chain"}
+    events = [event for span in (incident, end) for event in span.body.events]
+    told = [{pair.key: pair.value.string_value for pair in event.attributes} for event in events]
+    assert [event.name for event in events] == ["kv_canary.violation"] * 2
+    assert {each["kv_canary.reason"] for each in told} == {"chain", "kv_data"}
+    assert {each["kv_canary.request"] for each in told} == {violation(3).request}
     evidence = receiver.named("kv_canary.evidence")
     assert {one.body.parent_span_id for one in evidence} == {incident.body.span_id}
     assert evidence[0].attributes["kv_canary.changed.k"] == "layer 3 head 1 element 7"
@@ -155,9 +167,75 @@ def test_an_open_incident_is_exported_at_the_end(hub, environ):
     swept_and_damaged(hub)
     tracing.close()
     server.close()
-    (incident,) = receiver.named("kv_canary.incident")
-    assert incident.attributes["kv_canary.incident.open"] is True
+    (incident,), (end,) = receiver.named("kv_canary.incident"), receiver.named("kv_canary.incident.end")
+    assert end.attributes["kv_canary.incident.open"] is True
     assert incident.resource["service.name"] == "canary-obs"
+    assert incident.resource["host.name"] == socket.gethostname()
+    (step,) = receiver.named("kv_canary.step")
+    assert "host.name" not in step.resource  # the rank may run on another host
+
+
+def test_an_incident_leaves_when_it_opens(hub, environ):
+    receiver = Receiver()
+    server = open_server(receiver, "http/protobuf")
+    environ(server.url, "http/protobuf")
+    tracing = open_tracing(hub)
+    swept_and_damaged(hub)
+    eventually(lambda: receiver.named("kv_canary.incident"))
+    assert receiver.named("kv_canary.incident.end") == []
+    assert hub.incidents.newest_first()[0].closed_ns is None
+    rank = RankWithEvidence(hub)
+    rank.send(Violations(identity=rank.identity, rows=(violation(9, step=78),)))
+    tracing.close()
+    server.close()
+    (incident,), (end,) = receiver.named("kv_canary.incident"), receiver.named("kv_canary.incident.end")
+    slots = [
+        [pair.value.int_value for event in span.body.events for pair in event.attributes
+         if pair.key == "kv_canary.slot"]
+        for span in (incident, end)
+    ]  # fmt: skip
+    assert [sorted(each) for each in slots] == [[3, 4], [9]]  # each violation once
+    assert end.attributes["kv_canary.violations"] == 3
+
+
+def test_a_sweep_is_a_child_of_its_caller(hub, environ):
+    receiver = Receiver()
+    server = open_server(receiver, "http/protobuf")
+    environ(server.url, "http/protobuf")
+    tracing = open_tracing(hub)
+    caller = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    rank = FakeRank(hub, finishes=False)
+    sweep = hub.start_sweep(StartSweepRequest(), caller)
+    assert sweep.traceparent == caller
+    rank.send(Violations(identity=rank.identity, rows=(violation(3, sweep_id=sweep.id),)))
+    ended = progress(sweep.id, SweepStatus.VIOLATED, checked=100, violations=1)
+    rank.send(SweepReport(identity=rank.identity, progress=ended))
+    tracing.close()
+    server.close()
+    (root,), (part,) = receiver.named("kv_canary.sweep"), receiver.named("kv_canary.sweep.rank")
+    assert root.body.trace_id.hex() == part.body.trace_id.hex() == "ab" * 16
+    assert root.body.parent_span_id.hex() == "cd" * 8
+    assert part.body.parent_span_id == root.body.span_id
+    assert root.attributes["error.type"] == part.attributes["error.type"] == "violated"
+    (link,) = receiver.named("kv_canary.incident")[0].body.links
+    assert (link.trace_id, link.span_id) == (root.body.trace_id, root.body.span_id)
+
+
+def test_the_settings_of_the_compose_file_deliver(hub, monkeypatch):
+    path = Path(__file__).parents[2] / "docker" / "compose.yml"
+    settings = yaml.safe_load(path.read_text())["services"]["canary"]["environment"]
+    given = {name: value for name, value in settings.items() if name.startswith("OTEL_")}
+    receiver = Receiver()
+    server = open_server(receiver, "grpc")  # the collector's port 4317 is gRPC's
+    assert given["OTEL_EXPORTER_OTLP_ENDPOINT"].endswith(":4317")
+    for name, value in (given | {"OTEL_EXPORTER_OTLP_ENDPOINT": server.url}).items():
+        monkeypatch.setenv(name, value)
+    tracing = open_tracing(hub)
+    swept_and_damaged(hub)
+    tracing.close()
+    server.close()
+    assert tracing.counts["traces"].failed == 0
+    assert receiver.named("kv_canary.incident")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -174,7 +252,7 @@ def test_a_receiver_that_answers_errors_costs_only_what_was_sent(hub, environ, p
     assert receiver.requests >= 2
     assert receiver.spans == []
     counts = tracing.counts["traces"]
-    assert (counts.exported, counts.failed + counts.queue_full) == (0, 7)
+    assert (counts.exported, counts.failed + counts.queue_full) == (0, 8)
     assert hub.verdict()[0] != "blind"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
@@ -17,6 +18,8 @@ from canary_obs.vocabulary import SweepStatus
 router = APIRouter(prefix="/canary", tags=["sweeps"])
 
 SweepId = Annotated[str, Path(min_length=1, max_length=128)]
+# The version that we know. https://www.w3.org/TR/trace-context/
+_TRACEPARENT = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=128)]
 
 
@@ -31,14 +34,18 @@ async def start_sweep(
     query: Annotated[SweepQuery, Query()],
     body: Annotated[SweepBody | None, Body()] = None,
     idempotency_key: IdempotencyKey = None,
+    traceparent: Annotated[str | None, Header(description="W3C trace context of the caller.")] = None,
 ) -> Response:
     """Start a sweep: 202 with its id. With wait=true 200 with its result, or 202 when it takes too long.
 
-    With wait=true 409 at once while a rank is paused.
+    With wait=true 409 at once while a rank is paused. The sweep's span is a child of `traceparent`'s; one
+    that is not valid is left out.
     """
     context, options = context_of(request), body or SweepBody()
     sweep = StartSweepRequest(**options.model_dump() | {"groups": tuple(options.groups)})
-    record = context.start_sweep(sweep, idempotency_key, wait=query.wait == "true")
+    if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) is None:
+        traceparent = None
+    record = context.start_sweep(sweep, idempotency_key, wait=query.wait == "true", traceparent=traceparent)
     if query.wait == "true":
         record = await context.sweep_result(record)
     status = 200 if query.wait == "true" and record.status is not SweepStatus.RUNNING else 202
