@@ -96,6 +96,17 @@ class HandshakeCause(StrEnum):
     OTHER_USER = "other_user"
 
 
+class InvalidCause(StrEnum):
+    """Why a message of an engine cannot be true; RANK = no rank has this number, FALLING: a counter fell."""
+
+    NOT_FINITE = "not_finite"
+    NEGATIVE = "negative"
+    FALLING = "falling"
+    RANK = "rank"
+    BUCKETS = "buckets"
+    TOO_LONG = "too_long"
+
+
 class State(StrEnum):
     """The verdict on a rank, from best to worst."""
 

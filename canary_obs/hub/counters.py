@@ -38,6 +38,7 @@ class HubCounts:
 
     messages: dict[str, int]  # by type
     refused: int  # messages of a replaced process
+    invalid: dict[str, int]  # messages whose values cannot be, by cause
     undecodable: int  # frames
     handshakes: dict[str, int]  # connections refused, by cause
     evicted: int  # violations dropped for newer ones

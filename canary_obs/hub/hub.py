@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -19,8 +20,10 @@ from canary_obs.hub.commands import StartSweepRequest, UnknownGroup
 from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillStore
 from canary_obs.hub.incident_store import IncidentStore
+from canary_obs.hub.message_check import LABEL_LENGTH, InvalidMessage, check_message
+from canary_obs.hub.problems import Problems
 from canary_obs.hub.rank_table import PING_SECONDS, RankTable
-from canary_obs.hub.ranks import Rank, RankView, redetections_of
+from canary_obs.hub.ranks import Rank, RankView, rank_name, redetections_of
 from canary_obs.hub.sweeps import SweepRecord, SweepStore
 from canary_obs.hub.violation_store import ViolationEvent, ViolationFilter, ViolationStore
 from canary_obs.records import (
@@ -41,6 +44,8 @@ from canary_obs.records import (
 )
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import HandshakeCause, State, worst
+
+log = logging.getLogger("canary_obs")
 
 Subscriber = Callable[[tuple[ViolationEvent, ...]], None]
 _MESSAGE_TYPES = {struct: str(struct.__struct_config__.tag) for struct in get_args(EngineMessage)}
@@ -70,9 +75,7 @@ class Hub:
         self.drills = DrillStore(clock=clock, wall_ns=wall_ns)
         self._handshakes: Counter[HandshakeCause] = Counter()
         self._messages: Counter[str] = Counter(dict.fromkeys(_MESSAGE_TYPES.values(), 0))
-        self._undecodable = 0
-        self._faults: Counter[str] = Counter()
-        self._problems: dict[str, tuple[State, str]] = {}  # by part of the service, until acknowledged
+        self._problems = Problems()
         self._subscribers: list[Subscriber] = []
 
     # Messages from engines.
@@ -82,15 +85,30 @@ class Hub:
         now = self._clock()
         with self._lock:
             self._messages[_MESSAGE_TYPES[type(message)]] += 1
-            rank = self._ranks.admit(message, reply, now)
-            if rank is None:
-                return
-            events = self._apply(rank, message, now)
-            if rank.hello is None and now - rank.last_ping > PING_SECONDS:
-                self._ranks.ping(rank, now)
+            line: str | None = None
+            events: tuple[ViolationEvent, ...] = ()
+            try:
+                check_message(message, self._ranks.newest_of(message.identity))
+            except InvalidMessage as error:
+                self._ranks.note_refusal(message.identity, str(error))
+                sender = rank_name(message.identity.key)[:LABEL_LENGTH]
+                line = self._problems.add_invalid(error, sender, now)
+            else:
+                events = self._accept(message, reply, now)
+        if line is not None:
+            log.warning("canary_obs: %s", line)
         if events:
             for subscriber in self._subscribers:
                 subscriber(events)
+
+    def _accept(self, message: EngineMessage, reply: Reply, now: float) -> tuple[ViolationEvent, ...]:
+        rank = self._ranks.admit(message, reply, now)
+        if rank is None:
+            return ()
+        events = self._apply(rank, message, now)
+        if rank.hello is None and now - rank.last_ping > PING_SECONDS:
+            self._ranks.ping(rank, now)
+        return events
 
     def _on_rank_restart(self, key: RankKey, started_ns: int) -> None:
         self._sweeps.fail_rank(key, "the engine restarted", unless_started_ns=started_ns)
@@ -137,15 +155,12 @@ class Hub:
     def undecodable_frame(self, error: WireError) -> None:
         """A frame could not be decoded; the verdict is at best DEGRADED until acknowledged."""
         with self._lock:
-            self._undecodable += 1
-            text = f"undecodable frames: {self._undecodable}, the last: {error}"
-            self._problems["wire"] = State.DEGRADED, text
+            self._problems.add_undecodable(error)
 
     def fault(self, part: str, error: Exception, state: State = State.BLIND) -> None:
         """A part of the service failed; the verdict is at best `state` until acknowledged."""
         with self._lock:
-            self._faults[part] += 1
-            self._problems[part] = state, f"the service failed: {part}: {type(error).__name__}: {error}"
+            self._problems.add_fault(part, error, state)
 
     def handshake_refused(self, cause: HandshakeCause) -> None:
         """A connection was refused. The verdict ignores it: anyone who reaches the port can cause one."""
@@ -182,7 +197,7 @@ class Hub:
         """The worst state of all ranks and of the service itself, with reasons; OFF without an engine."""
         with self._lock:
             states, reasons = self._ranks.verdicts(self._clock() if now is None else now)
-            for state, problem in self._problems.values():
+            for state, problem in self._problems.verdicts():
                 states.append(state)
                 reasons.append(problem)
         return worst(states), tuple(reasons) if states or reasons else ("no engine is attached",)
@@ -191,8 +206,9 @@ class Hub:
         """Counts since the hub's start."""
         with self._lock:
             return HubCounts(
-                messages=dict(self._messages), refused=self._ranks.refused, undecodable=self._undecodable,
-                evicted=self._violation_store.evicted, expired=self._ranks.expired, faults=dict(self._faults),
+                messages=dict(self._messages), refused=self._ranks.refused, invalid=self._problems.invalid,
+                undecodable=self._problems.undecodable, evicted=self._violation_store.evicted,
+                expired=self._ranks.expired, faults=dict(self._problems.faults),
                 handshakes={cause.value: self._handshakes[cause] for cause in HandshakeCause},
             )  # fmt: skip
 
@@ -264,7 +280,7 @@ class Hub:
         now = self._clock()
         self.incidents.acknowledge(up_to)
         with self._lock:
-            self._problems.clear()
+            self._problems.acknowledge()
             for rank in self._ranks:
                 later = None if up_to is None else self._violation_store.count_after(up_to, rank.identity)
                 seen = rank.acknowledge(later)

@@ -32,6 +32,15 @@ class Lives:
         for snapshot in self._ended.values():
             self._earlier = add_totals(snapshot, self._earlier)
 
+    def newest_of(self, started_ns: int) -> Snapshot | None:
+        """What a process said last that does not report at present; None = nothing, or it is not kept."""
+        return self._ended.get(started_ns)
+
+    @property
+    def returned(self) -> Snapshot | None:
+        """What the present process said last, before another one reported between; None = no such."""
+        return self._returned
+
     def totals(self, newest: Snapshot | None) -> Snapshot | None:
         """Counters over all lives; `newest` is the present life's last snapshot. None = none reported."""
         newest = newest or self._returned

@@ -8,7 +8,7 @@ from canary_obs.config import ServiceConfig
 from canary_obs.hub.clocks import SnapshotClock
 from canary_obs.hub.commands import NoEngine
 from canary_obs.hub.ranks import Rank, RankView, rank_name
-from canary_obs.records import EngineMessage, Ping, RankKey, Snapshot
+from canary_obs.records import EngineMessage, Identity, Ping, RankKey, Snapshot
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
 
@@ -43,6 +43,17 @@ class RankTable:
     def find(self, key: RankKey) -> Rank | None:
         """One rank, if it is known."""
         return self._ranks.get(key)
+
+    def newest_of(self, sender: Identity) -> Snapshot | None:
+        """The newest snapshot of this very process; None = none is known."""
+        rank = self._ranks.get(sender.key)
+        return None if rank is None else rank.newest_of(sender.started_ns)
+
+    def note_refusal(self, sender: Identity, why: str) -> None:
+        """A message of this process was refused: its rank, if there is one, shows why."""
+        rank = self._ranks.get(sender.key)
+        if rank is not None and rank.identity.started_ns == sender.started_ns:
+            rank.refused = why
 
     def admit(self, message: EngineMessage, reply: Reply, now: float) -> Rank | None:
         """The sender's rank, new or known; None = refused: replaced by a newer process, or no room."""

@@ -11,7 +11,7 @@ from canary_obs.hub.clocks import SnapshotClock
 from canary_obs.hub.lives import Lives
 from canary_obs.records import Acknowledge, Hello, Identity, RankKey, Snapshot, StepUnderWay, Violation
 from canary_obs.transport.sink import Reply
-from canary_obs.vocabulary import State
+from canary_obs.vocabulary import State, worst
 
 _ROWS_KNOWN = 4096
 START_SECONDS = 15.0  # from a rank's first message to its first snapshot, at most
@@ -65,6 +65,7 @@ class Rank:
     step: StepUnderWay | None = None  # the last one that was received
     step_received: float = float("-inf")
     step_excuses_until: float = float("-inf")  # until then, no snapshot is no sign of silence
+    refused: str | None = None  # why its latest message was refused; None = a snapshot was accepted since
     duplicate: Identity | None = None  # an older process that reports as the same rank
     duplicate_last_message: float = float("-inf")
 
@@ -77,7 +78,7 @@ class Rank:
         """Continue with another process under the same key, keeping totals and what was not acknowledged."""
         self.inherited += self._unacknowledged()
         self.lives.begin(identity.started_ns, self.identity.started_ns, self.snapshot)
-        self.snapshot, self.hello, self.step = None, None, None
+        self.snapshot, self.hello, self.step, self.refused = None, None, None, None
         self.step_excuses_until = float("-inf")
         self.clock = SnapshotClock(self.clock.boot_id)
         self.received_rows = self.acknowledged_violations = 0
@@ -97,8 +98,14 @@ class Rank:
     def update(self, snapshot: Snapshot, now: float, wall_ns: int) -> None:
         """Keep a snapshot unless a newer one was received before it."""
         if self.snapshot is None or snapshot.sequence > self.snapshot.sequence:
-            self.snapshot, self.snapshot_received, self.step = snapshot, now, None
+            self.snapshot, self.snapshot_received, self.step, self.refused = snapshot, now, None, None
             self.clock.receive(snapshot, now, wall_ns)
+
+    def newest_of(self, started_ns: int) -> Snapshot | None:
+        """The newest snapshot of the process that began then; None = none, or it is not kept."""
+        if started_ns == self.identity.started_ns:
+            return self.snapshot or self.lives.returned
+        return self.lives.newest_of(started_ns)
 
     def new_rows(self, rows: tuple[Violation, ...]) -> tuple[Violation, ...]:
         """Violations that were not received before: a rank repeats them when it is asked for its Hello."""
@@ -172,6 +179,8 @@ class Rank:
         snapshot, age = self.snapshot, self.snapshot_age(now)
         violated = snapshot is not None and snapshot.state is State.VIOLATED
         reasons = list(snapshot.state_reasons) if snapshot else []
+        if self.refused is not None:
+            reasons.insert(0, f"a message was refused: {self.refused}")
         if self.departed:
             unacknowledged = violated and not self.acknowledged
             return (State.VIOLATED, tuple(reasons)) if unacknowledged else (State.OFF, ("detached",))
@@ -186,9 +195,11 @@ class Rank:
             blind = "attached, but never sent a snapshot"
         elif snapshot is None:
             starting = now - self.began <= START_SECONDS
-            return State.OFF if starting else State.DEGRADED, ("attached; waiting for its first snapshot",)
+            state = State.OFF if starting and self.refused is None else State.DEGRADED
+            return state, ("attached; waiting for its first snapshot", *reasons)
         else:
-            return snapshot.state, tuple(reasons)
+            doubted = [State.DEGRADED] if self.refused is not None else []
+            return worst([snapshot.state, *doubted]), tuple(reasons)
         # A silent rank keeps the violations it reported.
         return State.VIOLATED if violated else State.BLIND, (blind, *reasons)
 

@@ -134,6 +134,7 @@ SERVICE_METRICS: tuple[ServiceMetric, ...] = (
     _service(_G, "ranks_missing", "", "engine instance", "Ranks that the engine says it has and that do not report.", service_readings.ranks_missing),
     _service(_C, "hub_messages_total", "", "kind", "Messages received from engines.", service_readings.hub_messages),
     _service(_C, "hub_messages_refused_total", "", "", "Messages refused because their engine process has been superseded.", service_readings.hub_refused),
+    _service(_C, "hub_messages_invalid_total", "", "cause", "Messages refused because their values cannot be: a counter that fell, a rank that is none.", service_readings.hub_invalid),
     _service(_C, "hub_frames_undecodable_total", "", "", "Frames in another format or of another version.", service_readings.hub_undecodable),
     _service(_C, "hub_handshakes_refused_total", "", "cause", "Refused connections to the service's endpoint.", service_readings.hub_handshakes),
     _service(_C, "hub_ranks_expired_total", "", "", "Ranks forgotten, long after they left or fell silent.", service_readings.hub_expired),

@@ -62,6 +62,10 @@ def hub_refused(service: ServiceView) -> Iterator[Reading]:
     return one(service.counts.refused)
 
 
+def hub_invalid(service: ServiceView) -> Iterator[Reading]:
+    return by_name(service.counts.invalid)
+
+
 def hub_undecodable(service: ServiceView) -> Iterator[Reading]:
     return one(service.counts.undecodable)
 

@@ -231,6 +231,7 @@ BOARD = Board(
                             ("hub_violations_evicted_total", "discarded rows"),
                             ("hub_ranks_expired_total", "forgotten ranks"),
                             ("hub_messages_refused_total", "refused messages"),
+                            ("hub_messages_invalid_total", "impossible messages: {{cause}}"),
                             ("hub_frames_undecodable_total", "undecodable frames"),
                         )
                     ),

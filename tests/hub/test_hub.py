@@ -34,7 +34,7 @@ class Harness:
 
     def __init__(self, **settings):
         self.now = 100.0
-        self.wall = 2_000_000_000
+        self.wall = 2_000_000_000_000
         self.commands = {}
         self.sequence = itertools.count(1)
         self.hub = Hub(

@@ -11,14 +11,14 @@ _PARTS = _BOUNDS + "test_a_message_of_several_parts_is_refused_and_costs_the_con
 ADMISSION = mutants(
     "canary_obs/transport/admission.py",
     (
-        "        _admit_own_user(socket)\n",
-        "",
-        _USERS + "test_own_user_and_root_are_admitted_and_others_refused_and_counted[0]",
+        "socket.setsockopt(zmq.IPC_FILTER_UID, user)",
+        "pass",
+        _USERS + "test_the_kernel_is_asked_for_own_user_and_root",
     ),
     (
         "sorted({0, os.geteuid()})",
         "sorted({os.geteuid()})",
-        _USERS + "test_own_user_and_root_are_admitted_and_others_refused_and_counted[1234]",
+        _USERS + "test_the_kernel_is_asked_for_own_user_and_root",
     ),
     (
         ' and event["value"] not in _SHORTAGES',

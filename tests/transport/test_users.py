@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -60,6 +61,16 @@ def test_own_user_and_root_are_admitted_and_others_refused_and_counted(path, use
         eventually(lambda: "belongs neither to the service's user nor to root" in caplog.text)
     finally:
         listener.close()
+
+
+@pytest.mark.parametrize(("user", "admitted"), [(0, [0]), (SERVICE_USER, [0, SERVICE_USER])])
+def test_the_kernel_is_asked_for_own_user_and_root(user, admitted, monkeypatch):
+    """The same without root, on a stand-in for the socket that keeps what it is told."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    options = []
+    socket = SimpleNamespace(setsockopt=lambda option, value: options.append((option, value)))
+    admission._admit_own_user(socket)
+    assert options == [(zmq.IPC_FILTER_UID, number) for number in admitted]
 
 
 @pytest.mark.parametrize(
