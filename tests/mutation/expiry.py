@@ -33,4 +33,13 @@ STREAMS = mutants(
     ),
 )
 
-ALL = TABLE + DRILLS + STREAMS
+PAGES = mutants(
+    "canary_obs/telemetry/exposition.py",
+    (
+        "self._cache = cache",
+        "self._cache = self._cache | cache",
+        "tests/telemetry/test_many_ranks.py::test_once_all_ranks_are_dead_the_page_is_that_of_an_empty_service",
+    ),
+)
+
+ALL = TABLE + DRILLS + STREAMS + PAGES
