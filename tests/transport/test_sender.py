@@ -157,7 +157,7 @@ def test_flush_waits_until_the_queue_is_empty_or_the_timeout(monkeypatch):
     link.room = 0
     sender.send(rows(1))
     sender.flush(0.01)
-    assert link.full
+    eventually(lambda: link.full)
     sender.close()
     started = time.monotonic()
     sender.flush(3600.0)
