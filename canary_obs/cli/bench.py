@@ -182,6 +182,26 @@ def cpu(
     exit_with(result, baseline)
 
 
+@bench.command("sweep-start")
+def sweep_start(
+    slots: Annotated[int, typer.Option(min=1024, help="Slots of the prefix cache.")] = 10_000_000,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
+    rounds: Rounds = 5,
+    seed: Seed = 1,
+    output: Output = None,
+    baseline: Baseline = None,
+) -> None:
+    """Host time that the walk over vLLM's prefix cache takes from the steps of a sweep."""
+    from canary_obs.bench.sweep_start import SweepStartPlan, run_sweep_start
+
+    plan = SweepStartPlan(
+        slots=slots // block_size * block_size, block_size=block_size, rounds=rounds, seed=seed
+    )
+    result = run_sweep_start(plan)
+    print_json_and_table(result, output)
+    exit_with(result, baseline)
+
+
 @bench.command("step")
 def step(
     shape: StepShape = "8b",

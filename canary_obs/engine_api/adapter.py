@@ -17,6 +17,7 @@ from canary_obs.engine_api.views import (
     StepTypes,
     WindowTokens,
 )
+from canary_obs.engine_api.walks import CachedWalk, WholeWalk
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -31,9 +32,16 @@ class PrefixCache(ABC):
         unknown: the sweep fails with that reason.
         """
 
+    def walk(self, group: str) -> CachedWalk:
+        """What `cached` shows of the whole group, to be taken some slots at a time; starts the same period.
+
+        Overridden where showing all slots at once would hold up an engine's step.
+        """
+        return WholeWalk(self.cached(group, unlocked_only=False))
+
     @abstractmethod
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
-        """bool [n]: `slots` (int64 [n]) stayed cached, without a break, since this group's last `cached`."""
+        """bool [n]: `slots` (int64 [n]) stayed cached, without a break, since the group's period began."""
 
     def count(self, group: str) -> CachedCount | None:
         """The engine's own count of the group's slots in the cache, at the same moment as `cached`.

@@ -95,14 +95,8 @@ SWEEPER = mutants(
         _SWEEP + "test_a_sweep_that_launches_too_few_slots",
     ),
     (
-        "stop = min(start + self._chunk_size(group), cached.slots.numel())",
-        "stop = min(start + self._chunk_size(group), cached.slots.numel() - 1)",
-        "tests/runtime/sweep/test_sweeper.py::test_a_pass_accounts_for_every_slot_while_the_cache_changes",
-    ),
-    (
-        "slots, positions, previous = self._uploads.put(slots, cached.positions[start:stop], previous)",
-        "slots, positions, previous = self._uploads.put(slots[1:], cached.positions[start + 1:stop], "
-        "previous[1:])",
+        "slots, positions, previous = self._uploads.put(slots, cached.positions, previous)",
+        "slots, positions, previous = self._uploads.put(slots[1:], cached.positions[1:], previous[1:])",
         "tests/runtime/sweep/test_sweeper.py::test_a_pass_accounts_for_every_slot_while_the_cache_changes",
     ),
     (
@@ -129,20 +123,43 @@ SHARES = mutants(
 
 WALK = mutants(
     "canary_obs/runtime/sweep/walk.py",
+    ("count.shown == count.expected == count.different", "count.shown == count.expected", _WALKS),
+    ("count.shown == count.expected == count.different", "True", _WALKS),
     (
-        "if int(seen.sum()) != count.slots or cached.slots.numel() != count.slots:",
-        "if cached.slots.numel() != count.slots:",
-        _WALKS,
-    ),
-    (
-        "if int(seen.sum()) != count.slots or cached.slots.numel() != count.slots:",
-        "if False:",
-        _WALKS,
+        "            count.complete = True\n",
+        "",
+        _SWEEP + "test_a_part_of_a_cache_is_swept_and_all_of_it_counted",
     ),
     (
         "            self._uncounted.add(group)\n",
         "",
         _SWEEP + "test_an_engine_that_does_not_count_its_cache",
+    ),
+)
+
+_GAP = "tests/engines/vllm/test_cached_blocks.py::test_a_walk_passes_over_blocks_that_are_not_cached"
+_TAKEN = "tests/engines/vllm/test_cached_blocks.py::test_a_walk_shows_what_was_cached_when_it_began"
+PARTS = (
+    *mutants(
+        "canary_obs/engine_api/walks.py",
+        (
+            "min(self._taken + limit, self.total)",
+            "min(self._taken + limit, self.total - 1)",
+            "tests/runtime/sweep/test_sweeper.py::test_a_pass_accounts_for_every_slot_while_the_cache_changes",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/cached_blocks.py",
+        (
+            "self._blocks.slots(held, filled[held])",
+            "self._blocks.slots(held, self._blocks.filled[held])",
+            _TAKEN,
+        ),
+        ("int(held[-1]) + 1 if", "int(held[-1]) + 2 if", _TAKEN),
+        ("        np.copyto(since, blocks.since)\n", "        since[:] = blocks.since[0]\n", _TAKEN),
+        ("        while not held.size and", "        if not held.size and", _GAP),
+        ("                self.total -= int(self.filled[blocks])\n", "                pass\n", _TAKEN),
+        ("            group.total += more\n", "", _TAKEN),
     ),
 )
 
@@ -182,4 +199,4 @@ COVERAGE = mutants(
     ),
 )
 
-ALL = *COVERAGE, *ACCOUNT, *SWEEPER, *SHARES, *WALK, *BLOCKS, *COMPARED, *CHECKED, *COUNTED, *OUTPUTS
+ALL = *COVERAGE, *ACCOUNT, *SWEEPER, *SHARES, *WALK, *PARTS, *BLOCKS, *COMPARED, *CHECKED, *COUNTED, *OUTPUTS

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedCount, CachedSlots
+from canary_obs.engine_api.walks import CachedWalk
 from canary_obs.engines.vllm.cache_count import BlockCounts
 from canary_obs.errors import UnsupportedEngine
 
@@ -76,6 +77,10 @@ class EventsLost(NamedTuple):
 BlockEvent = Published | PublishedRun | Partial | Loaded | EventsLost | int | None
 
 
+_SCANNED = 1 << 15  # blocks that are looked at in one go: few may be cached
+_Blocks = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
 @dataclass(slots=True)
 class _GroupBlocks:
     """The cached blocks of one group. Clocks count events; `since` is _NEVER for blocks not cached."""
@@ -84,12 +89,70 @@ class _GroupBlocks:
     block_size: int
     since: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)  # clock when it was cached
     columns: np.ndarray[tuple[int, int], np.dtype[np.int64]] = field(init=False)
-    mark: int = -1  # clock of the last `cached` call
+    filled: np.ndarray[tuple[int], np.dtype[np.int32]] = field(init=False)  # tokens in the block
+    total: int = 0  # slots of all cached blocks, counted as they come and go
+    # `since` and `filled` when the last walk began.
+    walked: tuple[_Blocks, np.ndarray[tuple[int], np.dtype[np.int32]]] = field(init=False)
+    mark: int = -1  # clock of the last call of `cached` or `walk`
 
     def __post_init__(self) -> None:
         self.since = np.full(self.num_blocks, _NEVER, dtype=np.int64)
-        # number in the request, previous block, that block's `since`, filled
-        self.columns = np.zeros((self.num_blocks, 4), dtype=np.int64)
+        # number in the request, previous block, that block's `since`
+        self.columns = np.zeros((self.num_blocks, 3), dtype=np.int64)
+        self.filled = np.zeros(self.num_blocks, dtype=np.int32)
+        self.walked = np.full_like(self.since, _NEVER), np.zeros_like(self.filled)
+
+    def evict(self, blocks: int | slice | _Blocks) -> None:
+        """These blocks are not cached from now on."""
+        if isinstance(blocks, int):
+            if self.since[blocks] != _NEVER:
+                self.total -= int(self.filled[blocks])
+        else:
+            self.total -= int(self.filled[blocks].sum(where=self.since[blocks] != _NEVER))
+        self.since[blocks] = _NEVER
+
+    def slots(self, held: _Blocks, filled: np.ndarray[tuple[int], np.dtype[np.int32]]) -> CachedSlots:
+        """The slots of these blocks, of each as many as are given; links to evicted blocks are left out."""
+        order, before, since = self.columns[held].T
+        offsets = np.arange(self.block_size)
+        valid = offsets < filled[:, None]
+        slots = held[:, None] * self.block_size + offsets
+        previous = slots - 1
+        if held.size:
+            intact = (before >= 0) & (since != _NEVER) & (self.since[before] == since)
+            previous[:, 0] = np.where(intact, before * self.block_size + self.block_size - 1, -1)
+        positions = order[:, None] * self.block_size + offsets
+        columns = (torch.from_numpy(column[valid]) for column in (slots, positions, previous))
+        return CachedSlots(**dict(zip(("slots", "positions", "previous"), columns, strict=True)))
+
+
+class _BlockWalk(CachedWalk):
+    """Copies two numbers per block; slots, many times as many, are computed as they are taken.
+
+    One at a time: the next walk of a group overwrites what this one copied.
+    """
+
+    def __init__(self, blocks: _GroupBlocks) -> None:
+        self._blocks, self._total, self._next = blocks, blocks.total, 0
+        since, filled = blocks.walked
+        np.copyto(since, blocks.since)
+        np.copyto(filled, blocks.filled)  # a partial block may grow meanwhile
+
+    @property
+    def total(self) -> int:
+        """Slots of the whole walk."""
+        return self._total
+
+    def take(self, limit: int) -> CachedSlots:
+        """The slots of the next cached blocks: of as many as have `limit` slots at most, but of one."""
+        since, filled = self._blocks.walked
+        held = np.empty(0, dtype=np.int64)
+        count = max(1, limit // self._blocks.block_size)
+        while not held.size and self._next < since.size:
+            part = since[self._next : self._next + max(count, _SCANNED)]
+            held = np.flatnonzero(part != _NEVER)[:count] + self._next
+            self._next = int(held[-1]) + 1 if held.size == count else self._next + part.size
+        return self._blocks.slots(held, filled[held])
 
 
 class CachedBlocks(PrefixCache):
@@ -141,7 +204,7 @@ class CachedBlocks(PrefixCache):
     def _evict(self, blocks: int | slice) -> None:
         # Block numbers are the pool's, common to all groups.
         for group in self._groups.values():
-            group.since[blocks] = _NEVER
+            group.evict(blocks)
 
     def _add_event(self, event: Published | PublishedRun | Partial) -> None:
         for name in self._names.get(event.group, ()):
@@ -154,27 +217,44 @@ class CachedBlocks(PrefixCache):
 
     def _add(self, group: _GroupBlocks, event: Published) -> None:
         before = group.since[event.previous] if event.previous >= 0 else _NEVER
+        group.evict(event.block)
         group.since[event.block] = self._clock
-        group.columns[event.block] = event.number, event.previous, before, event.filled
+        group.total += event.filled
+        group.columns[event.block] = event.number, event.previous, before
+        group.filled[event.block] = event.filled
 
     def _add_part(self, group: _GroupBlocks, event: Partial) -> None:
         if group.since[event.block] == _NEVER:
             self._add(group, Published(event.group, event.block, event.number, -1, event.filled))
         else:  # a prompt's last block is published again each time the prompt ends in it
-            group.columns[event.block, 3] = max(group.columns[event.block, 3], event.filled)
+            more = max(event.filled - int(group.filled[event.block]), 0)
+            group.filled[event.block] += more
+            group.total += more
 
     def _add_run(self, group: _GroupBlocks, event: PublishedRun) -> None:
         blocks = np.array(event.blocks, dtype=np.int64)
-        rows = np.empty((blocks.size, 4), dtype=np.int64)
+        rows = np.empty((blocks.size, 3), dtype=np.int64)
         rows[:, 0] = np.arange(event.number, event.number + blocks.size)
         rows[0, 1], rows[1:, 1] = event.previous, blocks[:-1]
         rows[0, 2] = group.since[event.previous] if event.previous >= 0 else _NEVER
         rows[1:, 2] = self._clock
-        rows[:, 3] = event.filled
-        group.since[blocks], group.columns[blocks] = self._clock, rows
+        group.evict(blocks)
+        group.total += event.filled * blocks.size
+        group.since[blocks], group.columns[blocks], group.filled[blocks] = self._clock, rows, event.filled
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot of the cached blocks; links to evicted blocks are left out."""
+        blocks = self._begin(group)
+        held = np.flatnonzero(blocks.since != _NEVER)
+        if unlocked_only:
+            held = np.setdiff1d(held, np.fromiter(self._locked(group), dtype=np.int64))
+        return blocks.slots(held, blocks.filled[held])
+
+    def walk(self, group: str) -> CachedWalk:
+        """The same of the whole group, block by block."""
+        return _BlockWalk(self._begin(group))
+
+    def _begin(self, group: str) -> _GroupBlocks:
         if self._unreported:
             raise UnsupportedEngine(
                 "vLLM's scheduler does not report its prefix cache: pass the LLM to install_canary, not its "
@@ -183,27 +263,7 @@ class CachedBlocks(PrefixCache):
             )
         blocks = self._groups[group]
         blocks.mark = self._clock
-        held = np.flatnonzero(blocks.since != _NEVER)
-        if unlocked_only:
-            held = np.setdiff1d(held, np.fromiter(self._locked(group), dtype=np.int64))
-        order, _, _, filled = blocks.columns[held].T
-        offsets = np.arange(blocks.block_size)
-        valid = offsets < filled[:, None]
-        slots = held[:, None] * blocks.block_size + offsets
-        previous = slots - 1
-        if held.size:
-            previous[:, 0] = self._links(blocks, held)
-        positions = order[:, None] * blocks.block_size + offsets
-        columns = (torch.from_numpy(column[valid]) for column in (slots, positions, previous))
-        return CachedSlots(**dict(zip(("slots", "positions", "previous"), columns, strict=True)))
-
-    @staticmethod
-    def _links(blocks: _GroupBlocks, held: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[
-        tuple[int], np.dtype[np.int64]
-    ]:  # fmt: skip
-        _, previous, before, _ = blocks.columns[held].T
-        intact = (previous >= 0) & (before != _NEVER) & (blocks.since[previous] == before)
-        return np.where(intact, previous * blocks.block_size + blocks.block_size - 1, -1)
+        return blocks
 
     def count(self, group: str) -> CachedCount | None:
         """What the pool's map held when the last output was made; None = its scheduler does not report."""
@@ -215,7 +275,7 @@ class CachedBlocks(PrefixCache):
         return CachedCount(slots=cached * size - unfilled, removed=removed * size)
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
-        """bool [n]: cached since before the last `cached` call."""
+        """bool [n]: cached since before the last call of `cached` or `walk`."""
         blocks = self._groups[group]
         return torch.from_numpy(blocks.since[slots.numpy() // blocks.block_size] <= blocks.mark)
 

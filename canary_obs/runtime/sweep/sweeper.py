@@ -14,7 +14,7 @@ from canary_kernels.fingerprint import compare_slots
 from canary_kernels.verify import verify_list
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import PrefixCache
-from canary_obs.engine_api.views import CachedSlots
+from canary_obs.engine_api.walks import CachedWalk
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import StartSweep, SweepProgress
 from canary_obs.runtime.device.delayed_device_host import Sample
@@ -38,14 +38,13 @@ class _Pass:
 
     command: StartSweep
     trigger: Trigger
-    work: list[tuple[Group, CachedSlots]]
+    work: list[tuple[Group, CachedWalk]]
     total: int
     started_ns: int
     started: float
     step: int
     groups: tuple[str, ...]
     next_group: int = 0
-    cursor: int = 0
     ending: SweepStatus | None = None  # all launched, or cancelled: waiting for the counters
     settles_at: int = -1  # sequence of the first counter copy that holds all of its results
     totals: dict[str, int] = field(default_factory=dict)  # counted so far
@@ -165,7 +164,7 @@ class Sweeper:
         current.totals = {name: counts[name] - self._baseline[name] for name in counts}
         if current.ending is None or current.settles_at < 0 or sample.sequence < current.settles_at:
             return
-        shortfall = [self._walk.mismatch.get(name) for name in current.groups]
+        shortfall = [self._walk.mismatch(name) for name in current.groups]
         shortfall.append(self._shares.shortfall(counters))
         ended = self._ended(current, "; ".join(filter(None, shortfall)))
         ended = msgspec.structs.replace(ended, shares=self._shares.settle(counters))
@@ -190,7 +189,7 @@ class Sweeper:
         if refusal is None:
             try:
                 current.work += [
-                    (self._state.by_name[name], self._walk.slots(name, command)) for name in names
+                    (self._state.by_name[name], self._walk.begin(name, command)) for name in names
                 ]
             except UnsupportedEngine as error:  # the engine does not show what its prefix cache holds
                 refusal = str(error)
@@ -199,12 +198,12 @@ class Sweeper:
             self.last = self._describe(current, SweepStatus.FAILED, refusal)
             self._report(self.last)
             return
-        current.total = sum(cached.slots.numel() for _, cached in current.work)
+        current.total = sum(walk.total for _, walk in current.work)
         self._pass = current
         self._shares.start()
         for name in names:
             group = self._state.by_name[name]
-            self._shares.owe(group, next((c.slots.numel() for g, c in current.work if g is group), 0))
+            self._shares.owe(group, next((walk.total for g, walk in current.work if g is group), 0))
         self._report(self._describe(current, SweepStatus.RUNNING))
 
     def _timed_chunk(self, current: _Pass) -> float:
@@ -217,27 +216,23 @@ class Sweeper:
 
     def _check_chunk(self, current: _Pass) -> tuple[float, int]:
         """Launch the next chunk; returns estimated seconds of GPU time (0 on the CPU), and slots left out."""
-        group, cached = current.work[current.next_group]
-        start = current.cursor
-        stop = min(start + self._chunk_size(group), cached.slots.numel())
-        current.cursor = stop
-        if stop == cached.slots.numel():
-            current.next_group, current.cursor = current.next_group + 1, 0
-        if start == stop:
+        group, walk = current.work[current.next_group]
+        cached = self._walk.take(group.name, walk, self._chunk_size(group))
+        count = cached.slots.numel()
+        if not count:
+            current.next_group += 1
             return 0.0, 0
-        slots, previous = self._walk.still_cached(
-            group.name, cached.slots[start:stop], cached.previous[start:stop]
-        )
+        slots, previous = self._walk.still_cached(group.name, cached.slots, cached.previous)
         evicted = int((slots < 0).sum())
-        slots, positions, previous = self._uploads.put(slots, cached.positions[start:stop], previous)
+        slots, positions, previous = self._uploads.put(slots, cached.positions, previous)
         self._state.tick()
         verify_list(self._state.backend, group.buffers, slots, positions, previous, layout.Phase.SWEEP)
         self._health.count_launch(group.index, layout.Phase.SWEEP)
         if not current.command.data:
             return 0.0, evicted
-        self._state.owed.compared(group.index, layout.Phase.SWEEP, stop - start)
+        self._state.owed.compared(group.index, layout.Phase.SWEEP, count)
         compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.SWEEP)
-        size = (stop - start) * group.plan.bytes_per_slot
+        size = count * group.plan.bytes_per_slot
         return 0.0 if self._on_cpu or not size else size / self._bandwidth, evicted
 
     def _chunk_size(self, group: Group) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedSlots
+from canary_obs.engine_api.walks import CachedWalk, WholeWalk
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import StartSweep
 from canary_obs.runtime.device.state import DeviceState
@@ -16,13 +18,32 @@ from canary_obs.vocabulary import State
 _NO_WINDOWS = "this engine does not show which tokens a sliding-window group holds"
 
 
+class _Count:
+    """The slots that a walk showed, and how many the engine counted when it began."""
+
+    def __init__(self, expected: int, num_slots: int) -> None:
+        self.expected, self.shown = expected, 0
+        self.complete = False  # the walk that is taken from shows a part of what was counted here
+        self._seen = np.zeros(num_slots, dtype=np.bool_)
+
+    def add(self, slots: Tensor) -> None:
+        """int64 [n], on the CPU."""
+        self.shown += slots.numel()
+        self._seen[slots.numpy()] = True
+
+    @property
+    def different(self) -> int:
+        """Different slots that were shown."""
+        return int(np.count_nonzero(self._seen))
+
+
 class SweepWalk:
     """Raises ConfigurationError at attach for a setting that the engine's prefix cache cannot follow."""
 
     def __init__(self, state: DeviceState, cache: PrefixCache, config: CanaryConfig) -> None:
         self._state, self._cache = state, cache
         self._uncounted: set[str] = set()
-        self.mismatch: dict[str, str] = {}  # by group, of its last walk: a sweep of it can't pass
+        self._counts: dict[str, _Count] = {}  # by group, of its last walk
         no_slots = torch.empty(0, dtype=torch.int64)
         self._knows_windows = cache.swa_resident("full", no_slots) is not None
         if config.swa_resident_only and not self._knows_windows:
@@ -42,9 +63,42 @@ class SweepWalk:
             return f"swa_resident_only: {_NO_WINDOWS}; leave it out"
         return None
 
-    def slots(self, group: str, command: StartSweep) -> CachedSlots:
-        """Every slot of the group that the command asks for."""
-        cached = self._counted(group)
+    def begin(self, group: str, command: StartSweep) -> CachedWalk:
+        """A walk over every slot of the group that the command asks for."""
+        self._counts.pop(group, None)
+        count = self._cache.count(group)
+        self._uncounted.discard(group)
+        if count is None:
+            self._uncounted.add(group)
+        else:
+            self._counts[group] = _Count(count.slots, self._state.by_name[group].view.num_slots)
+        if command.unlocked_only or command.swa_resident_only:
+            return WholeWalk(self._part(group, command))
+        return self._cache.walk(group)
+
+    def take(self, group: str, walk: CachedWalk, limit: int) -> CachedSlots:
+        """The next slots of a walk; the last ones are none."""
+        cached = walk.take(limit)
+        if (count := self._counts.get(group)) is not None and not count.complete:
+            count.add(cached.slots)
+        return cached
+
+    def mismatch(self, group: str) -> str | None:
+        """Why a sweep of this group can't pass, when all of its walk was taken; None = it can."""
+        count = self._counts.get(group)
+        if count is None or count.shown == count.expected == count.different:
+            return None
+        return (
+            f"group {group}: the adapter shows {count.different} different slots in the prefix cache, "
+            f"the engine counts {count.expected}; the adapter must show every cached slot once"
+        )
+
+    def _part(self, group: str, command: StartSweep) -> CachedSlots:
+        # The whole content is shown at once and counted, though a part of it is swept.
+        cached = self._cache.cached(group, unlocked_only=False)
+        if (count := self._counts.get(group)) is not None:
+            count.add(cached.slots)
+            count.complete = True
         if command.unlocked_only:
             cached = self._cache.cached(group, unlocked_only=True)
         if not command.swa_resident_only:
@@ -56,23 +110,6 @@ class SweepWalk:
             positions=cached.positions[resident],
             previous=cached.previous[resident],
         )
-
-    def _counted(self, group: str) -> CachedSlots:
-        """The whole content of the cache; `mismatch` says so when the engine counts another number."""
-        self.mismatch.pop(group, None)
-        cached, count = self._cache.cached(group, unlocked_only=False), self._cache.count(group)
-        self._uncounted.discard(group)
-        if count is None:
-            self._uncounted.add(group)
-            return cached
-        seen = torch.zeros(self._state.by_name[group].view.num_slots, dtype=torch.bool)
-        seen[cached.slots] = True
-        if int(seen.sum()) != count.slots or cached.slots.numel() != count.slots:
-            self.mismatch[group] = (
-                f"group {group}: the adapter shows {int(seen.sum())} different slots in the prefix cache, "
-                f"the engine counts {count.slots}; the adapter must show every cached slot once"
-            )
-        return cached
 
     def reasons(self) -> list[tuple[State, str]]:
         """Groups whose cached slots nobody but the adapter's walk counted, in the last sweep of each."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from canary_obs.engine_api.views import CachedCount
+from canary_obs.engine_api.views import CachedCount, CachedSlots
+from canary_obs.engine_api.walks import CachedWalk
+from canary_obs.engines.vllm import cached_blocks
 from canary_obs.engines.vllm.cache_count import BlockCounts
-from canary_obs.engines.vllm.cached_blocks import CachedBlocks, EventsLost, Loaded, Published, PublishedRun
+from canary_obs.engines.vllm.cached_blocks import (
+    CachedBlocks,
+    EventsLost,
+    Loaded,
+    Partial,
+    Published,
+    PublishedRun,
+)
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -81,6 +92,89 @@ def test_what_was_evicted_since_is_not_held() -> None:
     # Slot 28 is linked to slot 15 of block 3, which is another block's now: a sweep leaves the link out.
     assert blocks.still_cached("full", slots).tolist() == [False, True, True]
     assert blocks.still_cached("full", torch.tensor([15])).tolist() == [False]
+
+
+def taken(walk: CachedWalk, limit: int, between: Iterable[Callable[[], None]] = ()) -> list[CachedSlots]:
+    """The parts of a walk; what is to be done between them."""
+    parts, todo = [], iter(between)
+    while (part := walk.take(limit)).slots.numel():
+        parts.append(part)
+        next(todo, lambda: None)()
+    return parts
+
+
+def rows(part: CachedSlots) -> list[tuple[int, int, int]]:
+    return list(zip(part.slots.tolist(), part.positions.tolist(), part.previous.tolist(), strict=True))
+
+
+def test_a_walk_shows_what_was_cached_when_it_began() -> None:
+    """While blocks are evicted, cached again, filled and added."""
+    blocks = mirror()
+    blocks.apply([PublishedRun(0, (1, 2, 3), 0, -1, 4), Partial(0, 5, 7, 2), Published(0, 6, 0, -1, 4)])
+    before = held(blocks)
+    walk = blocks.walk("full")
+    assert walk.total == len(before) == 18
+    events = [2, Partial(0, 5, 7, 3), 6, Published(0, 6, 9, -1, 4), Published(0, 9, 0, -1, 4)]
+    found = [
+        row for part in taken(walk, 4, [lambda: blocks.apply(events)]) for row in zip(
+            rows(part), blocks.still_cached("full", part.slots).tolist(), strict=True)
+    ]  # fmt: skip
+    assert sorted(slot for (slot, _, _), _ in found) == [slot for slot, _, _ in before]
+    still = {slot for (slot, _, _), kept in found if kept}
+    assert still == {4, 5, 6, 7, 12, 13, 14, 15, 20, 21}
+    # Block 3 is linked to block 2, which is not cached any more.
+    expected = {row for row in before if row[0] in still} - {(12, 8, 11)} | {(12, 8, -1)}
+    assert {row for row, kept in found if kept} == expected
+    assert blocks.walk("full").total == len(held(blocks)) == 19
+
+
+def test_a_walk_passes_over_blocks_that_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_blocks, "_SCANNED", 3)
+    blocks = mirror()
+    blocks.apply([Published(0, 1, 0, -1, 4), Published(0, 15, 0, -1, 4)])
+    assert [part.slots.tolist() for part in taken(blocks.walk("full"), 8)] == [[4, 5, 6, 7], [60, 61, 62, 63]]
+    blocks.apply([None])
+    assert (blocks.walk("full").total, taken(blocks.walk("full"), 8)) == (0, [])
+
+
+@given(
+    first=st.lists(st.integers(1, 15), min_size=1, max_size=15, unique=True),
+    changes=st.lists(
+        st.one_of(
+            st.integers(1, 15),
+            st.builds(
+                lambda block, number: Published(0, block, number, -1, 4),
+                st.integers(1, 15),
+                st.integers(0, 9),
+            ),
+            st.none(),
+        ),
+        max_size=12,
+    ),
+    limit=st.integers(1, 20),
+)
+def test_no_slot_is_missed_or_shown_wrongly_while_the_cache_changes(first, changes, limit) -> None:
+    blocks = mirror()
+    blocks.apply([Published(0, block, place, -1, 4) for place, block in enumerate(first)])
+    before = held(blocks)
+    changed: set[int] = set()
+
+    def change(event) -> Callable[[], None]:
+        def apply() -> None:
+            blocks.apply([event])
+            changed.update(range(16) if event is None else [event if isinstance(event, int) else event.block])
+
+        return apply
+
+    shown = []
+    for part in taken(blocks.walk("full"), limit, map(change, changes)):
+        kept = blocks.still_cached("full", part.slots).tolist()
+        shown += [(row, here) for row, here in zip(rows(part), kept, strict=True)]
+        for (slot, _, _), here in shown[-len(kept) :]:
+            assert here is (slot // 4 not in changed)
+    assert sorted(row[0] for row, _ in shown) == [row[0] for row in before]
+    assert blocks.walk("full").total == len(held(blocks))
+    assert {row for row, here in shown if here} <= set(before)
 
 
 def test_other_groups_loads_and_resets() -> None:

@@ -89,6 +89,13 @@ def test_the_whole_cache_is_counted_also_where_a_part_is_swept(make_rig, unlocke
     assert COUNTS in str(sweep_now(rig, unlocked_only=unlocked_only).error)
 
 
+def test_a_part_of_a_cache_is_swept_and_all_of_it_counted(make_rig) -> None:
+    rig = swept(make_rig)
+    result = sweep_now(rig, unlocked_only=True)
+    assert result.status is SweepStatus.PASSED, result
+    assert result.checked > 0
+
+
 def test_slots_with_a_baseline_are_accounted_for(make_rig) -> None:
     rig = swept(make_rig)
     rig.canary.received(

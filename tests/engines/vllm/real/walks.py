@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from canary_obs.engine_api.views import CachedSlots
+from canary_obs.engine_api.walks import CachedWalk, WholeWalk
 from canary_obs.vocabulary import State, SweepStatus
 from tests.engines.vllm.real.forwards import acknowledge, replaced
 from tests.engines.vllm.real.rig import Rig, prompts
@@ -23,20 +24,19 @@ def _part(cached: CachedSlots, keep: slice) -> CachedSlots:
 def walks(rig: Rig) -> dict[str, tuple[str, Callable[..., Any], str]]:
     """By way: the method of the prefix cache that is replaced, by what, and the reason."""
     cache = rig.adapter.cached_blocks
-    walk = cache.cached
 
-    def nothing(group: str, *, unlocked_only: bool) -> CachedSlots:
-        return _part(walk(group, unlocked_only=unlocked_only), slice(0))
+    def nothing(group: str) -> CachedWalk:
+        return WholeWalk(_part(cache.cached(group, unlocked_only=False), slice(0)))
 
-    def half(group: str, *, unlocked_only: bool) -> CachedSlots:
-        return _part(walk(group, unlocked_only=unlocked_only), slice(None, None, 2))
+    def half(group: str) -> CachedWalk:
+        return WholeWalk(_part(cache.cached(group, unlocked_only=False), slice(None, None, 2)))
 
     def gone(group: str, slots: Any) -> Any:
         return slots < 0
 
     return {
-        "a sweep's walk yields nothing": ("cached", nothing, COUNTS),
-        "a sweep's walk yields half of the cache": ("cached", half, COUNTS),
+        "a sweep's walk yields nothing": ("walk", nothing, COUNTS),
+        "a sweep's walk yields half of the cache": ("walk", half, COUNTS),
         "a sweep takes cached slots for evicted ones": ("still_cached", gone, LEFT_OUT),
     }
 
