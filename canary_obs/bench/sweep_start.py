@@ -76,13 +76,13 @@ def _cache(plan: SweepStartPlan) -> CachedBlocks:
 
 def _take_all(walk: CachedWalk, blocks: CachedBlocks, seconds: list[float]) -> int:
     """Slots of a walk; appends the seconds of each part, with the question what is cached still."""
-    taken = 0
+    walked = 0
     while True:
         started = time.perf_counter()
         part = walk.take(_CHUNK)
         if not part.slots.numel():
-            return taken
+            return walked
         blocks.still_cached("full", part.slots)
         blocks.still_cached("full", part.previous.clamp(min=0))
         seconds.append(time.perf_counter() - started)
-        taken += part.slots.numel()
+        walked += part.slots.numel()

@@ -33,7 +33,7 @@ class PrefixCache(ABC):
         """
 
     def walk(self, group: str) -> CachedWalk:
-        """What `cached` shows of the whole group, to be taken some slots at a time; starts the same period.
+        """What `cached` shows of the whole group, to be shown some slots at a time; starts the same period.
 
         Overridden where showing all slots at once would hold up an engine's step.
         """

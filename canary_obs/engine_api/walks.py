@@ -17,7 +17,7 @@ class CachedWalk(ABC):
 
     @abstractmethod
     def take(self, limit: int) -> CachedSlots:
-        """The next slots, about `limit` of them; none = all were taken.
+        """The next slots, about `limit` of them; none = the walk has ended.
 
         Where a slot left the cache since the walk began, its position and its previous slot may be anything.
         """
@@ -27,7 +27,7 @@ class WholeWalk(CachedWalk):
     """A walk over slots that are all at hand."""
 
     def __init__(self, cached: CachedSlots) -> None:
-        self._cached, self._taken = cached, 0
+        self._cached, self._shown = cached, 0
 
     @property
     def total(self) -> int:
@@ -36,8 +36,8 @@ class WholeWalk(CachedWalk):
 
     def take(self, limit: int) -> CachedSlots:
         """The next slots, at most `limit`."""
-        part = slice(self._taken, min(self._taken + limit, self.total))
-        self._taken = part.stop
+        part = slice(self._shown, min(self._shown + limit, self.total))
+        self._shown = part.stop
         cached = self._cached
         return CachedSlots(
             slots=cached.slots[part], positions=cached.positions[part], previous=cached.previous[part]

@@ -143,8 +143,8 @@ PARTS = (
     *mutants(
         "canary_obs/engine_api/walks.py",
         (
-            "min(self._taken + limit, self.total)",
-            "min(self._taken + limit, self.total - 1)",
+            "min(self._shown + limit, self.total)",
+            "min(self._shown + limit, self.total - 1)",
             "tests/runtime/sweep/test_sweeper.py::test_a_pass_accounts_for_every_slot_while_the_cache_changes",
         ),
     ),
