@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,9 +49,16 @@ def compare(result: BenchResult, earlier: dict[str, Any]) -> Comparison:
 
 
 def latest_of_its_kind(result: BenchResult, folder: Path = COMMITTED) -> tuple[Path, dict[str, Any]] | None:
-    """The newest result in `folder` of the same bench, device, plan and engine; None = there is none."""
-    wanted = _setting(result.to_json())
-    alike = [(path, earlier) for path, earlier in _results(folder) if _setting(earlier) == wanted]
+    """The newest result in `folder` of the same bench, device, plan and engine; None = there is none.
+
+    Of a file under version control the committed version: this run may have overwritten it already.
+    """
+    wanted, own = _setting(result.to_json()), result.environment["time"]
+    alike = [
+        (path, earlier)
+        for path, earlier in _results(folder)
+        if _setting(earlier) == wanted and earlier["environment"]["time"] != own
+    ]
     return max(alike, key=lambda found: found[1]["environment"]["time"], default=None)
 
 
@@ -69,9 +77,18 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def _results(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted(folder.glob("*.json")):
-        result = json.loads(path.read_text())
+        result = json.loads(_committed(path) or path.read_text())
         if isinstance(result, dict) and "measures" in result:
             yield path, result
+
+
+def _committed(path: Path) -> str:
+    """The file's last committed version; empty where there is none."""
+    command = ["git", "-C", str(path.parent), "show", f"HEAD:./{path.name}"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _setting(result: dict[str, Any]) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,22 @@ def test_the_newest_of_the_same_bench_plan_and_device_is_found(tmp_path: Path) -
     found = latest_of_its_kind(now, tmp_path)
     assert found is not None
     assert found[0].name == "a.json"
+
+
+def test_a_result_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """Benches write their file before they end, often over the committed one."""
+    now = result(decode=Measure(value=1.0))
+    path = tmp_path / "decode.json"
+    path.write_text(json.dumps(now.to_json()))
+    assert latest_of_its_kind(now, tmp_path) is None
+    committed(path, "2025", decode=Measure(value=2.0))
+    git = "git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"
+    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "Earlier")):
+        subprocess.run([*git, *command], check=True)
+    path.write_text(json.dumps(now.to_json()))
+    found = latest_of_its_kind(now, tmp_path)
+    assert found is not None
+    assert found[1]["measures"]["decode"]["value"] == 2.0
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"figures": 1}'])
