@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -61,18 +62,19 @@ def test_a_service_waits_until_port_and_endpoint_are_free(config, capsys, monkey
     same = ServiceConfig(endpoint=config.endpoint, port=old.port)
     with pytest.raises(AddressInUse, match="cannot be bound"):
         open_when_free(same, 0.0, threading.Event())
-    opened = []
-    new = threading.Thread(target=lambda: opened.append(open_when_free(same, 60.0, threading.Event())))
-    new.start()
-    said = [eventually(lambda: capsys.readouterr().err)]
-    with pytest.raises(AddressInUse, match="is listening there"):
-        open_when_free(config, 0.1, threading.Event())
-    said.append(capsys.readouterr().err)
-    assert [one.count("\n") for one in said] == [1, 1], "one line from each, however often it tries"
-    old.close()
-    new.join(10.0)
-    assert httpx.get(f"{opened[0].url}/healthz").status_code == 200
-    opened[0].close()
+    with ThreadPoolExecutor(1) as pool:
+        new = pool.submit(open_when_free, same, 60.0, threading.Event())
+        try:
+            said = [eventually(lambda: "failed" if new.done() else capsys.readouterr().err)]
+            with pytest.raises(AddressInUse, match="is listening there"):
+                open_when_free(config, 0.1, threading.Event())
+            said.append(capsys.readouterr().err)
+            assert [one.count("\n") for one in said] == [1, 1], "one line from each, however often it tries"
+        finally:
+            old.close()
+        opened = new.result(10.0)
+    assert httpx.get(f"{opened.url}/healthz").status_code == 200
+    opened.close()
 
 
 def test_a_service_that_waits_can_be_stopped(config):
