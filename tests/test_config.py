@@ -92,6 +92,13 @@ def test_a_token_that_can_be_guessed_is_refused_beyond_loopback(token: str) -> N
     assert load(ServiceConfig, environ={"KV_CANARY_TOKEN": token}).token
 
 
+@pytest.mark.parametrize("token", ["change-me-change-me-now", "password12345678", "YOUR_TOKEN_0123456789"])
+def test_a_placeholder_is_refused_beyond_loopback(token):
+    with pytest.raises(ConfigurationError, match="beyond loopback it must not be a placeholder") as caught:
+        load(ServiceConfig, environ={"KV_CANARY_HOST": "0.0.0.0", "KV_CANARY_TOKEN": token})
+    assert token not in str(caught.value)
+
+
 def test_an_empty_line_is_no_token() -> None:
     for host in ("127.0.0.1", "0.0.0.0"):
         with pytest.raises(ConfigurationError, match="nothing but white space"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import stat
 import tomllib
@@ -14,11 +15,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from canary_obs.binding import check_bind
+from canary_obs.binding import TOKEN_REMEDY, check_bind, weakness_of
 from canary_obs.config import PREFIX, ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.service.route_policy import TokenScope
 
+log = logging.getLogger("canary_obs")
 DEFAULT_NAME = "default"  # of KV_CANARY_TOKEN
 # INJECT is granted only to named tokens, in the tokens file.
 DEFAULT_SCOPES = (TokenScope.READ, TokenScope.OPERATE)
@@ -56,6 +58,8 @@ class TokenStore:
         check_bind(config.host, config.token, config.tokens_file)
         self._callers: dict[bytes, Caller] = {}  # by SHA-256 of the token
         if token := config.token.strip():  # a file's last line, as secrets are often mounted
+            if (weakness := weakness_of(token)) is not None:  # on loopback, where other users call, too
+                log.warning("canary_obs: %sTOKEN can be guessed: %s. %s", PREFIX, weakness, TOKEN_REMEDY)
             self._add(DEFAULT_NAME, token, DEFAULT_SCOPES, config.tokens_file)
         if config.tokens_file:
             for name, grant in _read(config.tokens_file).items():
@@ -99,6 +103,9 @@ def _read(path: str) -> Mapping[str, Grant]:
         grants = msgspec.convert(content, dict[_Name, Grant])
     except msgspec.ValidationError as error:
         raise _refusal(path, str(error), f"Write tables like {remedy}.") from None
+    for name, grant in grants.items():
+        if (weakness := weakness_of(grant.token)) is not None:
+            raise _refusal(path, f"{name!r}: {weakness}", TOKEN_REMEDY)
     if not grants:
         raise _refusal(path, "contains no token", f"Add {remedy}, or remove the setting.")
     return grants

@@ -10,8 +10,13 @@ _GUESSED = _CONFIG + "test_a_token_that_can_be_guessed_is_refused_beyond_loopbac
 
 BINDING = mutants(
     "canary_obs/binding.py",
-    ("len(bare) < _LENGTH or", "len(token) < _LENGTH or", _GUESSED),
-    ("or len(set(bare)) < _VARIETY", "or False", _GUESSED),
+    ("weakness_of(bare)) is not None", "weakness_of(token)) is not None", _GUESSED),
+    (
+        "        if word in plain:\n",
+        "        if False:\n",
+        "tests/test_config.py::test_a_placeholder_is_refused_beyond_loopback",
+    ),
+    ("or len(set(token)) < _VARIETY", "or False", _GUESSED),
     ("if token and not bare:", "if False:", _CONFIG + "test_an_empty_line_is_no_token"),
 )
 
@@ -22,6 +27,11 @@ CONFIG = mutants(
 
 STORE = mutants(
     "canary_obs/service/token_store.py",
+    (
+        "if (weakness := weakness_of(grant.token)) is not None:",
+        "if (weakness := None) is not None:",
+        _STORE + "test_an_unusable_file_is_refused_without_its_secrets",
+    ),
     (
         "config.token.strip()",
         "config.token",

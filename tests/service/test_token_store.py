@@ -46,6 +46,16 @@ def test_the_single_token_reads_and_operates_besides_those_of_the_file(written):
     assert store.authenticate(f"Bearer {READER}").name == "prometheus"
 
 
+def test_a_token_that_can_be_guessed_is_reported_on_loopback(caplog):
+    TokenStore(ServiceConfig(token="hunter2"))
+    (record,) = caplog.records
+    assert "KV_CANARY_TOKEN can be guessed: it needs 16 characters" in record.getMessage()
+    assert "hunter2" not in record.getMessage()
+    caplog.clear()
+    TokenStore(ServiceConfig(token=READER))
+    assert caplog.records == []
+
+
 def test_without_tokens_local_callers_read_and_operate_but_do_not_inject():
     assert TokenStore(ServiceConfig()).authenticate("") is ANONYMOUS
     assert ANONYMOUS.scopes == {TokenScope.READ, TokenScope.OPERATE}
@@ -58,6 +68,8 @@ def test_without_tokens_local_callers_read_and_operate_but_do_not_inject():
         ("[x\n", "TOMLDecodeError"),
         (table("a b", READER, "read").replace("[a b]", '["a b"]'), "regex"),
         (table("a", "too-short", "read"), "regex"),
+        (table("a", "a" * 32, "read"), "'a': it needs 16 characters, 8 of them different"),
+        (table("a", "Change-Me-0123456789abcdef", "read"), "'a': it must not be a placeholder"),
         (table("a", READER), "length >= 1"),
         (table("a", READER, "write"), "Invalid enum value 'write'"),
         ('[a]\ntoken = "' + READER + '"\n', "missing required field `scopes`"),
