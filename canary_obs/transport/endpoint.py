@@ -14,6 +14,7 @@ from canary_obs.binding import is_loopback
 from canary_obs.config import IN_PROCESS, PREFIX, default_endpoint
 from canary_obs.errors import ConfigurationError
 from canary_obs.transport import wire
+from canary_obs.transport.private_folder import make_private_folder
 
 # sun_path of a Unix socket address holds 108 bytes on Linux, 104 on macOS, terminator included.
 MAX_PATH_BYTES = 103
@@ -87,7 +88,7 @@ def claim_folder(endpoint: Endpoint) -> None:
     """
     if endpoint.path is not None and (os.geteuid() or endpoint.address == default_endpoint()):
         with contextlib.suppress(OSError):
-            endpoint.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(endpoint.path.parent)
 
 
 def check_folder_owner(endpoint: Endpoint) -> None:

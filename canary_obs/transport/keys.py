@@ -23,6 +23,7 @@ from zmq.utils import z85
 
 from canary_obs.config import PREFIX, CanaryConfig, ServiceConfig
 from canary_obs.errors import ConfigurationError
+from canary_obs.transport.private_folder import make_private_folder
 
 log = logging.getLogger("canary_obs")
 MAX_FILE_BYTES = 1 << 20
@@ -117,7 +118,7 @@ def make_keys(folder: Path) -> dict[KeyKind, Path]:
     pairs = zip(KeyKind, (*reversed(zmq.curve_keypair()), *reversed(zmq.curve_keypair())), strict=True)
     folder_is_new = not folder.exists()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         for kind, key in pairs:
             path = folder / kind.value.replace("-", ".")
             _write_key(path, kind, key)

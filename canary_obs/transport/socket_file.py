@@ -12,6 +12,7 @@ from pathlib import Path
 
 from canary_obs.errors import AddressInUse
 from canary_obs.transport.endpoint import Endpoint, check_folder_owner, endpoint_error
+from canary_obs.transport.private_folder import make_private_folder
 
 _BACKLOG = 128
 
@@ -55,7 +56,7 @@ class SocketFile:
     def _create_folder(self) -> None:
         folder = self._path.parent
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder)
         except OSError as error:
             rule = f"the folder {folder} cannot be created: {error.strerror}"
             raise endpoint_error(self._address, rule, _folder_remedy(folder)) from None
