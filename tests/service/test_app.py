@@ -347,3 +347,10 @@ def test_many_readers_and_one_writer(client, hub, rank):
         rank.send(Violations(identity=rank.identity, rows=(violation(),)))
     assert failures == []
     assert hub.violations()
+
+
+@pytest.mark.parametrize("method", ["TRACE", "PUT", "CONNECT"])
+def test_a_method_that_a_path_does_not_have_is_405(client, method):
+    answer = client.request(method, "/canary/status")
+    check_problem(answer, 405)
+    assert answer.headers["allow"] == "GET"
