@@ -66,6 +66,7 @@ class SweepWalk:
     def begin(self, group: str, command: StartSweep) -> CachedWalk:
         """A walk over every slot of the group that the command asks for."""
         self._counts.pop(group, None)
+        whole = self._cache.walk(group)  # what cannot be walked has no count to be missed
         count = self._cache.count(group)
         self._uncounted.discard(group)
         if count is None:
@@ -74,7 +75,7 @@ class SweepWalk:
             self._counts[group] = _Count(count.slots, self._state.by_name[group].view.num_slots)
         if command.unlocked_only or command.swa_resident_only:
             return WholeWalk(self._part(group, command))
-        return self._cache.walk(group)
+        return whole
 
     def take(self, group: str, walk: CachedWalk, limit: int) -> CachedSlots:
         """The next slots of a walk; the last ones are none."""

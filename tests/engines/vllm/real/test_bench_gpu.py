@@ -17,18 +17,20 @@ LOADS = (
 
 
 def run_bench(name: str, options: str, output: Path) -> tuple[dict[str, Any], str]:
-    """Its figures, and what it said; overheads of tiny models on a CPU miss every goal, so it ends with 1."""
+    """Its figures, and what it said. Tiny models on a CPU miss most goals, and then it ends with 1."""
     command = [sys.executable, "-m", "canary_obs", "bench", name, *options.split(), "--output", str(output)]
     done = subprocess.run(command, env=os.environ, timeout=240, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr[-2000:]
-    assert "goal missed: " in done.stderr
+    assert done.returncode == ("goal missed: " in done.stderr), done.stderr[-2000:]
     assert "do not count" not in done.stderr
     return json.loads(output.read_text()), done.stderr
 
 
 def test_pairs_and_flips(tmp_path: Path) -> None:
     figures, said = run_bench("vllm-gpu", SMALL, tmp_path / "bench.json")
-    assert "goal missed: decode: overhead is " in said
+    missed = [name for name, measure in figures["measures"].items() if not measure["met"]]
+    assert [f"goal missed: {name} is" in said for name in figures["measures"]] == [
+        name in missed for name in figures["measures"]
+    ]
     assert "unfinished" not in figures
     assert (figures["violations"], figures["faults"]) == (0, 0)
     assert figures["verified"] > 10_000
