@@ -22,8 +22,8 @@ FILE_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_PORT = 9464
 IN_PROCESS = "inproc"
 
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Kept = Annotated[int, Meta(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]  # a year; an infinite one would switch its check off
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
@@ -74,7 +74,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     serve: Literal["off", "auto"] = "off"  # auto = rank 0 of a vLLM engine starts the service
     engine: Label = "unknown"  # label; "unknown" = the adapter's name
     instance: Label = "default"
-    rank: Count = 0
+    rank: Annotated[int, Meta(ge=0, le=65_535)] = 0
     expected_ranks: str = ""  # "0-7" or "0,1,4": ranks that report to the same service; vLLM fills it in
     reveal_tokens: bool = False
     write_history: bool | None = None  # each slot's last write step: 8 B per slot; None = on a CPU only
@@ -88,7 +88,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     drill_enabled: bool = False  # reserves a slot at attach, for POST /canary/drill
     perturb: str = ""  # "real_kv_used=0.05,req_to_token=0.01": probability per step
     perturb_enabled: bool = False  # a safeguard: perturb is refused without it
-    perturb_seed: int = 0
+    perturb_seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
     perturb_warmup: Count = 20  # steps before the first injection
     perturb_limit: Count = 0  # injections in total; 0 = no limit
     perturb_group: str = "full"
@@ -114,15 +114,17 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
     token: str = ""  # bearer token with the scopes read and operate; no token at all = open, loopback only
     tokens_file: str = ""  # TOML: further tokens by name, each with its scopes
-    orders_per_minute: Positive = 60  # per token, as burst and as rate; reading is not limited
+    orders_per_minute: Kept = 60  # per token, as burst and as rate; reading is not limited
     drill_enabled: bool = False  # offers POST /canary/drill to tokens with the scope inject
     events_heartbeat_seconds: Seconds = 15.0  # between heartbeats on a stream of /canary/events
     log_file: str = ""  # violations and audit events as JSON lines; empty = standard error
-    violations_kept: Positive = 10_000
-    incidents_kept: Positive = 256
+    violations_kept: Kept = 10_000
+    incidents_kept: Kept = 256
     incident_quiet_seconds: Seconds = 60.0  # an incident is closed after this long without a new violation
-    snapshot_stale_seconds: Seconds = 5.0
-    step_timeout_seconds: Seconds = 120.0  # one engine step may delay snapshots for so long
+    # Bounded, as a dead engine is `ok` for so long.
+    snapshot_stale_seconds: Annotated[float, Meta(gt=0, le=3600)] = 5.0
+    # One engine step may delay snapshots for so long.
+    step_timeout_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
     sweep_timeout_seconds: Seconds = 120.0
     rank_kept_seconds: Seconds = 3600.0  # after a rank left or fell silent, unless it is violated
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from canary_obs.config import (
@@ -153,3 +154,23 @@ def test_an_error_survives_pickling_between_processes() -> None:
 def test_a_time_out_is_finite(name, text):
     with pytest.raises(ConfigurationError, match=f"KV_CANARY_{name}"):
         load(ServiceConfig, environ={f"KV_CANARY_{name}": text})
+
+
+@pytest.mark.parametrize("settings", [CanaryConfig, ServiceConfig])
+def test_every_number_has_both_bounds_and_they_hold(settings) -> None:
+    """A value that nobody means is refused at start, not met as an error or a state that never changes."""
+    for field in msgspec.structs.fields(settings):
+        for kind in _numbers(msgspec.inspect.type_info(field.type)):
+            lowest = [bound for bound in (kind.ge, kind.gt) if bound is not None]
+            highest = [bound for bound in (kind.le, kind.lt) if bound is not None]
+            assert lowest, f"{field.name} has no lower bound"
+            assert highest, f"{field.name} has no upper bound"
+            for value in ("inf", "nan", "1e308", "9" * 30, repr(highest[0] * 2 + 1), repr(lowest[0] - 1)):
+                with pytest.raises(ConfigurationError) as caught:
+                    load(settings, environ={f"KV_CANARY_{field.name.upper()}": value})
+                assert caught.value.setting == f"KV_CANARY_{field.name.upper()}"
+
+
+def _numbers(kind):
+    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return [each for each in kinds if isinstance(each, msgspec.inspect.IntType | msgspec.inspect.FloatType)]

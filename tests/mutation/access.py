@@ -22,6 +22,11 @@ BINDING = mutants(
 
 CONFIG = mutants(
     "canary_obs/config.py",
+    (
+        "Kept = Annotated[int, Meta(ge=1, le=1_000_000)]",
+        "Kept = Annotated[int, Meta(ge=1)]",
+        _CONFIG + "test_every_number_has_both_bounds_and_they_hold",
+    ),
     ("HIDDEN if hidden else value", "value", _CONFIG + "test_a_token_of_the_wrong_type_is_not_printed"),
 )
 
