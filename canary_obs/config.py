@@ -131,7 +131,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 Settings = TypeVar("Settings", CanaryConfig, ServiceConfig)
 SECRETS = frozenset({"token"})
-_KNOWN = frozenset(CanaryConfig.__struct_fields__) | frozenset(ServiceConfig.__struct_fields__) | {"config"}
+SETTING_NAMES = (
+    frozenset(CanaryConfig.__struct_fields__) | frozenset(ServiceConfig.__struct_fields__) | {"config"}
+)
 
 
 def load(
@@ -148,7 +150,7 @@ def load(
     for variable, text in environ.items():
         if variable.startswith(PREFIX):
             name = variable.removeprefix(PREFIX).lower()
-            if name not in _KNOWN or variable != variable.upper():
+            if name not in SETTING_NAMES or variable != variable.upper():
                 raise _unknown(variable, name)
             raw[name] = (variable, text)
     raw |= {name: (f"--{name.replace('_', '-')}", value) for name, value in (overrides or {}).items()}
@@ -174,20 +176,20 @@ def _read_file(path: str) -> dict[str, Any]:
     try:
         with Path(path).open("rb") as file:
             content = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             FILE_VARIABLE, path, f"cannot be read: {error}", "Name a readable TOML file."
         ) from None
     for name in content:
-        if name not in _KNOWN:
+        if name not in SETTING_NAMES:
             raise _unknown(f"{path}: {name}", name)
     return content
 
 
 def _unknown(label: str, name: str) -> ConfigurationError:
-    close = difflib.get_close_matches(name, _KNOWN, n=1)
+    close = difflib.get_close_matches(name, SETTING_NAMES, n=1)
     hint = f"Did you mean {PREFIX}{close[0].upper()}? " if close else ""
-    allowed = ", ".join(sorted(_KNOWN))
+    allowed = ", ".join(sorted(SETTING_NAMES))
     return ConfigurationError(label, name, "no setting has this name", f"{hint}Settings are: {allowed}.")
 
 

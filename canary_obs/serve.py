@@ -214,8 +214,10 @@ def bind_port(config: ServiceConfig) -> socket.socket:
         return server
     except OSError as error:
         address = f"{config.host}:{config.port}"
-        rule = f"{address} cannot be bound: {os.strerror(error.errno) if error.errno else error}"
-        if error.errno in (errno.EADDRNOTAVAIL, None) or isinstance(error, socket.gaierror):
+        # create_server raises what the resolver says as a plain OSError; its numbers are negative.
+        number = error.errno or 0
+        rule = f"{address} cannot be bound: {os.strerror(number) if number > 0 else error}"
+        if number <= 0 or number == errno.EADDRNOTAVAIL:
             remedy = f"Set {PREFIX}HOST to an address of this machine."
             raise ConfigurationError("host", config.host, rule, remedy) from None
         remedy = f"Stop the process on that port, or set {PREFIX}PORT to another port (0 = any free one)."

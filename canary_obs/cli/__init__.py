@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -13,6 +14,7 @@ from canary_obs.cli.keys import keys
 from canary_obs.cli.metrics import metrics
 from canary_obs.cli.serve import serve
 from canary_obs.cli.settings import settings
+from canary_obs.config import PREFIX, SETTING_NAMES
 from canary_obs.errors import ConfigurationError, KVCacheViolation, UnsupportedEngine
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
@@ -30,5 +32,14 @@ def main() -> None:
         sys.stderr.write(f"KVCacheViolation: {violation}\n")
         sys.exit(1)
     except (ConfigurationError, UnsupportedEngine) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {_named_as_given(error)}\n")
         sys.exit(2)
+
+
+def _named_as_given(error: ConfigurationError | UnsupportedEngine) -> str:
+    """The message; a setting that came from the environment is named by its variable."""
+    if isinstance(error, ConfigurationError):
+        variable = f"{PREFIX}{error.setting.upper()}"
+        if error.setting in SETTING_NAMES and variable in os.environ:
+            return str(ConfigurationError(variable, error.value, error.rule, error.remedy))
+    return str(error)

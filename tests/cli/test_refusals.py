@@ -56,6 +56,31 @@ def test_bad_environment(environ: dict[str, str], texts: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("environ", "texts"),
+    [
+        ({"KV_CANARY_ENDPOINT": "foo"}, ("KV_CANARY_ENDPOINT='foo'", "not an ipc:// or tcp:// address")),
+        (
+            {"KV_CANARY_HOST": "no.such.host.invalid", "KV_CANARY_TOKEN": "0123456789abcdefgh"},
+            ("KV_CANARY_HOST='no.such.host.invalid'", "cannot be bound", "an address of this machine"),
+        ),
+        ({"KV_CANARY_LOG_FILE": "/no/such/folder/log"}, ("KV_CANARY_LOG_FILE=", "cannot be written")),
+    ],
+)
+def test_a_service_that_cannot_start(environ: dict[str, str], texts: tuple[str, ...]) -> None:
+    done = run("serve", "--port", "0", **environ)
+    refused(done, *texts)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_bytes(b"\xff\xfe")
+    done = run("serve", KV_CANARY_CONFIG=str(path))
+    refused(done, f"KV_CANARY_CONFIG='{path}'", "cannot be read", "readable TOML")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "texts"),
     [
         (("--model", "swa"), ("--model='swa'", "is not sent", "host_tier")),
