@@ -132,7 +132,7 @@ WALK = mutants(
     ),
     (
         "            self._uncounted.add(group)\n",
-        "",
+        "            pass\n",
         _SWEEP + "test_an_engine_that_does_not_count_its_cache",
     ),
 )
