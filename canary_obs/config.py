@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -174,8 +175,7 @@ def load(
 
 def _read_file(path: str) -> dict[str, Any]:
     try:
-        with Path(path).open("rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(_text_of(path))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             FILE_VARIABLE, path, f"cannot be read: {error}", "Name a readable TOML file."
@@ -184,6 +184,14 @@ def _read_file(path: str) -> dict[str, Any]:
         if name not in SETTING_NAMES:
             raise _unknown(f"{path}: {name}", name)
     return content
+
+
+def _text_of(path: str) -> str:
+    # Without O_NONBLOCK, opening a named pipe would block the start until another process writes to it.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("it is not a file")
+        return file.read().decode()
 
 
 def _unknown(label: str, name: str) -> ConfigurationError:
@@ -233,6 +241,9 @@ def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
 _UNITS = {"B/s": 1.0, "kB/s": 1e3, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
 
 
+_FASTEST = 1e15  # bytes per second
+
+
 def parse_patrol_budget(text: str, label: str = "patrol_budget") -> PatrolBudget:
     """`1%` or `0.01` of the measured bandwidth, `15GB/s`, or `off`."""
     stripped = text.strip()
@@ -241,9 +252,10 @@ def parse_patrol_budget(text: str, label: str = "patrol_budget") -> PatrolBudget
         return PatrolBudget()
     for unit, factor in sorted(_UNITS.items(), key=lambda item: -len(item[0])):
         if stripped.endswith(unit):
-            return PatrolBudget(
-                bytes_per_second=_positive(stripped.removesuffix(unit), label, text, rule, remedy) * factor
-            )
+            rate = _positive(stripped.removesuffix(unit), label, text, rule, remedy) * factor
+            if rate > _FASTEST:
+                raise ConfigurationError(label, text, "more than any memory can read", remedy)
+            return PatrolBudget(bytes_per_second=rate)
     share = _positive(stripped.removesuffix("%"), label, text, rule, remedy) / (
         100 if stripped.endswith("%") else 1
     )

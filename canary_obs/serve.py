@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -166,7 +167,7 @@ def open_when_free(config: ServiceConfig, seconds: float, stop: threading.Event)
                 raise
             if not reported:
                 text = f"canary_obs service waits up to {seconds:g} s to take over: {error}"
-                print(text, file=sys.stderr, flush=True)
+                _say(text)
             reported = True
         stop.wait(RETRY_SECONDS)
     return None
@@ -192,7 +193,7 @@ def serve(config: ServiceConfig | None = None, *, wait_seconds: float = 0.0) -> 
             return
         try:
             settings = " ".join(f"{name}={value}" for name, value in masked(config).items())
-            print(f"canary_obs service at {service.url}, settings: {settings}", file=sys.stderr, flush=True)
+            _say(f"canary_obs service at {service.url}, settings: {settings}")
             while not stop.wait(1.0):
                 if not service.alive:
                     raise CanaryError("the web server stopped unexpectedly; its log has the reason")
@@ -201,6 +202,13 @@ def serve(config: ServiceConfig | None = None, *, wait_seconds: float = 0.0) -> 
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    """A line on standard error; where that is full or closed the service serves without it."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def bind_port(config: ServiceConfig) -> socket.socket:

@@ -174,3 +174,9 @@ def test_every_number_has_both_bounds_and_they_hold(settings) -> None:
 def _numbers(kind):
     kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
     return [each for each in kinds if isinstance(each, msgspec.inspect.IntType | msgspec.inspect.FloatType)]
+
+
+@pytest.mark.parametrize("text", ["1e308GB/s", "99999999999TB/s", "infGB/s", "nan%", "101%"])
+def test_a_patrol_budget_that_nobody_means_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="patrol_budget"):
+        parse_patrol_budget(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -32,7 +33,9 @@ def main() -> None:
         sys.stderr.write(f"KVCacheViolation: {violation}\n")
         sys.exit(1)
     except (ConfigurationError, UnsupportedEngine) as error:
-        sys.stderr.write(f"error: {_named_as_given(error)}\n")
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed, or none at all
+            sys.stderr.write(f"error: {_named_as_given(error)}\n")
+            sys.stderr.flush()
         sys.exit(2)
 
 

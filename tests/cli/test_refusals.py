@@ -11,6 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from canary_obs.config import ServiceConfig, load
+from canary_obs.errors import ConfigurationError
+
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY")}
@@ -70,6 +73,22 @@ def test_a_service_that_cannot_start(environ: dict[str, str], texts: tuple[str, 
     done = run("serve", "--port", "0", **environ)
     refused(done, *texts)
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_pipe_or_a_device_is_no_settings_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ConfigurationError, match="cannot be read: it is not a file"):
+            load(ServiceConfig, environ={"KV_CANARY_CONFIG": str(path)})
+
+
+def test_a_refusal_ends_with_2_where_standard_error_is_full() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "canary_obs", "serve"],
+            env=os.environ | {"KV_CANARY_PORT": "x"}, stderr=full, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:

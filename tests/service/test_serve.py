@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ import zmq
 from canary_obs.config import CanaryConfig, ServiceConfig, masked
 from canary_obs.errors import AddressInUse, ConfigurationError
 from canary_obs.records import Violations
-from canary_obs.serve import ServiceThread, bind_port, open_when_free, serve
+from canary_obs.serve import ServiceThread, _say, bind_port, open_when_free, serve
 from canary_obs.transport.keys import EngineKeys, KeyKind, make_keys
 from canary_obs.transport.links import LocalLink, ZmqLink
 from canary_obs.transport.sender import open_link
@@ -75,6 +76,17 @@ def test_a_service_waits_until_port_and_endpoint_are_free(config, capsys, monkey
         opened = new.result(10.0)
     assert httpx.get(f"{opened.url}/healthz").status_code == 200
     opened.close()
+
+
+def test_a_line_that_cannot_be_written_is_left_out(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    _say("closed")
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        _say("full")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 def test_a_service_that_waits_can_be_stopped(config):
