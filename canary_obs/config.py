@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from canary_obs.binding import HIDDEN, check_bind
-from canary_obs.config_values import parse_ranks
+from canary_obs.config_values import PatrolBudget, parse_patrol_budget, parse_perturb, parse_ranks
 from canary_obs.errors import ConfigurationError
-from canary_obs.vocabulary import Mode, PerturbMode
+from canary_obs.vocabulary import Mode
 
 PREFIX = "KV_CANARY_"
 FILE_VARIABLE = PREFIX + "CONFIG"
@@ -35,18 +35,6 @@ def default_endpoint() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime) / "canary_obs" if runtime else Path(f"/tmp/canary_obs-{os.getuid()}")
     return f"ipc://{folder}/service.sock"
-
-
-class PatrolBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """Either a fraction of the bandwidth measured at attach, or bytes per second; both 0 = off."""
-
-    fraction: float = 0.0
-    bytes_per_second: float = 0.0
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the patrol runs."""
-        return self.fraction > 0 or self.bytes_per_second > 0
 
 
 class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +86,11 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     def longest_between_checks_seconds(self) -> float:
         """Damage that stays is found again within this time, whichever check is meant to find it."""
         return max(self.patrol_max_cycle_seconds, self.sweep_max_age_seconds)
+
+    @property
+    def parsed_patrol_budget(self) -> PatrolBudget:
+        """`patrol_budget`, read."""
+        return parse_patrol_budget(self.patrol_budget)
 
     @property
     def checks_prefix_data(self) -> bool:
@@ -236,60 +229,6 @@ def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
         raise ConfigurationError(
             label, settings.perturb, "mode none would not detect it", "Use mode log or raise."
         )
-
-
-_UNITS = {"B/s": 1.0, "kB/s": 1e3, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
-
-
-_FASTEST = 1e15  # bytes per second
-
-
-def parse_patrol_budget(text: str, label: str = "patrol_budget") -> PatrolBudget:
-    """`1%` or `0.01` of the measured bandwidth, `15GB/s`, or `off`."""
-    stripped = text.strip()
-    rule, remedy = "not a budget", "Use a share like 1% or 0.01, a rate like 15GB/s, or off."
-    if stripped in ("off", "0"):
-        return PatrolBudget()
-    for unit, factor in sorted(_UNITS.items(), key=lambda item: -len(item[0])):
-        if stripped.endswith(unit):
-            rate = _positive(stripped.removesuffix(unit), label, text, rule, remedy) * factor
-            if rate > _FASTEST:
-                raise ConfigurationError(label, text, "more than any memory can read", remedy)
-            return PatrolBudget(bytes_per_second=rate)
-    share = _positive(stripped.removesuffix("%"), label, text, rule, remedy) / (
-        100 if stripped.endswith("%") else 1
-    )
-    if share > 1:
-        raise ConfigurationError(label, text, "more than the whole bandwidth", remedy)
-    return PatrolBudget(fraction=share)
-
-
-def _positive(number: str, label: str, *refusal: str) -> float:
-    try:
-        value = float(number)
-    except ValueError:
-        raise ConfigurationError(label, *refusal) from None
-    if not 0 <= value < float("inf"):
-        raise ConfigurationError(label, *refusal)
-    return value
-
-
-def parse_perturb(text: str, label: str = "perturb") -> dict[PerturbMode, float]:
-    """`MODE=PROBABILITY` pairs, comma-separated; the probability is per forward step, 0 < p <= 1."""
-    modes: dict[PerturbMode, float] = {}
-    names = ", ".join(mode.value for mode in PerturbMode)
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        name, _, number = item.partition("=")
-        try:
-            mode, probability = PerturbMode(name), float(number)
-        except ValueError:
-            mode, probability = None, -1.0
-        if mode is None or not 0 < probability <= 1:
-            raise ConfigurationError(
-                label, item, "not MODE=PROBABILITY with 0 < probability <= 1", f"Modes are: {names}."
-            )
-        modes[mode] = probability
-    return modes
 
 
 def masked(settings: CanaryConfig | ServiceConfig) -> dict[str, str]:

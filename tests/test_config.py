@@ -9,13 +9,11 @@ import pytest
 
 from canary_obs.config import (
     CanaryConfig,
-    PatrolBudget,
     ServiceConfig,
     load,
     masked,
-    parse_patrol_budget,
-    parse_perturb,
 )
+from canary_obs.config_values import PatrolBudget, parse_patrol_budget, parse_perturb
 from canary_obs.errors import ConfigurationError
 from canary_obs.vocabulary import Mode, PerturbMode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from canary_obs.bench.repeated_step import RepeatedStep, StepPlan
 from canary_obs.bench.result import BenchResult, Measure
 from canary_obs.bench.statistics import overhead_by_variant, overhead_measures
-from canary_obs.config import PatrolBudget, parse_patrol_budget
+from canary_obs.config_values import PatrolBudget, parse_patrol_budget
 
 _BUDGETS = "1%", "1GB/s", "5GB/s", "15GB/s", "50GB/s"
 GOALS = {"1%": 0.001, "15GB/s": 0.001}  # of a step

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from canary_obs.config import CanaryConfig, parse_patrol_budget
+from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.views import StepView
 from canary_obs.errors import EngineContractError
@@ -84,7 +84,7 @@ class CanaryRuntime(SlotHooks):
             self.state, self.health, log, config.pipeline_rows, self._counters_arrived
         )
         self.health.add_source(CounterAge(self.counter_reader, self.run))
-        budget = parse_patrol_budget(config.patrol_budget)
+        budget = config.parsed_patrol_budget
         self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, log.requests_at)

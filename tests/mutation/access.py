@@ -30,6 +30,20 @@ CONFIG = mutants(
     ("HIDDEN if hidden else value", "value", _CONFIG + "test_a_token_of_the_wrong_type_is_not_printed"),
 )
 
+VALUES = mutants(
+    "canary_obs/config_values.py",
+    ("if rate > _FASTEST:", "if False:", _CONFIG + "test_a_patrol_budget_that_nobody_means_is_refused"),
+)
+
+FILES = mutants(
+    "canary_obs/config.py",
+    (
+        "os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC",
+        "os.O_WRONLY | os.O_NONBLOCK",
+        "tests/cli/test_refusals.py::test_a_pipe_or_a_device_is_no_settings_file",
+    ),
+)
+
 STORE = mutants(
     "canary_obs/service/token_store.py",
     (
@@ -58,4 +72,4 @@ POLICY = mutants(
     ),
 )
 
-ALL = BINDING + CONFIG + STORE + POLICY
+ALL = BINDING + CONFIG + VALUES + FILES + STORE + POLICY

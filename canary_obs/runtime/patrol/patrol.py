@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import compare_range
-from canary_obs.config import PatrolBudget
+from canary_obs.config_values import PatrolBudget
 from canary_obs.records import PatrolProgress
 from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.device.state import DeviceState, Group

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from canary_kernels import layout
-from canary_obs.config import CanaryConfig, parse_perturb
+from canary_obs.config import CanaryConfig
+from canary_obs.config_values import parse_perturb
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import StepView
 from canary_obs.errors import ConfigurationError
