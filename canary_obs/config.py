@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from canary_obs.binding import HIDDEN, check_bind
 from canary_obs.config_values import PatrolBudget, parse_patrol_budget, parse_perturb, parse_ranks
-from canary_obs.errors import ConfigurationError
+from canary_obs.errors import ConfigurationError, UnknownSetting
 from canary_obs.vocabulary import Mode
 
 PREFIX = "KV_CANARY_"
@@ -191,7 +191,7 @@ def _unknown(label: str, name: str) -> ConfigurationError:
     close = difflib.get_close_matches(name, SETTING_NAMES, n=1)
     hint = f"Did you mean {PREFIX}{close[0].upper()}? " if close else ""
     allowed = ", ".join(sorted(SETTING_NAMES))
-    return ConfigurationError(label, name, "no setting has this name", f"{hint}Settings are: {allowed}.")
+    return UnknownSetting(label, None, "no setting has this name", f"{hint}Settings are: {allowed}.")
 
 
 def _convert(label: str, field_type: Any, value: Any, *, hidden: bool) -> Any:

@@ -23,6 +23,13 @@ class ConfigurationError(CanaryError):
         return type(self), (self.setting, self.value, self.rule, self.remedy)
 
 
+class UnknownSetting(ConfigurationError):
+    """No setting has this name. What it was set to is not shown: it may be a misspelt secret."""
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.rule}. {self.remedy}"
+
+
 class AddressInUse(ConfigurationError):
     """Another program has the port or the endpoint; it may be free later."""
 

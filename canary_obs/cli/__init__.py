@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
+import signal
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, TextIO
 
 import typer
 
@@ -24,19 +29,95 @@ for command in (demo, serve, settings, metrics, keys):
 app.add_typer(bench, name="bench")
 app.add_typer(incident, name="incident")
 
+# Typer has a copy of click of its own, and exports of its exceptions BadParameter: this is its base class.
+_Refusal: Any = typer.BadParameter.__mro__[2]
+_WRITING_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
 
 def main() -> None:
     """Run the command line."""
     try:
-        app()
+        code = run(sys.argv[1:])
+    except BrokenPipeError:
+        # As tools end that leave SIGPIPE alone. Python ignores it, and an engine in this process must.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+        code = 1
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of this command line. Raises BrokenPipeError when nobody reads the output any more."""
+    try:
+        return _invoke(list(arguments))
     except KVCacheViolation as violation:
-        sys.stderr.write(f"KVCacheViolation: {violation}\n")
-        sys.exit(1)
+        _to_stderr(f"KVCacheViolation: {violation}")
+        return 1
     except (ConfigurationError, UnsupportedEngine) as error:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed, or none at all
-            sys.stderr.write(f"error: {_named_as_given(error)}\n")
-            sys.stderr.flush()
-        sys.exit(2)
+        _to_stderr(f"error: {_named_as_given(error)}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        if error.errno not in _WRITING_FAILED or error.filename is not None:
+            raise
+        _drop(sys.stdout)
+        _to_stderr(f"error: the output cannot be written: {error.strerror}.")
+        return 1
+
+
+def _invoke(arguments: list[str]) -> int:
+    command: Any = typer.main.get_command(app)
+    try:
+        with command.make_context("canary-obs", arguments) as context:
+            command.invoke(context)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except typer.Exit as ended:  # after a help page
+        return ended.exit_code
+    except _Refusal as refusal:
+        if type(refusal).__name__ == "NoArgsIsHelpError":
+            refusal.show()  # the help page, or nothing where rich has printed it
+        else:
+            _to_stderr(f"error: {_in_one_line(refusal, arguments)}")
+        return 2
+    return 0
+
+
+def _in_one_line(refusal: Any, arguments: Sequence[str]) -> str:
+    """What is wrong with the command line, and where its usage is."""
+    words, command = ["canary-obs"], typer.main.get_command(app)
+    for word in arguments:
+        if word not in (commands := getattr(command, "commands", {})):
+            break
+        command = commands[word]
+        words.append(word)
+    remedy = f"Usage: '{' '.join(words)} --help'."
+    for name in getattr(getattr(refusal, "param", None), "opts", ()):
+        if given := _given(name, arguments):
+            rule = refusal.message.rstrip(".")
+            return str(ConfigurationError(name, ", ".join(given), rule, remedy))
+    return f"{refusal.format_message().rstrip('.')}. {remedy}"
+
+
+def _given(option: str, arguments: Sequence[str]) -> list[str]:
+    """The values that the command line has for an option."""
+    apart = [after for argument, after in pairwise(arguments) if argument == option]
+    prefix = f"{option}="
+    return apart + [text.removeprefix(prefix) for text in arguments if text.startswith(prefix)]
+
+
+def _to_stderr(line: str) -> None:
+    """Write one line to standard error, if it can be written."""
+    with suppress(OSError, ValueError, AttributeError):  # full, closed, or none at all
+        sys.stderr.write(" ".join(line.splitlines()) + "\n")
+        sys.stderr.flush()
+
+
+def _drop(stream: TextIO | None) -> None:
+    """Let what could not be written go: the interpreter would try again at its end, and fail."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _named_as_given(error: ConfigurationError | UnsupportedEngine) -> str:

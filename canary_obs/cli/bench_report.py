@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
+from canary_obs.cli.output import print_rich, write_out
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
 def print_result(result: BenchResult, *, as_json: bool) -> None:
     """One JSON line, or a table of the figures."""
     if as_json:
-        sys.stdout.write(json.dumps(result.to_json()) + "\n")
+        write_out(json.dumps(result.to_json()) + "\n")
         return
     table = Table("figure", "value", title=result.title)
     for name, value in result.figures.items():
         table.add_row(name, str(value))
-    Console().print(table)
+    print_rich(table)
 
 
 def print_json_and_table(result: BenchResult, output: Path | None) -> None:
@@ -33,7 +35,7 @@ def print_json_and_table(result: BenchResult, output: Path | None) -> None:
     for name, value in result.figures.items():
         table.add_row(name, json.dumps(value, indent=1) if isinstance(value, dict) else str(value))
     Console(file=sys.stderr).print(table)
-    sys.stdout.write(json.dumps(result.to_json()) + "\n")
+    write_out(json.dumps(result.to_json()) + "\n")
     write_json(output, result.to_json())
 
 
@@ -54,7 +56,7 @@ def print_kernels(result: BenchResult, *, as_json: bool) -> None:
             "" if measure.goal is None else f"{sign} {measure.goal:.3g}",
             "" if measure.goal is None else "yes" if measure.met else "NO",
         )
-    Console(width=120).print(table)
+    print_rich(table, width=120)
 
 
 def write_json(output: Path | None, figures: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from canary_obs.cli.options import Device, Json, Seed, Shape, Threads
+from canary_obs.cli.output import write_out
 from canary_obs.config import masked
 from canary_obs.errors import ConfigurationError
 
@@ -93,8 +94,7 @@ def _demo_disaggregated(plan: DemoPlan, json: bool) -> None:
 
 def notify_stdout(text: str) -> None:
     """Print what a demo reports while it runs."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    write_out(text + "\n")
 
 
 def notify_stderr(text: str) -> None:
@@ -111,8 +111,8 @@ def _print_summary(plan: DemoPlan, summary: dict[str, Any], json: bool) -> None:
     from canary_obs.demo.plan import canary_config
 
     if json:
-        sys.stdout.write(jsonlib.dumps(summary) + "\n")
+        write_out(jsonlib.dumps(summary) + "\n")
         return
     for name, value in summary.items():
-        sys.stdout.write(f"{name:>20}  {value}\n")
-    sys.stdout.write(f"{'settings':>20}  {masked(canary_config(plan))}\n")
+        write_out(f"{name:>20}  {value}\n")
+    write_out(f"{'settings':>20}  {masked(canary_config(plan))}\n")

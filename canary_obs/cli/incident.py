@@ -15,9 +15,8 @@ def show(
     file: Annotated[Path, typer.Argument(help="The saved answer of GET /canary/incidents/{id}.")],
 ) -> None:
     """Print an evidence bundle: what happened, where, what changed, and the versions and settings."""
-    from rich.console import Console
-
     from canary_obs.cli.incident_text import incident_text
+    from canary_obs.cli.output import print_rich
     from canary_obs.telemetry.incident_bundle import read_bundle
 
-    Console().print(incident_text(read_bundle(file)))
+    print_rich(incident_text(read_bundle(file)))

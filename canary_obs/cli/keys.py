@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from canary_obs.cli.output import write_out
 from canary_obs.config import PREFIX
 
 _USES = {  # key kind: where its file belongs, and the setting that names it
@@ -25,4 +26,4 @@ def keys(
 
     for kind, path in make_keys(folder).items():
         where, setting = _USES[kind]
-        typer.echo(f"{path}  to the {where}: {PREFIX}{setting}")
+        write_out(f"{path}  to the {where}: {PREFIX}{setting}\n")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
+from canary_obs.cli.output import write_out
 from canary_obs.errors import ConfigurationError
 
 
@@ -18,4 +18,4 @@ def metrics(
 
     if form not in list(Format):
         raise ConfigurationError("--format", form, "no such format", "Use md or json.")
-    sys.stdout.write(render(Format(form)) + "\n")
+    write_out(render(Format(form)) + "\n")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
+from canary_obs.cli.output import print_rich
 from canary_obs.config import PREFIX, CanaryConfig, ServiceConfig, load, masked
 
 
@@ -14,4 +14,4 @@ def settings() -> None:
         table = Table("variable", "value", title=type(loaded).__name__)
         for name, value in masked(loaded).items():
             table.add_row(f"{PREFIX}{name.upper()}", value)
-        Console().print(table)
+        print_rich(table)

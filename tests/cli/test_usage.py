@@ -1,0 +1,77 @@
+"""A command line that is refused: one line that names what was given and where the usage is; exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from canary_obs.cli import run
+
+
+@pytest.mark.parametrize(
+    ("line", "texts"),
+    [
+        ("serve --port x", ("--port='x': ", "integer", "'canary-obs serve --help'")),
+        ("serve --port=x", ("--port='x': ",)),
+        ("serve --port", ("--port", "requires a", "'canary-obs serve --help'")),
+        ("serve --wait=-1", ("--wait='-1': ", "0", "'canary-obs serve --help'")),
+        ("serve --wait nan", ("--wait='nan': ",)),
+        ("serve --prot 1", ("--prot", "--port", "'canary-obs serve --help'")),
+        ("serve --nosuch", ("--nosuch", "'canary-obs serve --help'")),
+        ("serve extra", ("extra", "'canary-obs serve --help'")),
+        ("serv", ("serv", "Did you mean 'serve'?", "'canary-obs --help'")),
+        ("--nosuch", ("--nosuch", "'canary-obs --help'")),
+        ("keys", ("folder", "Missing", "'canary-obs keys --help'")),
+        ("incident show", ("file", "Missing", "'canary-obs incident show --help'")),
+        ("bench nosuch", ("nosuch", "'canary-obs bench --help'")),
+        ("bench demo --blocks 1", ("--blocks='1': ", "2", "'canary-obs bench demo --help'")),
+        ("bench hit --hits 1 --hits x", ("--hits='1, x': ", "integer", "'canary-obs bench hit --help'")),
+        ("bench vllm-gpu --memory x", ("--memory='x': ", "number", "'canary-obs bench vllm-gpu --help'")),
+        ("demo --duration 0", ("--duration='0': ", "0.1", "'canary-obs demo --help'")),
+        ("demo --json=1", ("--json", "'canary-obs demo --help'")),
+        ("metrics --format html", ("--format='html': no such format",)),
+    ],
+)
+def test_a_refused_command_line_is_one_line(line, texts, capsys) -> None:
+    assert run(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: "), err
+    assert err.count("\n") == 1, err
+    assert err.endswith(".\n"), err
+    for text in texts:
+        assert text in err
+
+
+def test_a_line_break_that_was_given_does_not_break_the_line(monkeypatch, capsys) -> None:
+    for arguments in (["serve", "--no\nsuch"], ["no\nsuch"]):
+        assert run(arguments) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setenv("KV_CANARY_NO\nSUCH", "1")
+    assert run(["settings"]) == 2
+    assert capsys.readouterr().err.startswith("error: KV_CANARY_NO SUCH: no setting has this name.")
+
+
+@pytest.mark.parametrize("line", ["--help", "serve --help", "bench --help", "bench demo --help"])
+def test_help_is_a_page_on_standard_output(line, capsys) -> None:
+    assert run(line.split()) == 0
+    out, err = capsys.readouterr()
+    assert "Usage: canary-obs" in out
+    assert err == ""
+
+
+@pytest.mark.parametrize("line", ["", "bench", "incident"])
+def test_no_command_at_all_shows_the_help_page(line, capsys) -> None:
+    assert run(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert "Usage: canary-obs" in out + err
+    assert "Commands" in out + err
+    assert "error" not in err
+
+
+def test_an_interrupted_command_ends_without_a_traceback(monkeypatch, capsys) -> None:
+    def interrupted(*_given: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("canary_obs.telemetry.metric_docs.render", interrupted)
+    assert run(["metrics"]) == 130
+    assert capsys.readouterr() == ("", "")
