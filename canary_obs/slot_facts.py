@@ -6,6 +6,8 @@ import msgspec
 
 from canary_obs.vocabulary import DrillOutcome, Part, Phase, Plane, Reason, SlotEventKind, SlotState
 
+_REQUEST_LENGTH, _CUT = 256, "..."
+
 
 class SlotEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One event of a slot's history; `requests` ran in that step, empty when no longer known."""
@@ -59,3 +61,10 @@ class DrillFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reason: Reason | None = None
     latency_steps: int | None = None  # from injection to the check
     latency_ms: float | None = None  # from injection to the violation's arrival on the host
+
+
+def request_name(request_id: str) -> str:
+    """The id of a request as it is reported: clients choose ids, of any length and of any code points."""
+    cut = _REQUEST_LENGTH - len(_CUT)
+    name = request_id if len(request_id) <= _REQUEST_LENGTH else request_id[:cut] + _CUT
+    return name.encode(errors="replace").decode()

@@ -10,7 +10,7 @@ from canary_obs.errors import WireError
 from canary_obs.records import Command, EngineMessage
 
 PROTOCOL_VERSION = 3
-MAX_MESSAGE_BYTES = 4 << 20  # ten times the largest: 1024 violations, or a snapshot of 64 groups
+MAX_MESSAGE_BYTES = 4 << 20  # 1024 violations have at most 3.4 MB, a snapshot of 64 groups a tenth
 
 _MAGIC = b"kvc"
 _HEADER = _MAGIC + bytes([PROTOCOL_VERSION])

@@ -8,22 +8,27 @@ import pytest
 from hypothesis import given, strategies as st
 
 from canary_obs.errors import WireError
+from canary_obs.hub.message_check import LABEL_LENGTH, RANKS, check_message
 from canary_obs.records import (
     Acknowledge,
     CancelSweep,
     Command,
     EngineMessage,
     Goodbye,
+    Identity,
     Pause,
     Ping,
     Resume,
     StartSweep,
     StepUnderWay,
     SweepReport,
+    Violation,
     Violations,
 )
+from canary_obs.runtime.report.reporter import BACKLOG
+from canary_obs.slot_facts import request_name
 from canary_obs.transport import wire
-from canary_obs.vocabulary import SweepStatus
+from canary_obs.vocabulary import Part, Phase, Reason, SweepStatus
 from tests.service.fakes import hello, identity, progress, snapshot, violation
 
 ME = identity()
@@ -49,6 +54,25 @@ SCHEMAS = {3: "40803c6e254dda66"}
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_messages_round_trip(message):
     assert wire.decode_message(wire.encode(message)) == message
+
+
+WIDE = "\U0001f600"  # four bytes, the most that a character takes
+
+
+def test_the_largest_backlog_is_one_message_below_the_limit():
+    """What waits in the engine is sent at once: 1024 findings, each with the longest names and numbers."""
+    name, number, word = WIDE * LABEL_LENGTH, 2**63 - 1, f"{2**64 - 1:#x}"
+    row = Violation(
+        phase=max(Phase, key=len), reason=max(Reason, key=len), group=name, part=max(Part, key=len),
+        step=number, event=number, slot=number, position=number, request=request_name(WIDE * 5000),
+        expected=word, actual=word, lag_steps=number, time_ns=number, sweep_id=name, slots=number,
+        redetection=True,
+    )  # fmt: skip
+    who = Identity(engine=name, instance=name, rank=RANKS - 1, started_ns=number, pid=number, device=name)
+    message = Violations(identity=who, rows=(row,) * BACKLOG)
+    frame = wire.encode(message)
+    check_message(wire.decode_message(frame), None)
+    assert 3 << 20 < len(frame) < wire.MAX_MESSAGE_BYTES  # 3.4 MB
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)

@@ -15,6 +15,7 @@ from canary_kernels import layout
 from canary_obs.records import Violation
 from canary_obs.runtime.device.findings import Findings
 from canary_obs.runtime.device.state import DeviceState
+from canary_obs.slot_facts import request_name
 from canary_obs.vocabulary import Part, Phase, Reason
 
 # Chains and digests reveal token ids to anyone who tries all tokens of a vocabulary.
@@ -146,7 +147,7 @@ class ViolationLog:
             event=row[layout.ROW_EVENT],
             slot=row[layout.ROW_SLOT],
             position=row[layout.ROW_POSITION] if row[layout.ROW_POSITION] >= 0 else None,
-            request=requests[ordinal % len(requests)] if ordinal >= 0 and requests else None,
+            request=request_name(requests[ordinal % len(requests)]) if ordinal >= 0 and requests else None,
             expected=None if hidden else f"{layout.unsigned(row[layout.ROW_EXPECTED]):#x}",
             actual=None if hidden else f"{layout.unsigned(row[layout.ROW_ACTUAL]):#x}",
             lag_steps=step - row_step,

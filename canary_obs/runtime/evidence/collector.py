@@ -29,6 +29,7 @@ from canary_obs.runtime.evidence.slot_words import (
     neighbours_of,
     slot_facts,
 )
+from canary_obs.slot_facts import request_name
 from canary_obs.vocabulary import Part, Reason, SlotEventKind
 
 READS_IN_FLIGHT = 4
@@ -193,7 +194,7 @@ class EvidenceCollector:
             at = BYTES_AT + number * WORD_BYTES
             self._read_word(lead.suspect, reading.slot, source[at : at + WORD_BYTES])
         reading.announcements = self._history.read(group, reading.slot, source[HISTORY_AT:])
-        reading.holders = self._holders(group.name, reading.slot)
+        reading.holders = tuple(map(request_name, self._holders(group.name, reading.slot)))
 
     def _hash(self, group: Group, slots: Tensor) -> Tensor:
         return hash_slots(self._state.backend, group.plan, slots)

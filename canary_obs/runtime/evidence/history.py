@@ -12,7 +12,7 @@ from torch import Tensor
 from canary_kernels import layout
 from canary_obs.engine_api.views import StepView
 from canary_obs.runtime.device.state import DeviceState, Group
-from canary_obs.slot_facts import SlotEvent
+from canary_obs.slot_facts import SlotEvent, request_name
 from canary_obs.vocabulary import SlotEventKind
 
 ANNOUNCEMENTS = 16
@@ -100,6 +100,6 @@ class SlotHistory:
         ]
         if words[0] >= 0:
             step = words[0] >> layout.TICK_BITS
-            requests = tuple(self._requests_at(step))
+            requests = tuple(map(request_name, self._requests_at(step)))
             found.append(SlotEvent(kind=SlotEventKind.WRITTEN, step=step, requests=requests))
         return tuple(sorted(found, key=lambda event: event.step))

@@ -32,7 +32,7 @@ from canary_obs.runtime.device.state import DeviceState
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.transport.links import EngineLink
 
-_BACKLOG = 1024  # violations
+BACKLOG = 1024  # violations, which one message can hold
 _FLUSH_SECONDS = 1.0
 SERVICE_START_SECONDS = 15.0  # a service that starts with the engine may take as long to be heard
 
@@ -55,8 +55,8 @@ class Reporter:
             device=device_name(state.clock.device),
         )
         # Findings until they are acknowledged, for a service that starts while they are known.
-        self._findings: deque[Violation] = deque(maxlen=_BACKLOG)
-        self.backlog: deque[Violation] = deque(maxlen=_BACKLOG)  # violations that could not be sent yet
+        self._findings: deque[Violation] = deque(maxlen=BACKLOG)
+        self.backlog: deque[Violation] = deque(maxlen=BACKLOG)  # violations that could not be sent yet
         self._next_snapshot = 0.0
         self._sequence = 0
         self._began = time.monotonic()
@@ -107,7 +107,7 @@ class Reporter:
     def send_violations(self, found: list[Violation]) -> None:
         """Send these violations and the backlog; what the link refuses stays in the backlog."""
         self._findings.extend(found)
-        self.dropped_rows += max(0, len(self.backlog) + len(found) - _BACKLOG)
+        self.dropped_rows += max(0, len(self.backlog) + len(found) - BACKLOG)
         self.backlog.extend(found)
         if self.backlog and self.send(Violations(identity=self.identity, rows=tuple(self.backlog))):
             self.backlog.clear()

@@ -95,6 +95,16 @@ def test_request_names_are_found_while_remembered() -> None:
     assert [row.request for row in log.read(state.flat.clone(), 9)] == [None]
 
 
+def test_a_request_of_any_name_can_be_sent() -> None:
+    """Clients choose request ids: a megabyte, or a text that no encoding has, must not hold back a finding."""
+    state, log = make()
+    log.remember_requests(1, ["a" * 256, "b" * (1 << 20), "c\ud800"])
+    for request in range(3):
+        report(state, Phase.HEAD, Reason.POSITION, request, request=request)
+    found = log.read(state.flat.clone(), 1)
+    assert [row.request for row in found] == ["a" * 256, "b" * 253 + "...", "c?"]
+
+
 def total(state: DeviceState, log: ViolationLog) -> tuple[int, int]:
     findings, redetections = log.counts()
     raw = int(state.counters[: layout.NUM_LANES].sum())

@@ -173,6 +173,21 @@ def test_neighbours_history_and_holders(make_rig, link) -> None:
     assert found.writes_known
 
 
+def test_requests_of_any_name_can_be_sent(make_rig, link, monkeypatch) -> None:
+    """Clients choose request ids; one of a megabyte would make the service refuse the evidence."""
+    rig = make_rig(link=link, patrol_budget="off", prefix_data=True)
+    rig.run(60)
+    running = next(request for request in rig.engine.scheduler.running if request.computed > 10)
+    slot, long = int(running.slots[running.computed - 1]), "b" * (1 << 20)
+    monkeypatch.setattr(rig.canary.evidence, "_holders", lambda _group, _slot: (long, running.id))
+    monkeypatch.setattr(rig.canary.history, "_requests_at", lambda _step: (long, running.id))
+    damage(rig, slot, 0, 0)
+    (found, *_) = ask(rig, link, slot)
+    short = ("b" * 253 + "...", running.id)
+    assert found.holders == short
+    assert [event.requests for event in found.history if event.requests] == [short]
+
+
 @pytest.mark.parametrize(
     ("page_size", "num_slots", "slot", "expected"),
     [
