@@ -96,7 +96,7 @@ def test_request_names_are_found_while_remembered() -> None:
 
 
 def test_a_request_of_any_name_can_be_sent() -> None:
-    """Clients choose request ids: a megabyte, or a text that no encoding has, must not hold back a finding."""
+    """Clients choose request ids: a megabyte, or a text without encoding, must not hold back a finding."""
     state, log = make()
     log.remember_requests(1, ["a" * 256, "b" * (1 << 20), "c\ud800"])
     for request in range(3):
