@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from canary_obs.errors import CanaryError
 from canary_obs.records import DrillReport, RankKey
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.vocabulary import DrillOutcome
+
+RECORDS_KEPT = 64
 
 
 class DrillInProgress(CanaryError):
@@ -29,6 +32,7 @@ class RankDrill(msgspec.Struct, frozen=True, kw_only=True):
 
     key: RankKey
     finding: DrillFinding
+    reported_ns: int | None = None  # when its report arrived; None = it did not
 
 
 class DrillRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +42,7 @@ class DrillRecord(msgspec.Struct, frozen=True, kw_only=True):
     requested_ns: int
     ended_ns: int
     ranks: tuple[RankDrill, ...]
+    traceparent: str | None = None  # W3C: the span that asked for it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,12 +59,13 @@ class _RunningDrill:
     requested_ns: int
     deadline: float  # store's clock
     expected: set[RankKey] | None = None  # None = not known yet
-    findings: dict[RankKey, DrillFinding] = field(default_factory=dict)
+    traceparent: str | None = None
+    findings: dict[RankKey, RankDrill] = field(default_factory=dict)
     result: Future[DrillRecord] = field(default_factory=Future)
 
 
 class DrillStore:
-    """The running drill and the outcomes of earlier ones. Thread-safe."""
+    """The running drill, the latest RECORDS_KEPT that have ended, and counts of all. Thread-safe."""
 
     def __init__(
         self, *, clock: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns
@@ -67,17 +73,26 @@ class DrillStore:
         self._clock, self._wall_ns = clock, wall_ns
         self._lock = threading.Lock()
         self._running: _RunningDrill | None = None
+        self._ended: deque[DrillRecord] = deque(maxlen=RECORDS_KEPT)
         self._counts: dict[RankKey, DrillCount] = {}
 
-    def start(self, seconds: float) -> tuple[str, Future[DrillRecord]]:
-        """Start a drill of at most `seconds`; returns id and future result. Raises DrillInProgress."""
+    def start(self, seconds: float, traceparent: str | None = None) -> tuple[str, Future[DrillRecord]]:
+        """Start a drill of at most `seconds`, for the span that `traceparent` (W3C) names.
+
+        Returns id and future result. Raises DrillInProgress.
+        """
         with self._lock:
             now = self._clock()
             if self._running is not None:
                 if now < self._running.deadline:
                     raise DrillInProgress
                 self._finish(self._running)
-            drill = _RunningDrill(id=uuid.uuid4().hex, requested_ns=self._wall_ns(), deadline=now + seconds)
+            drill = _RunningDrill(
+                id=uuid.uuid4().hex,
+                requested_ns=self._wall_ns(),
+                deadline=now + seconds,
+                traceparent=traceparent,
+            )
             self._running = drill
             return drill.id, drill.result
 
@@ -94,7 +109,8 @@ class DrillStore:
         with self._lock:
             drill = self._find(report.finding.id)
             if drill is not None:
-                drill.findings[report.identity.key] = report.finding
+                key = report.identity.key
+                drill.findings[key] = RankDrill(key=key, finding=report.finding, reported_ns=self._wall_ns())
                 self._finish_if_complete(drill)
 
     def finish(self, drill_id: str) -> None:
@@ -103,6 +119,11 @@ class DrillStore:
             drill = self._find(drill_id)
             if drill is not None:
                 self._finish(drill)
+
+    def ended(self) -> tuple[DrillRecord, ...]:
+        """The latest drills that have ended, oldest first."""
+        with self._lock:
+            return tuple(self._ended)
 
     def counts(self) -> dict[RankKey, DrillCount]:
         """Counts of every rank that took part in a drill."""
@@ -131,13 +152,20 @@ class DrillStore:
             unanswered = DrillFinding(
                 id=drill.id, outcome=DrillOutcome.UNANSWERED, error="the rank did not report"
             )
-            drill.findings.setdefault(key, unanswered)
-        for key, finding in drill.findings.items():
+            drill.findings.setdefault(key, RankDrill(key=key, finding=unanswered))
+        for key, found in drill.findings.items():
+            finding = found.finding
             count = self._counts.setdefault(key, DrillCount())
             count.outcomes[finding.outcome] = count.outcomes.get(finding.outcome, 0) + 1
             if finding.outcome is DrillOutcome.DETECTED:
                 count.detected_ns = ended_ns
-        ranks = tuple(RankDrill(key=key, finding=finding) for key, finding in sorted(drill.findings.items()))
+        record = DrillRecord(
+            id=drill.id,
+            requested_ns=drill.requested_ns,
+            ended_ns=ended_ns,
+            ranks=tuple(drill.findings[key] for key in sorted(drill.findings)),
+            traceparent=drill.traceparent,
+        )
+        self._ended.append(record)
         if drill.result.set_running_or_notify_cancel():
-            record = DrillRecord(id=drill.id, requested_ns=drill.requested_ns, ended_ns=ended_ns, ranks=ranks)
             drill.result.set_result(record)

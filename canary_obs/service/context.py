@@ -103,9 +103,9 @@ class AppContext:
             if rank.snapshot is not None and rank.snapshot.paused and rank.state is not State.OFF
         ]
 
-    def start_drill(self) -> tuple[str, Future[DrillRecord]]:
+    def start_drill(self, traceparent: str | None = None) -> tuple[str, Future[DrillRecord]]:
         """Start a drill on every live rank; its id and its result. Raises NoEngine or DrillInProgress."""
-        drill_id, result = self.hub.drills.start(DRILL_SECONDS)
+        drill_id, result = self.hub.drills.start(DRILL_SECONDS, traceparent)
         try:
             ranks = self.hub.send_command(StartDrill(id=drill_id))
         except NoEngine:

@@ -1,4 +1,4 @@
-"""Exports OpenTelemetry spans of sweeps and incidents, and a log record per violation."""
+"""Exports OpenTelemetry spans of sweeps, drills and incidents, and a log record per violation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Identity, RankKey
+from canary_obs.telemetry.drill_spans import export_drill
 from canary_obs.telemetry.export_queue import ExportCounts, ExportQueue
 from canary_obs.telemetry.incident_spans import IncidentSpans
 from canary_obs.telemetry.log import violation_fields
@@ -58,6 +59,7 @@ class Tracing:
         self._incidents = None if self._spans is None else IncidentSpans(self._spans, hub.sweep)
         self._known_incidents: set[str] = set()
         self._exported_sweeps: set[str] = set()
+        self._exported_drills: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="canary-tracing", daemon=True)
         self._thread.start()
@@ -113,6 +115,11 @@ class Tracing:
                 export_sweep(spans, record, self._identity)
                 self._exported_sweeps.add(record.id)
         self._exported_sweeps &= {record.id for record in records}
+        drills = self._hub.drills.ended()
+        for drill in drills:
+            if drill.id not in self._exported_drills:
+                export_drill(spans, drill, self._identity)
+        self._exported_drills = {drill.id for drill in drills}
         summaries = self._hub.incidents.newest_first()
         for summary in reversed(summaries):
             if incidents.is_open(summary.id) or summary.id not in self._known_incidents:

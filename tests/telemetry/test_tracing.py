@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from canary_obs.config import ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.hub import Hub
@@ -22,22 +21,6 @@ from tests.service.fakes import eventually, identity, progress, violation
 from tests.telemetry.receiver import PROTOCOLS, Receiver, open_server
 
 EXTRA = {"OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test", "OTEL_SERVICE_NAME": "kv-fleet"}
-
-
-@pytest.fixture
-def hub():
-    return Hub(ServiceConfig(snapshot_stale_seconds=600.0))
-
-
-@pytest.fixture
-def environ(monkeypatch):
-    def set_variables(url: str, protocol: str, **more: str) -> None:
-        quick = {"OTEL_BSP_SCHEDULE_DELAY": "10", "OTEL_BLRP_SCHEDULE_DELAY": "10"}
-        named = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
-        for name, value in (quick | named | more).items():
-            monkeypatch.setenv(name, value)
-
-    return set_variables
 
 
 def evidence_for(command: CollectEvidence) -> Evidence:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
@@ -13,13 +12,12 @@ from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import SweepBody, SweepList, SweepQuery, SweepsQuery, documented, reply
+from canary_obs.service.traceparent import TraceParent, valid_or_none
 from canary_obs.vocabulary import SweepStatus
 
 router = APIRouter(prefix="/canary", tags=["sweeps"])
 
 SweepId = Annotated[str, Path(min_length=1, max_length=128)]
-# The version that we know. https://www.w3.org/TR/trace-context/
-_TRACEPARENT = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=128)]
 
 
@@ -34,7 +32,7 @@ async def start_sweep(
     query: Annotated[SweepQuery, Query()],
     body: Annotated[SweepBody | None, Body()] = None,
     idempotency_key: IdempotencyKey = None,
-    traceparent: Annotated[str | None, Header(description="W3C trace context of the caller.")] = None,
+    traceparent: TraceParent = None,
 ) -> Response:
     """Start a sweep: 202 with its id. With wait=true 200 with its result, or 202 when it takes too long.
 
@@ -43,9 +41,8 @@ async def start_sweep(
     """
     context, options = context_of(request), body or SweepBody()
     sweep = StartSweepRequest(**options.model_dump() | {"groups": tuple(options.groups)})
-    if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) is None:
-        traceparent = None
-    record = context.start_sweep(sweep, idempotency_key, wait=query.wait == "true", traceparent=traceparent)
+    caller = valid_or_none(traceparent)
+    record = context.start_sweep(sweep, idempotency_key, wait=query.wait == "true", traceparent=caller)
     if query.wait == "true":
         record = await context.sweep_result(record)
     status = 200 if query.wait == "true" and record.status is not SweepStatus.RUNNING else 202
