@@ -270,6 +270,15 @@ DEBT = (
         shown="16",
     ),
     Scenario(
+        alert="KVCanaryMessagesInvalid",
+        series=(
+            service_counter("hub_messages_invalid", 0, 1, cause="falling"),
+            service_counter("hub_messages_invalid", 0, 0, cause="rank"),
+        ),
+        labels=SERVICE,
+        shown="16",
+    ),
+    Scenario(
         alert="KVCanaryHandshakesRefused",
         series=(
             service_counter("hub_handshakes_refused", 0, 1, cause="unknown_key"),
