@@ -24,7 +24,7 @@ from canary_obs.hub.message_check import LABEL_LENGTH, InvalidMessage, check_mes
 from canary_obs.hub.problems import Problems
 from canary_obs.hub.rank_table import PING_SECONDS, RankTable
 from canary_obs.hub.ranks import Rank, RankView, rank_name, redetections_of
-from canary_obs.hub.sweeps import SweepRecord, SweepStore
+from canary_obs.hub.sweeps import SweepRecord, SweepStore, SweepVersion
 from canary_obs.hub.violation_store import ViolationEvent, ViolationFilter, ViolationStore
 from canary_obs.records import (
     CancelSweep,
@@ -242,8 +242,8 @@ class Hub:
         with self._lock:
             return self._sweeps.find(sweep_id)
 
-    def sweeps(self, known: Mapping[str, int | None] | None = None) -> list[SweepRecord]:
-        """Sweeps, newest first, except those whose `ended_ns` in `known` (by id) is still the same."""
+    def sweeps(self, known: Mapping[str, SweepVersion] | None = None) -> list[SweepRecord]:
+        """Sweeps, newest first, except those whose version in `known` (by id) is still the same."""
         with self._lock:
             return self._sweeps.newest_first(known or {})
 

@@ -15,6 +15,7 @@ from canary_obs.records import Identity, RankKey, StartSweep, SweepProgress
 from canary_obs.vocabulary import SweepStatus, Trigger
 
 RECORDS_KEPT = 256
+SweepVersion = tuple[int | None, int]  # see SweepRecord.version
 # The first of these that any rank has is the sweep's status: a failure must not hide a violation.
 _PRECEDENCE = (
     SweepStatus.RUNNING,
@@ -57,6 +58,11 @@ class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankSweep, ...]
     traceparent: str | None = None  # W3C: the span that asked for it
 
+    @property
+    def version(self) -> SweepVersion:
+        """Another one once the sweep has ended, and each time that a rank joins it."""
+        return self.ended_ns, len(self.ranks)
+
 
 @dataclass(slots=True, kw_only=True)
 class _RankEntry:
@@ -67,6 +73,12 @@ class _RankEntry:
     status: SweepStatus = SweepStatus.RUNNING
     progress: SweepProgress | None = None
     error: str | None = None
+
+    def reported_end(self) -> int | None:
+        """The end by the rank's own report; None without one."""
+        if self.progress is None or self.progress.status is SweepStatus.RUNNING:
+            return None
+        return self.progress.started_ns + round(self.progress.seconds * 1e9)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +100,15 @@ class _SweepEntry:
     def status(self) -> SweepStatus:
         """The sweep's status over all ranks."""
         return min((rank.status for rank in self.ranks.values()), key=_PRECEDENCE.index)
+
+    def reported_end(self) -> int | None:
+        """The end that the ranks report of a sweep that this service did not start; None if one reports none.
+
+        It may be long ago, as every snapshot repeats the rank's last sweep.
+        """
+        ends = [rank.reported_end() for rank in self.ranks.values()]
+        known = [end for end in ends if end is not None]
+        return None if self.ordered or len(known) < len(ends) else max(known)
 
     def record(self) -> SweepRecord:
         """An immutable copy."""
@@ -196,12 +217,12 @@ class SweepStore:
         entry = self._entries.get(sweep_id)
         return None if entry is None else entry.record()
 
-    def newest_first(self, known: Mapping[str, int | None]) -> list[SweepRecord]:
-        """Sweeps, except those whose `ended_ns` in `known` (by id) is still the same."""
+    def newest_first(self, known: Mapping[str, SweepVersion]) -> list[SweepRecord]:
+        """Sweeps, except those whose version in `known` (by id) is still the same."""
         return [
             entry.record()
             for sweep_id, entry in reversed(self._entries.items())
-            if sweep_id not in known or known[sweep_id] != entry.ended_ns
+            if sweep_id not in known or known[sweep_id] != (entry.ended_ns, len(entry.ranks))
         ]
 
     def ranks_running(self, sweep_id: str) -> list[RankKey]:
@@ -227,7 +248,7 @@ class SweepStore:
 
     def _finish_if_done(self, entry: _SweepEntry) -> None:
         if entry.ended_ns is None and entry.status is not SweepStatus.RUNNING:
-            entry.ended_ns = self._wall_ns()
+            entry.ended_ns = entry.reported_end() or self._wall_ns()
             entry.resolve_waiters()
 
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 import msgspec
 
 from canary_obs.hub.hub import Hub
-from canary_obs.hub.sweeps import RECORDS_KEPT
+from canary_obs.hub.sweeps import RECORDS_KEPT, SweepVersion
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Identity, RankKey
 from canary_obs.vocabulary import State
@@ -74,7 +74,7 @@ class EventStream:
         self._polled_at = float("-inf")
         self._states: dict[RankKey | None, State] = {}
         self._incidents: dict[str, int | None] = {}  # closed_ns by incident id
-        self._sweeps: dict[str, int | None] = {}  # ended_ns by sweep id
+        self._sweeps: dict[str, SweepVersion] = {}
         self.epoch = secrets.token_hex(4)  # part of event ids: numbers start again with each process
         self.last_number = 0
         self.open_streams = 0
@@ -126,7 +126,7 @@ class EventStream:
             # May happen again: a rank that joins late reopens a sweep.
             if record.ended_ns is not None:
                 self._publish(self._others, EventKind.SWEEP_ENDED, record)
-            self._sweeps[record.id] = record.ended_ns
+            self._sweeps[record.id] = record.version
         while len(self._sweeps) > 2 * RECORDS_KEPT:
             del self._sweeps[next(iter(self._sweeps))]
 

@@ -18,8 +18,6 @@ def export_drill(spans: SpanMaker, record: DrillRecord, identity_of: IdentityOf)
     """Export all spans of a drill; nothing for one that no rank took part in."""
     if not record.ranks:
         return
-    caller, own = caller_of(record.traceparent), span_context_of("drill", record.id)
-    trace_id = own.trace_id if caller is None else caller.trace_id
     outcome = min((part.finding.outcome for part in record.ranks), key=_PRECEDENCE.index)
     fields: dict[str, str | int] = {
         "kv_canary.drill.id": record.id,
@@ -31,8 +29,8 @@ def export_drill(spans: SpanMaker, record: DrillRecord, identity_of: IdentityOf)
     root = spans.start(
         "kv_canary.drill",
         record.requested_ns,
-        span_context=SpanContext(trace_id, own.span_id, is_remote=False, trace_flags=own.trace_flags),
-        parent=caller,
+        span_context=span_context_of("drill", record.id),
+        parent=caller_of(record.traceparent),
         attributes=fields,
     )
     for part in record.ranks:

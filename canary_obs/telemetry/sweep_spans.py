@@ -26,8 +26,20 @@ def sweep_context(sweep_id: str, record: SweepRecord | None) -> SpanContext:
     return SpanContext(caller.trace_id, own.span_id, is_remote=False, trace_flags=own.trace_flags)
 
 
-def export_sweep(spans: SpanMaker, record: SweepRecord, identity_of: IdentityOf) -> None:
-    """Export all spans of a sweep that has ended."""
+def export_sweep(
+    spans: SpanMaker, record: SweepRecord, identity_of: IdentityOf, known: frozenset[RankKey]
+) -> None:
+    """Export all spans of a sweep that has ended, except those of `known` ranks, which were exported before.
+
+    A rank may report to a new service after the others, when the sweep's own span has left.
+    """
+    ends = [
+        _export_rank(spans, record, part, identity_of(part.key))
+        for part in record.ranks
+        if part.key not in known
+    ]
+    if known:
+        return
     span_context = sweep_context(record.id, record)
     fields: dict[str, str | bool] = {
         "kv_canary.sweep.id": record.id,
@@ -45,11 +57,8 @@ def export_sweep(spans: SpanMaker, record: SweepRecord, identity_of: IdentityOf)
         parent=caller,
         attributes=fields,
     )
-    last = record.ended_ns or record.requested_ns
-    for part in record.ranks:
-        last = max(last, _export_rank(spans, record, part, identity_of(part.key)))
     _set_status(root, record.status, None)
-    root.end(end_time=last)
+    root.end(end_time=max([record.ended_ns or record.requested_ns, *ends]))
 
 
 def _export_rank(spans: SpanMaker, record: SweepRecord, part: RankSweep, identity: Identity | None) -> int:

@@ -58,7 +58,7 @@ class Tracing:
             self._queues["logs"] = self._logs
         self._incidents = None if self._spans is None else IncidentSpans(self._spans, hub.sweep)
         self._known_incidents: set[str] = set()
-        self._exported_sweeps: set[str] = set()
+        self._exported_sweeps: dict[str, frozenset[RankKey]] = {}  # their ranks, by id
         self._exported_drills: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="canary-tracing", daemon=True)
@@ -111,10 +111,12 @@ class Tracing:
     def _poll(self, spans: SpanMaker, incidents: IncidentSpans) -> None:
         records = self._hub.sweeps()
         for record in reversed(records):
-            if record.ended_ns is not None and record.id not in self._exported_sweeps:
-                export_sweep(spans, record, self._identity)
-                self._exported_sweeps.add(record.id)
-        self._exported_sweeps &= {record.id for record in records}
+            known = self._exported_sweeps.get(record.id, frozenset())
+            if record.ended_ns is not None and len(record.ranks) > len(known):
+                export_sweep(spans, record, self._identity, known)
+                self._exported_sweeps[record.id] = frozenset(part.key for part in record.ranks)
+        kept = {record.id for record in records}
+        self._exported_sweeps = {one: ranks for one, ranks in self._exported_sweeps.items() if one in kept}
         drills = self._hub.drills.ended()
         for drill in drills:
             if drill.id not in self._exported_drills:

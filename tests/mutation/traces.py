@@ -9,6 +9,8 @@ _OPENS = _TRACING + "test_an_incident_leaves_when_it_opens"
 _CALLER = _TRACING + "test_a_sweep_is_a_child_of_its_caller"
 _DRILLS = "tests/telemetry/test_drill_spans.py::"
 _TIMES = _DRILLS + "test_times_are_those_of_the_drill_and_of_each_report"
+_RESTART = "tests/telemetry/test_sweep_restart.py::"
+_LATE = _RESTART + "test_a_rank_that_reports_after_the_others_is_not_lost"
 _ROUTE = _DRILLS + "test_the_route_leads_to_spans_in_the_callers_trace"
 
 ALL = (
@@ -25,11 +27,33 @@ ALL = (
         ("        parent=caller,\n", "", _CALLER),
     ),
     *mutants(
+        "canary_obs/hub/sweeps.py",
+        (
+            "entry.reported_end() or self._wall_ns()",
+            "self._wall_ns()",
+            _RESTART + "test_a_sweep_that_ended_while_no_service_ran",
+        ),
+        ("        return self.ended_ns, len(self.ranks)\n", "        return self.ended_ns, 0\n", _LATE),
+        (
+            "self.progress is None or self.progress.status is SweepStatus.RUNNING",
+            "self.progress is None",
+            _RESTART + "test_a_sweep_that_fell_silent_ends_when_that_was_seen",
+        ),
+        (
+            "requested_ns=progress.started_ns",
+            "requested_ns=time.time_ns()",
+            _RESTART + "test_a_sweep_that_ends_under_the_next_service",
+        ),
+    ),
+    *mutants(
+        "canary_obs/telemetry/tracing.py",
+        ("len(record.ranks) > len(known)", "not known", _LATE),
+    ),
+    *mutants(
         "canary_obs/telemetry/drill_spans.py",
         ("part.reported_ns or record.ended_ns", "record.ended_ns", _TIMES),
-        ("        parent=caller,\n", "", _ROUTE),
+        ("parent=caller_of(record.traceparent)", "parent=None", _ROUTE),
         ("frozenset({DrillOutcome.MISSED, DrillOutcome.UNANSWERED})", "frozenset(DrillOutcome)", _TIMES),
-        ("own.trace_id if caller is None else caller.trace_id", "own.trace_id", _ROUTE),
     ),
     *mutants(
         "canary_obs/hub/drills.py",
