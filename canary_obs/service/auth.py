@@ -57,7 +57,8 @@ class AuthMiddleware:
         rule = self._policy.rule_for(scope["method"], scope["path"])
         caller = self._token_store.authenticate(headers.get("authorization", ""))
         refused = self._refusal(scope, headers, rule, caller)
-        if rule is None or rule.scope not in WRITE_SCOPES or caller is None:
+        audited = self._audited(scope, rule)
+        if audited is None or caller is None:
             await (refused or self._app)(scope, _LimitedBody(receive), send_secured)
             return
         response = _ResponseRecorder(send_secured)
@@ -66,12 +67,19 @@ class AuthMiddleware:
             await (refused or self._app)(scope, _LimitedBody(receive), response)
         finally:
             event = AuditEvent(
-                time_ns=arrived_ns, method=scope["method"], route=rule.path,
-                path=scope["path"][:MAX_PATH_LOGGED], scope=rule.scope.value, token=caller.name,
+                time_ns=arrived_ns, method=scope["method"], route=audited.path,
+                path=scope["path"][:MAX_PATH_LOGGED], token=caller.name,
+                scope=rule.scope.value if rule and rule.scope else None,
                 client=scope["client"][0] if scope.get("client") else None,
                 status=response.status, location=response.location, seconds=time.monotonic() - started,
             )  # fmt: skip
             self._audit(event)
+
+    def _audited(self, scope: Scope, rule: RouteRule | None) -> RouteRule | None:
+        """The route of a write request, also by a method that it does not have; None for all others."""
+        if rule is not None:
+            return rule if rule.scope in WRITE_SCOPES else None
+        return None if scope["method"] in _SAFE_METHODS else self._policy.rule_at(scope["path"])
 
     def _refusal(
         self, scope: Scope, headers: Headers, rule: RouteRule | None, caller: Caller | None

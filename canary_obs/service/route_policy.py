@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -64,11 +64,15 @@ class RoutePolicy:
         """The rule of the route that serves a request, if there is one."""
         return next((rule for rule in self._matching(path) if method in rule.methods), None)
 
+    def rule_at(self, path: str) -> RouteRule | None:
+        """The rule of a route at a path, whatever its methods."""
+        return next(self._matching(path), None)
+
     def allowed_methods(self, path: str) -> list[str]:
         """The methods of a path, sorted; empty = no such path."""
         return sorted({method for rule in self._matching(path) for method in rule.methods})
 
-    def _matching(self, path: str) -> Iterable[RouteRule]:
+    def _matching(self, path: str) -> Iterator[RouteRule]:
         return (rule for rule in self._rules if rule.pattern.match(path))
 
 

@@ -14,7 +14,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     route: str  # template, as in /canary/sweeps/{sweep_id}
     path: str
-    scope: str  # that the route requires
+    scope: str | None  # that the route requires; None = it does not have this method
     token: str | None  # the token's name, never the token; None = the service runs without tokens
     client: str | None  # address
     status: int | None  # None = the app raised, or the client disconnected before the response

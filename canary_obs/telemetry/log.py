@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from queue import Full, Queue
 from typing import Generic, TextIO, TypeVar
 
@@ -99,7 +99,7 @@ def open_log(path: str, fields: Callable[[Event], Fields], on_drop: OnDrop | Non
         return EventLog(fields, lambda: sys.stderr, on_drop=on_drop)
 
     def append() -> TextIO:
-        return Path(path).open("a", encoding="utf-8")
+        return open(path, "a", encoding="utf-8", opener=_open_private)
 
     try:
         append().close()
@@ -108,6 +108,13 @@ def open_log(path: str, fields: Callable[[Event], Fields], on_drop: OnDrop | Non
         remedy = "Name a file in a folder that the service may write, or leave it empty for standard error."
         raise ConfigurationError("log_file", path, rule, remedy) from None
     return EventLog(fields, append, on_drop=on_drop)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """A new file is for its owner alone; a pipe without a reader is an error, not a wait for one."""
+    file = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    os.set_blocking(file, True)
+    return file
 
 
 def violation_fields(event: ViolationEvent) -> dict[str, str | int | None]:

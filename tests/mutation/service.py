@@ -24,9 +24,19 @@ AUTH = mutants(
         _POLICY + "test_a_route_outside_the_policy_is_not_served",
     ),
     (
-        "if rule is None or rule.scope not in WRITE_SCOPES or caller is None:",
-        "if rule is None or rule.scope not in WRITE_SCOPES or caller is None or refused:",
+        "if audited is None or caller is None:",
+        "if audited is None or caller is None or refused:",
         _WRITES + "test_every_write_request_is_audited_with_its_caller_and_outcome",
+    ),
+    (
+        'return None if scope["method"] in _SAFE_METHODS else',
+        "return None if True else",
+        _WRITES + "test_a_method_that_a_path_does_not_have_is_a_refused_write_request",
+    ),
+    (
+        'scope["method"] in _SAFE_METHODS else',
+        "False else",
+        _WRITES + "test_a_method_that_a_path_does_not_have_is_a_refused_write_request",
     ),
     (
         "token=caller.name,",

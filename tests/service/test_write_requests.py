@@ -72,6 +72,27 @@ def test_reads_and_unknown_callers_are_not_audited(guarded, events):
     assert events == []
 
 
+@pytest.mark.parametrize("method", ["TRACE", "PUT", "DELETE", "PATCH"])
+def test_a_method_that_a_path_does_not_have_is_a_refused_write_request(guarded, events, method):
+    guarded.request(method, "/canary/pause", headers=bearer(WRITER))
+    guarded.request(method, "/canary/incidents/7", headers=bearer(READER))
+    # Unknown callers and places, and what only reads:
+    guarded.request(method, "/canary/pause", headers=bearer("wrong"))
+    guarded.request(method, "/nowhere", headers=bearer(WRITER))
+    guarded.get("/canary/pause", headers=bearer(WRITER))
+    assert [fields(event) for event in events] == [
+        (method, "/canary/pause", "/canary/pause", None, "oncall", 405),
+        (method, "/canary/incidents/{incident_id}", "/canary/incidents/7", None, "prometheus", 405),
+    ]
+
+
+def test_a_write_request_of_a_foreign_page_is_audited(guarded, events):
+    foreign = bearer(WRITER) | {"Origin": "http://evil.example"}
+    guarded.post("/canary/pause", headers=foreign)
+    guarded.put("/canary/pause", headers=foreign)
+    assert [event.status for event in events] == [403, 405]
+
+
 def test_a_write_request_that_fails_is_audited(guarded, hub, events, monkeypatch):
     def fail():
         raise RuntimeError("broken")

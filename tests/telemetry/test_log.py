@@ -13,7 +13,7 @@ from canary_obs.hub.hub import Hub
 from canary_obs.records import Violations
 from canary_obs.telemetry.audit import AuditEvent, audit_fields
 from canary_obs.telemetry.log import EventLog, open_log, violation_fields
-from tests.service.fakes import identity, violation
+from tests.service.fakes import eventually, identity, violation
 
 
 def report(log, *rows):
@@ -137,6 +137,53 @@ def test_a_slow_disk_delays_no_caller():
     release.set()
     log.close()
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_new_file_is_for_its_owner_alone(tmp_path, umask):
+    """It names requests, tokens and addresses."""
+    path = tmp_path / "v.log"
+    before = os.umask(umask)
+    try:
+        log = open_log(str(path), violation_fields)
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.unlink()  # as rotation does
+        report(log, violation(1))
+        log.close()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_made_for_a_log_shipper_keeps_its_mode(tmp_path):
+    path = tmp_path / "v.log"
+    path.touch()
+    path.chmod(0o640)
+    log = open_log(str(path), violation_fields)
+    report(log, violation(1))
+    log.close()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_up_the_start(tmp_path):
+    os.mkfifo(tmp_path / "v.log")
+    with pytest.raises(ConfigurationError, match="cannot be written: No such device or address"):
+        open_log(str(tmp_path / "v.log"), violation_fields)
+
+
+def test_a_pipe_with_a_slow_reader_is_waited_for(tmp_path):
+    """By the log's own thread, which loses no line to a full pipe."""
+    path = tmp_path / "v.log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = open_log(str(path), violation_fields)
+    report(log, violation(7))
+    eventually(lambda: log._file is not None)
+    assert os.get_blocking(log._file.fileno())
+    log.close()
+    with open(reader, encoding="utf-8") as lines:
+        assert [json.loads(line)["slot"] for line in lines] == [7]
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path):
