@@ -25,7 +25,9 @@ from canary_obs.service.context import Dependencies
 from canary_obs.service.event_stream import EventStream
 from canary_obs.service.token_store import TokenStore
 from canary_obs.telemetry.audit import audit_fields
+from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.log import Event, EventLog, Fields, open_log, violation_fields
+from canary_obs.telemetry.metric_export import MetricExport, open_metric_export
 from canary_obs.telemetry.tracing import Tracing, open_tracing
 from canary_obs.transport.keys import ServiceKeys, service_keys
 from canary_obs.transport.links import LocalLink
@@ -63,20 +65,23 @@ class ServiceThread:
         token_store = TokenStore(self.config)
         keys = service_keys(self.config) if link is None else None
         self.hub = Hub(self.config)
+        self._tracing: Tracing | None = None
+        self._metric_export: MetricExport | None = None
         self._socket = bind_port(self.config)
         try:
             self._violation_log = self._open_log("violation_log", violation_fields)
             self._audit_log = self._open_log("audit_log", audit_fields)
             self.hub.subscribe(self._violation_log)
             self._tracing = self._open_tracing()
+            self._metric_export = self._open_metric_export()
             self._listener = self._open_listener(link, keys)
         except BaseException:
             self._socket.close()
             raise
         self.port: int = self._socket.getsockname()[1]
         dependencies = Dependencies(
-            log_dropped=lambda: self._violation_log.dropped + self._audit_log.dropped,
-            exports=lambda: self._tracing.counts if self._tracing else {},
+            log_dropped=self._log_dropped,
+            exports=self._exports,
             listening=lambda: self._listener.alive,
             audit=lambda event: self._audit_log((event,)),
         )
@@ -110,9 +115,7 @@ class ServiceThread:
         self._server.should_exit = True
         self._thread.join()
         self._listener.close()
-        if self._tracing is not None:
-            self._tracing.close()
-        self._close_logs()
+        self._close_telemetry()
         self._socket.close()
 
     def _open_log(self, part: str, fields: Callable[[Event], Fields]) -> EventLog[Event]:
@@ -121,15 +124,33 @@ class ServiceThread:
 
         return open_log(self.config.log_file, fields, on_drop)
 
-    def _close_logs(self) -> None:
+    def _log_dropped(self) -> int:
+        return self._violation_log.dropped + self._audit_log.dropped
+
+    def _exports(self) -> dict[str, ExportCounts]:
+        counts = self._tracing.counts if self._tracing else {}
+        return counts | ({"metrics": self._metric_export.counts} if self._metric_export else {})
+
+    def _close_telemetry(self) -> None:
+        if self._tracing is not None:
+            self._tracing.close()
+        if self._metric_export is not None:
+            self._metric_export.close()
         self._violation_log.close()
         self._audit_log.close()
+
+    def _open_metric_export(self) -> MetricExport | None:
+        try:
+            return open_metric_export(self.hub, self._log_dropped, self._exports)
+        except BaseException:
+            self._close_telemetry()
+            raise
 
     def _open_tracing(self) -> Tracing | None:
         try:
             tracing = open_tracing(self.hub)
         except BaseException:
-            self._close_logs()
+            self._close_telemetry()
             raise
         if tracing is not None:
             self.hub.subscribe(tracing)
@@ -141,9 +162,7 @@ class ServiceThread:
                 return LocalListener(link, self.hub)
             return ZmqListener(self.config.endpoint, self.hub, keys)
         except BaseException:
-            if self._tracing is not None:
-                self._tracing.close()
-            self._close_logs()
+            self._close_telemetry()
             raise
 
     def _run(self) -> None:

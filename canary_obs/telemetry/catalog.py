@@ -145,8 +145,8 @@ SERVICE_METRICS: tuple[ServiceMetric, ...] = (
     _service(_G, "incident_info", "", "engine instance rank incident_id", "The rank's latest incident that nobody has acknowledged; always 1.", service_readings.incident_info),
     _service(_C, "drills_total", "", "engine instance rank outcome", "Drills (one fault injected into an unused slot), by outcome.", service_readings.drills),
     _service(_G, "drill_last_detected_timestamp_seconds", "seconds", "engine instance rank", "End of the rank's latest detected drill.", service_readings.drill_detected),
-    _service(_C, "telemetry_exported_total", "", "signal", "Spans and log records that the OTLP receiver accepted.", service_readings.exported),
-    _service(_C, "telemetry_dropped_total", "", "signal cause", "Spans and log records lost on the way to the OTLP receiver.", service_readings.export_dropped),
+    _service(_C, "telemetry_exported_total", "", "signal", "Spans, log records and metric points that the OTLP receiver accepted.", service_readings.exported),
+    _service(_C, "telemetry_dropped_total", "", "signal cause", "Spans, log records and metric points lost on the way to the OTLP receiver.", service_readings.export_dropped),
     _service(_G, "scrape_duration_seconds", "seconds", "", "Duration of the previous collection.", service_readings.scrape_duration),
     _service(_C, "scrape_errors_total", "", "", "Families that could not be collected.", service_readings.scrape_errors),
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from importlib import import_module
 from typing import Any, Protocol
 
 from opentelemetry.sdk.resources import (
@@ -27,10 +28,13 @@ _PROTOCOLS = ("http/protobuf", "grpc")
 
 
 class Exporter(Protocol):
-    """The common part of span and log exporters."""
+    """The common part of span, log and metric exporters."""
 
-    def export(self, batch: Sequence[Any], /) -> Enum:
-        """Deliver a batch, with retries; the result's `name` is SUCCESS when the receiver accepted it."""
+    def export(self, batch: Any, /) -> Enum:
+        """Deliver a sequence of spans or log records, or a MetricsData, with retries.
+
+        The result's `name` is SUCCESS when the receiver accepted it.
+        """
 
     def shutdown(self) -> None:
         """Abort the export in progress."""
@@ -40,8 +44,11 @@ class Exporter(Protocol):
 class Signal:
     """A signal and the prefixes of its variables."""
 
-    name: str  # "traces" or "logs"
-    processor: str  # prefix of the batch processor's variables
+    name: str  # "traces", "logs" or "metrics"
+    module: str  # of the exporter, below the protocol's package
+    exporter_class: str
+    processor: str = ""  # prefix of the batch processor's variables
+    by_endpoint: bool = True  # whether an endpoint enables it, too
 
     @property
     def exporter(self) -> str:
@@ -49,12 +56,20 @@ class Signal:
         return f"{_GENERAL}{self.name.upper()}_"
 
 
-TRACES = Signal(name="traces", processor="OTEL_BSP_")
-LOGS = Signal(name="logs", processor="OTEL_BLRP_")
+TRACES = Signal(
+    name="traces", module="trace_exporter", exporter_class="OTLPSpanExporter", processor="OTEL_BSP_"
+)
+LOGS = Signal(name="logs", module="_log_exporter", exporter_class="OTLPLogExporter", processor="OTEL_BLRP_")
+# Off unless asked for: who scrapes /metrics would have every series twice.
+METRICS = Signal(
+    name="metrics", module="metric_exporter", exporter_class="OTLPMetricExporter", by_endpoint=False
+)
+_INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
+_DEFAULT_INTERVAL, _LONGEST_INTERVAL = 60_000, 86_400_000  # ms; the default is the specification's
 
 
 def enabled(signal: Signal, environ: Mapping[str, str]) -> bool:
-    """Whether the signal's exporter is `otlp`, or an endpoint is set. Raises ConfigurationError."""
+    """Whether the signal's exporter is `otlp`, or an endpoint enables it. Raises ConfigurationError."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     variable = f"OTEL_{signal.name.upper()}_EXPORTER"
@@ -63,7 +78,7 @@ def enabled(signal: Signal, environ: Mapping[str, str]) -> bool:
         rule = "not a supported exporter"
         raise ConfigurationError(variable, exporter, rule, "Use otlp or none, or unset it.")
     has_endpoint = any(environ.get(f"{prefix}ENDPOINT", "").strip() for prefix in (_GENERAL, signal.exporter))
-    return exporter == "otlp" or (exporter == "" and has_endpoint)
+    return exporter == "otlp" or (exporter == "" and has_endpoint and signal.by_endpoint)
 
 
 def open_exporter(signal: Signal, environ: Mapping[str, str]) -> Exporter:
@@ -86,19 +101,19 @@ def open_exporter(signal: Signal, environ: Mapping[str, str]) -> Exporter:
 
 def _exporter(signal: Signal, protocol: str) -> Exporter:
     # Loaded on demand: gRPC and requests take a tenth of a second and some MB each.
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc import (
-            _log_exporter as grpc_logs,
-            trace_exporter as grpc_traces,
-        )
+    package = "grpc" if protocol == "grpc" else "http"
+    module = import_module(f"opentelemetry.exporter.otlp.proto.{package}.{signal.module}")
+    exporter: Exporter = getattr(module, signal.exporter_class)()
+    return exporter
 
-        return grpc_traces.OTLPSpanExporter() if signal is TRACES else grpc_logs.OTLPLogExporter()
-    from opentelemetry.exporter.otlp.proto.http import (
-        _log_exporter as http_logs,
-        trace_exporter as http_traces,
-    )
 
-    return http_traces.OTLPSpanExporter() if signal is TRACES else http_logs.OTLPLogExporter()
+def metric_interval(environ: Mapping[str, str]) -> float:
+    """Seconds between exports of metrics. Raises ConfigurationError."""
+    interval = _positive(_INTERVAL, _DEFAULT_INTERVAL, environ)
+    if interval > _LONGEST_INTERVAL:
+        remedy = f"Use at most {_LONGEST_INTERVAL}, which is a day."
+        raise ConfigurationError(_INTERVAL, interval, "too long, in milliseconds", remedy)
+    return interval / 1000
 
 
 def limits_of(signal: Signal, environ: Mapping[str, str]) -> ExportLimits:

@@ -15,7 +15,7 @@ from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
 from canary_obs.vocabulary import DrillOutcome, State
 
 # Every part starts at 0: increase() misses a series that is first seen at 1.
-SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log", "audit_log", "tracing")
+SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log", "audit_log", "tracing", "metric_export")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

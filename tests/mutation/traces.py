@@ -1,4 +1,4 @@
-"""Defects of the spans of incidents, sweeps and drills."""
+"""Defects of the spans of incidents, sweeps and drills, and of the metrics that are exported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ _DRILLS = "tests/telemetry/test_drill_spans.py::"
 _TIMES = _DRILLS + "test_times_are_those_of_the_drill_and_of_each_report"
 _RESTART = "tests/telemetry/test_sweep_restart.py::"
 _LATE = _RESTART + "test_a_rank_that_reports_after_the_others_is_not_lost"
+_METRICS = "tests/telemetry/test_metric_export.py::"
+_KINDS = _METRICS + "test_kinds_units_and_times_follow_the_specification"
+_PAGE = _METRICS + "test_every_family_of_the_page_arrives_as_it_is_there"
 _ROUTE = _DRILLS + "test_the_route_leads_to_spans_in_the_callers_trace"
 
 ALL = (
@@ -25,6 +28,48 @@ ALL = (
         "canary_obs/telemetry/sweep_spans.py",
         ("    if caller is None:\n", "    if True:\n", _CALLER),
         ("        parent=caller,\n", "", _CALLER),
+    ),
+    *mutants(
+        "canary_obs/telemetry/metric_points.py",
+        ('metric.name.removesuffix("_total")', "metric.name", _KINDS),
+        ('"bytes": "By"', '"bytes": "bytes"', _KINDS),
+        (
+            "if points + len(series) > size:",
+            "if False:",
+            _METRICS + "test_a_large_fleet_is_sent_in_requests_that_a_receiver_takes",
+        ),
+        ("            count=sum(value.counts),\n", "            count=value.counts[-1],\n", _PAGE),
+        (
+            "family.exemplars.get(values)",
+            "None",
+            _METRICS + "test_a_violation_has_an_exemplar_that_leads_to_its_incident",
+        ),
+    ),
+    *mutants(
+        "canary_obs/telemetry/metric_export.py",
+        (
+            "delivered and self._exporter",
+            "self._exporter",
+            _METRICS + "test_after_a_failed_request_the_rest_is_given_up",
+        ),
+        (
+            "if name != SERVICE_INSTANCE_ID",
+            "if name",
+            _METRICS + "test_the_label_instance_is_left_to_the_engine",
+        ),
+        (
+            "        self._thread.join(CLOSE_SECONDS)\n",
+            "        self._thread.join()\n",
+            _METRICS + "test_closing_does_not_wait_for_a_receiver_that_hangs",
+        ),
+    ),
+    *mutants(
+        "canary_obs/telemetry/otlp.py",
+        (
+            "and has_endpoint and signal.by_endpoint",
+            "and has_endpoint",
+            _METRICS + "test_it_is_off_unless_asked_for",
+        ),
     ),
     *mutants(
         "canary_obs/hub/sweeps.py",

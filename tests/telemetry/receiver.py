@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 PROTOCOLS = ("grpc", "http/protobuf")
@@ -19,7 +20,7 @@ PROTOCOLS = ("grpc", "http/protobuf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A span or a log record with its resource's attributes."""
+    """A span, a log record or a metric with its resource's attributes."""
 
     resource: dict[str, Any]
     attributes: dict[str, Any]
@@ -27,12 +28,13 @@ class Item:
 
 
 class Receiver:
-    """Keeps received spans and log records; with `broken` it answers every request with an error."""
+    """Keeps received spans, log records and metrics; with `broken` it answers every request with an error."""
 
     def __init__(self, *, broken: bool = False) -> None:
         self.broken, self.requests = broken, 0
         self.spans: list[Item] = []
         self.logs: list[Item] = []
+        self.metrics: list[Item] = []  # one per metric and request
         self._lock = threading.Lock()
 
     def receive(self, request: Any) -> bool:
@@ -42,6 +44,8 @@ class Receiver:
                 return False
             if isinstance(request, trace_service_pb2.ExportTraceServiceRequest):
                 self.spans += _items(request.resource_spans, "scope_spans", "spans")
+            elif isinstance(request, metrics_service_pb2.ExportMetricsServiceRequest):
+                self.metrics += _items(request.resource_metrics, "scope_metrics", "metrics")
             else:
                 self.logs += _items(request.resource_logs, "scope_logs", "log_records")
             return True
@@ -55,13 +59,13 @@ def _items(resources: Any, scopes: str, records: str) -> Iterator[Item]:
         for scope in getattr(resource, scopes):
             for record in getattr(scope, records):
                 yield Item(
-                    resource=_plain(resource.resource.attributes),
-                    attributes=_plain(record.attributes),
+                    resource=plain(resource.resource.attributes),
+                    attributes=plain(getattr(record, "attributes", ())),
                     body=record,
                 )
 
 
-def _plain(attributes: Any) -> dict[str, Any]:
+def plain(attributes: Any) -> dict[str, Any]:
     return {pair.key: _value(pair.value) for pair in attributes}
 
 
@@ -72,7 +76,11 @@ def _value(value: Any) -> Any:
     return getattr(value, kind)
 
 
-class _Grpc(trace_service_pb2_grpc.TraceServiceServicer, logs_service_pb2_grpc.LogsServiceServicer):
+class _Grpc(
+    trace_service_pb2_grpc.TraceServiceServicer,
+    logs_service_pb2_grpc.LogsServiceServicer,
+    metrics_service_pb2_grpc.MetricsServiceServicer,
+):
     def __init__(self, receiver: Receiver, answer: Any) -> None:
         self._receiver, self._answer = receiver, answer
 
@@ -89,6 +97,8 @@ class GrpcServer:
         logs = _Grpc(receiver, logs_service_pb2.ExportLogsServiceResponse)
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(traces, self._server)
         logs_service_pb2_grpc.add_LogsServiceServicer_to_server(logs, self._server)
+        metrics = _Grpc(receiver, metrics_service_pb2.ExportMetricsServiceResponse)
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(metrics, self._server)
         self.url = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 
@@ -100,6 +110,7 @@ class HttpServer:
     def __init__(self, receiver: Receiver) -> None:
         kinds = {
             "/v1/traces": trace_service_pb2.ExportTraceServiceRequest,
+            "/v1/metrics": metrics_service_pb2.ExportMetricsServiceRequest,
             "/v1/logs": logs_service_pb2.ExportLogsServiceRequest,
         }
 

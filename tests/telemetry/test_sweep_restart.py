@@ -97,6 +97,7 @@ def test_a_rank_that_reports_after_the_others_is_not_lost(receiver):
         seen = {record.id: record.version for record in hub.sweeps()}
         attach(hub, who, sweep=ended)
         assert [record.id for record in hub.sweeps(seen)] == ["s"]  # event streams ask like this
+        assert hub.sweeps({record.id: record.version for record in hub.sweeps()}) == []
         eventually(lambda who=who: len(receiver.named("kv_canary.sweep.rank")) == who.rank + 1)
     assert hub.sweep("s").ended_ns == ENDED
     tracing.close()
