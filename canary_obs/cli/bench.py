@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,20 @@ from canary_obs.cli.bench_report import (
     print_result,
     write_json,
 )
-from canary_obs.cli.options import Device, Json, Output, Seed, Shape, Threads
+from canary_obs.cli.options import (
+    Baseline,
+    Device,
+    Json,
+    Memory,
+    Output,
+    Runner,
+    Seed,
+    Shape,
+    StepShape,
+    Threads,
+    require_vllm,
+)
+from canary_obs.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from canary_obs.bench.repeated_step import StepPlan
@@ -26,8 +38,6 @@ Blocks = Annotated[int, typer.Option(min=2, help="Pairs of blocks.")]
 Requests = Annotated[int, typer.Option(min=1, help="Requests of the decode batch.")]
 Context = Annotated[int, typer.Option(min=16, help="Tokens of each request.")]
 Rounds = Annotated[int, typer.Option(min=2, help="Interleaved rounds.")]
-StepShape = Annotated[str, typer.Option(help="8b or small.")]
-Baseline = Annotated[Path | None, typer.Option(help="Compare with this result, not the committed one.")]
 BlockSteps = Annotated[int, typer.Option(min=1, help="Decode steps per block.")]
 
 
@@ -64,6 +74,7 @@ def vllm(
     baseline: Baseline = None,
 ) -> None:
     """Overhead of mode log at default settings on a tiny vLLM, against the same engine without."""
+    require_vllm()
     from canary_obs.bench.vllm import VllmPlan, run_vllm
 
     plan = VllmPlan(blocks=blocks, block_steps=block_steps, requests=requests, prompt=prompt, seed=seed)
@@ -75,19 +86,20 @@ def vllm(
 @bench.command("vllm-gpu")
 def vllm_gpu(
     shape: StepShape = "8b",
-    runner: Annotated[str, typer.Option(help="vLLM's model runner: v1 or v2.")] = "v2",
+    runner: Runner = "v2",
     requests: Requests = 64,
     context: Context = 4096,
     steps: Annotated[int, typer.Option(min=4, help="Decode steps per block.")] = 128,
     prefill: Annotated[int, typer.Option(min=64, help="Tokens of one prefill step.")] = 8192,
     prefills: Annotated[int, typer.Option(min=1, help="Prefills per block.")] = 6,
     pairs: Blocks = 8,
-    memory: Annotated[float, typer.Option(help="Share of the GPU's memory for vLLM.")] = 0.5,
+    memory: Memory = 0.5,
     seed: Seed = 1,
     output: Output = None,
     baseline: Baseline = None,
 ) -> None:
     """Throughput of a real vLLM on a GPU with the canary at its defaults against none; then flips, syncs."""
+    require_vllm()
     from canary_obs.bench.vllm_gpu import VllmGpuPlan, run_vllm_gpu
 
     plan = VllmGpuPlan(
@@ -104,7 +116,7 @@ def vllm_gpu(
 @bench.command("vllm-load")
 def vllm_load(
     shape: StepShape = "8b",
-    runner: Annotated[str, typer.Option(help="vLLM's model runner: v1 or v2.")] = "v2",
+    runner: Runner = "v2",
     requests: Requests = 64,
     context: Context = 2048,
     steps: Annotated[int, typer.Option(min=8, help="Steps of the loads that decode.")] = 128,
@@ -113,13 +125,14 @@ def vllm_load(
     mixed: Annotated[int, typer.Option(min=1, help="Requests of the mixed load.")] = 128,
     short: Annotated[int, typer.Option(min=1, help="Requests of the load of short ones.")] = 1024,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds in which every engine runs every load.")] = 6,
-    memory: Annotated[float, typer.Option(help="Share of the GPU's memory for each engine.")] = 0.3,
+    memory: Memory = 0.3,
     control: Annotated[bool, typer.Option(help="Run a second engine without a canary, too.")] = True,
     seed: Seed = 1,
     output: Output = None,
     baseline: Baseline = None,
 ) -> None:
     """What users run, on pools long in use: with the canary at its defaults, without, and without again."""
+    require_vllm()
     from canary_obs.bench.vllm_load import VllmLoadPlan, run_vllm_load
     from canary_obs.bench.vllm_workloads import LoadPlan
 
@@ -140,17 +153,18 @@ def vllm_load(
 @bench.command("hit")
 def hit(
     shape: StepShape = "8b",
-    runner: Annotated[str, typer.Option(help="vLLM's model runner: v1 or v2.")] = "v2",
+    runner: Runner = "v2",
     hits: Annotated[list[int] | None, typer.Option(help="Tokens found in the prefix cache.")] = None,
     rests: Annotated[list[int] | None, typer.Option(help="Tokens of the prompt after them.")] = None,
     load: Annotated[int, typer.Option(min=0, help="Requests that decode in the busy engine.")] = 32,
     pairs: Blocks = 40,
-    memory: Annotated[float, typer.Option(help="Share of the GPU's memory for vLLM.")] = 0.5,
+    memory: Memory = 0.5,
     seed: Seed = 1,
     output: Output = None,
     baseline: Baseline = None,
 ) -> None:
     """Time to first token of prefix hits on a real vLLM, with their bytes compared and not; flips first."""
+    require_vllm()
     from canary_obs.bench.hit import HitPlan, run_hit
 
     plan = HitPlan(
@@ -194,6 +208,9 @@ def sweep_start(
     """Host time that the walk over vLLM's prefix cache takes from the steps of a sweep."""
     from canary_obs.bench.sweep_start import SweepStartPlan, run_sweep_start
 
+    if block_size > slots:
+        rule = f"a block has at most the {slots} slots of the cache"
+        raise ConfigurationError("--block-size", block_size, rule, "Give a smaller one, or more --slots.")
     plan = SweepStartPlan(
         slots=slots // block_size * block_size, block_size=block_size, rounds=rounds, seed=seed
     )
@@ -258,7 +275,7 @@ def pipeline(
 
 @bench.command("kernels")
 def kernels(
-    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+    output: Output = None,
     json: Json = False,
     baseline: Baseline = None,
 ) -> None:

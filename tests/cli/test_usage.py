@@ -28,6 +28,18 @@ from canary_obs.cli import run
         ("bench vllm-gpu --memory x", ("--memory='x': ", "number", "'canary-obs bench vllm-gpu --help'")),
         ("demo --duration 0", ("--duration='0': ", "0.1", "'canary-obs demo --help'")),
         ("demo --json=1", ("--json", "'canary-obs demo --help'")),
+        ("demo --threads 100000", ("--threads='100000': ", "1024")),
+        ("demo --seed=-1", ("--seed='-1': ", "0")),
+        ("bench sweep-start --output /dev/null/x", ("--output='/dev/null/x': cannot be written", "folder")),
+        ("bench sweep-start --output /", ("--output='/': cannot be written: Is a directory",)),
+        ("bench cpu --baseline /no/such", ("--baseline='/no/such': ", "a file that a bench wrote")),
+        (
+            "bench sweep-start --slots 1024 --block-size 5000",
+            ("--block-size=5000: ", "1024 slots", "--slots"),
+        ),
+        ("bench vllm-gpu --shape huge", ("--shape='huge': no such choice. Use one of: 8b, small",)),
+        ("bench hit --runner v3", ("--runner='v3': no such choice. Use one of: v1, v2",)),
+        ("bench vllm-load --memory 2", ("--memory='2': ", "'canary-obs bench vllm-load --help'")),
         ("metrics --format html", ("--format='html': no such format",)),
     ],
 )
@@ -40,6 +52,24 @@ def test_a_refused_command_line_is_one_line(line, texts, capsys) -> None:
     assert err.endswith(".\n"), err
     for text in texts:
         assert text in err
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm-gpu", "vllm-load", "hit"])
+def test_a_bench_of_vllm_says_that_vllm_is_missing(name, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("canary_obs.cli.options.find_spec", lambda _name: None)
+    assert run(["bench", name]) == 2
+    assert (
+        capsys.readouterr().err == "error: bench='vllm': vLLM is not installed. Install it: docs/vllm.md.\n"
+    )
+
+
+def test_an_output_is_tried_and_left_as_it_was(tmp_path) -> None:
+    new, old = tmp_path / "a/new.json", tmp_path / "old.json"
+    old.write_text("{}")
+    for path in (new, old):
+        assert run(["bench", "sweep-start", "--output", str(path), "--baseline", "/no/such"]) == 2
+    assert not new.exists()
+    assert old.read_text() == "{}"
 
 
 def test_a_line_break_that_was_given_does_not_break_the_line(monkeypatch, capsys) -> None:
