@@ -41,6 +41,17 @@ PRINTED = mutants(
     ("if sys.stdout is None:", "if False:", _OUTPUT + "test_a_closed_output_is_one_line"),
 )
 
+OPTIONS = mutants(
+    "canary_obs/cli/options.py",
+    (
+        "            path.unlink()\n",
+        "            pass\n",
+        _USAGE + "test_an_output_is_tried_and_left_as_it_was",
+    ),
+    ("        read_result(path)\n", "", _ONE_LINE),
+    ('if find_spec("vllm") is None:', "if False:", _USAGE + "test_a_bench_of_vllm_says_that_vllm_is_missing"),
+)
+
 UNKNOWN = mutants(
     "canary_obs/config.py",
     (
@@ -50,4 +61,4 @@ UNKNOWN = mutants(
     ),
 )
 
-ALL = COMMANDS + PRINTED + UNKNOWN
+ALL = COMMANDS + PRINTED + OPTIONS + UNKNOWN
