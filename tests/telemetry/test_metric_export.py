@@ -7,19 +7,22 @@ from enum import Enum
 
 import httpx
 import pytest
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.resources import Resource
 from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.hub import Hub
+from canary_obs.hub.message_check import LABEL_LENGTH
 from canary_obs.injection_counts import LATENCY_BOUNDS, Latencies, PerturbCount
 from canary_obs.records import Violations
 from canary_obs.serve import ServiceThread
 from canary_obs.telemetry import metric_export
-from canary_obs.telemetry.catalog import RANK_METRICS, MetricType
+from canary_obs.telemetry.catalog import RANK_LABELS, RANK_METRICS, MetricType
 from canary_obs.telemetry.export_queue import ExportCounts
-from canary_obs.telemetry.metric_export import MetricExport, open_metric_export
+from canary_obs.telemetry.metric_export import POINTS_PER_REQUEST, MetricExport, open_metric_export
+from canary_obs.telemetry.metric_points import batches
 from canary_obs.telemetry.prometheus import Family
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import PerturbMode
@@ -266,6 +269,16 @@ def test_a_large_fleet_is_sent_in_requests_that_a_receiver_takes():
     fleet = Fleet(10, *[Outcome.SUCCESS] * 3)
     assert fleet.exported(4) == ExportCounts(exported=11, queue_full=0, failed=0)
     assert fleet.requests == [[4], [4], [2, 1]]
+
+
+def test_a_request_with_the_longest_labels_fits_what_receivers_take_by_grpc():
+    info = next(metric for metric in RANK_METRICS if metric.name == "kv_canary_rank_info")
+    labels = RANK_LABELS + info.labels
+    longest = ("x" * LABEL_LENGTH,) * len(labels)
+    family = Family(info, labels, [(longest, 1.0)] * POINTS_PER_REQUEST)
+    ((data, points),) = batches([family], Resource({}), 1, 2, POINTS_PER_REQUEST)
+    assert points == POINTS_PER_REQUEST
+    assert encode_metrics(data).ByteSize() < 4 * 1024 * 1024
 
 
 def test_after_a_failed_request_the_rest_is_given_up():
