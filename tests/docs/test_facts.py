@@ -21,6 +21,7 @@ from canary_obs.runtime.report import finding_log, reporter
 from canary_obs.service import connections, event_stream
 from canary_obs.service.app import create_app
 from canary_obs.service.routes import events
+from canary_obs.telemetry import metric_export
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 from tests.docs.test_documents import ROOT, first_cells, text_of
@@ -80,6 +81,7 @@ def figure(module: ModuleType, name: str) -> str:
         ("docs/service.md", "at most {} s late", event_stream, "POLL_SECONDS"),
         ("docs/findings.md", "the latest {} findings", findings, "_REMEMBERED"),
         ("docs/findings.md", "(the latest {})", reporter, "BACKLOG"),
+        ("docs/findings.md", "in requests of {} points", metric_export, "POINTS_PER_REQUEST"),
         ("docs/architecture.md", "(at most {}) are sent again", reporter, "BACKLOG"),
         ("docs/findings.md", "At most {} lines are written", finding_log, "_LINES"),
         ("docs/findings.md", "lines are written in {} s", finding_log, "_SECONDS"),
