@@ -181,6 +181,7 @@ class Violation(_Struct, frozen=True, kw_only=True):
     sweep_id: str | None = None
     slots: int = 1  # consecutive ones of one request, from `slot` on, that failed the same check of a forward
     redetection: bool = False  # of a finding that was reported before: counted, and not sent
+    traceparent: str | None = None  # W3C: the span that sent `request` to the engine, where that is known
 
 
 class Violations(_Struct, frozen=True, kw_only=True, tag="violations"):

@@ -126,6 +126,14 @@ class EngineAdapter(ABC):
         """
         return None
 
+    def traceparent(self, request: str) -> str | None:  # noqa: ARG002 - for adapters that know
+        """The W3C trace context that a request came with; None = unknown.
+
+        `request` is an id as violations report it: `request_name` of the engine's. Asked once per finding,
+        whose request may have ended. Must not wait.
+        """
+        return None
+
     def requests_scheduled(self) -> int | None:
         """Requests with tokens in forwards since the engine's start, where its scheduler hands out work.
 

@@ -90,7 +90,7 @@ class CanaryRuntime(SlotHooks):
         self.history = SlotHistory(self.state, follow, log.requests_at)
         announcements = Announcements(self.state, self.history, first_reads)
         self.evidence = EvidenceCollector(
-            self.state, self.history, adapter.holders, reveal_tokens=config.reveal_tokens
+            self.state, self.history, adapter.holders, adapter.traceparent, reveal_tokens=config.reveal_tokens
         )
         self.injector = Injector(self.state, adapter.prefix_cache, config) if config.perturb else None
         self.drill = Drill(adapter, config, device, self.reporter.send_drill)

@@ -48,13 +48,20 @@ class ViolationDelivery:
         if self._faults.mode is Mode.RAISE:
             self.pending += [self._evidence.with_holders(violation) for violation in found]
         findings = [violation for violation in found if not violation.redetection]
-        self._reporter.send_violations(findings)  # before anything that may fail
+        self._reporter.send_violations(self._traced(findings))  # before anything that may fail
         if findings:
             self._log.update(findings)
             # Before the injector restores the bytes that it flipped.
             self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, findings, self._run.step)
         if self._injector is not None:
             self._faults.guard(ObserverPart.PERTURBATION, self._match, self._injector, found)
+
+    def _traced(self, findings: list[Violation]) -> list[Violation]:
+        try:
+            return [self._evidence.with_traceparent(violation) for violation in findings]
+        except Exception as error:  # noqa: BLE001 - a finding is sent whatever an adapter does
+            self._faults.count_fault(ObserverPart.EVIDENCE, error)
+            return findings
 
     def _match(self, injector: Injector, found: list[Violation]) -> None:
         injector.match(found, settled=self._counter_reader.settled(self._run.step))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
@@ -12,7 +12,7 @@ from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Evidence
 from canary_obs.telemetry.log import violation_fields
-from canary_obs.telemetry.spans import SpanMaker, link_to, present, span_context_of
+from canary_obs.telemetry.spans import SpanMaker, caller_of, link_to, present, span_context_of
 from canary_obs.telemetry.sweep_spans import sweep_context
 from canary_obs.vocabulary import Plane
 
@@ -28,7 +28,7 @@ class _OpenIncident:
 
     latest: Incident
     context: SpanContext
-    linked: set[str] = field(default_factory=set)  # names of the sweeps and steps that spans link to
+    linked: set[str] = field(default_factory=set)  # names of what spans link to: sweeps, steps, callers
     sent: set[int] = field(default_factory=set)  # numbers of the violations that are events of the first span
     evidence: int = 0  # exported so far
 
@@ -97,9 +97,10 @@ class IncidentSpans:
         )
         links = 0
         for event in sorted({*incident.first, *incident.latest}, key=lambda event: event.number):
-            if links < LINKS_KEPT and (link := self._link(tracked, event)) is not None:
-                span.add_link(link.context, link.attributes)
-                links += 1
+            if links < LINKS_KEPT:
+                for link in self._links(tracked, event):
+                    span.add_link(link.context, link.attributes)
+                    links += 1
             self._add_event(tracked, span, event)
         span.set_status(Status(StatusCode.ERROR, f"{incident.violations} violations"))
         span.end(end_time=ended_ns)
@@ -111,6 +112,16 @@ class IncidentSpans:
         tracked.sent.add(event.number)
         fields = {f"kv_canary.{name}": value for name, value in violation_fields(event).items()}
         span.add_event("kv_canary.violation", present(fields), event.violation.time_ns)
+
+    def _links(self, tracked: _OpenIncident, event: ViolationEvent) -> Iterator[Link]:
+        if (link := self._link(tracked, event)) is not None:
+            yield link
+        row = event.violation
+        if row.traceparent is None or row.traceparent in tracked.linked:
+            return
+        if (caller := caller_of(row.traceparent)) is not None:
+            tracked.linked.add(row.traceparent)
+            yield link_to(caller, request=row.request or "")
 
     def _link(self, tracked: _OpenIncident, event: ViolationEvent) -> Link | None:
         """To the sweep or the step that found it; None = the incident is linked to it already."""

@@ -14,6 +14,9 @@ _LATE = _RESTART + "test_a_rank_that_reports_after_the_others_is_not_lost"
 _METRICS = "tests/telemetry/test_metric_export.py::"
 _KINDS = _METRICS + "test_kinds_units_and_times_follow_the_specification"
 _PAGE = _METRICS + "test_every_family_of_the_page_arrives_as_it_is_there"
+_HEADERS = "tests/engines/vllm/test_trace_headers.py::"
+_TRACED = "tests/runtime/test_request_traces.py::"
+_LINKS = "tests/telemetry/test_request_links.py::"
 _ROUTE = _DRILLS + "test_the_route_leads_to_spans_in_the_callers_trace"
 
 ALL = (
@@ -23,6 +26,11 @@ ALL = (
         ("        tracked.sent.add(event.number)\n", "", _OPENS),
         ("        for tracked in self._open.values():\n", "        for tracked in ():\n", _OPENS),
         ("self._sweep_of(row.sweep_id)", "None", _CALLER),
+        (
+            "            tracked.linked.add(row.traceparent)\n",
+            "",
+            _LINKS + "test_an_incident_links_to_the_callers_of_its_requests_once_each",
+        ),
     ),
     *mutants(
         "canary_obs/telemetry/sweep_spans.py",
@@ -66,6 +74,37 @@ ALL = (
             "        self._thread.join(CLOSE_SECONDS)\n",
             "        self._thread.join()\n",
             _METRICS + "test_closing_does_not_wait_for_a_receiver_that_hangs",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/trace_headers.py",
+        (
+            "_VERSION_0.fullmatch(given)",
+            "given",
+            _HEADERS + "test_headers_without_a_usable_context_are_not_sent",
+        ),
+        (
+            "name = request_name(request)",
+            "name = request",
+            _HEADERS + "test_a_request_keeps_the_context_that_it_came_with",
+        ),
+        (
+            "            self._by_name.move_to_end(name)\n",
+            "",
+            _HEADERS + "test_the_latest_requests_are_kept",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/delivery.py",
+        (
+            "self._reporter.send_violations(self._traced(findings))",
+            "self._reporter.send_violations(findings)",
+            _TRACED + "test_findings_have_the_context_that_the_adapter_knows",
+        ),
+        (
+            "            self._faults.count_fault(ObserverPart.EVIDENCE, error)\n",
+            "",
+            _TRACED + "test_an_adapter_that_fails_costs_no_finding",
         ),
     ),
     *mutants(

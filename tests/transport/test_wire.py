@@ -48,7 +48,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "40803c6e254dda66"}
+SCHEMAS = {3: "f31f57e293f48fc4"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -37,6 +37,7 @@ from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE
+from canary_obs.engines.vllm.trace_headers import TraceContexts
 from canary_obs.engines.vllm.versions import V1_VERSIONS, check_version
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, scheduled_requests
 from canary_obs.errors import UnsupportedEngine
@@ -86,6 +87,7 @@ class VllmAdapter(EngineAdapter):
         self._forwards = ForwardCount(self._by_name)
         self._attention = AttentionTables(self.vllm_groups)
         self.known_tokens = KnownTokens(runner.max_num_reqs, runner.device)
+        self._traces = TraceContexts()
         self._patches = MethodPatches()
         # Drafting runs between two steps and changes the input tensors of the forward before it.
         self.inputs_persist = runner.speculative_config is None
@@ -127,6 +129,10 @@ class VllmAdapter(EngineAdapter):
         found = self._by_name[group]
         block = slot // found.block_size
         return tuple(request for request, blocks in self.request_blocks(found.number) if block in blocks)
+
+    def traceparent(self, request: str) -> str | None:
+        """From the trace headers that vLLM's scheduler has of it."""
+        return self._traces.get(request)
 
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """The first slot of the null block, which vLLM never gives to a request."""
@@ -212,6 +218,7 @@ class VllmAdapter(EngineAdapter):
         try:
             events = getattr(output, EVENTS_ATTRIBUTE, None)
             self._forwards.note(output)
+            self._traces.note(output)
             self.known_tokens.note(output.num_scheduled_tokens, getattr(output, TOKENS_ATTRIBUTE, None))
             self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
             self.update_requests(output)

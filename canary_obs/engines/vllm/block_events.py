@@ -26,6 +26,7 @@ from canary_obs.engines.vllm.cached_blocks import (
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
 from canary_obs.engines.vllm.token_chains import CHAINS_ATTRIBUTE, TokenChains, send_tokens
+from canary_obs.engines.vllm.trace_headers import send_traces
 
 log = logging.getLogger("canary_obs")
 EVENTS_ATTRIBUTE = "kv_canary_block_events"  # of SchedulerOutput; sent with it to every worker
@@ -221,6 +222,7 @@ def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
         send_counts(scheduler.kv_cache_manager, output)
         send_hits(scheduler.kv_cache_manager, output)
         send_tokens(scheduler, output)
+        send_traces(scheduler, output)
         return output
 
     return schedule

@@ -66,10 +66,12 @@ class EvidenceCollector:
         state: DeviceState,
         history: SlotHistory,
         holders: Callable[[str, int], tuple[str, ...]],
+        traceparent: Callable[[str], str | None],
         *,
         reveal_tokens: bool,
     ) -> None:
         self._state, self._history, self._holders = state, history, holders
+        self._traceparent = traceparent
         self._reveal = reveal_tokens
         words = HISTORY_AT + SlotHistory.WORDS
         self._source = torch.zeros(words, dtype=torch.int64, device=state.clock.device)
@@ -135,6 +137,12 @@ class EvidenceCollector:
             return violation
         holders = self._holders(violation.group, violation.slot)
         return msgspec.structs.replace(violation, request=",".join(holders) or None)
+
+    def with_traceparent(self, violation: Violation) -> Violation:
+        """The violation with the trace context that its request came with, if that is known."""
+        if violation.request is None or (found := self._traceparent(violation.request)) is None:
+            return violation
+        return msgspec.structs.replace(violation, traceparent=found)
 
     # The queue.
 
