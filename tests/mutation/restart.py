@@ -7,7 +7,33 @@ from tests.mutation.mutant import mutants
 _PROCESS = "tests/engines/toolkit/test_service_process.py::"
 _SERVE = "tests/service/test_serve.py::"
 
+_NUMBER = "tests/engines/toolkit/test_server_number.py::"
+
 ALL = (
+    *mutants(
+        "canary_obs/engines/toolkit/server_number.py",
+        (
+            "self._join(names[number], server):",
+            "False:",
+            _NUMBER + "test_processes_of_one_server_share_a_number_and_another_has_the_next",
+        ),
+        (
+            "                fcntl.flock(file, fcntl.LOCK_SH)  # nobody",
+            "                pass  # nobody",
+            _NUMBER + "test_processes_of_one_server_share_a_number_and_another_has_the_next",
+        ),
+        (
+            'f"server-{number}{part}.lock"',
+            'f"server-{number}.lock"',
+            _NUMBER + "test_parts_of_one_instance_are_numbered_by_themselves",
+        ),
+        ("if number == 1:", "if number == 0:", _NUMBER + "test_the_first_server_keeps_the_defaults"),
+        (
+            "if _port_is_default() else None",
+            "if True else None",
+            _NUMBER + "test_what_was_set_stays",
+        ),
+    ),
     *mutants(
         "canary_obs/engines/toolkit/service_process.py",
         (

@@ -38,14 +38,15 @@ runpy.run_module("canary_obs", run_name="__main__", alter_sys=True)
 log = logging.getLogger("canary_obs")
 
 
-def start_service(config: CanaryConfig) -> SupervisedService | None:
+def start_service(config: CanaryConfig, port: int | None = None) -> SupervisedService | None:
     """Start the service where `KV_CANARY_SERVE=auto` asks for it (rank 0 only); None elsewhere.
 
-    Does not wait for it. A service that cannot start reports that on standard error and is started again.
+    `port`: None = KV_CANARY_PORT's. Does not wait for it. A service that cannot start reports that on its
+    standard error and is started again.
     """
     if config.serve != "auto" or config.rank != 0 or config.endpoint == IN_PROCESS:
         return None
-    return SupervisedService(lambda: _spawn(config.endpoint, wait_seconds=_TAKE_OVER_SECONDS))
+    return SupervisedService(lambda: _spawn(config.endpoint, port, wait_seconds=_TAKE_OVER_SECONDS))
 
 
 def stop_service(process: subprocess.Popen[bytes]) -> None:

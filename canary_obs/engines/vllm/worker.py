@@ -14,6 +14,7 @@ from canary_obs.config import CanaryConfig, load
 from canary_obs.engines.toolkit.attachment import attach_adapter
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.refusal import Refusal
+from canary_obs.engines.toolkit.server_number import separate
 from canary_obs.engines.toolkit.service_process import SupervisedService, start_service
 from canary_obs.engines.vllm.adapter import VllmAdapter, keep_modules_readable
 from canary_obs.engines.vllm.model_runners import adapter_for_runner
@@ -88,7 +89,8 @@ def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
     parallel, local = worker.vllm_config.parallel_config, config.endpoint.startswith("ipc://")
     expected = config.expected_ranks or expected_ranks(parallel, local=local)
     config = msgspec.structs.replace(config, rank=rank_of(worker), expected_ranks=expected)
-    service = start_service(config)
+    config, port = separate(config, str(worker.vllm_config.instance_id), own_part(worker))
+    service = start_service(config, port)
     runtime: CanaryRuntime | None = None
     adapter: VllmAdapter | None = None
     refusal: Refusal | None = None
@@ -156,6 +158,16 @@ def rank_of(worker: Any) -> int:
     """The worker's number in the whole deployment, data-parallel replicas counted one after another."""
     parallel = worker.vllm_config.parallel_config
     return int(parallel.data_parallel_index) * int(parallel.world_size) + int(worker.rank)
+
+
+def own_part(worker: Any) -> str:
+    """Which part of an instance this server is, where each of its ranks is started by itself; else empty."""
+    parallel = worker.vllm_config.parallel_config
+    if parallel.distributed_executor_backend == "external_launcher":
+        return f"-rank{rank_of(worker)}"
+    if parallel.data_parallel_external_lb:
+        return f"-replica{parallel.data_parallel_index}"
+    return ""
 
 
 def expected_ranks(parallel: Any, *, local: bool) -> str:
