@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from canary_kernels.hashing import mix_arrays
-from canary_kernels.layout import CHAIN_ANCHOR
+from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
 
 TOKENS_ATTRIBUTE = "kv_canary_tokens"  # of SchedulerOutput: TokenChains.advance of its requests
 CHAINS_ATTRIBUTE = "_kv_canary_chains"  # of Scheduler: its TokenChains
-_ANCHOR = np.uint64(CHAIN_ANCHOR)
 log = logging.getLogger("canary_obs")
 
 
@@ -40,31 +38,19 @@ class TokenChains:
         before = np.empty(len(scheduled), dtype=np.uint64)
         for place, name in enumerate(scheduled):
             request = requests[name]
-            count, before[place] = known.get(name, (0, _ANCHOR))
+            count, before[place] = known.get(name, (0, ANCHOR))
             stop = min(request.num_computed_tokens, request.num_tokens)
             if stop < count:  # preempted: it is computed anew
-                count, before[place] = 0, _ANCHOR
+                count, before[place] = 0, ANCHOR
             if request.prompt_embeds is not None:  # its prompt has no tokens
                 count, stop = 0, -1
             ids += request.all_token_ids[count:stop] if stop > count else ()
             lens.append(stop)
             starts.append(min(count, max(stop, 0)))
         first, stops = np.array(starts, dtype=np.int64), np.array(lens, dtype=np.int64)
-        chains = _added(before, np.array(ids, dtype=np.int32), first, stops)
+        chains = added_chains(before, np.array(ids, dtype=np.int32), first, stops)
         known.update(zip(scheduled, zip(lens, chains, strict=True), strict=True))
         return np.stack((stops, chains.view(np.int64)))
-
-
-def _added(
-    chains: NDArray[np.uint64], ids: NDArray[np.int32], starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    """uint64 [n]: chains after the tokens from `starts` up to `stops` of each request, laid end to end."""
-    sizes = np.maximum(stops - starts, 0)
-    ends = sizes.cumsum()
-    positions = np.arange(ids.size) - np.repeat(ends - sizes - starts, sizes)
-    sums = np.concatenate((np.zeros(1, dtype=np.uint64), mix_arrays(ids, positions).cumsum()))
-    added: NDArray[np.uint64] = chains + sums[ends] - sums[ends - sizes]
-    return added
 
 
 def send_tokens(scheduler: Any, output: Any) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from importlib import import_module
-
+from canary_obs.engines.toolkit.engine_methods import check_methods
 from canary_obs.errors import UnsupportedEngine
 
 # Tested with tests/engines/vllm/real: 0.26 on an H200, the others on a CPU. On a CPU, with and without a
@@ -50,22 +48,4 @@ def check_version(version: str, supported: tuple[str, ...] = V1_VERSIONS) -> Non
 
 def check_hooks() -> None:
     """Raises UnsupportedEngine when a method is missing or has other parameters."""
-    for path, methods in HOOKS.items():
-        for method, wanted in methods.items():
-            owner = find_class(path, method)
-            found = tuple(inspect.signature(getattr(owner, method)).parameters)[1:] if owner else None
-            if found is None or found[: len(wanted)] != wanted:
-                raise UnsupportedEngine(
-                    f"vLLM's {path}.{method} has parameters {found}, expected {wanted} first; "
-                    "this build of vLLM differs from the supported ones, use a newer canary_obs"
-                )
-
-
-def find_class(path: str, method: str) -> type | None:
-    """The class `module:name`; None when it cannot be imported or lacks the method."""
-    module, name = path.split(":")
-    try:
-        owner: type | None = getattr(import_module(module), name, None)
-    except ImportError:
-        return None
-    return owner if hasattr(owner, method) else None
+    check_methods("vLLM", HOOKS)

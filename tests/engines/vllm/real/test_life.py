@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from canary_obs.engines.toolkit.engine_methods import find_class
 from canary_obs.engines.vllm import plugin, versions, worker
 from canary_obs.errors import KVCacheViolation
 from canary_obs.vocabulary import Reason, State
@@ -90,9 +91,7 @@ def unregistered() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unregistered")
 def test_detaching_leaves_every_object_as_it_was(make_rig: Any) -> None:
-    owners = [
-        (versions.find_class(path, name), name) for path, names in versions.HOOKS.items() for name in names
-    ]
+    owners = [(find_class(path, name), name) for path, names in versions.HOOKS.items() for name in names]
 
     def found() -> list[Any]:
         return [vars(owner)[name] for owner, name in owners]
