@@ -8,7 +8,7 @@ PORT ?= 9464
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: run test test-slow test-ops test-vllm test-gpu ops-files image-lock image-digests lint format setup clean
+.PHONY: run test test-slow test-ops test-vllm test-sglang test-gpu ops-files image-lock image-digests lint format setup clean
 
 # Memory that nobody wrote holds 0x7f bytes under glibc, so that a test that reads it fails each time, not once a week.
 test test-slow: export MALLOC_PERTURB_ := 128
@@ -43,14 +43,17 @@ image-lock: setup
 image-digests: setup
 	$(BIN)/python -m tools.image_digests
 
-# A real vLLM on the CPU, in an environment of its own.
-test-vllm: .venv-vllm/.installed
-	.venv-vllm/bin/python -m pytest -o filterwarnings= -n 2 --dist loadfile --no-loadscope-reorder tests/engines/vllm
+# Real engines on the CPU, in an environment of their own that both share.
+test-vllm: .venv-engines/.installed
+	.venv-engines/bin/python -m pytest -o filterwarnings= -n 2 --dist loadfile --no-loadscope-reorder tests/engines/vllm
 
-.venv-vllm/.installed: tests/vllm_requirements.txt pyproject.toml
-	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r tests/vllm_requirements.txt
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+test-sglang: .venv-engines/.installed
+	.venv-engines/bin/python -m pytest -o filterwarnings= tests/engines/sglang
+
+.venv-engines/.installed: tests/engine_requirements.txt pyproject.toml
+	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines
+	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r tests/engine_requirements.txt
+	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
 test-gpu:

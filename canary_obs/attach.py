@@ -18,9 +18,10 @@ def install_canary(
 ) -> CanaryRuntime | None:
     """Attach a canary to an engine that is not running a step. Call `mark_ready()` once it is warmed up.
 
-    `engine`: a vLLM `LLM` or model runner, a reference `Engine`, or an EngineAdapter. Without `config`,
-    settings come from KV_CANARY_* variables. Without `link`, snapshots go to `config.endpoint` (`inproc` =
-    nowhere). Returns None in mode `none`. `detach()` on the result restores the engine exactly.
+    `engine`: a vLLM `LLM` or model runner, an SGLang `Scheduler`, a reference `Engine`, or an EngineAdapter.
+    Without `config`, settings come from KV_CANARY_* variables. Without `link`, snapshots go to
+    `config.endpoint` (`inproc` = nowhere). Returns None in mode `none`. `detach()` on the result restores the
+    engine exactly.
     Raises ConfigurationError or UnsupportedEngine, and then leaves the engine as it was.
     """
     config = load(CanaryConfig) if config is None else config

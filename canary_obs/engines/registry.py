@@ -13,6 +13,7 @@ _VLLM_RUNNER = "canary_obs.engines.vllm.model_runners:adapter_for_runner"
 # Class of the engine -> function or class that makes its adapter, each as module:name. Subclasses count.
 ADAPTERS = {
     "canary_obs.reference_engine.engine:Engine": "canary_obs.engines.reference.adapter:ReferenceAdapter",
+    "sglang.srt.managers.scheduler:Scheduler": "canary_obs.engines.sglang.adapter:SglangAdapter",
     "vllm.entrypoints.llm:LLM": "canary_obs.engines.vllm.in_process:adapter_for_llm",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": _VLLM_RUNNER,
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner": _VLLM_RUNNER,

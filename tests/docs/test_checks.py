@@ -19,6 +19,7 @@ ADAPTERS = {
     "reference engine": "canary_obs/engines/reference/adapter.py",
     "vLLM V1": "canary_obs/engines/vllm/runner_v1.py",
     "vLLM V2": "canary_obs/engines/vllm/runner_v2.py",
+    "SGLang": "canary_obs/engines/sglang/batch_views.py",
 }
 OWNERS = {"EngineAdapter": EngineAdapter, "PrefixCache": PrefixCache}
 

@@ -1,0 +1,139 @@
+"""EngineAdapter of an SGLang scheduler and the model runner of its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_obs.engine_api.adapter import EngineAdapter
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes
+from canary_obs.engines.sglang.batch_views import BatchViews
+from canary_obs.engines.sglang.freed_slots import FreedSlots
+from canary_obs.engines.sglang.groups import FULL, find_group, kv_allocation
+from canary_obs.engines.sglang.limits import check_scheduler
+from canary_obs.engines.sglang.prefix_tree import PrefixTree
+from canary_obs.engines.sglang.step_hooks import StepHooks
+from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.errors import UnsupportedEngine
+
+
+class SglangAdapter(EngineAdapter):
+    """Sets attributes of the scheduler, its model runner and its allocator; detach deletes them.
+
+    StepHooks, created at attach, calls the observer.
+    """
+
+    name = "sglang"
+
+    def __init__(self, scheduler: Any) -> None:
+        """Raises UnsupportedEngine for what is not covered; no forward may run meanwhile."""
+        self.version = installed_version()
+        check_version(self.version)
+        check_hooks()
+        check_scheduler(scheduler)
+        self.scheduler, self.runner = scheduler, scheduler.tp_worker.model_runner
+        if "forward" in vars(self.runner) or "run_batch" in vars(scheduler):
+            raise UnsupportedEngine(
+                "this scheduler is wrapped already, by another canary (KV_CANARY_MODE makes the plugin "
+                "attach one) or another tool; detach that first"
+            )
+        # The buffers were created in inference mode, and cannot be written to outside of it.
+        with torch.inference_mode():
+            self._group = find_group(self.runner)
+        self._freed = FreedSlots(self.runner.token_to_kv_pool_allocator, self._group.num_slots)
+        self._tree = PrefixTree(scheduler.tree_cache, self._freed)
+        self._views = BatchViews(self.runner)
+        self._patches = MethodPatches()
+        self._hooks: StepHooks | None = None
+        self._totals = 0, 0  # empty batches and requests, before detach
+
+    @property
+    def groups(self) -> Sequence[GroupView]:
+        """All layers: SGLang keeps them in one pool with one numbering of slots."""
+        return (self._group,)
+
+    @property
+    def prefix_cache(self) -> PrefixTree:
+        """SGLang's radix tree."""
+        return self._tree
+
+    @property
+    def step_types(self) -> StepTypes:
+        """Types of the views to come."""
+        return self._views.step_types
+
+    def slots_in_use(self, group: str) -> Tensor:
+        """By the allocator's list of free pages."""
+        del group
+        return self._freed.live()
+
+    def holders(self, group: str, slot: int) -> tuple[str, ...]:
+        """Requests with the slot in their row of the slot table."""
+        del group
+        table = self.runner.req_to_token_pool.req_to_token
+        return tuple(
+            str(request.rid)
+            for request in self._requests()
+            if bool((table[request.kv.req_pool_idx, : request.kv.kv_allocated_len] == slot).any())
+        )
+
+    def allocation(self) -> KVAllocation:
+        """From the pool's report of its size, and the model's configuration."""
+        return kv_allocation(self.runner)
+
+    def forwards(self) -> dict[str, int]:
+        """By the scheduler's own number of its batches, without those that have no tokens."""
+        empty, _ = self._counted
+        return {FULL: int(self.scheduler.forward_ct) - empty}
+
+    def requests_scheduled(self) -> int:
+        """By the batches that the scheduler ran."""
+        _, requests = self._counted
+        return requests
+
+    def reserve_scratch_slot(self) -> tuple[str, int]:
+        """A slot of page 0, which takes the writes of padded tokens: the first slot only, by SGLang."""
+        if (size := int(self.runner.token_to_kv_pool_allocator.page_size)) > 1:
+            return FULL, size - 1
+        raise UnsupportedEngine(
+            "with page_size 1 SGLang has no slot that nobody uses: drills need a larger --page-size"
+        )
+
+    def attach(self, observer: Observer) -> None:
+        """Set attributes of the instances, and look whether the engine will find them."""
+        hooks = self._hooks = StepHooks(self.scheduler, self._views, observer)
+        hooks.empty_batches, hooks.requests = self._totals
+        self._freed.wrap(self._patches)
+        self._patches.wrap(self.runner, "forward", hooks.around_forward)
+        self._patches.wrap(self.scheduler, "run_batch", hooks.around_run_batch)
+        self._patches.wrap(self.scheduler, "on_idle", hooks.around_on_idle)
+
+    def detach(self) -> None:
+        """Delete what attach has set; idempotent."""
+        self._totals = self._counted
+        self._hooks = None
+        self._patches.restore()
+
+    def in_step(self) -> bool:
+        """Whether the scheduler runs a batch."""
+        hooks = self._hooks
+        return hooks is not None and hooks.under_way
+
+    @property
+    def _counted(self) -> tuple[int, int]:
+        hooks = self._hooks
+        return self._totals if hooks is None else (hooks.empty_batches, hooks.requests)
+
+    def _requests(self) -> Iterator[Any]:
+        scheduler, seen = self.scheduler, set[int]()
+        batches = (scheduler.running_batch, scheduler.last_batch)
+        running = [request for batch in batches if batch is not None for request in batch.reqs]
+        for request in (*running, scheduler.chunked_req):
+            if request is not None and request.kv.holds_kv and id(request) not in seen:
+                seen.add(id(request))
+                yield request

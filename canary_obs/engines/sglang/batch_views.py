@@ -1,0 +1,82 @@
+"""StepViews of SGLang's forward batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
+from canary_obs.engines.sglang.groups import FULL
+from canary_obs.engines.sglang.request_chains import RequestChains
+from canary_obs.errors import UnsupportedEngine
+
+_EXTENDING = frozenset({"EXTEND", "MIXED"})  # in MIXED a request that decodes extends by one token
+
+
+class BatchViews:
+    """Views of the batch's own tensors; the lengths are written to the same memory for each forward."""
+
+    def __init__(self, runner: Any) -> None:
+        self._table = runner.req_to_token_pool.req_to_token
+        most = int(self._table.shape[0])
+        lengths = torch.zeros((4, most + 1), dtype=torch.int64)
+        self._prefixes, self._extends, self._starts, self._ones = lengths
+        self._ones.fill_(1)
+        self._counting = torch.arange(most + 1)
+        self._chains = RequestChains()
+
+    @property
+    def step_types(self) -> StepTypes:
+        """Types of the views to come."""
+        return StepTypes(
+            slot_table=self._table.dtype,
+            rows=torch.int64,
+            lengths=torch.int64,
+            input_ids=torch.int64,
+            positions=torch.int64,
+            out_slots=torch.int64,
+            has_digests=True,
+            expected_ids=None,
+            has_known_tokens=True,
+        )
+
+    def build(self, batch: Any, requests: Sequence[Any]) -> StepView:
+        """The view of a forward batch of these requests.
+
+        Raises UnsupportedEngine for a forward mode that is not covered yet, LookupError for other requests.
+        """
+        count, names = int(batch.batch_size), [request.rid for request in requests]
+        if batch.rids != names or count != batch.req_pool_indices.shape[0]:
+            raise LookupError(
+                f"the forward has {count} requests, {batch.rids}; its scheduler handed out {names}"
+            )
+        prefixes, extends = self._prefixes[:count], self._extends[:count]
+        if batch.forward_mode.is_decode():
+            # Not from the positions: they are what is to be checked.
+            torch.sub(batch.seq_lens, 1, out=prefixes)
+            extends, starts = self._ones[:count], self._counting[: count + 1]
+        elif (mode := batch.forward_mode.name) in _EXTENDING:
+            prefixes.copy_(batch.extend_prefix_lens)
+            extends.copy_(batch.extend_seq_lens)
+            starts = self._starts[: count + 1]
+            torch.cumsum(extends, 0, out=starts[1:])
+        else:
+            raise UnsupportedEngine(f"SGLang's forward mode {mode} is not covered yet")
+        before = prefixes.numpy()
+        chains = self._chains.advance(requests, before, np.add(before, extends.numpy()))
+        return StepView(
+            request_ids=names,
+            rows=batch.req_pool_indices,
+            prefix_lens=prefixes,
+            extend_lens=extends,
+            token_starts=starts,
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            digests=chains.digests,
+            groups={FULL: GroupStep(slot_table=self._table, out_slots=batch.out_cache_loc)},
+            known_lens=chains.known_lens,
+            known_digests=chains.known_digests,
+        )

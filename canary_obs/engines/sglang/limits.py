@@ -1,0 +1,75 @@
+"""What this adapter does not cover yet: settings, models and memory layouts that are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from canary_obs.errors import UnsupportedEngine
+
+# Setting of SGLang -> the values that are covered, and what the others would take.
+_SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
+    "tp_size": ((1,), "tensor parallelism"),
+    "pp_size": ((1,), "pipeline parallelism"),
+    "dp_size": ((1,), "data parallelism"),
+    "ep_size": ((1,), "expert parallelism"),
+    "dcp_size": ((1,), "a request's slots that are spread over ranks"),
+    "attn_cp_size": ((1,), "a request's tokens that are spread over ranks"),
+    "speculative_algorithm": ((None,), "draft models, and drafts that are verified and rejected"),
+    "enable_hierarchical_cache": ((False,), "KV that moves to the host and back"),
+    "enable_lmcache": ((False,), "KV that LMCache loads"),
+    "enable_flexkv": ((False,), "KV that FlexKV loads"),
+    "enable_unified_cache_external_linker": ((False,), "KV that an external cache loads"),
+    "enable_hisparse": ((False,), "slots that move between host and device"),
+    "enable_unified_memory": ((False,), "virtual slot numbers"),
+    "enable_page_major_kv_layout": ((False,), "the page-major layout"),
+    "enable_kv_cache_sharding": ((False,), "a cache that is spread over ranks"),
+    "disaggregation_mode": (("null",), "KV that comes from or goes to another server"),
+    "disaggregation_decode_enable_offload_kvcache": ((False,), "KV that moves to the host and back"),
+    "enable_pdmux": ((False,), "prefills that are split into several forwards"),
+    "dllm_algorithm": ((None,), "diffusion models, which write a slot several times"),
+    "enable_streaming_session": ((False,), "slots that a session keeps between requests"),
+    "enable_session_radix_cache": ((False,), "slots that a session keeps between requests"),
+    "enable_two_batch_overlap": ((False,), "batches that are split in two"),
+    "enable_encoder_swa_bounded_replay": ((False,), "forwards that compute tokens again"),
+    "enable_decoder_swa_bounded_replay": ((False, None), "forwards that compute tokens again"),
+    "prefill_only_disable_kv_cache": ((False,), "a model without KV cache"),
+}
+
+_CLASSES = {
+    "request pool": ("ReqToTokenPool",),
+    "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator"),
+    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool"),
+    "prefix cache": ("UnifiedRadixCache",),
+}
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Raises UnsupportedEngine for a scheduler with settings, a model or memory that is not covered yet."""
+    arguments, runner, model = scheduler.server_args, scheduler.tp_worker.model_runner, scheduler.model_config
+    for name, (covered, needs) in _SETTINGS.items():
+        if (value := getattr(arguments, name)) not in covered:
+            raise _refused(f"{name}={value!r}", needs, f"{name}={covered[0]!r}")
+    device = str(runner.device).partition(":")[0]
+    if device != "cpu":
+        raise _refused(f"device {device}", "streams and captured graphs", "device cpu")
+    for name in ("is_multimodal", "is_encoder_decoder"):
+        if getattr(model, name):
+            raise _refused(f"a model with {name}", "tokens that are not in its token lists", "text models")
+    if not scheduler.is_generation:
+        raise _refused("a model that does not generate", "its forwards", "models that generate")
+    found = {
+        "request pool": runner.req_to_token_pool,
+        "slot allocator": runner.token_to_kv_pool_allocator,
+        "KV pool": runner.token_to_kv_pool,
+        "prefix cache": scheduler.tree_cache,
+    }
+    for what, thing in found.items():
+        if (name := type(thing).__name__) not in _CLASSES[what]:
+            raise _refused(f"{what} {name}", "its slots", " and ".join(_CLASSES[what]))
+
+
+def _refused(what: str, needs: str, covered: str) -> UnsupportedEngine:
+    return UnsupportedEngine(
+        f"SGLang with {what} is not covered yet: this adapter does not follow {needs}; covered is {covered}. "
+        "Use that, or run without the canary"
+    )

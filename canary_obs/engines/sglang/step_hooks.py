@@ -1,0 +1,111 @@
+"""When the canary's hooks run in SGLang's scheduler: around batches, forwards, and while it is idle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engine_api.views import StepView
+
+# An idle scheduler turns some 3000 times a second, and new requests wait for each turn to end.
+_IDLE_SECONDS, _MORE_WORK_SECONDS = 0.02, 0.001
+
+
+class ViewSource(Protocol):
+    """Builds the view of a forward."""
+
+    def build(self, batch: Any, requests: Sequence[Any]) -> StepView:
+        """Of a forward batch and the scheduler's requests in it."""
+
+
+class StepHooks:
+    """Calls the observer around each batch of one scheduler, in this order:
+
+        run_batch is called         the batch and its requests are counted
+            forward is called       before_forward, with all checks that precede the forward
+            forward returns         after_forward
+        run_batch returns           after_step
+
+    All of it is on the scheduler's thread, with both of SGLang's loops.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        views: ViewSource,
+        observer: Observer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler, self._views, self._observer, self._clock = scheduler, views, observer, clock
+        self._requests: Sequence[Any] = ()  # of the batch under way
+        self.under_way = False  # a batch
+        self.empty_batches = 0  # that the scheduler counts, and that have no tokens
+        self.requests = 0  # with tokens in batches, one by one
+        self._idle_due = 0.0
+
+    def around_run_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the scheduler's `run_batch`."""
+
+        def run_batch(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            empty = batch.forward_mode.is_idle()
+            if empty:
+                self.empty_batches += 1
+            else:
+                self._requests = batch.reqs
+                self.requests += len(batch.reqs)
+            self.under_way = True
+            try:
+                result = original(batch, *args, **kwargs)
+            finally:
+                self.under_way = False
+                self._requests = ()
+            if not empty:
+                self._observer.after_step()
+            return result
+
+        return run_batch
+
+    def around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the model runner's `forward`."""
+
+        def forward(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if forward_batch.forward_mode.is_idle():
+                return original(forward_batch, *args, **kwargs)
+            view = self._view(forward_batch)
+            if view is None:
+                return original(forward_batch, *args, **kwargs)
+            self._observer.before_forward(view)
+            try:
+                result = original(forward_batch, *args, **kwargs)
+            except BaseException:
+                self._observer.forward_failed(view)
+                raise
+            self._observer.after_forward(view)
+            return result
+
+        return forward
+
+    def around_on_idle(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the scheduler's `on_idle`, which may sleep."""
+
+        def on_idle() -> Any:
+            # Also called with requests that wait for memory or for another rank.
+            if self._clock() >= self._idle_due and self._scheduler.is_fully_idle():
+                more = self._observer.idle()
+                self._idle_due = self._clock() + (_MORE_WORK_SECONDS if more else _IDLE_SECONDS)
+            return original()
+
+        return on_idle
+
+    def _view(self, batch: Any) -> StepView | None:
+        """None when building it failed, which is reported: the forward is then one that was not shown."""
+        started = time.perf_counter()
+        try:
+            return self._views.build(batch, self._requests)
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            self._observer.fault("step_view", error)
+            return None
+        finally:
+            self._observer.overhead["adapter"] += time.perf_counter() - started

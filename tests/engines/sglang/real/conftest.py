@@ -1,0 +1,45 @@
+"""Real SGLang schedulers in this process. Collected only where SGLang is installed (make test-sglang)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("sglang") is None:
+    collect_ignore_glob = ["*"]
+else:
+    from tests.engines.sglang.real import stand_ins
+
+    os.environ.update(HF_HUB_OFFLINE="1", KV_CANARY_MODE="log", KV_CANARY_ENDPOINT="inproc")
+    stand_ins.install()
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    from tests.engines.vllm.real.models import make_model
+
+    root = tmp_path_factory.mktemp("models")
+    return lambda name: make_model(root, name)
+
+
+@pytest.fixture
+def make_rig(models: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
+    from tests.engines.sglang.real.rig import Rig
+
+    made: list[Rig] = []
+
+    def make(model: str = "llama", **settings: Any) -> Rig:
+        for rig in made:
+            rig.close()
+        made.clear()
+        made.append(Rig(models(model), **settings))
+        return made[0]
+
+    yield make
+    for rig in made:
+        rig.close()

@@ -1,0 +1,63 @@
+"""What SGLang asks of a machine with CUDA before it starts on a CPU: stand-ins, put in place before it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from typing import Any
+
+import torch
+
+
+class _Absent(types.ModuleType):
+    """A module that has every name, each as an empty class."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = type(name, (), {})
+        setattr(self, name, made)
+        return made
+
+
+def install() -> None:
+    """Idempotent. Call before SGLang is imported; vLLM cannot be used in the same process."""
+    if "sglang" in sys.modules:
+        return
+    # torchvision's wheels want CUDA builds of torch. That it is absent is cached before it is stood in for.
+    from transformers.utils import import_utils
+
+    import_utils.is_torchvision_available()
+    inner = ("", ".transforms", ".transforms.functional", ".transforms.v2", ".transforms.v2.functional")
+    for name in (*inner, ".io", ".ops"):
+        _stand_in("torchvision" + name)
+    _stand_in("vllm")
+    _stand_in("vllm._custom_ops").rotary_embedding = _rotary_embedding
+
+
+def _stand_in(name: str) -> Any:
+    module = sys.modules[name] = _Absent(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    module.__path__ = []
+    parent, _, own = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], own, module)
+    return module
+
+
+def _rotary_embedding(
+    positions: Any, query: Any, key: Any, head_size: int, cos_sin_cache: Any, is_neox: bool
+) -> None:
+    """SGLang's fallback on a CPU takes this from vLLM."""
+    cos, sin = (part[:, None] for part in cos_sin_cache[positions.flatten()].float().chunk(2, -1))
+    width = 2 * cos.shape[-1]
+    for tensor in (query, key):
+        if tensor is None:
+            continue
+        heads = tensor.view(positions.numel(), -1, head_size)
+        rotated = heads[..., :width].float()
+        first, second = rotated.chunk(2, -1) if is_neox else (rotated[..., ::2], rotated[..., 1::2])
+        parts = first * cos - second * sin, second * cos + first * sin
+        joined = torch.cat(parts, -1) if is_neox else torch.stack(parts, -1).flatten(-2)
+        heads[..., :width] = joined.to(tensor.dtype)

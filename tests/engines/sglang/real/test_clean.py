@@ -1,0 +1,69 @@
+"""Sound engines: nothing is reported, everything is checked, and the answers stay what they were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from canary_obs.vocabulary import Phase, State
+from tests.engines.sglang.real.traffic import storm
+
+# Memory for about two of a storm's longest requests.
+_SMALL = {"max_total_tokens": 832, "enable_mixed_chunk": True}
+_WHERE = [
+    pytest.param({"page_size": page, "disable_overlap_schedule": plain}, id=f"page{page}-{loop}")
+    for page in (1, 16)
+    for plain, loop in ((True, "normal"), (False, "overlap"))
+]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Forward modes and retractions, by SGLang's own classes."""
+    from sglang.srt.managers import scheduler
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    found = Counter[str]()
+    forward, retract = ModelRunner._forward_raw, ScheduleBatch.retract_decode
+
+    def counted(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        found[batch.forward_mode.name] += 1
+        return forward(self, batch, *args, **kwargs)
+
+    def retracted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = retract(self, *args, **kwargs)
+        found["retracted"] += len(result[0])
+        return result
+
+    # SGLang's own switch: every 16th batch takes requests back, as if memory were short.
+    monkeypatch.setattr(scheduler, "TEST_RETRACT", True)
+    monkeypatch.setattr(scheduler, "TEST_RETRACT_INTERVAL", 16)
+    monkeypatch.setattr(ModelRunner, "_forward_raw", counted)
+    monkeypatch.setattr(ScheduleBatch, "retract_decode", retracted)
+    return found
+
+
+@pytest.mark.parametrize("where", _WHERE)
+def test_a_storm(make_rig: Any, seen: Counter[str], where: dict[str, Any], monkeypatch: Any) -> None:
+    rig = make_rig(**_SMALL, **where)
+    assert rig.scheduler.enable_overlap is not where["disable_overlap_schedule"]
+    rig.run(storm(rig))
+    assert rig.settle() == []
+    assert rig.canary.verdict() == (State.OK, ())
+    assert {"EXTEND", "MIXED", "DECODE", "retracted"} <= seen.keys()
+    assert rig.canary.forwards.checked == {"full": sum(seen[mode] for mode in ("EXTEND", "MIXED", "DECODE"))}
+    counters = rig.counters
+    print(dict(seen), counters.verified, counters.hashed, counters.unverified)
+    assert counters.verified[Phase.HEAD] > 50_000
+    assert counters.verified[Phase.TAIL] > 50_000
+    assert counters.verified[Phase.SWEEP]
+    assert counters.hashed[Phase.SWEEP]
+    assert counters.hashed[Phase.PATROL]
+    assert not any(counters.unverified.values())
+    monkeypatch.setenv("KV_CANARY_MODE", "none")
+    plain = make_rig(**_SMALL, **where)
+    plain.run(storm(plain))
+    assert plain.answers == rig.answers

@@ -1,0 +1,90 @@
+"""Lengths and tokens of a forward batch, by its mode."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from canary_obs.engines.sglang.batch_views import BatchViews
+from canary_obs.errors import UnsupportedEngine
+from tests.engines.sglang.test_request_chains import Request, chain
+
+TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
+
+
+def views() -> BatchViews:
+    return BatchViews(SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=TABLE)))
+
+
+def batch(mode: str, requests: list[Request], **more: Any) -> Any:
+    return SimpleNamespace(
+        forward_mode=SimpleNamespace(name=mode, is_decode=lambda: mode == "DECODE"),
+        batch_size=len(requests), rids=[request.rid for request in requests],
+        req_pool_indices=torch.tensor([2, 3][: len(requests)]),
+        **{name: torch.tensor([8, 9]) for name in ("input_ids", "positions", "out_cache_loc")}, **more,
+    )  # fmt: skip
+
+
+REQUESTS = [Request("a", [5, 6, 7], []), Request("b", [1, 2], [3, 4])]
+
+
+def test_a_decode_continues_after_all_tokens_but_the_newest() -> None:
+    given = batch("DECODE", REQUESTS, seq_lens=torch.tensor([3, 4]))
+    view = views().build(given, REQUESTS)
+    assert view.prefix_lens.tolist() == [2, 3]
+    assert view.extend_lens.tolist() == [1, 1]
+    assert view.token_starts.tolist() == [0, 1, 2]
+    assert view.digests is not None
+    assert view.digests.tolist() == [chain([5, 6]), chain([1, 2, 3])]
+    assert view.request_ids == ["a", "b"]
+    step = view.groups["full"]
+    assert step.slot_table is TABLE
+    assert step.out_slots is given.out_cache_loc
+    assert view.input_ids is given.input_ids
+    assert view.positions is given.positions
+
+
+@pytest.mark.parametrize("mode", ["EXTEND", "MIXED"])
+def test_an_extension_has_its_own_lengths(mode: str) -> None:
+    given = batch(mode, REQUESTS, extend_prefix_lens=torch.tensor([1, 3], dtype=torch.int32),
+                  extend_seq_lens=torch.tensor([2, 1], dtype=torch.int32))  # fmt: skip
+    view = views().build(given, REQUESTS)
+    assert view.prefix_lens.tolist() == [1, 3]
+    assert view.extend_lens.tolist() == [2, 1]
+    assert view.token_starts.tolist() == [0, 2, 3]
+    assert view.known_lens is not None
+    assert view.known_lens.tolist() == [3, 4]
+    assert view.known_digests is not None
+    assert view.known_digests.tolist() == [chain([5, 6, 7]), chain([1, 2, 3, 4])]
+
+
+@pytest.mark.parametrize(
+    "mode", ["TARGET_VERIFY", "DRAFT_EXTEND_V2", "PREBUILT", "SPLIT_PREFILL", "DLLM_EXTEND"]
+)
+def test_other_modes_are_refused_by_name(mode: str) -> None:
+    with pytest.raises(UnsupportedEngine, match=f"forward mode {mode} is not covered yet"):
+        views().build(batch(mode, REQUESTS), REQUESTS)
+
+
+def test_a_forward_of_other_requests_is_no_view_of_these() -> None:
+    given = batch("DECODE", REQUESTS, seq_lens=torch.tensor([3, 4]))
+    with pytest.raises(LookupError, match=r"2 requests, \['a', 'b'\]; its scheduler handed out \['b', 'a'\]"):
+        views().build(given, REQUESTS[::-1])
+    given.req_pool_indices = torch.tensor([2, 3, 0])  # padded
+    with pytest.raises(LookupError):
+        views().build(given, REQUESTS)
+
+
+def test_the_types_of_views_are_told_before_the_first() -> None:
+    types = views().step_types
+    given = batch("DECODE", REQUESTS, seq_lens=torch.tensor([3, 4]))
+    view = views().build(given, REQUESTS)
+    assert (types.slot_table, types.rows) == (TABLE.dtype, view.rows.dtype)
+    assert {types.lengths} == {view.prefix_lens.dtype, view.extend_lens.dtype, view.token_starts.dtype}
+    assert (types.input_ids, types.positions) == (view.input_ids.dtype, view.positions.dtype)
+    assert types.has_digests
+    assert types.has_known_tokens
+    assert types.expected_ids is None

@@ -1,0 +1,88 @@
+"""Frees of an allocator that has what SGLang's two have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from canary_obs.engines.sglang.freed_slots import FreedSlots
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+
+
+class Tokens:
+    """As TokenToKVPoolAllocator: slot 0 is not given away."""
+
+    page_size = 1
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.clear()
+
+    def clear(self) -> None:
+        self.free_pages = torch.arange(1, self.size + 1)
+
+    def free(self, free_index: Any) -> None:
+        self.free_pages = torch.cat([self.free_pages, free_index])
+
+    def get_all_free_pages(self) -> Any:
+        return self.free_pages
+
+    def alloc(self, count: int) -> Any:
+        given, self.free_pages = self.free_pages[:count], self.free_pages[count:]
+        return given
+
+
+class Pages(Tokens):
+    """As PagedTokenToKVPoolAllocator: all of its frees end in `_release_page_ids`."""
+
+    page_size = 4
+
+    def free(self, free_index: Any) -> None:
+        self._release_page_ids(torch.unique(free_index // 4))
+
+    def _release_page_ids(self, *page_ids: Any) -> None:
+        self.free_pages = torch.cat([*page_ids, self.free_pages])
+
+
+@pytest.mark.parametrize("kind", [Tokens, Pages])
+def test_what_is_taken_back_is_no_longer_what_it_was(kind: Any) -> None:
+    allocator, patches, size = kind(8), MethodPatches(), kind.page_size
+    freed = FreedSlots(allocator, 9 * size)
+    freed.wrap(patches)
+    given = allocator.alloc(3)
+    slots = (given[:, None] * size + torch.arange(size)).reshape(-1)
+    assert freed.live().tolist() == slots.tolist()
+    mark = freed.mark()
+    assert freed.untouched_since(slots, mark).all()
+    allocator.free(slots[:size])
+    again = allocator.alloc(8)  # by another request, which has the same slots
+    assert again.numel() == 6
+    assert freed.untouched_since(slots, mark).tolist() == [False] * size + [True] * 2 * size
+    assert freed.untouched_since(slots, freed.mark()).all()
+    assert freed.total == size
+
+
+@pytest.mark.parametrize("kind", [Tokens, Pages])
+def test_a_flush_takes_everything_back(kind: Any) -> None:
+    allocator, patches = kind(8), MethodPatches()
+    freed = FreedSlots(allocator, 9 * kind.page_size)
+    freed.wrap(patches)
+    allocator.alloc(3)
+    mark = freed.mark()
+    allocator.clear()
+    assert not freed.untouched_since(torch.arange(9 * kind.page_size), mark).any()
+    assert freed.live().numel() == 0
+    assert freed.total >= 8 * kind.page_size
+    patches.restore()
+    assert not {"free", "clear", "_release_page_ids"} & vars(allocator).keys()
+
+
+def test_what_was_live_before_is_not_taken_for_what_stayed() -> None:
+    """Frees before the adapter was attached were not seen."""
+    allocator = Tokens(8)
+    freed = FreedSlots(allocator, 9)
+    mark = freed.mark()
+    freed.wrap(MethodPatches())
+    assert not freed.untouched_since(torch.arange(9), mark).any()

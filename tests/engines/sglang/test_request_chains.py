@@ -1,0 +1,101 @@
+"""Chains over token lists that grow, start again, and whose newest token is late."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import numpy as np
+import pytest
+
+from canary_kernels.hashing import mix_arrays
+from canary_kernels.layout import CHAIN_ANCHOR, signed
+from canary_obs.engines.sglang.request_chains import RequestChains
+
+
+class Request:
+    """What SGLang keeps of a request."""
+
+    def __init__(self, rid: str, prompt: list[int], output: list[int]) -> None:
+        self.rid, self.origin_input_ids, self.output_ids = rid, array("q", prompt), output
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.origin_input_ids, *self.output_ids]
+
+
+def chain(tokens: list[int]) -> int:
+    """Not by the code under test: of all tokens at once."""
+    mixed = mix_arrays(np.array(tokens, dtype=np.int64), np.arange(len(tokens)))
+    return signed((CHAIN_ANCHOR + int(mixed.sum(dtype=np.uint64))) & ((1 << 64) - 1))
+
+
+def longs(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def test_a_prefill_in_chunks_and_what_is_decoded_after_it() -> None:
+    chains, request = RequestChains(), Request("a", [5, 6, 7, 8, 9], [])
+    for prefix, end in ((0, 2), (2, 5)):
+        found = chains.advance([request], longs(prefix), longs(end))
+        assert found.digests.tolist() == [chain(request.tokens[:prefix])]
+        assert (found.known_lens.tolist(), found.known_digests.tolist()) == (
+            [end],
+            [chain(request.tokens[:end])],
+        )
+    for token in (11, 12, 13):
+        request.output_ids.append(token)
+        count = len(request.tokens)
+        found = chains.advance([request], longs(count - 1), longs(count))
+        assert found.digests.tolist() == [chain(request.tokens[:-1])]
+        assert found.known_digests.tolist() == [chain(request.tokens)]
+
+
+def test_the_newest_token_may_be_known_on_the_device_only() -> None:
+    chains, request = RequestChains(), Request("a", [5, 6], [7])
+    found = chains.advance([request], longs(3), longs(4))
+    assert found.digests.tolist() == found.known_digests.tolist() == [chain([5, 6, 7])]
+    assert found.known_lens.tolist() == [3]
+
+
+def test_a_request_that_was_retracted_is_computed_anew() -> None:
+    chains, request = RequestChains(), Request("a", [5, 6, 7], [8, 9])
+    chains.advance([request], longs(4), longs(5))
+    found = chains.advance([request], longs(1), longs(5))
+    assert found.digests.tolist() == [chain([5])]
+    assert found.known_digests.tolist() == [chain(request.tokens)]
+
+
+def test_batches_in_any_order() -> None:
+    draw, chains = random.Random(5), RequestChains()
+    requests = [
+        Request(str(n), [draw.randrange(1000) for _ in range(draw.randrange(1, 9))], []) for n in range(6)
+    ]
+    for _ in range(60):
+        batch = draw.sample(requests, draw.randrange(1, 6))
+        for request in batch:
+            request.output_ids.append(draw.randrange(1000))
+        ends = [len(request.tokens) for request in batch]
+        prefixes = [draw.randrange(end) if draw.random() < 0.2 else end - 1 for end in ends]
+        found = chains.advance(batch, longs(*prefixes), longs(*ends))
+        known = [chain(request.tokens) for request in batch]
+        before = [chain(r.tokens[:prefix]) for r, prefix in zip(batch, prefixes, strict=True)]
+        assert (found.digests.tolist(), found.known_digests.tolist()) == (before, known)
+
+
+def test_requests_are_told_apart_by_the_object_and_forgotten_with_it() -> None:
+    chains = RequestChains()
+    first = Request("a", [5, 6], [])
+    chains.advance([first], longs(0), longs(2))
+    assert len(chains._known) == 1
+    del first
+    assert len(chains._known) == 0
+    again = Request("a", [7, 8, 9], [])
+    assert chains.advance([again], longs(2), longs(3)).digests.tolist() == [chain([7, 8])]
+
+
+def test_tokens_that_the_scheduler_does_not_have() -> None:
+    with pytest.raises(
+        LookupError, match=r"request a: the forward continues after 3 tokens, of which .* has 2"
+    ):
+        RequestChains().advance([Request("a", [5, 6], [])], longs(3), longs(4))

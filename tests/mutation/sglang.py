@@ -1,0 +1,76 @@
+"""Seeded defects of the adapter for SGLang."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_TESTS = "tests/engines/sglang/"
+_CHAINS, _FREED, _TREE = (
+    f"{_TESTS}test_{name}.py::" for name in ("request_chains", "freed_slots", "prefix_tree")
+)
+_HOOKS, _VIEWS, _LIMITS = (f"{_TESTS}test_{name}.py::" for name in ("step_hooks", "batch_views", "limits"))
+_DECODE = _VIEWS + "test_a_decode_continues_after_all_tokens_but_the_newest"
+
+ALL = (
+    *mutants(
+        "canary_obs/engines/sglang/request_chains.py",
+        (
+            "            if start > prefix:",
+            "            if False:",
+            _CHAINS + "test_a_request_that_was_retracted_is_computed_anew",
+        ),
+        (
+            "min(int(ends[place]), total)",
+            "int(ends[place])",
+            _CHAINS + "test_the_newest_token_may_be_known_on_the_device_only",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/freed_slots.py",
+        (
+            "self._freed[slots.numpy() // self._page_size]",
+            "self._freed[slots.numpy() % self._freed.size]",
+            _FREED + "test_what_is_taken_back_is_no_longer_what_it_was",
+        ),
+        (
+            '        patches.wrap(self._allocator, "clear", self._around_clear)\n',
+            "",
+            _FREED + "test_a_flush_takes_everything_back",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/prefix_tree.py",
+        (
+            "        self._mark = self._freed.mark()\n        if held",
+            "        if held",
+            _TREE + "test_slots_with_their_positions_and_what_precedes_them",
+        ),
+        (
+            "> _LONGEST_WALK_SECONDS:",
+            "> 10.0:",
+            _TREE + "test_a_walk_that_would_take_too_long_is_refused_before_it_begins",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/batch_views.py",
+        ("torch.sub(batch.seq_lens, 1, out=prefixes)", "torch.sub(batch.seq_lens, 0, out=prefixes)", _DECODE),
+        ("batch.rids != names or ", "", _VIEWS + "test_a_forward_of_other_requests_is_no_view_of_these"),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/step_hooks.py",
+        (
+            " and self._scheduler.is_fully_idle()",
+            "",
+            _HOOKS + "test_a_scheduler_with_parked_work_is_not_idle",
+        ),
+        (
+            "                self._observer.forward_failed(view)\n",
+            "",
+            _HOOKS + "test_a_forward_that_raises",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/limits.py",
+        ('if device != "cpu":', "if False:", _LIMITS + "test_devices_that_nobody_has_tried_are_named"),
+    ),
+)
