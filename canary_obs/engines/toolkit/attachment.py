@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import torch
 
@@ -43,6 +44,15 @@ def attach_adapter(
             link.close(0.0)
         raise
     log.info(memory_report(runtime))
+    return runtime
+
+
+def protect(adapter: EngineAdapter, config: CanaryConfig) -> CanaryRuntime:
+    """Attach, and begin the checks at once: for an engine that is warmed up. Raises as `attach_adapter`."""
+    runtime = attach_adapter(adapter, config)
+    started = time.monotonic()
+    runtime.mark_ready()
+    log.info("canary ready: compiling its kernels took %.1f s", time.monotonic() - started)
     return runtime
 
 

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from canary_obs.config import CanaryConfig, load
-from canary_obs.engines.toolkit.attachment import attach_adapter
+from canary_obs.engines.toolkit.attachment import protect
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.refusal import Refusal
 from canary_obs.engines.toolkit.server_number import separate
@@ -100,8 +100,7 @@ def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
         # Worker methods run in inference mode; tensors created there could not be changed outside of it.
         with torch.inference_mode(False), torch.no_grad():
             adapter = adapter_for_runner(worker.model_runner, worker=worker, fresh=True)
-            runtime = attach_adapter(adapter, config)
-            runtime.mark_ready()
+            runtime = protect(adapter, config)
     except Exception as error:
         if config.mode is Mode.RAISE and not isinstance(error, UnsupportedEngine):
             raise
