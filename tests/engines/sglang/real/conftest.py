@@ -21,7 +21,7 @@ else:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    from tests.engines.vllm.real.models import make_model
+    from tests.engines.sglang.real.models import make_model
 
     root = tmp_path_factory.mktemp("models")
     return lambda name: make_model(root, name)

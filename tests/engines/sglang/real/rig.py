@@ -15,6 +15,7 @@ from canary_obs.records import GroupCounters, Violation
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Phase, Reason
+from tests.engines.sglang.real import stand_ins
 
 DEFAULTS: dict[str, Any] = {
     "device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch", "dtype": "float32",
@@ -31,10 +32,11 @@ class Rig:
         from sglang.srt.distributed import bootstrap
         from sglang.srt.managers.scheduler import Scheduler, configure_logger
         from sglang.srt.plugins import load_plugins
-        from sglang.srt.runtime_context import SpawnRanks, publish
+        from sglang.srt.runtime_context import SpawnRanks, get_resources, publish
         from sglang.srt.server_args import PortArgs, ServerArgs
 
         load_plugins()
+        stand_ins.latent_attention()
         arguments = ServerArgs(model_path=str(model), **(DEFAULTS | settings))
         configure_logger(arguments)
         arguments.resolve_once()
@@ -43,6 +45,7 @@ class Rig:
         publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
         if bootstrap._PARALLEL_INITIALISED:  # by the first scheduler of this process; groups of one rank stay
             bootstrap.init_parallel_runtime = lambda **_: None
+            get_resources().expert_location_metadata = None
         self.scheduler = scheduler = Scheduler(arguments, ports)
         self.answers: dict[str, list[int]] = {}
         self.finished: set[str] = set()

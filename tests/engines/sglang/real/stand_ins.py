@@ -61,3 +61,31 @@ def _rotary_embedding(
         parts = first * cos - second * sin, second * cos + first * sin
         joined = torch.cat(parts, -1) if is_neox else torch.stack(parts, -1).flatten(-2)
         heads[..., :width] = joined.to(tensor.dtype)
+
+
+def latent_attention() -> None:
+    """SGLang's torch backend has no way for MLA; its absorbed form runs there. Idempotent."""
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
+
+    absorbed = handlers.AttnForwardMethod.MLA
+    handlers.AttentionBackendRegistry.register("torch_native", lambda attention, batch: absorbed)
+    for name in ("forward_extend", "forward_decode"):
+        method = getattr(TorchNativeAttnBackend, name)
+        if not hasattr(method, "joins"):
+            setattr(TorchNativeAttnBackend, name, _joining(method))
+
+
+def _joining(method: Any) -> Any:
+    """The method with the rotary parts, which MLA hands in apart, joined to the others."""
+
+    def joined(
+        self: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, save_kv_cache: bool = True,
+        q_rope: Any = None, k_rope: Any = None, **_: Any,
+    ) -> Any:  # fmt: skip
+        if q_rope is not None:
+            q, k = torch.cat([q, q_rope], -1), torch.cat([k, k_rope], -1)
+        return method(self, q, k, v, layer, batch, save_kv_cache)
+
+    joined.joins = True  # type: ignore[attr-defined]
+    return joined

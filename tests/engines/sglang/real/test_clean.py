@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from canary_obs.vocabulary import Phase, State
-from tests.engines.sglang.real.traffic import storm
+from tests.engines.sglang.real.traffic import prompts, storm
 
 # Memory for about two of a storm's longest requests.
 _SMALL = {"max_total_tokens": 832, "enable_mixed_chunk": True}
+_LOOPS = ((True, "normal"), (False, "overlap"))
 _WHERE = [
-    pytest.param({"page_size": page, "disable_overlap_schedule": plain}, id=f"page{page}-{loop}")
-    for page in (1, 16)
-    for plain, loop in ((True, "normal"), (False, "overlap"))
+    pytest.param(model, {"page_size": page, "disable_overlap_schedule": plain}, id=f"{model}-{page}-{loop}")
+    for model, pages in (("llama", (1, 16)), ("latent", (1,)))
+    for page in pages
+    for plain, loop in _LOOPS
 ]
 
 
@@ -46,9 +48,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("where", _WHERE)
-def test_a_storm(make_rig: Any, seen: Counter[str], where: dict[str, Any], monkeypatch: Any) -> None:
-    rig = make_rig(**_SMALL, **where)
+@pytest.mark.parametrize(("model", "where"), _WHERE)
+def test_a_storm(
+    make_rig: Any, seen: Counter[str], model: str, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(model, **_SMALL, **where)
     assert rig.scheduler.enable_overlap is not where["disable_overlap_schedule"]
     rig.run(storm(rig))
     assert rig.settle() == []
@@ -56,7 +60,6 @@ def test_a_storm(make_rig: Any, seen: Counter[str], where: dict[str, Any], monke
     assert {"EXTEND", "MIXED", "DECODE", "retracted"} <= seen.keys()
     assert rig.canary.forwards.checked == {"full": sum(seen[mode] for mode in ("EXTEND", "MIXED", "DECODE"))}
     counters = rig.counters
-    print(dict(seen), counters.verified, counters.hashed, counters.unverified)
     assert counters.verified[Phase.HEAD] > 50_000
     assert counters.verified[Phase.TAIL] > 50_000
     assert counters.verified[Phase.SWEEP]
@@ -64,6 +67,26 @@ def test_a_storm(make_rig: Any, seen: Counter[str], where: dict[str, Any], monke
     assert counters.hashed[Phase.PATROL]
     assert not any(counters.unverified.values())
     monkeypatch.setenv("KV_CANARY_MODE", "none")
-    plain = make_rig(**_SMALL, **where)
+    plain = make_rig(model, **_SMALL, **where)
     plain.run(storm(plain))
     assert plain.answers == rig.answers
+
+
+@pytest.mark.parametrize("model", ["llama", "latent"])
+@pytest.mark.parametrize(
+    ("dtype", "kv", "width"),
+    [
+        ("bfloat16", "auto", 2),
+        ("float16", "auto", 2),
+        ("bfloat16", "fp8_e5m2", 1),
+        ("bfloat16", "fp8_e4m3", 1),
+    ],
+)
+def test_number_types(make_rig: Any, model: str, dtype: str, kv: str, width: int) -> None:
+    rig = make_rig(model, dtype=dtype, kv_cache_dtype=kv)
+    elements = {"llama": 32, "latent": 64 + 16}[model]
+    assert {source.head_bytes for source in rig.adapter.groups[0].sources} == {elements * width}
+    assert len(rig.adapter.groups[0].sources) == {"llama": 6, "latent": 3}[model]
+    rig.generate(prompts(4))
+    assert rig.settle() == []
+    assert rig.canary.verdict() == (State.OK, ())

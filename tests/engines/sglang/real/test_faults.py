@@ -122,9 +122,9 @@ def test_faults_of_the_inputs(make_rig: Any, fault: str, plain: bool) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 2])
-@pytest.mark.parametrize("part", [Part.K, Part.V])
-def test_a_bit_of_a_running_request_flips(make_rig: Any, part: Part, layer: int) -> None:
-    rig = make_rig()
+@pytest.mark.parametrize(("model", "part"), [("llama", Part.K), ("llama", Part.V), ("latent", Part.K)])
+def test_a_bit_of_a_running_request_flips(make_rig: Any, model: str, part: Part, layer: int) -> None:
+    rig = make_rig(model)
     slots = []
 
     def flip(rig: Rig) -> None:
@@ -153,6 +153,9 @@ def test_a_bit_of_a_cached_slot_flips(make_rig: Any, monkeypatch: pytest.MonkeyP
 
 def flip_bit(rig: Rig, part: Part, layer: int, slot: int) -> None:
     pool = rig.runner.token_to_kv_pool
-    buffers = pool.k_buffer if part is Part.K else pool.v_buffer
+    if hasattr(pool, "kv_buffer"):
+        buffers = pool.kv_buffer
+    else:
+        buffers = pool.k_buffer if part is Part.K else pool.v_buffer
     with torch.inference_mode():
         buffers[layer][slot].view(torch.uint8).view(-1)[5] ^= 16

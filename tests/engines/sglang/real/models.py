@@ -1,0 +1,51 @@
+"""Tiny models with random weights for pools that the models of vLLM's tests do not have in SGLang."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.engines.vllm.real.models import make_model as shared_model
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64,
+    "num_attention_heads": 4, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+
+
+def make_model(root: Path, name: str) -> Path:
+    """A model directory, built on first use."""
+    if name not in _BUILDERS:
+        return shared_model(root, name)
+    folder = root / name
+    if not folder.exists():
+        torch.manual_seed(0)
+        model, more = _BUILDERS[name]()
+        model.to(torch.float32).save_pretrained(folder)
+        settings = folder / "config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text("utf-8")) | more), "utf-8")
+    return folder
+
+
+def _latent() -> Any:
+    """MLA: one latent vector per token and layer."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    config = DeepseekV2Config(
+        num_hidden_layers=3, num_key_value_heads=4, kv_lora_rank=64, q_lora_rank=None, qk_rope_head_dim=16,
+        qk_nope_head_dim=32, v_head_dim=32, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2,
+        first_k_dense_replace=3, topk_method="greedy", n_group=1, topk_group=1, **_COMMON,
+    )  # fmt: skip
+    config.rope_parameters = {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 2048,
+        "mscale": 0.7, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
+    }  # fmt: skip
+    more = {"moe_layer_freq": 1, "scoring_func": "softmax", "seq_aux": True, "ep_size": 1}
+    return DeepseekV2ForCausalLM(config), more
+
+
+_BUILDERS = {"latent": _latent}
