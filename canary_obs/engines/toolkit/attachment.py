@@ -52,7 +52,7 @@ def protect(adapter: EngineAdapter, config: CanaryConfig) -> CanaryRuntime:
     runtime = attach_adapter(adapter, config)
     started = time.monotonic()
     runtime.mark_ready()
-    log.info("canary ready: compiling its kernels took %.1f s", time.monotonic() - started)
+    log.info("canary ready: preparing its kernels took %.1f s", time.monotonic() - started)
     return runtime
 
 
