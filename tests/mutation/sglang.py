@@ -41,9 +41,14 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/prefix_tree.py",
         (
-            "        self._mark = self._freed.mark()\n        if held",
+            "        self._marks[group] = self._freed[group].mark()\n        if held",
             "        if held",
             _TREE + "test_slots_with_their_positions_and_what_precedes_them",
+        ),
+        (
+            "torch.where(previous > 0, previous, -1)",
+            "previous",
+            _TREE + "test_a_window_group_has_slots_of_its_own",
         ),
         (
             "> _LONGEST_WALK_SECONDS:",
@@ -54,6 +59,11 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/batch_views.py",
         ("torch.sub(batch.seq_lens, 1, out=prefixes)", "torch.sub(batch.seq_lens, 0, out=prefixes)", _DECODE),
+        (
+            "torch.where(written > 0, written, -1)",
+            "written",
+            _VIEWS + "test_a_window_group_is_shown_by_its_own_slots",
+        ),
         ("batch.rids != names or ", "", _VIEWS + "test_a_forward_of_other_requests_is_no_view_of_these"),
     ),
     *mutants(

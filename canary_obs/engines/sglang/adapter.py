@@ -10,10 +10,10 @@ from torch import Tensor
 
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes
+from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, WindowTokens
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.freed_slots import FreedSlots
-from canary_obs.engines.sglang.groups import FULL, find_group, kv_allocation
+from canary_obs.engines.sglang.groups import FULL, SWA, find_groups, kv_allocation
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.step_hooks import StepHooks
@@ -44,18 +44,22 @@ class SglangAdapter(EngineAdapter):
             )
         # The buffers were created in inference mode, and cannot be written to outside of it.
         with torch.inference_mode():
-            self._group = find_group(self.runner)
-        self._freed = FreedSlots(self.runner.token_to_kv_pool_allocator, self._group.num_slots)
-        self._tree = PrefixTree(scheduler.tree_cache, self._freed)
-        self._views = BatchViews(self.runner)
+            self.sglang_groups = find_groups(self.runner)
+        self._by_name = {group.view.name: group for group in self.sglang_groups}
+        self._freed = {
+            name: FreedSlots(group.allocator, group.view.num_slots) for name, group in self._by_name.items()
+        }
+        windows = self._by_name[SWA].own_slots if SWA in self._by_name else None
+        self._tree = PrefixTree(scheduler.tree_cache, self._freed, windows)
+        self._views = BatchViews(self.runner, self.sglang_groups)
         self._patches = MethodPatches()
         self._hooks: StepHooks | None = None
         self._totals = 0, 0  # empty batches and requests, before detach
 
     @property
     def groups(self) -> Sequence[GroupView]:
-        """All layers: SGLang keeps them in one pool with one numbering of slots."""
-        return (self._group,)
+        """One of all layers, or one of the layers with a sliding window and one of the others."""
+        return [group.view for group in self.sglang_groups]
 
     @property
     def prefix_cache(self) -> PrefixTree:
@@ -69,36 +73,49 @@ class SglangAdapter(EngineAdapter):
 
     def slots_in_use(self, group: str) -> Tensor:
         """By the allocator's list of free pages."""
-        del group
-        return self._freed.live()
+        return self._freed[group].live()
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
-        """Requests with the slot in their row of the slot table."""
-        del group
-        table = self.runner.req_to_token_pool.req_to_token
-        return tuple(
-            str(request.rid)
-            for request in self._requests()
-            if bool((table[request.kv.req_pool_idx, : request.kv.kv_allocated_len] == slot).any())
-        )
+        """Requests with the slot in their row of the request table."""
+        table, own = self.runner.req_to_token_pool.req_to_token, self._by_name[group].own_slots
+        found = []
+        for request in self._requests():
+            slots = table[request.kv.req_pool_idx, : request.kv.kv_allocated_len]
+            if bool(((slots if own is None else own[slots]) == slot).any()):
+                found.append(str(request.rid))
+        return tuple(found)
 
     def allocation(self) -> KVAllocation:
         """From the pool's report of its size, and the model's configuration."""
-        return kv_allocation(self.runner)
+        return kv_allocation(self.runner, self.sglang_groups)
 
     def forwards(self) -> dict[str, int]:
         """By the scheduler's own number of its batches, without those that have no tokens."""
         empty, _ = self._counted
-        return {FULL: int(self.scheduler.forward_ct) - empty}
+        return dict.fromkeys(self._by_name, int(self.scheduler.forward_ct) - empty)
 
     def requests_scheduled(self) -> int:
         """By the batches that the scheduler ran."""
         _, requests = self._counted
         return requests
 
+    def window_tokens(self) -> WindowTokens | None:
+        """Live tokens by the allocators' free pages and the mapping between their slots."""
+        if SWA not in self._by_name:
+            return None
+        own, full = self._by_name[SWA].own_slots, self._freed[FULL].live()
+        assert own is not None
+        windowed = own[full]
+        return WindowTokens(
+            full=(FULL,),
+            windowed=(SWA,),
+            out_of_window=int((windowed == 0).sum()),
+            diverging=int(((windowed > 0) & (windowed != full)).sum()),
+        )
+
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """A slot of page 0, which takes the writes of padded tokens: the first slot only, by SGLang."""
-        if (size := int(self.runner.token_to_kv_pool_allocator.page_size)) > 1:
+        if (size := int(self._by_name[FULL].allocator.page_size)) > 1:
             return FULL, size - 1
         raise UnsupportedEngine(
             "with page_size 1 SGLang has no slot that nobody uses: drills need a larger --page-size"
@@ -108,7 +125,8 @@ class SglangAdapter(EngineAdapter):
         """Set attributes of the instances, and look whether the engine will find them."""
         hooks = self._hooks = StepHooks(self.scheduler, self._views, observer)
         hooks.empty_batches, hooks.requests = self._totals
-        self._freed.wrap(self._patches)
+        for freed in self._freed.values():
+            freed.wrap(self._patches)
         self._patches.wrap(self.runner, "forward", hooks.around_forward)
         self._patches.wrap(self.scheduler, "run_batch", hooks.around_run_batch)
         self._patches.wrap(self.scheduler, "on_idle", hooks.around_on_idle)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
-from canary_obs.engines.sglang.groups import FULL
+from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.request_chains import RequestChains
 from canary_obs.errors import UnsupportedEngine
 
@@ -17,10 +17,15 @@ _EXTENDING = frozenset({"EXTEND", "MIXED"})  # in MIXED a request that decodes e
 
 
 class BatchViews:
-    """Views of the batch's own tensors; the lengths are written to the same memory for each forward."""
+    """Views of the batch's own tensors; lengths and window slots are written to the same memory each time."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, groups: Sequence[SglangGroup]) -> None:
         self._table = runner.req_to_token_pool.req_to_token
+        self._groups = groups
+        # The slots of the window groups, request for request like the table itself.
+        self._window_tables = {
+            group.view.name: torch.zeros_like(self._table) for group in groups if group.own_slots is not None
+        }
         most = int(self._table.shape[0])
         lengths = torch.zeros((4, most + 1), dtype=torch.int64)
         self._prefixes, self._extends, self._starts, self._ones = lengths
@@ -66,7 +71,8 @@ class BatchViews:
         else:
             raise UnsupportedEngine(f"SGLang's forward mode {mode} is not covered yet")
         before = prefixes.numpy()
-        chains = self._chains.advance(requests, before, np.add(before, extends.numpy()))
+        ends = np.add(before, extends.numpy())
+        chains = self._chains.advance(requests, before, ends)
         return StepView(
             request_ids=names,
             rows=batch.req_pool_indices,
@@ -76,7 +82,16 @@ class BatchViews:
             input_ids=batch.input_ids,
             positions=batch.positions,
             digests=chains.digests,
-            groups={FULL: GroupStep(slot_table=self._table, out_slots=batch.out_cache_loc)},
+            groups={group.view.name: self._step(group, batch, int(ends.max())) for group in self._groups},
             known_lens=chains.known_lens,
             known_digests=chains.known_digests,
         )
+
+    def _step(self, group: SglangGroup, batch: Any, longest: int) -> GroupStep:
+        if group.own_slots is None:
+            return GroupStep(slot_table=self._table, out_slots=batch.out_cache_loc)
+        own, rows = self._window_tables[group.view.name], batch.req_pool_indices
+        own[rows, :longest] = group.own_slots[self._table[rows, :longest]].to(own.dtype)
+        # Slot 0 takes writes that nobody reads: a token whose KV went there has none.
+        written = group.own_slots[batch.out_cache_loc]
+        return GroupStep(slot_table=own, out_slots=torch.where(written > 0, written, -1))

@@ -1,8 +1,9 @@
-"""SGLang's KV pool as a GroupView: slots, layers, and the location of their bytes."""
+"""SGLang's KV pools as GroupViews: slots, windows, layers, and the location of their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +16,59 @@ from canary_obs.engine_api.views import GroupView, KVAllocation
 from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_placements
 from canary_obs.errors import UnsupportedEngine
 
-FULL = "full"
+FULL, SWA = "full", "swa"
 _PROBED = 3  # slots that a probe writes to
 
 
-def find_group(runner: Any) -> GroupView:
-    """The group of a model runner with one plain pool. Raises UnsupportedEngine for an unknown layout.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangGroup:
+    """One group with what SGLang keeps for it."""
+
+    view: GroupView
+    allocator: Any  # of the group's own slots
+    own_slots: Tensor | None = None  # by the slot in the request table; 0 = none. None = they are the same
+
+
+def find_groups(runner: Any) -> tuple[SglangGroup, ...]:
+    """The groups of a model runner that `check_scheduler` takes. Raises UnsupportedEngine for a layout.
 
     Writes to the first slots and restores them; no forward may run meanwhile.
     """
-    pool = runner.token_to_kv_pool
+    pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+    if not has_windows(pool):
+        layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
+        return (SglangGroup(view=_view(runner, FULL, pool, layers), allocator=allocator),)
+    numbered = sorted((index, layer, windowed) for layer, (index, windowed) in pool.layers_mapping.items())
+    full, windows = ([layer for _, layer, own in numbered if own is windowed] for windowed in (False, True))
+    # SGLang's number leaves out the token itself.
+    window = int(runner.sliding_window_size) + 1
+    return (
+        SglangGroup(
+            view=_view(runner, FULL, pool.full_kv_pool, full), allocator=allocator.full_attn_allocator
+        ),
+        SglangGroup(
+            view=_view(runner, SWA, pool.swa_kv_pool, windows, window),
+            allocator=allocator.swa_attn_allocator,
+            own_slots=allocator.full_to_swa_index_mapping,
+        ),
+    )
+
+
+def kv_allocation(runner: Any, groups: Sequence[SglangGroup]) -> KVAllocation:
+    """From the pool's own report of its size, and the model's configuration."""
+    size = runner.token_to_kv_pool.get_kv_size_bytes()
+    held = sum(size) if isinstance(size, tuple) else size
+    names = tuple(group.view.name for group in groups)
+    return KVAllocation(bytes=int(held), layers={names: int(runner.model_config.num_hidden_layers)})
+
+
+def has_windows(pool: Any) -> bool:
+    """Whether layers with a sliding window have a pool of their own."""
+    return hasattr(pool, "swa_kv_pool")
+
+
+def _view(runner: Any, name: str, pool: Any, layers: Sequence[int], window: int | None = None) -> GroupView:
+    """`layers`: numbers in the model of the pool's layers, in their order."""
     layout = getattr(pool, "kv_cache_layout", "nhd")
     if layout != "nhd" or getattr(pool, "is_quantized_kv_cache", False):
         raise UnsupportedEngine(
@@ -34,9 +78,9 @@ def find_group(runner: Any) -> GroupView:
         )
     sources: list[KVSource] = []
     likely: dict[Part, tuple[Placement, ...]] = {}  # the layer before: nearly always the same for the next
-    for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
-        for part, cache, others in _parts(pool, layer):
-            written = _layer_write(pool, layer, part, cache, others, runner.dtype)
+    for index, layer in enumerate(layers):
+        for part, cache, others in _parts(pool, index):
+            written = _layer_write(pool, index, part, cache, others, runner.dtype)
             saved = [(other, other[:_PROBED].clone()) for other in others]
             try:
                 likely[part] = find_placements(written, likely.get(part, ()))
@@ -44,15 +88,9 @@ def find_group(runner: Any) -> GroupView:
                 for other, content in saved:
                     other[:_PROBED] = content
             sources += [place.source(cache, layer, 0) for place in likely[part]]
-    # The slot table holds slots, also where the allocator hands out whole pages.
-    return GroupView(name=FULL, num_slots=_buffers(pool)[0].shape[0], page_size=1, sources=tuple(sources))
-
-
-def kv_allocation(runner: Any) -> KVAllocation:
-    """From the pool's own report of its size, and the model's configuration."""
-    size = runner.token_to_kv_pool.get_kv_size_bytes()
-    held = sum(size) if isinstance(size, tuple) else size
-    return KVAllocation(bytes=int(held), layers={(FULL,): int(runner.model_config.num_hidden_layers)})
+    num_slots = (pool.kv_buffer if _is_latent(pool) else pool.k_buffer)[0].shape[0]
+    # The request table holds slots, also where the allocator hands out whole pages.
+    return GroupView(name=name, num_slots=num_slots, page_size=1, sources=tuple(sources), window=window)
 
 
 def _is_latent(pool: Any) -> bool:
@@ -60,13 +98,8 @@ def _is_latent(pool: Any) -> bool:
     return hasattr(pool, "kv_lora_rank")
 
 
-def _buffers(pool: Any) -> list[Tensor]:
-    return list(pool.kv_buffer if _is_latent(pool) else pool.k_buffer)
-
-
-def _parts(pool: Any, layer: int) -> Iterator[tuple[Part, Tensor, list[Tensor]]]:
+def _parts(pool: Any, index: int) -> Iterator[tuple[Part, Tensor, list[Tensor]]]:
     """Of each part of a layer: its tensor, and the others that a write changes as well."""
-    index = layer - pool.start_layer
     if _is_latent(pool):
         yield Part.K, pool.kv_buffer[index], []
         return
@@ -76,19 +109,19 @@ def _parts(pool: Any, layer: int) -> Iterator[tuple[Part, Tensor, list[Tensor]]]
 
 
 def _layer_write(
-    pool: Any, layer: int, part: Part, cache: Tensor, others: list[Tensor], dtype: torch.dtype
+    pool: Any, index: int, part: Part, cache: Tensor, others: list[Tensor], dtype: torch.dtype
 ) -> LayerWrite:
     _, heads, elements = cache.shape
-    named = SimpleNamespace(layer_id=layer)
+    layer = SimpleNamespace(layer_id=pool.start_layer + index)
 
     def through(parts: dict[Part, Tensor], slots: Tensor) -> None:
         given = parts[part]
         # The other part gets zeros, and what it held is put back afterwards.
         rest = [torch.zeros((slots.shape[0], *other.shape[1:]), dtype=dtype) for other in others]
         keys, values = (given, rest[0] if rest else given) if part is Part.K else (rest[0], given)
-        pool.set_kv_buffer(named, slots, keys, values)
+        pool.set_kv_buffer(layer, slots, keys, values)
 
     return LayerWrite(
-        name=f"layer {layer}", cache=cache, page_size=1, shapes={part: (heads, elements)}, dtype=dtype,
+        name=f"layer {index}", cache=cache, page_size=1, shapes={part: (heads, elements)}, dtype=dtype,
         write=through,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from canary_obs.engines.sglang.groups import has_windows
 from canary_obs.errors import UnsupportedEngine
 
 # Setting of SGLang -> the values that are covered, and what the others would take.
@@ -37,8 +38,8 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
 
 _CLASSES = {
     "request pool": ("ReqToTokenPool",),
-    "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator"),
-    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool"),
+    "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator"),
+    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool"),
     "prefix cache": ("UnifiedRadixCache",),
 }
 
@@ -66,6 +67,23 @@ def check_scheduler(scheduler: Any) -> None:
     for what, thing in found.items():
         if (name := type(thing).__name__) not in _CLASSES[what]:
             raise _refused(f"{what} {name}", "its slots", " and ".join(_CLASSES[what]))
+    if has_windows(runner.token_to_kv_pool):
+        _check_windows(runner)
+
+
+def _check_windows(runner: Any) -> None:
+    """The parts of a pool and an allocator for sliding windows, which are pools and allocators themselves."""
+    pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+    for part in (pool.full_kv_pool, pool.swa_kv_pool):
+        if (name := type(part).__name__) != "MHATokenToKVPool":
+            raise _refused(f"{name} in its SWAKVPool", "its slots", "MHATokenToKVPool")
+    for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+        if (name := type(part).__name__) not in _CLASSES["slot allocator"][:2]:
+            raise _refused(
+                f"{name} in its allocator", "its slots", " and ".join(_CLASSES["slot allocator"][:2])
+            )
+    if allocator.swa_req_ring:
+        raise _refused("a ring of window slots per request", "its slots", "slots that are allocated")
 
 
 def _refused(what: str, needs: str, covered: str) -> UnsupportedEngine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedCount, CachedSlots
 from canary_obs.engines.sglang.freed_slots import FreedSlots
+from canary_obs.engines.sglang.groups import FULL, SWA
 from canary_obs.errors import UnsupportedEngine
 
 # A walk cannot be cut, and it runs on the scheduler's thread.
@@ -21,15 +23,20 @@ _FIRST_SLOTS = 10_000  # that a first walk may have: the slower of SGLang's two 
 class PrefixTree(PrefixCache):
     """The tree's own walk, at once. A cache that would take too long to walk is not swept, and says so."""
 
-    def __init__(self, tree: Any, freed: FreedSlots) -> None:
-        self._tree, self._freed = tree, freed
-        self._mark = freed.mark()
+    def __init__(
+        self, tree: Any, freed: Mapping[str, FreedSlots], window_slots: Tensor | None = None
+    ) -> None:
+        """`freed`: by group. `window_slots`: slots of the sliding-window group by those of the full one."""
+        self._tree, self._freed, self._window_slots = tree, freed, window_slots
+        self._marks = {group: each.mark() for group, each in freed.items()}
         self._seconds_per_slot = _LONGEST_WALK_SECONDS / _FIRST_SLOTS
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
-        """Every slot of the tree's nodes; of those that no running request has locked."""
-        del group
-        held = self._held
+        """Every slot of the tree's nodes; of those that no running request has locked.
+
+        In a window group, those of nodes that keep their window slots.
+        """
+        held = self._held(FULL)  # a walk of a window group passes them all
         if (seconds := held * self._seconds_per_slot) > _LONGEST_WALK_SECONDS:
             raise UnsupportedEngine(
                 f"SGLang's prefix cache holds {held} tokens, and walking it would hold up the scheduler for "
@@ -37,27 +44,39 @@ class PrefixTree(PrefixCache):
                 "The patrol checks its bytes"
             )
         started = time.perf_counter()
-        found = self._tree.tree_core.walk_for_kv_canary(unlocked_only=unlocked_only, swa_resident_only=False)
-        self._mark = self._freed.mark()
+        found = self._tree.tree_core.walk_for_kv_canary(
+            unlocked_only=unlocked_only, swa_resident_only=group == SWA
+        )
+        self._marks[group] = self._freed[group].mark()
         if held >= _FIRST_SLOTS // 10:  # of few the call itself costs most
             self._seconds_per_slot = (time.perf_counter() - started) / held
-        slots, positions, previous = found.slot_indices, found.positions, found.prev_slot_indices
-        return CachedSlots(
-            slots=slots.to(torch.int64),
-            positions=positions.to(torch.int64),
-            previous=previous.to(torch.int64),
-        )
+        slots, previous = found.slot_indices.to(torch.int64), found.prev_slot_indices.to(torch.int64)
+        if group == SWA:
+            slots, previous = self._in_window(slots), self._in_window(previous)
+            previous = torch.where(previous > 0, previous, -1)
+        return CachedSlots(slots=slots, positions=found.positions.to(torch.int64), previous=previous)
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
         """bool [n]: the allocator has not taken them back since the walk."""
-        del group
-        return self._freed.untouched_since(slots, self._mark)
+        return self._freed[group].untouched_since(slots, self._marks[group])
 
     def count(self, group: str) -> CachedCount:
         """By the tree's own counters of tokens, which it keeps as nodes come and go."""
-        del group
-        return CachedCount(slots=self._held, removed=self._freed.total)
+        return CachedCount(slots=self._held(group), removed=self._freed[group].total)
 
-    @property
-    def _held(self) -> int:
-        return int(self._tree.full_evictable_size()) + int(self._tree.full_protected_size())
+    def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
+        """bool [n]: by the allocator's mapping; None = there is no window group."""
+        if self._window_slots is None:
+            return None
+        return slots > 0 if group == SWA else self._in_window(slots) > 0
+
+    def _in_window(self, slots: Tensor) -> Tensor:
+        """int64 [n]: slots of the window group; 0 = none, also for -1."""
+        assert self._window_slots is not None
+        return torch.where(slots >= 0, self._window_slots[slots], 0)
+
+    def _held(self, group: str) -> int:
+        tree = self._tree
+        if group == SWA:
+            return int(tree.swa_evictable_size()) + int(tree.swa_protected_size())
+        return int(tree.full_evictable_size()) + int(tree.full_protected_size())

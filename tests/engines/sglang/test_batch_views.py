@@ -15,8 +15,11 @@ from tests.engines.sglang.test_request_chains import Request, chain
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
 
 
-def views() -> BatchViews:
-    return BatchViews(SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=TABLE)))
+def views(windows: Any = None) -> BatchViews:
+    groups: list[Any] = [SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None)]
+    if windows is not None:
+        groups.append(SimpleNamespace(view=SimpleNamespace(name="swa"), own_slots=windows))
+    return BatchViews(SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=TABLE)), groups)
 
 
 def batch(mode: str, requests: list[Request], **more: Any) -> Any:
@@ -88,3 +91,22 @@ def test_the_types_of_views_are_told_before_the_first() -> None:
     assert types.has_digests
     assert types.has_known_tokens
     assert types.expected_ids is None
+
+
+def test_a_window_group_is_shown_by_its_own_slots() -> None:
+    """A slot that has none stays 0, which nobody has written; a token whose KV went there is not recorded."""
+    own = torch.arange(41) * 2
+    own[21] = own[9] = 0
+    given = batch("DECODE", REQUESTS, seq_lens=torch.tensor([3, 4]))
+    given.out_cache_loc = torch.tensor([22, 9])
+    built = views(own)
+    view = built.build(given, REQUESTS)
+    step = view.groups["swa"]
+    assert step.slot_table[2, :4].tolist() == [40, 0, 44, 46]
+    assert step.slot_table[3, :4].tolist() == [60, 62, 64, 66]
+    assert step.out_slots.tolist() == [44, -1]
+    assert view.groups["full"].out_slots.tolist() == [22, 9]
+    own[21] = 5  # the same memory again for the next forward, with what the mapping has then
+    assert built.build(given, REQUESTS).groups["swa"].slot_table is step.slot_table
+    assert step.slot_table[2, 1] == 5
+    assert step.slot_table.dtype == TABLE.dtype

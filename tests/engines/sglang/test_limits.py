@@ -65,5 +65,35 @@ def test_devices_that_nobody_has_tried_are_named(device: str) -> None:
 
 @pytest.mark.parametrize("what", _CLASSES)
 def test_memory_of_an_unknown_class_is_named(what: str) -> None:
-    with pytest.raises(UnsupportedEngine, match=f"{what} SWAKVPool is not covered yet"):
-        check_scheduler(scheduler({what: "SWAKVPool"}))
+    with pytest.raises(UnsupportedEngine, match=f"{what} AnotherClass is not covered yet"):
+        check_scheduler(scheduler({what: "AnotherClass"}))
+
+
+def with_windows(
+    pool: str = "MHATokenToKVPool", allocator: str = "TokenToKVPoolAllocator", ring: bool = False
+) -> Any:
+    """A scheduler whose layers with a sliding window have pool and allocator of their own."""
+    found = scheduler({"KV pool": "SWAKVPool", "slot allocator": "SWATokenToKVPoolAllocator"})
+    runner = found.tp_worker.model_runner
+    parts = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+    parts[0].full_kv_pool, parts[0].swa_kv_pool = type("MHATokenToKVPool", (), {})(), type(pool, (), {})()
+    parts[1].full_attn_allocator = type("TokenToKVPoolAllocator", (), {})()
+    parts[1].swa_attn_allocator, parts[1].swa_req_ring = type(allocator, (), {})(), ring
+    return found
+
+
+def test_windows_are_covered() -> None:
+    check_scheduler(with_windows())
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"pool": "DSATokenToKVPool"}, "DSATokenToKVPool in its SWAKVPool"),
+        ({"allocator": "AnotherAllocator"}, "AnotherAllocator in its allocator"),
+        ({"ring": True}, "a ring of window slots per request"),
+    ],
+)
+def test_parts_of_a_window_pool_that_are_not_covered_are_named(other: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedEngine, match=f"{named} is not covered yet"):
+        check_scheduler(with_windows(**other))

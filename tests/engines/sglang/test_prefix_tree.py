@@ -19,8 +19,9 @@ from tests.engines.sglang.test_freed_slots import Tokens
 class Tree:
     """A tree of one branch, whose counters are apart from its content."""
 
-    def __init__(self, slots: list[int], locked: int = 0) -> None:
-        self.slots, self.locked, self.walks = slots, locked, 0
+    def __init__(self, slots: list[int], locked: int = 0, windows: int = 0) -> None:
+        """The last `windows` of the slots have one in the window group."""
+        self.slots, self.locked, self.windows, self.walks = slots, locked, windows, 0
         self.tree_core = self
 
     def full_evictable_size(self) -> int:
@@ -29,10 +30,16 @@ class Tree:
     def full_protected_size(self) -> int:
         return self.locked
 
+    def swa_evictable_size(self) -> int:
+        return self.windows - self.swa_protected_size()
+
+    def swa_protected_size(self) -> int:
+        return min(self.windows, 1)
+
     def walk_for_kv_canary(self, *, unlocked_only: bool, swa_resident_only: bool) -> Any:
-        assert not swa_resident_only
         self.walks += 1
         first = self.locked if unlocked_only else 0
+        first = max(first, len(self.slots) - self.windows) if swa_resident_only else first
         return SimpleNamespace(
             slot_indices=torch.tensor(self.slots[first:]),
             positions=torch.arange(first, len(self.slots)),
@@ -44,7 +51,7 @@ def test_slots_with_their_positions_and_what_precedes_them() -> None:
     allocator = Tokens(9)
     freed = FreedSlots(allocator, 10)
     freed.wrap(MethodPatches())
-    tree = PrefixTree(Tree([4, 2, 7], locked=1), freed)
+    tree = PrefixTree(Tree([4, 2, 7], locked=1), {"full": freed})
     found = tree.cached("full", unlocked_only=False)
     assert (found.slots.tolist(), found.positions.tolist(), found.previous.tolist()) == (
         [4, 2, 7], [0, 1, 2], [-1, 4, 2],
@@ -60,7 +67,7 @@ def test_slots_with_their_positions_and_what_precedes_them() -> None:
 
 def test_a_walk_that_would_take_too_long_is_refused_before_it_begins() -> None:
     most = prefix_tree._FIRST_SLOTS
-    freed = FreedSlots(Tokens(2), 3)
+    freed = {"full": FreedSlots(Tokens(2), 3)}
     PrefixTree(Tree([1] * most), freed).cached("full", unlocked_only=False)
     large = Tree([1] * (most + 1))
     with pytest.raises(UnsupportedEngine, match=f"holds {most + 1} tokens, and walking it would hold up"):
@@ -73,10 +80,40 @@ def test_what_a_walk_takes_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 0.01, 5.0, 5.02])
     monkeypatch.setattr(prefix_tree.time, "perf_counter", lambda: next(seconds))
     held = Tree([1] * 10_000)
-    tree = PrefixTree(held, FreedSlots(Tokens(2), 3))
+    tree = PrefixTree(held, {"full": FreedSlots(Tokens(2), 3)})
     tree.cached("full", unlocked_only=False)
     held.slots = [1] * 20_001
     with pytest.raises(UnsupportedEngine, match="for about 20 ms"):
         tree.cached("full", unlocked_only=False)
     held.slots = [1] * 20_000
     tree.cached("full", unlocked_only=False)
+
+
+def test_a_window_group_has_slots_of_its_own() -> None:
+    """Of four cached tokens the last two kept theirs: 3 and 1, for the full slots 7 and 5."""
+    allocators = {"full": Tokens(9), "swa": Tokens(4)}
+    freed = {group: FreedSlots(each, each.size + 1) for group, each in allocators.items()}
+    for each in freed.values():
+        each.wrap(MethodPatches())
+    own = torch.tensor([0, 0, 0, 0, 0, 1, 0, 3, 0, 0, -1])
+    tree = PrefixTree(Tree([4, 2, 7, 5], windows=2), freed, own)
+    found = tree.cached("swa", unlocked_only=False)
+    assert (found.slots.tolist(), found.positions.tolist(), found.previous.tolist()) == (
+        [3, 1],
+        [2, 3],
+        [-1, 3],
+    )
+    assert tree.count("swa") == (2, 0)
+    assert tree.cached("full", unlocked_only=False).slots.tolist() == [4, 2, 7, 5]
+    resident = tree.swa_resident("full", torch.tensor([4, 2, 7, 5]))
+    assert resident is not None
+    assert resident.tolist() == [False, False, True, True]
+    allocators["swa"].free(torch.tensor([3]))
+    assert tree.still_cached("swa", torch.tensor([3, 1])).tolist() == [False, True]
+    assert tree.still_cached("full", torch.tensor([7, 5])).all()
+    assert tree.count("swa").removed == 1
+
+
+def test_without_windows_nobody_says_what_is_in_them() -> None:
+    tree = PrefixTree(Tree([4]), {"full": FreedSlots(Tokens(9), 10)})
+    assert tree.swa_resident("full", torch.tensor([4])) is None

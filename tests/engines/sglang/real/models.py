@@ -10,6 +10,7 @@ import torch
 
 from tests.engines.vllm.real.models import make_model as shared_model
 
+WINDOW = 64
 _COMMON: dict[str, Any] = {
     "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64,
     "num_attention_heads": 4, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2,
@@ -48,4 +49,16 @@ def _latent() -> Any:
     return DeepseekV2ForCausalLM(config), more
 
 
-_BUILDERS = {"latent": _latent}
+def _windows() -> Any:
+    """Sliding windows of 64 tokens in two layers of three."""
+    from transformers import MellumConfig, MellumForCausalLM
+
+    kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 2
+    config = MellumConfig(
+        num_hidden_layers=6, num_key_value_heads=2, head_dim=32, sliding_window=WINDOW, num_experts=4,
+        num_experts_per_tok=2, mlp_layer_types=["dense"] * 6, layer_types=kinds, **_COMMON,
+    )  # fmt: skip
+    return MellumForCausalLM(config), {}
+
+
+_BUILDERS = {"latent": _latent, "windows": _windows}

@@ -36,7 +36,7 @@ class Rig:
         from sglang.srt.server_args import PortArgs, ServerArgs
 
         load_plugins()
-        stand_ins.latent_attention()
+        stand_ins.attention()
         arguments = ServerArgs(model_path=str(model), **(DEFAULTS | settings))
         configure_logger(arguments)
         arguments.resolve_once()
@@ -168,10 +168,9 @@ class Rig:
     def reasons(self) -> Counter[tuple[Phase, Reason]]:
         return Counter((violation.phase, violation.reason) for violation in self.found)
 
-    @property
-    def counters(self) -> GroupCounters:
+    def counters(self, group: str = "full") -> GroupCounters:
         """As they reached the host last."""
-        return group_counters(self.canary.state, self.canary.counter_reader)["full"]
+        return group_counters(self.canary.state, self.canary.counter_reader)[group]
 
     def running(self, count: int = 2, at_least: int = 12) -> list[Any]:
         """Requests that decode now, the longest first; none while there are fewer, or shorter ones."""

@@ -63,8 +63,12 @@ def _rotary_embedding(
         heads[..., :width] = joined.to(tensor.dtype)
 
 
-def latent_attention() -> None:
-    """SGLang's torch backend has no way for MLA; its absorbed form runs there. Idempotent."""
+def attention() -> None:
+    """What SGLang's torch backend lacks. Idempotent.
+
+    It has no way for MLA, whose absorbed form runs there, and reads layers with a sliding window at the slots
+    of the full ones.
+    """
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
 
@@ -73,7 +77,7 @@ def latent_attention() -> None:
     for name in ("forward_extend", "forward_decode"):
         method = getattr(TorchNativeAttnBackend, name)
         if not hasattr(method, "joins"):
-            setattr(TorchNativeAttnBackend, name, _joining(method))
+            setattr(TorchNativeAttnBackend, name, _joining(_translating(method)))
 
 
 def _joining(method: Any) -> Any:
@@ -89,3 +93,21 @@ def _joining(method: Any) -> Any:
 
     joined.joins = True  # type: ignore[attr-defined]
     return joined
+
+
+def _translating(method: Any) -> Any:
+    """The method, given a request table of window slots for a layer with a window."""
+
+    def translated(self: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        pool, requests = self.token_to_kv_pool, self.req_to_token_pool
+        layers = getattr(pool, "layers_mapping", None)
+        if not self.use_sliding_window_kv_pool or layers is None or not layers[layer.layer_id][1]:
+            return method(self, q, k, v, layer, *args, **kwargs)
+        table = pool.translate_loc_from_full_to_swa(requests.req_to_token.long())
+        self.req_to_token_pool = types.SimpleNamespace(req_to_token=table)
+        try:
+            return method(self, q, k, v, layer, *args, **kwargs)
+        finally:
+            self.req_to_token_pool = requests
+
+    return translated

@@ -15,7 +15,7 @@ _SMALL = {"max_total_tokens": 832, "enable_mixed_chunk": True}
 _LOOPS = ((True, "normal"), (False, "overlap"))
 _WHERE = [
     pytest.param(model, {"page_size": page, "disable_overlap_schedule": plain}, id=f"{model}-{page}-{loop}")
-    for model, pages in (("llama", (1, 16)), ("latent", (1,)))
+    for model, pages in (("llama", (1, 16)), ("latent", (1,)), ("windows", (1, 16)))
     for page in pages
     for plain, loop in _LOOPS
 ]
@@ -58,14 +58,18 @@ def test_a_storm(
     assert rig.settle() == []
     assert rig.canary.verdict() == (State.OK, ())
     assert {"EXTEND", "MIXED", "DECODE", "retracted"} <= seen.keys()
-    assert rig.canary.forwards.checked == {"full": sum(seen[mode] for mode in ("EXTEND", "MIXED", "DECODE"))}
-    counters = rig.counters
-    assert counters.verified[Phase.HEAD] > 50_000
-    assert counters.verified[Phase.TAIL] > 50_000
-    assert counters.verified[Phase.SWEEP]
-    assert counters.hashed[Phase.SWEEP]
-    assert counters.hashed[Phase.PATROL]
-    assert not any(counters.unverified.values())
+    forwards = sum(seen[mode] for mode in ("EXTEND", "MIXED", "DECODE"))
+    groups = [group.name for group in rig.adapter.groups]
+    assert groups == (["full", "swa"] if model == "windows" else ["full"])
+    assert rig.canary.forwards.checked == dict.fromkeys(groups, forwards)
+    for group in groups:
+        counters = rig.counters(group)
+        assert counters.verified[Phase.HEAD] > 20_000
+        assert counters.verified[Phase.TAIL] > 20_000
+        assert counters.verified[Phase.SWEEP]
+        assert counters.hashed[Phase.SWEEP]
+        assert counters.hashed[Phase.PATROL]
+        assert not any(counters.unverified.values())
     monkeypatch.setenv("KV_CANARY_MODE", "none")
     plain = make_rig(model, **_SMALL, **where)
     plain.run(storm(plain))
@@ -90,3 +94,19 @@ def test_number_types(make_rig: Any, model: str, dtype: str, kv: str, width: int
     rig.generate(prompts(4))
     assert rig.settle() == []
     assert rig.canary.verdict() == (State.OK, ())
+
+
+@pytest.mark.parametrize("tree", ["rust", "python", "none"])
+def test_each_of_the_trees(make_rig: Any, tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's two cores of its radix tree, and a tree that takes nothing."""
+    if tree == "none":
+        rig = make_rig(disable_radix_cache=True)
+    else:
+        monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", tree)
+        rig = make_rig(page_size=16)
+        core = type(rig.scheduler.tree_cache.tree_core).__name__
+        assert core.startswith("Rust") is (tree == "rust")
+    rig.run(storm(rig, rounds=1))
+    assert rig.settle() == []
+    assert rig.canary.verdict() == (State.OK, ())
+    assert bool(rig.counters().verified[Phase.SWEEP]) is (tree != "none")

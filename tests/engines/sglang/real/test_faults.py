@@ -97,6 +97,59 @@ _GIVEN: dict[str, tuple[Callable[..., None], set[Reason]]] = {
 _LOOPS = [pytest.param(True, id="normal"), pytest.param(False, id="overlap")]
 
 
+def swap_window_slots(rig: Rig) -> None:
+    """Two entries of the mapping from full slots to window slots change places."""
+    own = rig.runner.token_to_kv_pool_allocator.full_to_swa_index_mapping
+    pair = row(rig)[place_in_window(rig) :][:2].long()
+    own[pair] = own[pair.flip(0)]
+
+
+def unmap_window_slot(rig: Rig) -> None:
+    """A token within the window has no window slot any more."""
+    own = rig.runner.token_to_kv_pool_allocator.full_to_swa_index_mapping
+    own[int(row(rig)[place_in_window(rig)])] = 0
+
+
+def place_in_window(rig: Rig) -> int:
+    """A position that the longest request still reads some turns later."""
+    request = rig.running(3, _DECODED)[0]
+    return len(request.origin_input_ids) - 4
+
+
+_WINDOWS: dict[str, tuple[Callable[..., None], Reason]] = {
+    "two window slots swapped": (swap_window_slots, Reason.POSITION),
+    "no window slot": (unmap_window_slot, Reason.UNWRITTEN),
+}
+
+
+@pytest.mark.parametrize("plain", _LOOPS)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("fault", _WINDOWS)
+def test_faults_of_the_windows(make_rig: Any, fault: str, page_size: int, plain: bool) -> None:
+    plant, expected = _WINDOWS[fault]
+    rig = make_rig("windows", page_size=page_size, disable_overlap_schedule=plain)
+    serve(rig, plant)
+    rig.settle()
+    assert {violation.group for violation in rig.found} == {"swa"}
+    assert expected in {violation.reason for violation in rig.found}
+    assert {violation.phase for violation in rig.found} >= {Phase.HEAD, Phase.TAIL}
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+@pytest.mark.parametrize("part", [Part.K, Part.V])
+def test_a_bit_of_a_window_slot_flips(make_rig: Any, part: Part, layer: int) -> None:
+    rig, slots = make_rig("windows"), []
+
+    def flip(rig: Rig) -> None:
+        own = rig.runner.token_to_kv_pool_allocator.full_to_swa_index_mapping
+        slots.append(int(own[int(row(rig)[place_in_window(rig)])]))
+        flip_bit(rig.runner.token_to_kv_pool.swa_kv_pool, part, layer, slots[0])
+
+    serve(rig, flip, turns=1)
+    (found,) = {(item.reason, item.group, item.part, item.slot) for item in rig.settle()}
+    assert found == (Reason.KV_DATA, "swa", part, slots[0])
+
+
 @pytest.mark.parametrize("plain", _LOOPS)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("fault", _PLANTED)
@@ -129,7 +182,7 @@ def test_a_bit_of_a_running_request_flips(make_rig: Any, model: str, part: Part,
 
     def flip(rig: Rig) -> None:
         slots.append(int(row(rig)[11]))
-        flip_bit(rig, part, layer, slots[0])
+        flip_bit(rig.runner.token_to_kv_pool, part, layer, slots[0])
 
     serve(rig, flip, turns=1)
     (found,) = {(item.reason, item.part, item.slot) for item in rig.settle()}
@@ -145,14 +198,13 @@ def test_a_bit_of_a_cached_slot_flips(make_rig: Any, monkeypatch: pytest.MonkeyP
     assert rig.settle() == []
     walk = rig.scheduler.tree_cache.tree_core.walk_for_kv_canary(unlocked_only=True, swa_resident_only=False)
     slot = int(walk.slot_indices[-1])
-    flip_bit(rig, Part.V, 1, slot)
+    flip_bit(rig.runner.token_to_kv_pool, Part.V, 1, slot)
     rig.idle_until(lambda: bool(rig.found))
     assert {(item.reason, item.part, item.slot) for item in rig.found} == {(Reason.KV_DATA, Part.V, slot)}
     assert {item.phase for item in rig.found} == {Phase.SWEEP}
 
 
-def flip_bit(rig: Rig, part: Part, layer: int, slot: int) -> None:
-    pool = rig.runner.token_to_kv_pool
+def flip_bit(pool: Any, part: Part, layer: int, slot: int) -> None:
     if hasattr(pool, "kv_buffer"):
         buffers = pool.kv_buffer
     else:
