@@ -106,7 +106,11 @@ def test_every_command_and_option_exists(file: str) -> None:
         options = {flag for parameter in command.params for flag in parameter.opts}
         if isinstance(command, typer.core.TyperGroup) and below:
             assert below in command.commands, f"{name} {below}"
-            options = {flag for parameter in command.commands[below].params for flag in parameter.opts}
+            options = {
+                flag
+                for parameter in command.commands[below].params
+                for flag in (*parameter.opts, *parameter.secondary_opts)
+            }
         assert set(re.findall(r"--[a-z][a-z-]*", arguments)) - options == set(), name
 
 
