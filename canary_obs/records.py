@@ -189,6 +189,7 @@ class Violations(_Struct, frozen=True, kw_only=True, tag="violations"):
 
     identity: Identity
     rows: tuple[Violation, ...]
+    incidents: tuple[str, ...] = ()  # names the rank's log gave to their incidents, the newest at the end
 
 
 class SweepReport(_Struct, frozen=True, kw_only=True, tag="sweep_report"):

@@ -146,8 +146,9 @@ class Hub:
         rows = rank.new_rows(message.rows)
         if not rows:
             return ()
+        incident = self.incidents.open_for(message.identity, now, message.incidents)
         new = Violations(identity=message.identity, rows=rows)
-        events = self._violation_store.add(new, self.incidents.open_for(message.identity, now))
+        events = self._violation_store.add(new, incident)
         for request in self.incidents.add_events(events, now):
             rank.reply(request)
         return events

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from itertools import count
 
 import msgspec
 
 from canary_obs.hub.violation_store import ViolationEvent
+from canary_obs.incident_names import NAMES_KEPT, is_name, new_name
 from canary_obs.records import CollectEvidence, Evidence, Identity
 from canary_obs.vocabulary import Phase, Reason
 
@@ -22,6 +22,7 @@ EVIDENCE_KEPT = 16
 EVIDENCE_PER_LABEL_SET = 2  # slots requested per (rank, group, phase, reason)
 EXEMPLARS_KEPT = 4096
 SWEEPS_KEPT = 16
+OTHER_NAMES_KEPT = 64
 
 # engine, instance, rank, group, phase, reason: the label values of kv_canary_violations_total.
 ViolationLabels = tuple[str, ...]
@@ -44,6 +45,7 @@ class IncidentSummary(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...]
     ranks: tuple[int, ...]
     sweeps: tuple[str, ...]  # ids of the sweeps that detected some of them
+    other_names: tuple[str, ...]  # that logs of its ranks give it; it is found under each
 
 
 class Incident(IncidentSummary, frozen=True, kw_only=True):
@@ -86,6 +88,7 @@ class _IncidentEntry:
     groups: set[str] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
     sweeps: dict[str, None] = field(default_factory=dict)
+    other_names: list[str] = field(default_factory=list)
     first: list[ViolationEvent] = field(default_factory=list)
     latest: deque[ViolationEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     requested: set[tuple[int, str, int]] = field(default_factory=set)
@@ -133,6 +136,7 @@ class _IncidentEntry:
             groups=tuple(sorted(self.groups)),
             ranks=tuple(sorted(self.ranks)),
             sweeps=tuple(self.sweeps),
+            other_names=tuple(self.other_names),
         )
 
     def details(self) -> Incident:
@@ -153,25 +157,47 @@ class IncidentStore:
         self._lock = threading.Lock()
         self._incidents: OrderedDict[str, _IncidentEntry] = OrderedDict()
         self._open: dict[tuple[str, str], _IncidentEntry] = {}
+        self._by_other_name: dict[str, _IncidentEntry] = {}
         self._exemplars: OrderedDict[ViolationLabels, Exemplar] = OrderedDict()
         self.opened = 0
 
-    def open_for(self, identity: Identity, now: float) -> str:
-        """The id of the instance's open incident, which is opened if there is none."""
+    def open_for(self, identity: Identity, now: float, names: tuple[str, ...] = ()) -> str:
+        """The id of the instance's open incident, which is opened if there is none.
+
+        names: those that the rank's log gives it, the newest at the end. A new incident has the newest that
+        is not in use, so that it keeps its id when the service restarts.
+        """
         key = identity.engine, identity.instance
         with self._lock:
+            free = [
+                name
+                for name in dict.fromkeys(names[-NAMES_KEPT:])
+                if is_name(name) and self._entry(name) is None
+            ]
             incident = self._open.get(key)
             if incident is None:
                 wall_ns = self._wall_ns()
-                stamp = datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%Y%m%dT%H%M%SZ")
                 incident = _IncidentEntry(
-                    id=f"{stamp}-{secrets.token_hex(3)}", engine=key[0], instance=key[1],
-                    opened_ns=wall_ns, last_ns=wall_ns, last_event=now,
+                    id=free.pop() if free else self._next_id(key, names, wall_ns), engine=key[0],
+                    instance=key[1], opened_ns=wall_ns, last_ns=wall_ns, last_event=now,
                 )  # fmt: skip
                 self._open[key] = self._incidents[incident.id] = incident
                 self.opened += 1
                 self._evict()
+            for name in free[: OTHER_NAMES_KEPT - len(incident.other_names)]:
+                incident.other_names.append(name)
+                self._by_other_name[name] = incident
             return incident.id
+
+    def _entry(self, name: str) -> _IncidentEntry | None:
+        return self._incidents.get(name) or self._by_other_name.get(name)
+
+    def _next_id(self, key: tuple[str, str], names: tuple[str, ...], wall_ns: int) -> str:
+        # The rank goes on with the name of an incident that is closed here.
+        before = self._entry(names[-1]) if names else None
+        if before is None or (before.engine, before.instance) != key:
+            return new_name(wall_ns)
+        return next(new for number in count(2) if self._entry(new := f"{names[-1]}-{number}") is None)
 
     def add_events(self, events: tuple[ViolationEvent, ...], now: float) -> list[CollectEvidence]:
         """Add events of one rank; returns the requests for evidence to send to it."""
@@ -222,9 +248,9 @@ class IncidentStore:
                     self._close(key, incident)
 
     def find(self, incident_id: str) -> Incident | None:
-        """One incident, if it is stored."""
+        """One incident by its id, or by another name that a rank's log gives it; None = it is not stored."""
         with self._lock:
-            incident = self._incidents.get(incident_id)
+            incident = self._entry(incident_id)
             return None if incident is None else incident.details()
 
     def newest_first(self) -> list[IncidentSummary]:
@@ -253,5 +279,7 @@ class IncidentStore:
     def _evict(self) -> None:
         while len(self._incidents) > self._kept:
             _, evicted = self._incidents.popitem(last=False)
+            for name in evicted.other_names:
+                del self._by_other_name[name]
             if self._open.get((evicted.engine, evicted.instance)) is evicted:
                 del self._open[evicted.engine, evicted.instance]

@@ -48,9 +48,14 @@ class ViolationDelivery:
         if self._faults.mode is Mode.RAISE:
             self.pending += [self._evidence.with_holders(violation) for violation in found]
         findings = [violation for violation in found if not violation.redetection]
+        incidents = self._reporter.incidents
+        if findings:
+            incident = incidents.found()
+        elif found:
+            incidents.seen_again()
         self._reporter.send_violations(self._traced(findings))  # before anything that may fail
         if findings:
-            self._log.update(findings)
+            self._log.update(findings, incident)
             # Before the injector restores the bytes that it flipped.
             self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, findings, self._run.step)
         if self._injector is not None:

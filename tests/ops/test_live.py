@@ -136,6 +136,7 @@ def test_one_flipped_bit_is_one_story(
     ]
     (incident,) = incidents
     assert incident["id"] == event["incident"]
+    assert named[0].endswith(f", incident={incident['id']}")
     pages = {
         (call.alert["fingerprint"], call.alert["startsAt"])
         for call in stack.pager.calls

@@ -10,6 +10,7 @@ import pytest
 from canary_obs.records import Acknowledge, Hello, Ping, Violation, Violations
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.runtime.device.byte_address import locate_byte
+from canary_obs.runtime.report.incident_namer import QUIET_SECONDS, IncidentNamer
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Phase, Reason, State
 
@@ -145,3 +146,37 @@ def test_a_wrong_table_entry_is_one_finding_per_request_and_run(make_rig, link) 
     counters = rig.canary.detach().groups["full"]
     assert sum(sum(reasons.values()) for reasons in counters.violations.values()) == len(found)
     assert counters.redetections[Reason.POSITION] >= 8 * 39
+
+
+def test_the_log_and_the_message_name_the_same_incident(rig, link, caplog) -> None:
+    damage(rig, 7)
+    with caplog.at_level(logging.WARNING, "canary_obs"):
+        patrol(rig, 1)
+    sent = [message for message in messages(link) if isinstance(message, Violations)]
+    (name,) = {name for message in sent for name in message.incidents}
+    lines = [line for line in caplog.messages if "KV cache violation" in line]
+    assert lines
+    assert all(line.endswith(f", incident={name}") for line in lines)
+
+    link.send_command(Acknowledge())
+    rig.canary.idle()
+    caplog.clear()
+    damage(rig, 9)
+    with caplog.at_level(logging.WARNING, "canary_obs"):
+        patrol(rig, 1)
+    sent = [message for message in messages(link) if isinstance(message, Violations)]
+    assert sent[-1].incidents[0] == name
+    assert f", incident={sent[-1].incidents[1]}" in caplog.messages[-1]
+
+
+def test_damage_that_is_met_again_keeps_the_incident(rig, link) -> None:
+    now = [100.0]
+    names = rig.canary.reporter.incidents = IncidentNamer(lambda: now[0])
+    damage(rig, 7)
+    patrol(rig, 1)
+    for _ in range(4):
+        now[0] += QUIET_SECONDS - 1.0
+        patrol(rig, 1)
+    damage(rig, 9)
+    patrol(rig, 1)
+    assert len(names.names) == 1

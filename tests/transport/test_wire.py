@@ -48,7 +48,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "f31f57e293f48fc4"}
+SCHEMAS = {3: "23360112fc5d0c7d"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -22,12 +22,12 @@ class FindingLog:
         self._began, self._lines = float("-inf"), 0
         self._left_out = 0  # new findings without a line, since the last one
 
-    def update(self, found: Sequence[Violation]) -> None:
-        """Log these findings."""
+    def update(self, found: Sequence[Violation], incident: str) -> None:
+        """Log these findings of an incident."""
         for violation in found:
-            self._report(violation)
+            self._report(violation, incident)
 
-    def _report(self, violation: Violation) -> None:
+    def _report(self, violation: Violation, incident: str) -> None:
         now = self._clock()
         if now - self._began >= _SECONDS:
             self._began, self._lines = now, 0
@@ -37,4 +37,7 @@ class FindingLog:
         self._lines += 1
         more = f" ({self._left_out} more since the last line were left out)" if self._left_out else ""
         self._left_out = 0
-        log.warning("canary_obs: %s: KV cache violation: %s%s", self._rank, describe(violation), more)
+        log.warning(
+            "canary_obs: %s: KV cache violation: %s, incident=%s%s",
+            self._rank, describe(violation), incident, more,
+        )  # fmt: skip

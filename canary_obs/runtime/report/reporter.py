@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from canary_obs.records import (
     Violations,
 )
 from canary_obs.runtime.device.state import DeviceState
+from canary_obs.runtime.report.incident_namer import IncidentNamer
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.transport.links import EngineLink
 
@@ -57,6 +58,7 @@ class Reporter:
         # Findings until they are acknowledged, for a service that starts while they are known.
         self._findings: deque[Violation] = deque(maxlen=BACKLOG)
         self.backlog: deque[Violation] = deque(maxlen=BACKLOG)  # violations that could not be sent yet
+        self.incidents = IncidentNamer()
         self._next_snapshot = 0.0
         self._sequence = 0
         self._began = time.monotonic()
@@ -109,18 +111,22 @@ class Reporter:
         self._findings.extend(found)
         self.dropped_rows += max(0, len(self.backlog) + len(found) - BACKLOG)
         self.backlog.extend(found)
-        if self.backlog and self.send(Violations(identity=self.identity, rows=tuple(self.backlog))):
+        if self.backlog and self.send(self._violations(self.backlog)):
             self.backlog.clear()
 
     def introduce(self) -> None:
         """Send Hello, and the findings that a service which asks for it may have missed."""
         self.send_hello()
         if self._findings:
-            self.send(Violations(identity=self.identity, rows=tuple(self._findings)))
+            self.send(self._violations(self._findings))
 
     def acknowledged(self) -> None:
         """An operator has seen the findings so far."""
         self._findings.clear()
+        self.incidents.acknowledged()
+
+    def _violations(self, rows: Iterable[Violation]) -> Violations:
+        return Violations(identity=self.identity, rows=tuple(rows), incidents=self.incidents.names)
 
     def send_sweep(self, progress: SweepProgress) -> None:
         """Report that a sweep started or ended."""

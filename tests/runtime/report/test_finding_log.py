@@ -16,6 +16,7 @@ VIOLATION = Violation(
     phase=Phase.PATROL, reason=Reason.KV_DATA, group="full", part=Part.K, step=7, event=1, slot=33,
     position=1, request="r-1", expected="0x1", actual="0x2", lag_steps=0, time_ns=1, sweep_id=None,
 )  # fmt: skip
+INCIDENT = "20261124T020000Z-abcdef"
 
 
 class Clock:
@@ -36,22 +37,25 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_line_names_the_violation(caplog: pytest.LogCaptureFixture) -> None:
-    FindingLog(IDENTITY).update([VIOLATION])
+    FindingLog(IDENTITY).update([VIOLATION], INCIDENT)
     assert lines(caplog) == [
         "canary_obs: rank 0 of vllm/default: KV cache violation: reason=kv_data, phase=patrol, group=full, "
-        "part=k, slot=33, position=1, request=r-1, step=7, expected=0x1, actual=0x2"
+        "part=k, slot=33, position=1, request=r-1, step=7, expected=0x1, actual=0x2, "
+        f"incident={INCIDENT}"
     ]
 
 
 def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     log = FindingLog(IDENTITY, clock)
-    log.update([of_slot(slot) for slot in range(1000)])
+    log.update([of_slot(slot) for slot in range(1000)], INCIDENT)
     assert len(lines(caplog)) == 10
     clock.now += 10.0
-    log.update([of_slot(5000)])
-    assert lines(caplog)[-1].endswith("slot=5000, position=1, request=r-1, step=7, expected=0x1, actual=0x2 "
-                                      "(990 more since the last line were left out)")  # fmt: skip
+    log.update([of_slot(5000)], INCIDENT)
+    assert lines(caplog)[-1].endswith(
+        f"slot=5000, position=1, request=r-1, step=7, expected=0x1, actual=0x2, incident={INCIDENT} "
+        "(990 more since the last line were left out)"
+    )
     clock.now += 10.0
-    log.update([of_slot(5001)])
+    log.update([of_slot(5001)], INCIDENT)
     assert "left out" not in lines(caplog)[-1]
