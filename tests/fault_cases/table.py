@@ -35,9 +35,10 @@ _ENGINES = """
 ## On which engines
 
 All {classes} classes run on the reference engine on a CPU, and the {transfers} between processes on two
-reference engines. {run} of them also run on a real vLLM on a CPU, where the fault is planted in vLLM's own
-tensors, tables and methods; the others were not run on vLLM. On a GPU the reference engine gets one fault of
-each reason (`tests/gpu/test_faults.py`), and vLLM flipped bits in every layer (`canary-obs bench vllm-gpu`).
+reference engines. {vllm} of them also run on a real vLLM and {sglang} on a real SGLang, on a CPU, where the
+fault is planted in the engine's own tensors, tables and methods; the others were not run there. On a GPU the
+reference engine gets one fault of each reason (`tests/gpu/test_faults.py`), and vLLM flipped bits in every
+layer (`canary-obs bench vllm-gpu`).
 """
 PRODUCTION = Path(__file__).with_name("production.json")  # written by tests.fault_cases.production
 
@@ -83,13 +84,14 @@ def table() -> str:
 
 
 def _on_engines() -> list[str]:
-    cases, run = collected(), {run.case for run in RUNS}
-    rows = sorted((cases[run.case].title, run.runner, run.test) for run in RUNS)
+    cases = collected()
+    vllm, sglang = ({run.case for run in RUNS if run.engine.startswith(name)} for name in ("vLLM", "SGLang"))
+    rows = sorted((cases[run.case].title, run.engine, run.test) for run in RUNS)
     return [
-        _ENGINES.format(classes=len(cases), transfers=len(TRANSFERS), run=len(run)),
-        "| fault | vLLM's model runner | test |",
+        _ENGINES.format(classes=len(cases), transfers=len(TRANSFERS), vllm=len(vllm), sglang=len(sglang)),
+        "| fault | engine | test |",
         "|---|---|---|",
-        *(f"| {title} | {runner} | `{test}` |" for title, runner, test in rows),
+        *(f"| {title} | {engine} | `{test}` |" for title, engine, test in rows),
     ]
 
 

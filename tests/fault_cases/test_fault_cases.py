@@ -36,13 +36,20 @@ def test_the_page_is_current() -> None:
     )
 
 
-def test_every_run_on_vllm_is_made_by_a_test() -> None:
+def test_every_run_on_an_engine_is_made_by_a_test() -> None:
     for run in RUNS:
         assert run.case in SPECIMENS, run
         path, name = run.test.split(":")
         source = (Path(__file__).parents[1] / path).read_text(encoding="utf-8")
         assert f"def {name}(" in source, run
     assert len(set(RUNS)) == len(RUNS)
+
+
+def test_every_fault_that_is_planted_in_sglang_is_listed() -> None:
+    path = "engines/sglang/real/test_faults.py"
+    source = (Path(__file__).parents[1] / path).read_text(encoding="utf-8")
+    listed = {run.test.split(":")[1] for run in RUNS if run.test.startswith(path)}
+    assert set(re.findall(r"^def (test_\w+)", source, re.MULTILINE)) == listed
 
 
 def test_every_fault_that_is_planted_in_vllm_is_listed() -> None:

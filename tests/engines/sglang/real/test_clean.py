@@ -23,13 +23,14 @@ _WHERE = [
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Forward modes and retractions, by SGLang's own classes."""
+    """Forward modes, retractions and trimmed windows, by SGLang's own classes."""
     from sglang.srt.managers import scheduler
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     found = Counter[str]()
     forward, retract = ModelRunner._forward_raw, ScheduleBatch.retract_decode
+    trim = ScheduleBatch._evict_swa
 
     def counted(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         found[batch.forward_mode.name] += 1
@@ -40,6 +41,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["retracted"] += len(result[0])
         return result
 
+    def trimmed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found["trimmed"] += 1
+        return trim(self, *args, **kwargs)
+
+    monkeypatch.setattr(ScheduleBatch, "_evict_swa", trimmed)
     # SGLang's own switch: every 16th batch takes requests back, as if memory were short.
     monkeypatch.setattr(scheduler, "TEST_RETRACT", True)
     monkeypatch.setattr(scheduler, "TEST_RETRACT_INTERVAL", 16)
@@ -52,6 +58,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_storm(
     make_rig: Any, seen: Counter[str], model: str, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SGLANG_SWA_EVICTION_INTERVAL", "4")  # tokens that leave a window before it is trimmed
     rig = make_rig(model, **_SMALL, **where)
     assert rig.scheduler.enable_overlap is not where["disable_overlap_schedule"]
     rig.run(storm(rig))
@@ -61,6 +68,7 @@ def test_a_storm(
     forwards = sum(seen[mode] for mode in ("EXTEND", "MIXED", "DECODE"))
     groups = [group.name for group in rig.adapter.groups]
     assert groups == (["full", "swa"] if model == "windows" else ["full"])
+    assert bool(seen["trimmed"]) is (model == "windows")
     assert rig.canary.forwards.checked == dict.fromkeys(groups, forwards)
     for group in groups:
         counters = rig.counters(group)

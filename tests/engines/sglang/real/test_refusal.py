@@ -163,3 +163,12 @@ def test_a_cache_that_takes_too_long_to_walk(make_rig: Any, monkeypatch: pytest.
     rig.adapter.prefix_cache._seconds_per_slot = 1.0
     rig.idle_until(lambda: states(rig)[0] is State.DEGRADED)
     assert "would hold up the scheduler" in states(rig)[1]
+
+
+def test_prefix_hits_are_not_compared_yet(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KV_CANARY_VERIFY_ON_HIT", "1")
+    rig = make_rig()
+    rig.generate(prompts(2), 4)
+    state, text = states(rig)
+    assert state is State.DEGRADED
+    assert "does not count its prefix hits" in text
