@@ -80,6 +80,14 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/plugin.py",
+        (
+            "        if load(CanaryConfig).mode is Mode.RAISE:\n            raise\n",
+            "        raise\n",
+            f"{_TESTS}test_plugin.py::test_no_hook_ends_the_engine",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/limits.py",
         ('if device != "cpu":', "if False:", _LIMITS + "test_devices_that_nobody_has_tried_are_named"),
     ),

@@ -53,9 +53,12 @@ class FreedSlots:
 
     def _around_free(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def free(*given: Any, **named: Any) -> Any:
-            for pages in (*given, *named.values()):
-                self._note(pages.numpy())
-                self.total += pages.numel() * self._page_size
+            try:
+                for pages in (*given, *named.values()):
+                    self._note(pages.numpy())
+                    self.total += pages.numel() * self._page_size
+            except Exception:  # noqa: BLE001 - what an engine frees that it never had is its own affair
+                self._note(slice(None))
             return original(*given, **named)
 
         return free

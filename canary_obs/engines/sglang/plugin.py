@@ -61,7 +61,7 @@ def report_before_loop(original: Callable[..., Any], scheduler: Any, *args: Any,
 
 def detach_before_release(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `release_memory_occupation`, which unmaps the KV: nothing may read it."""
-    if _concerns_kv(args, kwargs) and (scheduler := updater.scheduler) is not None:
+    if _concerns_kv(args, kwargs) and (scheduler := getattr(updater, "scheduler", None)) is not None:
         _guarded(_detach, scheduler)
     return original(updater, *args, **kwargs)
 
@@ -70,7 +70,7 @@ def attach_after_resume(original: Callable[..., Any], updater: Any, *args: Any, 
     """Around `resume_memory_occupation`: the KV is mapped again, and empty."""
     concerned = _concerns_kv(args, kwargs)  # before the call, which may change its argument
     result = original(updater, *args, **kwargs)
-    if concerned and (scheduler := updater.scheduler) is not None:
+    if concerned and (scheduler := getattr(updater, "scheduler", None)) is not None:
         _attach(scheduler)
     return result
 
@@ -84,10 +84,13 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 
 def _attach(scheduler: Any, unsupported: str | None = None) -> None:
-    from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
+    def attach() -> None:
+        from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
 
-    missing = unsupported or _missing_hooks()
-    _guarded(attach_to_scheduler, scheduler, vars(scheduler).get(_SERVER, f"pid {os.getpid()}"), missing)
+        server = vars(scheduler).get(_SERVER, f"pid {os.getpid()}")
+        attach_to_scheduler(scheduler, server, unsupported or _missing_hooks())
+
+    _guarded(attach)
 
 
 def _detach(scheduler: Any) -> None:

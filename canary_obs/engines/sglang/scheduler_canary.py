@@ -90,9 +90,8 @@ def ranks_of(arguments: Any) -> tuple[int, str]:
 
     parallel = get_parallel()
     world = int(arguments.tp_size) * int(arguments.pp_size)
-    replica = int(parallel.dp_rank or 0)
-    if int(arguments.tp_size) > 1 and arguments.enable_dp_attention:  # its replicas are tensor-parallel ranks
-        replica = 0
+    # With attention in parallel over data, the replicas are tensor-parallel ranks of one model.
+    replicas = 1 if arguments.enable_dp_attention else int(arguments.dp_size)
+    replica = int(parallel.dp_rank or 0) if replicas > 1 else 0
     rank = replica * world + int(parallel.pp_rank) * int(arguments.tp_size) + int(parallel.tp_rank)
-    total = world * (1 if arguments.enable_dp_attention else int(arguments.dp_size))
-    return rank, f"0-{total - 1}"
+    return rank, f"0-{replicas * world - 1}"

@@ -86,3 +86,14 @@ def test_what_was_live_before_is_not_taken_for_what_stayed() -> None:
     mark = freed.mark()
     freed.wrap(MethodPatches())
     assert not freed.untouched_since(torch.arange(9), mark).any()
+
+
+def test_an_engine_that_frees_what_it_never_had_is_not_stopped_by_the_canary() -> None:
+    """Nothing counts as untouched then."""
+    allocator = Tokens(8)
+    freed = FreedSlots(allocator, 9)
+    freed.wrap(MethodPatches())
+    mark = freed.mark()
+    allocator.free(torch.tensor([99]))
+    assert allocator.free_pages[-1] == 99
+    assert not freed.untouched_since(torch.arange(9), mark).any()

@@ -63,3 +63,23 @@ def test_memory_of_other_kinds_may_go(tags: Any, concerned: bool) -> None:
     request = SimpleNamespace(tags=tags)
     assert plugin._concerns_kv((request,), {}) is concerned
     assert plugin._concerns_kv((), {"recv_req": request}) is concerned
+
+
+def test_no_hook_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that leaves a hook does, so it leaves in mode `raise` only."""
+
+    def fail() -> None:
+        raise ValueError("made up")
+
+    monkeypatch.setattr(plugin, "_missing_hooks", fail)
+    monkeypatch.setenv("KV_CANARY_MODE", "log")
+    engine = SimpleNamespace()
+    ports = SimpleNamespace(tokenizer_ipc_name="ipc:///made-up")
+    assert plugin.attach_after_init(lambda *_: "built", engine, "settings", ports) == "built"
+    assert vars(engine) == {plugin._SERVER: "ipc:///made-up"}
+    request = SimpleNamespace(tags=None)
+    for hook in (plugin.detach_before_release, plugin.attach_after_resume):
+        assert hook(lambda *_: "done", SimpleNamespace(), request) == "done"
+    monkeypatch.setenv("KV_CANARY_MODE", "raise")
+    with pytest.raises(ValueError, match="made up"):
+        plugin.attach_after_init(lambda *_: "built", engine, "settings", ports)
