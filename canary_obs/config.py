@@ -80,7 +80,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     perturb_seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
     perturb_warmup: Count = 20  # steps before the first injection
     perturb_limit: Count = 0  # injections in total; 0 = no limit
-    perturb_group: str = "full"
+    perturb_group: str = ""  # where faults are injected; may be left out where the engine has one group
 
     @property
     def longest_between_checks_seconds(self) -> float:

@@ -150,6 +150,7 @@ class PerturbMode(StrEnum):
     REAL_KV_USED = "real_kv_used"
     REAL_KV_UNUSED_CACHE = "real_kv_unused_cache"
     REAL_KV_POST_FORWARD = "real_kv_post_forward"
+    NEXT_TOKEN_SWAP = "next_token_swap"
 
 
 class DrillOutcome(StrEnum):

@@ -28,6 +28,7 @@ def demo(
     json: Json = False,
     mode: Annotated[str | None, typer.Option(help="none, log or raise.")] = None,
     perturb: Annotated[str | None, typer.Option(help="MODE=PROBABILITY[,...]: inject faults.")] = None,
+    perturb_group: Annotated[str | None, typer.Option(help="KV group that faults are injected into.")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Start the service as a child process.")] = False,
     port: Annotated[int | None, typer.Option(help="Port of that service.")] = None,
     endpoint: Annotated[str | None, typer.Option(help="A running service: ipc://PATH.")] = None,
@@ -55,6 +56,8 @@ def demo(
         settings["mode"] = mode
     if perturb is not None:
         settings |= {"perturb": perturb, "perturb_enabled": True}
+    if perturb_group is not None:
+        settings["perturb_group"] = perturb_group
     if endpoint is not None:
         settings["endpoint"] = endpoint
     plan = DemoPlan(

@@ -1,7 +1,8 @@
-"""What a run of the reference engine did, and what its canary found."""
+"""What a run did, and what its canary found."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,23 +42,29 @@ def summary_of(run: RunTimes, engine: Engine, canary: CanaryRuntime | None) -> d
     if canary is None:
         return summary | {"state": "off", "violations": 0, "slots_verified": 0, "bytes_verified": 0,
                           "sweep_passes": 0, "overhead_ratio": 0.0}  # fmt: skip
-    overhead = sum(canary.overhead.values())
     canary.check_everything()
+    return summary | canary_summary(canary, canary.detach, run.busy_seconds)
+
+
+def canary_summary(
+    canary: CanaryRuntime, detach: Callable[[], Snapshot], busy_seconds: float
+) -> dict[str, Any]:
+    """JSON values: state, checks, overhead and what became of injections. Call after `check_everything`.
+
+    `detach` ends the canary, and returns its last snapshot.
+    """
+    overhead = sum(canary.overhead.values())
     state, reasons = canary.verdict()
-    final = canary.detach()
-    return (
-        summary
-        | _checks(final, canary)
-        | {
-            "state": state.value,
-            "state_reasons": list(reasons),
-            "overhead_ratio": round(overhead / max(run.busy_seconds, 1e-9), 4),
-            "overhead_ms": {
-                name: round(1e3 * spent / max(final.step, 1), 4) for name, spent in canary.overhead.items()
-            },
-            "injections": canary.injector.injections.summary() if canary.injector else None,
-        }
-    )
+    final = detach()
+    return _checks(final, canary) | {
+        "state": state.value,
+        "state_reasons": list(reasons),
+        "overhead_ratio": round(overhead / max(busy_seconds, 1e-9), 4),
+        "overhead_ms": {
+            name: round(1e3 * spent / max(final.step, 1), 4) for name, spent in canary.overhead.items()
+        },
+        "injections": canary.injector.injections.summary() if canary.injector else None,
+    }
 
 
 def _checks(final: Snapshot, canary: CanaryRuntime) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from typing import Any
 from canary_obs.config import PREFIX
 from canary_obs.demo.in_process_vllm import InProcessVllm, tiny_vllm
 from canary_obs.demo.plan import DemoPlan, Notify, canary_config, canary_settings, invitation, service_of
-from canary_obs.engines.vllm.worker import runtime_of
+from canary_obs.demo.summary import canary_summary
+from canary_obs.engines.vllm.worker import attached_adapter, detach_from_worker, runtime_of
 from canary_obs.errors import ConfigurationError, UnsupportedEngine
+from canary_obs.records import Snapshot
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.report.snapshot import group_counters
 
 _REQUESTS = 16  # that run together
 _PREFIXES, _PREFIX_TOKENS = 4, 200  # beginnings that prompts share
@@ -52,7 +53,7 @@ def _run(plan: DemoPlan, folder: Path) -> dict[str, Any]:
         "requests": requests,
         "step_ms": round(1e3 * busy_seconds / max(steps, 1), 3),
     }
-    summary |= _canary_summary(canary, busy_seconds) if canary else {"state": "off"}
+    summary |= _canary_summary(vllm, canary, busy_seconds) if canary else {"state": "off"}
     vllm.shutdown()
     return summary
 
@@ -80,15 +81,14 @@ def _generate_load(plan: DemoPlan, vllm: InProcessVllm) -> tuple[int, int, float
     return steps, requests, busy_seconds
 
 
-def _canary_summary(canary: CanaryRuntime, busy_seconds: float) -> dict[str, Any]:
-    overhead = sum(canary.overhead.values())
-    groups = group_counters(canary.state, canary.counter_reader)
-    state, reasons = canary.verdict()
-    return {
-        "slots_verified": sum(sum(group.verified.values()) for group in groups.values()),
-        "sweep_passes": sum(canary.sweeper.passes.values()),
-        "violations": canary.counter_reader.violations,
-        "state": state.value,
-        "state_reasons": list(reasons),
-        "overhead_ratio": round(overhead / max(busy_seconds, 1e-9), 4),
-    }
+def _canary_summary(vllm: InProcessVllm, canary: CanaryRuntime, busy_seconds: float) -> dict[str, Any]:
+    adapter = attached_adapter(vllm.worker)
+    with adapter.paused():  # else the idle thread would check at the same time
+        canary.check_everything()
+
+    def detach() -> Snapshot:
+        final = detach_from_worker(vllm.worker)
+        assert final is not None
+        return final
+
+    return canary_summary(canary, detach, busy_seconds)

@@ -34,7 +34,7 @@ from canary_obs.runtime.health import Health
 from canary_obs.runtime.hit_account import HitAccount
 from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.drill import Drill
-from canary_obs.runtime.perturb.injector import Injector
+from canary_obs.runtime.perturb.injector import injector_of
 from canary_obs.runtime.report.counter_age import CounterAge
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.report.snapshot import SnapshotSources, current_health_inputs, whole_snapshot
@@ -92,7 +92,7 @@ class CanaryRuntime(SlotHooks):
         self.evidence = EvidenceCollector(
             self.state, self.history, adapter.holders, adapter.traceparent, reveal_tokens=config.reveal_tokens
         )
-        self.injector = Injector(self.state, adapter.prefix_cache, config) if config.perturb else None
+        self.injector = injector_of(self.state, adapter, config, self.reporter.identity)
         self.drill = Drill(adapter, config, device, self.reporter.send_drill)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         self._sources = SnapshotSources(

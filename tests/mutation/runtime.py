@@ -12,7 +12,6 @@ _AT_DETACH = "tests/runtime/report/test_swa_divergence.py::test_an_interval_of_0
 _TOKENS = "tests/runtime/report/test_swa_divergence.py::test_the_reported_tokens_are_those_of_the_device"
 _WALKED = "tests/engines/vllm/test_window_tables.py::test_as_a_loop_over_every_token"
 _HOST = "tests/runtime/device/test_delayed_device_host.py::"
-_MATCH = "tests/runtime/perturb/test_injector.py::test_only_a_violation_that_the_injection_explains_matches"
 
 SWEEP = mutants(
     "canary_obs/runtime/sweep/sweeper.py",
@@ -357,25 +356,8 @@ WIRE = mutants(
     ),
 )
 
-INJECTION_LOG = mutants(
-    "canary_obs/runtime/perturb/injection_log.py",
-    ("and violation.step >= self.step", "", _MATCH),
-    ("(violation.slot == self.slot or violation.slot in self.also)", "True", _MATCH),
-    ("violation.step - injection.step", "violation.step - injection.step + 1", _MATCH),
-)
-
-INJECTOR = mutants(
-    "canary_obs/runtime/perturb/injector.py",
-    (
-        "if injection.mode is PerturbMode.REAL_KV_USED:",
-        "if injection.mode is not PerturbMode.REAL_KV_USED:",
-        "tests/runtime/perturb/test_injector.py::test_without_checks_injections_are_missed",
-    ),
-)
-
 ALL = (
     *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *BATCHES, *ANNOUNCEMENTS, *ASYNC_CHECKER, *PATROL,
     *STEP_SCHEDULER, *STATE_LOG, *HEALTH, *LOG,
     *COUNTER_READER, *SENDER, *DEVICE_HOST, *COUNTERS, *RANKS, *WIRE,
-    *INJECTION_LOG, *INJECTOR,
 )  # fmt: skip

@@ -130,7 +130,10 @@ def test_no_planted_fault_is_missed(pair: Ranks, mode: str) -> None:
     )  # fmt: skip
     for report in reports:
         tally = report.injections[mode]
-        assert tally["detected"] > 2
+        if mode == "next_token_swap" and report is reports[0]:  # prefill adds no single tokens
+            assert set(tally["skipped"]) == {"fewer than two requests add one token each"}
+        else:
+            assert tally["detected"] > 2
         assert (tally["missed"], tally["open"]) == (0, 0)
 
 

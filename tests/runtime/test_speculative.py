@@ -47,7 +47,8 @@ def test_faults_are_found_in_their_own_group(make_rig, mode: str, group: str) ->
     rig.run(150)
     rig.canary.check_everything()
     tally = rig.canary.injector.injections.summary()[mode]
-    assert tally["injected"] > 10
+    # With proposals to verify, few requests add a single token.
+    assert tally["injected"] > (2 if (mode, group) == ("next_token_swap", "full") else 10)
     assert tally["detected"] + tally["masked"] == tally["injected"]
     assert tally["detected"] > 0.8 * tally["injected"]
     assert {row.group for row in rows} == {group}

@@ -48,7 +48,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "23360112fc5d0c7d"}
+SCHEMAS = {3: "143bc43a1fa3ded0"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

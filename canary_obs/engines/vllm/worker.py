@@ -18,7 +18,8 @@ from canary_obs.engines.toolkit.server_number import separate
 from canary_obs.engines.toolkit.service_process import SupervisedService, start_service
 from canary_obs.engines.vllm.adapter import VllmAdapter, keep_modules_readable
 from canary_obs.engines.vllm.model_runners import adapter_for_runner
-from canary_obs.errors import UnsupportedEngine
+from canary_obs.errors import ConfigurationError, UnsupportedEngine
+from canary_obs.records import Snapshot
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.vocabulary import Mode
 
@@ -102,9 +103,10 @@ def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
             adapter = adapter_for_runner(worker.model_runner, worker=worker, fresh=True)
             runtime = protect(adapter, config)
     except Exception as error:
+        plain = isinstance(error, UnsupportedEngine | ConfigurationError)  # its message says it all
         if config.mode is Mode.RAISE and not isinstance(error, UnsupportedEngine):
             raise
-        if not isinstance(error, UnsupportedEngine):
+        if not plain:
             log.exception("canary_obs: could not be attached")
         refusal = Refusal(str(error) or type(error).__name__, config, ("vllm", engine_version()))
     keep_modules_readable()
@@ -113,17 +115,20 @@ def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
     )
 
 
-def detach_from_worker(worker: Any) -> None:
-    """Detach a worker's canary, or end its refusal; stop the service it started. Idempotent."""
-    given = vars(worker).pop(_ATTRIBUTE, None)
+def detach_from_worker(worker: Any) -> Snapshot | None:
+    """Detach a worker's canary, or end its refusal; stop the service it started. Idempotent.
+
+    Returns the canary's last snapshot; None = there was no canary.
+    """
+    given: WorkerCanary | None = vars(worker).pop(_ATTRIBUTE, None)
     if given is None:
-        return
-    if given.runtime is not None:
-        given.runtime.detach()
+        return None
+    final = None if given.runtime is None else given.runtime.detach()
     if given.refusal is not None:
         given.refusal.close()
     if given.service is not None:
         given.service.stop()
+    return final
 
 
 def canary_of(worker: Any) -> WorkerCanary | None:

@@ -1,55 +1,26 @@
-"""Records the outcome of every injection."""
+"""Records the outcome of every injection, and why others were skipped; both are logged."""
 
 from __future__ import annotations
 
+import logging
 import statistics
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from canary_obs.injection_counts import LATENCY_BOUNDS, Latencies, PerturbCount
 from canary_obs.records import Violation
-from canary_obs.vocabulary import PerturbMode, Reason
+from canary_obs.runtime.line_limit import LineLimit
+from canary_obs.runtime.perturb.injection import Injection, Outcome
+from canary_obs.vocabulary import PerturbMode
 
-_BYTES = frozenset({Reason.KV_DATA})
-_LINKS = frozenset({Reason.CHAIN, Reason.POSITION, Reason.UNWRITTEN, Reason.TOKEN})
-
-
-class Outcome(StrEnum):
-    """How an injection ended; OPEN = not yet."""
-
-    OPEN = "open"
-    DETECTED = "detected"
-    MASKED = "masked"
-    MISSED = "missed"
+log = logging.getLogger("canary_obs")
+_SKIP_SECONDS = 10.0  # between lines of skips with the same mode and reason
 
 
-@dataclass(slots=True, kw_only=True)
-class Injection:
-    """One injected fault. Latencies: in steps to the violation, in ms to its arrival on the host."""
-
-    mode: PerturbMode
-    group: str
-    slot: int  # the slot whose check must fail
-    also: frozenset[int] = frozenset()  # or one of these, where a fault shows in adjacent slots too
-    step: int
-    time_ns: int
-    outcome: Outcome = Outcome.OPEN
-    why: str = ""  # it was masked or missed
-    latency_steps: int | None = None
-    latency_ms: float | None = None
-    reason: Reason | None = None
-
-    def explains(self, violation: Violation) -> bool:
-        """Whether this violation is the detection of this injection."""
-        reasons = _LINKS if self.mode is PerturbMode.REQ_TO_TOKEN else _BYTES
-        return (
-            violation.reason in reasons
-            and violation.group == self.group
-            and (violation.slot == self.slot or violation.slot in self.also)
-            and violation.step >= self.step
-        )
+def _skip_limit() -> LineLimit:
+    return LineLimit(1, _SKIP_SECONDS)
 
 
 @dataclass(slots=True)
@@ -61,14 +32,23 @@ class _Tally:
     latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS) + 1))
     masked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     missed: list[Injection] = field(default_factory=list)
+    skipped: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class InjectionLog:
-    """Open injections, and statistics of the closed ones."""
+    """Open injections, and statistics of the closed ones and of those that were skipped."""
 
-    def __init__(self, modes: tuple[PerturbMode, ...]) -> None:
+    def __init__(
+        self,
+        modes: tuple[PerturbMode, ...],
+        rank: str = "",
+        skip_limit: Callable[[], LineLimit] = _skip_limit,
+    ) -> None:
+        """`rank` begins each line of the log; `skip_limit` makes the limit of one mode's and reason's."""
         self._tallies = {mode: _Tally() for mode in modes}
         self._open: list[Injection] = []
+        self._rank = f"canary_obs: {rank}: " if rank else "canary_obs: "
+        self._limits: dict[tuple[PerturbMode, str], LineLimit] = defaultdict(skip_limit)
 
     @property
     def open(self) -> tuple[Injection, ...]:
@@ -88,12 +68,26 @@ class InjectionLog:
         """Add an open injection."""
         self._tallies[injection.mode].injected += 1
         self._open.append(injection)
+        position = "" if injection.position is None else f", position={injection.position}"
+        log.warning(
+            "%sfault injected: mode=%s, step=%d, group=%s, slot=%d%s%s",
+            self._rank, injection.mode.value, injection.step, injection.group, injection.slot, position,
+            f", {injection.detail}" if injection.detail else "",
+        )  # fmt: skip
+
+    def skip(self, mode: PerturbMode, group: str, step: int, why: str) -> None:
+        """An injection was drawn, and could not be made."""
+        self._tallies[mode].skipped[why] += 1
+        more = self._limits[mode, why].next_line()
+        if more is not None:
+            text = "%sno fault injected: mode=%s, step=%d, group=%s: %s%s"
+            log.warning(text, self._rank, mode.value, step, group, why, more)
 
     def match(self, violations: list[Violation]) -> list[Injection]:
-        """Close the open injections that these violations explain; returns them."""
+        """Close the open injections that these violations detect; returns them."""
         detected = []
         for injection in self.open:
-            violation = next((row for row in violations if injection.explains(row)), None)
+            violation = next((row for row in violations if injection.detected_by(row)), None)
             if violation is not None:
                 injection.latency_steps = violation.step - injection.step
                 injection.latency_ms = (violation.time_ns - injection.time_ns) / 1e6
@@ -146,6 +140,7 @@ class InjectionLog:
                 "open": sum(item.mode is mode for item in self._open),
                 "masked_because": dict(tally.masked),
                 "missed_slots": [item.slot for item in tally.missed[:20]],
+                "skipped": dict(tally.skipped),
                 "latency_steps": _median_and_max(tally.steps),
                 "latency_ms": _median_and_max(tally.milliseconds),
             }

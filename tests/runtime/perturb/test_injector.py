@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from canary_kernels import layout
+from canary_obs.engine_api.views import StepView
+from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.errors import ConfigurationError, KVCacheViolation
 from canary_obs.records import Violation
-from canary_obs.runtime.perturb.injection_log import Injection, InjectionLog, Outcome
+from canary_obs.runtime.perturb.injection import Injection, Outcome
+from canary_obs.runtime.perturb.injection_log import InjectionLog
 from canary_obs.vocabulary import Mode, Part, PerturbMode, Phase, Reason
 
+NONE = torch.zeros(0, dtype=torch.int64)
+EMPTY = StepView(
+    request_ids=(), rows=NONE, prefix_lens=NONE, extend_lens=NONE, token_starts=NONE, input_ids=NONE,
+    positions=NONE, digests=None, groups={},
+)  # fmt: skip
 MODES = [mode.value for mode in PerturbMode]
+EXPECTED = {
+    "req_to_token": {Reason.POSITION, Reason.CHAIN, Reason.UNWRITTEN},
+    "next_token_swap": {Reason.WRITE_TOKEN, Reason.TOKEN, Reason.CHAIN},
+}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -34,11 +49,8 @@ def test_every_injection_is_accounted_for(make_rig, mode: str, page_size: int) -
         for r in range(layout.NUM_REASONS)
         if int(v[r : layout.NUM_LANES : layout.NUM_REASONS].sum())
     }
-    expected = (
-        {Reason.KV_DATA} if mode != "req_to_token" else {Reason.POSITION, Reason.CHAIN, Reason.UNWRITTEN}
-    )
     order = list(Reason)
-    assert {order[r] for r in reasons} <= expected
+    assert {order[r] for r in reasons} <= EXPECTED.get(mode, {Reason.KV_DATA})
 
 
 def test_without_checks_injections_are_missed(make_rig) -> None:
@@ -67,12 +79,9 @@ def test_mode_raise_stops_the_engine_with_full_evidence(make_rig, mode: str) -> 
         assert f"{field}=" in text
     assert f"slot={first.slot}" in text
     assert first.group == "full"
-    if mode in ("req_to_token", "real_kv_used"):
+    if mode in ("req_to_token", "real_kv_used", "next_token_swap"):
         assert first.request is not None
-    if mode == "req_to_token":
-        assert first.reason in (Reason.POSITION, Reason.CHAIN, Reason.UNWRITTEN)
-    else:
-        assert first.reason is Reason.KV_DATA
+    assert first.reason in EXPECTED.get(mode, {Reason.KV_DATA})
 
 
 def test_a_violation_of_states_names_a_request_that_runs(make_rig) -> None:
@@ -87,9 +96,96 @@ def test_a_violation_of_states_names_a_request_that_runs(make_rig) -> None:
     assert {violation.request for violation in found} <= {request.id for request in rig.engine.unfinished}
 
 
-def test_an_unknown_group_is_refused(make_rig) -> None:
-    with pytest.raises(ConfigurationError, match="Groups are: full"):
-        make_rig(perturb="real_kv_used=0.5", perturb_enabled=True, perturb_group="swa")
+@pytest.mark.parametrize(
+    ("model", "group", "rule"),
+    [
+        ("llama", "swa", "KV_CANARY_PERTURB_GROUP='swa': the engine has no such group. .* Groups are: full."),
+        ("swa", "", "KV_CANARY_PERTURB_GROUP='': the engine has 2 groups. Name .* Groups are: full, swa."),
+    ],
+)
+def test_a_group_that_is_unknown_or_not_named_is_refused(make_rig, model: str, group: str, rule: str) -> None:
+    with pytest.raises(ConfigurationError, match=rule):
+        make_rig(model=model, perturb="real_kv_used=0.5", perturb_enabled=True, perturb_group=group)
+
+
+@pytest.mark.parametrize("shown", ["has_digests", "has_known_tokens", "expected_ids"])
+def test_a_swap_of_tokens_needs_tokens_to_compare_with(make_rig, monkeypatch, shown: str) -> None:
+    none = replace(ReferenceAdapter.step_types, has_digests=False, has_known_tokens=False, expected_ids=None)
+    monkeypatch.setattr(ReferenceAdapter, "step_types", none)
+    with pytest.raises(ConfigurationError, match=r"no tokens to compare .* Leave out next_token_swap"):
+        make_rig(perturb="next_token_swap=0.5", perturb_enabled=True)
+    make_rig(perturb="real_kv_used=0.5", perturb_enabled=True)
+    monkeypatch.setattr(ReferenceAdapter, "step_types", replace(none, **{shown: torch.int64}))
+    make_rig(perturb="next_token_swap=0.5", perturb_enabled=True)
+
+
+def test_a_swap_of_tokens_is_found_at_both_slots_and_in_no_bytes(make_rig) -> None:
+    rig = make_rig(
+        perturb="next_token_swap=1", perturb_enabled=True, perturb_limit=1, patrol_budget="50%",
+        sweep_interval=40,
+    )  # fmt: skip
+    made, found = collected(rig)
+    rig.run(100)
+    rig.canary.check_everything()
+    (injection,) = made
+    assert (injection.outcome, injection.reason, injection.latency_steps) == (
+        Outcome.DETECTED, Reason.WRITE_TOKEN, 0,
+    )  # fmt: skip
+    at_once = {(row.phase, row.reason, row.group, row.slot) for row in found if row.step == injection.step}
+    assert at_once == {(Phase.HEAD, Reason.WRITE_TOKEN, *place) for place in injection.also}
+    assert [row for row in found if not injection.explains(row)] == []
+
+
+def collected(rig) -> tuple[list[Injection], list[Violation]]:
+    """What is injected and what is found from now on."""
+    made: list[Injection] = []
+    found: list[Violation] = []
+    injector = rig.canary.injector
+    add, match = injector.injections.add, injector.match
+    injector.injections.add = lambda injection: (made.append(injection), add(injection))
+    injector.match = lambda rows, *, settled: (found.extend(rows), match(rows, settled=settled))
+    return made, found
+
+
+def test_what_was_drawn_and_cannot_be_made_is_skipped(make_rig) -> None:
+    rig = make_rig(perturb="real_kv_used=1,real_kv_unused_cache=1", perturb_enabled=True, perturb_limit=2)
+    rig.run(60)
+    summary = rig.canary.injector.injections.summary()
+    limit = [summary[mode]["skipped"]["the limit of 2 injections is reached"] for mode in summary]
+    assert min(limit) > 10
+    # One draw per forward and mode after the warm-up.
+    draws = [summary[mode]["injected"] + sum(summary[mode]["skipped"].values()) for mode in summary]
+    assert draws == [rig.canary.step - 20] * 2
+
+
+def test_forwards_without_the_group_are_skipped(make_rig) -> None:
+    rig = make_rig(
+        perturb="real_kv_used=1", perturb_enabled=True, perturb_group="draft", engine={"draft_layers": 1}
+    )
+    rig.run(60)
+    skipped = rig.canary.injector.injections.summary()["real_kv_used"]["skipped"]
+    assert skipped["the forward does not use the group"] > 10
+
+
+def test_a_table_entry_is_right_again_after_a_forward_that_failed(make_rig, monkeypatch) -> None:
+    rig = make_rig(perturb="req_to_token=1", perturb_enabled=True, perturb_limit=1)
+    made, _ = collected(rig)
+    table, before = rig.engine.runner.pool.req_to_token, []
+    forward = rig.engine.runner.model.forward
+
+    def fail(*given: object) -> object:
+        if made and not before:
+            before.append(table.clone())
+            raise RuntimeError("planted")
+        return forward(*given)
+
+    monkeypatch.setattr(rig.engine.runner.model, "forward", fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        rig.run(200)
+    rig.canary.injector.before_forward(EMPTY, rig.canary.step)
+    (injection,) = made
+    assert (injection.outcome, injection.why) == (Outcome.MASKED, "the forward failed")
+    assert int((table != before[0]).sum()) == 1
 
 
 def violation(**changes: object) -> Violation:
@@ -114,7 +210,7 @@ def test_only_a_violation_that_the_injection_explains_matches() -> None:
 
 def test_a_redirect_may_show_in_an_adjacent_slot() -> None:
     injections = InjectionLog((PerturbMode.REQ_TO_TOKEN,))
-    mode, also = PerturbMode.REQ_TO_TOKEN, frozenset({6})
+    mode, also = PerturbMode.REQ_TO_TOKEN, frozenset({("full", 6)})
     injections.add(Injection(mode=mode, group="full", slot=4, also=also, step=5, time_ns=1_000_000))
     assert injections.match([violation(reason=Reason.CHAIN, slot=5), violation(slot=6)]) == []
     (found,) = injections.match([violation(reason=Reason.CHAIN, slot=6)])

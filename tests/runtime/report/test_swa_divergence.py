@@ -11,7 +11,7 @@ import torch
 from canary_obs.errors import ConfigurationError
 from canary_obs.records import StartSweep
 from canary_obs.runtime.report.swa_divergence import LOG_KEY
-from canary_obs.vocabulary import PerturbMode, Phase, State, SweepStatus, Trigger
+from canary_obs.vocabulary import PerturbMode, Phase, Reason, State, SweepStatus, Trigger
 from tests.reference_engine.workloads import account
 from tests.runtime.conftest import MakeRig, Rig
 
@@ -123,7 +123,9 @@ def test_injections_into_one_group_leave_the_other_alone(make_rig: MakeRig, mode
     assert tally.detected + tally.masked == tally.injected
     assert tally.detected > 0.8 * tally.injected
     other = rig.canary.detach().groups["full" if group == "swa" else "swa"]
-    assert sum(sum(reasons.values()) for reasons in other.violations.values()) == 0
+    found = {reason for reasons in other.violations.values() for reason, count in reasons.items() if count}
+    tokens = {Reason.WRITE_TOKEN, Reason.TOKEN, Reason.CHAIN}  # which all groups have in common
+    assert found <= (tokens if mode == "next_token_swap" else set())
 
 
 def swept(rig: Rig) -> None:

@@ -90,7 +90,16 @@ def ask(rig: Any, count: int) -> list[list[list[int]]]:
 
 def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: bool = False) -> dict[str, Any]:
     """What the canary finds in a clean run, and after faults."""
-    from tests.engines.vllm.real import adopted, forwards, hidden, prefix_hits, stale, tokens, walks
+    from tests.engines.vllm.real import (
+        adopted,
+        forwards,
+        hidden,
+        perturbed,
+        prefix_hits,
+        stale,
+        tokens,
+        walks,
+    )
     from tests.engines.vllm.real.rig import Rig, count_sampled, prompts as made
 
     os.environ["KV_CANARY_MODE"] = "log"
@@ -132,6 +141,7 @@ def instrumented(model: str, engine: dict[str, Any], prompts: int, accounts: boo
         report["tokens"] = tokens.tried(rig)
         report["adopted"] = adopted.tried(rig)
         report["hits"] = prefix_hits.tried(rig)
+        report["perturbed"] = perturbed.tried(rig)
     rig.close()
     return report
 

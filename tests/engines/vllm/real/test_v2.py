@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.real import prefix_hits
+from tests.engines.vllm.real import perturbed, prefix_hits
 from tests.engines.vllm.real.server import Process
 from tests.engines.vllm.real.test_accounts import report_forwards, report_hidden, report_walks
 from tests.engines.vllm.real.test_adopted import report_adopted
@@ -145,3 +145,7 @@ def test_wrong_tokens_are_found_and_comparisons_that_do_not_run(
     report: dict[str, Any], unchecked: Report
 ) -> None:
     report_tokens("vLLM V2", report["llama"]["tokens"], unchecked)
+
+
+def test_every_injection_is_accounted_for(report: dict[str, Any]) -> None:
+    perturbed.check(report["llama"]["perturbed"])
