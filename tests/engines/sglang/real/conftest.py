@@ -21,8 +21,11 @@ else:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    from sglang.srt.plugins import load_plugins
+
     from tests.engines.sglang.real.models import make_model
 
+    load_plugins()  # once per process, before a test sets another mode
     root = tmp_path_factory.mktemp("models")
     return lambda name: make_model(root, name)
 

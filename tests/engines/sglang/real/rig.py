@@ -31,11 +31,9 @@ class Rig:
     def __init__(self, model: Path, **settings: Any) -> None:
         from sglang.srt.distributed import bootstrap
         from sglang.srt.managers.scheduler import Scheduler, configure_logger
-        from sglang.srt.plugins import load_plugins
         from sglang.srt.runtime_context import SpawnRanks, get_resources, publish
         from sglang.srt.server_args import PortArgs, ServerArgs
 
-        load_plugins()
         stand_ins.attention()
         arguments = ServerArgs(model_path=str(model), **(DEFAULTS | settings))
         configure_logger(arguments)
