@@ -45,7 +45,7 @@ class IncidentSummary(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...]
     ranks: tuple[int, ...]
     sweeps: tuple[str, ...]  # ids of the sweeps that detected some of them
-    other_names: tuple[str, ...]  # that logs of its ranks give it; it is found under each
+    other_names: tuple[str, ...] = ()  # in logs of its ranks; each finds it (absent in older bundles)
 
 
 class Incident(IncidentSummary, frozen=True, kw_only=True):
