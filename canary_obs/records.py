@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from canary_obs.devices.identity import GpuIdentity
 from canary_obs.injection_counts import PerturbCount
 from canary_obs.slot_facts import ChangedWord, DrillFinding, SlotEvent, SlotFacts
 from canary_obs.vocabulary import Cause, Mode, Part, PerturbMode, Phase, Reason, State, SweepStatus, Trigger
@@ -160,6 +161,9 @@ class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):
     versions: dict[str, str]
     expected_ranks: tuple[int, ...] = ()  # of this engine instance, that report to the same service
     allocated_bytes: int | None = None  # of KV, as the engine says; without its word, those of the groups
+    node: str | None = None
+    gpu: GpuIdentity | None = None  # None = a CPU, or unknown
+    model: str | None = None  # and its revision, as the engine names them
 
 
 class Violation(_Struct, frozen=True, kw_only=True):
@@ -279,10 +283,7 @@ class Resume(_Struct, frozen=True, kw_only=True, tag="resume"):
 
 
 class Acknowledge(_Struct, frozen=True, kw_only=True, tag="acknowledge"):
-    """Ignore what the sender has seen in later verdicts: the state may become OK again.
-
-    Each count is since attach, as a snapshot reported it; None = all up to now.
-    """
+    """Ignore what was seen (counts since attach; None = all up to now): the state may become OK again."""
 
     violations: int | None = None
     faults: int | None = None

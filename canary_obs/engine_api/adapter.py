@@ -96,6 +96,10 @@ class EngineAdapter(ABC):
     def detach(self) -> None:
         """Restore the engine exactly; idempotent."""
 
+    def model(self) -> str | None:
+        """The model it serves, with its revision where that is known; None = unknown. Must not raise."""
+        return None
+
     def allocation(self) -> KVAllocation | None:
         """The KV that the engine has, from another source than `groups`. None = unknown: `degraded`."""
         return None

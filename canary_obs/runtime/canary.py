@@ -68,7 +68,7 @@ class CanaryRuntime(SlotHooks):
         first_reads = FirstReads(self.state, self.health, self.forwards, config)
         self.tables = TableAccount(self.health, self.forwards, adapter.compared_tables)
         self._checks = ForwardChecks(self.state, self.health, self.forwards, first_reads, config, adapter)
-        self.reporter = Reporter(self.state, config, (adapter.name, adapter.version), link)
+        self.reporter = Reporter(self.state, config, (adapter.name, adapter.version, adapter.model()), link)
         bandwidth = measure_bandwidth(self.state)
         self.sweeper = Sweeper(
             self.state, adapter.prefix_cache, self.health, config, bandwidth, self.reporter.send_sweep

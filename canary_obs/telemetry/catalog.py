@@ -78,7 +78,7 @@ _C, _G, _H = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
 # ruff: noqa: E501 - one row per metric reads better than five lines each
 RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_G, "state", "", "state", "1 for the rank's current state, 0 for the others.", readings.state),
-    _rank(_G, "rank_info", "", "mode backend engine_version device", "Mode, backend, engine version and device of the rank; always 1.", readings.rank_info),
+    _rank(_G, "rank_info", "", "mode backend engine_version device model node gpu_uuid pci_bus_id gpu_model gpu_instance driver_version", "What the rank runs and on which GPU, which labels spell as dcgm-exporter does; what is unknown has no label; always 1.", readings.rank_info),
     _rank(_G, "snapshot_age_seconds", "seconds", "", "Age of the rank's latest snapshot.", readings.snapshot_age),
     _rank(_G, "clock_skew_seconds", "seconds", "", "The engine's wall clock minus the service's; no check depends on it.", readings.clock_skew),
     _rank(_G, "step_under_way_seconds", "seconds", "", "How long an engine step has lasted that delays the rank's snapshots; absent without one.", readings.step_under_way),

@@ -23,7 +23,7 @@ from canary_obs.telemetry.otlp import (
 from canary_obs.telemetry.prometheus import Family, HubCollector
 from canary_obs.vocabulary import State
 
-POINTS_PER_REQUEST = 2048  # 0.3 MB; with the longest labels 4 MiB, the most that receivers take by gRPC
+POINTS_PER_REQUEST = 1024  # 0.2 MB; with the longest labels 4 MiB, the most that receivers take by gRPC
 CLOSE_SECONDS = 3.0
 
 

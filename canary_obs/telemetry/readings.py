@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
+from canary_obs.devices.identity import GpuIdentity
 from canary_obs.hub.ranks import RankView
 from canary_obs.injection_counts import Latencies
 from canary_obs.records import GroupCounters, GroupInfo, PatrolProgress, Snapshot
@@ -63,7 +66,10 @@ def state(rank: RankView) -> Iterator[Reading]:
 def rank_info(rank: RankView) -> Iterator[Reading]:
     if rank.hello is not None:
         hello = rank.hello
-        yield (hello.mode.value, hello.backend, hello.engine_version, hello.identity.device), 1.0
+        own = hello.mode.value, hello.backend, hello.engine_version, hello.identity.device
+        # An empty label is none: what is unknown is absent.
+        gpu = hello.gpu or GpuIdentity(gpu_uuid="")
+        yield (*own, hello.model or "", hello.node or "", *msgspec.structs.astuple(gpu)), 1.0
 
 
 def snapshot_age(rank: RankView) -> Iterator[Reading]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from canary_obs.devices.identity import GpuIdentity
 from canary_obs.injection_counts import PerturbCount
 from canary_obs.records import (
     CancelSweep,
@@ -50,6 +51,13 @@ FULL = GroupInfo(
     name="full", layers=2, parts=(Part.K, Part.V), slots=100, slot_bytes=64, protected_slot_bytes=64
 )
 
+GPU = GpuIdentity(
+    gpu_uuid="GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52",
+    pci_bus_id="00000000:1B:00.0",
+    gpu_model="NVIDIA H200",
+    driver_version="580.95.05",
+)
+
 
 def identity(rank: int = 0, *, started_ns: int = 1_000, pid: int = 7, instance: str = "test") -> Identity:
     return Identity(engine="fake", instance=instance, rank=rank, started_ns=started_ns, pid=pid, device="cpu")
@@ -66,6 +74,9 @@ def hello(who: Identity) -> Hello:
         allocated_bytes=6400,
         settings={"mode": "log"},
         versions={"canary_obs": "0.1.0"},
+        node="node-1",
+        gpu=GPU,
+        model="tiny@1",
     )
 
 

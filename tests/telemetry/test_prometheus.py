@@ -268,3 +268,21 @@ def test_drills_are_counted_by_rank_and_are_no_violations():
         PREFIX + "hub_messages_total",
     }
     assert not any(key[0].startswith(PREFIX + "drill") for key in samples(Hub()))
+
+
+def test_the_gpu_of_a_rank_is_named_as_dcgm_exporter_names_it():
+    (labels,) = (dict(key[1:]) for key in samples(filled_hub()) if key[0] == f"{PREFIX}rank_info")
+    assert labels["gpu_uuid"] == "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"
+    assert labels["pci_bus_id"] == "00000000:1B:00.0"
+    assert (labels["gpu_model"], labels["node"], labels["model"]) == ("NVIDIA H200", "node-1", "tiny@1")
+    assert labels["driver_version"] == "580.95.05"
+
+
+def test_a_gpu_that_nobody_names_has_no_labels():
+    """An empty label is none to Prometheus."""
+    hub = filled_hub()
+    anonymous = msgspec.structs.replace(hello(identity()), node=None, gpu=None, model=None)
+    hub.ingest(anonymous, lambda command: None)
+    (labels,) = (dict(key[1:]) for key in samples(hub) if key[0] == f"{PREFIX}rank_info")
+    assert labels["engine_version"] == "1.0"
+    assert not any(labels[name] for name in ("node", "gpu_uuid", "pci_bus_id", "gpu_model", "model"))

@@ -48,7 +48,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "143bc43a1fa3ded0"}
+SCHEMAS = {3: "aa89f342b441a4aa"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -102,6 +102,13 @@ class ReferenceAdapter(EngineAdapter):
         """Running requests with the slot among the positions they have computed."""
         return named(self._groups, group).holders(slot)
 
+    def model(self) -> str:
+        """The checkpoint; random weights are named by their shape and seed."""
+        config = self._engine.config
+        shape = config.shape
+        random = f"random-{shape.layers}x{shape.hidden}-seed{config.seed}"
+        return random if config.checkpoint is None else config.checkpoint.name
+
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """The first slot of a page that is allocated until detach."""
         allocator = self._engine.scheduler.allocator

@@ -19,6 +19,7 @@ from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.toolkit.model_label import model_label
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -55,6 +56,11 @@ class SglangAdapter(EngineAdapter):
         self._patches = MethodPatches()
         self._hooks: StepHooks | None = None
         self._totals = 0, 0  # empty batches and requests, before detach
+
+    def model(self) -> str | None:
+        """Path and revision among the scheduler's arguments."""
+        arguments = self.scheduler.server_args
+        return model_label(getattr(arguments, "model_path", None), getattr(arguments, "revision", None))
 
     @property
     def groups(self) -> Sequence[GroupView]:

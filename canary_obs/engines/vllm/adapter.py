@@ -25,6 +25,7 @@ from canary_obs.engine_api.views import (
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.known_tokens import KnownTokens
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.toolkit.model_label import model_label
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.allocation import kv_allocation
 from canary_obs.engines.vllm.attention_tables import AttentionTables
@@ -133,6 +134,11 @@ class VllmAdapter(EngineAdapter):
     def traceparent(self, request: str) -> str | None:
         """From the trace headers that vLLM's scheduler has of it."""
         return self._traces.get(request)
+
+    def model(self) -> str | None:
+        """Name and revision in vLLM's model configuration."""
+        served = getattr(self.runner, "model_config", None)
+        return model_label(getattr(served, "model", None), getattr(served, "revision", None))
 
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """The first slot of the null block, which vLLM never gives to a request."""

@@ -14,6 +14,7 @@ import torch
 from canary_obs import __version__
 from canary_obs.config import CanaryConfig, masked
 from canary_obs.config_values import parse_ranks
+from canary_obs.devices.identity import node_name
 from canary_obs.records import (
     Command,
     DrillReport,
@@ -28,6 +29,7 @@ from canary_obs.records import (
     Violation,
     Violations,
 )
+from canary_obs.runtime.device.gpu_identity import read_identity
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.report.incident_namer import IncidentNamer
 from canary_obs.slot_facts import DrillFinding
@@ -42,10 +44,15 @@ class Reporter:
     """Owns the link. Never blocks; violations that cannot be sent now wait in a bounded backlog."""
 
     def __init__(
-        self, state: DeviceState, config: CanaryConfig, engine: tuple[str, str], link: EngineLink | None
+        self,
+        state: DeviceState,
+        config: CanaryConfig,
+        engine: tuple[str, str, str | None],
+        link: EngineLink | None,
     ) -> None:
-        """`engine` is its name and version; without a link nothing is sent."""
-        name, self._engine_version = engine
+        """`engine` is its name, its version and the model it serves; without a link nothing is sent."""
+        name, self._engine_version, self._model = engine
+        self._node, self._gpu = node_name(), read_identity(state.clock.device)
         self._state, self._config, self._link = state, config, link
         self.identity = Identity(
             engine=name if config.engine == "unknown" else config.engine,
@@ -103,6 +110,9 @@ class Reporter:
                 settings=masked(self._config),
                 versions=versions(),
                 expected_ranks=parse_ranks(self._config.expected_ranks),
+                node=self._node,
+                gpu=self._gpu,
+                model=self._model,
             )
         )
 

@@ -1,0 +1,46 @@
+"""Seeded defects of which GPU a rank is on."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_IDENTITY = "tests/devices/test_identity.py::"
+
+NVML = mutants(
+    "canary_obs/devices/nvml.py",
+    (
+        'found = _handle(nvml, nvml.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}") if uuid else None',
+        "found = nvml.nvmlDeviceGetHandleByIndex(0)",
+        _IDENTITY + "test_the_process_sees_another_number_than_the_driver",
+    ),
+    (
+        'f"MIG-{uuid}"',
+        'f"GPU-{uuid}"',
+        _IDENTITY + "test_a_mig_device_is_its_card_and_the_number_of_its_instance",
+    ),
+    (
+        "        nvml.nvmlShutdown()\n",
+        "        pass\n",
+        _IDENTITY + "test_the_process_sees_another_number_than_the_driver",
+    ),
+)
+
+READER = mutants(
+    "canary_obs/runtime/device/gpu_identity.py",
+    (
+        "reader.join(seconds)",
+        "reader.join()",
+        _IDENTITY + "test_a_driver_that_hangs_does_not_hold_up_the_start",
+    ),
+)
+
+ADDRESSES = mutants(
+    "canary_obs/devices/identity.py",
+    (
+        "{bus:02X}",
+        "{bus:02x}",
+        _IDENTITY + "test_nodes_are_named_as_dcgm_exporter_names_them",
+    ),
+)
+
+ALL = (*NVML, *READER, *ADDRESSES)
