@@ -1,6 +1,6 @@
 """The dashboards as JSON: `python -m dashboards.build` rewrites dashboards/generated.
 
-`--runbook-base URL` (or the variable RUNBOOK_BASE) sets where their link "Runbooks" points.
+Their links lead where those of the alerts do: alerts.links has the options.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
 )
 
-from alerts.render import RUNBOOK_BASE, RunbookBase
+from alerts.links import (
+    DEFAULT,
+    GRAFANA_URL,
+    RUNBOOK_BASE,
+    SERVICE_URL,
+    GrafanaUrl,
+    Links,
+    RunbookBase,
+    ServiceUrl,
+)
 from dashboards.board import Board
 from dashboards.boards import cost, engine, fleet, incident, trust
 from dashboards.panels import SOURCE, build
@@ -48,18 +57,17 @@ _ANNOTATIONS = {
 }
 
 
-def rendered(runbook_base: str = RUNBOOK_BASE) -> dict[Path, str]:
+def rendered(links: Links = DEFAULT) -> dict[Path, str]:
     """Path and content of every dashboard file."""
     return {
-        GENERATED / f"{board.uid}.json": json.dumps(as_json(board, runbook_base), indent=2, sort_keys=True)
-        + "\n"
+        GENERATED / f"{board.uid}.json": json.dumps(as_json(board, links), indent=2, sort_keys=True) + "\n"
         for board in BOARDS
     }
 
 
-def as_json(board: Board, runbook_base: str = RUNBOOK_BASE) -> dict[str, Any]:
+def as_json(board: Board, links: Links = DEFAULT) -> dict[str, Any]:
     """A dashboard in Grafana's JSON model."""
-    made = _frame(board, runbook_base)
+    made = _frame(board, links)
     number = 0
     for section in board.sections:
         number += 1
@@ -75,7 +83,7 @@ def as_json(board: Board, runbook_base: str = RUNBOOK_BASE) -> dict[str, Any]:
     return content
 
 
-def _frame(board: Board, runbook_base: str) -> builders.Dashboard:
+def _frame(board: Board, links: Links) -> builders.Dashboard:
     made = builders.Dashboard(board.title).uid(board.uid).description(board.description).tags([TAG])
     made.refresh("10s").time("now-30m", "now").timezone("browser").editable()
     made.link(
@@ -83,7 +91,10 @@ def _frame(board: Board, runbook_base: str) -> builders.Dashboard:
         .as_dropdown(True).include_vars(True).keep_time(True)
     )  # fmt: skip
     made.link(
-        builders.DashboardLink("Runbooks").type(DashboardLinkType.LINK).url(runbook_base).target_blank(True)
+        builders.DashboardLink("Runbooks")
+        .type(DashboardLinkType.LINK)
+        .url(links.runbook_base)
+        .target_blank(True)
     )
     made.with_variable(builders.DatasourceVariable("datasource").type("prometheus").label("Data source"))
     for name, query in _VARIABLES.items():
@@ -114,9 +125,14 @@ def variable_queries() -> dict[str, str]:
     return dict(_VARIABLES)
 
 
-def main(runbook_base: RunbookBase = RUNBOOK_BASE) -> None:
+def main(
+    runbook_base: RunbookBase = RUNBOOK_BASE,
+    service_url: ServiceUrl = SERVICE_URL,
+    grafana_url: GrafanaUrl = GRAFANA_URL,
+) -> None:
     """Write the dashboard files."""
-    for path, content in rendered(runbook_base).items():
+    links = Links(runbook_base=runbook_base, service_url=service_url, grafana_url=grafana_url)
+    for path, content in rendered(links).items():
         path.write_text(content, "utf-8")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RANK = {"engine": "reference", "instance": "a", "rank": "0", "job": "kv-canary"}
-SERVICE = {"instance": "host:9464", "job": "kv-canary"}
+_TARGET = {"job": "kv-canary", "service_address": "host:9464"}
+RANK = {"engine": "reference", "instance": "a", "rank": "0", "cluster": "east 1"} | _TARGET
+SERVICE = {"instance": "host:9464"} | _TARGET
 
 HISTORY = 48  # samples before a counter's initial value no longer counts: longer than any window
 AWAY = 80  # samples that Prometheus misses while it is down

@@ -14,7 +14,7 @@ import msgspec
 
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.incident_names import NAMES_KEPT, is_name, new_name
-from canary_obs.records import CollectEvidence, Evidence, Identity
+from canary_obs.records import CollectEvidence, Evidence, Identity, RankKey
 from canary_obs.vocabulary import Phase, Reason
 
 EVENTS_KEPT = 16  # per incident: as many of the first and of the latest
@@ -86,7 +86,7 @@ class _IncidentEntry:
     reasons: Counter[Reason] = field(default_factory=Counter)
     phases: Counter[Phase] = field(default_factory=Counter)
     groups: set[str] = field(default_factory=set)
-    ranks: set[int] = field(default_factory=set)
+    first_of: dict[int, ViolationEvent] = field(default_factory=dict)  # by rank
     sweeps: dict[str, None] = field(default_factory=dict)
     other_names: list[str] = field(default_factory=list)
     first: list[ViolationEvent] = field(default_factory=list)
@@ -104,7 +104,7 @@ class _IncidentEntry:
         self.reasons[row.reason] += 1
         self.phases[row.phase] += 1
         self.groups.add(row.group)
-        self.ranks.add(rank)
+        self.first_of.setdefault(rank, event)
         if row.sweep_id is not None and len(self.sweeps) < SWEEPS_KEPT:
             self.sweeps[row.sweep_id] = None
         if len(self.first) < EVENTS_KEPT:
@@ -134,7 +134,7 @@ class _IncidentEntry:
             reasons=dict(self.reasons),
             phases=dict(self.phases),
             groups=tuple(sorted(self.groups)),
-            ranks=tuple(sorted(self.ranks)),
+            ranks=tuple(sorted(self.first_of)),
             sweeps=tuple(self.sweeps),
             other_names=tuple(self.other_names),
         )
@@ -257,6 +257,15 @@ class IncidentStore:
         """Every stored incident, without events and evidence."""
         with self._lock:
             return [incident.summary() for incident in reversed(self._incidents.values())]
+
+    def open_findings(self) -> tuple[ViolationEvent, ...]:
+        """By rank the first violation of its latest incident that nobody has acknowledged."""
+        found: dict[RankKey, ViolationEvent] = {}
+        with self._lock:
+            for incident in self._incidents.values():
+                if not incident.acknowledged:
+                    found |= {event.identity.key: event for event in incident.first_of.values()}
+        return tuple(found.values())
 
     def exemplars(self) -> dict[ViolationLabels, Exemplar]:
         """The latest violation of every label set that had one."""

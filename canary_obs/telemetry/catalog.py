@@ -142,7 +142,7 @@ SERVICE_METRICS: tuple[ServiceMetric, ...] = (
     _service(_C, "service_faults_total", "", "part", "Exceptions caught in the service, by part.", service_readings.service_faults),
     _service(_C, "log_events_dropped_total", "", "", "Log lines (violations, audited requests) that could not be written.", service_readings.log_dropped),
     _service(_C, "incidents_total", "", "", "Incidents (bursts of violations of one engine instance) opened.", service_readings.incidents_opened),
-    _service(_G, "incident_info", "", "engine instance rank incident_id", "The rank's latest incident that nobody has acknowledged; always 1.", service_readings.incident_info),
+    _service(_G, "incident_info", "", "engine instance rank incident_id trace_id reason phase group slot position request", "The rank's latest incident that nobody has acknowledged, with its first violation on that rank; always 1.", service_readings.incident_info),
     _service(_C, "drills_total", "", "engine instance rank outcome", "Drills (one fault injected into an unused slot), by outcome.", service_readings.drills),
     _service(_G, "drill_last_detected_timestamp_seconds", "seconds", "engine instance rank", "End of the rank's latest detected drill.", service_readings.drill_detected),
     _service(_C, "telemetry_exported_total", "", "signal", "Spans, log records and metric points that the OTLP receiver accepted.", service_readings.exported),

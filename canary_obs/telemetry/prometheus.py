@@ -69,7 +69,7 @@ class HubCollector:
             ranks=ranks,
             missing=self._hub.missing_ranks(),
             counts=self._hub.counts(),
-            incidents=tuple(self._hub.incidents.newest_first()),
+            open_findings=self._hub.incidents.open_findings(),
             incidents_opened=self._hub.incidents.opened,
             drills=self._hub.drills.counts() if self._hub.config.drill_enabled else None,
             exports=self._exports(),

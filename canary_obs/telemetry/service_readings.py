@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillCount
-from canary_obs.hub.incident_store import IncidentSummary
+from canary_obs.hub.incident_store import trace_id_of
 from canary_obs.hub.ranks import RankView
+from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import RankKey
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
@@ -16,6 +17,7 @@ from canary_obs.vocabulary import DrillOutcome, State
 
 # Every part starts at 0: increase() misses a series that is first seen at 1.
 SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log", "audit_log", "tracing", "metric_export")
+REQUEST_LENGTH = 64  # of a request's id in a label: clients choose it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class ServiceView:
     ranks: tuple[RankView, ...]
     missing: Mapping[tuple[str, str], tuple[int, ...]]  # ranks by (engine, instance)
     counts: HubCounts
-    incidents: tuple[IncidentSummary, ...]  # newest first
+    open_findings: tuple[ViolationEvent, ...]  # IncidentStore.open_findings
     incidents_opened: int
     drills: Mapping[RankKey, DrillCount] | None  # None = drills are disabled
     exports: Mapping[str, ExportCounts]  # by enabled signal
@@ -103,14 +105,16 @@ def incidents_opened(service: ServiceView) -> Iterator[Reading]:
 
 
 def incident_info(service: ServiceView) -> Iterator[Reading]:
-    # One series per rank, as alerts join on the rank and old ids must not accumulate.
-    shown = set()
-    for incident in service.incidents:
-        for rank in incident.ranks:
-            key = incident.engine, incident.instance, str(rank)
-            if not incident.acknowledged and key not in shown:
-                shown.add(key)
-                yield (*key, incident.id), 1.0
+    # One series per rank, as alerts join on the rank and old ids must not accumulate. What is said of the
+    # incident is of its first violation, so the series stays the same while the incident lasts.
+    for event in service.open_findings:
+        engine, instance, rank = event.identity.key
+        row = event.violation
+        yield (
+            engine, instance, str(rank), event.incident, trace_id_of("incident", event.incident),
+            row.reason.value, row.phase.value, row.group, str(row.slot),
+            "" if row.position is None else str(row.position), (row.request or "")[:REQUEST_LENGTH],
+        ), 1.0  # fmt: skip
 
 
 def drills(service: ServiceView) -> Iterator[Reading]:

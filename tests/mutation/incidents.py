@@ -6,6 +6,7 @@ from tests.mutation.mutant import mutants
 
 _NAMER = "tests/runtime/report/test_incident_namer.py::"
 _STORE = "tests/hub/test_incident_names.py::"
+_PAGE = "tests/telemetry/test_prometheus.py::"
 _FINDINGS = "tests/runtime/test_findings.py::"
 
 ALL = (
@@ -60,6 +61,16 @@ ALL = (
             "free[: OTHER_NAMES_KEPT - len(incident.other_names)]",
             "free",
             _STORE + "test_the_number_of_names_is_limited",
+        ),
+        (
+            "self.first_of.setdefault(rank, event)",
+            "self.first_of[rank] = event",
+            _PAGE + "test_an_incident_is_one_series_per_rank_with_that_ranks_first_violation",
+        ),
+        (
+            "                if not incident.acknowledged:\n",
+            "                if True:\n",
+            _PAGE + "test_violation_counters_point_to_the_incident_until_it_is_acknowledged",
         ),
     ),
 )

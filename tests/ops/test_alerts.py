@@ -60,7 +60,10 @@ def test_every_alert_has_labels_text_and_a_runbook(name: str) -> None:
     rule = alerts()[name]
     assert rule["labels"]["severity"] in ("page", "ticket", "none")
     assert rule["labels"]["kind"] in ("damage", "blind", "debt", "watchdog")
-    assert {"summary", "description", "runbook_url"} <= rule["annotations"].keys()
+    assert {"summary", "description", "runbook_url", "dashboard_url"} <= rule["annotations"].keys()
+    about_no_series = {"KVCanaryTargetAbsent", WATCHDOG}
+    assert ("service_url" in rule["annotations"]) == (name not in about_no_series)
+    assert ("incident_url" in rule["annotations"]) == (rule["labels"]["kind"] == "damage")
     text = (RUNBOOKS / f"{name}.md").read_text("utf-8")
     assert [line for line in text.splitlines() if line.startswith("## ")] == SECTIONS
     assert text.startswith(f"# {name}\n")

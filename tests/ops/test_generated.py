@@ -15,14 +15,16 @@ import alerts.render
 import alerts.tests.build
 import dashboards.build
 import dashboards.manifests
+from alerts.links import Links
 from canary_obs.telemetry.metric_docs import Format, render
 
 METRICS = Path(__file__).parents[2] / "docs/metrics.md"
-RUNBOOK_BASE = os.environ.get("RUNBOOK_BASE", alerts.render.RUNBOOK_BASE)
+OPTIONS = ("runbook_base", "service_url", "grafana_url")
+LINKS = Links(**{name: os.environ[name.upper()] for name in OPTIONS if name.upper() in os.environ})
 RENDERED = {
-    "rules": partial(alerts.render.rendered, RUNBOOK_BASE),
+    "rules": partial(alerts.render.rendered, LINKS),
     "rule tests": alerts.tests.build.rendered,
-    "dashboards": partial(dashboards.build.rendered, RUNBOOK_BASE),
+    "dashboards": partial(dashboards.build.rendered, LINKS),
     "manifests": dashboards.manifests.rendered,
 }
 
@@ -44,30 +46,50 @@ def test_the_metrics_page_is_current() -> None:
 
 
 @pytest.mark.parametrize("module", [alerts.render, dashboards.build], ids=["rules", "dashboards"])
-def test_the_runbook_base_is_an_option_and_a_variable(module, monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize("option", OPTIONS)
+def test_each_base_url_is_an_option_and_a_variable(module, option: str, monkeypatch, tmp_path) -> None:
     app = typer.Typer()
     app.command()(module.main)
-    files = {tmp_path / path.name: path for path in module.rendered()}
+    (tmp_path / "only").touch()
 
-    def rendered(runbook_base: str) -> dict[Path, str]:
-        return {copy: f"{path.name} {runbook_base}" for copy, path in files.items()}
+    def rendered(links: Links) -> dict[Path, str]:
+        return {tmp_path / "only": getattr(links, option)}
 
     monkeypatch.setattr(module, "rendered", rendered)
+    argument = "--" + option.replace("_", "-")
     for arguments, variables in (
-        (["--runbook-base", "https://wiki.example/runbooks/"], {}),
-        ([], {"RUNBOOK_BASE": "https://wiki.example/runbooks"}),
+        ([argument, "https://wiki.example/canary/"], {}),
+        ([], {option.upper(): "https://wiki.example/canary"}),
     ):
         assert CliRunner().invoke(app, arguments, env=variables).exit_code == 0
-        for copy, path in files.items():
-            assert copy.read_text("utf-8") == f"{path.name} https://wiki.example/runbooks"
-            copy.unlink()
-    refused = CliRunner().invoke(app, ["--runbook-base", "wiki.example"])
-    assert (refused.exit_code, list(tmp_path.iterdir())) == (2, [])
+        assert (tmp_path / "only").read_text("utf-8") == "https://wiki.example/canary"
+        (tmp_path / "only").unlink()
+    assert CliRunner().invoke(app, [argument, "wiki.example"]).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_every_alert_links_its_runbook_below_the_base() -> None:
-    for text in alerts.render.rendered("https://wiki.example/runbooks").values():
+def test_a_label_that_alerts_lack_is_refused_in_the_services_url(tmp_path, monkeypatch) -> None:
+    app = typer.Typer()
+    app.command()(alerts.render.main)
+    written: list[Links] = []
+    monkeypatch.setattr(alerts.render, "rendered", lambda links: written.append(links) or {})
+    refused = CliRunner().invoke(app, ["--service-url", "https://canary.example/{rank}"])
+    assert (refused.exit_code, written) == (2, [])
+    assert "{rank}" in refused.output
+    assert CliRunner().invoke(app, ["--service-url", "https://{cluster}.example/{instance}"]).exit_code == 0
+    assert written[0].service_in_rule() == "https://{{ $labels.cluster }}.example/{{ $labels.instance }}"
+    assert (
+        written[0].service_in_panel() == "https://${__data.fields.cluster}.example/${__data.fields.instance}"
+    )
+
+
+def test_every_alert_links_its_runbook_and_dashboard_below_their_bases() -> None:
+    links = Links(runbook_base="https://wiki.example/runbooks", grafana_url="https://grafana.example")
+    for text in alerts.render.rendered(links).values():
         names = re.findall(r"- alert: (\w+)", text)
-        assert re.findall(r"runbook_url: (\S+)", text) == [
+        assert re.findall(r"runbook_url: \"(\S+)\"", text) == [
             f"https://wiki.example/runbooks/{name}.md" for name in names
         ]
+        uids = re.findall(r"dashboard_url: \"https://grafana.example/d/([\w-]+)", text)
+        assert len(uids) == len(names)
+        assert set(uids) <= {board.uid for board in dashboards.build.BOARDS}

@@ -75,7 +75,14 @@ def test_an_injected_fault_pages_within_ten_seconds(system: System, stack: Monit
         print(f"\nfault to violation {latency:.3f} s, fault to page {to_page:.2f} s")
     assert 0 < to_page < PAGE_SECONDS
     assert page.alert["labels"]["severity"] == "page"
-    assert page.alert["annotations"]["runbook_url"].endswith("/KVCanaryDamage.md")
+    row = events[-1]["violation"]
+    assert page.alert["labels"]["service_address"] == f"127.0.0.1:{system.port}"
+    assert page.alert["annotations"]["summary"] == (
+        f"KV cache corruption on reference/sick rank 0: {row['reason']} in {row['group']} slot {row['slot']}"
+        + (f", position {row['position']}" if row["position"] is not None else "")
+        + (f", request {row['request']}" if row["request"] else "")
+        + f", found by the {row['phase']} check"
+    )
     assert stack.pager.find("/page", "firing", instance="healthy") is None
 
 

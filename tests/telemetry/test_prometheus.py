@@ -108,12 +108,32 @@ def test_violation_counters_point_to_the_incident_until_it_is_acknowledged():
     assert len(labels) < 128
     assert "# {" not in page(hub)[0].decode()
     info = (
-        f'kv_canary_incident_info{{engine="fake",incident_id="{incident.id}",instance="test",rank="0"}} 1.0'
+        f'kv_canary_incident_info{{engine="fake",group="full",incident_id="{incident.id}",instance="test",'
+        'phase="sweep",position="2",rank="0",reason="kv_data",request="r1",slot="3",'
+        f'trace_id="{incident.trace_id}"}} 1.0'
     )
     assert info in body
     hub.acknowledge()
     assert "kv_canary_incident_info{" not in page(hub)[0].decode()
     assert "kv_canary_incidents_total 1.0" in page(hub)[0].decode()
+
+
+def test_an_incident_is_one_series_per_rank_with_that_ranks_first_violation():
+    hub = Hub(clock=lambda: 5.0, wall_ns=lambda: 1_000)
+    for rank, slots in ((0, (3, 4)), (1, (7, 8)), (0, (5,))):
+        rows = tuple(violation(slot, request="r" * 90, position=None) for slot in slots)
+        hub.ingest(Violations(identity=identity(rank=rank), rows=rows), lambda command: None)
+    (incident,) = hub.incidents.newest_first()
+    lines = [line for line in page(hub)[0].decode().splitlines() if "_incident_info{" in line]
+    series = [
+        series for series in text_string_to_metric_families("\n".join(lines)) for series in series.samples
+    ]
+    shown = {sample.labels["rank"]: sample.labels for sample in series}
+    assert (len(series), shown.keys()) == (2, {"0", "1"})
+    assert [shown[rank]["slot"] for rank in "01"] == ["3", "7"]
+    assert {labels["incident_id"] for labels in shown.values()} == {incident.id}
+    assert {labels["position"] for labels in shown.values()} == {""}
+    assert {labels["request"] for labels in shown.values()} == {"r" * 64}
 
 
 def samples_with_second_scrape():
