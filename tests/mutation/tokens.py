@@ -8,6 +8,7 @@ _KNOWN = "tests/kernels/test_records.py::test_tokens_are_compared_with_what_the_
 _LAG = "tests/kernels/test_records.py::test_what_a_scheduler_knew_long_ago_is_not_compared"
 _CHAINS = "tests/engines/vllm/test_token_chains.py::"
 _ANY_ORDER = _CHAINS + "test_chains_are_those_of_the_tokens_known"
+_DECODING = _CHAINS + "test_chains_of_decoding_requests"
 _COLUMNS = "tests/engines/toolkit/test_known_tokens.py::"
 _OWED = "tests/runtime/test_known_tokens.py::"
 
@@ -47,22 +48,48 @@ ALL = (
             _ANY_ORDER,
         ),
         (
-            "            self._known.pop(request, None)\n",
-            "            pass\n",
+            "                self._known.pop(request, None)\n",
+            "                pass\n",
             _CHAINS + "test_a_request_that_ended_may_come_back_with_other_tokens",
+        ),
+        (
+            "last.stops == stops and last.names == names",
+            "last.stops == stops",
+            _CHAINS + "test_another_request_that_is_as_far_is_not_taken_for_the_one_before",
+        ),
+        ("last.stops == stops and last.names == names", "last.names == names", _DECODING),
+        (
+            "            counts = [stop - 1 for stop in last.stops]\n",
+            "            counts = last.stops\n",
+            _DECODING,
+        ),
+        (
+            "        if requests:\n            self._leave_decoding()\n",
+            "        if requests:\n",
+            _DECODING,
         ),
     ),
     *mutants(
         "canary_obs/engines/toolkit/known_tokens.py",
         (
-            "places = [self._places.get(request, -1) for request in requests]",
-            "places = list(range(count))",
+            "np.array([known.get(request, -1) for request in requests], dtype=np.intp)",
+            "np.arange(len(requests))",
             _COLUMNS + "test_columns_are_in_the_order_of_the_batch",
         ),
         (
-            "values[0, :count][np.array(places) < 0] = -1",
+            "values[0, order.unknown] = -1",
             "pass",
             _COLUMNS + "test_a_request_of_which_nothing_was_said_is_unknown",
+        ),
+        (
+            "return self._requests == requests and self._sent == sent",
+            "return self._requests == requests",
+            _COLUMNS + "test_another_order_is_noticed",
+        ),
+        (
+            "return self._requests == requests and self._sent == sent",
+            "return self._sent == sent",
+            _COLUMNS + "test_another_order_is_noticed",
         ),
     ),
     *mutants(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import cycle
 from typing import NamedTuple
 
@@ -34,28 +34,46 @@ class KnownTokens:
             for _ in range(_STAGING_BUFFERS)
         ]
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
-        self._places: dict[str, int] = {}
+        self._sent_of: list[str] = []  # the requests that `_sent` is of
         self._sent: NDArray[np.int64] | None = None
+        self._order = _Order([], [])  # of the last batch
 
     def note(self, scheduled: Iterable[str], sent: NDArray[np.int64] | None) -> None:
         """The next forward's requests; `sent` of them, in this order, is int64 [2, n]; None = nothing was."""
         self._sent = sent
         if sent is not None:
-            self._places = {request: place for place, request in enumerate(scheduled)}
+            self._sent_of = list(scheduled)
 
-    def columns(self, requests: Sequence[str]) -> KnownColumns:
+    def columns(self, requests: list[str]) -> KnownColumns:
         """For the requests of the forward, in the order of its batch; launches a copy, waits for nothing."""
         count = len(requests)
         found = self._views.get(count)
         if found is None:
             found = self._views[count] = KnownColumns(self._columns[0, :count], self._columns[1, :count])
         staging, values = next(self._staging)
-        if self._sent is None:
+        if self._sent is None or not self._sent_of:
             values[0, :count] = -1
         else:
-            places = [self._places.get(request, -1) for request in requests]
-            values[:, :count] = self._sent[:, places]
-            if min(places, default=0) < 0:  # the scheduler said nothing of some
-                values[0, :count][np.array(places) < 0] = -1
+            order = self._order
+            if not order.holds(requests, self._sent_of):
+                order = self._order = _Order(requests, self._sent_of)
+            np.take(self._sent, order.places, axis=1, out=values[:, :count], mode="clip")
+            if order.unknown is not None:  # the scheduler said nothing of these
+                values[0, order.unknown] = -1
         self._columns.copy_(staging, non_blocking=True)
         return found
+
+
+class _Order:
+    """Where the requests of a batch are among those that the scheduler sent; the same for many steps."""
+
+    def __init__(self, requests: list[str], sent: list[str]) -> None:
+        self._requests, self._sent = requests, sent
+        known = {request: place for place, request in enumerate(sent)}
+        self.places = np.array([known.get(request, -1) for request in requests], dtype=np.intp)
+        missing = np.flatnonzero(self.places < 0)
+        self.unknown = missing if missing.size else None
+
+    def holds(self, requests: list[str], sent: list[str]) -> bool:
+        """Whether it was made for this batch and what is sent now."""
+        return self._requests == requests and self._sent == sent

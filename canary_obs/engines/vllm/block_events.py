@@ -187,6 +187,8 @@ def _around_allocate_slots(original: Callable[..., Any]) -> Callable[..., Any]:
         manager: Any, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0,
         *rest: Any, num_external_computed_tokens: int = 0, **kwargs: Any,
     ) -> Any:  # fmt: skip
+        if not (num_new_computed_tokens or num_external_computed_tokens):  # as for each request that runs
+            return original(manager, request, num_new_tokens, 0, *rest, **kwargs)
         start = request.num_computed_tokens + num_new_computed_tokens
         blocks = original(
             manager, request, num_new_tokens, num_new_computed_tokens, *rest,

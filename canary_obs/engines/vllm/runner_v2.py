@@ -101,8 +101,9 @@ class V2Adapter(VllmAdapter):
             self._digests.start_request(new.req_id)
         cached = output.scheduled_cached_reqs
         for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            for known, ids in zip(self._blocks[request], blocks or (), strict=False):
-                known.extend(ids)
+            if blocks is not None:
+                for known, ids in zip(self._blocks[request], blocks, strict=False):
+                    known.extend(ids)
 
     def _view(
         self, metadata: Any, batch: Any, block_tables: Sequence[Tensor], slot_mappings: Tensor

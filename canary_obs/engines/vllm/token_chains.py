@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from canary_kernels.hashing import mix_arrays
 from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
 
 TOKENS_ATTRIBUTE = "kv_canary_tokens"  # of SchedulerOutput: TokenChains.advance of its requests
@@ -16,41 +17,72 @@ CHAINS_ATTRIBUTE = "_kv_canary_chains"  # of Scheduler: its TokenChains
 log = logging.getLogger("canary_obs")
 
 
+class _Decoding(NamedTuple):
+    """A batch whose requests went on by one token each, if the next batch is the same again."""
+
+    names: tuple[str, ...]
+    stops: list[int]  # of the next batch, if it is
+    chains: NDArray[np.uint64]  # up to the token before
+
+
 class TokenChains:
     """The chain over each request's first tokens, advanced by those that a forward adds."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, np.uint64]] = {}  # by request: tokens, the chain over them
+        self._decoding: _Decoding | None = None  # the last batch, which `_known` lags behind
         self.failed = False  # which was logged
 
-    def forget(self, requests: Any) -> None:
+    def forget(self, requests: Collection[str]) -> None:
         """These requests have ended."""
-        for request in requests:
-            self._known.pop(request, None)
+        if requests:
+            self._leave_decoding()
+            for request in requests:
+                self._known.pop(request, None)
 
     def advance(self, requests: Mapping[str, Any], scheduled: Mapping[str, int]) -> NDArray[np.int64]:
         """int64 [2, n]: tokens known of each scheduled request, and the chain over them; -1 = unknown.
 
         Up to the end of the forward that was just scheduled, or to the newest token that is known.
         """
-        known, ids = self._known, list[int]()
-        lens, starts = list[int](), list[int]()
-        before = np.empty(len(scheduled), dtype=np.uint64)
-        for place, name in enumerate(scheduled):
-            request = requests[name]
+        names = tuple(scheduled)
+        found = [requests[name] for name in names]
+        stops = [min(request.num_computed_tokens, request.num_tokens) for request in found]
+        if (last := self._decoding) is not None and last.stops == stops and last.names == names:
+            newest = [request.all_token_ids[stop - 1] for request, stop in zip(found, stops, strict=True)]
+            positions = np.array(stops, dtype=np.int64)
+            last.chains[:] += mix_arrays(np.array(newest, dtype=np.int32), positions - 1)
+            last.stops[:] = [stop + 1 for stop in stops]
+            return np.stack((positions, last.chains.view(np.int64)))
+        self._leave_decoding()
+        return self._advance(names, found, stops)
+
+    def _advance(self, names: tuple[str, ...], found: list[Any], stops: list[int]) -> NDArray[np.int64]:
+        known, ids, starts = self._known, list[int](), list[int]()
+        before = np.empty(len(names), dtype=np.uint64)
+        lens = stops.copy()
+        for place, (name, request) in enumerate(zip(names, found, strict=True)):
+            stop = stops[place]
             count, before[place] = known.get(name, (0, ANCHOR))
-            stop = min(request.num_computed_tokens, request.num_tokens)
             if stop < count:  # preempted: it is computed anew
                 count, before[place] = 0, ANCHOR
             if request.prompt_embeds is not None:  # its prompt has no tokens
                 count, stop = 0, -1
+                lens[place] = stop
             ids += request.all_token_ids[count:stop] if stop > count else ()
-            lens.append(stop)
             starts.append(min(count, max(stop, 0)))
-        first, stops = np.array(starts, dtype=np.int64), np.array(lens, dtype=np.int64)
-        chains = added_chains(before, np.array(ids, dtype=np.int32), first, stops)
-        known.update(zip(scheduled, zip(lens, chains, strict=True), strict=True))
-        return np.stack((stops, chains.view(np.int64)))
+        ends = np.array(lens, dtype=np.int64)
+        chains = added_chains(before, np.array(ids, dtype=np.int32), np.array(starts, dtype=np.int64), ends)
+        known.update(zip(names, zip(lens, chains, strict=True), strict=True))
+        if min(lens, default=-1) >= 0:
+            self._decoding = _Decoding(names, [stop + 1 for stop in lens], chains)
+        return np.stack((ends, chains.view(np.int64)))
+
+    def _leave_decoding(self) -> None:
+        last, self._decoding = self._decoding, None
+        if last is not None:
+            counts = [stop - 1 for stop in last.stops]
+            self._known.update(zip(last.names, zip(counts, last.chains, strict=True), strict=True))
 
 
 def send_tokens(scheduler: Any, output: Any) -> None:

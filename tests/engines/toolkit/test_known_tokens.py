@@ -34,3 +34,12 @@ def test_the_same_number_of_requests_gets_the_same_tensors() -> None:
     assert first.lens is known.columns(["c", "b"]).lens
     assert first.lens is not other.lens
     assert first.lens.tolist() == [5, 4]
+
+
+def test_another_order_is_noticed() -> None:
+    """Of the batch or of what is sent: where they are among each other is kept while both stay the same."""
+    known = KnownTokens(4, torch.device("cpu"))
+    for sent, batch in (("abc", "ca"), ("abc", "ac"), ("cab", "ac"), ("ab", "ac"), ("abc", "ac"), ("", "ac")):
+        known.note(dict.fromkeys(sent, 1), np.array([[ord(name) for name in sent]] * 2, dtype=np.int64))
+        wanted = [ord(name) if name in sent else -1 for name in batch]
+        assert known.columns(list(batch)).lens.tolist() == wanted

@@ -48,6 +48,39 @@ def test_chains_are_those_of_the_tokens_known(steps: list[list[tuple[str, int, i
         ]
 
 
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["on", "other", "end", "again", "lag"]), st.integers(1, 3)), max_size=12
+    )
+)
+def test_chains_of_decoding_requests(steps: list[tuple[str, int]]) -> None:
+    """Requests go on by a token each; one may leave the batch, end, fall back or wait."""
+    chains, tokens = TokenChains(), {name: [ord(name)] * 40 for name in "ab"}
+    computed = dict.fromkeys("ab", 5)
+    for number, (event, repeats) in enumerate(steps):
+        for _ in range(repeats):
+            batch = "b" if event == "other" else "ab"
+            if event == "end":
+                chains.forget({"a"})
+                tokens["a"], computed["a"] = [number] * 40, 0
+            for name in batch:
+                computed[name] = computed[name] - 2 if event == "again" else computed[name] + (event != "lag")
+                computed[name] = min(max(computed[name], 1), 40)
+            assert told(chains, {name: request(tokens[name], computed[name]) for name in batch}) == [
+                expected(tokens[name], computed[name]) for name in batch
+            ]
+
+
+def test_another_request_that_is_as_far_is_not_taken_for_the_one_before() -> None:
+    chains = TokenChains()
+    tokens = {"a": [1] * 9, "b": [2] * 9}
+    for name in "ab":
+        told(chains, {name: request(tokens[name], 4)})
+    assert told(chains, {"a": request(tokens["a"], 5)}) == [expected(tokens["a"], 5)]
+    assert told(chains, {"b": request(tokens["b"], 6)}) == [expected(tokens["b"], 6)]
+
+
 def test_a_request_that_ended_may_come_back_with_other_tokens() -> None:
     chains = TokenChains()
     told(chains, {"a": request([1, 2, 3], 3)})
