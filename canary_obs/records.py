@@ -1,9 +1,20 @@
-"""Messages from an engine to the service and commands back, as plain Python structures."""
+"""Messages from an engine to the service, and with them the commands back, as plain Python structures."""
 
 from __future__ import annotations
 
 import msgspec
 
+from canary_obs.commands import (
+    Acknowledge as Acknowledge,
+    CancelSweep as CancelSweep,
+    CollectEvidence as CollectEvidence,
+    Command as Command,
+    Pause as Pause,
+    Ping as Ping,
+    Resume as Resume,
+    StartDrill as StartDrill,
+    StartSweep as StartSweep,
+)
 from canary_obs.devices.identity import GpuIdentity
 from canary_obs.injection_counts import PerturbCount
 from canary_obs.slot_facts import ChangedWord, DrillFinding, SlotEvent, SlotFacts
@@ -242,59 +253,3 @@ class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
 
 
 EngineMessage = Hello | Snapshot | StepUnderWay | Violations | SweepReport | Evidence | DrillReport | Goodbye
-
-
-class StartSweep(_Struct, frozen=True, kw_only=True, tag="start_sweep"):
-    """Start a sweep; answered with SweepReports that carry its id."""
-
-    id: str
-    groups: tuple[str, ...] = ()  # empty = all
-    data: bool = True  # compare bytes too, not only links
-    unlocked_only: bool = False
-    swa_resident_only: bool = False  # only tokens that have a slot in the sliding-window group
-
-
-class CancelSweep(_Struct, frozen=True, kw_only=True, tag="cancel_sweep"):
-    """Stop a sweep; answered with a SweepReport whose status is CANCELLED."""
-
-    id: str
-
-
-class CollectEvidence(_Struct, frozen=True, kw_only=True, tag="collect_evidence"):
-    """Read a slot; answered with Evidence, or not at all while too many requests are queued."""
-
-    incident: str
-    group: str
-    slot: int
-
-
-class StartDrill(_Struct, frozen=True, kw_only=True, tag="start_drill"):
-    """Inject a fault into a reserved slot and check it; answered with a DrillReport."""
-
-    id: str
-
-
-class Pause(_Struct, frozen=True, kw_only=True, tag="pause"):
-    """Stop sweeps and patrol until Resume; checks around forwards continue."""
-
-
-class Resume(_Struct, frozen=True, kw_only=True, tag="resume"):
-    """Undo Pause."""
-
-
-class Acknowledge(_Struct, frozen=True, kw_only=True, tag="acknowledge"):
-    """Ignore what was seen (counts since attach; None = all up to now): the state may become OK again."""
-
-    violations: int | None = None
-    faults: int | None = None
-    events_dropped: int | None = None
-    messages_dropped: int | None = None
-
-
-class Ping(_Struct, frozen=True, kw_only=True, tag="ping"):
-    """Keep-alive of the service, at least once a second. `want_hello` asks for a Hello."""
-
-    want_hello: bool = False
-
-
-Command = StartSweep | CancelSweep | CollectEvidence | StartDrill | Pause | Resume | Acknowledge | Ping

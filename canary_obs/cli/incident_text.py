@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from canary_obs.hub.incident_store import Incident
+from canary_obs.hub.incidents import Incident
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Evidence, Hello
 from canary_obs.slot_facts import ChangedWord, SlotFacts

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from canary_obs.errors import CanaryError
+from canary_obs.hub.rank_selection import EVERY_RANK, RankSelection
+from canary_obs.records import StartSweep
 
 
 class NoEngine(CanaryError):
@@ -20,9 +22,17 @@ class UnknownGroup(CanaryError):
 
 
 class StartSweepRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep on all live ranks."""
+    """A sweep on the selected ranks."""
 
+    selection: RankSelection = EVERY_RANK
     groups: tuple[str, ...] = ()  # empty = all
     data: bool = True  # compare bytes too, not only links
     unlocked_only: bool = False
     swa_resident_only: bool = False  # only tokens that the sliding-window group still holds
+
+    def command(self, sweep_id: str) -> StartSweep:
+        """What each rank is sent."""
+        return StartSweep(
+            id=sweep_id, groups=self.groups, data=self.data, unlocked_only=self.unlocked_only,
+            swa_resident_only=self.swa_resident_only,
+        )  # fmt: skip

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import get_args
 
-import msgspec
-
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
 from canary_obs.host_clock import boot_id
+from canary_obs.hub.acknowledgements import AcknowledgementRecord, Acknowledgements, AcknowledgeRequest
 from canary_obs.hub.commands import StartSweepRequest, UnknownGroup
 from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillStore
 from canary_obs.hub.incident_store import IncidentStore
 from canary_obs.hub.message_check import LABEL_LENGTH, InvalidMessage, check_message
 from canary_obs.hub.problems import Problems
+from canary_obs.hub.rank_selection import EVERY_RANK, RankSelection
 from canary_obs.hub.rank_table import PING_SECONDS, RankTable
 from canary_obs.hub.ranks import Rank, RankView, rank_name, redetections_of
 from canary_obs.hub.sweeps import SweepRecord, SweepStore, SweepVersion
@@ -37,7 +37,6 @@ from canary_obs.records import (
     RankKey,
     Resume,
     Snapshot,
-    StartSweep,
     StepUnderWay,
     SweepReport,
     Violations,
@@ -48,6 +47,7 @@ from canary_obs.vocabulary import HandshakeCause, State, worst
 log = logging.getLogger("canary_obs")
 
 Subscriber = Callable[[tuple[ViolationEvent, ...]], None]
+_ALL_SEEN = AcknowledgeRequest()
 _MESSAGE_TYPES = {struct: str(struct.__struct_config__.tag) for struct in get_args(EngineMessage)}
 
 
@@ -76,6 +76,9 @@ class Hub:
         self._handshakes: Counter[HandshakeCause] = Counter()
         self._messages: Counter[str] = Counter(dict.fromkeys(_MESSAGE_TYPES.values(), 0))
         self._problems = Problems()
+        self.acknowledgements = Acknowledgements(
+            self._lock, self._ranks, self.incidents, self._violation_store, self._problems, wall_ns
+        )
         self._subscribers: list[Subscriber] = []
 
     # Messages from engines.
@@ -143,11 +146,12 @@ class Hub:
         return ()
 
     def _add_violations(self, rank: Rank, message: Violations, now: float) -> tuple[ViolationEvent, ...]:
-        rows = rank.new_rows(message.rows)
+        rows = rank.rows.new_rows(message.rows)
         if not rows:
             return ()
         incident = self.incidents.open_for(message.identity, now, message.incidents)
         new = Violations(identity=message.identity, rows=rows)
+        rank.rows.file(incident, len(rows))
         events = self._violation_store.add(new, incident)
         for request in self.incidents.add_events(events, now):
             rank.reply(request)
@@ -214,17 +218,17 @@ class Hub:
             )  # fmt: skip
 
     def start_sweep(self, request: StartSweepRequest, traceparent: str | None = None) -> SweepRecord:
-        """Start a sweep on every live rank, for the span that `traceparent` (W3C) names.
+        """Start a sweep on live ranks, for the span that `traceparent` (W3C) names.
 
-        Raises NoEngine, UnknownGroup or SweepInProgress.
+        Raises NoEngine, UnknownRank, UnknownGroup or SweepInProgress.
         """
         now = self._clock()
         with self._lock:
-            live = self._ranks.live(now)
+            live = self._ranks.live(now, request.selection)
             known = {group.name for rank in live if rank.hello for group in rank.hello.groups}
             if known and (unknown := sorted(set(request.groups) - known)):
                 raise UnknownGroup(unknown, sorted(known))
-            command = StartSweep(id=uuid.uuid4().hex, **msgspec.structs.asdict(request))
+            command = request.command(uuid.uuid4().hex)
             record = self._sweeps.start(command, [rank.identity for rank in live], now, traceparent)
             for rank in live:
                 rank.reply(command)
@@ -259,42 +263,30 @@ class Hub:
             events = self._violation_store.newest_first()
         return events if wanted is None else [event for event in events if wanted.matches(event)]
 
-    def pause(self) -> int:
-        """Pause sweeps and patrol on every live rank; returns how many. Raises NoEngine."""
-        return len(self.send_command(Pause()))
+    def pause(self, selection: RankSelection = EVERY_RANK) -> tuple[RankKey, ...]:
+        """Pause sweeps and patrol on live ranks; returns which. Raises NoEngine or UnknownRank."""
+        return self.send_command(Pause(), selection)
 
-    def resume(self) -> int:
-        """Resume sweeps and patrol on every live rank; returns how many. Raises NoEngine."""
-        return len(self.send_command(Resume()))
+    def resume(self, selection: RankSelection = EVERY_RANK) -> tuple[RankKey, ...]:
+        """Resume sweeps and patrol on live ranks; returns which. Raises NoEngine or UnknownRank."""
+        return self.send_command(Resume(), selection)
 
     def missing_ranks(self) -> dict[tuple[str, str], tuple[int, ...]]:
         """By (engine, instance) that is attached: numbers of its ranks that should report here and do not."""
         with self._lock:
             return self._ranks.missing(self._clock())
 
-    def acknowledge(self, up_to: int | None = None) -> int:
-        """Acknowledge live ranks, dismiss silent ones and faults; returns the number of live ranks.
+    def acknowledge(self, request: AcknowledgeRequest = _ALL_SEEN) -> AcknowledgementRecord:
+        """Acknowledge what was seen; dismiss silent ranks and faults unless an incident is named.
 
-        up_to: number of the newest violation that was seen; None = all that this service has received.
-        What an engine has found and not reported yet stays, in either case.
+        Raises UnknownIncident or UnknownRank.
         """
-        now = self._clock()
-        self.incidents.acknowledge(up_to)
-        with self._lock:
-            self._problems.acknowledge()
-            for rank in self._ranks:
-                later = None if up_to is None else self._violation_store.count_after(up_to, rank.identity)
-                seen = rank.acknowledge(later)
-                if not self._ranks.is_silent(rank, now):
-                    rank.reply(seen)
-                elif not later:
-                    rank.depart(now, acknowledged=True)
-            return sum(not rank.departed for rank in self._ranks)
+        return self.acknowledgements.add(request, self._clock())
 
-    def send_command(self, command: Command) -> list[RankKey]:
-        """Send a command to every live rank; returns their keys. Raises NoEngine."""
+    def send_command(self, command: Command, selection: RankSelection = EVERY_RANK) -> tuple[RankKey, ...]:
+        """Send a command to live ranks; returns their keys. Raises NoEngine or UnknownRank."""
         with self._lock:
-            live = self._ranks.live(self._clock())
+            live = self._ranks.live(self._clock(), selection)
             for rank in live:
                 rank.reply(command)
-            return [rank.identity.key for rank in live]
+            return tuple(rank.identity.key for rank in live)

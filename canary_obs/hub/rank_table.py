@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.clocks import SnapshotClock
 from canary_obs.hub.commands import NoEngine
+from canary_obs.hub.rank_selection import EVERY_RANK, RankSelection
 from canary_obs.hub.ranks import Rank, RankView, rank_name
 from canary_obs.records import EngineMessage, Identity, Ping, RankKey, Snapshot
 from canary_obs.transport.sink import Reply
@@ -121,9 +122,10 @@ class RankTable:
         rank.last_ping = now
         rank.reply(Ping(want_hello=rank.hello is None))
 
-    def live(self, now: float) -> list[Rank]:
-        """Ranks that can receive a command. Raises NoEngine."""
-        live = [rank for rank in self if not self.is_silent(rank, now)]
+    def live(self, now: float, selection: RankSelection = EVERY_RANK) -> list[Rank]:
+        """Selected ranks that can receive a command. Raises NoEngine, or UnknownRank."""
+        selected = selection.of(self._ranks)
+        live = [rank for key in selected if not self.is_silent(rank := self._ranks[key], now)]
         if not live:
             _, reasons = self.verdicts(now)
             raise NoEngine(f"no engine can answer: {'; '.join(reasons) or 'no engine is attached'}")

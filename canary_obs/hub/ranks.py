@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from canary_obs.hub.clocks import SnapshotClock
 from canary_obs.hub.lives import Lives
-from canary_obs.records import Acknowledge, Hello, Identity, RankKey, Snapshot, StepUnderWay, Violation
+from canary_obs.hub.row_account import RowAccount
+from canary_obs.records import Acknowledge, Hello, Identity, RankKey, Snapshot, StepUnderWay
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State, worst
 
-_ROWS_KNOWN = 4096
 START_SECONDS = 15.0  # from a rank's first message to its first snapshot, at most
 
 
@@ -39,6 +39,20 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
 
 
+@dataclass(slots=True, kw_only=True)
+class _EndedFindings:
+    """What a process that has ended had found, and nobody acknowledged."""
+
+    pid: int
+    violations: int
+    rows: RowAccount
+
+    def acknowledge(self, incident: str) -> bool:
+        """Whether violations are left without those of this incident."""
+        self.violations -= self.rows.acknowledge_incident(incident)
+        return self.violations > 0
+
+
 @dataclass(slots=True)
 class Rank:
     """A rank's mutable entry in the hub, under the hub's lock. Times are the hub's clock."""
@@ -51,11 +65,9 @@ class Rank:
     hello: Hello | None = None
     snapshot: Snapshot | None = None
     lives: Lives = field(default_factory=Lives)
-    received_rows: int = 0  # violations of this process that arrived one by one
-    # The latest of them: group, phase, reason, event.
-    known_rows: OrderedDict[tuple[object, ...], None] = field(default_factory=OrderedDict)
+    rows: RowAccount = field(default_factory=RowAccount)  # of this process
     acknowledged_violations: int = 0  # of this process
-    inherited: tuple[str, ...] = ()  # what earlier processes had found, until it is acknowledged
+    inherited: tuple[_EndedFindings, ...] = ()  # of earlier processes, until they are acknowledged
     snapshot_received: float = 0.0
     departed: bool = False
     departed_at: float = float("-inf")
@@ -81,19 +93,18 @@ class Rank:
         self.snapshot, self.hello, self.step, self.refused = None, None, None, None
         self.step_excuses_until = float("-inf")
         self.clock = SnapshotClock(self.clock.boot_id)
-        self.received_rows = self.acknowledged_violations = 0
-        self.known_rows.clear()
+        self.rows, self.acknowledged_violations = RowAccount(), 0
         self.identity, self.departed, self.began = identity, False, now
         self.restarts += 1
 
-    def _unacknowledged(self) -> tuple[str, ...]:
+    def _unacknowledged(self) -> tuple[_EndedFindings, ...]:
         snapshot = self.snapshot
         if snapshot is None or snapshot.state is not State.VIOLATED or (self.departed and self.acknowledged):
             return ()
         found = violations_of(snapshot) - self.acknowledged_violations
         if found <= 0:  # acknowledged, and the process ended before it could say so
             return ()
-        return (f"{found} violations of process {self.identity.pid}, which has ended, not acknowledged",)
+        return (_EndedFindings(pid=self.identity.pid, violations=found, rows=self.rows),)
 
     def update(self, snapshot: Snapshot, now: float, wall_ns: int) -> None:
         """Keep a snapshot unless a newer one was received before it."""
@@ -107,35 +118,20 @@ class Rank:
             return self.snapshot or self.lives.returned
         return self.lives.newest_of(started_ns)
 
-    def new_rows(self, rows: tuple[Violation, ...]) -> tuple[Violation, ...]:
-        """Violations that were not received before: a rank repeats them when it is asked for its Hello."""
-        new = []
-        for row in rows:
-            key = (row.group, row.phase, row.reason, row.event)
-            if key not in self.known_rows:
-                self.known_rows[key] = None
-                new.append(row)
-        while len(self.known_rows) > _ROWS_KNOWN:
-            self.known_rows.popitem(last=False)
-        self.received_rows += len(new)
-        return tuple(new)
-
     def depart(self, now: float, *, acknowledged: bool) -> None:
         """It detached, or an operator dismissed it."""
         if not self.departed:
             self.departed, self.departed_at = True, now
         self.acknowledged = acknowledged
 
-    def acknowledge(self, rows_not_seen: int | None) -> Acknowledge:
-        """What an operator can have seen of it; rows_not_seen = later rows, None = all here was seen."""
+    def acknowledge(self, later: Mapping[str, int] | None) -> Acknowledge:
+        """What an operator can have seen of it; later: rows not seen, by incident; None = all was seen."""
         self.inherited = ()
+        self.rows.acknowledge(later or {})
         snapshot = self.snapshot
         if snapshot is None:
             return Acknowledge(violations=0, faults=0, events_dropped=0, messages_dropped=0)
-        seen = violations_of(snapshot)
-        if rows_not_seen is not None:
-            rows = self.received_rows - rows_not_seen
-            seen = max(0, min(seen, rows + snapshot.violation_events_dropped))
+        seen = violations_of(snapshot) if later is None else self._seen(snapshot)
         self.acknowledged_violations = max(self.acknowledged_violations, seen)
         return Acknowledge(
             violations=seen,
@@ -143,6 +139,28 @@ class Rank:
             events_dropped=snapshot.violation_events_dropped,
             messages_dropped=snapshot.messages_dropped,
         )
+
+    def acknowledge_incident(self, incident: str) -> Acknowledge:
+        """The violations of one incident were seen, and nothing else."""
+        self.inherited = tuple(ended for ended in self.inherited if ended.acknowledge(incident))
+        self.rows.acknowledge_incident(incident)
+        seen = self._seen(self.snapshot)
+        self.acknowledged_violations = max(self.acknowledged_violations, seen)
+        return Acknowledge(violations=seen, violations_only=True)
+
+    def undo(self, incident: str) -> Acknowledge:
+        """The violations of one incident count as not seen; those of processes that ended stay seen."""
+        self.rows.undo(incident)
+        self.acknowledged_violations = self._seen(self.snapshot)
+        self.acknowledged = False
+        return Acknowledge(violations=self.acknowledged_violations, violations_only=True, undo=True)
+
+    def _seen(self, snapshot: Snapshot | None) -> int:
+        # What was dropped belongs to no incident: it was seen with those whose rows were.
+        if snapshot is None:
+            return 0
+        rows = self.rows.received - self.rows.unseen.total()
+        return max(0, min(violations_of(snapshot), rows + snapshot.violation_events_dropped))
 
     def note_step(
         self, message: StepUnderWay, now: float, stale_seconds: float, limit_seconds: float
@@ -172,7 +190,11 @@ class Rank:
     def verdict(self, now: float, stale_seconds: float) -> tuple[State, tuple[str, ...]]:
         """State and reasons, with what processes before this one had found."""
         state, reasons = self._verdict(now, stale_seconds)
-        return (State.VIOLATED, (*self.inherited, *reasons)) if self.inherited else (state, reasons)
+        ended = tuple(
+            f"{found.violations} violations of process {found.pid}, which has ended, not acknowledged"
+            for found in self.inherited
+        )
+        return (State.VIOLATED, (*ended, *reasons)) if ended else (state, reasons)
 
     def _verdict(self, now: float, stale_seconds: float) -> tuple[State, tuple[str, ...]]:
         """Those the rank reported, unless it departed, fell silent or has a duplicate."""

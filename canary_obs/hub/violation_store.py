@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import msgspec
 
@@ -71,14 +71,15 @@ class ViolationStore:
         self.total += len(events)
         return events
 
-    def count_after(self, number: int, identity: Identity) -> int:
-        """Kept events of one process with higher numbers; evicted ones were older."""
-        count = 0
+    def counts_after(self, number: int, identity: Identity) -> Counter[str]:
+        """Kept events of one process with higher numbers, by incident; evicted ones were older."""
+        counts: Counter[str] = Counter()
         for event in reversed(self._events):
             if event.number <= number:
                 break
-            count += event.identity == identity
-        return count
+            if event.identity == identity:
+                counts[event.incident] += 1
+        return counts
 
     def newest_first(self) -> list[ViolationEvent]:
         """All kept events, newest first."""

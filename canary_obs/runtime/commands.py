@@ -48,7 +48,8 @@ class CommandExecutor:
                 self._run.paused = False
             case Acknowledge():
                 self._sources.health.acknowledge(current_health_inputs(self._sources), command)
-                self._sources.reporter.acknowledged()
+                if not command.violations_only:
+                    self._sources.reporter.acknowledged()
             case Ping():
                 if command.want_hello:
                     self._sources.reporter.introduce()

@@ -99,9 +99,10 @@ class Health:
 
     def acknowledge(self, health_inputs: HealthInputs, seen: Acknowledge) -> None:
         """Leave what was seen out of later verdicts; what happened since stays."""
-        self._acknowledged_violations = _seen(
-            seen.violations, health_inputs.violations, self._acknowledged_violations
-        )
+        before = 0 if seen.undo else self._acknowledged_violations
+        self._acknowledged_violations = _seen(seen.violations, health_inputs.violations, before)
+        if seen.violations_only:
+            return
         self._acknowledged_drops = _seen(
             seen.events_dropped, health_inputs.events_dropped, self._acknowledged_drops
         )

@@ -15,13 +15,24 @@ from canary_obs.service.event_stream import EventStream
 from canary_obs.service.problems import install_problem_handlers
 from canary_obs.service.rate_limiter import RateLimiter
 from canary_obs.service.route_policy import RoutePolicy
-from canary_obs.service.routes import canary, drills, events, incidents, page, probes, sweeps
+from canary_obs.service.routes import (
+    acknowledgements,
+    canary,
+    drills,
+    events,
+    incidents,
+    page,
+    probes,
+    sweeps,
+)
 from canary_obs.service.schemas import components, document_scopes
 from canary_obs.service.token_store import TokenStore
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 
-ROUTERS = tuple(routes.router for routes in (probes, canary, drills, events, incidents, sweeps, page))
+ROUTERS = tuple(
+    routes.router for routes in (probes, canary, acknowledgements, drills, events, incidents, sweeps, page)
+)
 
 
 class CanaryApp(FastAPI):

@@ -28,9 +28,15 @@ _SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
 )
-
+_CALLER = "canary_obs.caller"  # key in the ASGI scope
 
 Audit = Callable[[AuditEvent], None]
+
+
+def caller_name(scope: Scope) -> str | None:
+    """The name of the token that a request came with; None = it needed none."""
+    caller: Caller | None = scope.get(_CALLER)
+    return None if caller is None else caller.name
 
 
 class AuthMiddleware:
@@ -56,6 +62,7 @@ class AuthMiddleware:
         headers = Headers(scope=scope)
         rule = self._policy.rule_for(scope["method"], scope["path"])
         caller = self._token_store.authenticate(headers.get("authorization", ""))
+        scope[_CALLER] = caller
         refused = self._refusal(scope, headers, rule, caller)
         audited = self._audited(scope, rule)
         if audited is None or caller is None:

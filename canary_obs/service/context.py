@@ -15,6 +15,7 @@ from canary_obs.config import ServiceConfig
 from canary_obs.hub.commands import NoEngine, StartSweepRequest
 from canary_obs.hub.drills import DrillRecord
 from canary_obs.hub.hub import Hub
+from canary_obs.hub.rank_selection import EVERY_RANK, RankSelection, UnknownRank
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.records import StartDrill
 from canary_obs.service.event_stream import EventStream
@@ -103,12 +104,17 @@ class AppContext:
             if rank.snapshot is not None and rank.snapshot.paused and rank.state is not State.OFF
         ]
 
-    def start_drill(self, traceparent: str | None = None) -> tuple[str, Future[DrillRecord]]:
-        """Start a drill on every live rank; its id and its result. Raises NoEngine or DrillInProgress."""
+    def start_drill(
+        self, selection: RankSelection = EVERY_RANK, traceparent: str | None = None
+    ) -> tuple[str, Future[DrillRecord]]:
+        """Start a drill on live ranks; its id and its result.
+
+        Raises NoEngine, UnknownRank or DrillInProgress.
+        """
         drill_id, result = self.hub.drills.start(DRILL_SECONDS, traceparent)
         try:
-            ranks = self.hub.send_command(StartDrill(id=drill_id))
-        except NoEngine:
+            ranks = self.hub.send_command(StartDrill(id=drill_id), selection)
+        except (NoEngine, UnknownRank):
             self.hub.drills.finish(drill_id)
             raise
         self.hub.drills.set_expected_ranks(drill_id, ranks)

@@ -12,8 +12,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from canary_obs.hub.acknowledgements import UnknownIncident
 from canary_obs.hub.commands import NoEngine, UnknownGroup
 from canary_obs.hub.drills import DrillInProgress
+from canary_obs.hub.rank_selection import UnknownRank
 from canary_obs.hub.sweeps import SweepInProgress
 
 log = logging.getLogger("canary_obs")
@@ -64,6 +66,8 @@ def install_problem_handlers(app: FastAPI) -> None:
     app.exception_handler(DrillInProgress)(_on_drill_running)
     app.exception_handler(NoEngine)(_on_no_engine)
     app.exception_handler(UnknownGroup)(_on_unknown_group)
+    app.exception_handler(UnknownRank)(_on_unknown_rank)
+    app.exception_handler(UnknownIncident)(_on_unknown_incident)
     app.exception_handler(Exception)(_on_unexpected)
 
 
@@ -103,6 +107,14 @@ def _on_no_engine(request: Request, error: NoEngine) -> JSONResponse:
 
 def _on_unknown_group(request: Request, error: UnknownGroup) -> JSONResponse:
     return problem(422, str(error), request.url.path, kind="unknown-group", known=error.known)
+
+
+def _on_unknown_rank(request: Request, error: UnknownRank) -> JSONResponse:
+    return problem(404, str(error), request.url.path, kind="no-such-rank", known=error.known)
+
+
+def _on_unknown_incident(request: Request, error: UnknownIncident) -> JSONResponse:
+    return problem(404, str(error), request.url.path, kind="no-such-incident")
 
 
 def _on_unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -8,32 +8,21 @@ import msgspec
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from canary_obs.hub.acknowledgements import AcknowledgementRecord
 from canary_obs.hub.drills import DrillRecord
-from canary_obs.hub.incident_store import IncidentSummary
+from canary_obs.hub.incidents import IncidentSummary
 from canary_obs.hub.ranks import RankView
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
+from canary_obs.records import RankKey
 from canary_obs.service.event_stream import Dropped, StateChange
 from canary_obs.service.problems import MEDIA_TYPE
+from canary_obs.service.request_bodies import Name
 from canary_obs.service.route_policy import SCOPE_EXTENSION, WRITE_SCOPES, TokenScope
 from canary_obs.telemetry.incident_bundle import IncidentBundle
 from canary_obs.vocabulary import Phase, Reason, State
 
-Name = Annotated[str, Field(min_length=1, max_length=128)]
 _REF = "#/components/schemas/{name}"
-
-
-class SweepBody(BaseModel):
-    """What to sweep. Strict: a number is not a boolean, and an unknown member is an error."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    groups: Annotated[list[Name], Field(max_length=64, description="Groups to sweep; empty = all.")] = []
-    data: Annotated[bool, Field(description="Compare KV bytes, not only the chain.")] = True
-    unlocked_only: Annotated[bool, Field(description="Skip slots that running requests use.")] = False
-    swa_resident_only: Annotated[
-        bool, Field(description="Skip tokens that the sliding-window group has evicted.")
-    ] = False
 
 
 class SweepQuery(BaseModel):
@@ -109,9 +98,16 @@ class IncidentList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """How many ranks a command was sent to."""
+    """The ranks that a command was sent to."""
 
     ranks: int
+    reached: tuple[RankKey, ...] = ()  # engine, instance, rank
+
+
+class AcknowledgementList(msgspec.Struct, frozen=True, kw_only=True):
+    """Acknowledgements, newest first."""
+
+    acknowledgements: tuple[AcknowledgementRecord, ...]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +139,8 @@ _RESPONSES = (
     StateChange,
     Dropped,
     Reached,
+    AcknowledgementRecord,
+    AcknowledgementList,
     Health,
     ProblemDocument,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 
-from canary_obs.hub.incident_store import Incident
+from canary_obs.hub.incidents import Incident
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Evidence

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillCount
-from canary_obs.hub.incident_store import trace_id_of
+from canary_obs.hub.incidents import trace_id_of
 from canary_obs.hub.ranks import RankView
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import RankKey

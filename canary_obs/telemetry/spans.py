@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from canary_obs import __version__
-from canary_obs.hub.incident_store import trace_id_of
+from canary_obs.hub.incidents import trace_id_of
 from canary_obs.hub.ranks import rank_name
 from canary_obs.records import Identity
 from canary_obs.telemetry.export_queue import ExportQueue

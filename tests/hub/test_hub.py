@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-import itertools
 import threading
 
 import msgspec
 import pytest
 
-from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
+from canary_obs.hub.acknowledgements import AcknowledgeRequest
 from canary_obs.hub.commands import NoEngine, StartSweepRequest, UnknownGroup
 from canary_obs.hub.drills import DrillCount
-from canary_obs.hub.hub import Hub
+from canary_obs.hub.rank_selection import RankSelection, UnknownRank
 from canary_obs.hub.sweeps import SweepInProgress
 from canary_obs.hub.violation_store import ViolationFilter
 from canary_obs.records import (
@@ -18,6 +17,7 @@ from canary_obs.records import (
     CancelSweep,
     Goodbye,
     GroupCounters,
+    Pause,
     Ping,
     Resume,
     StartSweep,
@@ -26,44 +26,8 @@ from canary_obs.records import (
     Violations,
 )
 from canary_obs.vocabulary import PerturbMode, Phase, Reason, State, SweepStatus, Trigger
+from tests.hub.harness import Harness
 from tests.service.fakes import counters, hello, identity, progress, snapshot, violation
-
-
-class Harness:
-    """A hub on a clock that only the test advances, and the commands it sent to each rank."""
-
-    def __init__(self, **settings):
-        self.now = 100.0
-        self.wall = 2_000_000_000_000
-        self.commands = {}
-        self.sequence = itertools.count(1)
-        self.hub = Hub(
-            ServiceConfig(**settings), clock=lambda: self.now, wall_ns=lambda: self.wall, boot="this host"
-        )
-
-    def send(self, *messages):
-        for message in messages:
-            received = self.commands.setdefault(message.identity.key, [])
-            self.hub.ingest(message, received.append)
-
-    def attach(self, rank=0, **changes):
-        me = identity(rank, **changes)
-        self.send(hello(me), self.snapshot(me))
-        return me
-
-    def snapshot(self, me, **changes):
-        return snapshot(me, next(self.sequence), time_ns=self.wall, **changes)
-
-    def received(self, kind, rank=0):
-        return [command for command in self.commands[identity(rank).key] if isinstance(command, kind)]
-
-    def sweep_id(self, rank=0):
-        return self.received(StartSweep, rank)[-1].id
-
-
-@pytest.fixture
-def harness():
-    return Harness()
 
 
 def total_violations(rank):
@@ -192,7 +156,7 @@ def test_a_detached_rank_stays_violated_until_acknowledged(harness):
     me = harness.attach()
     harness.send(Goodbye(identity=me, final=harness.snapshot(me, violations=1)))
     assert harness.hub.verdict()[0] is State.VIOLATED
-    assert harness.hub.acknowledge() == 0
+    assert harness.hub.acknowledge().ranks == 0
     assert harness.hub.verdict()[0] is State.OFF
 
 
@@ -201,7 +165,7 @@ def test_acknowledge_dismisses_a_dead_rank_and_reaches_live_ones(harness):
     harness.now += 6
     harness.attach(1)
     assert harness.hub.verdict()[0] is State.BLIND
-    assert harness.hub.acknowledge() == 1
+    assert harness.hub.acknowledge().ranks == 1
     seen = Acknowledge(violations=0, faults=0, events_dropped=0, messages_dropped=0)
     assert harness.received(Acknowledge, 1) == [seen]
     assert harness.received(Acknowledge, 0) == []
@@ -224,11 +188,11 @@ def test_an_acknowledgement_covers_what_its_sender_saw(harness):
     harness.send(Violations(identity=me, rows=(violation(3),)))
     harness.send(Violations(identity=other, rows=(violation(4),)))
     harness.send(harness.snapshot(me, violations=3), harness.snapshot(other, violations=1))
-    harness.hub.acknowledge(up_to=2)
+    harness.hub.acknowledge(AcknowledgeRequest(up_to=2))
     assert [command.violations for command in harness.received(Acknowledge)] == [2]
     assert [command.violations for command in harness.received(Acknowledge, 1)] == [0]
     assert [incident.acknowledged for incident in harness.hub.incidents.newest_first()] == [False, True]
-    harness.hub.acknowledge(up_to=4)
+    harness.hub.acknowledge(AcknowledgeRequest(up_to=4))
     assert [command.violations for command in harness.received(Acknowledge)] == [2, 3]
     assert all(incident.acknowledged for incident in harness.hub.incidents.newest_first())
 
@@ -237,9 +201,9 @@ def test_a_dead_rank_with_damage_that_was_not_seen_is_not_dismissed(harness):
     me = harness.attach()
     harness.send(Violations(identity=me, rows=(violation(1),)), harness.snapshot(me, violations=1))
     harness.now += 6
-    harness.hub.acknowledge(up_to=0)
+    harness.hub.acknowledge(AcknowledgeRequest(up_to=0))
     assert harness.hub.verdict()[0] is State.VIOLATED
-    harness.hub.acknowledge(up_to=1)
+    harness.hub.acknowledge(AcknowledgeRequest(up_to=1))
     assert harness.hub.verdict()[0] is State.OFF
 
 
@@ -698,9 +662,22 @@ def test_pause_and_resume_reach_live_ranks(harness):
         harness.hub.pause()
     harness.attach(0)
     harness.attach(1)
-    assert harness.hub.pause() == 2
-    assert harness.hub.resume() == 2
+    keys = (("fake", "test", 0), ("fake", "test", 1))
+    assert harness.hub.pause() == harness.hub.resume() == keys
     assert harness.received(Resume, 1) == [Resume()]
+
+
+def test_pause_by_rank_reaches_no_other(harness):
+    for number in range(3):
+        harness.attach(number)
+    assert harness.hub.pause(RankSelection(ranks=(2, 0))) == (("fake", "test", 0), ("fake", "test", 2))
+    assert [len(harness.received(Pause, number)) for number in range(3)] == [1, 0, 1]
+    for nobody in (RankSelection(ranks=(0, 7)), RankSelection(instance="other"), RankSelection(engine="x")):
+        with pytest.raises(UnknownRank, match="there are: fake/test/0, fake/test/1, fake/test/2"):
+            harness.hub.pause(nobody)
+    harness.now += 6
+    with pytest.raises(NoEngine):
+        harness.hub.pause(RankSelection(ranks=(1,)))
 
 
 def test_violations_are_numbered_bounded_and_filtered():
@@ -766,7 +743,7 @@ def test_a_sweep_outlasts_a_long_step(harness):
     record = harness.hub.start_sweep(StartSweepRequest())
     last(harness, 20.0)
     assert harness.hub.sweep(record.id).status is SweepStatus.RUNNING
-    assert harness.hub.pause() == 1
+    assert len(harness.hub.pause()) == 1
 
 
 def test_an_engine_killed_in_a_long_step_is_noticed_as_soon_as_any_other(harness):

@@ -58,9 +58,15 @@ REPORTER = mutants(
 )
 
 RANKS = mutants(
+    "canary_obs/hub/row_account.py",
+    ("            if key not in self._known:\n", "            if True:\n", _STORED),
+) + mutants(
     "canary_obs/hub/ranks.py",
-    ("            if key not in self.known_rows:\n", "            if True:\n", _STORED),
-    ("        self.known_rows.clear()\n", "", _STORED),
+    (
+        "self.rows, self.acknowledged_violations = RowAccount(), 0",
+        "self.acknowledged_violations = 0",
+        _STORED,
+    ),
 )
 
 HUB = mutants(

@@ -68,8 +68,8 @@ RANKS = mutants(
         _HUB + "test_a_restart_right_after_the_acknowledgement_is_not_violated",
     ),
     (
-        "if rows_not_seen is not None:",
-        "if rows_not_seen is None:",
+        "violations_of(snapshot) if later is None else self._seen(snapshot)",
+        "violations_of(snapshot)",
         _HUB + "test_an_acknowledgement_covers_what_its_sender_saw",
     ),
 )
@@ -97,6 +97,61 @@ INCIDENTS = mutants(
     ),
 )
 
+_SEEN = "tests/hub/test_acknowledgements.py::"
+
+ACKNOWLEDGEMENTS = (
+    *mutants(
+        "canary_obs/hub/row_account.py",
+        (
+            "self._see(incident, rows - min(rows, later.get(incident, 0)))",
+            "self._see(incident, rows)",
+            _HUB + "test_an_acknowledgement_covers_what_its_sender_saw",
+        ),
+        (
+            "rows[_OLDER] += rows.pop(oldest)",
+            "rows.pop(oldest)",
+            _SEEN + "test_rows_of_many_incidents_are_bounded_and_none_is_lost",
+        ),
+    ),
+    *mutants(
+        "canary_obs/hub/ranks.py",
+        (
+            "rows = self.rows.received - self.rows.unseen.total()",
+            "rows = self.rows.received",
+            _SEEN + "test_one_of_two_incidents_is_acknowledged_and_the_other_stays",
+        ),
+    ),
+    *mutants(
+        "canary_obs/hub/incidents.py",
+        (
+            "        self.acknowledged_ranks.discard(rank)\n",
+            "",
+            _SEEN + "test_by_rank_an_incident_is_acknowledged_once_all_of_its_ranks_are",
+        ),
+        (
+            "self.ranks <= self.acknowledged_ranks",
+            "bool(self.acknowledged_ranks)",
+            _SEEN + "test_by_rank_an_incident_is_acknowledged_once_all_of_its_ranks_are",
+        ),
+    ),
+    *mutants(
+        "canary_obs/hub/acknowledgements.py",
+        (
+            "        if selection == EVERY_RANK:\n",
+            "        if True:\n",
+            _SEEN + "test_some_ranks_clear_no_fault_of_the_service",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/health.py",
+        (
+            "        if seen.violations_only:\n            return\n",
+            "",
+            _HEALTH + "test_the_acknowledgement_of_an_incident_covers_violations_only_and_can_be_undone",
+        ),
+    ),
+)
+
 REPORTED = mutants(
     "canary_obs/runtime/report/counter_age.py",
     (
@@ -113,4 +168,4 @@ REPORTED = mutants(
     ),
 )
 
-ALL = LIVES + COUNTERS + CLOCKS + RANKS + TABLE + INCIDENTS + REPORTED
+ALL = LIVES + COUNTERS + CLOCKS + RANKS + TABLE + INCIDENTS + ACKNOWLEDGEMENTS + REPORTED

@@ -63,14 +63,17 @@ ALL = (
             _STORE + "test_the_number_of_names_is_limited",
         ),
         (
+            "                    if rank not in incident.acknowledged_ranks\n",
+            "",
+            _PAGE + "test_violation_counters_point_to_the_incident_until_it_is_acknowledged",
+        ),
+    ),
+    *mutants(
+        "canary_obs/hub/incidents.py",
+        (
             "self.first_of.setdefault(rank, event)",
             "self.first_of[rank] = event",
             _PAGE + "test_an_incident_is_one_series_per_rank_with_that_ranks_first_violation",
-        ),
-        (
-            "                if not incident.acknowledged:\n",
-            "                if True:\n",
-            _PAGE + "test_violation_counters_point_to_the_incident_until_it_is_acknowledged",
         ),
     ),
 )

@@ -152,3 +152,14 @@ def test_an_acknowledgement_covers_what_its_sender_saw() -> None:
     assert health.verdict(dataclasses.replace(found, violations=6))[0] is State.VIOLATED
     health.acknowledge(found, Acknowledge(violations=1, faults=0, events_dropped=0, messages_dropped=0))
     assert health.verdict(found)[0] is State.OK
+
+
+def test_the_acknowledgement_of_an_incident_covers_violations_only_and_can_be_undone() -> None:
+    health = Health(1, CanaryConfig())
+    found = dataclasses.replace(GOOD, violations=5, events_dropped=2)
+    health.acknowledge(found, Acknowledge(violations=5, violations_only=True))
+    assert health.verdict(found) == (State.DEGRADED, ("2 violation rows dropped",))
+    health.acknowledge(found, Acknowledge(violations=3, violations_only=True))
+    assert health.verdict(found)[0] is State.DEGRADED
+    health.acknowledge(found, Acknowledge(violations=3, violations_only=True, undo=True))
+    assert health.verdict(found)[1][0] == "2 violations not acknowledged"

@@ -161,12 +161,17 @@ def test_commands_reach_the_ranks(client, hub, path, command):
     check_problem(client.post(f"/canary/{path}"), 503, "no-engine")
     rank = FakeRank(hub)
     answer = client.post(f"/canary/{path}")
-    assert (answer.status_code, answer.json()) == (202, {"ranks": 1})
+    assert (answer.status_code, answer.json()) == (202, {"ranks": 1, "reached": [["fake", "test", 0]]})
     assert rank.received[-1] == command
+    assert client.post(f"/canary/{path}", json={"ranks": [0], "engine": "fake"}).json()["ranks"] == 1
+    document = check_problem(client.post(f"/canary/{path}", json={"ranks": [3]}), 404, "no-such-rank")
+    assert document["known"] == ["fake/test/0"]
+    check_problem(client.post(f"/canary/{path}", json={"rank": 0}), 422, "invalid-request")
+    check_problem(client.post(f"/canary/{path}", json={"ranks": [True]}), 422, "invalid-request")
 
 
 def test_acknowledge(client, rank):
-    assert client.post("/canary/acknowledge").json() == {"ranks": 1}
+    assert client.post("/canary/acknowledge").json()["ranks"] == 1
     seen = Acknowledge(violations=0, faults=0, events_dropped=0, messages_dropped=0)
     assert rank.received[-1] == seen
 
@@ -174,9 +179,28 @@ def test_acknowledge(client, rank):
 def test_acknowledge_up_to_a_violation(client, rank):
     rank.send(Violations(identity=rank.identity, rows=(violation(1), violation(2))))
     rank.send(snapshot(rank.identity, 9, violations=2))
-    assert client.post("/canary/acknowledge?up_to=1").json() == {"ranks": 1}
+    assert client.post("/canary/acknowledge?up_to=1").json()["ranks"] == 1
     assert rank.received[-1].violations == 1
     check_problem(client.post("/canary/acknowledge?up_to=-1"), 422, "invalid-request")
+
+
+def test_acknowledge_one_incident_and_undo_it(client, rank):
+    rank.send(Violations(identity=rank.identity, rows=(violation(1),)))
+    rank.send(snapshot(rank.identity, 9, violations=1))
+    incident = client.get("/canary/incidents").json()["incidents"][0]["id"]
+    seen = {"incident": incident, "by": "ada", "comment": "planned"}
+    answer = client.post("/canary/acknowledge", json=seen)
+    assert answer.status_code == 202
+    assert answer.json()["incidents"] == {incident: [0]}
+    assert client.get("/canary/acknowledgements").json() == {"acknowledgements": [answer.json()]}
+    place = f"/canary/acknowledgements/{answer.json()['id']}"
+    assert client.delete(place).json()["undone_ns"] is not None
+    found = client.get(f"/canary/incidents/{incident}").json()["incident"]
+    assert (found["acknowledged"], found["acknowledgements"][0]["by"]) == (False, "ada")
+    check_problem(client.delete("/canary/acknowledgements/none"), 404, "no-such-acknowledgement")
+    check_problem(client.post("/canary/acknowledge", json={"incident": "none"}), 404, "no-such-incident")
+    for wrong in ({"incidents": incident}, {"incident": 7}, {"by": ""}, {"ranks": "0"}, {"up_to": -1}):
+        check_problem(client.post("/canary/acknowledge", json=wrong), 422, "invalid-request")
 
 
 def test_status_shows_the_verdict_and_every_rank(client, rank):

@@ -51,6 +51,14 @@ def test_a_drill_answers_for_every_rank(drill_client, rank):
     }
 
 
+def test_a_drill_by_rank_asks_no_other(drill_client, hub, rank):
+    answer = drill_client.post("/canary/drill", headers=bearer(SECRET), json={"ranks": [0]})
+    assert [one["key"] for one in answer.json()["ranks"]] == [["fake", "test", 0]]
+    nobody = drill_client.post("/canary/drill", headers=bearer(SECRET), json={"ranks": [5]})
+    check_problem(nobody, 404, "no-such-rank")
+    assert drill(drill_client).status_code == 200  # none is left running
+
+
 def test_only_a_token_with_inject_may_and_only_where_drills_are_on(drill_client, hub, rank, tokens):
     check_problem(drill(drill_client, SINGLE), 403, "missing-scope")
     with client_of(create_app(hub, ServiceConfig(drill_enabled=True))) as anybody:

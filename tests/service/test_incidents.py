@@ -12,7 +12,7 @@ import pytest
 
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
-from canary_obs.hub.incident_store import EVIDENCE_KEPT, EVIDENCE_PER_LABEL_SET
+from canary_obs.hub.incidents import EVIDENCE_KEPT, EVIDENCE_PER_LABEL_SET
 from canary_obs.records import CollectEvidence, Evidence, Violations
 from canary_obs.slot_facts import ChangedWord, SlotEvent, SlotFacts
 from canary_obs.telemetry.incident_bundle import IncidentBundle

@@ -94,7 +94,7 @@ def test_a_write_request_of_a_foreign_page_is_audited(guarded, events):
 
 
 def test_a_write_request_that_fails_is_audited(guarded, hub, events, monkeypatch):
-    def fail():
+    def fail(_selection):
         raise RuntimeError("broken")
 
     monkeypatch.setattr(hub, "pause", fail)
@@ -123,3 +123,9 @@ def test_reads_are_not_limited_and_refusals_do_not_count(guarded):
     for _ in range(10):
         assert guarded.get("/metrics", headers=bearer(READER)).status_code == 200
         check_problem(guarded.post("/canary/pause", headers=bearer(READER)), 403, "missing-scope")
+
+
+def test_an_acknowledgement_carries_the_name_of_its_token(guarded, rank):
+    assert guarded.post("/canary/acknowledge", headers=bearer(WRITER)).json()["by"] == "oncall"
+    named = guarded.post("/canary/acknowledge", headers=bearer(WRITER), json={"by": "ada"})
+    assert named.json()["by"] == "ada"

@@ -1,14 +1,16 @@
-"""/canary/status, /canary/violations, and the commands to all ranks: pause, resume, acknowledge."""
+"""/canary/status, /canary/violations, and the commands pause and resume."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 
 from canary_obs import __version__
 from canary_obs.hub.violation_store import ViolationFilter
+from canary_obs.records import RankKey
 from canary_obs.service.context import context_of
+from canary_obs.service.request_bodies import RankBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import (
     Reached,
@@ -47,44 +49,24 @@ def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> 
 @router.post(
     "/pause",
     status_code=202,
-    responses=documented(Reached, 202, 503),
+    responses=documented(Reached, 202, 404, 422, 503),
     openapi_extra=requires(TokenScope.OPERATE),
 )
-async def pause(request: Request) -> Response:
-    """Stop sweeps and patrol on every rank; the checks around each forward continue."""
-    return _reached(context_of(request).hub.pause())
+async def pause(request: Request, body: Annotated[RankBody | None, Body()] = None) -> Response:
+    """Stop sweeps and patrol on every rank, or on some; the checks around each forward continue."""
+    return _reached(context_of(request).hub.pause((body or RankBody()).selection))
 
 
 @router.post(
     "/resume",
     status_code=202,
-    responses=documented(Reached, 202, 503),
+    responses=documented(Reached, 202, 404, 422, 503),
     openapi_extra=requires(TokenScope.OPERATE),
 )
-async def resume(request: Request) -> Response:
-    """Continue sweeps and patrol on every rank."""
-    return _reached(context_of(request).hub.resume())
+async def resume(request: Request, body: Annotated[RankBody | None, Body()] = None) -> Response:
+    """Continue sweeps and patrol on every rank, or on some."""
+    return _reached(context_of(request).hub.resume((body or RankBody()).selection))
 
 
-@router.post(
-    "/acknowledge",
-    status_code=202,
-    responses=documented(Reached, 202, 422),
-    openapi_extra=requires(TokenScope.OPERATE),
-)
-async def acknowledge(
-    request: Request,
-    up_to: Annotated[
-        int | None,
-        Query(ge=0, description="Number of the newest violation seen; default: all here."),
-    ] = None,
-) -> Response:
-    """Mark what the service has received as seen by an operator; ranks that are gone are removed.
-
-    What an engine found and the service did not know yet stays unacknowledged.
-    """
-    return _reached(context_of(request).hub.acknowledge(up_to))
-
-
-def _reached(ranks: int) -> Response:
-    return reply(Reached(ranks=ranks), 202)
+def _reached(keys: tuple[RankKey, ...]) -> Response:
+    return reply(Reached(ranks=len(keys), reached=keys), 202)

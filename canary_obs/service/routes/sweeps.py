@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 
-from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
+from canary_obs.service.request_bodies import SweepBody
 from canary_obs.service.route_policy import TokenScope, requires
-from canary_obs.service.schemas import SweepBody, SweepList, SweepQuery, SweepsQuery, documented, reply
+from canary_obs.service.schemas import SweepList, SweepQuery, SweepsQuery, documented, reply
 from canary_obs.service.traceparent import TraceParent, valid_or_none
 from canary_obs.vocabulary import SweepStatus
 
@@ -25,7 +25,7 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=128)]
     "/sweep",
     openapi_extra=requires(TokenScope.OPERATE),
     status_code=202,
-    responses=documented(SweepRecord, 200, 202, 409, 422, 503),
+    responses=documented(SweepRecord, 200, 202, 404, 409, 422, 503),
 )
 async def start_sweep(
     request: Request,
@@ -39,8 +39,7 @@ async def start_sweep(
     With wait=true 409 at once while a rank is paused. The sweep's span is a child of `traceparent`'s; one
     that is not valid is left out.
     """
-    context, options = context_of(request), body or SweepBody()
-    sweep = StartSweepRequest(**options.model_dump() | {"groups": tuple(options.groups)})
+    context, sweep = context_of(request), (body or SweepBody()).request
     caller = valid_or_none(traceparent)
     record = context.start_sweep(sweep, idempotency_key, wait=query.wait == "true", traceparent=caller)
     if query.wait == "true":

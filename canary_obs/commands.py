@@ -1,0 +1,70 @@
+"""Commands of the service to an engine, as plain Python structures."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class StartSweep(_Struct, frozen=True, kw_only=True, tag="start_sweep"):
+    """Start a sweep; answered with SweepReports that carry its id."""
+
+    id: str
+    groups: tuple[str, ...] = ()  # empty = all
+    data: bool = True  # compare bytes too, not only links
+    unlocked_only: bool = False
+    swa_resident_only: bool = False  # only tokens that have a slot in the sliding-window group
+
+
+class CancelSweep(_Struct, frozen=True, kw_only=True, tag="cancel_sweep"):
+    """Stop a sweep; answered with a SweepReport whose status is CANCELLED."""
+
+    id: str
+
+
+class CollectEvidence(_Struct, frozen=True, kw_only=True, tag="collect_evidence"):
+    """Read a slot; answered with Evidence, or not at all while too many requests are queued."""
+
+    incident: str
+    group: str
+    slot: int
+
+
+class StartDrill(_Struct, frozen=True, kw_only=True, tag="start_drill"):
+    """Inject a fault into a reserved slot and check it; answered with a DrillReport."""
+
+    id: str
+
+
+class Pause(_Struct, frozen=True, kw_only=True, tag="pause"):
+    """Stop sweeps and patrol until Resume; checks around forwards continue."""
+
+
+class Resume(_Struct, frozen=True, kw_only=True, tag="resume"):
+    """Undo Pause."""
+
+
+class Acknowledge(_Struct, frozen=True, kw_only=True, tag="acknowledge"):
+    """Ignore what the sender has seen in later verdicts: the state may become OK again.
+
+    Each count is since attach, as a snapshot reported it; None = all up to now.
+    """
+
+    violations: int | None = None
+    faults: int | None = None
+    events_dropped: int | None = None
+    messages_dropped: int | None = None
+    violations_only: bool = False  # one incident was acknowledged: nothing but violations was seen
+    undo: bool = False  # with violations_only: no more than `violations` are acknowledged
+
+
+class Ping(_Struct, frozen=True, kw_only=True, tag="ping"):
+    """Keep-alive of the service, at least once a second. `want_hello` asks for a Hello."""
+
+    want_hello: bool = False
+
+
+Command = StartSweep | CancelSweep | CollectEvidence | StartDrill | Pause | Resume | Acknowledge | Ping
