@@ -120,6 +120,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     # One engine step may delay snapshots for so long.
     step_timeout_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
     sweep_timeout_seconds: Seconds = 120.0
+    # "dcgm": dcgm-exporter has it, and the rules read its series; this service then asks no driver.
+    device_health: Literal["nvml", "dcgm"] = "nvml"
     rank_kept_seconds: Seconds = 3600.0  # after a rank left or fell silent, unless it is violated
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import uvicorn
 
 from canary_obs.config import PREFIX, ServiceConfig, load, masked
+from canary_obs.devices.health import DeviceHealth
+from canary_obs.devices.sampler import DeviceSampler
 from canary_obs.errors import AddressInUse, CanaryError, ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.service.app import create_app
@@ -67,6 +69,7 @@ class ServiceThread:
         self.hub = Hub(self.config)
         self._tracing: Tracing | None = None
         self._metric_export: MetricExport | None = None
+        self._devices: DeviceSampler | None = None
         self._socket = bind_port(self.config)
         try:
             self._violation_log = self._open_log("violation_log", violation_fields)
@@ -74,6 +77,8 @@ class ServiceThread:
             self.hub.subscribe(self._violation_log)
             self._tracing = self._open_tracing()
             self._metric_export = self._open_metric_export()
+            if self.config.device_health == "nvml":
+                self._devices = DeviceSampler(lambda error: self.hub.fault("devices", error, State.DEGRADED))
             self._listener = self._open_listener(link, keys)
         except BaseException:
             self._socket.close()
@@ -82,6 +87,7 @@ class ServiceThread:
         dependencies = Dependencies(
             log_dropped=self._log_dropped,
             exports=self._exports,
+            devices=self._device_health,
             listening=lambda: self._listener.alive,
             audit=lambda event: self._audit_log((event,)),
         )
@@ -131,7 +137,12 @@ class ServiceThread:
         counts = self._tracing.counts if self._tracing else {}
         return counts | ({"metrics": self._metric_export.counts} if self._metric_export else {})
 
+    def _device_health(self) -> tuple[DeviceHealth, ...]:
+        return self._devices.latest() if self._devices else ()
+
     def _close_telemetry(self) -> None:
+        if self._devices is not None:
+            self._devices.close()
         if self._tracing is not None:
             self._tracing.close()
         if self._metric_export is not None:
@@ -141,7 +152,7 @@ class ServiceThread:
 
     def _open_metric_export(self) -> MetricExport | None:
         try:
-            return open_metric_export(self.hub, self._log_dropped, self._exports)
+            return open_metric_export(self.hub, self._log_dropped, self._exports, self._device_health)
         except BaseException:
             self._close_telemetry()
             raise

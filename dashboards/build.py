@@ -29,11 +29,11 @@ from alerts.links import (
     ServiceUrl,
 )
 from dashboards.board import Board
-from dashboards.boards import cost, engine, fleet, incident, trust
+from dashboards.boards import cost, engine, fleet, gpus, incident, trust
 from dashboards.panels import SOURCE, build
 
 GENERATED = Path(__file__).parent / "generated"
-BOARDS = (fleet.BOARD, engine.BOARD, incident.BOARD, trust.BOARD, cost.BOARD)
+BOARDS = (fleet.BOARD, engine.BOARD, incident.BOARD, trust.BOARD, cost.BOARD, gpus.BOARD)
 TAG = "kv-canary"
 
 # Each lists the values that the ones before it leave.

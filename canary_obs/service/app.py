@@ -68,7 +68,9 @@ def create_app(
         hub=hub,
         config=config,
         event_stream=event_stream,
-        metrics=Exposition(HubCollector(hub, dependencies.log_dropped, dependencies.exports)),
+        metrics=Exposition(
+            HubCollector(hub, dependencies.log_dropped, dependencies.exports, dependencies.devices)
+        ),
         listening=dependencies.listening,
     )
     for router in ROUTERS:

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from canary_obs.config import ServiceConfig
+from canary_obs.devices.health import DeviceHealth
 from canary_obs.hub.commands import NoEngine, StartSweepRequest
 from canary_obs.hub.drills import DrillRecord
 from canary_obs.hub.hub import Hub
@@ -36,6 +37,7 @@ class Dependencies:
 
     log_dropped: Callable[[], int] = lambda: 0  # log lines lost so far
     exports: Callable[[], Mapping[str, ExportCounts]] = dict  # by signal: traces, logs
+    devices: Callable[[], tuple[DeviceHealth, ...]] = tuple  # the node's GPUs
     listening: Callable[[], bool] = lambda: True  # whether engines can connect
     audit: Callable[[AuditEvent], None] = lambda _event: None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from canary_obs.hub.ranks import RankView
-from canary_obs.telemetry import readings, service_readings
+from canary_obs.telemetry import device_readings, readings, service_readings
 from canary_obs.telemetry.readings import Histogram, Reading
 from canary_obs.telemetry.service_readings import ServiceView
 
@@ -145,6 +145,16 @@ SERVICE_METRICS: tuple[ServiceMetric, ...] = (
     _service(_G, "incident_info", "", "engine instance rank incident_id trace_id reason phase group slot position request", "The rank's latest incident that nobody has acknowledged, with its first violation on that rank; always 1.", service_readings.incident_info),
     _service(_C, "drills_total", "", "engine instance rank outcome", "Drills (one fault injected into an unused slot), by outcome.", service_readings.drills),
     _service(_G, "drill_last_detected_timestamp_seconds", "seconds", "engine instance rank", "End of the rank's latest detected drill.", service_readings.drill_detected),
+    _service(_G, "device_info", "", "gpu_uuid node pci_bus_id gpu_model driver_version", "GPUs of the service's node, as NVML names them; always 1.", device_readings.info),
+    _service(_G, "device_sampled_timestamp_seconds", "seconds", "gpu_uuid", "When the GPU's health was read; a driver that hangs ends its series after a minute.", device_readings.sampled),
+    _service(_C, "device_ecc_errors_total", "", "gpu_uuid counter error", "Memory errors: volatile since the driver was loaded, aggregate over the GPU's life.", device_readings.ecc_errors),
+    _service(_G, "device_sram_threshold_exceeded", "", "gpu_uuid", "1 once SRAM errors are more than the GPU tolerates; it should be replaced.", device_readings.sram_threshold),
+    _service(_C, "device_remapped_rows_total", "", "gpu_uuid error", "Rows of memory that were replaced by spare ones, by the error that led to it.", device_readings.remapped_rows),
+    _service(_G, "device_remap_pending", "", "gpu_uuid", "1 while a row is replaced only at the next reset of the GPU.", device_readings.remap_pending),
+    _service(_G, "device_remap_failed", "", "gpu_uuid", "1 once a row could not be replaced: no spare ones are left in its bank.", device_readings.remap_failed),
+    _service(_G, "device_recovery_action", "", "gpu_uuid action", "1 for what the driver asks for, 0 for the others.", device_readings.recovery_action),
+    _service(_G, "device_throttled", "", "gpu_uuid reason", "1 while clocks are held down for this reason.", device_readings.throttled),
+    _service(_C, "device_xid_events_total", "", "gpu_uuid xid", "Xid errors since the service listens; rare numbers are counted as `other`.", device_readings.xids),
     _service(_C, "telemetry_exported_total", "", "signal", "Spans, log records and metric points that the OTLP receiver accepted.", service_readings.exported),
     _service(_C, "telemetry_dropped_total", "", "signal cause", "Spans, log records and metric points lost on the way to the OTLP receiver.", service_readings.export_dropped),
     _service(_G, "scrape_duration_seconds", "seconds", "", "Duration of the previous collection.", service_readings.scrape_duration),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 
+from canary_obs.devices.health import DeviceHealth
 from canary_obs.hub.hub import Hub
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.metric_points import batches
@@ -97,6 +98,7 @@ def open_metric_export(
     hub: Hub,
     log_dropped: Callable[[], int],
     exports: Callable[[], Mapping[str, ExportCounts]],
+    devices: Callable[[], tuple[DeviceHealth, ...]] = tuple,
     environ: Mapping[str, str] | None = None,
 ) -> MetricExport | None:
     """Start what the OTEL_* variables ask for; None = nothing. Raises ConfigurationError."""
@@ -109,7 +111,7 @@ def open_metric_export(
         hub.fault("metric_export", error, State.DEGRADED)
 
     # The collector of /metrics has the duration and the errors of scrapes; this one has its own.
-    collector = HubCollector(hub, log_dropped, exports)
+    collector = HubCollector(hub, log_dropped, exports, devices)
     return MetricExport(collector.families, exporter, metric_resource(environ), interval, on_fault)
 
 

@@ -12,6 +12,7 @@ from prometheus_client import samples
 from prometheus_client.utils import floatToGoString
 
 from canary_obs import __version__
+from canary_obs.devices.health import DeviceHealth
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.incident_store import Exemplar
 from canary_obs.hub.ranks import RankView
@@ -47,8 +48,9 @@ class HubCollector:
         hub: Hub,
         log_dropped: Callable[[], int] = lambda: 0,
         exports: Callable[[], Mapping[str, ExportCounts]] = dict,
+        devices: Callable[[], tuple[DeviceHealth, ...]] = tuple,
     ) -> None:
-        self._hub, self._log_dropped, self._exports = hub, log_dropped, exports
+        self._hub, self._log_dropped, self._exports, self._devices = hub, log_dropped, exports, devices
         self._seconds: float | None = None  # of the previous collection
         self._errors = 0
 
@@ -73,6 +75,7 @@ class HubCollector:
             incidents_opened=self._hub.incidents.opened,
             drills=self._hub.drills.counts() if self._hub.config.drill_enabled else None,
             exports=self._exports(),
+            devices=self._devices(),
             log_dropped=self._log_dropped(),
             scrape_seconds=self._seconds,
             scrape_errors=self._errors,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from canary_obs.devices.health import DeviceHealth
 from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillCount
 from canary_obs.hub.incidents import trace_id_of
@@ -16,7 +17,9 @@ from canary_obs.telemetry.readings import Reading, by_name, one, one_hot
 from canary_obs.vocabulary import DrillOutcome, State
 
 # Every part starts at 0: increase() misses a series that is first seen at 1.
-SERVICE_PARTS = ("zmq_listener", "local_listener", "violation_log", "audit_log", "tracing", "metric_export")
+SERVICE_PARTS = (
+    "zmq_listener", "local_listener", "violation_log", "audit_log", "tracing", "metric_export", "devices",
+)  # fmt: skip
 REQUEST_LENGTH = 64  # of a request's id in a label: clients choose it
 
 
@@ -33,6 +36,7 @@ class ServiceView:
     incidents_opened: int
     drills: Mapping[RankKey, DrillCount] | None  # None = drills are disabled
     exports: Mapping[str, ExportCounts]  # by enabled signal
+    devices: tuple[DeviceHealth, ...]  # GPUs of this node
     log_dropped: int
     scrape_seconds: float | None  # of the previous scrape; None = first scrape
     scrape_errors: int

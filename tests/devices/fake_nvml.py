@@ -7,6 +7,8 @@ function that a driver generation lacks is an attribute that is missing, as in i
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +16,8 @@ from typing import Any
 
 import pynvml
 
+_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
 Answer = Any  # a number, text, or an error code wrapped in Refused
 
 
@@ -43,10 +47,11 @@ class FakeDriver:
     version: str = "580.95.05"
     lacks: frozenset[str] = frozenset()
     init: int = pynvml.NVML_SUCCESS
-    events: list[tuple[int, int]] = field(default_factory=list)  # (number of the GPU, Xid), oldest first
+    events: list[tuple[int, int]] = field(default_factory=list)  # (GPU's number, Xid) or (-1, error)
     registers: int = pynvml.NVML_SUCCESS
     initialised: int = 0  # nvmlInit less nvmlShutdown
     calls: list[str] = field(default_factory=list)
+    waiting: threading.Event = field(default_factory=threading.Event)  # set while no event is left
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("nvml") or name in self.lacks:
@@ -116,6 +121,63 @@ class FakeDriver:
         info._obj.busId = self._gpu(device).bus.encode()
         return pynvml.NVML_SUCCESS
 
+    def _nvmlDeviceGetTotalEccErrors(self, device: Any, error: Any, counter: Any, number: Any) -> int:  # noqa: N802
+        answer = self._gpu(device).answers.get("nvmlDeviceGetTotalEccErrors", Refused(_NOT_SUPPORTED))
+        if not isinstance(answer, Refused):
+            answer = answer[counter.value, error.value]
+        return _fill(answer, number)
+
+    def _nvmlDeviceGetRemappedRows(self, device: Any, *numbers: Any) -> int:  # noqa: N802
+        answer = self._gpu(device).answers.get("nvmlDeviceGetRemappedRows", Refused(_NOT_SUPPORTED))
+        if isinstance(answer, Refused):
+            return answer.code
+        for number, value in zip(numbers, answer, strict=True):
+            number._obj.value = value
+        return pynvml.NVML_SUCCESS
+
+    def _nvmlDeviceGetSramEccErrorStatus(self, device: Any, status: Any) -> int:  # noqa: N802
+        answer = self._gpu(device).answers.get("nvmlDeviceGetSramEccErrorStatus", Refused(_NOT_SUPPORTED))
+        if isinstance(answer, Refused):
+            return answer.code
+        status.bThresholdExceeded = answer
+        return pynvml.NVML_SUCCESS
+
+    def _nvmlDeviceGetFieldValues(self, device: Any, count: Any, values: Any) -> int:  # noqa: N802
+        for value in values._obj:
+            answer = self._gpu(device).answers.get(f"field {value.fieldId}", Refused(_NOT_SUPPORTED))
+            value.nvmlReturn = answer.code if isinstance(answer, Refused) else pynvml.NVML_SUCCESS
+            value.value.uiVal = 0 if isinstance(answer, Refused) else answer
+        return pynvml.NVML_SUCCESS
+
+    def _nvmlDeviceGetCurrentClocksEventReasons(self, device: Any, mask: Any) -> int:  # noqa: N802
+        return _fill(self._gpu(device).answers.get("clocks", Refused(_NOT_SUPPORTED)), mask)
+
+    def _nvmlDeviceGetCurrentClocksThrottleReasons(self, device: Any, mask: Any) -> int:  # noqa: N802
+        return _fill(self._gpu(device).answers.get("clocks", Refused(_NOT_SUPPORTED)), mask)
+
+    def _nvmlEventSetCreate(self, events: Any) -> int:  # noqa: N802
+        return _point(events, 7)
+
+    def _nvmlEventSetFree(self, events: Any) -> int:  # noqa: N802
+        return pynvml.NVML_SUCCESS
+
+    def _nvmlDeviceRegisterEvents(self, device: Any, kinds: Any, events: Any) -> int:  # noqa: N802
+        return self.registers
+
+    def _nvmlEventSetWait_v2(self, events: Any, data: Any, milliseconds: Any) -> int:  # noqa: N802
+        if not self.events:
+            self.waiting.set()
+            time.sleep(milliseconds.value / 1000)  # as the driver does
+            return pynvml.NVML_ERROR_TIMEOUT
+        number, xid = self.events.pop(0)
+        if number < 0:
+            return xid  # the driver's own error
+        data._obj.eventType, data._obj.eventData = pynvml.nvmlEventTypeXidCriticalError, xid
+        ctypes.memmove(
+            ctypes.addressof(data._obj), ctypes.byref(ctypes.c_void_p(number * 100 + 100)), _POINTER
+        )
+        return pynvml.NVML_SUCCESS
+
     def _fill_text(self, device: Any, name: str, text: Any, value: str) -> int:
         answer = self._gpu(device).answers.get(name)
         if isinstance(answer, Refused):
@@ -140,13 +202,18 @@ class FakeDriver:
             pynvml._nvmlGetFunctionPointer_cache.update(cache)
 
 
+def _fill(answer: Answer, number: Any) -> int:
+    if isinstance(answer, Refused):
+        return answer.code
+    number._obj.value = answer
+    return pynvml.NVML_SUCCESS
+
+
 def _address(device: Any) -> int:
     return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 
 def _point(device: Any, address: int) -> int:
     pointer = device._obj
-    ctypes.memmove(
-        ctypes.byref(pointer), ctypes.byref(ctypes.c_void_p(address)), ctypes.sizeof(ctypes.c_void_p)
-    )
+    ctypes.memmove(ctypes.byref(pointer), ctypes.byref(ctypes.c_void_p(address)), _POINTER)
     return pynvml.NVML_SUCCESS

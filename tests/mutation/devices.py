@@ -43,4 +43,29 @@ ADDRESSES = mutants(
     ),
 )
 
-ALL = (*NVML, *READER, *ADDRESSES)
+_HEALTH = "tests/devices/test_health.py::"
+
+HEALTH = mutants(
+    "canary_obs/devices/nvml_health.py",
+    (
+        "values[0].nvmlReturn != self._nvml.NVML_SUCCESS",
+        "False",
+        _HEALTH + "test_an_older_generation_says_less",
+    ),
+    (
+        "            return True  # its Xid 79 was sent before; the others are still heard\n",
+        "            return False\n",
+        _HEALTH + "test_xids_are_counted_for_their_gpu",
+    ),
+)
+
+SAMPLER = mutants(
+    "canary_obs/devices/sampler.py",
+    (
+        "if now - health.time < KEPT_SECONDS",
+        "if now",
+        _HEALTH + "test_the_sampler_samples_until_it_is_closed_and_forgets_what_is_old",
+    ),
+)
+
+ALL = (*NVML, *READER, *ADDRESSES, *HEALTH, *SAMPLER)

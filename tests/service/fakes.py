@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from canary_obs.devices.health import DeviceHealth
 from canary_obs.devices.identity import GpuIdentity
 from canary_obs.injection_counts import PerturbCount
 from canary_obs.records import (
@@ -56,6 +57,19 @@ GPU = GpuIdentity(
     pci_bus_id="00000000:1B:00.0",
     gpu_model="NVIDIA H200",
     driver_version="580.95.05",
+)
+
+HEALTH = DeviceHealth(
+    identity=GPU,
+    time=1_000.0,
+    ecc_errors={("volatile", "correctable"): 3},
+    sram_threshold_exceeded=False,
+    remapped_rows={"uncorrectable": 1},
+    remap_pending=True,
+    remap_failed=False,
+    recovery_action="none",
+    throttles={"hw_thermal": False},
+    xids={"94": 1},
 )
 
 

@@ -19,7 +19,7 @@ from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 from canary_obs.vocabulary import DrillOutcome, ObserverPart, Phase, Reason, State
-from tests.service.fakes import counters, hello, identity, snapshot, violation
+from tests.service.fakes import HEALTH, counters, hello, identity, snapshot, violation
 
 GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -89,7 +89,7 @@ def test_every_row_is_exposed_by_a_full_snapshot():
     hub.ingest(Violations(identity=identity(), rows=(violation(),)), lambda command: None)
     drill(hub, DrillOutcome.DETECTED)
     exports = {"traces": ExportCounts(exported=1, queue_full=2, failed=3)}
-    found = samples(hub, exports=lambda: exports)
+    found = samples(hub, exports=lambda: exports, devices=lambda: (HEALTH,))
     exposed = {key[0] for key in found | samples_with_second_scrape()}
     missing = {metric.name for metric in all_metrics()} - exposed
     # No sweep has run in the fixture: absent is absent.
