@@ -108,6 +108,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
     token: str = ""  # bearer token with the scopes read and operate; no token at all = open, loopback only
     tokens_file: str = ""  # TOML: further tokens by name, each with its scopes
+    session_seconds: Annotated[float, Meta(ge=60, le=604_800)] = 43_200.0  # of a browser, from its sign-in on
     orders_per_minute: Kept = 60  # per token, as burst and as rate; reading is not limited
     drill_enabled: bool = False  # offers POST /canary/drill to tokens with the scope inject
     events_heartbeat_seconds: Seconds = 15.0  # between heartbeats on a stream of /canary/events

@@ -22,7 +22,7 @@ def serve(
         typer.Option(min=0.0, max=86400.0, help="Seconds to wait for another service to end."),
     ] = 0.0,
 ) -> None:
-    """Run the service: /metrics, status page, sweeps on demand."""
+    """Run the service: /metrics, console, sweeps on demand."""
     from canary_obs.serve import serve as run
 
     given = {"host": host, "port": port, "endpoint": endpoint}

@@ -12,27 +12,33 @@ from canary_obs.hub.hub import Hub
 from canary_obs.service.auth import AuthMiddleware
 from canary_obs.service.context import AppContext, Dependencies
 from canary_obs.service.event_stream import EventStream
+from canary_obs.service.fleet import SweepFollower
 from canary_obs.service.problems import install_problem_handlers
 from canary_obs.service.rate_limiter import RateLimiter
 from canary_obs.service.route_policy import RoutePolicy
 from canary_obs.service.routes import (
     acknowledgements,
     canary,
+    console,
     drills,
     events,
     incidents,
     page,
     probes,
+    session,
     sweeps,
 )
 from canary_obs.service.schemas import components, document_scopes
+from canary_obs.service.sessions import SessionStore
+from canary_obs.service.sign_in import AttemptLimiter, SignIn
 from canary_obs.service.token_store import TokenStore
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 
-ROUTERS = tuple(
-    routes.router for routes in (probes, canary, acknowledgements, drills, events, incidents, sweeps, page)
-)
+_ROUTES = (
+    probes, canary, acknowledgements, drills, events, incidents, sweeps, session, console, page,
+)  # fmt: skip
+ROUTERS = tuple(routes.router for routes in _ROUTES)
 
 
 class CanaryApp(FastAPI):
@@ -59,6 +65,9 @@ def create_app(
     config = hub.config if config is None else config
     token_store = TokenStore(config) if token_store is None else token_store
     dependencies = Dependencies() if dependencies is None else dependencies
+    sessions = SessionStore(config.session_seconds, dependencies.clock)
+    limiter = AttemptLimiter(dependencies.clock)
+    sign_in = SignIn(token_store=token_store, sessions=sessions, limiter=limiter)
     event_stream = EventStream(hub)
     hub.subscribe(event_stream)
     # FastAPI's documentation pages load scripts from a CDN. /openapi.json is a route of ours, with a scope.
@@ -72,10 +81,13 @@ def create_app(
             HubCollector(hub, dependencies.log_dropped, dependencies.exports, dependencies.devices)
         ),
         listening=dependencies.listening,
+        sign_in=sign_in,
+        sweep_follower=SweepFollower(hub),
+        audit=dependencies.audit,
     )
     for router in ROUTERS:
         app.include_router(router)
     install_problem_handlers(app)
-    limiter = RateLimiter(config.orders_per_minute)
-    app.add_middleware(AuthMiddleware, RoutePolicy(ROUTERS), token_store, limiter, dependencies.audit)
+    writes = RateLimiter(config.orders_per_minute)
+    app.add_middleware(AuthMiddleware, RoutePolicy(ROUTERS), sign_in, writes, dependencies.audit)
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -20,7 +21,9 @@ from canary_obs.hub.rank_selection import EVERY_RANK, RankSelection, UnknownRank
 from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.records import StartDrill
 from canary_obs.service.event_stream import EventStream
+from canary_obs.service.fleet import SweepFollower
 from canary_obs.service.problems import Problem
+from canary_obs.service.sign_in import SignIn
 from canary_obs.telemetry.audit import AuditEvent
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
@@ -40,6 +43,7 @@ class Dependencies:
     devices: Callable[[], tuple[DeviceHealth, ...]] = tuple  # the node's GPUs
     listening: Callable[[], bool] = lambda: True  # whether engines can connect
     audit: Callable[[AuditEvent], None] = lambda _event: None
+    clock: Callable[[], float] = time.monotonic  # of sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,9 @@ class AppContext:
     event_stream: EventStream
     metrics: Exposition
     listening: Callable[[], bool]
+    sign_in: SignIn
+    sweep_follower: SweepFollower
+    audit: Callable[[AuditEvent], None]
     # Request and sweep id by Idempotency-Key, oldest first.
     idempotent_sweeps: OrderedDict[str, tuple[StartSweepRequest, str]] = field(default_factory=OrderedDict)
 

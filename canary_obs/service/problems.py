@@ -27,7 +27,8 @@ _TYPE_PREFIX = "urn:canary-obs:problem:"
 class Problem(Exception):
     """Raised by a route to answer with a problem document.
 
-    `kind` is the last part of the document's type; `extra` are further members.
+    `kind` is the last part of the document's type; `extra` are further members; `retry_after` (seconds) among
+    them also sets the header.
     """
 
     def __init__(self, status: int, kind: str, detail: str, **extra: Any) -> None:
@@ -72,7 +73,11 @@ def install_problem_handlers(app: FastAPI) -> None:
 
 
 def _on_problem(request: Request, error: Problem) -> JSONResponse:
-    return problem(error.status, error.detail, request.url.path, kind=error.kind, **error.extra)
+    seconds = error.extra.get("retry_after")
+    headers = None if seconds is None else {"Retry-After": str(seconds)}
+    return problem(
+        error.status, error.detail, request.url.path, kind=error.kind, headers=headers, **error.extra
+    )
 
 
 def _on_http(request: Request, error: HTTPException) -> JSONResponse:

@@ -20,9 +20,13 @@ class RateLimiter:
 
     def acquire(self, name: str | None) -> float:
         """Count a request of this token and return 0.0, or return the seconds until one is allowed."""
+        if (seconds := self.seconds_left(name)) > 0:
+            return seconds
         now = self._clock_ns()
-        due = max(self._due.get(name, now), now)
-        if due - now > self._tolerance:
-            return (due - now - self._tolerance) / 1e9
-        self._due[name] = due + self._interval
+        self._due[name] = max(self._due.get(name, now), now) + self._interval
         return 0.0
+
+    def seconds_left(self, name: str | None) -> float:
+        """Seconds until a request of this token is allowed; 0.0 = now. Counts nothing."""
+        now = self._clock_ns()
+        return max(0.0, (self._due.get(name, now) - now - self._tolerance) / 1e9)

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import compile_path
 
 SCOPE_EXTENSION = "x-kv-canary-scope"
+PAGE_EXTENSION = "x-kv-canary-page"
 _PUBLIC = "none"
 
 
@@ -34,9 +35,9 @@ def permits(granted: Collection[TokenScope], needed: TokenScope) -> bool:
     return needed in granted or _INCLUDED.get(needed) in granted
 
 
-def requires(scope: TokenScope) -> dict[str, Any]:
-    """`openapi_extra` of a route that requires a scope."""
-    return {SCOPE_EXTENSION: scope.value}
+def requires(scope: TokenScope, *, page: bool = False) -> dict[str, Any]:
+    """`openapi_extra` of a route that requires a scope; a `page` leads strange browsers to sign in."""
+    return {SCOPE_EXTENSION: scope.value} | ({PAGE_EXTENSION: True} if page else {})
 
 
 def public() -> dict[str, Any]:
@@ -52,6 +53,7 @@ class RouteRule:
     methods: frozenset[str]
     pattern: re.Pattern[str]
     scope: TokenScope | None
+    page: bool = False
 
 
 class RoutePolicy:
@@ -85,4 +87,5 @@ def _rule_of(route: object) -> RouteRule:
         methods=frozenset(route.methods or ()),
         pattern=compile_path(route.path)[0],
         scope=None if declared == _PUBLIC else TokenScope(declared),
+        page=bool((route.openapi_extra or {}).get(PAGE_EXTENSION)),
     )

@@ -16,6 +16,7 @@ from canary_obs.hub.sweeps import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import RankKey
 from canary_obs.service.event_stream import Dropped, StateChange
+from canary_obs.service.fleet import FleetView
 from canary_obs.service.problems import MEDIA_TYPE
 from canary_obs.service.request_bodies import Name
 from canary_obs.service.route_policy import SCOPE_EXTENSION, WRITE_SCOPES, TokenScope
@@ -110,6 +111,16 @@ class AcknowledgementList(msgspec.Struct, frozen=True, kw_only=True):
     acknowledgements: tuple[AcknowledgementRecord, ...]
 
 
+class SessionView(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is signed in. `token` is its name; `csrf` and `ends_ns` None = a request without a session."""
+
+    token: str | None
+    scopes: tuple[str, ...]
+    csrf: str | None
+    ends_ns: int | None
+    drill_enabled: bool
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Response of a probe."""
 
@@ -141,6 +152,8 @@ _RESPONSES = (
     Reached,
     AcknowledgementRecord,
     AcknowledgementList,
+    SessionView,
+    FleetView,
     Health,
     ProblemDocument,
 )

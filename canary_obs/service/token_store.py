@@ -76,12 +76,27 @@ class TokenStore:
             return ANONYMOUS
         scheme, _, token = authorization.partition(" ")
         # ASGI servers decode headers as latin-1: encode them back to the bytes that were sent.
-        digest = sha256(token.strip().encode("latin-1")).digest()
-        found = None
-        for known, caller in self._callers.items():
+        found = self._find(token.strip().encode("latin-1"))
+        return self._callers[found] if found is not None and scheme.lower() == "bearer" else None
+
+    def find(self, token: str) -> bytes | None:
+        """The digest of an accepted token, None = unknown. Takes the same time for every token."""
+        return self._find(token.strip().encode("utf-8", "replace"))
+
+    def caller(self, digest: bytes) -> Caller | None:
+        """Whose token has this digest; None = no accepted one."""
+        return self._callers.get(digest)
+
+    def remove(self, name: str) -> None:
+        """Accept a token no longer, nor the sessions that were opened with it."""
+        self._callers = {digest: caller for digest, caller in self._callers.items() if caller.name != name}
+
+    def _find(self, token: bytes) -> bytes | None:
+        digest, found = sha256(token).digest(), None
+        for known in self._callers:
             if hmac.compare_digest(known, digest):
-                found = caller
-        return found if scheme.lower() == "bearer" else None
+                found = known
+        return found
 
     def _add(self, name: str, token: str, scopes: tuple[TokenScope, ...], path: str) -> None:
         digest = sha256(token.encode()).digest()

@@ -29,13 +29,13 @@ AUTH = mutants(
         _WRITES + "test_every_write_request_is_audited_with_its_caller_and_outcome",
     ),
     (
-        'return None if scope["method"] in _SAFE_METHODS else',
+        "return None if safe else",
         "return None if True else",
         _WRITES + "test_a_method_that_a_path_does_not_have_is_a_refused_write_request",
     ),
     (
-        'scope["method"] in _SAFE_METHODS else',
-        "False else",
+        'safe = scope["method"] in _SAFE_METHODS',
+        "safe = False",
         _WRITES + "test_a_method_that_a_path_does_not_have_is_a_refused_write_request",
     ),
     (
@@ -58,8 +58,8 @@ TOKENS = mutants(
         _TOKENS + "test_without_tokens_local_callers_read_and_operate_but_do_not_inject",
     ),
     (
-        'return found if scheme.lower() == "bearer" else None',
-        "return found",
+        'found is not None and scheme.lower() == "bearer" else None',
+        "found is not None else None",
         _TOKENS + "test_each_token_has_its_own_name_and_scopes",
     ),
 )
@@ -72,8 +72,8 @@ LIMITS = mutants(
         _LIMITS + "test_a_minutes_worth_at_once_then_evenly_spaced",
     ),
     (
-        "due = max(self._due.get(name, now), now)",
-        "due = self._due.get(name, now)",
+        "max(self._due.get(name, now), now) + self._interval",
+        "self._due.get(name, now) + self._interval",
         _LIMITS + "test_unused_requests_do_not_accumulate_beyond_a_minute",
     ),
 )

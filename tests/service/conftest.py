@@ -43,6 +43,9 @@ class AppClient:
     def request(self, method: str, path: str, **options) -> httpx.Response:
         return self._portal.call(lambda: self._client.request(method, path, **options))
 
+    def cookie(self, name: str) -> str | None:
+        return self._client.cookies.get(name)
+
     def get(self, path: str, **options) -> httpx.Response:
         return self.request("GET", path, **options)
 

@@ -236,18 +236,6 @@ def test_metrics_answer_without_a_redirect_in_the_format_asked_for(client, rank)
     assert open_metrics.text.endswith("# EOF\n")
 
 
-def test_the_status_page_is_self_contained_and_escapes(client, rank):
-    rank.send(Violations(identity=rank.identity, rows=(violation(request="<script>alert(1)</script>"),)))
-    answer = client.get("/")
-    assert answer.headers["content-type"].startswith("text/html")
-    assert 'http-equiv="refresh"' in answer.text
-    assert "fake/test/0" in answer.text
-    assert "&lt;script&gt;" in answer.text
-    for foreign in ("<script", "http://", "https://", "src="):
-        assert foreign not in answer.text
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-
-
 def test_probes(hub):
     listening = [True]
     with client_of(create_app(hub, dependencies=Dependencies(listening=lambda: listening[0]))) as client:
@@ -301,7 +289,11 @@ def guarded(hub):
         yield client
 
 
-def test_with_a_token_every_route_but_the_probes_requires_it(guarded, rank):
+# The way in: the form, the files of the package that it loads, and its request.
+PUBLIC = {("GET", "/sign-in"), ("GET", "/console/assets/{name}"), ("POST", "/console/session")}
+
+
+def test_with_a_token_every_route_but_probes_and_sign_in_requires_it(guarded, rank):
     app = guarded.app
     paths = [*app.openapi()["paths"], "/openapi.json", "/nowhere"]
     assert len(paths) > 10
@@ -310,6 +302,8 @@ def test_with_a_token_every_route_but_the_probes_requires_it(guarded, rank):
             answer = guarded.request(method, path.replace("{sweep_id}", "x"))
             if method == "GET" and path in ("/healthz", "/readyz"):
                 assert answer.status_code == 200
+            elif (method, path) in PUBLIC:
+                assert answer.status_code in (200, 404, 422), path
             else:
                 check_problem(answer, 401)
                 assert answer.headers["www-authenticate"].startswith("Bearer")

@@ -17,9 +17,11 @@ from canary_obs.hub.hub import Hub
 from canary_obs.records import SweepReport, Violations
 from canary_obs.serve import ServiceThread
 from canary_obs.service.app import create_app
+from canary_obs.service.auth import CALLER_KEY, SignedIn
 from canary_obs.service.event_stream import EVENTS_KEPT
 from canary_obs.service.problems import Problem
 from canary_obs.service.routes.events import STREAMS_MAX, events
+from canary_obs.service.token_store import ANONYMOUS
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import SweepStatus
 from tests.service.conftest import check_problem
@@ -200,7 +202,8 @@ def test_the_number_of_streams_is_limited(service):
 
 def test_streams_that_begin_at_once_are_counted_before_their_first_frame():
     app = create_app(Hub())
-    request = Request({"type": "http", "app": app, "headers": []})
+    signed_in = SignedIn(ANONYMOUS, None, app.state.context.sign_in)
+    request = Request({"type": "http", "app": app, "headers": [], CALLER_KEY: signed_in})
     stream = app.state.context.event_stream
 
     async def begin() -> None:

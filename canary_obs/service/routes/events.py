@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 import msgspec
@@ -12,6 +12,7 @@ from fastapi import APIRouter, Header, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from canary_obs.service.auth import signed_in_of
 from canary_obs.service.context import context_of
 from canary_obs.service.event_stream import POLL_SECONDS, EventStream, StreamEvent, dropped
 from canary_obs.service.problems import Problem
@@ -39,16 +40,17 @@ async def events(request: Request, last_event_id: LastEventId = None) -> Respons
     context = context_of(request)
     if context.event_stream.open_streams >= STREAMS_MAX:
         raise Problem(503, "too-many-streams", f"{STREAMS_MAX} streams are open; close one, or poll instead")
-    return _EventResponse(context.event_stream, last_event_id, context.config.events_heartbeat_seconds)
+    heartbeat_seconds = context.config.events_heartbeat_seconds
+    frames = _frames(context.event_stream, last_event_id, heartbeat_seconds, signed_in_of(request).lasts)
+    return _EventResponse(context.event_stream, frames)
 
 
 class _EventResponse(StreamingResponse):
     """A stream that counts as open from the decision to serve it, not from its first frame on."""
 
-    def __init__(self, event_stream: EventStream, last_event_id: str | None, heartbeat_seconds: float):
-        content = _frames(event_stream, last_event_id, heartbeat_seconds)
+    def __init__(self, event_stream: EventStream, frames: AsyncIterator[str]) -> None:
         # Keeps nginx from buffering, which would delay events.
-        super().__init__(content, media_type=MEDIA_TYPE, headers={"X-Accel-Buffering": "no"})
+        super().__init__(frames, media_type=MEDIA_TYPE, headers={"X-Accel-Buffering": "no"})
         self._event_stream = event_stream
         event_stream.open_streams += 1
 
@@ -60,14 +62,18 @@ class _EventResponse(StreamingResponse):
 
 
 async def _frames(
-    event_stream: EventStream, last_event_id: str | None, heartbeat_seconds: float
+    event_stream: EventStream,
+    last_event_id: str | None,
+    heartbeat_seconds: float,
+    allowed: Callable[[], bool],
 ) -> AsyncIterator[str]:
+    """Frames until the service stops, or the caller's session has ended."""
     event_stream.poll()
     position, first = _start(event_stream, last_event_id)
     frame = _frame(event_stream, first, position) if first else ""
     yield f"retry: {RETRY_MS}\n\n{frame}"
     sent_at = time.monotonic()
-    while not event_stream.closed:
+    while not event_stream.closed and allowed():
         for event in event_stream.after(position):
             position = event.number or position
             yield _frame(event_stream, event, position if event.number else None)

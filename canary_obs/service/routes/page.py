@@ -1,74 +1,82 @@
-"""/: the status page, a single HTML document that the browser refreshes; no scripts, no assets."""
+"""The console's pages and what they load: static files of this package, without a build step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import UTC, datetime
-from html import escape
+from collections.abc import Mapping
 from importlib.resources import files
-from string import Template
+from typing import Annotated
 
-from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import HTMLResponse, Response
 
-from canary_obs import __version__
-from canary_obs.hub.ranks import RankView, rank_name
-from canary_obs.hub.violation_store import ViolationEvent
-from canary_obs.service.context import context_of
-from canary_obs.service.route_policy import TokenScope, requires
+from canary_obs.service.problems import Problem
+from canary_obs.service.route_policy import TokenScope, public, requires
+from canary_obs.service.schemas import ProblemDocument, documented
 
-router = APIRouter(tags=["page"])
+router = APIRouter(tags=["console"])
 
-VIOLATIONS_SHOWN = 20
-_PAGE = Template(files("canary_obs.service").joinpath("web/status.html").read_text("utf-8"))
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
-
-
-@router.get("/", openapi_extra=requires(TokenScope.READ), response_class=HTMLResponse)
-def page(request: Request) -> HTMLResponse:
-    """The state, all ranks and the latest violations."""
-    hub = context_of(request).hub
-    state, reasons = hub.verdict()
-    content = _PAGE.substitute(
-        version=escape(__version__),
-        state=state.value,
-        reasons="".join(f"<li>{escape(reason)}</li>" for reason in reasons),
-        ranks="\n".join(_rank_row(rank) for rank in hub.ranks()),
-        violations="\n".join(_violation_row(event) for event in hub.violations()[:VIOLATIONS_SHOWN]),
+_MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# Only this service's own files: no inline script or style, no frame, and no HTML from strings.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
+        "form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'", "trusted-types 'none'",
     )
-    return HTMLResponse(content, headers={"Content-Security-Policy": _POLICY})
+)  # fmt: skip
+_HEADERS = {"Content-Security-Policy": _POLICY, "Cross-Origin-Opener-Policy": "same-origin"}
 
 
-def _rank_row(rank: RankView) -> str:
-    totals = rank.totals
-    state = f'<span class="state {rank.state.value}">{rank.state.value}</span>'
-    name = escape(rank_name(rank.identity.key))
-    if totals is None:
-        return f"<tr><td>{name}</td><td>{state}</td><td colspan=7>no snapshot yet</td></tr>"
-    groups = totals.groups.values()
-    numbers = (
-        totals.step,
-        sum(sum(group.verified.values()) for group in groups),
-        sum(sum(reasons.values()) for group in groups for reasons in group.violations.values()),
-        sum(totals.sweep_passes.values()),
-    )
-    sweep = totals.sweep
-    return (
-        f"<tr><td>{name}</td><td>{state}</td>"
-        f"{_cells([totals.mode.value])}{_cells(numbers, number=True)}"
-        f"{_cells([f'{sweep.status.value}, {sweep.checked} of {sweep.total}' if sweep else 'none yet'])}"
-        f"{_cells(['never' if rank.snapshot_age is None else f'{rank.snapshot_age:.1f} s'])}</tr>"
-    )
+def _read_web() -> Mapping[str, str]:
+    folder = files("canary_obs.service").joinpath("web")
+    return {file.name: file.read_text("utf-8") for file in folder.iterdir() if file.is_file()}
 
 
-def _violation_row(event: ViolationEvent) -> str:
-    row = event.violation
-    time = datetime.fromtimestamp(row.time_ns / 1e9, UTC).isoformat(timespec="milliseconds")
-    what = (event.number, time, rank_name(event.identity.key), row.reason.value, row.phase.value, row.group)
-    where = (row.slot, row.position, row.step, row.request)
-    return f"<tr>{_cells((*what, *where))}</tr>"
+_FILES = _read_web()
+
+IncidentId = Annotated[str, Path(min_length=1, max_length=128)]
 
 
-def _cells(values: Iterable[object], *, number: bool = False) -> str:
-    attributes = ' class="number"' if number else ""
-    return "".join(f"<td{attributes}>{escape('' if value is None else str(value))}</td>" for value in values)
+@router.get("/", openapi_extra=requires(TokenScope.READ, page=True), response_class=HTMLResponse)
+async def overview() -> HTMLResponse:
+    """The fleet: every rank's state, its coverage, sweeps and incidents. Data are loaded by its script."""
+    return _page("overview.html")
+
+
+@router.get(
+    "/incidents/{incident_id}",
+    openapi_extra=requires(TokenScope.READ, page=True),
+    response_class=HTMLResponse,
+    responses=documented(ProblemDocument, 422),
+)
+async def incident(incident_id: IncidentId) -> HTMLResponse:
+    """One incident: what happened, what may have caused it, what to do next."""
+    del incident_id  # read by the page's script
+    return _page("incident.html")
+
+
+@router.get("/sign-in", openapi_extra=public(), response_class=HTMLResponse)
+async def sign_in_page() -> HTMLResponse:
+    """The form that exchanges a token for a session. Needs no token, as it shows nothing of the service."""
+    return _page("sign-in.html")
+
+
+@router.get(
+    "/console/assets/{name}",
+    openapi_extra=public(),
+    response_class=Response,
+    responses={
+        200: {"content": {media_type: {} for media_type in _MEDIA_TYPES.values()}},
+        **documented(ProblemDocument, 404, 422),
+    },
+)
+async def asset(request: Request, name: Annotated[str, Path(max_length=64)]) -> Response:
+    """A script, style or picture of the pages. Needs no token: the files are those of the package."""
+    suffix = name[name.rfind(".") :] if "." in name else ""
+    if suffix not in _MEDIA_TYPES or name not in _FILES:
+        raise Problem(404, "no-such-file", f"{request.url.path}: the console has no such file")
+    return Response(_FILES[name], media_type=_MEDIA_TYPES[suffix])
+
+
+def _page(name: str) -> HTMLResponse:
+    return HTMLResponse(_FILES[name], headers=_HEADERS)

@@ -1,0 +1,287 @@
+// The fleet overview: fetched every other second, and at once whenever the event stream reports something.
+
+import { drawMap, rankName } from "./map.js";
+import { Keyed, ask, byId, h, setClass, setText, toast } from "./dom.js";
+import { DASH, ago, duration, percent, plural, short } from "./format.js";
+import { Refused, base, may, openSession, request, signOut, toSignIn } from "./session.js";
+
+const REFRESH_MS = 2000;
+const EVENTS = ["state", "violation", "incident_opened", "incident_closed", "sweep_begun", "sweep_ended", "dropped"];
+const STATES = ["violated", "blind", "degraded", "off", "ok"];
+
+let fleet = null;
+let before = new Map(); // rank name -> { row, rates } of the snapshot before
+let timer = 0;
+let fetching = false;
+let again = false;
+
+async function refresh() {
+  if (fetching) {
+    again = true;
+    return;
+  }
+  fetching = true;
+  clearTimeout(timer);
+  try {
+    fleet = await request("GET", "console/fleet");
+    measureRates(fleet.ranks);
+    draw();
+  } catch (error) {
+    if (error instanceof Refused && error.status === 401) return toSignIn();
+    setLive("unreachable");
+  } finally {
+    fetching = false;
+    timer = setTimeout(refresh, again ? 50 : document.hidden ? 10 * REFRESH_MS : REFRESH_MS);
+    again = false;
+  }
+}
+
+function measureRates(rows) {
+  const now = new Map();
+  for (const row of rows) {
+    const name = rankName(row);
+    const old = before.get(name);
+    if (!old || row.time_ns === null || old.row.time_ns === null || row.time_ns <= old.row.time_ns) {
+      now.set(name, old && old.row.time_ns === row.time_ns ? old : { row, rates: null });
+      continue;
+    }
+    const seconds = (row.time_ns - old.row.time_ns) / 1e9;
+    const rate = (field) => Math.max(0, row[field] - old.row[field]) / seconds;
+    now.set(name, { row, rates: { step: rate("step"), verified: rate("verified"), bytes: rate("hashed_bytes") } });
+  }
+  before = now;
+}
+
+const ratesOf = (row) => before.get(rankName(row))?.rates ?? null;
+
+function draw() {
+  setText(byId("version"), fleet.version);
+  document.title = fleet.state === "ok" ? "canary_obs" : `${fleet.state} · canary_obs`;
+  drawVerdict();
+  drawTiles();
+  drawSweep();
+  drawIncidents();
+  drawMap(fleet);
+  drawRanks();
+  drawActions();
+}
+
+function drawVerdict() {
+  const counts = STATES.map((state) => [state, fleet.ranks.filter((row) => row.state === state).length]);
+  const parts = counts.filter(([, count]) => count).map(([state, count]) => `${count} ${state}`);
+  setText(byId("state"), fleet.state);
+  setClass(byId("state"), `pill ${fleet.state}`);
+  setText(byId("verdict"), fleet.ranks.length ? `${plural(fleet.ranks.length, "rank")}: ${parts.join(", ")}` : "No engine is attached");
+  const reasons = fleet.reasons.slice(0, 4);
+  const more = fleet.reasons.length - reasons.length;
+  if (more > 0) reasons.push(`and ${plural(more, "further reason")}, in the table of ranks`);
+  reasonList.update(reasons.map((text, index) => ({ text, index })), (reason) => reason.index);
+}
+
+const reasonList = new Keyed(byId("reasons"), () => {
+  const element = h("li");
+  return { element, update: (reason) => setText(element, reason.text) };
+});
+
+function drawTiles() {
+  const live = fleet.ranks.filter((row) => !row.departed);
+  const rates = live.map(ratesOf).filter((rates) => rates !== null);
+  const sum = (field) => (rates.length ? rates.reduce((total, rate) => total + rate[field], 0) : null);
+  const overheads = live.map((row) => row.overhead).filter((value) => value !== null);
+  const sweeps = live.flatMap((row) => row.groups.map((group) => group.age_seconds));
+  const known = sweeps.filter((age) => age !== null);
+  const findings = live.reduce((total, row) => total + row.violations, 0);
+  const tiles = [
+    ["Engine steps", short(sum("step"), "/s"), `${plural(live.length, "rank")}`],
+    ["Slots verified", short(sum("verified"), "/s"), "records, all phases"],
+    ["Bytes compared", short(sum("bytes"), "B/s"), "fingerprints of K and V"],
+    ["Findings", short(findings), "since attach, all ranks"],
+    ["Overhead", overheads.length ? percent(Math.max(...overheads)) : DASH, "of engine time, worst rank"],
+    ["Oldest sweep", known.length ? duration(Math.max(...known)) : DASH, sweeps.length > known.length ? `${sweeps.length - known.length} groups never swept` : "worst rank and group"],
+  ];
+  tileList.update(tiles, (tile) => tile[0]);
+}
+
+const tileList = new Keyed(byId("tiles"), ([label]) => {
+  const value = h("dd", { class: "value" });
+  const note = h("dd", { class: "dim" });
+  const element = h("div", {}, h("dt", {}, label), value, note);
+  return { element, update: ([, text, hint]) => (setText(value, text), setText(note, hint)) };
+});
+
+function drawSweep() {
+  const sweep = fleet.sweep;
+  byId("sweep").hidden = sweep === null;
+  if (sweep === null) return;
+  const running = sweep.status === "running";
+  const share = running ? (sweep.total ? Math.min(1, sweep.checked / sweep.total) : 0) : 1;
+  byId("sweep-bar").value = share;
+  setClass(byId("sweep-bar"), sweep.status);
+  const parts = [sweep.status, `${short(sweep.checked)} of ${short(sweep.total)} slots (${percent(share)})`];
+  if (running) {
+    parts.push(`${sweep.ranks_ended} of ${plural(sweep.ranks, "rank")} done`);
+    if (sweep.rate !== null) parts.push(short(sweep.rate, "slots/s"));
+    parts.push(sweep.eta_seconds === null ? "ETA not known yet" : `ETA ${duration(sweep.eta_seconds)}`);
+  } else if (sweep.ended_ns !== null) {
+    parts.push(`took ${duration((sweep.ended_ns - sweep.requested_ns) / 1e9)}`, `ended ${ago(sweep.ended_ns, fleet.time_ns)}`);
+  }
+  if (sweep.violations) parts.push(plural(sweep.violations, "finding"));
+  if (sweep.errors.length) parts.push(sweep.errors.slice(0, 2).join("; "));
+  setText(byId("sweep-text"), parts.join(" · "));
+  byId("cancel").hidden = !running || !may("operate");
+}
+
+function drawIncidents() {
+  const open = fleet.incidents.filter((incident) => !incident.acknowledged).length;
+  setText(byId("incident-count"), open ? `${open} not acknowledged` : "none open");
+  byId("incidents").hidden = fleet.incidents.length === 0;
+  incidentList.update(fleet.incidents, (incident) => incident.id);
+}
+
+const incidentList = new Keyed(byId("incidents"), (first) => {
+  const link = h("a", { href: `incidents/${encodeURIComponent(first.id)}` });
+  const facts = h("p", { class: "dim" });
+  const acknowledge = h("button", { type: "button" }, "Acknowledge");
+  const element = h("li", {}, h("div", {}, link, facts), acknowledge);
+  let shown = first;
+  acknowledge.setAttribute("aria-label", `Acknowledge incident ${first.id}`);
+  acknowledge.addEventListener("click", () => acknowledgeOne(shown));
+  const update = (incident) => {
+    shown = incident;
+    setText(link, incident.sentence || Object.entries(incident.reasons).map(([reason, count]) => `${count} × ${reason}`).join(", "));
+    const ranks = `${incident.engine}/${incident.instance} rank ${incident.ranks.join(", ")}`;
+    const state = incident.acknowledged ? "acknowledged" : incident.closed_ns ? "quiet" : "open";
+    setText(facts, `${state} · ${ranks} · ${plural(incident.violations, "finding")} · ${ago(incident.opened_ns, fleet.time_ns)}`);
+    setClass(element, incident.acknowledged ? "seen" : "open");
+    acknowledge.hidden = incident.acknowledged || !may("operate");
+  };
+  return { element, update };
+});
+
+async function acknowledgeOne(incident) {
+  const text = `${incident.sentence} It stays listed, and its ranks may become ok again.`;
+  const comment = await ask({ title: "Acknowledge this incident?", text, yes: "Acknowledge", field: true });
+  if (comment === null) return;
+  const body = { incident: incident.id };
+  if (comment) body.comment = comment;
+  await run("Acknowledged", "POST", "canary/acknowledge", body);
+}
+
+function drawRanks() {
+  const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const rows = fleet.ranks.filter((row) => {
+    const text = [rankName(row), row.state, row.device, ...row.reasons].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+  setText(byId("shown"), words.length ? `${rows.length} of ${fleet.ranks.length}` : `${rows.length}, worst first`);
+  rankList.update(rows, rankName);
+}
+
+const rankList = new Keyed(byId("ranks"), (first) => {
+  const pill = h("span", { class: "pill" });
+  const why = h("td", { "data-label": "Why", class: "why" });
+  const cell = (label) => h("td", { class: "number", "data-label": label });
+  const cells = ["Steps/s", "Slots/s", "Compared", "Findings", "Overhead", "Heard"].map(cell);
+  const element = h("tr", {}, h("th", { scope: "row" }, rankName(first)), h("td", { "data-label": "State" }, pill), why, ...cells);
+  const update = (row) => {
+    setText(pill, row.state);
+    setClass(pill, `pill ${row.state}`);
+    const notes = [...row.reasons];
+    if (row.paused) notes.push("sweeps and patrol are paused");
+    if (row.injected) notes.push(`${plural(row.injected, "fault")} injected on purpose`);
+    setText(why, notes.join("; ") || DASH);
+    const rates = ratesOf(row);
+    const heard = row.departed ? "gone" : row.snapshot_age === null ? DASH : duration(row.snapshot_age);
+    const values = [short(rates?.step), short(rates?.verified), short(rates?.bytes, "B/s"), short(row.violations), percent(row.overhead), heard];
+    values.forEach((value, index) => setText(cells[index], value));
+  };
+  return { element, update };
+});
+
+const ACTIONS = [
+  { name: "Sweep", scope: "operate", shown: () => fleet.sweep?.status !== "running", go: () => run("Sweep started", "POST", "canary/sweep", {}) },
+  { name: "Pause", scope: "operate", shown: () => fleet.ranks.some((row) => !row.paused && !row.departed), go: pause },
+  { name: "Resume", scope: "operate", shown: () => fleet.ranks.some((row) => row.paused), go: () => run("Resumed", "POST", "canary/resume") },
+  { name: "Drill", scope: "inject", shown: () => drillEnabled, go: drill },
+];
+let drillEnabled = false;
+
+function drawActions() {
+  const shown = ACTIONS.filter((action) => may(action.scope) && action.shown());
+  actionList.update(shown, (action) => action.name);
+}
+
+const actionList = new Keyed(byId("actions"), (action) => {
+  const kind = action.name === "Sweep" ? "primary" : null;
+  const element = h("button", { type: "button", class: kind, onclick: action.go }, action.name);
+  return { element, update: () => {} };
+});
+
+async function pause() {
+  const text = "Sweeps and patrol stop on every rank until someone resumes them. The checks around forwards go on.";
+  if ((await ask({ title: "Pause all ranks?", text, yes: "Pause" })) !== null) await run("Paused", "POST", "canary/pause");
+}
+
+async function drill() {
+  const text = "Each rank injects one fault into a slot that no request uses, and looks for it. Nothing is answered wrong.";
+  if ((await ask({ title: "Start a drill?", text, yes: "Drill" })) === null) return;
+  toast("The drill is running");
+  const record = await run("", "POST", "canary/drill");
+  if (!record) return;
+  const found = record.ranks.filter((rank) => rank.finding.outcome === "detected").length;
+  toast(`Drill: ${found} of ${plural(record.ranks.length, "rank")} detected it`, found === record.ranks.length ? "note" : "error");
+}
+
+async function run(done, method, path, body) {
+  try {
+    const answer = await request(method, path, body);
+    if (done) toast(done);
+    refresh();
+    return answer;
+  } catch (error) {
+    if (error instanceof Refused && error.status === 401) toSignIn();
+    else toast(error.message, "error");
+    return null;
+  }
+}
+
+function setLive(state) {
+  setText(byId("live"), state);
+  setClass(byId("live"), `live ${state}`);
+}
+
+function listen() {
+  const stream = new EventSource(new URL("canary/events", base));
+  stream.addEventListener("open", () => setLive("live"));
+  stream.addEventListener("error", () => {
+    setLive("reconnecting");
+    // A refused stream does not reconnect by itself: the session may have ended, or too many are open.
+    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 5 * REFRESH_MS);
+    refresh();
+  });
+  for (const kind of EVENTS) stream.addEventListener(kind, refresh);
+}
+
+async function start() {
+  let session;
+  try {
+    session = await openSession();
+  } catch (error) {
+    if (error instanceof Refused && error.status === 401) return toSignIn();
+    setLive("unreachable");
+    setTimeout(start, REFRESH_MS);
+    return;
+  }
+  drillEnabled = session.drill_enabled;
+  setText(byId("who"), session.token === null ? "no token needed" : `${session.token}: ${session.scopes.join(", ")}`);
+  byId("sign-out").hidden = session.csrf === null;
+  byId("sign-out").addEventListener("click", signOut);
+  byId("cancel").addEventListener("click", () => run("Cancelling", "DELETE", `canary/sweeps/${fleet.sweep.id}`));
+  byId("search").addEventListener("input", drawRanks);
+  byId("measures").addEventListener("change", () => fleet && drawMap(fleet));
+  document.addEventListener("visibilitychange", () => document.hidden || refresh());
+  await refresh();
+  listen();
+}
+
+start();
