@@ -98,6 +98,8 @@ class KVAllocation:
     bytes: int
     # Group names -> layers that these groups hold together, by the model's configuration.
     layers: Mapping[tuple[str, ...], int]
+    # What no group shows because it cannot be checked, each with its share and the reason: `degraded`.
+    left_out: tuple[str, ...] = ()
 
 
 class CachedCount(NamedTuple):

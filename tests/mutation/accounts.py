@@ -193,9 +193,14 @@ COVERAGE = mutants(
     ),
     ("            if held < expected:\n", "            if False:\n", _COVERAGE + "test_a_hidden_layer"),
     (
-        "            return [(State.DEGRADED, text)]\n        found = []",
-        "            return []\n        found = []",
+        "            return [(State.DEGRADED, text)]\n",
+        "            return []\n",
         _COVERAGE + "test_an_engine_that_does_not_say_what_it_has",
+    ),
+    (
+        "found = list(self._allocation.left_out)",
+        "found = []",
+        _COVERAGE + "test_what_an_adapter_left_out_is_degraded_whatever_its_share",
     ),
 )
 

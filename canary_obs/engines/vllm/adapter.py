@@ -77,13 +77,16 @@ class VllmAdapter(EngineAdapter):
         self.runner, self._worker, self._wrap_engine = runner, worker, wrap_engine
         # The runner's tensors were created in inference mode, and cannot be written to outside of it.
         with torch.inference_mode():
-            self.vllm_groups = find_groups(runner)
+            self._found = find_groups(runner)
+        self.vllm_groups = self._found.covered
         self._by_name = {group.view.name: group for group in self.vllm_groups}
         shapes = {
             name: (group.number, group.num_blocks, group.block_size) for name, group in self._by_name.items()
         }
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
-        self._block_changes = BlockChanges(self.vllm_groups, runner.device)
+        self._block_changes = BlockChanges(
+            self.vllm_groups, runner.device, range(len(runner.kv_cache_config.kv_cache_groups))
+        )
         self._windows = WindowTables(self.vllm_groups)
         self._forwards = ForwardCount(self._by_name)
         self._attention = AttentionTables(self.vllm_groups)
@@ -149,7 +152,7 @@ class VllmAdapter(EngineAdapter):
 
     def allocation(self) -> KVAllocation:
         """From vLLM's KV cache configuration and tensors, and the model's configuration."""
-        return kv_allocation(self.runner, self.vllm_groups)
+        return kv_allocation(self.runner, self._found)
 
     def forwards(self) -> dict[str, int]:
         """Scheduler outputs with tokens; drafting follows every forward of the target."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.vllm.cached_blocks import BlockEvent
+from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.prefix_hits import PrefixHits
@@ -20,8 +20,9 @@ from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 class BlockChanges:
     """Blocks zeroed, copied, loaded, joined to a request, or handed from one group to another."""
 
-    def __init__(self, groups: Sequence[VllmGroup], device: torch.device) -> None:
-        self._groups, self._device = groups, device
+    def __init__(self, groups: Sequence[VllmGroup], device: torch.device, numbers: Collection[int]) -> None:
+        """`numbers`: of all of vLLM's groups, also of those that are not checked."""
+        self._groups, self._device, self._numbers = groups, device, numbers
         self._loads = ConnectorLoads(groups, device)
         self.end_step = self._loads.end_step
         self.hits = PrefixHits(groups)
@@ -30,13 +31,13 @@ class BlockChanges:
         """Report the changes of a scheduler output and its events, before the runner acts on it."""
         self.hits.note(output)
         self._loads.begin_step(output, events, observer)
-        self._report_changes(output, observer)
+        self._report_changes(output, events, observer)
         self.hits.report(output, self._loads.loaded_from, observer)
 
-    def _report_changes(self, output: Any, observer: Observer) -> None:
+    def _report_changes(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         zeroed = output.new_block_ids_to_zero
         copies = output.kv_cache_block_copies
-        assigned = self._assigned(output) if len(self._groups) > 1 else {}
+        assigned = self._assigned(output, events) if len(self._numbers) > 1 else {}
         if not (zeroed or copies or assigned):
             return
         for group in self._groups:
@@ -51,15 +52,19 @@ class BlockChanges:
                 source, destination = zip(*copies, strict=True)
                 observer.copied(name, self._slots(source, group), self._slots(destination, group))
 
-    def _assigned(self, output: Any) -> dict[int, set[int]]:
-        """Blocks that this output assigns to requests, by vLLM's group number."""
+    def _assigned(self, output: Any, events: Iterable[BlockEvent] | None) -> dict[int, set[int]]:
+        """Blocks that this output assigns to requests, or has a connector fill, by vLLM's group number."""
         cached = output.scheduled_cached_reqs
         assigned = [request.block_ids for request in output.scheduled_new_reqs]
         assigned += [blocks for blocks in cached.new_block_ids if blocks is not None]
-        return {
-            group.number: set(chain.from_iterable(blocks[group.number] for blocks in assigned))
-            for group in self._groups
+        found = {
+            number: set(chain.from_iterable(blocks[number] for blocks in assigned))
+            for number in self._numbers
         }
+        for event in events or ():
+            if isinstance(event, Loaded):
+                found[event.group].add(event.block)
+        return found
 
     def _slots(self, blocks: Sequence[int], group: VllmGroup) -> Tensor:
         return slots_of(blocks, group.block_size).to(self._device, non_blocking=True)

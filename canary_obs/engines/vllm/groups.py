@@ -15,6 +15,8 @@ from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_placements
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
+from canary_obs.engines.vllm.kv_bytes import configured_bytes
+from canary_obs.engines.vllm.left_out import LeftOut, check_something_is_left
 from canary_obs.errors import UnsupportedEngine
 
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
@@ -34,9 +36,50 @@ class VllmGroup:
     draft: bool = False  # layers of a draft model, reported after drafting
 
 
-def find_groups(runner: Any) -> tuple[VllmGroup, ...]:
-    """The groups of an initialised model runner. Raises UnsupportedEngine, naming group and layer."""
-    config = runner.kv_cache_config
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundGroups:
+    """Every KV cache group of a model runner that keeps KV."""
+
+    covered: tuple[VllmGroup, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def find_groups(runner: Any) -> FoundGroups:
+    """The groups of an initialised model runner; one that cannot be checked is left out, with the reason.
+
+    Raises UnsupportedEngine when none is left, or requests' slots cannot be followed in any of them.
+    """
+    _check_ranks_hold_whole_requests(runner)
+    drafts, known = draft_layers(runner), drafter_is_known(runner)
+    found: list[VllmGroup] = []
+    left_out: list[LeftOut] = []
+    names: dict[str, int] = {}
+
+    def add(number: int, layers: list[str], hidden: Iterable[str] = (), *, draft: bool = False) -> None:
+        try:
+            base, window = _attention(_specs(runner, number, layers))
+            own = _vllm_group(runner, number, layers, window, hidden)
+        except Exception as error:  # noqa: BLE001 - another backend's layout may fail in any way
+            left_out.append(_left_out(runner, number, layers, error))
+            return
+        name = _next_name("draft" if draft else base, names)
+        found.append(replace(own, draft=draft, view=replace(own.view, name=name)))
+
+    for number, group in enumerate(runner.kv_cache_config.kv_cache_groups):
+        layers = [name for name in group.layer_names if name not in drafts]
+        specs = _specs(runner, number, layers)
+        if layers and not all(type(spec).__name__ == "EncoderOnlyAttentionSpec" for spec in specs):
+            add(number, layers, () if known else drafts.intersection(group.layer_names))
+    for number, group in enumerate(runner.kv_cache_config.kv_cache_groups if known else ()):
+        if layers := [name for name in group.layer_names if name in drafts]:
+            add(number, layers, draft=True)
+    check_something_is_left(len(found), left_out)
+    return FoundGroups(covered=tuple(found), left_out=tuple(left_out))
+
+
+def _check_ranks_hold_whole_requests(runner: Any) -> None:
+    # With context parallelism a token's slot is on one rank only, and the block table counts in units of
+    # all ranks: no group's slots could be followed.
     parallel = runner.vllm_config.parallel_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) != 1:
@@ -44,24 +87,16 @@ def find_groups(runner: Any) -> tuple[VllmGroup, ...]:
                 f"vLLM's {name}={getattr(parallel, name)}: a request's slots are spread over ranks, "
                 "which is not supported; use 1, or run without the canary"
             )
-    drafts = draft_layers(runner)
-    known = drafter_is_known(runner)
-    found: list[VllmGroup] = []
-    names: dict[str, int] = {}
-    for number, group in enumerate(config.kv_cache_groups):
-        layers = [name for name in group.layer_names if name not in drafts]
-        specs = _specs(group.kv_cache_spec, layers)
-        if not layers or all(type(spec).__name__ == "EncoderOnlyAttentionSpec" for spec in specs):
-            continue
-        attention, window = _attention(number, specs)
-        hidden = () if known else drafts.intersection(group.layer_names)
-        found.append(_vllm_group(runner, number, layers, _next_name(attention, names), window, hidden))
-    for number, group in enumerate(config.kv_cache_groups if known else ()):
-        if layers := [name for name in group.layer_names if name in drafts]:
-            _, window = _attention(number, _specs(group.kv_cache_spec, layers))
-            own = _vllm_group(runner, number, layers, _next_name("draft", names), window)
-            found.append(replace(own, draft=True))
-    return tuple(found)
+
+
+def _left_out(runner: Any, number: int, layers: list[str], error: Exception) -> LeftOut:
+    plain = isinstance(error, UnsupportedEngine)  # its message says it all
+    return LeftOut(
+        number=number,
+        layers=tuple(layers),
+        bytes=configured_bytes(runner, number, layers),
+        reason=str(error) if plain else f"{type(error).__name__}: {error}",
+    )
 
 
 def _next_name(base: str, names: dict[str, int]) -> str:
@@ -70,12 +105,12 @@ def _next_name(base: str, names: dict[str, int]) -> str:
 
 
 def _vllm_group(
-    runner: Any, number: int, layers: list[str], name: str, window: int | None, hidden: Iterable[str] = ()
+    runner: Any, number: int, layers: list[str], window: int | None, hidden: Iterable[str]
 ) -> VllmGroup:
     num_blocks = runner.kv_cache_config.num_blocks
     block_size = runner.kv_cache_config.kv_cache_groups[number].kv_cache_spec.block_size
     view = GroupView(
-        name=name,
+        name="",
         num_slots=num_blocks * block_size,
         page_size=kernel_block_size(runner, number),
         sources=_sources(runner, layers, num_blocks, block_size),
@@ -101,12 +136,13 @@ def kernel_block_size(runner: Any, number: int) -> int:
     return int(runner.input_batch.block_table[number].block_size)
 
 
-def _specs(spec: Any, layers: Iterable[str]) -> list[Any]:
+def _specs(runner: Any, number: int, layers: Iterable[str]) -> list[Any]:
+    spec = runner.kv_cache_config.kv_cache_groups[number].kv_cache_spec
     inner = getattr(spec, "kv_cache_specs", None)
     return [inner[name] for name in layers if name in inner] if inner else [spec]
 
 
-def _attention(number: int, specs: list[Any]) -> tuple[str, int | None]:
+def _attention(specs: list[Any]) -> tuple[str, int | None]:
     types = {type(spec).__name__ for spec in specs}
     if types <= _FULL:
         return "full", None
@@ -114,7 +150,7 @@ def _attention(number: int, specs: list[Any]) -> tuple[str, int | None]:
     if types <= _SLIDING and len(windows) == 1:
         return "swa", windows.pop()
     raise UnsupportedEngine(
-        f"KV cache group {number} holds {', '.join(sorted(types))} with windows {sorted(map(str, windows))}; "
+        f"it holds {', '.join(sorted(types))} with windows {sorted(map(str, windows))}; "
         f"supported are {', '.join(sorted(_FULL | _SLIDING))}, one window per group"
     )
 

@@ -26,7 +26,7 @@ class KVCoverage:
         if self._allocation is None:
             text = "this engine does not say what KV it has: a layer that is not shown would not be noticed"
             return [(State.DEGRADED, text)]
-        found = []
+        found = list(self._allocation.left_out)
         for names, expected in self._allocation.layers.items():
             held = sum(self._layers.get(name, 0) for name in names)
             if held < expected:

@@ -11,10 +11,12 @@ import pytest
 from canary_kernels.layout import Part
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.engine_api.views import KVAllocation
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.device.coverage import KVCoverage
 from canary_obs.vocabulary import State
 from tests.unchecked import Report
 
@@ -90,6 +92,12 @@ def test_a_hidden_group() -> None:
     assert canary.state.coverage < 0.99
     assert "the model has 1 layers with KV in swa, the adapter shows 0" in canary.verdict()[1]
     canary.detach()
+
+
+def test_what_an_adapter_left_out_is_degraded_whatever_its_share() -> None:
+    allocation = KVAllocation(bytes=1, layers={}, left_out=("group 1 is not checked (0.1% of KV bytes)",))
+    (reason,) = KVCoverage([], allocation).reasons()
+    assert reason == (State.DEGRADED, "group 1 is not checked (0.1% of KV bytes)")
 
 
 def test_an_engine_that_does_not_say_what_it_has(unchecked: Report) -> None:

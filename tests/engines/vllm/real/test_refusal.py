@@ -80,14 +80,6 @@ def test_the_engine_serves_and_log_api_and_metric_say_why(
             service.stop()
 
 
-def test_a_hybrid_with_states_is_refused(make_rig: Any, caplog: Any) -> None:
-    """A storm leaves it out: tests/engines/vllm/storm/legs.py."""
-    rig = make_rig("falcon_h1", load_format="dummy", block_size=None, max_num_batched_tokens=128)
-    assert worker.runtime_of(rig.worker) is None
-    assert "MambaSpec" in caplog.text
-    assert len(rig.generate([list(range(4, 40))], 4)) == 1
-
-
 def test_a_method_with_other_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from canary_obs.engines.vllm import versions
 

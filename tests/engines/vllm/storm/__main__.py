@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.storm.legs import LEFT_OUT, LEGS, leg_seconds
+from tests.engines.vllm.storm.legs import LEGS, leg_seconds
 
 _START_SECONDS = 400.0
 _SAID = 300  # characters of each problem; the rest is in the result
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
             legs.append(future.result())
             _say(legs[-1], given.fault)
             if given.output:
-                text = json.dumps(head | {"left_out": LEFT_OUT, "legs": legs}, indent=1)
+                text = json.dumps(head | {"legs": legs}, indent=1)
                 given.output.write_text(text + "\n", encoding="utf-8")
     return int(not succeeded(legs, names, fault=given.fault))
 

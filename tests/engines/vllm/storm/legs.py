@@ -10,9 +10,6 @@ HOUR = 3600.0
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 _CONNECTORS = "tests.engines.vllm.real.copying_connector"
 
-# Models that a storm leaves out, because they are refused: tests/engines/vllm/real/test_refusal.py.
-LEFT_OUT = {"hybrid with state-space layers": "KV cache groups of MambaSpec are refused (falcon_h1)"}
-
 # FlashAttention has no float32. The memory is given, because several engines share the GPU while they start.
 ON_GPU = {
     "dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 30, "enforce_eager": False,
@@ -59,6 +56,21 @@ LEGS = {
         contains=("drafts_accepted",),
     ),
     "hybrid": Leg(share=2, model="gemma3", engine={"num_gpu_blocks_override": 80}, contains=_PREEMPTED),
+    "states": Leg(
+        share=2,
+        model="falcon_h1",
+        # A prefill chunk must not cross a block of states.
+        engine={
+            "load_format": "dummy",
+            "block_size": None,
+            "max_num_batched_tokens": 128,
+            "max_num_seqs": 8,
+            "num_gpu_blocks_override": 30,
+        },
+        contains=_PREEMPTED,
+        prompts=8,
+        states=("degraded",),  # its states are not checked
+    ),
     "sliding": Leg(share=2, model="mistral", engine={"num_gpu_blocks_override": 40}, contains=_PREEMPTED),
     "latent": Leg(
         share=2,

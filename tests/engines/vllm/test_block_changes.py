@@ -1,0 +1,72 @@
+"""What a scheduler output changes in the bytes of blocks; with a real engine: real/test_left_out.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from canary_obs.engines.vllm.block_changes import BlockChanges
+from canary_obs.engines.vllm.cached_blocks import Loaded
+
+SIZE = 2
+
+
+class Recorder:
+    """Keeps the blocks whose slots are announced as invalidated."""
+
+    def __init__(self) -> None:
+        self.invalid: list[tuple[str, list[int]]] = []
+
+    def invalidated(self, name: str, slots: torch.Tensor) -> None:
+        self.invalid.append((name, sorted(set((slots // SIZE).tolist()))))
+
+    def __getattr__(self, hook: str) -> Any:
+        return lambda *_: None
+
+
+def output(new: list[tuple[list[int], ...]] = (), grown: list[Any] = ()) -> Any:  # type: ignore[assignment]
+    """A scheduler output; blocks by vLLM's group number, of each request."""
+    return SimpleNamespace(
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=f"new{number}", num_computed_tokens=0, block_ids=blocks)
+            for number, blocks in enumerate(new)
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[f"old{number}" for number in range(len(grown))],
+            num_computed_tokens=[0] * len(grown), new_block_ids=list(grown), resumed_req_ids=set(),
+        ),
+        finished_req_ids=set(), preempted_req_ids=None, new_block_ids_to_zero=None,
+        kv_cache_block_copies=None,
+    )  # fmt: skip
+
+
+def changes(numbers: range = range(2)) -> BlockChanges:
+    own = SimpleNamespace(view=SimpleNamespace(name="full"), number=0, block_size=SIZE)
+    return BlockChanges([own], torch.device("cpu"), numbers)  # type: ignore[list-item]
+
+
+def invalid(given: Any, events: Any = None, numbers: range = range(2)) -> list[tuple[str, list[int]]]:
+    seen = Recorder()
+    changes(numbers).report(given, events, seen)  # type: ignore[arg-type]
+    return seen.invalid
+
+
+def test_a_block_handed_to_a_group_left_out_ends_the_records_of_the_others() -> None:
+    assert invalid(output(new=[([1, 3], [0, 4])])) == [("full", [4])]
+    assert invalid(output(grown=[None, ([6], [0, 7, 5])])) == [("full", [5, 7])]
+
+
+def test_blocks_of_the_own_group_and_null_blocks_end_nothing() -> None:
+    assert invalid(output(new=[([1, 3], [0])])) == []
+
+
+def test_what_a_connector_fills_in_a_group_left_out_ends_records_before_its_request_is_scheduled() -> None:
+    load = Loaded(1, 9, 0, 0, SIZE, "waiting")
+    assert invalid(output(), [load]) == [("full", [9])]
+    assert invalid(output(), [Loaded(0, 8, 0, 0, SIZE, "waiting")]) == []
+
+
+def test_one_group_alone_shares_its_blocks_with_nobody() -> None:
+    assert invalid(output(new=[([1, 3],)]), numbers=range(1)) == []
