@@ -66,6 +66,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     rank: Annotated[int, Meta(ge=0, le=65_535)] = 0
     expected_ranks: str = ""  # "0-7" or "0,1,4": ranks that report to the same service; vLLM fills it in
     reveal_tokens: bool = False
+    untried_engine: Literal["attach", "refuse"] = "attach"  # an engine newer than the versions tested
     write_history: bool | None = None  # each slot's last write step: 8 B per slot; None = on a CPU only
     lane_rows: Annotated[int, Meta(ge=2, le=4096)] = 32  # violation rows kept per (group, phase, reason)
     pipeline_rows: Annotated[int, Meta(ge=2, le=1024)] = 16

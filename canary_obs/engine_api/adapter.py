@@ -69,6 +69,8 @@ class EngineAdapter(ABC):
 
     name: str  # of the engine, as in metrics: "vllm"
     version: str  # of the engine
+    # What is to be said of a version that nobody has tested: the state is at best `degraded`. None = tested.
+    untried: str | None = None
 
     @property
     @abstractmethod

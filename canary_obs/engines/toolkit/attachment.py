@@ -12,6 +12,7 @@ from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.device.warm_up import expected_compilation
+from canary_obs.runtime.untried import UntriedEngine, check_untried
 from canary_obs.transport.links import EngineLink
 from canary_obs.transport.sender import open_link
 
@@ -30,6 +31,7 @@ def attach_adapter(
         raise UnsupportedEngine(
             f"{adapter.name} {adapter.version} shows no KV groups; nothing could be protected"
         )
+    check_untried(adapter.untried, config)
     if link is None and config.endpoint != IN_PROCESS:
         link = open_link(config)
     try:
@@ -37,6 +39,7 @@ def attach_adapter(
         check_current_device(device)
         with expected_compilation():
             runtime = CanaryRuntime(adapter, config, device, link)
+            runtime.health.add_source(UntriedEngine(adapter))
             adapter.attach(runtime)  # which compiles what its views need
     except Exception:
         adapter.detach()

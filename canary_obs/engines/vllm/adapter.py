@@ -72,7 +72,7 @@ class VllmAdapter(EngineAdapter):
         import vllm
 
         self.version = str(vllm.__version__)
-        check_version(self.version, self.supported)
+        self.untried = check_version(self.version, self.supported)
         _check_not_wrapped(runner)
         self.runner, self._worker, self._wrap_engine = runner, worker, wrap_engine
         # The runner's tensors were created in inference mode, and cannot be written to outside of it.

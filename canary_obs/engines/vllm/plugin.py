@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from canary_obs.config import CanaryConfig
     from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 SWITCHES = ("KV_CANARY_MODE", "KV_CANARY_CONFIG")
@@ -40,7 +41,7 @@ def register() -> None:
 
     _enable_logging()
     _patches = MethodPatches()
-    _instrument(_patches)
+    _instrument(_patches, config)
 
 
 def is_registered() -> bool:
@@ -56,7 +57,7 @@ def unregister() -> None:
         _patches = None
 
 
-def _instrument(patches: MethodPatches) -> None:
+def _instrument(patches: MethodPatches, config: CanaryConfig) -> None:
     import vllm
 
     from canary_obs.engines.toolkit.engine_methods import find_class
@@ -64,10 +65,11 @@ def _instrument(patches: MethodPatches) -> None:
     from canary_obs.engines.vllm.block_events import instrument_scheduler_classes
     from canary_obs.engines.vllm.versions import WORKER, check_hooks, check_version
     from canary_obs.errors import UnsupportedEngine
+    from canary_obs.runtime.untried import check_untried
 
     unsupported: str | None = None
     try:
-        check_version(str(vllm.__version__))
+        check_untried(check_version(str(vllm.__version__)), config)
         check_hooks()
     except UnsupportedEngine as error:
         unsupported = str(error)

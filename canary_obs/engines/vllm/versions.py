@@ -34,16 +34,28 @@ HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def check_version(version: str, supported: tuple[str, ...] = V1_VERSIONS) -> None:
-    """Raises UnsupportedEngine for a version that was not tested."""
+def check_version(version: str, supported: tuple[str, ...] = V1_VERSIONS) -> str | None:
+    """Raises UnsupportedEngine for a version that was not tested, unless it is newer than all that were.
+
+    Returns what is to be said of a newer one, which may be tried; None = it was tested.
+    """
     release = ".".join(version.split(".")[:2])
     if release in supported:
-        return
-    other = ", VLLM_USE_V2_MODEL_RUNNER=0" if release in V1_VERSIONS else ""
+        return None
+    runner = " with its V2 model runner" if release in V1_VERSIONS else ""
+    if not runner and _number(release) > _number(supported[-1]):
+        return f"vLLM {version} is newer than the versions that were tested, {', '.join(supported)}"
+    other = ", VLLM_USE_V2_MODEL_RUNNER=0" if runner else ""
     raise UnsupportedEngine(
-        f"vLLM {version}{' with its V2 model runner' if other else ''}: supported are "
-        f"{', '.join(supported)}; use a supported vLLM{other} or a newer canary_obs"
+        f"vLLM {version}{runner}: supported are {', '.join(supported)}; "
+        f"use a supported vLLM{other} or a newer canary_obs"
     )
+
+
+def _number(release: str) -> tuple[int, ...]:
+    """(0, 33) of "0.33"; () of what is none, which is less than all of them."""
+    parts = release.split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
 def check_hooks() -> None:

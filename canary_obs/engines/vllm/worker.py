@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,13 +19,16 @@ from canary_obs.engines.toolkit.server_number import separate
 from canary_obs.engines.toolkit.service_process import SupervisedService, start_service
 from canary_obs.engines.vllm.adapter import VllmAdapter, keep_modules_readable
 from canary_obs.engines.vllm.model_runners import adapter_for_runner
+from canary_obs.engines.vllm.rehearsal import rehearse
 from canary_obs.errors import ConfigurationError, UnsupportedEngine
 from canary_obs.records import Snapshot
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.untried import check_untried
 from canary_obs.vocabulary import Mode
 
 log = logging.getLogger("canary_obs")
 _ATTRIBUTE = "kv_canary"  # of the worker: its WorkerCanary
+_REHEARSED = "kv_canary_rehearsal"  # of the worker: what is to be said of its rehearsal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,10 @@ def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
             raise UnsupportedEngine(unsupported)
         # Worker methods run in inference mode; tensors created there could not be changed outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            adapter = adapter_for_runner(worker.model_runner, worker=worker, fresh=True)
+            adapter = _fresh_adapter(worker)
+            if adapter.untried is not None:
+                check_untried(adapter.untried, config)
+                adapter.untried += f"; {_rehearsed(worker, config)}"
             runtime = protect(adapter, config)
     except Exception as error:
         plain = isinstance(error, UnsupportedEngine | ConfigurationError)  # its message says it all
@@ -113,6 +120,19 @@ def attach_to_worker(worker: Any, unsupported: str | None = None) -> None:
     vars(worker)[_ATTRIBUTE] = WorkerCanary(
         runtime=runtime, adapter=adapter, refusal=refusal, service=service
     )
+
+
+def _fresh_adapter(worker: Any) -> VllmAdapter:
+    return adapter_for_runner(worker.model_runner, worker=worker, fresh=True)
+
+
+def _rehearsed(worker: Any, config: CanaryConfig) -> str:
+    """What a rehearsal of this worker found, the first time it was attached to."""
+    found: str | None = vars(worker).get(_REHEARSED)
+    if found is None:  # a worker that wakes up may have blocks that are cached
+        found = rehearse(worker, config, partial(_fresh_adapter, worker))
+        vars(worker)[_REHEARSED] = found
+    return found
 
 
 def detach_from_worker(worker: Any) -> Snapshot | None:

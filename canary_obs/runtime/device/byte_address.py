@@ -48,3 +48,15 @@ def locate_byte(source: KVSource, slot: int, byte: int) -> ByteAddress:
     )
     storage = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     return ByteAddress(storage=storage, offset=offset)
+
+
+def read_slot(source: KVSource, slot: int) -> Tensor:
+    """uint8 [slot_bytes] on the CPU: a slot's bytes in one source, head-major; waits for the device."""
+    first = locate_byte(source, slot, 0)
+    byte = torch.arange(source.slot_bytes)
+    head, inner = byte // source.head_bytes, byte % source.head_bytes
+    band_bytes = source.band_bytes or source.head_bytes
+    band, inner = inner // band_bytes, inner % band_bytes
+    offsets = head * source.head_stride + band * source.band_stride + inner % source.element_bytes
+    offsets += inner // source.element_bytes * source.element_stride + first.offset
+    return first.storage[offsets.to(first.storage.device)].cpu()

@@ -10,13 +10,20 @@ from canary_obs.errors import UnsupportedEngine
 
 @pytest.mark.parametrize("version", ["0.26.0", "0.31.0+cpu", "0.32.1.dev3"])
 def test_every_build_of_a_tried_version_is_taken(version: str) -> None:
-    check_version(version)
-    check_version(version, V2_VERSIONS)
+    assert check_version(version) is None
+    assert check_version(version, V2_VERSIONS) is None
 
 
-@pytest.mark.parametrize("version", ["0.33.0", "0.3.1", "1.31.0", "0.310.0", "0"])
+@pytest.mark.parametrize("version", ["0.99.0", "1.31.0", "0.310.0rc1"])
 @pytest.mark.parametrize("tried", [V1_VERSIONS, V2_VERSIONS])
-def test_versions_nobody_has_tried_are_refused(version: str, tried: tuple[str, ...]) -> None:
+def test_newer_versions_may_be_tried_and_are_named(version: str, tried: tuple[str, ...]) -> None:
+    said = check_version(version, tried)
+    assert said == f"vLLM {version} is newer than the versions that were tested, {', '.join(tried)}"
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.3.1", "0", "", "main", "0.dev1"])
+@pytest.mark.parametrize("tried", [V1_VERSIONS, V2_VERSIONS])
+def test_older_versions_and_what_is_no_version_are_refused(version: str, tried: tuple[str, ...]) -> None:
     with pytest.raises(UnsupportedEngine) as caught:
         check_version(version, tried)
     assert str(caught.value) == (

@@ -28,7 +28,7 @@ def other_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A vLLM version that is not supported, as the plugin sees it."""
     plugin.unregister()
     with monkeypatch.context() as patch:
-        patch.setattr("vllm.__version__", "0.99.0")
+        patch.setattr("vllm.__version__", "0.25.0")
         plugin.register()
         yield
     plugin.unregister()
@@ -45,7 +45,7 @@ def unexplained_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     ("reason", "named"),
     [
         ("unexplained_layout", "bytes all over the place"),
-        ("other_version", "vLLM 0.99.0: supported are"),
+        ("other_version", "vLLM 0.25.0: supported are"),
     ],
 )
 def test_the_engine_serves_and_log_api_and_metric_say_why(
