@@ -48,7 +48,7 @@ def test_sliding_windows_show_in_the_summary_and_the_log() -> None:
     lines = [line for line in done.stderr.splitlines() if line.startswith("kv_canary_swa_divergence=")]
     reports = [json.loads(line.split("=", 1)[1]) for line in lines]
     assert [report["step"] for report in reports] == [1000, 2000, 2500]
-    assert reports[-1] == found["swa_divergence"]
+    assert found["swa_divergence"].items() <= reports[-1].items()
     for report in reports:
         assert report["out_of_window"] >= 1
         assert report["index_divergence"] >= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import msgspec
 
@@ -49,7 +50,7 @@ class SwaReporter:
             full_groups=tokens.full,
             swa_groups=tokens.windowed,
         )
-        log.info("%s=%s", LOG_KEY, msgspec.json.encode(self.latest).decode())
+        log.info("%s=%s", LOG_KEY, msgspec.json.encode(_with_sglang_names(self.latest)).decode())
 
     def _verified(self, groups: tuple[str, ...], sample: Sample) -> int:
         """Slots verified at head and tail in the group of `groups` where they are fewest."""
@@ -58,3 +59,15 @@ class SwaReporter:
             sum(int(counters[group.index, layout.COUNT_VERIFIED + phase]) for phase in _PHASES)
             for group in self._state.named(groups)
         )
+
+
+def _with_sglang_names(found: SwaDivergence) -> dict[str, Any]:
+    """With the names that SGLang's own canary has for the same numbers: its readers read this line, too."""
+    ours: dict[str, Any] = msgspec.to_builtins(found)
+    return ours | {
+        "forward_ct": found.step,
+        "verify_full": found.verified_full,
+        "verify_swa": found.verified_swa,
+        "swa_full_idx_divergence": found.index_divergence,
+        "swa_out_of_window_tokens": found.out_of_window,
+    }

@@ -15,6 +15,14 @@ from canary_obs.vocabulary import PerturbMode, Phase, Reason, State, SweepStatus
 from tests.reference_engine.workloads import account
 from tests.runtime.conftest import MakeRig, Rig
 
+# Names of SGLang's line, and ours for the same.
+_SGLANG_NAMES = {
+    "forward_ct": "step",
+    "verify_full": "verified_full",
+    "verify_swa": "verified_swa",
+    "swa_full_idx_divergence": "index_divergence",
+    "swa_out_of_window_tokens": "out_of_window",
+}
 MODES = [mode.value for mode in PerturbMode]
 
 
@@ -36,6 +44,9 @@ def test_the_three_signals(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) 
         assert report["out_of_window"] >= 1
         assert report["index_divergence"] >= 1
         assert 0 < report["verified_swa"] < report["verified_full"]
+        assert {theirs: report[theirs] for theirs in _SGLANG_NAMES} == {
+            theirs: report[ours] for theirs, ours in _SGLANG_NAMES.items()
+        }
     assert final.swa_divergence is not None
     assert json.loads(lines[-1].removeprefix(f"{LOG_KEY}="))["step"] == final.swa_divergence.step
     # The counters of the last report are those of the snapshot: head and tail of each group.
