@@ -144,7 +144,7 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     sweep: SweepProgress | None  # running, else the last
     patrol: PatrolProgress | None  # None = patrol off
     pipeline: PipelineStatus
-    overhead_seconds: dict[str, float]  # by hook: head, tail, sweep, patrol, pump, adapter
+    overhead_seconds: dict[str, float]  # by hook: head, tail, sweep, patrol, pump, adapter, scheduler
     step_seconds: float  # engine time between step starts, summed
     observer_faults: dict[str, int]  # exceptions caught, by ObserverPart
     violation_events_dropped: int

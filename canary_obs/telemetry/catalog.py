@@ -88,7 +88,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_C, "forwards_total", "", "group", "Forwards with tokens, as the engine counts them itself.", readings.forwards),
     _rank(_C, "forwards_checked_total", "", "group", "Forwards whose checks were launched, or whose slots were declared unverified.", readings.forwards_checked),
     _rank(_C, "step_seconds_total", "seconds", "", "Engine time between step starts.", readings.step_seconds),
-    _rank(_C, "overhead_seconds_total", "seconds", "phase", "Host time that the canary took on the engine's thread, by hook.", readings.overhead),
+    _rank(_C, "overhead_seconds_total", "seconds", "phase", "Host time that the canary took on the engine's thread, by hook; scheduler (vLLM): in the scheduler, reported by every rank.", readings.overhead),
     _rank(_C, "kernel_runs_total", "", "group phase", "Check launches that finished.", readings.kernel_runs),
     _rank(_G, "kernel_healthy", "", "group phase", "1 if every launched check has finished.", readings.kernel_healthy),
     _rank(_C, "slots_verified_total", "", "group phase", "Slots whose record was checked.", readings.verified),

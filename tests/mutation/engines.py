@@ -125,4 +125,33 @@ BLOCKS = mutants(
     ),
 )
 
-ALL = *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *TOKENS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS
+_REPORTS = "tests/engines/vllm/test_scheduler_reports.py::"
+
+SCHEDULER = (
+    *mutants(
+        "canary_obs/engines/vllm/scheduler_reports.py",
+        (
+            'overhead["scheduler"] = spent - self._first',
+            'overhead["scheduler"] = spent',
+            _REPORTS + "test_the_time_of_reports_reaches_the_worker_since_it_attached",
+        ),
+        (
+            "        except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on",
+            "        except ZeroDivisionError as error:",
+            _REPORTS + "test_a_report_that_fails_keeps_no_other_back",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/block_events.py",
+        (
+            "    vars(pool).setdefault(_PENDING, []).append(EventsLost(1))",
+            "    pass",
+            _REPORTS + "test_events_that_cannot_be_recorded_are_lost_and_said",
+        ),
+    ),
+)
+
+ALL = (
+    *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *TOKENS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS,
+    *SCHEDULER,
+)  # fmt: skip

@@ -36,6 +36,7 @@ from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.draft_groups import DraftGroups
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
+from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE
 from canary_obs.engines.vllm.trace_headers import TraceContexts
@@ -89,6 +90,7 @@ class VllmAdapter(EngineAdapter):
         )
         self._windows = WindowTables(self.vllm_groups)
         self._forwards = ForwardCount(self._by_name)
+        self._scheduler_seconds = SchedulerSeconds()
         self._attention = AttentionTables(self.vllm_groups)
         self.known_tokens = KnownTokens(runner.max_num_reqs, runner.device)
         self._traces = TraceContexts()
@@ -227,6 +229,7 @@ class VllmAdapter(EngineAdapter):
         try:
             events = getattr(output, EVENTS_ATTRIBUTE, None)
             self._forwards.note(output)
+            self._scheduler_seconds.note(output, observer.overhead)
             self._traces.note(output)
             self.known_tokens.note(output.num_scheduled_tokens, getattr(output, TOKENS_ATTRIBUTE, None))
             self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))

@@ -25,6 +25,7 @@ from canary_obs.engines.vllm.cached_blocks import (
 )
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
+from canary_obs.engines.vllm.scheduler_reports import attach_reports, log_fault
 from canary_obs.engines.vllm.token_chains import CHAINS_ATTRIBUTE, TokenChains, send_tokens
 from canary_obs.engines.vllm.trace_headers import send_traces
 
@@ -77,6 +78,19 @@ def _bound(owner: Any, make: _Make) -> _Make:
     return make_bound
 
 
+def _guarded(pool: Any, what: str, record: Callable[[], None]) -> None:
+    """Record events. If that fails, the workers forget what is cached, and their next sweep says so."""
+    try:
+        record()
+    except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on
+        _lost(pool, what, error)
+
+
+def _lost(pool: Any, what: str, error: Exception) -> None:
+    log_fault(pool, what, error)
+    vars(pool).setdefault(_PENDING, []).append(EventsLost(1))
+
+
 def _record(pool: Any, event: BlockEvent) -> None:
     pending = vars(pool).setdefault(_PENDING, [])
     if len(pending) >= _MAX_PENDING:
@@ -99,12 +113,16 @@ def _around_cache_full_blocks(original: Callable[..., Any]) -> Callable[..., Any
             pool, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id,
             *rest, **kwargs,
         )  # fmt: skip
-        for start, stop in _cached_runs(blocks, num_cached_blocks, num_full_blocks):
-            before = blocks[start - 1] if start else None
-            previous = -1 if before is None or before.is_null else before.block_id
-            ids = tuple([block.block_id for block in blocks[start:stop]])
-            run = PublishedRun(kv_cache_group_id, ids, start, previous, block_size)
-            _record(pool, run if len(ids) > 1 else run.single(0))
+
+        def record() -> None:
+            for start, stop in _cached_runs(blocks, num_cached_blocks, num_full_blocks):
+                before = blocks[start - 1] if start else None
+                previous = -1 if before is None or before.is_null else before.block_id
+                ids = tuple([block.block_id for block in blocks[start:stop]])
+                run = PublishedRun(kv_cache_group_id, ids, start, previous, block_size)
+                _record(pool, run if len(ids) > 1 else run.single(0))
+
+        _guarded(pool, "cache_full_blocks", record)
         return result
 
     return cache_full_blocks
@@ -128,12 +146,16 @@ def _around_cache_partial_block(original: Callable[..., Any]) -> Callable[..., A
         block_size: int, *rest: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
         key = original(pool, request, block, num_tokens, kv_cache_group_id, block_size, *rest, **kwargs)
-        if key is not None:
+
+        def record() -> None:
             index = (num_tokens - 1) // block_size
             filled = num_tokens - index * block_size
             _record(pool, Partial(kv_cache_group_id, block.block_id, index, filled))
             count = count_of(pool.cached_block_hash_to_block)
             count.fill(kv_cache_group_id, block.block_id, block_size - filled)
+
+        if key is not None:
+            _guarded(pool, "cache_partial_block", record)
         return key
 
     return cache_partial_block
@@ -141,10 +163,13 @@ def _around_cache_partial_block(original: Callable[..., Any]) -> Callable[..., A
 
 def _around_move_block_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
     def move_block_hashes(pool: Any, src_block: Any, dst_block: Any) -> Any:
-        known = _last_publication(pool, src_block.block_id)
+        found: list[Published | Partial | None] = []
+        _guarded(pool, "move_block_hashes", lambda: found.append(_last_publication(pool, src_block.block_id)))
         result = original(pool, src_block, dst_block)
-        if known is not None:
-            _record(pool, known._replace(block=dst_block.block_id))
+        if found and (known := found[0]) is not None:
+            _guarded(
+                pool, "move_block_hashes", lambda: _record(pool, known._replace(block=dst_block.block_id))
+            )
         return result
 
     return move_block_hashes
@@ -164,7 +189,10 @@ def _around_remove_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
     def _remove_cached_block_hashes(pool: Any, block: Any) -> Any:
         hashes = original(pool, block)
         if hashes:
-            _record(pool, block.block_id)
+            try:  # not by `_guarded`: a long prompt displaces hundreds of blocks
+                _record(pool, block.block_id)
+            except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on
+                _lost(pool, "_remove_cached_block_hashes", error)
         return hashes
 
     return _remove_cached_block_hashes
@@ -172,11 +200,15 @@ def _around_remove_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _around_reset(original: Callable[..., Any]) -> Callable[..., Any]:
     def reset_prefix_cache(pool: Any) -> Any:
-        held = pool.cached_block_hash_to_block
+        held = getattr(pool, "cached_block_hash_to_block", None)
         done = original(pool)
-        if done:
+
+        def record() -> None:
             _record(pool, None)
             carry_over(held, pool.cached_block_hash_to_block)
+
+        if done:
+            _guarded(pool, "reset_prefix_cache", record)
         return done
 
     return reset_prefix_cache
@@ -194,10 +226,15 @@ def _around_allocate_slots(original: Callable[..., Any]) -> Callable[..., Any]:
             manager, request, num_new_tokens, num_new_computed_tokens, *rest,
             num_external_computed_tokens=num_external_computed_tokens, **kwargs,
         )  # fmt: skip
-        if blocks is not None and num_new_computed_tokens:
-            note_hit(manager, request.request_id, num_new_computed_tokens)
-        if blocks is not None and num_external_computed_tokens:
-            _record_loads(manager, request.request_id, start, start + num_external_computed_tokens)
+
+        def record() -> None:
+            if num_new_computed_tokens:
+                note_hit(manager, request.request_id, num_new_computed_tokens)
+            if num_external_computed_tokens:
+                _record_loads(manager, request.request_id, start, start + num_external_computed_tokens)
+
+        if blocks is not None:
+            _guarded(manager.block_pool, "allocate_slots", record)
         return blocks
 
     return allocate_slots
@@ -217,18 +254,21 @@ def _record_loads(manager: Any, request: str, start: int, stop: int) -> None:
 def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
     def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         output = original(scheduler, *args, **kwargs)
-        pending = vars(scheduler.kv_cache_manager.block_pool).setdefault(_PENDING, [])
-        setattr(output, EVENTS_ATTRIBUTE, tuple(pending))
-        pending.clear()
-        number_output(scheduler, output)
-        send_counts(scheduler.kv_cache_manager, output)
-        send_hits(scheduler.kv_cache_manager, output)
-        send_tokens(scheduler, output)
-        send_traces(scheduler, output)
+        attach_reports(scheduler, output, _REPORTS)
         return output
 
     return schedule
 
+
+def send_events(scheduler: Any, output: Any) -> None:
+    """Let the pool's events since the last output travel with this one to every worker."""
+    pending = vars(scheduler.kv_cache_manager.block_pool).setdefault(_PENDING, [])
+    setattr(output, EVENTS_ATTRIBUTE, tuple(pending))
+    pending.clear()
+
+
+# In this order: counts are of the map as it is after the events.
+_REPORTS = send_events, number_output, send_counts, send_hits, send_tokens, send_traces
 
 _POOL_WRAPPERS: dict[str, _Make] = {
     "cache_full_blocks": _around_cache_full_blocks,

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.vllm.scheduler_reports import log_fault
 
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 COUNTS_ATTRIBUTE = "kv_canary_cached_counts"  # of SchedulerOutput: BlockCounts by vLLM's group number
@@ -106,8 +107,9 @@ def instrument_map_class(patches: MethodPatches) -> None:
     patches.wrap(BlockHashToBlockMap, "pop", _around_pop)
 
 
-def send_counts(manager: Any, output: Any) -> None:
-    """Let the counts of a KVCacheManager's pool travel with a scheduler output to every worker."""
+def send_counts(scheduler: Any, output: Any) -> None:
+    """Let the counts of a scheduler's block pool travel with an output to every worker."""
+    manager = scheduler.kv_cache_manager
     count = count_of(manager.block_pool.cached_block_hash_to_block)
     groups = range(len(manager.kv_cache_config.kv_cache_groups))
     setattr(output, COUNTS_ATTRIBUTE, tuple([count.counts(group) for group in groups]))
@@ -134,9 +136,16 @@ def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
     group_of = _group_reader()
 
     def insert(held: Any, key: Any, block: Any) -> Any:
-        count = held.__dict__.get(_COUNT) or count_of(held)
+        try:  # spelled out: a long prompt displaces hundreds of blocks
+            count = held.__dict__.get(_COUNT) or count_of(held)
+        except Exception as error:  # noqa: BLE001 - vLLM must go on; the next sweep's count differs
+            log_fault(held, "counting cached blocks", error)
+            return original(held, key, block)
         result = original(held, key, block)
-        count.insert(group_of(key), block.block_id)
+        try:
+            count.insert(group_of(key), block.block_id)
+        except Exception as error:  # noqa: BLE001 - as above
+            log_fault(held, "counting a block that is cached", error)
         return result
 
     return insert
@@ -146,10 +155,17 @@ def _around_pop(original: Callable[..., Any]) -> Callable[..., Any]:
     group_of = _group_reader()
 
     def pop(held: Any, key: Any, block_id: int) -> Any:
-        count = held.__dict__.get(_COUNT) or count_of(held)
+        try:
+            count = held.__dict__.get(_COUNT) or count_of(held)
+        except Exception as error:  # noqa: BLE001 - as above
+            log_fault(held, "counting cached blocks", error)
+            return original(held, key, block_id)
         block = original(held, key, block_id)
         if block is not None:
-            count.remove(group_of(key), block_id)
+            try:
+                count.remove(group_of(key), block_id)
+            except Exception as error:  # noqa: BLE001 - as above
+                log_fault(held, "counting a block that is evicted", error)
         return block
 
     return pop

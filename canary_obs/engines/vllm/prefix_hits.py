@@ -29,8 +29,9 @@ def note_hit(manager: Any, request: str, tokens: int) -> None:
     vars(manager).setdefault(TOKENS, {})[request] = tokens
 
 
-def send_hits(manager: Any, output: Any) -> None:
-    """Let the count of blocks that joined requests travel with a scheduler output to every worker."""
+def send_hits(scheduler: Any, output: Any) -> None:
+    """Let the count of blocks that joined requests travel with an output to every worker."""
+    manager = scheduler.kv_cache_manager
     groups = manager.kv_cache_config.kv_cache_groups
     tokens = vars(manager).setdefault(TOKENS, {})
     totals = vars(manager).setdefault(TOTALS, [0] * len(groups))

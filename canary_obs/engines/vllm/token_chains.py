@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
 
 TOKENS_ATTRIBUTE = "kv_canary_tokens"  # of SchedulerOutput: TokenChains.advance of its requests
 CHAINS_ATTRIBUTE = "_kv_canary_chains"  # of Scheduler: its TokenChains
-log = logging.getLogger("canary_obs")
 
 
 class _Decoding(NamedTuple):
@@ -31,7 +29,6 @@ class TokenChains:
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, np.uint64]] = {}  # by request: tokens, the chain over them
         self._decoding: _Decoding | None = None  # the last batch, which `_known` lags behind
-        self.failed = False  # which was logged
 
     def forget(self, requests: Collection[str]) -> None:
         """These requests have ended."""
@@ -91,10 +88,5 @@ def send_tokens(scheduler: Any, output: Any) -> None:
     if chains is None:
         chains = TokenChains()
         setattr(scheduler, CHAINS_ATTRIBUTE, chains)
-    try:
-        chains.forget(output.finished_req_ids)
-        setattr(output, TOKENS_ATTRIBUTE, chains.advance(scheduler.requests, output.num_scheduled_tokens))
-    except Exception:  # the workers notice that there is nothing to compare with
-        if not chains.failed:
-            chains.failed = True
-            log.exception("canary_obs: the scheduler's tokens cannot be compared with the workers'")
+    chains.forget(output.finished_req_ids)
+    setattr(output, TOKENS_ATTRIBUTE, chains.advance(scheduler.requests, output.num_scheduled_tokens))

@@ -33,7 +33,7 @@ class Side:
     def step(self, output: Any, loaded_from: dict[str, int] | None = None) -> dict[str, list[int]]:
         """The blocks shown by group; their slots must be all of the blocks' slots, and as many as counted."""
         before = dict(self.hits.counted or {})
-        send_hits(self.manager, output)
+        send_hits(SimpleNamespace(kv_cache_manager=self.manager), output)
         self.shown = {}
         self.hits.note(output)
         self.hits.report(output, loaded_from or {}, self)  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def test_a_request_that_ends_while_it_waits_is_forgotten(side: Side) -> None:
 def test_hits_before_the_first_output_were_not_asked_for(side: Side) -> None:
     note_hit(side.manager, "a", 8)
     early = output(new={"a": (8, [[5, 6], [3]])})
-    send_hits(side.manager, early)
+    send_hits(SimpleNamespace(kv_cache_manager=side.manager), early)
     note_hit(side.manager, "b", 8)
     assert side.step(output(new={"b": (8, [[7, 8], [4]])}))["full"] == [7, 8]
 
@@ -144,9 +144,9 @@ def test_hits_before_the_first_output_were_not_asked_for(side: Side) -> None:
 def test_an_output_that_came_past_the_worker_is_missing(side: Side) -> None:
     side.step(output())
     note_hit(side.manager, "a", 8)
-    send_hits(side.manager, output(new={"a": (8, [[5, 6], [3]])}))
+    send_hits(SimpleNamespace(kv_cache_manager=side.manager), output(new={"a": (8, [[5, 6], [3]])}))
     after = output()
-    send_hits(side.manager, after)
+    send_hits(SimpleNamespace(kv_cache_manager=side.manager), after)
     side.hits.note(after)
     assert side.hits.counted == {"full": 8, "swa": 8, "draft": 8}
 
