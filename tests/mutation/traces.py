@@ -56,8 +56,8 @@ ALL = (
     *mutants(
         "canary_obs/telemetry/metric_export.py",
         (
+            "POINTS_PER_REQUEST = 1024",
             "POINTS_PER_REQUEST = 2048",
-            "POINTS_PER_REQUEST = 4096",
             _METRICS + "test_a_request_with_the_longest_labels_fits_what_receivers_take_by_grpc",
         ),
         (
