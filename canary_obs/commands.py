@@ -17,10 +17,38 @@ class StartSweep(_Struct, frozen=True, kw_only=True, tag="start_sweep"):
     data: bool = True  # compare bytes too, not only links
     unlocked_only: bool = False
     swa_resident_only: bool = False  # only tokens that have a slot in the sliding-window group
+    used_only: bool = False  # only slots that running requests use
+    request: str | None = None  # only slots of this running request, by the name that violations give it
+    first_slot: int | None = None
+    last_slot: int | None = None
+    budget_ms: float | None = None  # per engine step; None = the engine's sweep_budget_ms
+
+    @property
+    def selects(self) -> bool:
+        """Whether some of the cached slots are left out."""
+        bounds = (self.request, self.first_slot, self.last_slot)
+        return (
+            self.unlocked_only
+            or self.swa_resident_only
+            or self.used_only
+            or any(bound is not None for bound in bounds)
+        )
 
 
 class CancelSweep(_Struct, frozen=True, kw_only=True, tag="cancel_sweep"):
     """Stop a sweep; answered with a SweepReport whose status is CANCELLED."""
+
+    id: str
+
+
+class PauseSweep(_Struct, frozen=True, kw_only=True, tag="pause_sweep"):
+    """Hold a sweep until ResumeSweep; everything else continues."""
+
+    id: str
+
+
+class ResumeSweep(_Struct, frozen=True, kw_only=True, tag="resume_sweep"):
+    """Undo PauseSweep."""
 
     id: str
 
@@ -67,4 +95,15 @@ class Ping(_Struct, frozen=True, kw_only=True, tag="ping"):
     want_hello: bool = False
 
 
-Command = StartSweep | CancelSweep | CollectEvidence | StartDrill | Pause | Resume | Acknowledge | Ping
+Command = (
+    StartSweep
+    | CancelSweep
+    | PauseSweep
+    | ResumeSweep
+    | CollectEvidence
+    | StartDrill
+    | Pause
+    | Resume
+    | Acknowledge
+    | Ping
+)

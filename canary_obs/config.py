@@ -114,6 +114,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     drill_enabled: bool = False  # offers POST /canary/drill to tokens with the scope inject
     events_heartbeat_seconds: Seconds = 15.0  # between heartbeats on a stream of /canary/events
     log_file: str = ""  # violations and audit events as JSON lines; empty = standard error
+    state_file: str = ""  # operators' sweeps, to go on with after a restart of the service; empty = not kept
     violations_kept: Kept = 10_000
     incidents_kept: Kept = 256
     incident_quiet_seconds: Seconds = 60.0  # an incident is closed after this long without a new violation

@@ -10,8 +10,10 @@ from canary_obs.commands import (
     CollectEvidence as CollectEvidence,
     Command as Command,
     Pause as Pause,
+    PauseSweep as PauseSweep,
     Ping as Ping,
     Resume as Resume,
+    ResumeSweep as ResumeSweep,
     StartDrill as StartDrill,
     StartSweep as StartSweep,
 )
@@ -95,6 +97,7 @@ class SweepProgress(_Struct, frozen=True, kw_only=True):
     step: int
     error: str | None = None
     shares: tuple[SweepShare, ...] = ()  # of the groups begun so far
+    paused: bool = False  # this sweep, or the rank's sweeps and patrol
 
 
 class PatrolProgress(_Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,6 +26,7 @@ from canary_obs.service.app import create_app
 from canary_obs.service.connections import BoundedProtocol, most_connections, raise_open_files
 from canary_obs.service.context import Dependencies
 from canary_obs.service.event_stream import EventStream
+from canary_obs.service.state_file import StateFile
 from canary_obs.service.token_store import TokenStore
 from canary_obs.telemetry.audit import audit_fields
 from canary_obs.telemetry.export_queue import ExportCounts
@@ -71,7 +73,10 @@ class ServiceThread:
         self._metric_export: MetricExport | None = None
         self._devices: DeviceSampler | None = None
         self._socket = bind_port(self.config)
+        self._state_file: StateFile | None = None
         try:
+            if self.config.state_file:
+                self._state_file = StateFile(Path(self.config.state_file), self.hub)
             self._violation_log = self._open_log("violation_log", violation_fields)
             self._audit_log = self._open_log("audit_log", audit_fields)
             self.hub.subscribe(self._violation_log)
@@ -82,6 +87,7 @@ class ServiceThread:
             self._listener = self._open_listener(link, keys)
         except BaseException:
             self._socket.close()
+            self._close_state()
             raise
         self.port: int = self._socket.getsockname()[1]
         dependencies = Dependencies(
@@ -121,8 +127,13 @@ class ServiceThread:
         self._server.should_exit = True
         self._thread.join()
         self._listener.close()
+        self._close_state()
         self._close_telemetry()
         self._socket.close()
+
+    def _close_state(self) -> None:
+        if self._state_file is not None:
+            self._state_file.close()
 
     def _open_log(self, part: str, fields: Callable[[Event], Fields]) -> EventLog[Event]:
         def on_drop(error: Exception) -> None:

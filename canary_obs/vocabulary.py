@@ -134,8 +134,12 @@ class Trigger(StrEnum):
 
 
 class SweepStatus(StrEnum):
-    """PASSED only when every slot was checked, skipped with a cause, or evicted meanwhile."""
+    """PASSED only when every slot was checked, skipped with a cause, or evicted meanwhile.
 
+    SCHEDULED: the service waits for the sweep's window; no rank has begun.
+    """
+
+    SCHEDULED = "scheduled"
     RUNNING = "running"
     PASSED = "passed"
     VIOLATED = "violated"

@@ -90,6 +90,15 @@ class EngineAdapter(ABC):
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Ids of the running requests that use the slot. Asked for evidence only: may wait for the device."""
 
+    def request_slots(self, group: str, request: str) -> Tensor | None:
+        """int64 [n] on the CPU: slots of a running request; none where no such request runs.
+
+        `request` is an id as violations report it: `request_name` of the engine's. None = unknown: a sweep of
+        one request is refused. Must not wait for the device.
+        """
+        del group, request
+        return None
+
     @abstractmethod
     def attach(self, observer: Observer) -> None:
         """Start calling the observer. Raises UnsupportedEngine before anything is changed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -15,7 +14,7 @@ from canary_obs.config import ServiceConfig
 from canary_obs.errors import WireError
 from canary_obs.host_clock import boot_id
 from canary_obs.hub.acknowledgements import AcknowledgementRecord, Acknowledgements, AcknowledgeRequest
-from canary_obs.hub.commands import StartSweepRequest, UnknownGroup
+from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillStore
 from canary_obs.hub.incident_store import IncidentStore
@@ -24,7 +23,9 @@ from canary_obs.hub.problems import Problems
 from canary_obs.hub.rank_selection import EVERY_RANK, RankSelection
 from canary_obs.hub.rank_table import PING_SECONDS, RankTable
 from canary_obs.hub.ranks import Rank, RankView, rank_name, redetections_of
-from canary_obs.hub.sweeps import SweepRecord, SweepStore, SweepVersion
+from canary_obs.hub.sweep_control import SavedSweeps, SweepControl
+from canary_obs.hub.sweep_records import SweepRecord, SweepVersion
+from canary_obs.hub.sweeps import SweepStore
 from canary_obs.hub.violation_store import ViolationEvent, ViolationFilter, ViolationStore
 from canary_obs.records import (
     CancelSweep,
@@ -76,6 +77,7 @@ class Hub:
         self._handshakes: Counter[HandshakeCause] = Counter()
         self._messages: Counter[str] = Counter(dict.fromkeys(_MESSAGE_TYPES.values(), 0))
         self._problems = Problems()
+        self.sweep_control = SweepControl(self._lock, self._ranks, self._sweeps, wall_ns)
         self.acknowledgements = Acknowledgements(
             self._lock, self._ranks, self.incidents, self._violation_store, self._problems, wall_ns
         )
@@ -173,7 +175,7 @@ class Hub:
             self._handshakes[cause] += 1
 
     def tick(self) -> None:
-        """Send pings, fail the sweeps of silent ranks, close incidents; called several times a second."""
+        """Send pings, begin and end sweeps, close incidents; called several times a second."""
         now, timeout = self._clock(), self.config.sweep_timeout_seconds
         with self._lock:
             for key in self._ranks.expire(now):
@@ -185,6 +187,7 @@ class Hub:
             for sweep_id, key in self._sweeps.time_out(now, timeout):
                 if (stalled := self._ranks.find(key)) is not None:
                     stalled.reply(CancelSweep(id=sweep_id))
+        self.sweep_control.tick(now)
         self.incidents.tick(now)
 
     # Requests of operators.
@@ -218,39 +221,28 @@ class Hub:
             )  # fmt: skip
 
     def start_sweep(self, request: StartSweepRequest, traceparent: str | None = None) -> SweepRecord:
-        """Start a sweep on live ranks, for the span that `traceparent` (W3C) names.
+        """Start a sweep, for the span that `traceparent` (W3C) names: see SweepControl.start."""
+        return self.sweep_control.start(request, self._clock(), traceparent)
 
-        Raises NoEngine, UnknownRank, UnknownGroup or SweepInProgress.
-        """
-        now = self._clock()
-        with self._lock:
-            live = self._ranks.live(now, request.selection)
-            known = {group.name for rank in live if rank.hello for group in rank.hello.groups}
-            if known and (unknown := sorted(set(request.groups) - known)):
-                raise UnknownGroup(unknown, sorted(known))
-            command = request.command(uuid.uuid4().hex)
-            record = self._sweeps.start(command, [rank.identity for rank in live], now, traceparent)
-            for rank in live:
-                rank.reply(command)
-            return record
-
-    def cancel_sweep(self, sweep_id: str) -> SweepRecord | None:
-        """Ask the ranks that still run a sweep to cancel it; their reports end it. None for an unknown id."""
-        with self._lock:
-            for key in self._sweeps.ranks_running(sweep_id):
-                if (rank := self._ranks.find(key)) is not None:
-                    rank.reply(CancelSweep(id=sweep_id))
-            return self._sweeps.find(sweep_id)
+    def restore_sweeps(self, saved: SavedSweeps) -> None:
+        """Go on with the sweeps of an earlier service. Call before the first message."""
+        self.sweep_control.restore(saved, self._clock())
 
     def sweep(self, sweep_id: str) -> SweepRecord | None:
         """One sweep, if it is stored."""
         with self._lock:
-            return self._sweeps.find(sweep_id)
+            entry = self._sweeps.find(sweep_id)
+            return None if entry is None else entry.record()
 
     def sweeps(self, known: Mapping[str, SweepVersion] | None = None) -> list[SweepRecord]:
         """Sweeps, newest first, except those whose version in `known` (by id) is still the same."""
         with self._lock:
             return self._sweeps.newest_first(known or {})
+
+    def running_sweeps(self) -> list[SweepRecord]:
+        """Sweeps that run on some rank, oldest first."""
+        with self._lock:
+            return [entry.record() for entry in self._sweeps if entry.running()]
 
     def sweep_future(self, sweep_id: str) -> Future[SweepRecord]:
         """A future that resolves at the sweep's end. Raises KeyError for an unknown id."""

@@ -131,6 +131,19 @@ class RankTable:
             raise NoEngine(f"no engine can answer: {'; '.join(reasons) or 'no engine is attached'}")
         return live
 
+    def unreachable(self, now: float, selection: RankSelection) -> dict[RankKey, str]:
+        """Selected ranks that no command can reach, though their engine should have them; why."""
+        found = {
+            key: "the rank is silent" for key in selection.of(self._ranks)
+            if self.is_silent(self._ranks[key], now)
+            and (not self._ranks[key].departed or key[2] in selection.ranks)
+        }  # fmt: skip
+        for (engine, instance), numbers in self.missing(now).items():
+            for number in numbers:
+                if selection.matches((engine, instance, number)):
+                    found[engine, instance, number] = "no word of this rank, which its engine has"
+        return found
+
     def views(self, now: float) -> tuple[RankView, ...]:
         """Every rank, sorted by key."""
         return tuple(self._ranks[key].view(now, self._stale_seconds) for key in sorted(self._ranks))

@@ -70,9 +70,7 @@ class CanaryRuntime(SlotHooks):
         self._checks = ForwardChecks(self.state, self.health, self.forwards, first_reads, config, adapter)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version, adapter.model()), link)
         bandwidth = measure_bandwidth(self.state)
-        self.sweeper = Sweeper(
-            self.state, adapter.prefix_cache, self.health, config, bandwidth, self.reporter.send_sweep
-        )
+        self.sweeper = Sweeper(self.state, adapter, self.health, config, bandwidth, self.reporter.send_sweep)
         self.baselines = Baselines(self.state, bandwidth)
         self.check_coverage = CheckCoverage(self.state, self.baselines, config)
         self.health.add_source(self.check_coverage, self.check_coverage.acknowledge)

@@ -10,8 +10,10 @@ from canary_obs.records import (
     CollectEvidence,
     Command,
     Pause,
+    PauseSweep,
     Ping,
     Resume,
+    ResumeSweep,
     StartDrill,
     StartSweep,
 )
@@ -38,6 +40,10 @@ class CommandExecutor:
                 self._sweeper.request(command, self._run.step)
             case CancelSweep():
                 self._sweeper.cancel(command.id)
+            case PauseSweep():
+                self._sweeper.hold(command.id, paused=True)
+            case ResumeSweep():
+                self._sweeper.hold(command.id, paused=False)
             case CollectEvidence():
                 self._evidence.request(command)
             case StartDrill():

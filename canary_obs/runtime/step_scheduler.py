@@ -201,7 +201,7 @@ class StepScheduler:
     def _sweep_advances(self) -> bool:
         # One that was cancelled while paused has to end.
         sweeper = self._workers.sweeper
-        return sweeper.running and (sweeper.ending or not self._run.paused)
+        return sweeper.running and (sweeper.ending or not (self._run.paused or sweeper.held))
 
     def _advance_sweep(self, seconds: float) -> None:
         run, sweeper = self._run, self._workers.sweeper

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -18,7 +17,7 @@ from canary_obs.hub.commands import NoEngine, StartSweepRequest
 from canary_obs.hub.drills import DrillRecord
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.rank_selection import EVERY_RANK, RankSelection, UnknownRank
-from canary_obs.hub.sweeps import SweepRecord
+from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.records import StartDrill
 from canary_obs.service.event_stream import EventStream
 from canary_obs.service.fleet import SweepFollower
@@ -29,7 +28,6 @@ from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.vocabulary import State
 
-IDEMPOTENCY_KEYS_KEPT = 1024
 PAUSE_CHECK_SECONDS = 0.2
 DRILL_SECONDS = 30.0  # a rank that has not answered by then counts as unanswered
 
@@ -58,8 +56,6 @@ class AppContext:
     sign_in: SignIn
     sweep_follower: SweepFollower
     audit: Callable[[AuditEvent], None]
-    # Request and sweep id by Idempotency-Key, oldest first.
-    idempotent_sweeps: OrderedDict[str, tuple[StartSweepRequest, str]] = field(default_factory=OrderedDict)
 
     def start_sweep(
         self,
@@ -74,43 +70,46 @@ class AppContext:
         Raises Problem when the key was used for another request, or with `wait` while a rank is paused, and
         what Hub.start_sweep raises.
         """
-        if idempotency_key is not None and idempotency_key in self.idempotent_sweeps:
-            earlier, sweep_id = self.idempotent_sweeps[idempotency_key]
-            if earlier != request:
+        control = self.hub.sweep_control
+        if idempotency_key is not None and (earlier := control.idempotent(idempotency_key)) is not None:
+            before, record = earlier
+            if before != request:
                 detail = "this Idempotency-Key was used with another body; use a new key"
                 raise Problem(409, "idempotency-key-reused", detail)
-            if (record := self.hub.sweep(sweep_id)) is not None:
+            if record is not None:
                 return record
-        if wait and (paused := self.paused_ranks()):
+        if wait and (paused := self.paused_ranks(request.selection)):
             raise _paused(paused, "no sweep was started")
         record = self.hub.start_sweep(request, traceparent)
         if idempotency_key is not None:
-            self.idempotent_sweeps[idempotency_key] = (request, record.id)
-            if len(self.idempotent_sweeps) > IDEMPOTENCY_KEYS_KEPT:
-                self.idempotent_sweeps.popitem(last=False)
+            control.remember_key(idempotency_key, request, record.id)
         return record
 
     async def sweep_result(self, record: SweepRecord) -> SweepRecord:
         """The sweep at its end, or as it is at the time-out. Raises Problem once a rank of it is paused."""
         result = asyncio.wrap_future(self.hub.sweep_future(record.id))
+        selection = record.request.selection if record.request else EVERY_RANK
         deadline = asyncio.get_running_loop().time() + self.config.sweep_timeout_seconds
         try:
             while (left := deadline - asyncio.get_running_loop().time()) > 0:
                 await asyncio.wait({result}, timeout=min(left, PAUSE_CHECK_SECONDS))
                 if result.done():
                     return result.result()
-                if paused := self.paused_ranks():
+                if paused := self.paused_ranks(selection):
                     raise _paused(paused, f"sweep {record.id} goes on after it", sweep_id=record.id)
         finally:
             result.cancel()
         return self.hub.sweep(record.id) or record
 
-    def paused_ranks(self) -> list[str]:
+    def paused_ranks(self, selection: RankSelection = EVERY_RANK) -> list[str]:
         """Live ranks whose sweeps and patrol are paused, as engine/instance/rank."""
         return [
             "/".join(map(str, rank.identity.key))
             for rank in self.hub.ranks()
-            if rank.snapshot is not None and rank.snapshot.paused and rank.state is not State.OFF
+            if selection.matches(rank.identity.key)
+            and rank.snapshot is not None
+            and rank.snapshot.paused
+            and rank.state is not State.OFF
         ]
 
     def start_drill(

@@ -10,20 +10,22 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 import msgspec
 
 from canary_obs.hub.hub import Hub
-from canary_obs.hub.sweeps import RECORDS_KEPT, SweepVersion
+from canary_obs.hub.sweep_records import SweepVersion
+from canary_obs.hub.sweeps import RECORDS_KEPT
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Identity, RankKey
-from canary_obs.vocabulary import State
+from canary_obs.vocabulary import State, SweepStatus
 
 EVENTS_KEPT = 2048  # of violations, and of all other events
 POLL_SECONDS = 0.25
+PROGRESS_SECONDS = 1.0  # between two events of one sweep's progress
 
 
 class EventKind(StrEnum):
@@ -34,6 +36,7 @@ class EventKind(StrEnum):
     INCIDENT_OPENED = "incident_opened"
     INCIDENT_CLOSED = "incident_closed"
     SWEEP_BEGUN = "sweep_begun"
+    SWEEP_PROGRESS = "sweep_progress"
     SWEEP_ENDED = "sweep_ended"
     DROPPED = "dropped"
 
@@ -46,6 +49,20 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     reasons: tuple[str, ...]
     time_ns: int
+
+
+class SweepAdvance(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a running sweep is, over all of its ranks."""
+
+    id: str
+    status: SweepStatus
+    paused: bool
+    total: int
+    checked: int
+    violations: int
+    slots_per_second: float | None
+    eta_seconds: float | None
+    ranks_by_status: dict[SweepStatus, int]
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +92,8 @@ class EventStream:
         self._states: dict[RankKey | None, State] = {}
         self._incidents: dict[str, int | None] = {}  # closed_ns by incident id
         self._sweeps: dict[str, SweepVersion] = {}
+        self._progress: OrderedDict[str, SweepAdvance] = OrderedDict()  # the latest published, by sweep id
+        self._progress_at = float("-inf")
         self.epoch = secrets.token_hex(4)  # part of event ids: numbers start again with each process
         self.last_number = 0
         self.open_streams = 0
@@ -96,6 +115,7 @@ class EventStream:
             return
         self._polled_at = now
         self._publish_sweeps()
+        self._publish_progress(now)
         self._publish_incidents()
         self._publish_states()
 
@@ -129,6 +149,24 @@ class EventStream:
             self._sweeps[record.id] = record.version
         while len(self._sweeps) > 2 * RECORDS_KEPT:
             del self._sweeps[next(iter(self._sweeps))]
+
+    def _publish_progress(self, now: float) -> None:
+        if now - self._progress_at < PROGRESS_SECONDS:
+            return
+        self._progress_at = now
+        for record in self._hub.running_sweeps():
+            advance = SweepAdvance(
+                id=record.id, status=record.status, paused=record.paused, total=record.total,
+                checked=record.checked, violations=record.violations,
+                slots_per_second=record.slots_per_second, eta_seconds=record.eta_seconds,
+                ranks_by_status=record.ranks_by_status,
+            )  # fmt: skip
+            if self._progress.get(record.id) != advance:
+                self._progress[record.id] = advance
+                self._publish(self._others, EventKind.SWEEP_PROGRESS, advance)
+            self._progress.move_to_end(record.id)
+        while len(self._progress) > RECORDS_KEPT:
+            self._progress.popitem(last=False)
 
     def _publish_incidents(self) -> None:
         incidents = self._hub.incidents.newest_first()

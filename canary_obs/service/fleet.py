@@ -11,7 +11,7 @@ from canary_obs import __version__
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.incidents import IncidentSummary
 from canary_obs.hub.ranks import RankView, violations_of
-from canary_obs.hub.sweeps import RankSweep, SweepRecord, SweepVersion
+from canary_obs.hub.sweep_records import RankSweep, SweepRecord, SweepVersion
 from canary_obs.records import GroupInfo, RankKey, Snapshot, SweepProgress
 from canary_obs.vocabulary import Mode, Reason, State, SweepStatus, Trigger
 

@@ -8,8 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.rank_selection import RankSelection
+from canary_obs.hub.sweep_window import PATTERN
 
 RANKS_NAMED = 1024
+_SLOTS = 1 << 40
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 RankNumber = Annotated[int, Field(ge=0, le=65_535)]
 
@@ -45,19 +47,41 @@ class AcknowledgeBody(RankBody):
 
 
 class SweepBody(RankBody):
-    """What to sweep."""
+    """What to sweep: on which ranks, which slots, how deep, how fast and until when."""
 
     groups: Annotated[list[Name], Field(max_length=64, description="Groups to sweep; empty = all.")] = []
     data: Annotated[bool, Field(description="Compare KV bytes, not only the chain.")] = True
     unlocked_only: Annotated[bool, Field(description="Skip slots that running requests use.")] = False
+    used_only: Annotated[
+        bool, Field(description="Only slots that running requests use; none with `unlocked_only`.")
+    ] = False
     swa_resident_only: Annotated[
         bool, Field(description="Skip tokens that the sliding-window group has evicted.")
     ] = False
+    request: Annotated[
+        Name | None, Field(description="Only slots of this running request, as violations name it.")
+    ] = None
+    first_slot: Annotated[int | None, Field(ge=0, le=_SLOTS, description="Lowest slot to check.")] = None
+    last_slot: Annotated[int | None, Field(ge=0, le=_SLOTS, description="Highest slot to check.")] = None
+    budget_ms: Annotated[
+        float | None, Field(gt=0, le=1000, description="Per engine step; default: the engine's setting.")
+    ] = None
+    deadline_seconds: Annotated[
+        float | None, Field(gt=0, le=604_800, description="From its beginning; then ranks not done fail.")
+    ] = None
+    window: Annotated[
+        str | None,
+        Field(pattern=PATTERN, description="Hours of the day in UTC, as 22:00-05:30: it begins in them and"
+              " is cancelled at their end."),
+    ] = None  # fmt: skip
 
     @property
-    def request(self) -> StartSweepRequest:
-        """The sweep that is wanted."""
+    def wanted(self) -> StartSweepRequest:
+        """The sweep that is asked for."""
         return StartSweepRequest(
             selection=self.selection, groups=tuple(self.groups), data=self.data,
-            unlocked_only=self.unlocked_only, swa_resident_only=self.swa_resident_only,
+            unlocked_only=self.unlocked_only, used_only=self.used_only,
+            swa_resident_only=self.swa_resident_only, request=self.request, first_slot=self.first_slot,
+            last_slot=self.last_slot, budget_ms=self.budget_ms, deadline_seconds=self.deadline_seconds,
+            window=self.window,
         )  # fmt: skip

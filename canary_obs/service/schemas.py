@@ -12,10 +12,10 @@ from canary_obs.hub.acknowledgements import AcknowledgementRecord
 from canary_obs.hub.drills import DrillRecord
 from canary_obs.hub.incidents import IncidentSummary
 from canary_obs.hub.ranks import RankView
-from canary_obs.hub.sweeps import SweepRecord
+from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import RankKey
-from canary_obs.service.event_stream import Dropped, StateChange
+from canary_obs.service.event_stream import Dropped, StateChange, SweepAdvance
 from canary_obs.service.fleet import FleetView
 from canary_obs.service.problems import MEDIA_TYPE
 from canary_obs.service.request_bodies import Name
@@ -148,6 +148,7 @@ _RESPONSES = (
     IncidentSummary,
     ViolationEvent,
     StateChange,
+    SweepAdvance,
     Dropped,
     Reached,
     AcknowledgementRecord,

@@ -11,7 +11,7 @@ import msgspec
 from canary_obs import __version__
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.incidents import Incident
-from canary_obs.hub.sweeps import SweepRecord
+from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.records import Hello
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 
 from canary_obs.hub.incidents import Incident
-from canary_obs.hub.sweeps import SweepRecord
+from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Evidence
 from canary_obs.telemetry.log import violation_fields

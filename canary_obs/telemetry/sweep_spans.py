@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from opentelemetry.trace import Span, SpanContext, Status, StatusCode
 
-from canary_obs.hub.sweeps import RankSweep, SweepRecord
+from canary_obs.hub.sweep_records import RankSweep, SweepRecord
 from canary_obs.records import Identity, RankKey
 from canary_obs.telemetry.spans import SpanMaker, caller_of, span_context_of
 from canary_obs.vocabulary import SweepStatus

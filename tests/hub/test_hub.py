@@ -608,10 +608,10 @@ def test_cancel_reaches_the_ranks_that_still_sweep(harness):
     first, _ = harness.attach(0), harness.attach(1)
     record = harness.hub.start_sweep(StartSweepRequest())
     harness.send(SweepReport(identity=first, progress=progress(record.id, SweepStatus.PASSED)))
-    assert harness.hub.cancel_sweep(record.id).status is SweepStatus.RUNNING
+    assert harness.hub.sweep_control.cancel(record.id).status is SweepStatus.RUNNING
     assert harness.received(CancelSweep, 0) == []
     assert harness.received(CancelSweep, 1) == [CancelSweep(id=record.id)]
-    assert harness.hub.cancel_sweep("unknown") is None
+    assert harness.hub.sweep_control.cancel("unknown") is None
 
 
 def test_a_refused_sweep_names_the_reason(harness):

@@ -85,8 +85,8 @@ SWEEPER = mutants(
         _SWEEP + "test_a_sweep_ends_with_the_copy_that_holds_its_last_results",
     ),
     (
-        "if result.status in (SweepStatus.PASSED, SweepStatus.VIOLATED):",
-        "if result.status is not SweepStatus.CANCELLED:",
+        "complete = result.status in (SweepStatus.PASSED, SweepStatus.VIOLATED)",
+        "complete = result.status is not SweepStatus.CANCELLED",
         _SWEEP + "test_a_sweep_that_launches_too_few_slots",
     ),
     (

@@ -46,8 +46,8 @@ SWEEPER = mutants(
 STEP_SCHEDULER = mutants(
     "canary_obs/runtime/step_scheduler.py",
     (
-        "(sweeper.ending or not self._run.paused)",
-        "not self._run.paused",
+        "sweeper.running and (sweeper.ending or not (self._run.paused or sweeper.held))",
+        "sweeper.running and not self._run.paused",
         _SCHEDULE + "test_a_sweep_cancelled_while_paused_ends",
     ),
     (

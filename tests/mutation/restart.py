@@ -68,8 +68,8 @@ ALL = (
     *mutants(
         "canary_obs/service/context.py",
         (
-            "if wait and (paused := self.paused_ranks()):",
-            "if not wait and (paused := self.paused_ranks()):",
+            "if wait and (paused := self.paused_ranks(request.selection)):",
+            "if not wait and (paused := self.paused_ranks(request.selection)):",
             "tests/service/test_app.py::test_waiting_for_a_sweep_while_paused_is_refused_at_once",
         ),
         (

@@ -122,7 +122,10 @@ ALL = (
             "self._wall_ns()",
             _RESTART + "test_a_sweep_that_ended_while_no_service_ran",
         ),
-        ("        return self.ended_ns, len(self.ranks)\n", "        return self.ended_ns, 0\n", _LATE),
+    ),
+    *mutants(
+        "canary_obs/hub/sweep_entry.py",
+        ("self.ended_ns, *self._by_status().items()", "self.ended_ns", _LATE),
         (
             "self.progress is None or self.progress.status is SweepStatus.RUNNING",
             "self.progress is None",

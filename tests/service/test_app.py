@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from canary_obs.config import ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.hub import Hub
-from canary_obs.records import Acknowledge, Pause, Resume, StartSweep, Violations
+from canary_obs.records import Acknowledge, Pause, PauseSweep, Resume, ResumeSweep, StartSweep, Violations
 from canary_obs.service.app import create_app
 from canary_obs.service.context import Dependencies
 from canary_obs.vocabulary import Reason, SweepStatus
@@ -151,6 +152,40 @@ def test_cancelling(client, rank):
     assert (again.status_code, again.json()["status"]) == (200, "cancelled")
     check_problem(client.delete("/canary/sweeps/none"), 404, "no-such-sweep")
     check_problem(client.get("/canary/sweeps/none"), 404, "no-such-sweep")
+
+
+def test_a_sweep_is_paused_and_resumed(client, rank):
+    rank.finishes = False
+    sweep = client.post("/canary/sweep", json={"ranks": [0], "budget_ms": 2, "deadline_seconds": 60}).json()
+    assert (sweep["request"]["budget_ms"], sweep["ranks_by_status"]) == (2.0, {"running": 1})
+    place = f"/canary/sweeps/{sweep['id']}"
+    for verb, command in (("pause", PauseSweep), ("resume", ResumeSweep)):
+        answer = client.post(f"{place}/{verb}")
+        assert (answer.status_code, answer.json()["paused"]) == (202, verb == "pause")
+        assert rank.received[-1] == command(id=sweep["id"])
+    client.delete(place)
+    assert client.post(f"{place}/pause").status_code == 200
+    check_problem(client.post("/canary/sweeps/none/pause"), 404, "no-such-sweep")
+
+
+def test_a_sweep_for_a_window_answers_at_once(client, rank):
+    now = datetime.now(UTC)
+    window = f"{(now + timedelta(hours=2)):%H:%M}-{(now + timedelta(hours=3)):%H:%M}"
+    answer = client.post("/canary/sweep?wait=true", json={"window": window})
+    assert (answer.status_code, answer.json()["status"]) == (202, "scheduled")
+    assert client.delete(answer.headers["location"]).json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"window": "22-5"}, {"window": "24:00-05:00"}, {"deadline_seconds": 0}, {"budget_ms": 1001},
+        {"first_slot": -1}, {"ranks": [-1]}, {"used_only": 1}, {"slots": "used"}, {"request": ""},
+    ],
+)  # fmt: skip
+def test_a_sweep_that_makes_no_sense_is_refused(client, rank, body):
+    check_problem(client.post("/canary/sweep", json=body), 422, "invalid-request")
+    assert not [one for one in rank.received if isinstance(one, StartSweep)]
 
 
 # Commands to all ranks, status, violations.

@@ -48,7 +48,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "e34def35f6033007"}
+SCHEMAS = {3: "24409893985974a6"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -39,6 +39,7 @@ from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Request
 from canary_obs.reference_engine.to_device import to_device
 from canary_obs.runtime.device.upload_ring import UploadRing
+from canary_obs.slot_facts import request_name
 
 SUPPORTED_VERSIONS = ("1.0",)
 _STEPS_AHEAD = 8  # steps the host may be ahead of the GPU before an upload allocates memory
@@ -101,6 +102,12 @@ class ReferenceAdapter(EngineAdapter):
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Running requests with the slot among the positions they have computed."""
         return named(self._groups, group).holders(slot)
+
+    def request_slots(self, group: str, request: str) -> Tensor:
+        """Slots of which the request is a holder."""
+        slots, found = self.slots_in_use(group), named(self._groups, group)
+        held = [request in map(request_name, found.holders(slot)) for slot in slots.tolist()]
+        return slots[torch.tensor(held, dtype=torch.bool)]
 
     def model(self) -> str:
         """The checkpoint; random weights are named by their shape and seed."""

@@ -43,6 +43,7 @@ from canary_obs.engines.vllm.trace_headers import TraceContexts
 from canary_obs.engines.vllm.versions import V1_VERSIONS, check_version
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, scheduled_requests
 from canary_obs.errors import UnsupportedEngine
+from canary_obs.slot_facts import request_name
 
 
 class VllmAdapter(EngineAdapter):
@@ -135,6 +136,14 @@ class VllmAdapter(EngineAdapter):
         found = self._by_name[group]
         block = slot // found.block_size
         return tuple(request for request, blocks in self.request_blocks(found.number) if block in blocks)
+
+    def request_slots(self, group: str, request: str) -> Tensor:
+        """Those of the blocks in its block list."""
+        found = self._by_name[group]
+        for name, blocks in self.request_blocks(found.number):
+            if request_name(name) == request:
+                return slots_of(sorted(set(blocks) - {NULL_BLOCK}), found.block_size)
+        return torch.empty(0, dtype=torch.int64)
 
     def traceparent(self, request: str) -> str | None:
         """From the trace headers that vLLM's scheduler has of it."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
-from torch import Tensor
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots
 from canary_kernels.verify import verify_list
 from canary_obs.config import CanaryConfig
-from canary_obs.engine_api.adapter import PrefixCache
-from canary_obs.engine_api.walks import CachedWalk
+from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import StartSweep, SweepProgress
 from canary_obs.runtime.device.delayed_device_host import Sample
@@ -23,32 +20,14 @@ from canary_obs.runtime.device.upload_ring import UploadRing
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.sweep.schedule import SweepSchedule
 from canary_obs.runtime.sweep.shares import SweepShares
+from canary_obs.runtime.sweep.sweep_pass import SweepPass
+from canary_obs.runtime.sweep.totals import COUNTED_CAUSES, sweep_totals
 from canary_obs.runtime.sweep.walk import SweepWalk
 from canary_obs.vocabulary import Cause, SweepStatus, Trigger
 
 _CPU_CHUNK = 256  # slots
 _DEVICE_CHUNK, _DEVICE_CHUNK_BYTES = 16384, 1 << 30
 _UPLOADS = 8
-_COUNTED_CAUSES = tuple(Cause)[: layout.NUM_UNVERIFIED]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Pass:
-    """One sweep under way."""
-
-    command: StartSweep
-    trigger: Trigger
-    work: list[tuple[Group, CachedWalk]]
-    total: int
-    started_ns: int
-    started: float
-    step: int
-    groups: tuple[str, ...]
-    next_group: int = 0
-    ending: SweepStatus | None = None  # all launched, or cancelled: waiting for the counters
-    settles_at: int = -1  # sequence of the first counter copy that holds all of its results
-    totals: dict[str, int] = field(default_factory=dict)  # counted so far
-    error: str | None = None
 
 
 class Sweeper:
@@ -57,7 +36,7 @@ class Sweeper:
     def __init__(
         self,
         state: DeviceState,
-        prefix_cache: PrefixCache,
+        adapter: EngineAdapter,
         health: Health,
         config: CanaryConfig,
         bandwidth: float,
@@ -66,14 +45,15 @@ class Sweeper:
         self._state, self._health, self._config = state, health, config
         self._report = report
         self._bandwidth = bandwidth
-        self._walk = SweepWalk(state, prefix_cache, config)
+        self._walk = SweepWalk(state, adapter, config)
         device = state.clock.device
         self._on_cpu = device.type == "cpu"
         self._uploads = UploadRing(3 * _DEVICE_CHUNK, _UPLOADS, device)
-        self._pass: _Pass | None = None
+        self._pass: SweepPass | None = None
         self._queued: StartSweep | None = None
-        self._baseline = self._counts(None)
-        self._shares = SweepShares(state, prefix_cache)
+        self._held: str | None = None  # id of the sweep that an operator paused
+        self._baseline = sweep_totals(None)
+        self._shares = SweepShares(state, adapter.prefix_cache)
         health.add_source(self._walk)
         self._automatic = 0
         self.passes = dict.fromkeys(Trigger, 0)
@@ -90,6 +70,12 @@ class Sweeper:
     def ending(self) -> bool:
         """Whether the sweep under way only waits for its counters."""
         return self._pass is not None and self._pass.ending is not None
+
+    @property
+    def held(self) -> bool:
+        """Whether an operator paused the sweep under way, which has more to check."""
+        current = self._pass
+        return current is not None and current.ending is None and current.command.id == self._held
 
     @property
     def latest_id(self) -> str | None:
@@ -117,6 +103,15 @@ class Sweeper:
         if self._pass is not None and self._pass.command.id == sweep_id:
             self._pass.ending = SweepStatus.CANCELLED
 
+    def hold(self, sweep_id: str, *, paused: bool) -> None:
+        """Pause or resume a sweep that is under way or queued; an unknown id is ignored."""
+        known = [self._queued, self._pass.command if self._pass else None]
+        if not any(command is not None and command.id == sweep_id for command in known):
+            return
+        self._held = sweep_id if paused else None
+        if self._pass is not None and self._pass.command.id == sweep_id and (progress := self.progress):
+            self._report(progress)
+
     def begin_automatic(self, trigger: Trigger, step: int) -> None:
         """Start an interval or idle sweep unless one is under way."""
         if self._pass is None:
@@ -139,8 +134,10 @@ class Sweeper:
         `next_sequence` is that of the next counter copy.
         """
         current = self._pass
-        if current is None or current.settles_at >= 0:
+        if current is None or current.settles_at >= 0 or self.held:
             return
+        if current.command.budget_ms is not None:  # an idle engine has more than one step's
+            budget_seconds *= current.command.budget_ms / self._config.sweep_budget_ms
         deadline = time.perf_counter() + budget_seconds
         while current.ending is None:
             if current.next_group == len(current.work):
@@ -160,7 +157,7 @@ class Sweeper:
         if current is None:
             return
         counters = sample.values[: self._state.counter_words]
-        counts = self._counts(counters)
+        counts = sweep_totals(counters)
         current.totals = {name: counts[name] - self._baseline[name] for name in counts}
         if current.ending is None or current.settles_at < 0 or sample.sequence < current.settles_at:
             return
@@ -181,7 +178,7 @@ class Sweeper:
 
     def _start(self, command: StartSweep, trigger: Trigger, step: int) -> None:
         names = command.groups or tuple(self._state.by_name)
-        current = _Pass(
+        current = SweepPass(
             command=command, trigger=trigger, work=[], total=0, started_ns=time.time_ns(),
             started=time.perf_counter(), step=step, groups=names,
         )  # fmt: skip
@@ -194,7 +191,8 @@ class Sweeper:
             except UnsupportedEngine as error:  # the engine does not show what its prefix cache holds
                 refusal = str(error)
         if refusal is not None:
-            self.schedule.ended(SweepStatus.FAILED, refusal)
+            if self._walk.is_whole(command):
+                self.schedule.ended(SweepStatus.FAILED, refusal)
             self.last = self._describe(current, SweepStatus.FAILED, refusal)
             self._report(self.last)
             return
@@ -206,7 +204,7 @@ class Sweeper:
             self._shares.owe(group, next((walk.total for g, walk in current.work if g is group), 0))
         self._report(self._describe(current, SweepStatus.RUNNING))
 
-    def _timed_chunk(self, current: _Pass) -> float:
+    def _timed_chunk(self, current: SweepPass) -> float:
         group, _ = current.work[current.next_group]
         began = time.perf_counter() - current.started
         device_seconds, evicted = self._check_chunk(current)
@@ -214,7 +212,7 @@ class Sweeper:
         self._shares.add_chunk(group.index, evicted, began, ended)
         return device_seconds
 
-    def _check_chunk(self, current: _Pass) -> tuple[float, int]:
+    def _check_chunk(self, current: SweepPass) -> tuple[float, int]:
         """Launch the next chunk; returns estimated seconds of GPU time (0 on the CPU), and slots left out."""
         group, walk = current.work[current.next_group]
         cached = self._walk.take(group.name, walk, self._chunk_size(group))
@@ -240,24 +238,7 @@ class Sweeper:
             return _CPU_CHUNK
         return max(1, min(_DEVICE_CHUNK, _DEVICE_CHUNK_BYTES // max(1, group.plan.bytes_per_slot)))
 
-    def _counts(self, counters: Tensor | None) -> dict[str, int]:
-        if counters is None:
-            totals = [0] * layout.COUNTER_WORDS
-        else:
-            totals = counters.view(-1, layout.COUNTER_WORDS).sum(0).tolist()
-        phase = layout.Phase.SWEEP
-        lanes = layout.COUNT_VIOLATIONS + phase * layout.NUM_REASONS
-        unverified = layout.COUNT_UNVERIFIED + phase * layout.NUM_UNVERIFIED
-        counts = {cause.value: totals[unverified + cause.code] for cause in _COUNTED_CAUSES}
-        counts["violations"] = sum(totals[lanes : lanes + layout.NUM_REASONS])
-        found_wanting = totals[lanes + layout.Reason.UNWRITTEN] + totals[lanes + layout.Reason.RECORD]
-        counts["checked"] = totals[layout.COUNT_VERIFIED + phase] + found_wanting
-        # The kernel that reads records found so many whose bytes must be compared.
-        counts["comparable"] = totals[layout.COUNT_VERIFIED + phase] + counts["baseline"]
-        counts["compared"] = totals[layout.COUNT_HASHED + phase] + counts["no_fingerprint"]
-        return counts
-
-    def _ended(self, current: _Pass, shortfall: str) -> SweepProgress:
+    def _ended(self, current: SweepPass, shortfall: str) -> SweepProgress:
         assert current.ending is not None
         status, error, seen = current.ending, current.error, current.totals
         if status is SweepStatus.PASSED:
@@ -273,18 +254,22 @@ class Sweeper:
                 error = f"nothing was checked: {skipped}"
         return self._describe(current, status, error)
 
-    def _finish(self, current: _Pass, result: SweepProgress) -> None:
+    def _finish(self, current: SweepPass, result: SweepProgress) -> None:
         self._pass = None
         self.last = result
-        self.schedule.ended(result.status, result.error)
-        if result.status in (SweepStatus.PASSED, SweepStatus.VIOLATED):
-            self.passes[current.trigger] += 1
-            self.last_completed_ns = time.time_ns()
+        self._held = None
+        complete = result.status in (SweepStatus.PASSED, SweepStatus.VIOLATED)
+        self.passes[current.trigger] += complete
+        # One that left something out says nothing about the age of the last look at everything.
+        if self._walk.is_whole(current.command) or not complete:
+            self.schedule.ended(result.status, result.error)
+            if complete:
+                self.last_completed_ns = time.time_ns()
         self._report(result)
 
-    def _describe(self, current: _Pass, status: SweepStatus, error: str | None = None) -> SweepProgress:
+    def _describe(self, current: SweepPass, status: SweepStatus, error: str | None = None) -> SweepProgress:
         seen = current.totals
-        skipped = {cause: seen.get(cause.value, 0) for cause in _COUNTED_CAUSES} | {
+        skipped = {cause: seen.get(cause.value, 0) for cause in COUNTED_CAUSES} | {
             Cause.EVICTED: self._shares.evicted if self._pass is current else 0
         }
         return SweepProgress(
@@ -292,4 +277,5 @@ class Sweeper:
             data=current.command.data, total=current.total, checked=seen.get("checked", 0), skipped=skipped,
             violations=seen.get("violations", 0), started_ns=current.started_ns,
             seconds=time.perf_counter() - current.started, step=current.step, error=error,
+            paused=current.command.id == self._held and status is SweepStatus.RUNNING,
         )  # fmt: skip

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from canary_obs.config import CanaryConfig
-from canary_obs.engine_api.adapter import PrefixCache
+from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.engine_api.walks import CachedWalk, WholeWalk
-from canary_obs.errors import ConfigurationError
+from canary_obs.errors import ConfigurationError, UnsupportedEngine
 from canary_obs.records import StartSweep
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.vocabulary import State
 
+_NO_REQUESTS = "this engine does not show which slots a request uses"
 _NO_WINDOWS = "this engine does not show which tokens a sliding-window group holds"
 
 
@@ -40,8 +42,10 @@ class _Count:
 class SweepWalk:
     """Raises ConfigurationError at attach for a setting that the engine's prefix cache cannot follow."""
 
-    def __init__(self, state: DeviceState, cache: PrefixCache, config: CanaryConfig) -> None:
-        self._state, self._cache = state, cache
+    def __init__(self, state: DeviceState, adapter: EngineAdapter, config: CanaryConfig) -> None:
+        cache = adapter.prefix_cache
+        self._state, self._cache, self._request_slots = state, cache, adapter.request_slots
+        self._config = config
         self._uncounted: set[str] = set()
         self._counts: dict[str, _Count] = {}  # by group, of its last walk
         no_slots = torch.empty(0, dtype=torch.int64)
@@ -63,6 +67,19 @@ class SweepWalk:
             return f"swa_resident_only: {_NO_WINDOWS}; leave it out"
         return None
 
+    def is_whole(self, command: StartSweep) -> bool:
+        """Whether a sweep checks at least what those do that the engine starts by itself."""
+        config, every = self._config, set(self._state.by_name)
+        automatic = StartSweep(
+            id="", unlocked_only=config.unlocked_only, swa_resident_only=config.swa_resident_only
+        )
+        plain = msgspec.structs.replace(command, id="", groups=(), budget_ms=None)
+        return (
+            command.data
+            and set(command.groups or every) == every
+            and (not command.selects or plain == automatic)
+        )
+
     def begin(self, group: str, command: StartSweep) -> CachedWalk:
         """A walk over every slot of the group that the command asks for."""
         self._counts.pop(group, None)
@@ -73,7 +90,7 @@ class SweepWalk:
             self._uncounted.add(group)
         else:
             self._counts[group] = _Count(count.slots, self._state.by_name[group].view.num_slots)
-        if command.unlocked_only or command.swa_resident_only:
+        if command.selects:
             return WholeWalk(self._part(group, command))
         return whole
 
@@ -102,15 +119,43 @@ class SweepWalk:
             count.complete = True
         if command.unlocked_only:
             cached = self._cache.cached(group, unlocked_only=True)
-        if not command.swa_resident_only:
-            return cached
-        resident = self._cache.swa_resident(group, cached.slots)
-        assert resident is not None
+        chosen = self._chosen(group, command, cached.slots)
+        if command.swa_resident_only:
+            resident = self._cache.swa_resident(group, cached.slots)
+            assert resident is not None
+            chosen &= resident
         return CachedSlots(
-            slots=cached.slots[resident],
-            positions=cached.positions[resident],
-            previous=cached.previous[resident],
+            slots=cached.slots[chosen],
+            positions=cached.positions[chosen],
+            previous=cached.previous[chosen],
         )
+
+    def _chosen(self, group: str, command: StartSweep, slots: Tensor) -> Tensor:
+        """bool [n]: `slots` (int64 [n]) that the command asks for. Raises UnsupportedEngine."""
+        chosen = torch.ones(slots.numel(), dtype=torch.bool)
+        if command.first_slot is not None:
+            chosen &= slots >= command.first_slot
+        if command.last_slot is not None:
+            chosen &= slots <= command.last_slot
+        if command.used_only:
+            unused = self._cache.cached(group, unlocked_only=True).slots
+            chosen &= ~self._among(group, slots, unused)
+        if command.request is not None:
+            own = self._request_slots(group, command.request)
+            if own is None:
+                raise UnsupportedEngine(f"request={command.request!r}: {_NO_REQUESTS}; leave it out")
+            if not own.numel():
+                raise UnsupportedEngine(
+                    f"request={command.request!r}: no running request has this name and slots in {group}"
+                )
+            chosen &= self._among(group, slots, own)
+        return chosen
+
+    def _among(self, group: str, slots: Tensor, wanted: Tensor) -> Tensor:
+        # By a table, as sorting millions of slots would hold up a step.
+        table = torch.zeros(self._state.by_name[group].view.num_slots, dtype=torch.bool)
+        table[wanted] = True
+        return table[slots]
 
     def reasons(self) -> list[tuple[State, str]]:
         """Groups whose cached slots nobody but the adapter's walk counted, in the last sweep of each."""

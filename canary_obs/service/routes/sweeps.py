@@ -6,14 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 
-from canary_obs.hub.sweeps import SweepRecord
+from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.request_bodies import SweepBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import SweepList, SweepQuery, SweepsQuery, documented, reply
 from canary_obs.service.traceparent import TraceParent, valid_or_none
-from canary_obs.vocabulary import SweepStatus
 
 router = APIRouter(prefix="/canary", tags=["sweeps"])
 
@@ -39,12 +38,12 @@ async def start_sweep(
     With wait=true 409 at once while a rank is paused. The sweep's span is a child of `traceparent`'s; one
     that is not valid is left out.
     """
-    context, sweep = context_of(request), (body or SweepBody()).request
+    context, sweep = context_of(request), (body or SweepBody()).wanted
     caller = valid_or_none(traceparent)
     record = context.start_sweep(sweep, idempotency_key, wait=query.wait == "true", traceparent=caller)
-    if query.wait == "true":
+    if query.wait == "true" and record.begun_ns is not None:
         record = await context.sweep_result(record)
-    status = 200 if query.wait == "true" and record.status is not SweepStatus.RUNNING else 202
+    status = 200 if query.wait == "true" and record.ended_ns is not None else 202
     return reply(record, status, {"Location": f"/canary/sweeps/{record.id}"})
 
 
@@ -72,8 +71,34 @@ async def show_sweep(request: Request, sweep_id: SweepId) -> Response:
 )
 async def cancel_sweep(request: Request, sweep_id: SweepId) -> Response:
     """Ask the ranks to stop a sweep: 202. A sweep that has already ended is returned unchanged: 200."""
-    record = _found(context_of(request).hub.cancel_sweep(sweep_id), sweep_id)
-    return reply(record, 202 if record.status is SweepStatus.RUNNING else 200)
+    record = _found(context_of(request).hub.sweep_control.cancel(sweep_id), sweep_id)
+    return _changed(record)
+
+
+@router.post(
+    "/sweeps/{sweep_id}/pause",
+    openapi_extra=requires(TokenScope.OPERATE),
+    status_code=202,
+    responses=documented(SweepRecord, 200, 202, 404, 422),
+)
+async def pause_sweep(request: Request, sweep_id: SweepId) -> Response:
+    """Hold one sweep on its ranks: 202; other checks go on. One that has ended is unchanged: 200."""
+    return _changed(_found(context_of(request).hub.sweep_control.hold(sweep_id, paused=True), sweep_id))
+
+
+@router.post(
+    "/sweeps/{sweep_id}/resume",
+    openapi_extra=requires(TokenScope.OPERATE),
+    status_code=202,
+    responses=documented(SweepRecord, 200, 202, 404, 422),
+)
+async def resume_sweep(request: Request, sweep_id: SweepId) -> Response:
+    """Let a paused sweep go on: 202. A sweep that has already ended is returned unchanged: 200."""
+    return _changed(_found(context_of(request).hub.sweep_control.hold(sweep_id, paused=False), sweep_id))
+
+
+def _changed(record: SweepRecord) -> Response:
+    return reply(record, 202 if record.ended_ns is None else 200)
 
 
 def _found(record: SweepRecord | None, sweep_id: str) -> SweepRecord:

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.records import CancelSweep, StartSweep, SweepProgress, SweepReport, Violations
+from canary_obs.records import (
+    CancelSweep,
+    PauseSweep,
+    ResumeSweep,
+    StartSweep,
+    SweepProgress,
+    SweepReport,
+    Violations,
+)
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Cause, Reason, State, SweepStatus, Trigger
@@ -197,3 +205,103 @@ def test_an_engine_that_does_not_show_its_prefix_cache(make_rig, monkeypatch: py
     assert not rig.canary.sweeper.schedule.idle_due(0.0), "not asked again at once"
     assert rig.canary.verdict() == (State.DEGRADED, ("the last sweep failed: the scheduler does not report",))
     assert rig.canary.health.faults.total() == 0
+
+
+def test_a_sweep_of_a_part_checks_that_part_and_resets_no_age(make_rig) -> None:
+    rig = make_rig(patrol_budget="off", reuse_data=False, idle_sweep=False)
+    rig.run(150)
+    prefix_cache, sweeper = rig.canary._adapter.prefix_cache, rig.canary.sweeper
+    every = prefix_cache.cached("full", unlocked_only=False).slots
+    unused = prefix_cache.cached("full", unlocked_only=True).slots
+    low, high = int(every.sort().values[10]), int(every.sort().values[-10])
+    expected = {
+        "all": every.numel(),
+        "range": int(((every >= low) & (every <= high)).sum()),
+        "used": every.numel() - unused.numel(),
+    }
+    assert 0 < expected["used"] < expected["all"]
+    assert sweep_now(rig, first_slot=low, last_slot=high).total == expected["range"]
+    assert sweep_now(rig, used_only=True).total == expected["used"]
+    assert (sweeper.schedule.last_completed, sweeper.last_completed_ns) == (None, None)
+    assert sweep_now(rig, data=False).total == expected["all"]
+    assert sweeper.schedule.last_completed is None
+    assert sweep_now(rig, groups=("full",)).total == expected["all"]
+    assert sweeper.schedule.last_completed is not None
+
+
+def test_damage_outside_a_range_is_not_met_and_inside_it_is(make_rig) -> None:
+    rig = make_rig(patrol_budget="off", reuse_data=False, idle_sweep=False)
+    rig.run(150)
+    rig.finish_requests()
+    slots = rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots.sort().values
+    victim = int(slots[len(slots) // 2])
+    address = locate_byte(rig.canary.state.groups[0].view.sources[0], victim, 0)
+    address.flip(1)
+    assert sweep_now(rig, last_slot=victim - 1).status is SweepStatus.PASSED
+    assert sweep_now(rig, first_slot=victim, last_slot=victim).violations == 1
+    address.flip(1)
+
+
+def test_a_sweep_of_one_request_checks_its_cached_slots(make_rig) -> None:
+    rig = make_rig(patrol_budget="off", reuse_data=False, idle_sweep=False)
+    rig.run(150)
+    adapter = rig.canary._adapter
+    every = set(adapter.prefix_cache.cached("full", unlocked_only=False).slots.tolist())
+    running = {request.id: request for request in rig.engine.scheduler.running}
+    name, own = next(
+        (name, own)
+        for name, request in running.items()
+        if (own := every & set(request.slots[: request.computed].tolist()))
+    )
+    assert sweep_now(rig, request=name).total == len(own)
+    result = sweep_now(rig, request="nobody")
+    assert (result.status, result.total) == (SweepStatus.FAILED, 0)
+    assert "no running request has this name" in str(result.error)
+    assert rig.canary.sweeper.schedule.error is None, "an operator's slip is no failure of the sweeps"
+
+
+def test_a_sweep_is_held_until_it_is_resumed(make_rig) -> None:
+    link = LocalLink(capacity=100_000)
+    rig = make_rig(link=link, sweep_budget_ms=0.001, idle_sweep=False)
+    rig.run(150)
+    for command in (StartSweep(id="a"), PauseSweep(id="other"), PauseSweep(id="a")):
+        link.send_command(command)
+    rig.run(50)
+    reports = [message.progress for message in messages(link, SweepReport)]
+    assert [(report.status, report.paused) for report in reports] == [
+        (SweepStatus.RUNNING, False),
+        (SweepStatus.RUNNING, True),
+    ]
+    assert rig.canary.sweeper.held
+    checked = rig.canary.sweeper.progress.checked
+    rig.run(50)
+    assert rig.canary.sweeper.progress.checked == checked
+    link.send_command(ResumeSweep(id="a"))
+    rig.run(100)
+    assert messages(link, SweepReport)[-1].progress.status is SweepStatus.PASSED
+
+
+def test_a_held_sweep_can_be_cancelled(make_rig) -> None:
+    link = LocalLink(capacity=100_000)
+    rig = make_rig(link=link, sweep_budget_ms=0.001, idle_sweep=False)
+    rig.run(150)
+    for command in (StartSweep(id="a"), PauseSweep(id="a"), CancelSweep(id="a")):
+        link.send_command(command)
+    rig.run(20)
+    assert messages(link, SweepReport)[-1].progress.status is SweepStatus.CANCELLED
+    assert not rig.canary.sweeper.held
+
+
+def test_a_commands_budget_goes_before_the_setting(make_rig) -> None:
+    rig = make_rig(sweep_budget_ms=0.001, idle_sweep=False, patrol_budget="off")
+    rig.run(300)
+    rig.finish_requests()
+    sweeper, counter_reader = rig.canary.sweeper, rig.canary.counter_reader
+    for name, budget in (("slow", None), ("fast", 1000.0)):
+        sweeper.request(StartSweep(id=name, budget_ms=budget), rig.canary.step)
+        sweeper.advance(1e-6, counter_reader.next_sequence)
+        assert sweeper.ending is (budget is not None)
+        sweeper.cancel(name)
+        while sweeper.running:
+            sweeper.advance(1.0, counter_reader.next_sequence)
+            counter_reader.poll(rig.canary.step)
