@@ -123,7 +123,7 @@ class _BlockRunner:
         vllm.run()
         return _Block(
             seconds=seconds, schedule=spent["schedule"], execute=spent["execute_model"],
-            hooks={hook: total - hooks_before[hook] for hook, total in hooks.items()},
+            hooks={hook: total - hooks_before.get(hook, 0.0) for hook, total in hooks.items()},
             violations=canary.counter_reader.violations if canary else 0,
             faults=canary.health.faults.total() if canary else 0,
         )  # fmt: skip

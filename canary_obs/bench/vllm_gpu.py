@@ -157,7 +157,7 @@ def _block(vllm: InProcessVllm, plan: VllmGpuPlan, *, protected: bool) -> _Block
 
 
 def _hook_us(before: dict[str, float], after: dict[str, float], steps: int) -> dict[str, float]:
-    return {hook: round(1e6 * (spent - before[hook]) / steps, 1) for hook, spent in after.items()}
+    return {hook: round(1e6 * (spent - before.get(hook, 0.0)) / steps, 1) for hook, spent in after.items()}
 
 
 def _timed(

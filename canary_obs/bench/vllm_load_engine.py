@@ -44,7 +44,9 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
                 before, started = _hooks(vllm), time.perf_counter()
                 seconds = run_workload(name, vllm, load, seed)
                 passed = time.perf_counter() - started  # with what is not timed: filling contexts, aborts
-                spent = {hook: (after - before[hook]) / passed for hook, after in _hooks(vllm).items()}
+                spent = {
+                    hook: (after - before.get(hook, 0.0)) / passed for hook, after in _hooks(vllm).items()
+                }
                 answer = {"seconds": seconds, "host_share": spent}
             print(json.dumps(answer), file=out, flush=True)
         vllm.shutdown()

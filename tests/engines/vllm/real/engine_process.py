@@ -28,7 +28,11 @@ def main() -> None:
 def _engine(folder: Path) -> InProcessVllm:
     if not torch.cuda.is_available():
         return tiny_vllm(folder, 4, SEED)
-    return InProcessVllm(folder, "small", SEED, max_model_len=TINY_CONTEXT, gpu_memory_utilization=0.1)
+    # Given, not profiled: vLLM refuses to profile while another engine, as one just killed, frees memory.
+    return InProcessVllm(
+        folder, "small", SEED, max_model_len=TINY_CONTEXT, gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=1 << 30,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
