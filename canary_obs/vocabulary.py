@@ -59,6 +59,7 @@ class Reason(CodedWord):
     UNWRITTEN = "unwritten", 6
     LOST_WRITE = "lost_write", 7
     RECORD = "record", 8
+    LOST_LOAD = "lost_load", 9
 
 
 class Part(CodedWord):

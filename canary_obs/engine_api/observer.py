@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.engine_api.views import StepView
 
 
@@ -92,6 +93,33 @@ class Observer(Protocol):
         """KV bytes will arrive in `slots` (int64 [n]) later; `received` announces them.
 
         Until then the slots count as unverified where they are met, and no baseline is taken of them.
+        """
+
+    def load_begun(self, load: str, group: str, blocks: LoadedBlocks) -> None:
+        """A load of this name will fill these blocks: like `awaited`, and what they hold now is remembered.
+
+        Call before the first byte may arrive. `load_ended`, `load_failed` or `load_dropped` follows.
+        """
+
+    def load_ended(self, load: str, group: str, arrived: ArrivedBlocks) -> None:
+        """The engine reported this load complete: the bytes are there, and nothing has read them yet.
+
+        Blocks whose bytes equal a copy that may have been sent are as good as written here; others get a
+        baseline. Bytes that equal no copy, or that are those from before where other tokens are to be, are
+        violations; in mode `raise` they raise KVCacheViolation here.
+        """
+
+    def load_failed(self, load: str) -> None:
+        """This load has failed: to read its slots before they are written is a violation."""
+
+    def load_dropped(self, load: str) -> None:
+        """Nobody will report on this load: its request has ended, and its slots go to others."""
+
+    def block_folds(self, group: str, slots: Tensor) -> Tensor | None:
+        """What `ArrivedBlocks.sent` needs of blocks that are sent or stored; None = not protecting.
+
+        slots: int64 [blocks, size], -1 = not filled. int64 [blocks, 3] on the same device: 1 where all of a
+        block's records are complete, else 0; then K and V folded, from the records, not from the bytes.
         """
 
     def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:

@@ -9,6 +9,7 @@ from canary_kernels.fingerprint import compare_slots
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.first_reads import FirstReads
+from canary_obs.runtime.loads import Loads
 from canary_obs.runtime.transfer import join_records
 from canary_obs.vocabulary import SlotEventKind
 
@@ -18,6 +19,7 @@ class Announcements:
 
     def __init__(self, state: DeviceState, history: SlotHistory, first_reads: FirstReads) -> None:
         self.state, self._history, self._first_reads = state, history, first_reads
+        self.loads = Loads(state, history)
 
     def hit(self, name: str, slots: Tensor, step: int) -> None:
         """Compare the bytes of slots (int64 [n] on the CPU) that joined a request of the next forward."""

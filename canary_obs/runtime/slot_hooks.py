@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.delivery import ViolationDelivery
 from canary_obs.runtime.faults import Faults
@@ -50,13 +51,38 @@ class SlotHooks:
     def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
         """Compare received bytes with the records that came with them; without records: a baseline."""
         self._announce(self._announcements.received, group, slots, records)
-        if self._hook_run.armed and records is not None and self._hook_faults.mode is Mode.RAISE:
+        if records is not None:
+            self._raise_what_arrived()
+
+    def _raise_what_arrived(self) -> None:
+        if self._hook_run.armed and self._hook_faults.mode is Mode.RAISE:
             self._delivery.drain(_RAISE_SECONDS)
             self._delivery.raise_pending()
 
     def awaited(self, group: str, slots: Tensor) -> None:
         """Leave these slots unverified until `received`."""
         self._announce(self._announcements.awaited, group, slots)
+
+    def load_begun(self, load: str, group: str, blocks: LoadedBlocks) -> None:
+        """Leave these blocks unverified until `load_ended`, and remember what they hold now."""
+        self._announce(self._announcements.loads.begin, load, group, blocks)
+
+    def load_ended(self, load: str, group: str, arrived: ArrivedBlocks) -> None:
+        """Compare what has arrived with what was sent, and with what lay there before."""
+        self._announce(self._announcements.loads.end, load, group, arrived)
+        self._raise_what_arrived()
+
+    def load_failed(self, load: str) -> None:
+        """Empty the records of its slots: they must be written before they are read."""
+        self._announce(self._announcements.loads.fail, load)
+
+    def load_dropped(self, load: str) -> None:
+        """Forget a load on which nobody will report."""
+        self._announcements.loads.drop(load)
+
+    def block_folds(self, group: str, slots: Tensor) -> Tensor | None:
+        """Folded fingerprints of blocks, from their records; None = not armed, or reading them failed."""
+        return self._shares.folds(group, slots) if self._hook_run.armed else None
 
     def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
         """Records to send with the bytes of these slots; None = not armed, or reading them failed."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from canary_kernels import layout
 from canary_kernels.buffers import KVSource
 from canary_kernels.fingerprint import FingerprintPlan, hash_slots, plan_fingerprint
+from canary_kernels.hashing import word_keys
 from canary_obs.errors import EngineContractError
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.faults import Faults
@@ -25,12 +26,31 @@ _LINK_WORDS = slice(layout.IDENTITY, layout.FINGERPRINT_K)
 _STATE_MASK = layout.STATE_MASK << 32
 
 
+class BlockFolds:
+    """Folds the fingerprints of a block's slots to one number per part."""
+
+    def __init__(self) -> None:
+        self._keys: dict[tuple[int, torch.device], Tensor] = {}  # by block size
+
+    def fold(self, fingerprints: Tensor) -> Tensor:
+        """int64 [blocks, 2] of int64 [blocks, size, 2]: every slot of a block has a key of its own.
+
+        Folds of shares (heads, layers) sum to the fold of the whole.
+        """
+        size, device = fingerprints.shape[1], fingerprints.device
+        keys = self._keys.get((size, device))
+        if keys is None:
+            keys = self._keys[size, device] = word_keys(0, size).to(device)[None, :, None]
+        return (fingerprints * keys).sum(1)
+
+
 class RecordShares:
     """Reads records, split for receivers that each hold some of the heads. Plans are made at first use."""
 
     def __init__(self, state: DeviceState, faults: Faults) -> None:
         self._state, self._faults = state, faults
         self._plans: dict[tuple[str, range], FingerprintPlan] = {}
+        self.folder = BlockFolds()
 
     def format_of(self, name: str) -> int | None:
         """Number of the fingerprints' format: equal numbers are comparable. None = no such group."""
@@ -51,6 +71,27 @@ class RecordShares:
         found: list[Tensor] = []
         self._faults.guard(ObserverPart.ANNOUNCE, lambda: found.append(self._read(name, slots, shares)))
         return found[0] if found else None
+
+    def folds(self, name: str, slots: Tensor) -> Tensor | None:
+        """int64 [blocks, 3] of slots (int64 [blocks, size]; -1 = left out); see `Observer.block_folds`.
+
+        None = reading failed, which is counted as a fault.
+        """
+        found: list[Tensor] = []
+        self._faults.guard(ObserverPart.ANNOUNCE, lambda: found.append(self._folds(name, slots)))
+        return found[0] if found else None
+
+    def _folds(self, name: str, slots: Tensor) -> Tensor:
+        (group,) = self._state.named((name,))
+        slots = slots.to(group.memory.device, non_blocking=True)
+        records = group.records_of(slots.flatten()).view(*slots.shape, layout.RECORD_WORDS)
+        filled = slots >= 0
+        complete = (records[:, :, layout.IDENTITY] & _STATE_MASK) == int(layout.RecordState.COMPLETE) << 32
+        whole = (complete | ~filled).all(1) & filled.any(1)
+        if group.plan.coverage is layout.RealData.NONE:
+            whole = torch.zeros_like(whole)
+        fingerprints = torch.where(filled[:, :, None], records[:, :, layout.FINGERPRINT_K :], 0)
+        return torch.cat((whole[:, None].to(torch.int64), self.folder.fold(fingerprints)), 1)
 
     def _read(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor:
         (group,) = self._state.named((name,))

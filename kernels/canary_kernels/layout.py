@@ -27,6 +27,7 @@ class Reason(IntEnum):
     UNWRITTEN = 6
     LOST_WRITE = 7
     RECORD = 8
+    LOST_LOAD = 9
 
 
 class Part(IntEnum):
@@ -130,6 +131,9 @@ COUNT_LAYER_LEFT_OUT = COUNT_LAYER_CHECKED + 1  # new slots given to that check,
 # At the tail, every request given with what the scheduler knows of it: its tokens were compared, or left out.
 COUNT_TOKENS_COMPARED = COUNT_LAYER_LEFT_OUT + 1
 COUNT_TOKENS_LEFT_OUT = COUNT_TOKENS_COMPARED + 1
+# Slots that arrived with a load: their bytes were compared with what was sent, or nothing is known of that.
+COUNT_LOADS_COMPARED = COUNT_TOKENS_LEFT_OUT + 1
+COUNT_LOADS_LEFT_OUT = COUNT_LOADS_COMPARED + 1
 COUNTER_WORDS = 128
 # What a scheduler knows must lie less than this many tokens behind the forward, or it is left out as stale.
 KNOWN_LAG = 64

@@ -10,6 +10,7 @@ import torch
 
 from canary_kernels import layout
 from canary_kernels.layout import Reason, RecordState
+from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.execution.runner import Runner
 from canary_obs.reference_engine.scheduling.scheduler import Plan
@@ -211,6 +212,28 @@ def record(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
     return Fault(slots=[slot])
 
 
+def lost_load(rig: Rig, batch: ForwardBatch, draw: random.Random) -> Fault | None:
+    """A load of other tokens is reported complete, and nothing has been copied."""
+    found = _prefix(batch, draw)
+    if found is None:
+        return None
+    slot = int(batch.requests[found[0]].slots[found[1]])
+    old = _record(rig, slot)
+    if not _complete(old):
+        return None
+    token = (int(old[layout.IDENTITY]) & 0xFFFF) ^ 1
+    one = torch.ones(1, dtype=torch.int64)
+    blocks = LoadedBlocks(
+        slots=one[None] * slot, tokens=one[None] * token, positions=one[None], chains=one[None]
+    )
+    arrived = ArrivedBlocks(
+        first=0 * one, stop=one, copies=0 * one, filled=0 * one, sent=one.new_zeros(1, 0, 2)
+    )
+    rig.canary.load_begun("lost", GROUP, blocks)
+    rig.canary.load_ended("lost", GROUP, arrived)
+    return Fault(slots=[slot])
+
+
 FAULTS: dict[Reason, MakeFault] = {
     Reason.CHAIN: chain,
     Reason.POSITION: position,
@@ -221,6 +244,7 @@ FAULTS: dict[Reason, MakeFault] = {
     Reason.UNWRITTEN: unwritten,
     Reason.LOST_WRITE: lost_write,
     Reason.RECORD: record,
+    Reason.LOST_LOAD: lost_load,
 }
 
 

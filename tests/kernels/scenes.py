@@ -223,6 +223,7 @@ def counters_of(group: oracle.Group) -> list[int]:
     places["uncompleted"] = layout.COUNT_UNCOMPLETED
     places["tokens_compared"] = layout.COUNT_TOKENS_COMPARED
     places["tokens_left_out"] = layout.COUNT_TOKENS_LEFT_OUT
+    places |= {"loads": layout.COUNT_LOADS_COMPARED, "loads_left_out": layout.COUNT_LOADS_LEFT_OUT}
     places |= {("census", int(state)): layout.COUNT_CENSUS + state for state in layout.RecordState}
     for phase in Phase:
         places["unhashed", phase] = layout.COUNT_UNHASHED + phase

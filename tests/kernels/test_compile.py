@@ -11,6 +11,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from canary_kernels.arrival import kernel as arrival
 from canary_kernels.digest import kernel as digest
 from canary_kernels.drafts import kernel as drafts
 from canary_kernels.fingerprint import kernel as fingerprint
@@ -58,6 +59,7 @@ JOBS = [
     (fingerprint.fingerprint_kernel, {"OP": 2, "PHASE": 3, **FULL, "LISTED": False}),
     (layer_write.layer_kernel, {"CHECKING": 0, **LAYER}),
     (layer_write.layer_kernel, {"CHECKING": 1, **LAYER}),
+    (arrival.arrival_kernel, {}),
     (paged_attention.store_kernel, {"HEADS": 8, "DIM": 128, "SIZE": 1024}),
     (paged_attention.attend_kernel, {**HEADS, "QUERIES": 16, "BLOCK": paged_attention.BLOCK, "WINDOW": 512}),
     (paged_attention.merge_kernel, HEADS),
@@ -82,7 +84,7 @@ print(len(JOBS))
 
 
 @pytest.mark.parametrize(
-    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 21), (("hip", "gfx942", "64", "hsaco"), 20)]
+    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 22), (("hip", "gfx942", "64", "hsaco"), 21)]
 )
 def test_kernels_compile_ahead_of_time(target, jobs):
     # A fresh process: this one may have been told to interpret.

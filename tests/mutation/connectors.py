@@ -9,33 +9,23 @@ _LOADS = "tests/engines/vllm/test_connector_loads.py::"
 LOADS = mutants(
     "canary_obs/engines/vllm/connector_loads.py",
     (
-        "first = 0 if computed is None else load.first",
-        "first = load.first",
-        _LOADS + "test_whole_blocks_are_awaited",
-    ),
-    (
-        "stop = min(load.stop, computed - load.number * group.block_size)",
-        "stop = load.stop",
-        _LOADS + "test_what_the_forward_writes_gets_no_baseline",
-    ),
-    (
         "for request in self._waiting.keys() & computed.keys():",
         "for request in list(self._waiting):",
         _LOADS + "test_a_waiting_request_gets_no_baseline_before_it_is_scheduled",
     ),
     (
-        "            self._waiting.pop(request, None)\n        computed",
-        "            pass\n        computed",
+        "if self._waiting.pop(request, None) is not None:",
+        "if request not in self._waiting:",
         _LOADS + "test_a_request_that_ended_is_forgotten",
     ),
     (
-        "if load.group == group.number:",
-        "if load.group != group.number:",
+        "            own = [load for load in loads if load.group == group.number]\n            if not own:",
+        "            own = [load for load in loads if load.group != group.number]\n            if not own:",
         _LOADS + "test_other_groups_lose_what_a_load_overwrites",
     ),
     (
-        "        self._landing = []  # of a step that failed: nobody knows what has arrived\n",
-        "",
+        "        self._landing = {}\n        self.loaded_from",
+        "        self.loaded_from",
         _LOADS + "test_a_step_that_failed_reports_no_arrival",
     ),
     (
@@ -43,6 +33,88 @@ LOADS = mutants(
         "pass",
         _LOADS + "test_other_groups_lose_what_a_load_overwrites",
     ),
+    (
+        "if request in self._open and request in lost:",
+        "if request in lost and not finished:",
+        _LOADS + "test_a_load_that_is_reported_as_failed_leaves_nothing",
+    ),
+    (
+        "self._failed.update(blocks)",
+        "self._failed.update(())",
+        _LOADS + "test_blocks_that_could_not_be_loaded_must_be_written",
+    ),
+    (
+        "self._end(request, self._waiting[request], None, observer)",
+        "pass",
+        _LOADS + "test_a_reported_load_is_judged_before_its_request_is_scheduled",
+    ),
 )
 
-ALL = LOADS
+BLOCKS = mutants(
+    "canary_obs/engines/vllm/loaded_blocks.py",
+    (
+        "else min(load.stop, computed - load.number * size)",
+        "else load.stop",
+        _LOADS + "test_what_the_forward_writes_gets_no_baseline",
+    ),
+    (
+        "if load.first or known.filled >",
+        "if known.filled >",
+        _LOADS + "test_blocks_are_compared_with_copies_that_nothing_else_was_written_into",
+    ),
+    (
+        "known.filled > (size if computed is None else end)",
+        "known.filled > size",
+        _LOADS + "test_blocks_are_compared_with_copies_that_nothing_else_was_written_into",
+    ),
+)
+
+_JUDGED = "tests/runtime/test_loads.py::"
+JUDGED = mutants(
+    "canary_obs/runtime/loads.py",
+    (
+        "same = (known & (now == old[:, :, layout.FINGERPRINT_K :])) | zero",
+        "same = known & (now == old[:, :, layout.FINGERPRINT_K :])",
+        _JUDGED + "test_a_lost_load_into_a_pool_that_was_never_written_is_found",
+    ),
+    (
+        "(baseline & (old[:, :, layout.CHAIN] != 0))",
+        "baseline",
+        _JUDGED + "test_what_lay_there_is_not_known_and_so_not_accused",
+    ),
+    (
+        "torch.stack((named & (token | position), named & token), -1)",
+        "torch.stack((named, named), -1)",
+        _JUDGED + "test_the_same_tokens_may_leave_the_same_bytes",
+    ),
+    (
+        "torch.where(matched[:, None] != 0, 0, _COMPLETE_TO_BASELINE)",
+        "torch.where(matched[:, None] == 0, 0, _COMPLETE_TO_BASELINE)",
+        _JUDGED + "test_bytes_that_equal_what_was_sent_are_as_good_as_written",
+    ),
+    (
+        "            group.forget(slots)\n",
+        "",
+        _JUDGED + "test_slots_of_a_failed_load_must_be_written_before_they_are_read",
+    ),
+    (
+        "self._state.owed.compared(group.index, layout.Phase.HEAD, int(slots.sum()))",
+        "pass",
+        _JUDGED + "test_every_slot_of_a_load_is_accounted_for",
+    ),
+)
+FOLDS = mutants(
+    "canary_obs/runtime/transfer.py",
+    (
+        "return (fingerprints * keys).sum(1)",
+        "return fingerprints.sum(1)",
+        _JUDGED + "test_slots_exchanged_within_a_block_are_found",
+    ),
+    (
+        "whole = (complete | ~filled).all(1) & filled.any(1)",
+        "whole = filled.any(1)",
+        _JUDGED + "test_folds_are_of_records_not_of_bytes",
+    ),
+)
+
+ALL = (*LOADS, *BLOCKS, *JUDGED, *FOLDS)

@@ -215,7 +215,35 @@ DRAFTS = mutants(
     ("(pages < table.shape[1])", "(pages <= table.shape[1])", _AHEAD),
 )
 
+_ARRIVAL = "tests/kernels/test_arrival.py::"
+ARRIVAL = mutants(
+    _KERNELS + "arrival/reference.py",
+    (
+        "(~known & (unchanged == Unchanged.REPLACED))",
+        "(~known & (unchanged != Unchanged.CHANGED))",
+        _ARRIVAL + "test_without_records_only_what_cannot_be_right_is_lost[Backend.TORCH]",
+    ),
+    (
+        "wrong = known & ~matched & ~each[:, part - 1]",
+        "wrong = known & ~each[:, part - 1] & (part == Part.K)",
+        _ARRIVAL + "test_each_part_is_lost_by_itself[Backend.TORCH]",
+    ),
+    (
+        "equal.all(2).any(1), equal.any(1)",
+        "equal[:, :1].all(2).any(1), equal.any(1)",
+        _ARRIVAL + "test_unchanged_bytes_are_right_where_they_are_what_was_sent[Backend.TORCH]",
+    ),
+)
+ARRIVAL_TRITON = mutants(
+    _KERNELS + "arrival/kernel.py",
+    (
+        "((known == 0) & (unchanged == REPLACED))",
+        "((known == 0) & (unchanged != CHANGED))",
+        _ARRIVAL + "test_without_records_only_what_cannot_be_right_is_lost[Backend.TRITON]",
+    ),
+)
+
 ALL = (
-    *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *WRITE_TRITON, *FINGERPRINT,
-    *FINGERPRINT_TRITON, *PLAN, *LOCATE, *LOG, *DIGEST, *DRAFTS,
+    *ARRIVAL, *ARRIVAL_TRITON, *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *WRITE_TRITON,
+    *FINGERPRINT, *FINGERPRINT_TRITON, *PLAN, *LOCATE, *LOG, *DIGEST, *DRAFTS,
 )  # fmt: skip

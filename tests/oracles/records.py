@@ -7,7 +7,9 @@ MASK = (1 << 64) - 1
 ANCHOR = 0x243F6A8885A308D3
 EMPTY, PENDING, COMPLETE, ADOPTED, BASELINE, AWAITED = range(6)
 HEAD, TAIL, SWEEP, PATROL, HIT = range(5)
-CHAIN, POSITION, TOKEN, KV_DATA, WRITE_TOKEN, WRITE_POSITION, UNWRITTEN, LOST_WRITE, RECORD = range(9)
+(
+    CHAIN, POSITION, TOKEN, KV_DATA, WRITE_TOKEN, WRITE_POSITION, UNWRITTEN, LOST_WRITE, RECORD, LOST_LOAD
+) = range(10)  # fmt: skip
 NO_HISTORY = {ADOPTED: "adopted", AWAITED: "adopted", BASELINE: "baseline", PENDING: "pending"}
 NO_REQUEST = -1
 
@@ -232,6 +234,24 @@ class Group:
             else:
                 self.counts["uncompleted"] += 1
         self.counts["complete_runs"] += 1
+
+    def arrive(self, slot, position, size, copies, now, unchanged):
+        """A block of `size` slots was loaded; copies: pairs that may have been sent; unchanged: 0 to 2."""
+        self.counts["loads" if copies else "loads_left_out"] += size
+        self.counts["hashed" if copies else "unhashed", HEAD] += size
+        if tuple(now) in copies:
+            return True
+        for part in (0, 1):
+            place = slot, position, NO_REQUEST, part + 1
+            if not copies:
+                if unchanged[part] == 2:
+                    self.report(HEAD, LOST_LOAD, *place, now[part], now[part])
+                continue
+            right = [now[which] in [copy[which] for copy in copies] for which in (0, 1)]
+            if not right[part] or (part == 0 and all(right)):
+                reason = LOST_LOAD if unchanged[part] else KV_DATA
+                self.report(HEAD, reason, *place, copies[0][part], now[part])
+        return False
 
     def baseline(self, slots, hashes, covered):
         for slot, new in zip(slots, hashes, strict=True):

@@ -75,7 +75,7 @@ def test_sixty_four_ranks_are_scraped_within_50_ms(capsys) -> None:
     seconds = max(min(_seconds(exposition, accept) for _ in range(40)) for accept in ("", OPEN_METRICS))
     with capsys.disabled():
         print(f"\nseries per rank and group: {series}; {RANKS} ranks scraped in {1e3 * seconds:.1f} ms")
-    assert series < 170
+    assert series < 176
     assert seconds < 0.050
 
 

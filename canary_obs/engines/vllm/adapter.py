@@ -33,6 +33,7 @@ from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
 from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.cache_count import COUNTS_ATTRIBUTE
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
+from canary_obs.engines.vllm.connector_reports import ConnectorReports, worker_connector
 from canary_obs.engines.vllm.draft_groups import DraftGroups
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
@@ -205,6 +206,8 @@ class VllmAdapter(EngineAdapter):
         # Around everything else, so that a forward is counted before a hook sees it.
         counted = self.runner if self._worker is None else self._worker
         self._patches.wrap(counted, "execute_model", self._forwards.around_execute_model)
+        if (connector := worker_connector()) is not None:
+            ConnectorReports(self._block_changes.loads, observer).wrap(self._patches, connector)
         if self._wrap_engine is not None:
             self._wrap_engine(self._patches)
         keep_modules_readable()

@@ -23,16 +23,16 @@ class BlockChanges:
     def __init__(self, groups: Sequence[VllmGroup], device: torch.device, numbers: Collection[int]) -> None:
         """`numbers`: of all of vLLM's groups, also of those that are not checked."""
         self._groups, self._device, self._numbers = groups, device, numbers
-        self._loads = ConnectorLoads(groups, device)
-        self.end_step = self._loads.end_step
+        self.loads = ConnectorLoads(groups, device)
+        self.end_step = self.loads.end_step
         self.hits = PrefixHits(groups)
 
     def report(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         """Report the changes of a scheduler output and its events, before the runner acts on it."""
         self.hits.note(output)
-        self._loads.begin_step(output, events, observer)
+        self.loads.begin_step(output, events, observer)
         self._report_changes(output, events, observer)
-        self.hits.report(output, self._loads.loaded_from, observer)
+        self.hits.report(output, self.loads.loaded_from, observer)
 
     def _report_changes(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         zeroed = output.new_block_ids_to_zero

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.cache_count import (
     carry_over,
@@ -19,6 +21,7 @@ from canary_obs.engines.vllm.cached_blocks import (
     BlockEvent,
     EventsLost,
     Loaded,
+    LoadTokens,
     Partial,
     Published,
     PublishedRun,
@@ -231,7 +234,7 @@ def _around_allocate_slots(original: Callable[..., Any]) -> Callable[..., Any]:
             if num_new_computed_tokens:
                 note_hit(manager, request.request_id, num_new_computed_tokens)
             if num_external_computed_tokens:
-                _record_loads(manager, request.request_id, start, start + num_external_computed_tokens)
+                _record_loads(manager, request, start, start + num_external_computed_tokens)
 
         if blocks is not None:
             _guarded(manager.block_pool, "allocate_slots", record)
@@ -240,14 +243,18 @@ def _around_allocate_slots(original: Callable[..., Any]) -> Callable[..., Any]:
     return allocate_slots
 
 
-def _record_loads(manager: Any, request: str, start: int, stop: int) -> None:
-    groups = zip(manager.kv_cache_config.kv_cache_groups, manager.get_block_ids(request), strict=True)
+def _record_loads(manager: Any, request: Any, start: int, stop: int) -> None:
+    name = request.request_id
+    if request.prompt_embeds is None:  # else its prompt has no tokens
+        tokens = np.array(request.all_token_ids[:stop], dtype=np.int32)
+        _record(manager.block_pool, LoadTokens(name, tokens.tobytes()))
+    groups = zip(manager.kv_cache_config.kv_cache_groups, manager.get_block_ids(name), strict=True)
     for number, (group, blocks) in enumerate(groups):
         size = group.kv_cache_spec.block_size
         for order in range(start // size, min(len(blocks), -(-stop // size))):
             if blocks[order]:  # 0 is the null block: out of a window, never loaded
                 first, last = max(start - order * size, 0), min(stop - order * size, size)
-                load = Loaded(number, blocks[order], order, first, last, request)
+                load = Loaded(number, blocks[order], order, first, last, name)
                 _record(manager.block_pool, load)
 
 

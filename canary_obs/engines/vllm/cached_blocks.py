@@ -54,7 +54,7 @@ class Partial(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A KV connector fills the request's `number`-th block with bytes from outside, without records.
+    """A KV connector fills the request's `number`-th block with bytes from outside.
 
     It was asked for the tokens at offsets `first` to `stop`, and may write the others.
     """
@@ -67,6 +67,13 @@ class Loaded(NamedTuple):
     request: str
 
 
+class LoadTokens(NamedTuple):
+    """Tokens of a request whose `Loaded` events follow: int32, from its first to the last that is loaded."""
+
+    request: str
+    tokens: bytes
+
+
 class EventsLost(NamedTuple):
     """So many events before this one were dropped: the worker no longer knows what is cached."""
 
@@ -74,7 +81,7 @@ class EventsLost(NamedTuple):
 
 
 # Events are in order. An int is a block that was evicted; None = the whole cache was reset.
-BlockEvent = Published | PublishedRun | Partial | Loaded | EventsLost | int | None
+BlockEvent = Published | PublishedRun | Partial | LoadTokens | Loaded | EventsLost | int | None
 
 
 _SCANNED = 1 << 15  # blocks that are looked at in one go: few may be cached

@@ -1,4 +1,4 @@
-"""Blocks that a KV connector fills: awaited until their bytes have arrived, then given a baseline."""
+"""Blocks that a KV connector fills: from the announcement of a load to the report that it is complete."""
 
 from __future__ import annotations
 
@@ -9,84 +9,120 @@ import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded
+from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, LoadTokens
 from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.loaded_blocks import Copies, arrived_blocks, loaded_blocks
 
 
 class ConnectorLoads:
-    """Follows loads from their announcement to their arrival, by scheduler outputs alone.
+    """Follows loads by the scheduler's outputs and by what the connector reports of them.
 
     A request that is scheduled along with its load is loaded by the forward itself, layer by layer: its bytes
-    are there when that step has ended. Else the request waits, and it is scheduled when they are.
+    are there when that step has ended. Else the request waits until the connector reports the load.
     Connectors write whole blocks, also where the match ends inside one, so whole blocks are awaited.
     """
 
     def __init__(self, groups: Sequence[VllmGroup], device: torch.device) -> None:
         self._groups, self._device = groups, device
-        self._waiting: dict[str, list[Loaded]] = {}  # by request
-        self._landing: list[tuple[str, Tensor]] = []  # group and slots that the step under way loads
+        self._waiting: dict[str, list[Loaded]] = {}  # by request; until it is scheduled
+        self._open: set[str] = set()  # those of them whose arrival was not reported yet
+        self._landing: dict[str, tuple[list[Loaded], int]] = {}  # with the step under way: loads, computed
+        self._failed: set[int] = set()  # blocks that the connector could not load
         self._sizes = {group.number: group.block_size for group in groups}
+        self.copies: Copies = {}  # what is known of the copies that are on their way
         # By request of the step under way: the first token that was loaded, not found in the prefix cache.
         self.loaded_from: dict[str, int] = {}
 
     def begin_step(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         """Before the forward of a scheduler output."""
-        self._landing = []  # of a step that failed: nobody knows what has arrived
+        for request in self._landing:  # of a step that failed: nobody knows what has arrived
+            observer.load_dropped(request)
+        self._landing = {}
         self.loaded_from = {}
         started = [event for event in events or () if isinstance(event, Loaded)]
         if not (started or self._waiting):
             return
         for request in output.finished_req_ids | (output.preempted_req_ids or set()):
-            self._waiting.pop(request, None)
+            if self._waiting.pop(request, None) is not None:
+                self._open.discard(request)
+                observer.load_dropped(request)
         computed = _computed_tokens(output)
         for request in self._waiting.keys() & computed.keys():
             loads = self._waiting.pop(request)
             self.loaded_from[request] = self._first_token(loads)
-            for group, slots in self._slots(loads, computed[request]):
-                observer.received(group, slots)
+            if request in self._open:  # scheduled, and so complete, without a report
+                self._end(request, loads, computed[request], observer)
+        tokens = {event.request: event.tokens for event in events or () if isinstance(event, LoadTokens)}
         for request, loads in _by_request(started).items():
-            for group, slots in self._slots(loads, None):
-                # Whatever another group kept in these blocks is overwritten as well.
-                for other in self._groups:
-                    if other.view.name != group:
-                        observer.invalidated(other.view.name, slots)
-                observer.awaited(group, slots)
+            self._begin(request, loads, tokens.get(request), observer)
             if request in computed:
                 self.loaded_from[request] = self._first_token(loads)
-                self._landing += self._slots(loads, computed[request])
+                self._landing[request] = loads, computed[request]
             else:
                 self._waiting[request] = loads
+                self._open.add(request)
 
     def end_step(self, observer: Observer) -> None:
         """After the forward, on a stream that waits for it."""
-        landing, self._landing = self._landing, []
-        for group, slots in landing:
-            observer.received(group, slots)
+        landing, self._landing = self._landing, {}
+        for request, (loads, computed) in landing.items():
+            self._end(request, loads, computed, observer)
+        if not self._waiting:
+            self._failed.clear()
+
+    def reported(
+        self, finished: Iterable[str], failed: Iterable[str], blocks: Iterable[int], observer: Observer
+    ) -> None:
+        """The connector reported requests whose loads are complete, some of them failed, and failed blocks.
+
+        Before anything reads what was loaded.
+        """
+        self._failed.update(blocks)
+        lost = set(failed)
+        for request in finished:
+            if request in self._open and request in lost:
+                self._open.discard(request)
+                observer.load_failed(request)
+            elif request in self._open:
+                self._end(request, self._waiting[request], None, observer)
+
+    def _begin(self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer) -> None:
+        self._failed.difference_update(load.block for load in loads)
+        for group in self._groups:
+            own = [load for load in loads if load.group == group.number]
+            if not own:
+                continue
+            blocks = loaded_blocks(own, group.block_size, tokens)
+            slots = blocks.slots.flatten().to(self._device, non_blocking=True)
+            # Whatever another group kept in these blocks is overwritten as well.
+            for other in self._groups:
+                if other is not group:
+                    observer.invalidated(other.view.name, slots)
+            observer.load_begun(request, group.view.name, blocks)
+
+    def _end(self, request: str, loads: Sequence[Loaded], computed: int | None, observer: Observer) -> None:
+        """What is computed from `computed` on is written by the forward; None = there was none yet."""
+        self._open.discard(request)
+        for group in self._groups:
+            own = [load for load in loads if load.group == group.number]
+            if own:
+                arrived = arrived_blocks(own, group.block_size, computed, self._failed, self.copies)
+                observer.load_ended(request, group.view.name, arrived)
+                self._invalidate(group, own, observer)
+
+    def _invalidate(self, group: VllmGroup, loads: Sequence[Loaded], observer: Observer) -> None:
+        """Blocks that could not be loaded must be written before they are read."""
+        if failed := [load.block for load in loads if load.block in self._failed]:
+            observer.invalidated(group.view.name, self._slots_of(failed, group.block_size))
+
+    def _slots_of(self, blocks: Sequence[int], size: int) -> Tensor:
+        starts = torch.tensor(blocks, dtype=torch.int64) * size
+        return (starts[:, None] + torch.arange(size)).flatten().to(self._device, non_blocking=True)
 
     def _first_token(self, loads: Sequence[Loaded]) -> int:
         return min(
             load.number * self._sizes[load.group] + load.first for load in loads if load.group in self._sizes
         )
-
-    def _slots(self, loads: Sequence[Loaded], computed: int | None) -> list[tuple[str, Tensor]]:
-        """By group: the slots of loaded tokens below `computed`, or None for all slots of their blocks.
-
-        What is computed from there on is written by the forward, and needs no baseline.
-        """
-        found = []
-        for group in self._groups:
-            offsets = torch.arange(group.block_size)
-            runs = []
-            for load in loads:
-                if load.group == group.number:
-                    stop = group.block_size
-                    if computed is not None:
-                        stop = min(load.stop, computed - load.number * group.block_size)
-                    first = 0 if computed is None else load.first
-                    runs.append(offsets[first : max(first, stop)] + load.block * group.block_size)
-            if runs:
-                found.append((group.view.name, torch.cat(runs).to(self._device, non_blocking=True)))
-        return found
 
 
 def _computed_tokens(output: Any) -> dict[str, int]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.engines.vllm.cached_blocks import Loaded
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
+from canary_obs.engines.vllm.loaded_blocks import SentCopies, loaded_blocks
+from tests.oracles.records import digest_of, signed
 
 SIZE = 4
 
@@ -19,15 +23,34 @@ def group(name: str, number: int) -> Any:
 
 
 class Recorder:
-    """The hooks that loads call."""
+    """The hooks that loads call; of arrivals, the slots that have arrived."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, str, list[int]]] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.arrived: ArrivedBlocks | None = None
+        self._slots: dict[tuple[str, str], torch.Tensor] = {}
 
-    def __getattr__(self, hook: str) -> Any:
-        return lambda name, slots: self.calls.append((hook, name, slots.tolist()))
+    def invalidated(self, group: str, slots: torch.Tensor) -> None:
+        self.calls.append(("invalidated", group, slots.tolist()))
 
-    def take(self) -> list[tuple[str, str, list[int]]]:
+    def load_begun(self, load: str, group: str, blocks: LoadedBlocks) -> None:
+        self._slots[load, group] = blocks.slots
+        self.calls.append(("begun", group, blocks.slots.flatten().tolist()))
+
+    def load_ended(self, load: str, group: str, arrived: ArrivedBlocks) -> None:
+        self.arrived = arrived
+        slots = self._slots.pop((load, group))
+        edges = zip(slots, arrived.first, arrived.stop, strict=True)
+        found = [row[first:stop] for row, first, stop in edges]
+        self.calls.append(("ended", group, torch.cat(found).tolist()))
+
+    def load_failed(self, load: str) -> None:
+        self.calls.append(("failed", load))
+
+    def load_dropped(self, load: str) -> None:
+        self.calls.append(("dropped", load))
+
+    def take(self) -> list[tuple[Any, ...]]:
         calls, self.calls = self.calls, []
         return calls
 
@@ -65,18 +88,18 @@ FIRST, LAST = (
 
 def test_whole_blocks_are_awaited(loads: ConnectorLoads, recorder: Recorder) -> None:
     loads.begin_step(output(), (FIRST, LAST), recorder)
-    assert recorder.take() == [("awaited", "full", [28, 29, 30, 31, 36, 37, 38, 39])]
+    assert recorder.take() == [("begun", "full", [28, 29, 30, 31, 36, 37, 38, 39])]
     loads.end_step(recorder)
     assert recorder.take() == []
     loads.begin_step(output(), (Loaded(0, 7, 0, 2, 3, "b"),), recorder)
-    assert recorder.take() == [("awaited", "full", [28, 29, 30, 31])]
+    assert recorder.take() == [("begun", "full", [28, 29, 30, 31])]
 
 
 def test_a_load_of_the_forward_arrives_with_its_step(loads: ConnectorLoads, recorder: Recorder) -> None:
     loads.begin_step(output(new={"a": 7}), (FIRST, LAST), recorder)
-    assert [hook for hook, _, _ in recorder.take()] == ["awaited"]
+    assert [hook for hook, _, _ in recorder.take()] == ["begun"]
     loads.end_step(recorder)
-    assert recorder.take() == [("received", "full", [28, 29, 30, 31, 36, 37, 38])]
+    assert recorder.take() == [("ended", "full", [28, 29, 30, 31, 36, 37, 38])]
     loads.end_step(recorder)
     assert recorder.take() == []
 
@@ -85,7 +108,7 @@ def test_what_the_forward_writes_gets_no_baseline(loads: ConnectorLoads, recorde
     # All seven were loaded; the last one is computed again.
     loads.begin_step(output(cached={"a": 6}), (FIRST, LAST), recorder)
     loads.end_step(recorder)
-    assert recorder.take()[-1] == ("received", "full", [28, 29, 30, 31, 36, 37])
+    assert recorder.take()[-1] == ("ended", "full", [28, 29, 30, 31, 36, 37])
 
 
 def test_a_load_that_failed_is_computed_and_gets_no_baseline(
@@ -94,7 +117,7 @@ def test_a_load_that_failed_is_computed_and_gets_no_baseline(
     loads.begin_step(output(), (FIRST, LAST), recorder)
     recorder.take()
     loads.begin_step(output(new={"a": 0}), (), recorder)
-    assert recorder.take() in ([], [("received", "full", [])])
+    assert recorder.take() == [("ended", "full", [])]
 
 
 def test_a_waiting_request_gets_no_baseline_before_it_is_scheduled(
@@ -106,16 +129,18 @@ def test_a_waiting_request_gets_no_baseline_before_it_is_scheduled(
     loads.end_step(recorder)
     assert recorder.take() == []
     loads.begin_step(output(new={"a": 4}), (), recorder)
-    assert recorder.take() == [("received", "full", [28, 29, 30, 31])]
+    assert recorder.take() == [("ended", "full", [28, 29, 30, 31])]
     loads.begin_step(output(cached={"a": 5}), (), recorder)
     assert recorder.take() == []
 
 
 def test_a_request_that_ended_is_forgotten(loads: ConnectorLoads, recorder: Recorder) -> None:
     loads.begin_step(output(), (FIRST,), recorder)
-    loads.begin_step(output(ended="a"), (), recorder)
     recorder.take()
+    loads.begin_step(output(ended="a"), (), recorder)
+    assert recorder.take() == [("dropped", "a")]
     loads.begin_step(output(new={"a": 4}), (), recorder)
+    loads.reported(["a"], [], [], recorder)
     assert recorder.take() == []
 
 
@@ -124,12 +149,90 @@ def test_a_step_that_failed_reports_no_arrival(loads: ConnectorLoads, recorder: 
     recorder.take()
     loads.begin_step(output(), (), recorder)
     loads.end_step(recorder)
+    assert recorder.take() == [("dropped", "a")]
+
+
+def test_a_reported_load_is_judged_before_its_request_is_scheduled(
+    loads: ConnectorLoads, recorder: Recorder
+) -> None:
+    loads.begin_step(output(), (FIRST, LAST), recorder)
+    recorder.take()
+    loads.reported(["other"], [], [], recorder)
     assert recorder.take() == []
+    loads.reported(["a"], [], [], recorder)
+    assert recorder.take() == [("ended", "full", [28, 29, 30, 31, 36, 37, 38])]
+    loads.reported(["a"], [], [], recorder)
+    loads.begin_step(output(new={"a": 6}), (), recorder)
+    assert recorder.take() == []
+    assert loads.loaded_from == {"a": 0}
+
+
+def test_a_load_that_is_reported_as_failed_leaves_nothing(loads: ConnectorLoads, recorder: Recorder) -> None:
+    loads.begin_step(output(), (FIRST, LAST), recorder)
+    recorder.take()
+    loads.reported(["a"], ["a"], [], recorder)
+    assert recorder.take() == [("failed", "a")]
+    loads.begin_step(output(new={"a": 0}), (), recorder)
+    assert recorder.take() == []
+
+
+@pytest.mark.parametrize("with_the_step", [True, False])
+def test_blocks_that_could_not_be_loaded_must_be_written(
+    loads: ConnectorLoads, recorder: Recorder, with_the_step: bool
+) -> None:
+    loads.begin_step(output(new={"a": 7} if with_the_step else {}), (FIRST, LAST), recorder)
+    recorder.take()
+    loads.reported([] if with_the_step else ["a"], [], [9], recorder)
+    loads.end_step(recorder)
+    assert recorder.take() == [
+        ("ended", "full", [28, 29, 30, 31]), ("invalidated", "full", [36, 37, 38, 39])
+    ]  # fmt: skip
+    # The next load of that block is another one.
+    loads.begin_step(output(new={"b": 7}), (LAST._replace(request="b"),), recorder)
+    loads.end_step(recorder)
+    assert recorder.take()[-1] == ("ended", "full", [36, 37, 38])
+
+
+def test_blocks_are_compared_with_copies_that_nothing_else_was_written_into(
+    loads: ConnectorLoads, recorder: Recorder
+) -> None:
+    def compared(event: Loaded, filled: int, computed: int | None) -> bool:
+        loads.copies[0, event.block] = SentCopies(filled, ((5, 6),))
+        loads.begin_step(output(new={} if computed is None else {"a": computed}), (event,), recorder)
+        loads.reported(["a"] if computed is None else [], [], [], recorder)
+        loads.end_step(recorder)
+        assert recorder.arrived is not None
+        assert loads.copies == {}, "taken"
+        loads.begin_step(output(ended="a"), (), recorder)
+        found = int(recorder.arrived.copies[0])
+        assert recorder.arrived.sent[0, :found].tolist() == [[5, 6]] * found
+        return found == 1
+
+    assert compared(FIRST, 4, 4)
+    assert not compared(FIRST, 4, 3)  # the forward computes the last token again
+    assert compared(FIRST, 4, None)
+    assert compared(LAST, 4, None)  # it travels whole, and nothing else was written
+    assert not compared(LAST, 4, 7)
+    assert compared(LAST, 3, 7)
+    assert not compared(FIRST._replace(first=2), 4, None)  # it held tokens of its own
+
+
+def test_blocks_are_to_hold_the_tokens_of_their_request() -> None:
+    tokens = np.arange(10, 17, dtype=np.int32)
+    blocks = loaded_blocks([FIRST, LAST], SIZE, tokens.tobytes())
+    assert blocks.tokens is not None
+    assert blocks.positions is not None
+    assert blocks.chains is not None
+    assert blocks.tokens.tolist() == [[10, 11, 12, 13], [14, 15, 16, 0]]
+    assert blocks.positions.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    expected = [signed(digest_of(range(10, 10 + count))) for count in range(8)]
+    assert blocks.chains.flatten().tolist() == expected
+    assert loaded_blocks([FIRST], SIZE, None).tokens is None
 
 
 def test_other_groups_lose_what_a_load_overwrites(recorder: Recorder) -> None:
     loads = ConnectorLoads([group("full", 0), group("swa", 1)], torch.device("cpu"))
     loads.begin_step(output(new={"a": 4}), (Loaded(1, 2, 0, 0, 4, "a"),), recorder)
-    assert recorder.take() == [("invalidated", "full", [8, 9, 10, 11]), ("awaited", "swa", [8, 9, 10, 11])]
+    assert recorder.take() == [("invalidated", "full", [8, 9, 10, 11]), ("begun", "swa", [8, 9, 10, 11])]
     loads.end_step(recorder)
-    assert recorder.take() == [("received", "swa", [8, 9, 10, 11])]
+    assert recorder.take() == [("ended", "swa", [8, 9, 10, 11])]

@@ -1,0 +1,34 @@
+"""Blocks whose bytes come from outside the engine: what they are to hold, and what a sender said of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBlocks:
+    """Blocks of one group that a load fills: [blocks, block size] each, on the CPU.
+
+    The last three are None where the request's tokens are not known.
+    """
+
+    slots: Tensor  # int64
+    tokens: Tensor | None  # int64
+    positions: Tensor | None  # int64
+    chains: Tensor | None  # int64: over all tokens before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivedBlocks:
+    """Which slots of a load's blocks have arrived, and the copies that may have been sent; on the CPU.
+
+    A copy's fingerprints of a block are what `Observer.block_folds` said of it at the sender.
+    """
+
+    first: Tensor  # int64 [blocks]: offset of the first slot that has arrived
+    stop: Tensor  # int64 [blocks]: offset behind the last one
+    copies: Tensor  # int64 [blocks]: how many are known; 0 = nothing is
+    filled: Tensor  # int64 [blocks]: the copies' fingerprints are those of so many slots
+    sent: Tensor  # int64 [blocks, most copies, 2]: of K and V

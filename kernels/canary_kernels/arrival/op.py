@@ -1,0 +1,52 @@
+"""Entry point of arrival: compare blocks that were loaded with what was sent, or at least with before."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from canary_kernels.arrival import reference
+from canary_kernels.arrival.columns import ARRIVAL_WORDS, Arrival, Unchanged
+from canary_kernels.checks import Backend, KernelArgumentError, check_buffers
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch import Tensor
+
+    from canary_kernels.buffers import GroupBuffers
+
+__all__ = ["ARRIVAL_WORDS", "Arrival", "Unchanged", "judge_arrivals"]
+
+
+@functools.cache
+def _kernel() -> ModuleType:
+    """Triton is imported on first use."""
+    return importlib.import_module("canary_kernels.arrival.kernel")
+
+
+def judge_arrivals(backend: Backend, buffers: GroupBuffers, blocks: Tensor, sent: Tensor) -> Tensor:
+    """int64 [n]: 1 where a block equals one of the copies that may have been sent, K and V alike; else 0.
+
+    blocks: int64 [n, ARRIVAL_WORDS], columns as in `Arrival`; sent: int64 [n, copies, 2], of K and V. Logs
+    at HEAD, by part, of blocks that equal no copy: LOST_LOAD where the bytes are those from before, else
+    KV_DATA. Where no copy is known: LOST_LOAD for bytes that are REPLACED and nevertheless the same.
+    """
+    check_buffers(backend, buffers)
+    count = blocks.shape[0]
+    if blocks.dtype is not torch.int64 or blocks.shape != (count, ARRIVAL_WORDS):
+        raise KernelArgumentError(
+            f"blocks are {blocks.dtype} {list(blocks.shape)}; the rule is int64 [n, {ARRIVAL_WORDS}]; "
+            "give one row per block, with the columns of Arrival"
+        )
+    if sent.dtype is not torch.int64 or sent.dim() != 3 or (sent.shape[0], sent.shape[2]) != (count, 2):
+        raise KernelArgumentError(
+            f"sent is {sent.dtype} {list(sent.shape)}; the rule is int64 [{count}, copies, 2]; "
+            "give the folded fingerprints of K and V of each copy"
+        )
+    room = reference if backend is not Backend.TRITON else _kernel()
+    matched: Tensor = room.judge_arrivals(buffers, blocks.contiguous(), sent.contiguous())
+    return matched
