@@ -16,7 +16,7 @@ from tests.ops.expressions import alert_expressions, panel_queries, recorded_ser
 from tests.ops.tools import ROOT, judge
 
 SITUATIONS = ("quiet, firing, resolved", "target gone", "engine restarts, counters start again")
-SECTIONS = ["## Meaning", "## Impact", "## Diagnosis", "## Mitigation"]
+SECTIONS = ["## Meaning", "## Impact", "## Diagnosis", "## Mitigation", "## Commands", "## Escalation"]
 SCENARIOS = {scenario.alert: scenario for scenario in (*DAMAGE, *BLIND, *DEBT)}
 _METRIC = re.compile(r"\b(?:rank:)?kv_canary_\w+(?::\w+)?")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from canary_obs.engines.toolkit.service_process import free_port
 from tests.engines.vllm.real.server import Process, call, start_vllm
+from tests.ops.runbook_commands import of_kind
 
 
 @pytest.fixture
@@ -34,7 +36,21 @@ def wait_until(condition: Any, seconds: float = 60.0) -> Any:
     return found
 
 
-def test_sweeps_reach_every_rank_and_a_dead_worker_is_seen(models: Any, folder: Path) -> None:
+def run_the_runbooks_commands(engine_url: str) -> None:
+    """Those for vLLM, as they are printed."""
+    for command in of_kind("vllm"):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command.script], env=os.environ | {"ENGINE_URL": engine_url},
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert command.promises(done.stdout), (command, done.stdout)
+
+
+def test_sweeps_reach_every_rank_and_a_dead_worker_is_seen(
+    models: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")  # allows /reset_prefix_cache
     engine, web = free_port(), free_port()
     endpoint = f"ipc://{folder}/service.sock"
     served = [sys.executable, "-m", "canary_obs", "serve", "--endpoint", endpoint, "--port", str(web)]
@@ -66,6 +82,7 @@ def test_sweeps_reach_every_rank_and_a_dead_worker_is_seen(models: Any, folder: 
         for client in clients:
             client.join()
         assert answers == [200] * 4
+        run_the_runbooks_commands(base)
         status, idle = call(f"{canary}/canary/sweep?wait=true", {})
         assert (status, idle["status"]) == (200, "passed")
         assert sorted(rank["key"][2] for rank in idle["ranks"]) == [0, 1]
