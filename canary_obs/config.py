@@ -75,6 +75,10 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     check_coverage_target: Fraction | None = None  # of the last seconds' slot checks; None = coverage_target
     sweep_max_age_seconds: Seconds = 3600.0
     patrol_max_cycle_seconds: Seconds = 3600.0
+    copy_records: bool = (
+        True  # keep what is known of offloaded KV in files next to it, also for the next start
+    )
+    copy_records_key_file: str = ""  # ... sealed with this key, where others may write there; 32 to 64 bytes
     drill_enabled: bool = False  # reserves a slot at attach, for POST /canary/drill
     perturb: str = ""  # "real_kv_used=0.05,req_to_token=0.01": probability per step
     perturb_enabled: bool = False  # a safeguard: perturb is refused without it

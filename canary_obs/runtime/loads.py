@@ -136,7 +136,7 @@ def _parts_held(group: Group) -> Tensor:
 def _unchanged(old: Tensor, identity: Tensor, now: Tensor, within: Tensor) -> Tensor:
     """int64 [blocks, 2] of `Unchanged`: of each block and part, from its slots `within`.
 
-    Bytes that are all zero are those of a pool that was never written, whatever is known of them.
+    Where nothing is known of a slot, bytes that are all zero are those of a pool that was never written.
     """
     state = old[:, :, layout.IDENTITY] >> _STATE_SHIFT & layout.STATE_MASK
     complete = state == layout.RecordState.COMPLETE
@@ -148,8 +148,8 @@ def _unchanged(old: Tensor, identity: Tensor, now: Tensor, within: Tensor) -> Te
     position = _positions(differing) != 0
     # V does not depend on the position in every model; a token alone may rightly leave zeros.
     replaced = torch.stack((named & (token | position), named & token), -1)
-    zero = (now == 0) & (_positions(identity) > 0)[:, :, None]
     known = (complete | baseline)[:, :, None]
+    zero = (now == 0) & ~known & (_positions(identity) > 0)[:, :, None]
     same = (known & (now == old[:, :, layout.FINGERPRINT_K :])) | zero
     inside = within[:, :, None]
     left = (same | ~known | ~inside).all(1) & (same & inside).any(1)

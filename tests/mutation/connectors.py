@@ -117,4 +117,72 @@ FOLDS = mutants(
     ),
 )
 
-ALL = (*LOADS, *BLOCKS, *JUDGED, *FOLDS)
+_STORED = "tests/copy_records/test_stored_copies.py::"
+STORED = mutants(
+    "canary_obs/copy_records/stored_copies.py",
+    (
+        "if os.path.exists(path):  # stored by somebody",
+        "if not path:  # stored by somebody",
+        _STORED + "test_a_file_that_is_there_already_is_somebody_elses",
+    ),
+    (
+        "                known.folds[place] = None\n            else:",
+        "                pass\n            else:",
+        _STORED + "test_a_copy_of_which_nothing_is_known_makes_its_key_unknown",
+    ),
+    ("if len(known) > MOST:", "if False:", _STORED + "test_more_copies_than_are_kept_are_none"),
+    (
+        "record_file is None or record_file.formats != self._formats():",
+        "record_file is None:",
+        _STORED + "test_records_of_another_format_are_not_compared",
+    ),
+)
+RECORD_FILES = mutants(
+    "canary_obs/copy_records/record_files.py",
+    (
+        "if not hmac.compare_digest(data[len(MAGIC) : head], self._seal(data[head:])):",
+        "if False:",
+        _STORED + "test_with_a_key_only_its_holders_are_believed",
+    ),
+    ("if record_file.key != key:", "if False:", _STORED + "test_what_cannot_be_believed_is_refused"),
+    ("self._merged(path, record_file))", "record_file)", _STORED + "test_records_of_two_writers_are_joined"),
+    (
+        "owner.st_mode & _WRITABLE_BY_OTHERS):",
+        "owner.st_mode < 0):",
+        _STORED + "test_what_cannot_be_believed_is_refused",
+    ),
+)
+_OFFLOADS = "tests/engines/vllm/test_offload_records.py::"
+OFFLOADS = mutants(
+    "canary_obs/engines/vllm/offload_records.py",
+    (
+        "divmod(skipped + number, per_chunk)",
+        "divmod(number, per_chunk)",
+        _OFFLOADS + "test_blocks_and_chunks_are_paired_as_vllm_copies_them",
+    ),
+    (
+        "(k, v) if whole else None",
+        "(k, v)",
+        _OFFLOADS + "test_records_that_are_not_complete_vouch_for_nothing",
+    ),
+    (
+        "keys = self._jobs.pop(job, {})\n        by_group",
+        "keys = next(reversed(self._jobs.values()), {})\n        by_group",
+        _OFFLOADS + "test_a_load_is_compared_with_what_its_key_was_stored_as",
+    ),
+)
+KEYS = mutants(
+    "canary_obs/engines/vllm/offload_keys.py",
+    (
+        "len(tiers) <= 1 and all(",
+        "len(tiers) <= 1 or all(",
+        _OFFLOADS + "test_what_other_tiers_hold_is_not_known",
+    ),
+    (
+        "            setattr(manager, _KEYS, {})\n        found.append",
+        "            pass\n        found.append",
+        _OFFLOADS + "test_keys_travel_with_the_jobs_of_their_step",
+    ),
+)
+
+ALL = (*STORED, *RECORD_FILES, *OFFLOADS, *KEYS, *LOADS, *BLOCKS, *JUDGED, *FOLDS)

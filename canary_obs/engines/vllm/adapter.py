@@ -33,7 +33,7 @@ from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
 from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.cache_count import COUNTS_ATTRIBUTE
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
-from canary_obs.engines.vllm.connector_reports import ConnectorReports, worker_connector
+from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.draft_groups import DraftGroups
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
@@ -87,9 +87,9 @@ class VllmAdapter(EngineAdapter):
             name: (group.number, group.num_blocks, group.block_size) for name, group in self._by_name.items()
         }
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
-        self._block_changes = BlockChanges(
-            self.vllm_groups, runner.device, range(len(runner.kv_cache_config.kv_cache_groups))
-        )
+        numbers = range(len(runner.kv_cache_config.kv_cache_groups))
+        self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
+        self.connector = ConnectorReports(self._block_changes.loads, self.vllm_groups)
         self._windows = WindowTables(self.vllm_groups)
         self._forwards = ForwardCount(self._by_name)
         self._scheduler_seconds = SchedulerSeconds()
@@ -206,8 +206,7 @@ class VllmAdapter(EngineAdapter):
         # Around everything else, so that a forward is counted before a hook sees it.
         counted = self.runner if self._worker is None else self._worker
         self._patches.wrap(counted, "execute_model", self._forwards.around_execute_model)
-        if (connector := worker_connector()) is not None:
-            ConnectorReports(self._block_changes.loads, observer).wrap(self._patches, connector)
+        self.connector.attach(self._patches, observer)
         if self._wrap_engine is not None:
             self._wrap_engine(self._patches)
         keep_modules_readable()
@@ -220,6 +219,7 @@ class VllmAdapter(EngineAdapter):
             self._hooks.stop()
             self._hooks = None
         self._patches.restore()
+        self.connector.close()
         self._side_stream.join()
 
     def in_step(self) -> bool:
@@ -247,6 +247,7 @@ class VllmAdapter(EngineAdapter):
             self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
             self.update_requests(output)
             self._block_changes.report(output, events, observer)
+            self.connector.follow(output)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("announce", error)
 

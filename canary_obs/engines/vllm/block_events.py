@@ -27,6 +27,7 @@ from canary_obs.engines.vllm.cached_blocks import (
     PublishedRun,
 )
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
+from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_managers, send_keys
 from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
 from canary_obs.engines.vllm.scheduler_reports import attach_reports, log_fault
 from canary_obs.engines.vllm.token_chains import CHAINS_ATTRIBUTE, TokenChains, send_tokens
@@ -49,6 +50,7 @@ def instrument_scheduler_classes(patches: MethodPatches) -> None:
     instrument_map_class(patches)
     patches.wrap(KVCacheManager, "allocate_slots", _around_allocate_slots)
     patches.wrap(Scheduler, "schedule", _around_schedule)
+    patches.wrap(Scheduler, "__init__", partial(follow_new_schedulers, patches))
 
 
 def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
@@ -60,6 +62,7 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     patches.set(manager, TOTALS, [0] * len(manager.kv_cache_config.kv_cache_groups))
     patches.set(scheduler, CHAINS_ATTRIBUTE, TokenChains())
     instrument_map(patches, manager.block_pool.cached_block_hash_to_block)
+    instrument_managers(patches, scheduler.connector)
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
     patches.wrap(manager, "allocate_slots", _bound(manager, _around_allocate_slots))
@@ -275,7 +278,7 @@ def send_events(scheduler: Any, output: Any) -> None:
 
 
 # In this order: counts are of the map as it is after the events.
-_REPORTS = send_events, number_output, send_counts, send_hits, send_tokens, send_traces
+_REPORTS = send_events, number_output, send_counts, send_hits, send_keys, send_tokens, send_traces
 
 _POOL_WRAPPERS: dict[str, _Make] = {
     "cache_full_blocks": _around_cache_full_blocks,

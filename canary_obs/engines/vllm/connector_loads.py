@@ -106,7 +106,8 @@ class ConnectorLoads:
         for group in self._groups:
             own = [load for load in loads if load.group == group.number]
             if own:
-                arrived = arrived_blocks(own, group.block_size, computed, self._failed, self.copies)
+                named = group.view.name, group.block_size
+                arrived = arrived_blocks(own, named, computed, self._failed, self.copies)
                 observer.load_ended(request, group.view.name, arrived)
                 self._invalidate(group, own, observer)
 

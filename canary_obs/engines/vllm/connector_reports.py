@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any
 
+from canary_obs.config import CanaryConfig, load
+from canary_obs.copy_records.record_files import RecordFiles, read_key
+from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
+from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.offload_keys import offloading_connectors
+from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of
 
 
 def worker_connector() -> Any:
@@ -18,16 +25,62 @@ def worker_connector() -> Any:
 
 
 class ConnectorReports:
-    """Wraps the two methods by which a model runner asks its connector; any connector has both."""
+    """Wraps the two methods by which a model runner asks its connector; any connector has both.
 
-    def __init__(self, loads: ConnectorLoads, observer: Observer) -> None:
-        self._loads, self._observer = loads, observer
+    What an OffloadingConnector stores is followed as well, so that its loads can be compared with that.
+    """
+
+    def __init__(self, loads: ConnectorLoads, groups: Sequence[VllmGroup]) -> None:
+        self._loads, self._groups = loads, groups
+        self._observer: Observer  # while attached
         self._results: Any = None  # of `get_transfer_results`, until the failed blocks are known as well
+        self.offloads: list[OffloadRecords] = []
+        self.record_files: RecordFiles | None = None
 
-    def wrap(self, patches: MethodPatches, connector: Any) -> None:
-        """Follow this connector, and what is inside of it, until `patches` are restored."""
+    def attach(self, patches: MethodPatches, observer: Observer) -> None:
+        """Follow the worker's connector, if it has one, and those inside of it, until `patches` are restored.
+
+        Raises ConfigurationError for a key that cannot be used.
+        """
+        self._observer, connector = observer, worker_connector()
+        if connector is None:
+            return
+        config = load(CanaryConfig)
         patches.wrap(connector, "get_transfer_results", self._around_results)
         patches.wrap(connector, "get_block_ids_with_load_errors", self._around_errors)
+        found = list(offloading_connectors(connector))
+        if found and config.copy_records:
+            self.record_files = RecordFiles(read_key(config.copy_records_key_file))
+        for each in found:
+            stored = StoredCopies(self._formats, self.record_files)
+            records = OffloadRecords(self._groups, self._loads.copies, self._observer, stored)
+            records.wrap(patches, each)
+            self.offloads.append(records)
+
+    def follow(self, output: Any) -> None:
+        """The jobs of a scheduler output, before the runner acts on them."""
+        if self.offloads:
+            for records, (metadata, keys) in zip(self.offloads, jobs_of(output), strict=False):
+                records.follow(metadata, keys)
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        self.offloads.clear()
+        if self.record_files is not None:
+            self.record_files.close()
+
+    def _formats(self) -> dict[str, int]:
+        """By group: format of the records, and the layers and heads that they are made of."""
+        found = {}
+        for group in self._groups:
+            number = self._observer.record_format(group.view.name)
+            if number is not None:
+                share = [
+                    (each.layer, each.part, each.head_start, each.num_heads) for each in group.view.sources
+                ]
+                described = repr((number, sorted(share))).encode()
+                found[group.view.name] = int.from_bytes(blake2b(described, digest_size=7).digest(), "big")
+        return found
 
     def _around_results(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_transfer_results(*args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ class SentCopies(NamedTuple):
     folds: tuple[tuple[int, int], ...]
 
 
-Copies = dict[tuple[int, int], SentCopies]  # by vLLM's group number and block
+Copies = dict[tuple[str, int], SentCopies]  # by group and block
 _UNKNOWN = SentCopies(0, ())
 
 
@@ -42,18 +42,24 @@ def loaded_blocks(loads: Sequence[Loaded], size: int, tokens: bytes | None) -> L
 
 
 def arrived_blocks(
-    loads: Sequence[Loaded], size: int, computed: int | None, failed: Collection[int], copies: Copies
+    loads: Sequence[Loaded],
+    group: tuple[str, int],
+    computed: int | None,
+    failed: Collection[int],
+    copies: Copies,
 ) -> ArrivedBlocks:
     """Which slots of these blocks have arrived, of the tokens below `computed` (None = all); takes `copies`.
 
-    A block is compared with copies only if nothing else was, or will be, written below their end.
+    group: name and block size. A block is compared with copies only if nothing else was, or will be, written
+    below their end.
     """
+    name, size = group
     first, stop, filled, sent = list[int](), list[int](), list[int](), list[Sequence[tuple[int, int]]]()
     for load in loads:
         end = load.stop if computed is None else min(load.stop, computed - load.number * size)
         if load.block in failed:
             end = load.first
-        known = copies.pop((load.group, load.block), _UNKNOWN)
+        known = copies.pop((name, load.block), _UNKNOWN)
         if load.first or known.filled > (size if computed is None else end) or end <= load.first:
             known = _UNKNOWN
         first.append(load.first)

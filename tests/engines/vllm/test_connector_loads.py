@@ -197,7 +197,7 @@ def test_blocks_are_compared_with_copies_that_nothing_else_was_written_into(
     loads: ConnectorLoads, recorder: Recorder
 ) -> None:
     def compared(event: Loaded, filled: int, computed: int | None) -> bool:
-        loads.copies[0, event.block] = SentCopies(filled, ((5, 6),))
+        loads.copies["full", event.block] = SentCopies(filled, ((5, 6),))
         loads.begin_step(output(new={} if computed is None else {"a": computed}), (event,), recorder)
         loads.reported(["a"] if computed is None else [], [], [], recorder)
         loads.end_step(recorder)

@@ -1,0 +1,178 @@
+"""vLLM's OffloadingConnector: loads from memory and files are compared with records of what was stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from canary_obs.engines.vllm.connector_reports import ConnectorReports
+from canary_obs.vocabulary import Phase, Reason, State
+from tests.engines.vllm.real.offloading import BLOCKS, PROMPT, Tiers
+from tests.engines.vllm.real.rig import prompts
+
+DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
+
+
+@pytest.fixture(scope="module")
+def tiers(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiers]:
+    made = Tiers(models("llama"), tmp_path_factory.mktemp("files"))
+    yield made
+    made.rig.close()
+
+
+def nothing(tiers: Tiers) -> None:
+    pass
+
+
+def each_chunk(change: Callable[[Any], None]) -> Callable[[Tiers], None]:
+    """Change the memory tier behind everybody's back."""
+
+    def fault(tiers: Tiers) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        change(get_kv_transfer_group().connector_worker.worker._store_handler.dst_tensors[0])
+
+    return fault
+
+
+def flip(rows: Any) -> None:
+    rows[:, 77] ^= 64
+
+
+def exchange(rows: Any) -> None:
+    rows[:] = rows.roll(1, 0)
+
+
+def test_a_clean_storm_through_both_tiers(tiers: Tiers) -> None:
+    asked = prompts(16)
+    first = tiers.rig.generate(asked, 12)
+    for memory in (False, True):
+        tiers.settle()
+        tiers.forget(memory=memory)
+        assert tiers.rig.generate(asked, 12) == first
+    compared, left_out = tiers.loads()
+    assert compared > 1000
+    assert left_out == 0
+    assert tiers.rig.settle() == []
+    assert tiers.rig.canary.verdict() == (State.OK, ())
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_what_was_stored_is_what_is_loaded(tiers: Tiers, memory: bool) -> None:
+    assert tiers.loaded(nothing, memory=memory) == set()
+    assert (tiers.compared, tiers.left_out) == (BLOCKS * 32, 0)
+
+
+@pytest.mark.parametrize(("change", "reason"), [(flip, DATA), (exchange, DATA)])
+def test_a_changed_memory_tier_is_found(tiers: Tiers, change: Any, reason: Any) -> None:
+    assert tiers.loaded(each_chunk(change)) == {reason}
+
+
+def test_a_load_that_copied_nothing_is_lost(tiers: Tiers) -> None:
+    def skip(tiers: Tiers) -> None:
+        tiers.copies.skip = True
+
+    assert tiers.loaded(skip) == {LOST}
+
+
+def changed_files(change: Callable[[bytes], bytes]) -> Callable[[Tiers], None]:
+    def fault(tiers: Tiers) -> None:
+        for file in tiers.files():
+            file.write_bytes(change(file.read_bytes()))
+
+    return fault
+
+
+def test_a_byte_that_flips_in_a_file_is_found(tiers: Tiers) -> None:
+    flipped = changed_files(lambda data: data[:7] + bytes([data[7] ^ 64]) + data[8:])
+    assert tiers.loaded(flipped, memory=True) == {DATA}
+    assert tiers.left_out == 0
+
+
+def test_files_that_change_places_are_found(tiers: Tiers) -> None:
+    def exchanged(tiers: Tiers) -> None:
+        files = tiers.files()
+        contents = [file.read_bytes() for file in files]
+        for file, data in zip(files, [*contents[1:], contents[0]], strict=True):
+            file.write_bytes(data)
+
+    assert tiers.loaded(exchanged, memory=True) == {DATA}
+
+
+def test_a_truncated_file_is_computed_again(tiers: Tiers) -> None:
+    assert tiers.loaded(changed_files(lambda data: data[:-512]), memory=True) == set()
+    assert (tiers.compared, tiers.left_out) == (0, 0)
+
+
+def record_files(tiers: Tiers) -> list[Path]:
+    (records,) = reports(tiers).offloads
+    found = [Path(records._stored.record_file_of(str(file))) for file in tiers.files()]
+    assert found
+    return found
+
+
+def reports(tiers: Tiers) -> ConnectorReports:
+    return tiers.rig.adapter.connector
+
+
+def restarted(change: Callable[[Path], None]) -> Callable[[Tiers], None]:
+    """The worker's memory of what it stored is lost, and something happens to the record files."""
+
+    def fault(tiers: Tiers) -> None:
+        for records in reports(tiers).offloads:
+            records._stored._known.clear()
+        for path in record_files(tiers):
+            change(path)
+
+    return fault
+
+
+def test_records_outlive_the_process_beside_the_files(tiers: Tiers) -> None:
+    assert tiers.loaded(restarted(lambda _: None), memory=True) == set()
+    assert (tiers.compared, tiers.left_out) == (BLOCKS * 32, 0)
+
+
+def test_without_its_record_file_a_load_is_unverified(tiers: Tiers) -> None:
+    assert tiers.loaded(restarted(Path.unlink), memory=True) == set()
+    assert (tiers.compared, tiers.left_out) == (0, BLOCKS * 32)
+
+
+def test_a_forged_record_file_is_refused(tiers: Tiers) -> None:
+    def forge(path: Path) -> None:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    before = reports(tiers).record_files.refused
+    assert tiers.loaded(restarted(forge), memory=True) == set()
+    assert (tiers.compared, tiers.left_out) == (0, BLOCKS * 32)
+    assert reports(tiers).record_files.refused == before + BLOCKS
+
+
+def test_a_stale_record_file_accuses_the_copy(tiers: Tiers) -> None:
+    """The file was replaced; its record file still says of the one before."""
+
+    def replaced(tiers: Tiers) -> None:
+        restarted(lambda _: None)(tiers)
+        changed_files(lambda data: bytes(len(data)))(tiers)
+
+    assert tiers.loaded(replaced, memory=True) == {DATA}
+
+
+def test_bytes_that_arrive_when_the_blocks_belong_to_others_are_found(tiers: Tiers) -> None:
+    def late(tiers: Tiers) -> None:
+        tiers.copies.late = []
+        tiers.rig.generate([PROMPT], 2)  # reported complete, and nothing came
+        assert set(tiers.rig.reasons()) == {LOST} or tiers.rig.settle()
+        pending, tiers.copies.late = tiers.copies.late, None
+        assert pending
+        assert tiers.rig.llm.reset_prefix_cache()
+        tiers.rig.generate(prompts(8, seed=9), 2)
+        tiers.rig.settle()
+        tiers.rig.found.clear()
+        tiers.copies.late = pending
+        tiers.copies.arrive()
+
+    assert (Phase.PATROL, Reason.KV_DATA) in tiers.loaded(late)

@@ -1,0 +1,182 @@
+"""Which records a job of vLLM's OffloadingConnector concerns; with real tiers: real/test_offloading.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from canary_obs.copy_records.stored_copies import StoredCopies
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.vllm.loaded_blocks import Copies
+from canary_obs.engines.vllm.offload_keys import (
+    KEYS_ATTRIBUTE,
+    StoredKey,
+    instrument_managers,
+    offloading_connectors,
+    send_keys,
+)
+from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of, parts_of
+
+SIZE = 4
+
+
+class OffloadingConnector:
+    """As vLLM's: known by its name."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class FileSystemTierManager:
+    file_mapper = SimpleNamespace(get_file_name=lambda key: f"/tier/{key[0]}.bin")
+
+
+def device(blocks: list[int], sizes: list[int], first: list[int]) -> Any:
+    return SimpleNamespace(block_ids=np.array(blocks), group_sizes=sizes, block_indices=first)
+
+
+def tier(chunks: list[int]) -> Any:
+    return SimpleNamespace(block_ids=np.array(chunks))
+
+
+def test_blocks_and_chunks_are_paired_as_vllm_copies_them() -> None:
+    assert [tuple(part) for part in parts_of(device([7, 8], [2], [0]), tier([3, 4]), 1)] == [
+        (7, 3, 0), (8, 4, 0),
+    ]  # fmt: skip
+    # Chunks of three blocks; the first group begins within a chunk, the second has nothing to copy.
+    found = parts_of(device([7, 8, 9, 5], [3, 0, 1], [5, 0, 3]), tier([1, 2, 6]), 3)
+    assert [tuple(part) for part in found] == [(7, 1, 2), (8, 2, 0), (9, 2, 1), (5, 6, 0)]
+
+
+def manager(*tiers: Any) -> Any:
+    return SimpleNamespace(
+        secondary_tiers=tiers,
+        prepare_store=lambda keys, context: SimpleNamespace(keys_to_store=keys[1:], store_spec=tier([5])),
+        prepare_load=lambda keys, context: tier([6, 7]),
+    )
+
+
+@pytest.mark.parametrize("tiers", [(), (FileSystemTierManager(),)])
+def test_keys_travel_with_the_jobs_of_their_step(tiers: Any) -> None:
+    own = manager(*tiers)
+    connector = OffloadingConnector(connector_scheduler=SimpleNamespace(manager=own))
+    scheduler = SimpleNamespace(connector=SimpleNamespace(sub_connectors=[object(), connector]))
+    patches = MethodPatches()
+    instrument_managers(patches, scheduler.connector)
+    own.prepare_store([b"1", b"2"], None)
+    own.prepare_load(iter([b"3", b"4"]), None)
+    output = SimpleNamespace()
+    send_keys(scheduler, output)
+    path = "/tier/{}.bin" if tiers else ""
+    expected = {5: b"2", 6: b"3", 7: b"4"}
+    assert getattr(output, KEYS_ATTRIBUTE) == (
+        {chunk: StoredKey(key, path.format(key[0])) for chunk, key in expected.items()},
+    )
+    send_keys(scheduler, output)
+    assert getattr(output, KEYS_ATTRIBUTE) == ({},), "a step later a chunk may hold another key"
+    patches.restore()
+    own.prepare_store([b"1", b"2"], None)
+    send_keys(scheduler, output)
+    assert getattr(output, KEYS_ATTRIBUTE) == ({},)
+
+
+@pytest.mark.parametrize("tiers", [(object(),), (FileSystemTierManager(), FileSystemTierManager())])
+def test_what_other_tiers_hold_is_not_known(tiers: Any) -> None:
+    own = manager(*tiers)
+    connector = OffloadingConnector(connector_scheduler=SimpleNamespace(manager=own))
+    instrument_managers(MethodPatches(), connector)
+    own.prepare_load([b"3", b"4"], None)
+    output = SimpleNamespace()
+    send_keys(SimpleNamespace(connector=connector), output)
+    assert getattr(output, KEYS_ATTRIBUTE) == ({},)
+
+
+def test_an_engine_without_a_connector_sends_nothing() -> None:
+    output = SimpleNamespace()
+    send_keys(SimpleNamespace(connector=None), output)
+    assert vars(output) == {}
+    assert list(offloading_connectors(SimpleNamespace())) == []
+
+
+class Observer:
+    """Block b holds records that fold to (b, -b); odd blocks are not complete."""
+
+    faults = 0
+
+    def block_folds(self, group: str, slots: torch.Tensor) -> torch.Tensor:
+        blocks = slots[:, 0] // SIZE
+        return torch.stack((1 - blocks % 2, blocks, -blocks), 1)
+
+    def fault(self, part: str, error: Exception) -> None:
+        raise error
+
+
+@pytest.fixture
+def followed() -> tuple[OffloadRecords, Copies, Any]:
+    groups: Any = [
+        SimpleNamespace(number=number, block_size=SIZE, view=SimpleNamespace(name=name))
+        for number, name in ((0, "full"), (1, "swa"), (1, "draft"))
+    ]
+    copies: Copies = {}
+    records = OffloadRecords(groups, copies, Observer(), StoredCopies(dict, None))  # type: ignore[arg-type]
+    worker = SimpleNamespace(submit_store=lambda *_: True, submit_load=lambda *_: True)
+    spec = SimpleNamespace(blocks_per_chunk=1)
+    patches = MethodPatches()
+    records.wrap(patches, SimpleNamespace(connector_worker=SimpleNamespace(spec=spec, worker=worker)))
+    return records, copies, worker
+
+
+def key(name: bytes, group: int) -> StoredKey:
+    return StoredKey(name + group.to_bytes(4, "big"), "")
+
+
+def jobs(*, stores: Any = None, loads: Any = None) -> Any:
+    def made(given: Any, side: str) -> Any:
+        return {number: SimpleNamespace(**{side: tier(chunks)}) for number, chunks in (given or {}).items()}
+
+    return SimpleNamespace(store_jobs=made(stores, "dst_spec"), load_jobs=made(loads, "src_spec"))
+
+
+def test_a_load_is_compared_with_what_its_key_was_stored_as(followed: Any) -> None:
+    records, copies, worker = followed
+    records.follow(jobs(stores={1: [3, 4]}), {3: key(b"a", 0), 4: key(b"b", 1)})
+    # Submitted a step later, when the chunks may be others' already.
+    records.follow(jobs(stores={9: [3, 4]}), {3: key(b"x", 0), 4: key(b"x", 1)})
+    assert worker.submit_store(1, device([8, 6], [1, 1], [0, 0]), tier([3, 4]))
+    records.follow(jobs(loads={2: [9, 4]}), {9: key(b"a", 0), 4: key(b"b", 1)})
+    assert worker.submit_load(2, tier([9, 4]), device([20, 21], [1, 1], [0, 0]))
+    assert {place: sent.folds for place, sent in copies.items()} == {
+        ("full", 20): ((8, -8),), ("swa", 21): ((6, -6),), ("draft", 21): ((6, -6),),
+    }  # fmt: skip
+    assert {sent.filled for sent in copies.values()} == {SIZE}
+
+
+def test_records_that_are_not_complete_vouch_for_nothing(followed: Any) -> None:
+    records, copies, worker = followed
+    records.follow(jobs(stores={1: [3]}), {3: key(b"a", 0)})
+    worker.submit_store(1, device([7], [1], [0]), tier([3]))
+    records.follow(jobs(loads={2: [3]}), {3: key(b"a", 0)})
+    worker.submit_load(2, tier([3]), device([20], [1], [0]))
+    assert copies["full", 20].folds == ()
+
+
+def test_unknown_keys_and_groups_are_left_out(followed: Any) -> None:
+    records, copies, worker = followed
+    records.follow(jobs(stores={1: [3, 4]}, loads={2: [3, 4]}), {4: key(b"s", 5)})  # of states, say
+    assert worker.submit_store(1, device([8, 6], [2], [0]), tier([3, 4]))
+    assert worker.submit_load(2, tier([3, 4]), device([20, 21], [2], [0]))
+    assert worker.submit_load(77, tier([3]), device([20], [1], [0])), "a job that was not announced"
+    assert copies == {}
+
+
+def test_metadata_within_metadata_is_found() -> None:
+    inner = jobs()
+    outer = SimpleNamespace(metadata=(object(), SimpleNamespace(metadata=(inner,))))
+    output = SimpleNamespace(kv_connector_metadata=outer)
+    setattr(output, KEYS_ATTRIBUTE, ({1: key(b"a", 0)},))
+    assert list(jobs_of(output)) == [(inner, {1: key(b"a", 0)})]
+    assert list(jobs_of(SimpleNamespace(kv_connector_metadata=None))) == []
