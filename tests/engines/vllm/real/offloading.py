@@ -27,10 +27,18 @@ class Tiers:
 
     def loads(self) -> tuple[int, int]:
         """Slots of loads that were compared with what was stored, and that were not."""
+        compared, left_out = zip(*self.loads_by_group().values(), strict=True)
+        return sum(compared), sum(left_out)
+
+    def loads_by_group(self) -> dict[str, tuple[int, int]]:
+        """The same of each group."""
         self.rig.settle()
-        values = self.rig.canary.counter_reader.sample.values
-        words = values[: self.rig.canary.state.counter_words].view(-1, layout.COUNTER_WORDS).sum(0)
-        return int(words[layout.COUNT_LOADS_COMPARED]), int(words[layout.COUNT_LOADS_LEFT_OUT])
+        state = self.rig.canary.state
+        values = self.rig.canary.counter_reader.sample.values[: state.counter_words]
+        rows = values.view(-1, layout.COUNTER_WORDS)[
+            :, [layout.COUNT_LOADS_COMPARED, layout.COUNT_LOADS_LEFT_OUT]
+        ]
+        return {group.name: tuple(row) for group, row in zip(state.groups, rows.tolist(), strict=True)}
 
     def settle(self) -> None:
         """Stores are submitted a step later, and written to files by threads: let them."""
