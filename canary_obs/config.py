@@ -132,10 +132,23 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     rank_kept_seconds: Seconds = 3600.0  # after a rank left or fell silent, unless it is violated
 
 
-Settings = TypeVar("Settings", CanaryConfig, ServiceConfig)
+class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the commands that ask a service find it."""
+
+    url: str = ""  # of the service; empty = http://127.0.0.1 and the setting `port`
+    port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
+    token: str = ""
+    token_file: str = ""  # a file that holds the token alone; it goes before `token`
+    client_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0  # for one answer
+
+
+Settings = TypeVar("Settings", CanaryConfig, ServiceConfig, ClientConfig)
 SECRETS = frozenset({"token"})
 SETTING_NAMES = (
-    frozenset(CanaryConfig.__struct_fields__) | frozenset(ServiceConfig.__struct_fields__) | {"config"}
+    frozenset(CanaryConfig.__struct_fields__)
+    | frozenset(ServiceConfig.__struct_fields__)
+    | frozenset(ClientConfig.__struct_fields__)
+    | {"config"}
 )
 
 
@@ -167,7 +180,7 @@ def load(
     labels = {name: label for name, (label, _) in raw.items()}
     if isinstance(settings, CanaryConfig):
         _check_canary(settings, labels)
-    else:
+    elif isinstance(settings, ServiceConfig):
         check_bind(
             settings.host, settings.token, settings.tokens_file,
             host_label=labels.get("host", "host"), token_label=labels.get("token", "token"),
@@ -240,7 +253,7 @@ def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
         )
 
 
-def masked(settings: CanaryConfig | ServiceConfig) -> dict[str, str]:
+def masked(settings: CanaryConfig | ServiceConfig | ClientConfig) -> dict[str, str]:
     """Every setting as text, secrets as ***; for Hello and logs."""
     shown = msgspec.structs.asdict(settings)
     return {

@@ -9,25 +9,58 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
+from canary_obs import __version__
 from canary_obs.cli.bench import bench
+from canary_obs.cli.completion import completion
 from canary_obs.cli.demo import demo
-from canary_obs.cli.incident import incident
+from canary_obs.cli.doctor import doctor
+from canary_obs.cli.exit_codes import CommandFailed
+from canary_obs.cli.export import export
+from canary_obs.cli.incident import ack, incident, incidents
 from canary_obs.cli.keys import keys
 from canary_obs.cli.metrics import metrics
+from canary_obs.cli.missing import explained
+from canary_obs.cli.output import write_out
+from canary_obs.cli.ranks import drill, pause, resume
 from canary_obs.cli.serve import serve
 from canary_obs.cli.settings import settings
+from canary_obs.cli.status import status, watch
+from canary_obs.cli.sweeps import sweep, sweeps
+from canary_obs.cli.tour import tour
+from canary_obs.cli.violations import violations
 from canary_obs.config import PREFIX, SETTING_NAMES
 from canary_obs.errors import ConfigurationError, KVCacheViolation, UnsupportedEngine
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
-for command in (demo, serve, settings, metrics, keys):
+_COMMANDS = (
+    status, watch, sweep, violations, incidents, ack, pause, resume, drill, doctor,
+    tour, demo, serve, settings, metrics, keys, export, completion,
+)  # fmt: skip
+for command in _COMMANDS:
     app.command()(command)
+app.add_typer(sweeps, name="sweeps")
 app.add_typer(bench, name="bench")
 app.add_typer(incident, name="incident")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        write_out(f"canary-obs {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
 
 # Typer has a copy of click of its own, and exports of its exceptions BadParameter: this is its base class.
 _Refusal: Any = typer.BadParameter.__mro__[2]
@@ -53,6 +86,14 @@ def run(arguments: Sequence[str]) -> int:
     except KVCacheViolation as violation:
         _to_stderr(f"KVCacheViolation: {violation}")
         return 1
+    except CommandFailed as failed:
+        _to_stderr(f"error: {failed}")
+        return failed.code
+    except ModuleNotFoundError as error:
+        if (text := explained(error)) is None:
+            raise
+        _to_stderr(f"error: {text}")
+        return 2
     except (ConfigurationError, UnsupportedEngine) as error:
         _to_stderr(f"error: {_named_as_given(error)}")
         return 2

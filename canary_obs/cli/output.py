@@ -8,6 +8,8 @@ import sys
 
 from rich.console import Console, RenderableType
 
+_WIDE = 200  # columns where nobody looks: in a pipe a cut or broken row is worth nothing
+
 
 def write_out(text: str) -> None:
     """Write to standard output at once. Raises OSError."""
@@ -24,3 +26,19 @@ def print_rich(content: RenderableType, *, width: int | None = None) -> None:
     with console.capture() as captured:
         console.print(content)
     write_out(captured.get())
+
+
+def print_table(content: RenderableType) -> None:
+    """The same for a table of many columns: wide enough where standard output is no terminal."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    print_rich(content, width=None if terminal or "COLUMNS" in os.environ else _WIDE)
+
+
+def note(text: str) -> None:
+    """A line on standard error, where progress goes. One that cannot be written is lost."""
+    if sys.stderr is not None:
+        try:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            return

@@ -57,3 +57,14 @@ def read_bundle(path: Path) -> IncidentBundle:
         raise ConfigurationError("FILE", str(path), f"cannot be read: {error.strerror}", remedy) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError("FILE", str(path), f"is not an incident bundle: {error}", remedy) from None
+
+
+def bundle_of(content: object) -> IncidentBundle:
+    """A service's answer, as decoded JSON. Raises ConfigurationError where it is none of this release."""
+    try:
+        return msgspec.convert(content, IncidentBundle)
+    except msgspec.ValidationError as error:
+        rule = f"the service's answer is no incident bundle of this release: {error}"
+        raise ConfigurationError(
+            "--url", "its incident", rule, "Use the same release on both sides."
+        ) from None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from canary_obs import __version__
 from canary_obs.cli import run
 
 
@@ -21,7 +24,7 @@ from canary_obs.cli import run
         ("serv", ("serv", "Did you mean 'serve'?", "'canary-obs --help'")),
         ("--nosuch", ("--nosuch", "'canary-obs --help'")),
         ("keys", ("folder", "Missing", "'canary-obs keys --help'")),
-        ("incident show", ("file", "Missing", "'canary-obs incident show --help'")),
+        ("incident show", ("ID|FILE", "Missing", "'canary-obs incident show --help'")),
         ("bench nosuch", ("nosuch", "'canary-obs bench --help'")),
         ("bench demo --blocks 1", ("--blocks='1': ", "2", "'canary-obs bench demo --help'")),
         ("bench hit --hits 1 --hits x", ("--hits='1, x': ", "integer", "'canary-obs bench hit --help'")),
@@ -105,3 +108,26 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch, capsys) ->
     monkeypatch.setattr("canary_obs.telemetry.metric_docs.render", interrupted)
     assert run(["metrics"]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_version_is_printed(capsys) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"canary-obs {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "extra"), [("uvicorn", "serve --port 0", "serve"), ("torch", "tour", "engine")]
+)
+def test_a_part_that_is_not_installed_is_one_line_with_the_remedy(
+    module, line, extra, monkeypatch, capsys
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in (module, "canary_obs.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "canary_obs.serve", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert run(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"error: {module} is not installed, which this command needs: pip install 'canary-obs[{extra}]'.\n"
+    )

@@ -10,7 +10,7 @@ from anyio.from_thread import start_blocking_portal
 
 from canary_obs.config import ServiceConfig
 from canary_obs.hub.hub import Hub
-from canary_obs.records import CancelSweep, StartDrill, StartSweep, SweepReport
+from canary_obs.records import CancelSweep, Identity, StartDrill, StartSweep, SweepReport
 from canary_obs.service.app import create_app
 from canary_obs.vocabulary import SweepStatus
 from tests.service.fakes import drilled, hello, identity, progress, snapshot
@@ -74,9 +74,12 @@ class FakeRank:
     With `finishes` it answers sweeps and drills as finished.
     """
 
-    def __init__(self, hub: Hub, *, finishes: bool = True, sends_hello: bool = True) -> None:
+    def __init__(
+        self, hub: Hub, *, finishes: bool = True, sends_hello: bool = True, who: Identity | None = None
+    ) -> None:
         self.hub, self.finishes = hub, finishes
-        self.identity = identity()
+        self.identity = identity() if who is None else who
+        self.ends_as = SweepStatus.PASSED
         self.received = []
         if sends_hello:
             self.send(hello(self.identity))
@@ -88,7 +91,7 @@ class FakeRank:
     def execute(self, command) -> None:
         self.received.append(command)
         if isinstance(command, StartSweep) and self.finishes:
-            self.report(command.id, SweepStatus.PASSED)
+            self.report(command.id, self.ends_as)
         elif isinstance(command, StartDrill) and self.finishes:
             self.send(drilled(self.identity, command.id))
         elif isinstance(command, CancelSweep):
