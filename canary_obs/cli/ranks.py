@@ -72,5 +72,4 @@ def _reached(verb: str, answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    names = ", ".join(rank_of(key) for key in answer["reached"])
-    write_out(f"{verb}: {answer['ranks']} ranks ({names})\n")
+    write_out(f"{verb}: {answer['ranks']} ranks ({', '.join(answer['reached'])})\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.rank_selection import RankSelection
@@ -12,8 +12,17 @@ from canary_obs.hub.sweep_window import PATTERN
 
 RANKS_NAMED = 1024
 _SLOTS = 1 << 40
+
+
+def _whole(value: object) -> object:
+    # JSON Schema's integers: 3.0 is one.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 Name = Annotated[str, Field(min_length=1, max_length=128)]
-RankNumber = Annotated[int, Field(ge=0, le=65_535)]
+RankNumber = Annotated[int, Field(ge=0, le=65_535), BeforeValidator(_whole)]
+Slot = Annotated[int, Field(ge=0, le=_SLOTS), BeforeValidator(_whole)]
+EventNumber = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 
 
 class RankBody(BaseModel):
@@ -40,7 +49,7 @@ class AcknowledgeBody(RankBody):
         Name | None, Field(description="Only this incident; faults stay, and so do silent ranks.")
     ] = None
     up_to: Annotated[
-        int | None, Field(ge=0, description="Number of the newest violation seen; default: all here.")
+        EventNumber | None, Field(description="Number of the newest violation seen; default: all here.")
     ] = None
     by: Annotated[Name | None, Field(description="Who has seen it; default: the token's name.")] = None
     comment: Annotated[str | None, Field(min_length=1, max_length=2048)] = None
@@ -61,8 +70,8 @@ class SweepBody(RankBody):
     request: Annotated[
         Name | None, Field(description="Only slots of this running request, as violations name it.")
     ] = None
-    first_slot: Annotated[int | None, Field(ge=0, le=_SLOTS, description="Lowest slot to check.")] = None
-    last_slot: Annotated[int | None, Field(ge=0, le=_SLOTS, description="Highest slot to check.")] = None
+    first_slot: Annotated[Slot | None, Field(description="Lowest slot to check.")] = None
+    last_slot: Annotated[Slot | None, Field(description="Highest slot to check.")] = None
     budget_ms: Annotated[
         float | None, Field(gt=0, le=1000, description="Per engine step; default: the engine's setting.")
     ] = None

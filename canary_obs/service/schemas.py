@@ -14,7 +14,6 @@ from canary_obs.hub.incidents import IncidentSummary
 from canary_obs.hub.ranks import RankView
 from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
-from canary_obs.records import RankKey
 from canary_obs.service.event_stream import Dropped, StateChange, SweepAdvance
 from canary_obs.service.fleet import FleetView
 from canary_obs.service.problems import MEDIA_TYPE
@@ -102,7 +101,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that a command was sent to."""
 
     ranks: int
-    reached: tuple[RankKey, ...] = ()  # engine, instance, rank
+    reached: tuple[str, ...] = ()  # engine/instance/rank
 
 
 class AcknowledgementList(msgspec.Struct, frozen=True, kw_only=True):

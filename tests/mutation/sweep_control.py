@@ -65,8 +65,8 @@ ALL = (
     *mutants(
         "canary_obs/runtime/sweep/sweeper.py",
         (
-            "current.settles_at >= 0 or self.held",
-            "current.settles_at >= 0",
+            "self._held = sweep_id if paused else None",
+            "self._held = None",
             _SWEEPER + "test_a_sweep_is_held_until_it_is_resumed",
         ),
     ),

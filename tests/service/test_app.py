@@ -196,13 +196,15 @@ def test_commands_reach_the_ranks(client, hub, path, command):
     check_problem(client.post(f"/canary/{path}"), 503, "no-engine")
     rank = FakeRank(hub)
     answer = client.post(f"/canary/{path}")
-    assert (answer.status_code, answer.json()) == (202, {"ranks": 1, "reached": [["fake", "test", 0]]})
+    assert (answer.status_code, answer.json()) == (202, {"ranks": 1, "reached": ["fake/test/0"]})
     assert rank.received[-1] == command
     assert client.post(f"/canary/{path}", json={"ranks": [0], "engine": "fake"}).json()["ranks"] == 1
     document = check_problem(client.post(f"/canary/{path}", json={"ranks": [3]}), 404, "no-such-rank")
     assert document["known"] == ["fake/test/0"]
     check_problem(client.post(f"/canary/{path}", json={"rank": 0}), 422, "invalid-request")
     check_problem(client.post(f"/canary/{path}", json={"ranks": [True]}), 422, "invalid-request")
+    check_problem(client.post(f"/canary/{path}", json={"ranks": [0.5]}), 422, "invalid-request")
+    assert client.post(f"/canary/{path}", json={"ranks": [0.0]}).status_code == 202  # JSON's integer
 
 
 def test_acknowledge(client, rank):

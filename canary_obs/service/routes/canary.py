@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query, Request, Response
 
 from canary_obs import __version__
+from canary_obs.hub.ranks import rank_name
 from canary_obs.hub.violation_store import ViolationFilter
 from canary_obs.records import RankKey
 from canary_obs.service.context import context_of
@@ -69,4 +70,4 @@ async def resume(request: Request, body: Annotated[RankBody | None, Body()] = No
 
 
 def _reached(keys: tuple[RankKey, ...]) -> Response:
-    return reply(Reached(ranks=len(keys), reached=keys), 202)
+    return reply(Reached(ranks=len(keys), reached=tuple(map(rank_name, keys))), 202)
