@@ -9,6 +9,7 @@ _CHAINS, _FREED, _TREE = (
     f"{_TESTS}test_{name}.py::" for name in ("request_chains", "freed_slots", "prefix_tree")
 )
 _HOOKS, _VIEWS, _LIMITS = (f"{_TESTS}test_{name}.py::" for name in ("step_hooks", "batch_views", "limits"))
+_TIER = f"{_TESTS}test_host_tier.py::"
 _DECODE = _VIEWS + "test_a_decode_continues_after_all_tokens_but_the_newest"
 
 ALL = (
@@ -36,6 +37,24 @@ ALL = (
             '        patches.wrap(self._allocator, "clear", self._around_clear)\n',
             "",
             _FREED + "test_a_flush_takes_everything_back",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/host_tier.py",
+        (
+            "                    self._guarded(_empty, records, slots)\n",
+            "                    pass\n",
+            _TIER + "test_a_host_slot_that_is_given_anew_has_no_record",
+        ),
+        (
+            "            if not old:\n",
+            "            if True:\n",
+            _TIER + "test_a_page_that_the_storage_had_is_not_the_one_that_was_offered",
+        ),
+        (
+            "0 if found is None else found.cpu()",
+            "records[transfer.host_indices.cpu().long()] if found is None else found.cpu()",
+            _TIER + "test_where_no_record_could_be_read_the_last_one_is_gone",
         ),
     ),
     *mutants(

@@ -13,7 +13,8 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, WindowTokens
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.freed_slots import FreedSlots
-from canary_obs.engines.sglang.groups import FULL, SWA, find_groups, kv_allocation
+from canary_obs.engines.sglang.groups import FULL, SWA, find_groups, kv_allocation, pools_by_group
+from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.step_hooks import StepHooks
@@ -55,6 +56,7 @@ class SglangAdapter(EngineAdapter):
         self._views = BatchViews(self.runner, self.sglang_groups)
         self._patches = MethodPatches()
         self._hooks: StepHooks | None = None
+        self.host_tier: HostTier | None = None
         self._totals = 0, 0  # empty batches and requests, before detach
 
     def model(self) -> str | None:
@@ -133,6 +135,10 @@ class SglangAdapter(EngineAdapter):
         hooks.empty_batches, hooks.requests = self._totals
         for freed in self._freed.values():
             freed.wrap(self._patches)
+        controller = host_controller(self.scheduler)
+        if controller is not None:
+            self.host_tier = HostTier(controller, pools_by_group(self.runner), observer)
+            self.host_tier.wrap(self._patches)
         self._patches.wrap(self.runner, "forward", hooks.around_forward)
         self._patches.wrap(self.scheduler, "run_batch", hooks.around_run_batch)
         self._patches.wrap(self.scheduler, "on_idle", hooks.around_on_idle)
@@ -140,7 +146,7 @@ class SglangAdapter(EngineAdapter):
     def detach(self) -> None:
         """Delete what attach has set; idempotent."""
         self._totals = self._counted
-        self._hooks = None
+        self._hooks = self.host_tier = None
         self._patches.restore()
 
     def in_step(self) -> bool:

@@ -54,6 +54,12 @@ def find_groups(runner: Any) -> tuple[SglangGroup, ...]:
     )
 
 
+def pools_by_group(runner: Any) -> dict[str, Any]:
+    """The pool that holds each group's KV."""
+    pool = runner.token_to_kv_pool
+    return {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool} if has_windows(pool) else {FULL: pool}
+
+
 def kv_allocation(runner: Any, groups: Sequence[SglangGroup]) -> KVAllocation:
     """From the pool's own report of its size, and the model's configuration."""
     size = runner.token_to_kv_pool.get_kv_size_bytes()

@@ -1,0 +1,178 @@
+"""Records that travel with SGLang's KV to host memory and to its storage, and back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_kernels import layout
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.sglang.groups import FULL
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.errors import KVCacheViolation
+
+_STORED_PAGES = 65_536  # whose records are remembered; of the others a copy comes back without
+
+
+class HostTier:
+    """Follows one cache controller: each host slot of a known pool has a record, zeros = none.
+
+    Transfers are submitted on the scheduler's thread; its threads read and write the storage, in host
+    slots that nobody else uses meanwhile.
+    """
+
+    def __init__(self, controller: Any, pools: Mapping[str, Any], observer: Observer) -> None:
+        """`pools`: the device pool that holds each group's KV."""
+        self._controller, self._observer = controller, observer
+        self._groups = {id(pool): name for name, pool in pools.items()}
+        self.compared = 0  # slots that came back with a record
+        self.without = 0  # that came back without
+        self._records: dict[int, Tensor] = {}  # by the id of the host pool
+        self._stored: OrderedDict[str, Tensor] = OrderedDict()  # by the key in the storage
+        self._full: Tensor | None = None  # the records of the host pool that pages are stored from
+        with torch.inference_mode(False):
+            for entry in controller.mem_pool_host.entry_map.values():
+                if id(entry.device_pool) in self._groups:
+                    slots = int(entry.host_pool.logical_size)
+                    self._records[id(entry.host_pool)] = torch.zeros(
+                        (slots, layout.RECORD_WORDS), dtype=torch.int64
+                    )
+
+    def wrap(self, patches: MethodPatches) -> None:
+        """Follow from now on; `patches` undoes that. What was copied before has no record."""
+        controller = self._controller
+        patches.wrap(controller.l2_transfer_engine, "submit_device_to_host", self._around_offload)
+        patches.wrap(controller.l2_transfer_engine, "submit_host_to_device", self._around_load)
+        for entry in controller.mem_pool_host.entry_map.values():
+            records = self._records.get(id(entry.host_pool))
+            if records is not None:
+                patches.wrap(entry.host_pool, "alloc", self._around_alloc(records))
+                if self._groups[id(entry.device_pool)] == FULL:
+                    self._full = records
+        # Instance attributes of the controller, which its threads read for each batch of pages.
+        patches.wrap(controller, "page_set_func", self._around_page_set)
+        patches.wrap(controller, "page_get_func", self._around_page_get)
+
+    # Between the device and the host --------------------------------------------------------------------
+
+    def _around_offload(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def submit_device_to_host(transfers: Sequence[Any]) -> Any:
+            completion = original(transfers)
+            self._guarded(self._keep, transfers)
+            return completion
+
+        return submit_device_to_host
+
+    def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def submit_host_to_device(transfers: Sequence[Any], **named: Any) -> Any:
+            completion = original(transfers, **named)
+            self._guarded(self._compare, transfers)
+            return completion
+
+        return submit_host_to_device
+
+    def _keep(self, transfers: Sequence[Any]) -> None:
+        for transfer in transfers:
+            records = self._records.get(id(transfer.host_pool))
+            if records is not None:
+                name = self._groups[id(transfer.device_pool)]
+                found = self._observer.records_of(name, transfer.device_indices.to(torch.int64))
+                records[transfer.host_indices.cpu().long()] = 0 if found is None else found.cpu()
+
+    def _compare(self, transfers: Sequence[Any]) -> None:
+        """The bytes are there: on a CPU nothing is under way when the call returns."""
+        for transfer in transfers:
+            if (name := self._groups.get(id(transfer.device_pool))) is None:
+                continue
+            records = self._records[id(transfer.host_pool)]
+            slots = transfer.device_indices.cpu().to(torch.int64)
+            sent = records[transfer.host_indices.cpu().long()]
+            known = sent.any(1)
+            self.compared += (compared := int(known.sum()))
+            self.without += int(slots.numel()) - compared
+            if compared:
+                self._observer.received(name, slots[known], sent[known])
+            if compared < slots.numel():
+                self._observer.received(name, slots[~known])
+
+    def _around_alloc(self, records: Tensor) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What is put into a host slot has no record until one came with it: the last content's is stale."""
+
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def alloc(*given: Any, **named: Any) -> Any:
+                slots = original(*given, **named)
+                if slots is not None:
+                    self._guarded(_empty, records, slots)
+                return slots
+
+            return alloc
+
+        return around
+
+    # Between the host and the storage -------------------------------------------------------------------
+
+    def _around_page_set(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def page_set(keys: Sequence[str], host_slots: Tensor, *more: Any) -> Any:
+            there: list[bool] = []
+            self._guarded(self._find_stored, keys, there)
+            done = original(keys, host_slots, *more)
+            if done:
+                self._guarded(self._remember, keys, host_slots, there)
+            return done
+
+        return page_set
+
+    def _around_page_get(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def page_get(operation: Any, keys: Sequence[str], host_slots: Tensor, *more: Any) -> Any:
+            pages = original(operation, keys, host_slots, *more)
+            self._guarded(self._recall, keys[:pages], host_slots)
+            return pages
+
+        return page_get
+
+    def _find_stored(self, keys: Sequence[str], there: list[bool]) -> None:
+        """Which pages the storage has already: it keeps those, whose bytes may be another computation's."""
+        there += [bool(self._controller.storage_backend.exists(key)) for key in keys]
+
+    def _remember(self, keys: Sequence[str], host_slots: Tensor, there: Sequence[bool]) -> None:
+        if self._full is None:
+            return
+        pages = host_slots.cpu().long().view(len(keys), -1)
+        for key, slots, old in zip(keys, pages, there, strict=True):
+            if not old:
+                self._stored[key] = self._full[slots]
+        while len(self._stored) > _STORED_PAGES:
+            self._stored.popitem(last=False)
+
+    def _recall(self, keys: Sequence[str], host_slots: Tensor) -> None:
+        if self._full is None or not keys:
+            return
+        size = int(self._controller.page_size)
+        for number, key in enumerate(keys):
+            records = self._stored.get(key)
+            self._full[host_slots[number * size : (number + 1) * size].cpu().long()] = (
+                0 if records is None else records
+            )
+
+    def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except KVCacheViolation:
+            raise  # mode raise: damaged KV must not be used
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            self._observer.fault("host_tier", error)
+
+
+def host_controller(scheduler: Any) -> Any | None:
+    """What moves KV between device and host; None = this scheduler has no host tier."""
+    if not scheduler.server_args.enable_hierarchical_cache:
+        return None
+    return scheduler.tree_cache.cache_controller
+
+
+def _empty(records: Tensor, slots: Tensor) -> None:
+    records[slots.cpu().long()] = 0
