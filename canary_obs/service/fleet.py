@@ -11,7 +11,7 @@ from canary_obs import __version__
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.incidents import IncidentSummary
 from canary_obs.hub.ranks import RankView, violations_of
-from canary_obs.hub.sweep_records import RankSweep, SweepRecord, SweepVersion
+from canary_obs.hub.sweep_records import SweepRecord, SweepVersion
 from canary_obs.records import GroupInfo, RankKey, Snapshot, SweepProgress
 from canary_obs.vocabulary import Mode, Reason, State, SweepStatus, Trigger
 
@@ -60,6 +60,7 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     trigger: Trigger
     status: SweepStatus
+    paused: bool
     requested_ns: int
     ended_ns: int | None
     ranks: int
@@ -146,40 +147,23 @@ def shown_incidents(hub: Hub) -> list[IncidentSummary]:
 def sweep_row(record: SweepRecord) -> SweepRow:
     """A sweep's progress over all ranks."""
     known = [rank.progress for rank in record.ranks if rank.progress is not None]
-    running = [rank for rank in record.ranks if rank.status is SweepStatus.RUNNING]
+    waiting = (SweepStatus.RUNNING, SweepStatus.SCHEDULED)
     return SweepRow(
         id=record.id,
         trigger=record.trigger,
         status=record.status,
+        paused=record.paused,
         requested_ns=record.requested_ns,
         ended_ns=record.ended_ns,
         ranks=len(record.ranks),
-        ranks_ended=len(record.ranks) - len(running),
-        total=sum(progress.total for progress in known),
+        ranks_ended=sum(rank.status not in waiting for rank in record.ranks),
+        total=record.total,
         checked=sum(_done(progress) for progress in known),
-        violations=sum(progress.violations for progress in known),
-        rate=_rate(running),
-        eta_seconds=_eta(running),
+        violations=record.violations,
+        rate=record.slots_per_second,
+        eta_seconds=record.eta_seconds,
         errors=tuple(sorted({f"{'/'.join(map(str, r.key))}: {r.error}" for r in record.ranks if r.error})),
     )
-
-
-def _rate(running: list[RankSweep]) -> float | None:
-    rates = [_done(p) / p.seconds for rank in running if (p := rank.progress) and p.seconds > 0]
-    return sum(rates) if rates else None
-
-
-def _eta(running: list[RankSweep]) -> float | None:
-    """Seconds until the slowest rank ends, at its own rate so far; None = a rank's rate is not known."""
-    left = [_seconds_left(rank.progress) for rank in running]
-    known = [seconds for seconds in left if seconds is not None]
-    return max(known) if known and len(known) == len(left) else None
-
-
-def _seconds_left(progress: SweepProgress | None) -> float | None:
-    if progress is None or not progress.total or not (done := _done(progress)):
-        return None
-    return max(0, progress.total - done) * progress.seconds / done
 
 
 def _done(progress: SweepProgress) -> int:

@@ -16,6 +16,7 @@ from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.service.event_stream import Dropped, StateChange, SweepAdvance
 from canary_obs.service.fleet import FleetView
+from canary_obs.service.incident.report import IncidentReport
 from canary_obs.service.problems import MEDIA_TYPE
 from canary_obs.service.request_bodies import Name
 from canary_obs.service.route_policy import SCOPE_EXTENSION, WRITE_SCOPES, TokenScope
@@ -154,6 +155,7 @@ _RESPONSES = (
     AcknowledgementList,
     SessionView,
     FleetView,
+    IncidentReport,
     Health,
     ProblemDocument,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import mutants
 
 _SESSIONS = "tests/service/test_sessions.py::"
+_SENTENCE = "tests/service/incident/test_sentence.py::"
 _FLEET = "tests/service/test_fleet.py::"
 
 SESSIONS = mutants(
@@ -62,9 +63,9 @@ AUTH = mutants(
 FLEET = mutants(
     "canary_obs/service/fleet.py",
     (
-        "return max(known) if known and len(known) == len(left) else None",
-        "return min(known) if known else None",
-        _FLEET + "test_the_eta_is_that_of_the_slowest_rank",
+        "ranks_ended=sum(rank.status not in waiting for rank in record.ranks),",
+        "ranks_ended=len(record.ranks),",
+        _FLEET + "test_a_sweeps_numbers_are_over_all_ranks",
     ),
     (
         "rows.sort(key=lambda row: (-_SEVERITY[row.state], -row.violations, row.key))",
@@ -73,4 +74,37 @@ FLEET = mutants(
     ),
 )
 
-ALL = SESSIONS + SIGN_IN + AUTH + FLEET
+SENTENCE = mutants(
+    "canary_obs/service/incident/facts.py",
+    (
+        "if evidence.prompted or evidence.step < row.step:",
+        "if evidence.step < row.step:",
+        _SENTENCE + "test_a_wrong_position_says_less_when_less_is_known",
+    ),
+    (
+        "return any(event.step > row.step for event in evidence.history)",
+        "return False",
+        _SENTENCE + "test_a_wrong_position_says_less_when_less_is_known",
+    ),
+    (
+        "return self.reader not in self.users and self.reader not in writers",
+        "return self.reader not in self.users",
+        _SENTENCE + "test_a_wrong_position_says_less_when_less_is_known",
+    ),
+    (
+        "return users if self.reader is not None and self.reader not in users else ()",
+        "return users",
+        _SENTENCE + "test_a_wrong_position_says_less_when_less_is_known",
+    ),
+)
+
+TIMELINE = mutants(
+    "canary_obs/service/incident/timeline.py",
+    (
+        "covers = progress.data and row.group in progress.groups and progress.step <= row.step",
+        "covers = True",
+        "tests/service/incident/test_report.py::test_a_sweep_that_proves_nothing_is_no_last_good_check",
+    ),
+)
+
+ALL = SENTENCE + TIMELINE + SESSIONS + SIGN_IN + AUTH + FLEET

@@ -60,21 +60,19 @@ def test_the_age_is_that_of_the_latest_sweep_through_the_group(client, hub, ende
     assert cell["age_seconds"] == pytest.approx(age, abs=5.0)
 
 
-def test_the_eta_is_that_of_the_slowest_rank(hub):
-    ranks = [FakeRank(hub, finishes=False) for _ in range(1)]
-    other = join(hub, 1)
+def test_a_sweeps_numbers_are_over_all_ranks(hub):
+    first, other = FakeRank(hub, finishes=False), join(hub, 1)
     record = hub.start_sweep(StartSweepRequest())
     row = sweep_row(hub.sweep(record.id))
     assert (row.eta_seconds, row.rate, row.ranks, row.ranks_ended) == (None, None, 2, 0)
-    for who, checked in ((ranks[0].identity, 80), (other, 20)):
-        report = progress(record.id, SweepStatus.RUNNING, checked=checked, seconds=4.0)
+    for who, checked in ((first.identity, 80), (other, 20)):
+        report = progress(record.id, SweepStatus.RUNNING, checked=checked)
         hub.ingest(SweepReport(identity=who, progress=report), lambda command: None)
     row = sweep_row(hub.sweep(record.id))
-    assert (row.eta_seconds, row.rate) == (pytest.approx(16.0), pytest.approx(25.0))
     assert (row.checked, row.total) == (100, 200)
-    ranks[0].report(record.id, SweepStatus.PASSED)
+    first.report(record.id, SweepStatus.PASSED)
     row = sweep_row(hub.sweep(record.id))
-    assert (row.eta_seconds, row.ranks_ended) == (pytest.approx(16.0), 1)
+    assert (row.status, row.ranks_ended) == (SweepStatus.RUNNING, 1)
 
 
 def test_the_operators_latest_sweep_is_followed_to_its_end(client, hub, rank):

@@ -113,11 +113,11 @@ function drawSweep() {
   const sweep = fleet.sweep;
   byId("sweep").hidden = sweep === null;
   if (sweep === null) return;
-  const running = sweep.status === "running";
+  const running = sweep.status === "running" || sweep.status === "scheduled";
   const share = running ? (sweep.total ? Math.min(1, sweep.checked / sweep.total) : 0) : 1;
   byId("sweep-bar").value = share;
   setClass(byId("sweep-bar"), sweep.status);
-  const parts = [sweep.status, `${short(sweep.checked)} of ${short(sweep.total)} slots (${percent(share)})`];
+  const parts = [sweep.paused ? "paused" : sweep.status, `${short(sweep.checked)} of ${short(sweep.total)} slots (${percent(share)})`];
   if (running) {
     parts.push(`${sweep.ranks_ended} of ${plural(sweep.ranks, "rank")} done`);
     if (sweep.rate !== null) parts.push(short(sweep.rate, "slots/s"));
@@ -199,7 +199,7 @@ const rankList = new Keyed(byId("ranks"), (first) => {
 });
 
 const ACTIONS = [
-  { name: "Sweep", scope: "operate", shown: () => fleet.sweep?.status !== "running", go: () => run("Sweep started", "POST", "canary/sweep", {}) },
+  { name: "Sweep", scope: "operate", shown: () => !["running", "scheduled"].includes(fleet.sweep?.status), go: () => run("Sweep started", "POST", "canary/sweep", {}) },
   { name: "Pause", scope: "operate", shown: () => fleet.ranks.some((row) => !row.paused && !row.departed), go: pause },
   { name: "Resume", scope: "operate", shown: () => fleet.ranks.some((row) => row.paused), go: () => run("Resumed", "POST", "canary/resume") },
   { name: "Drill", scope: "inject", shown: () => drillEnabled, go: drill },

@@ -32,5 +32,8 @@ form.addEventListener("submit", async (event) => {
   }
 });
 
+// Until now a click would have sent the form itself.
+form.querySelector("button").disabled = false;
+
 // A link from elsewhere arrives without the cookie (SameSite=Strict), although a session is open.
 openSession().then(goOn, () => field.focus());
