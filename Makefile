@@ -22,7 +22,7 @@ test: setup lint
 test-slow: setup
 	$(BIN)/python -m pytest -s -m "slow and not gpu and not ops" tests
 
-# Needs prometheus, prometheus-alertmanager, npm, docker-compose and, as root, ip; what is missing is named as skipped.
+# Needs prometheus, prometheus-alertmanager, npm, chromium, docker-compose and, as root, ip; what is missing is named as skipped.
 test-ops: setup
 	$(BIN)/python -m pytest -m ops tests/ops
 

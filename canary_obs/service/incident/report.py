@@ -69,11 +69,11 @@ class NextCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The incident's page. `planted` None = no rank of it is known to inject faults."""
+    """The incident's page. `injected` None = no rank of it is known to inject faults."""
 
     incident: IncidentSummary
     sentence: str
-    planted: str | None
+    injected: str | None
     state: State | None  # worst of its ranks now; None = they are gone
     causes: tuple[LikelyCause, ...]
     commands: tuple[NextCommand, ...]
@@ -98,7 +98,7 @@ def build_report(hub: Hub, incident_id: str) -> IncidentReport | None:
     return IncidentReport(
         incident=_summary(incident),
         sentence=sentence_of(incident),
-        planted=_planted(hub, incident),
+        injected=_injected(hub, incident),
         state=worst(states) if states else None,
         causes=likely_causes(incident),
         commands=_commands(incident),
@@ -121,7 +121,7 @@ def _summary(incident: Incident) -> IncidentSummary:
     return IncidentSummary(**{name: getattr(incident, name) for name in names})
 
 
-def _planted(hub: Hub, incident: Incident) -> str | None:
+def _injected(hub: Hub, incident: Incident) -> str | None:
     counts = [
         (rank.identity.rank, sum(count.injected for count in rank.totals.perturbations.values()))
         for rank in hub.ranks()

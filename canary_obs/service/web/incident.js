@@ -26,8 +26,8 @@ async function refresh() {
 
 function draw(incident) {
   document.title = `${report.sentence} · canary_obs`;
-  byId("planted").hidden = report.planted === null;
-  setText(byId("planted"), report.planted ?? "");
+  byId("planted").hidden = report.injected === null;
+  setText(byId("planted"), report.injected ?? "");
   setText(byId("sentence"), report.sentence);
   drawFacts(incident);
   drawCauses();

@@ -72,7 +72,8 @@ function drawVerdict() {
   setText(byId("state"), fleet.state);
   setClass(byId("state"), `pill ${fleet.state}`);
   setText(byId("verdict"), fleet.ranks.length ? `${plural(fleet.ranks.length, "rank")}: ${parts.join(", ")}` : "No engine is attached");
-  const reasons = fleet.reasons.slice(0, 4);
+  const place = (reason) => fleet.ranks.findIndex((row) => reason.startsWith(`${rankName(row)}: `));
+  const reasons = [...fleet.reasons].sort((one, other) => place(one) - place(other)).slice(0, 4);
   const more = fleet.reasons.length - reasons.length;
   if (more > 0) reasons.push(`and ${plural(more, "further reason")}, in the table of ranks`);
   reasonList.update(reasons.map((text, index) => ({ text, index })), (reason) => reason.index);

@@ -89,7 +89,7 @@ def test_the_sentence_says_what_was_planted(kind):
         assert match[1] != match[2]
     if case.title:
         assert case.title in [cause.title for cause in report.causes], report.causes
-    assert report.planted is None
+    assert report.injected is None
     assert {moment.what for moment in report.timeline} == {
         "written", "last good check", "damage", "detection", "page", "acknowledged",
     }  # fmt: skip

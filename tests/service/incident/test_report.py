@@ -123,7 +123,7 @@ def test_planted_faults_are_announced_only_where_they_are_injected():
     counts = {PerturbMode.REAL_KV_USED: PerturbCount(injected=3)}
     hub.ingest(snapshot(WHO, 1, perturbations=counts), lambda command: None)
     report = build_report(hub, hub.incidents.newest_first()[0].id)
-    assert "rank 0 has injected 3" in report.planted
+    assert "rank 0 has injected 3" in report.injected
 
 
 def test_an_unknown_incident_is_404(client):
