@@ -16,6 +16,7 @@ from grafana_foundation_sdk.models.dashboard import (
     DashboardLinkType,
     VariableOption,
     VariableRefresh,
+    VariableSort,
 )
 
 from alerts.links import (
@@ -46,8 +47,15 @@ _VARIABLES = {
 _ANNOTATIONS = {
     "Violations": (
         "red",
-        'sum by (engine, instance, rank, reason) (increase(kv_canary_violations_total{cluster=~"$cluster",instance=~"$instance"}[1m])) > 0',
-        "{{engine}}/{{instance}} rank {{rank}}: {{reason}}",
+        'sum by (engine, instance, reason) (engine:kv_canary_violations:rate1m{cluster=~"$cluster",instance=~"$instance"}) > 0',
+        "{{engine}}/{{instance}}: {{reason}}",
+    ),
+    # No increase includes them: the series began with this value.
+    "Counted before the first scrape": (
+        "orange",
+        '(rank:kv_canary_violations:total{cluster=~"$cluster",instance=~"$instance"} > 0)'
+        ' unless last_over_time(rank:kv_canary_violations:total{cluster=~"$cluster",instance=~"$instance"}[1h] offset 1m)',
+        "{{engine}}/{{instance}} rank {{rank}}: violations that were counted before Prometheus knew this rank",
     ),
     "Sweeps": (
         "blue",
@@ -74,7 +82,7 @@ def as_json(board: Board, links: Links = DEFAULT) -> dict[str, Any]:
         made.with_row(builders.Row(section.title).id(number))
         for panel in section.panels:
             number += 1
-            made.with_panel(build(panel, number))
+            made.with_panel(build(panel, number, links))
     content: dict[str, Any] = json.loads(json.dumps(made.build(), cls=JSONEncoder))
     for variable in content["templating"]["list"]:
         # The SDK puts an interval variable's fields on every variable; Grafana's schema refuses them.
@@ -98,7 +106,7 @@ def _frame(board: Board, links: Links) -> builders.Dashboard:
     )
     made.with_variable(builders.DatasourceVariable("datasource").type("prometheus").label("Data source"))
     for name, query in _VARIABLES.items():
-        made.with_variable(_variable(name, query))
+        made.with_variable(_variable(name, query, single=board.one_instance and name == "instance"))
     for name, (colour, expression, title) in _ANNOTATIONS.items():
         target = prometheus.Dataquery().expr(expression).ref_id("Anno").datasource(SOURCE)
         made.annotation(
@@ -108,10 +116,13 @@ def _frame(board: Board, links: Links) -> builders.Dashboard:
     return made
 
 
-def _variable(name: str, query: str) -> builders.QueryVariable:
-    everything = VariableOption(selected=True, text="All", value="$__all")
+def _variable(name: str, query: str, *, single: bool) -> builders.QueryVariable:
     variable = builders.QueryVariable(name).label(name.capitalize()).datasource(SOURCE)
     variable.query({"query": query, "refId": name}).refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+    variable.sort(VariableSort.NATURAL_ASC)
+    if single:  # Grafana takes the first one
+        return variable.include_all(False).multi(False)
+    everything = VariableOption(selected=True, text="All", value="$__all")
     return variable.include_all(True).multi(True).all_value(".*").current(everything)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.board import Board, Panel, Query, Section, group, rank, recorded, service
+from dashboards.board import Board, Panel, Query, Section, bands, group, over_ranks, rank, recorded, service
 
 RATE = "[$__rate_interval]"
 
@@ -17,7 +17,7 @@ BOARD = Board(
                 Panel(
                     title="Overhead",
                     description="Host time of the canary on the engine thread over step time.",
-                    queries=(Query(expression=recorded("overhead:ratio5m")),),
+                    queries=bands(recorded("overhead:ratio5m")),
                     unit="percentunit",
                 ),
                 Panel(
@@ -25,9 +25,9 @@ BOARD = Board(
                     description="head, tail, sweep, patrol; pump: copying counters; adapter: reading the engine's state.",
                     queries=(
                         Query(
-                            expression=f"rate({rank('overhead_seconds_total')}{RATE})"
-                            f" / ignoring (phase) group_left () (rate({rank('steps_total')}{RATE}) > 0)",
-                            legend="{{phase}} rank {{rank}}",
+                            expression=f"sum by (phase) (rate({rank('overhead_seconds_total')}{RATE}))"
+                            f" / ignoring (phase) group_left () sum(rate({rank('steps_total')}{RATE}) > 0)",
+                            legend="{{phase}}",
                         ),
                     ),
                     unit="s",
@@ -42,8 +42,8 @@ BOARD = Board(
                     description="Bytes re-read for comparison, per second.",
                     queries=(
                         Query(
-                            expression=f"sum by (instance, rank, phase) (rate({group('bytes_verified_total')}{RATE}))",
-                            legend="{{phase}} rank {{rank}}",
+                            expression=f"sum by (phase) ({over_ranks('bytes_verified:rate1m')})",
+                            legend="{{phase}}",
                         ),
                     ),
                     unit="Bps",
@@ -52,12 +52,10 @@ BOARD = Board(
                     title="Patrol: budget and use",
                     description="Bytes per second that the patrol may read, and that it reads.",
                     queries=(
+                        Query(expression=f"sum({rank('patrol_budget_bytes_per_second')})", legend="budget"),
                         Query(
-                            expression=rank("patrol_budget_bytes_per_second"), legend="budget, rank {{rank}}"
-                        ),
-                        Query(
-                            expression=f"""sum by (instance, rank) (rate({group("bytes_verified_total", 'phase="patrol"')}{RATE}))""",
-                            legend="used, rank {{rank}}",
+                            expression=f"""sum({over_ranks("bytes_verified:rate1m", 'phase="patrol"')})""",
+                            legend="used",
                         ),
                     ),
                     unit="Bps",
@@ -70,20 +68,16 @@ BOARD = Board(
                 Panel(
                     title="Records over KV bytes",
                     description="32 bytes per slot, as a share of the pool.",
-                    queries=(
-                        Query(
-                            expression=f"{rank('record_bytes')} / sum without (group) ({rank('pool_bytes')})",
-                        ),
-                    ),
+                    queries=bands(f"{rank('record_bytes')} / sum without (group) ({rank('pool_bytes')})"),
                     unit="percentunit",
                 ),
                 Panel(
                     title="Bytes",
                     description="Records and the pool they protect.",
                     queries=(
-                        Query(expression=rank("record_bytes"), legend="records, rank {{rank}}"),
-                        Query(expression=group("pool_bytes"), legend="pool {{group}}, rank {{rank}}"),
-                        Query(expression=rank("allocated_bytes"), legend="allocated, rank {{rank}}"),
+                        Query(expression=f"sum({rank('record_bytes')})", legend="records"),
+                        Query(expression=f"sum by (group) ({group('pool_bytes')})", legend="pool {{group}}"),
+                        Query(expression=f"sum({rank('allocated_bytes')})", legend="allocated"),
                     ),
                     unit="bytes",
                 ),
@@ -91,8 +85,13 @@ BOARD = Board(
                     title="Scrape",
                     description="Duration of the collection in the service, and of the scrape in Prometheus.",
                     queries=(
-                        Query(expression=service("scrape_duration_seconds"), legend="collect"),
-                        Query(expression='scrape_duration_seconds{job="kv-canary"}', legend="scrape"),
+                        Query(
+                            expression=f"max({service('scrape_duration_seconds')})", legend="collect, slowest"
+                        ),
+                        Query(
+                            expression='max(scrape_duration_seconds{job="kv-canary"})',
+                            legend="scrape, slowest",
+                        ),
                     ),
                     unit="s",
                 ),
@@ -100,7 +99,7 @@ BOARD = Board(
                     title="Series",
                     description="Samples per scrape; the number of ranks and groups bounds them.",
                     queries=(
-                        Query(expression='scrape_samples_scraped{job="kv-canary"}', legend="samples"),
+                        Query(expression='sum(scrape_samples_scraped{job="kv-canary"})', legend="samples"),
                         Query(expression=f"sum({service('ranks')})", legend="ranks"),
                     ),
                 ),

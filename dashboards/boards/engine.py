@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from dashboards.board import NAME, NO_SWEEP, NO_WINDOW, Board, Panel, PanelType, Query, Section, group, rank
+from dashboards.board import (
+    BAD_BELOW_ONE,
+    NO_SWEEP,
+    NO_WINDOW,
+    TO_INCIDENTS,
+    Board,
+    Column,
+    Panel,
+    PanelType,
+    Query,
+    Section,
+    bands,
+    group,
+    rank,
+    recorded,
+)
 
 RATE = "[$__rate_interval]"
 
 
 def _rate(title: str, description: str, metric: str, by: str, legend: str, unit: str = "ops") -> Panel:
-    expression = f"sum by (instance, rank, {by}) (rate({group(metric)}{RATE}))"
+    expression = f"sum by ({by}) (rate({group(metric)}{RATE}))"
     return Panel(
         title=title,
         description=description,
@@ -21,14 +36,51 @@ BOARD = Board(
     uid="kv-canary-engine",
     title="KV canary / Engine",
     description="One engine instance in detail.",
+    one_instance=True,
     sections=(
+        Section(
+            title="Ranks",
+            panels=(
+                Panel(
+                    title="Ranks, worst first",
+                    description="A row links the incidents of this engine.",
+                    queries=tuple(
+                        Query(expression=expression, legend="")
+                        for expression in (
+                            recorded("state:severity"),
+                            recorded("violations:total"),
+                            recorded("coverage:ratio"),
+                            recorded("sweep_age:seconds"),
+                            rank("patrol_oldest_check_seconds"),
+                            rank("snapshot_age_seconds"),
+                            recorded("unverified:ratio5m"),
+                            recorded("overhead:ratio5m"),
+                        )
+                    ),
+                    type=PanelType.TABLE,
+                    width=24,
+                    height=10,
+                    columns=(
+                        Column(title="State", severity=True),
+                        Column(title="Violations"),
+                        Column(title="Coverage", unit="percentunit"),
+                        Column(title="Sweep age", unit="s"),
+                        Column(title="Oldest byte check", unit="s"),
+                        Column(title="Silent for", unit="s"),
+                        Column(title="Unverified", unit="percentunit"),
+                        Column(title="Overhead", unit="percentunit"),
+                    ),
+                    links=(TO_INCIDENTS,),
+                ),
+            ),
+        ),
         Section(
             title="Steps",
             panels=(
                 Panel(
                     title="Forward steps",
                     description="Steps observed per second.",
-                    queries=(Query(expression=f"rate({rank('steps_total')}{RATE})"),),
+                    queries=bands(f"rate({rank('steps_total')}{RATE})", low=True),
                     unit="ops",
                 ),
                 Panel(
@@ -36,18 +88,16 @@ BOARD = Board(
                     description="Forwards that the engine counts, less those whose checks were launched.",
                     queries=(
                         Query(
-                            expression=f"{group('forwards_total')} - {group('forwards_checked_total')}",
-                            legend="rank {{rank}} {{group}}",
+                            expression=f"max by (group) ({group('forwards_total')} - {group('forwards_checked_total')})",
+                            legend="{{group}}, highest of a rank",
                         ),
                     ),
                 ),
                 Panel(
                     title="Step time",
                     description="Engine time between step starts.",
-                    queries=(
-                        Query(
-                            expression=f"rate({rank('step_seconds_total')}{RATE}) / (rate({rank('steps_total')}{RATE}) > 0)"
-                        ),
+                    queries=bands(
+                        f"rate({rank('step_seconds_total')}{RATE}) / (rate({rank('steps_total')}{RATE}) > 0)"
                     ),
                     unit="s",
                 ),
@@ -60,11 +110,15 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Kernels healthy",
-                    description="1 if every launched check has finished.",
+                    description="1 if every launched check has finished on every rank.",
                     queries=(
-                        Query(expression=group("kernel_healthy"), legend="rank {{rank}} {{group}} {{phase}}"),
+                        Query(
+                            expression=f"min by (group, phase) ({group('kernel_healthy')})",
+                            legend="{{group}} {{phase}}",
+                        ),
                     ),
                     type=PanelType.STATES,
+                    steps=BAD_BELOW_ONE,
                 ),
             ),
         ),
@@ -110,8 +164,8 @@ BOARD = Board(
                     "Violations",
                     "By phase and reason.",
                     "violations_total",
-                    "group, phase, reason",
-                    "{{group}} {{phase}} {{reason}}",
+                    "phase, reason",
+                    "{{phase}} {{reason}}",
                 ),
                 _rate(
                     "Redetections",
@@ -130,13 +184,13 @@ BOARD = Board(
                     description="Live tokens without a sliding-window slot, and with slots of different indices.",
                     queries=(
                         Query(
-                            expression=rank("swa_out_of_window_tokens"),
-                            legend="out of the window, " + NAME,
+                            expression=f"sum({rank('swa_out_of_window_tokens')})",
+                            legend="out of the window",
                             empty=NO_WINDOW,
                         ),
                         Query(
-                            expression=rank("swa_index_divergence"),
-                            legend="other index, " + NAME,
+                            expression=f"min({rank('swa_index_divergence')})",
+                            legend="other index, lowest of a rank",
                             empty=NO_WINDOW,
                         ),
                     ),
@@ -146,8 +200,8 @@ BOARD = Board(
                     description="Slots per second; swa has fewer, and must not be 0 while full is not.",
                     queries=(
                         Query(
-                            expression=f"rate({rank('swa_slots_verified_total')}{RATE})",
-                            legend="rank {{rank}} {{group}}",
+                            expression=f"min by (group) (rate({rank('swa_slots_verified_total')}{RATE}))",
+                            legend="{{group}}, lowest of a rank",
                             empty=NO_WINDOW,
                         ),
                     ),
@@ -161,7 +215,7 @@ BOARD = Board(
                 Panel(
                     title="Sweep progress",
                     description="Share of its slots that the current or last sweep has checked or skipped.",
-                    queries=(Query(expression=rank("sweep_progress_ratio"), empty=NO_SWEEP),),
+                    queries=bands(rank("sweep_progress_ratio"), low=True, empty=NO_SWEEP),
                     unit="percentunit",
                 ),
                 Panel(
@@ -169,18 +223,18 @@ BOARD = Board(
                     description="Complete passes by trigger, per second.",
                     queries=(
                         Query(
-                            expression=f"rate({rank('sweep_passes_total')}{RATE})",
-                            legend="rank {{rank}} {{trigger}}",
+                            expression=f"sum by (trigger) (rate({rank('sweep_passes_total')}{RATE}))",
+                            legend="{{trigger}}",
                         ),
                     ),
                     unit="ops",
                 ),
                 Panel(
                     title="Sweep duration",
-                    description="Of the current or last sweep; `running` is 1 while one runs.",
+                    description="Of the current or last sweep; and how many ranks sweep.",
                     queries=(
-                        Query(expression=rank("sweep_duration_seconds"), empty=NO_SWEEP),
-                        Query(expression=rank("sweep_in_progress"), legend="running, " + NAME),
+                        *bands(rank("sweep_duration_seconds"), empty=NO_SWEEP),
+                        Query(expression=f"sum({rank('sweep_in_progress')})", legend="ranks that sweep"),
                     ),
                     unit="s",
                 ),
@@ -188,11 +242,8 @@ BOARD = Board(
                     title="Patrol",
                     description="Progress of the cycle, and cycles completed per hour.",
                     queries=(
-                        Query(expression=rank("patrol_progress_ratio")),
-                        Query(
-                            expression=f"3600 * rate({rank('patrol_cycles_total')}{RATE})",
-                            legend="cycles/h, " + NAME,
-                        ),
+                        *bands(rank("patrol_progress_ratio"), "progress", low=True),
+                        *bands(f"3600 * rate({rank('patrol_cycles_total')}{RATE})", "cycles/h", low=True),
                     ),
                 ),
             ),
@@ -203,12 +254,12 @@ BOARD = Board(
                 Panel(
                     title="Lag of the counters",
                     description="Steps between the device's counters and the host's copy.",
-                    queries=(Query(expression=rank("pipeline_lag_steps")),),
+                    queries=bands(rank("pipeline_lag_steps")),
                 ),
                 Panel(
                     title="Restarts",
                     description="Engine restarts that the service has observed; counters continue across them.",
-                    queries=(Query(expression=rank("restarts_total")),),
+                    queries=bands(rank("restarts_total")),
                 ),
             ),
         ),

@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 from dashboards.board import (
+    AMBER,
     BAD_FROM_ONE,
+    GREEN,
+    GREY,
     NO_FAULT,
+    RED,
+    TO_ENGINE,
+    TO_INCIDENTS,
+    TO_RANK,
+    TO_RUNBOOK,
+    VIOLET,
     Board,
+    Column,
     Panel,
     PanelType,
     Query,
     Section,
+    Step,
+    bands,
     firing,
-    group,
+    over_ranks,
     rank,
     recorded,
     service,
 )
 
+_STEPS = {
+    "violated": (Step(colour=GREEN), Step(colour=RED, value=1)),
+    "blind": (Step(colour=GREEN), Step(colour=VIOLET, value=1)),
+    "degraded": (Step(colour=GREEN), Step(colour=AMBER, value=1)),
+    "ok": (Step(colour=GREY), Step(colour=GREEN, value=1)),
+    "off": (Step(colour=GREY),),
+}
+_NOT_OK = f"topk(50, {recorded('state:severity')} > 1)"
+
 
 def _count(title: str, state: str, description: str) -> Panel:
     expression = f'sum({rank("state", f"""state="{state}" """.strip())})'
-    steps = BAD_FROM_ONE if state in ("violated", "blind", "degraded") else ()
     query = Query(expression=expression, legend=state)
     return Panel(
         title=title, description=description, queries=(query,), type=PanelType.STAT, width=4, height=4,
-        steps=steps or Panel(title="", description="").steps,
+        steps=_STEPS[state],
     )  # fmt: skip
+
+
+def _engine(worst: str, expression: str, empty: str = "") -> Query:
+    return Query(expression=f"{worst} without (rank) ({expression})", legend="", empty=empty)
 
 
 BOARD = Board(
@@ -55,15 +79,62 @@ BOARD = Board(
                     steps=BAD_FROM_ONE,
                 ),
                 Panel(
-                    title="State of every rank",
-                    description="The state over time.",
+                    title="Engines, worst first",
+                    description="The worst rank of each engine; a row links the engine and its incidents.",
                     queries=(
-                        Query(
-                            expression=f"{rank('state')} == 1", legend="{{instance}} rank {{rank}}: {{state}}"
-                        ),
+                        Query(expression=over_ranks("state:severity"), legend=""),
+                        _engine("count", f"{recorded('state:severity')} > 1", NO_FAULT),
+                        _engine("sum", recorded("violations:rate1m")),
+                        _engine("min", recorded("coverage:ratio")),
+                        _engine("max", recorded("sweep_age:seconds")),
+                        _engine("max", rank("snapshot_age_seconds")),
+                        _engine("max", recorded("overhead:ratio5m")),
+                    ),
+                    type=PanelType.TABLE,
+                    width=24,
+                    columns=(
+                        Column(title="State", severity=True),
+                        Column(title="Ranks not ok"),
+                        Column(title="Violations/s"),
+                        Column(title="Coverage", unit="percentunit"),
+                        Column(title="Sweep age", unit="s"),
+                        Column(title="Silent for", unit="s"),
+                        Column(title="Overhead", unit="percentunit"),
+                    ),
+                    links=(TO_ENGINE, TO_INCIDENTS),
+                ),
+                Panel(
+                    title="State of every engine",
+                    description="Of its worst rank, over time.",
+                    queries=(
+                        Query(expression=over_ranks("state:severity"), legend="{{engine}}/{{instance}}"),
                     ),
                     type=PanelType.STATES,
-                    width=24,
+                    severity=True,
+                ),
+                Panel(
+                    title="Ranks that are not ok, worst first",
+                    description="At most 50; a row links the rank on the Engine dashboard and the engine's incidents.",
+                    queries=(
+                        Query(expression=_NOT_OK, legend="", empty=NO_FAULT),
+                        Query(
+                            expression=f"{rank('snapshot_age_seconds')} and on (cluster, engine, instance, rank) {_NOT_OK}",
+                            legend="",
+                            empty=NO_FAULT,
+                        ),
+                        Query(
+                            expression=f"{recorded('violations:total')} and on (cluster, engine, instance, rank) {_NOT_OK}",
+                            legend="",
+                            empty=NO_FAULT,
+                        ),
+                    ),
+                    type=PanelType.TABLE,
+                    columns=(
+                        Column(title="State", severity=True),
+                        Column(title="Silent for", unit="s"),
+                        Column(title="Violations"),
+                    ),
+                    links=(TO_RANK, TO_INCIDENTS),
                 ),
             ),
         ),
@@ -72,20 +143,24 @@ BOARD = Board(
             panels=(
                 Panel(
                     title="Violations by reason",
-                    description="New violations per second; exemplars carry the incident and its trace.",
+                    description="New violations per second, of the last minute.",
                     queries=(
                         Query(
-                            expression=f"sum by (instance, reason) (rate({group('violations_total')}[$__rate_interval]))",
-                            legend="{{instance}}: {{reason}}",
+                            expression=f"sum by (reason) ({over_ranks('violations:rate1m')})",
+                            legend="{{reason}}",
                         ),
                     ),
-                    exemplars=True,
                 ),
                 Panel(
                     title="Firing now",
-                    description="Firing alerts by rank.",
-                    queries=(Query(expression=firing("damage|blind|debt"), legend="", empty=NO_FAULT),),
+                    description="At most 50 firing alerts; a row links the runbook and the engine.",
+                    queries=(
+                        Query(
+                            expression=f"topk(50, {firing('damage|blind|debt')})", legend="", empty=NO_FAULT
+                        ),
+                    ),
                     type=PanelType.TABLE,
+                    links=(TO_RUNBOOK, TO_ENGINE),
                 ),
             ),
         ),
@@ -97,7 +172,8 @@ BOARD = Board(
                     description="Records checked per second.",
                     queries=(
                         Query(
-                            expression=f"sum by (engine, instance, rank) (rate({group('slots_verified_total')}[$__rate_interval]))"
+                            expression=f"sum by (phase) ({over_ranks('slots_verified:rate1m')})",
+                            legend="{{phase}}",
                         ),
                     ),
                     unit="ops",
@@ -107,7 +183,8 @@ BOARD = Board(
                     description="Bytes re-read and compared with their fingerprint, per second.",
                     queries=(
                         Query(
-                            expression=f"sum by (engine, instance, rank) (rate({group('bytes_verified_total')}[$__rate_interval]))"
+                            expression=f"sum by (phase) ({over_ranks('bytes_verified:rate1m')})",
+                            legend="{{phase}}",
                         ),
                     ),
                     unit="Bps",
@@ -115,7 +192,7 @@ BOARD = Board(
                 Panel(
                     title="Overhead",
                     description="Host time of the canary over step time.",
-                    queries=(Query(expression=recorded("overhead:ratio5m")),),
+                    queries=bands(recorded("overhead:ratio5m")),
                     unit="percentunit",
                 ),
                 Panel(

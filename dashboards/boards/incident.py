@@ -6,14 +6,21 @@ from dashboards.board import (
     BAD_FROM_ONE,
     NO_FAULT,
     NO_PERTURBATION,
+    TO_DAMAGE_RUNBOOK,
+    TO_INCIDENT,
+    TO_RANK,
+    TO_RUNBOOK,
+    TO_TRACE,
     Board,
     Panel,
     PanelType,
     Query,
     Section,
+    bands,
     counted,
     firing,
     group,
+    over_ranks,
     rank,
     recorded,
     service,
@@ -43,16 +50,17 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Open incidents",
-                    description="The latest incident per rank that nobody has acknowledged.",
+                    description="By rank the latest that nobody has acknowledged, at most 50; a row links the incident, its trace and the runbook.",
                     queries=(
                         Query(
-                            expression='kv_canary_incident_info{cluster=~"$cluster",instance=~"$instance"}',
+                            expression='topk(50, kv_canary_incident_info{cluster=~"$cluster",instance=~"$instance"})',
                             legend="",
                             empty=NO_FAULT,
                         ),
                     ),
                     type=PanelType.TABLE,
                     height=6,
+                    links=(TO_INCIDENT, TO_TRACE, TO_DAMAGE_RUNBOOK, TO_RANK),
                 ),
             ),
         ),
@@ -64,7 +72,7 @@ BOARD = Board(
                     description="Count over the chosen time range.",
                     queries=(
                         Query(
-                            expression=f"sum({counted(group('violations_total'))})",
+                            expression=f"sum({counted(recorded('violations:total'))})",
                             legend="violations",
                         ),
                     ),
@@ -89,8 +97,8 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Still going on?",
-                    description="Violations per second over the last minute.",
-                    queries=(Query(expression=recorded("violations:rate1m")),),
+                    description="Violations per second of a rank over the last minute.",
+                    queries=bands(recorded("violations:rate1m")),
                     height=6,
                     exemplars=False,
                 ),
@@ -99,6 +107,7 @@ BOARD = Board(
                     description="chain and position: a row or block table is wrong. kv_data: bytes changed. token: another user's context.",
                     queries=(
                         Query(
+                            # Not the recorded series: only the metric itself has exemplars.
                             expression=f"sum by (reason) (rate({group('violations_total')}[$__rate_interval]))",
                             legend="{{reason}}",
                         ),
@@ -110,17 +119,17 @@ BOARD = Board(
                     description="head and tail: running requests. sweep and patrol: cached slots.",
                     queries=(
                         Query(
-                            expression=f"sum by (phase, group) (rate({group('violations_total')}[$__rate_interval]))",
+                            expression=f"sum by (phase, group) ({over_ranks('violations:rate1m')})",
                             legend="{{phase}} {{group}}",
                         ),
                     ),
                 ),
                 Panel(
                     title="Violations so far",
-                    description="Totals above zero.",
+                    description="The 50 highest totals.",
                     queries=(
                         Query(
-                            expression=f"sum by (engine, instance, rank, group, phase, reason) ({group('violations_total')}) > 0",
+                            expression=f"topk(50, {group('violations_total')} > 0)",
                             legend="",
                             empty=NO_FAULT,
                         ),
@@ -130,8 +139,9 @@ BOARD = Board(
                 Panel(
                     title="Damage alerts",
                     description="Firing now.",
-                    queries=(Query(expression=firing("damage"), legend="", empty=NO_FAULT),),
+                    queries=(Query(expression=f"topk(50, {firing('damage')})", legend="", empty=NO_FAULT),),
                     type=PanelType.TABLE,
+                    links=(TO_RUNBOOK,),
                 ),
             ),
         ),
@@ -143,13 +153,13 @@ BOARD = Board(
                     description="Injected, detected, masked, missed.",
                     queries=(
                         Query(
-                            expression=rank("perturbations_total"),
-                            legend="{{instance}} {{mode}} {{outcome}}",
+                            expression=f"topk(30, sum by (mode, outcome) ({rank('perturbations_total')}))",
+                            legend="{{mode}} {{outcome}}",
                             empty=NO_PERTURBATION,
                         ),
                         Query(
-                            expression=rank("perturbations_open"),
-                            legend="{{instance}} {{mode}} open",
+                            expression=f"topk(30, sum by (mode) ({rank('perturbations_open')}))",
+                            legend="{{mode}} open",
                             empty=NO_PERTURBATION,
                         ),
                     ),

@@ -6,17 +6,22 @@ from alerts.render import thresholds
 from dashboards.board import (
     BAD_BELOW_ONE,
     BAD_FROM_ONE,
-    NAME,
+    GREEN,
     NO_DRILL,
     NO_FAULT,
     NO_LONG_STEP,
     NO_RECEIVER,
+    RED,
+    TO_ENGINE,
+    TO_RUNBOOK,
     Board,
+    Column,
     Panel,
     PanelType,
     Query,
     Section,
     Step,
+    bands,
     counted,
     firing,
     group,
@@ -31,11 +36,11 @@ def _limit(name: str) -> float:
 
 
 def _above(name: str) -> tuple[Step, ...]:
-    return (Step(colour="green"), Step(colour="red", value=_limit(name)))
+    return (Step(colour=GREEN), Step(colour=RED, value=_limit(name)))
 
 
 def _below(name: str) -> tuple[Step, ...]:
-    return (Step(colour="red"), Step(colour="green", value=_limit(name)))
+    return (Step(colour=RED), Step(colour=GREEN, value=_limit(name)))
 
 
 BOARD = Board(
@@ -80,7 +85,7 @@ BOARD = Board(
                     description="Exceptions caught in the canary and in the service, and omitted metrics.",
                     queries=(
                         Query(
-                            expression=f"sum({counted(rank('observer_faults_total'))})",
+                            expression=f"sum({counted(recorded('observer_faults:total'))})",
                             legend="observer",
                         ),
                         Query(
@@ -99,32 +104,39 @@ BOARD = Board(
                 Panel(
                     title="Age of the snapshot",
                     description="How long a rank has sent no snapshot.",
-                    queries=(Query(expression=rank("snapshot_age_seconds")),),
+                    queries=bands(rank("snapshot_age_seconds")),
                     unit="s",
                     steps=_above("snapshot_age_seconds"),
                 ),
                 Panel(
                     title="Ranks that do not report",
                     description="Ranks that an engine says it has, and that the service does not hear.",
-                    queries=(Query(expression=service("ranks_missing"), legend="{{engine}}/{{instance}}"),),
+                    queries=(
+                        Query(
+                            expression=f"topk(50, {service('ranks_missing')})",
+                            legend="{{engine}}/{{instance}}",
+                        ),
+                    ),
+                    type=PanelType.TABLE,
+                    columns=(Column(title="Missing"),),
                     steps=BAD_FROM_ONE,
                 ),
                 Panel(
                     title="Step under way",
                     description="Age of an engine step that delays the rank's snapshots.",
-                    queries=(Query(expression=rank("step_under_way_seconds"), empty=NO_LONG_STEP),),
+                    queries=bands(rank("step_under_way_seconds"), empty=NO_LONG_STEP),
                     unit="s",
                 ),
                 Panel(
                     title="Clock skew",
                     description="The engine's wall clock minus the service's. No check depends on it.",
-                    queries=(Query(expression=rank("clock_skew_seconds")),),
+                    queries=bands(rank("clock_skew_seconds")),
                     unit="s",
                 ),
                 Panel(
                     title="Age of the counters",
                     description="How old the host's copy of the device counters is.",
-                    queries=(Query(expression=rank("pipeline_lag_seconds")),),
+                    queries=bands(rank("pipeline_lag_seconds")),
                     unit="s",
                     steps=_above("lag_seconds"),
                 ),
@@ -136,27 +148,27 @@ BOARD = Board(
                 Panel(
                     title="Coverage",
                     description="KV bytes under a fingerprint over KV bytes in the pool.",
-                    queries=(Query(expression=recorded("coverage:ratio")),),
+                    queries=bands(recorded("coverage:ratio"), low=True),
                     unit="percentunit",
                     steps=_below("coverage_ratio"),
                 ),
                 Panel(
                     title="KV memory of the engine",
                     description="KV bytes that the engine has allocated, by its own configuration and memory.",
-                    queries=(Query(expression=rank("allocated_bytes")),),
+                    queries=bands(rank("allocated_bytes")),
                     unit="bytes",
                 ),
                 Panel(
                     title="Unverified",
                     description="Slots that were due for a check and could not be checked, without evicted ones.",
-                    queries=(Query(expression=recorded("unverified:ratio5m")),),
+                    queries=bands(recorded("unverified:ratio5m")),
                     unit="percentunit",
                     steps=_above("unverified_ratio"),
                 ),
                 Panel(
                     title="Age of the last complete sweep",
                     description="Bounds the age of damage in cached slots that no request reads.",
-                    queries=(Query(expression=recorded("sweep_age:seconds")),),
+                    queries=bands(recorded("sweep_age:seconds")),
                     unit="s",
                     steps=_above("sweep_age_seconds"),
                 ),
@@ -164,12 +176,8 @@ BOARD = Board(
                     title="Age of the oldest byte check",
                     description="Bounds the age of a flipped bit; with the duration of the last patrol cycle.",
                     queries=(
-                        Query(expression=rank("patrol_oldest_check_seconds")),
-                        Query(
-                            expression=rank("patrol_cycle_seconds"),
-                            legend="cycle, " + NAME,
-                            empty="before the first cycle ends",
-                        ),
+                        *bands(rank("patrol_oldest_check_seconds"), "oldest"),
+                        *bands(rank("patrol_cycle_seconds"), "cycle", empty="before the first cycle ends"),
                     ),
                     unit="s",
                     steps=_above("patrol_age_seconds"),
@@ -184,8 +192,8 @@ BOARD = Board(
                     description="By outcome; each injects one fault into an unused slot.",
                     queries=(
                         Query(
-                            expression=counted(rank("drills_total")),
-                            legend="{{outcome}}, " + NAME,
+                            expression=f"sum by (outcome) ({counted(rank('drills_total'))})",
+                            legend="{{outcome}}",
                             empty=NO_DRILL,
                         ),
                     ),
@@ -194,10 +202,7 @@ BOARD = Board(
                     title="Age of the last detected drill",
                     description="Time since a drill last proved that a fault is detected.",
                     queries=(
-                        Query(
-                            expression=f"time() - {rank('drill_last_detected_timestamp_seconds')}",
-                            empty=NO_DRILL,
-                        ),
+                        *bands(f"time() - {rank('drill_last_detected_timestamp_seconds')}", empty=NO_DRILL),
                     ),
                     unit="s",
                 ),
@@ -211,12 +216,12 @@ BOARD = Board(
                     description="Rows and messages that ranks could not send; counts are never lost.",
                     queries=(
                         Query(
-                            expression=counted(rank("violation_events_dropped_total")),
-                            legend="rows, " + NAME,
+                            expression=f"sum({counted(rank('violation_events_dropped_total'))})",
+                            legend="rows",
                         ),
                         Query(
-                            expression=counted(rank("messages_dropped_total")),
-                            legend="messages, " + NAME,
+                            expression=f"sum({counted(rank('messages_dropped_total'))})",
+                            legend="messages",
                         ),
                     ),
                 ),
@@ -224,7 +229,7 @@ BOARD = Board(
                     title="Dropped by the service",
                     description="Log lines, violation rows, refused messages and frames, refused connections.",
                     queries=tuple(
-                        Query(expression=counted(service(name)), legend=legend)
+                        Query(expression=f"sum by (cause) ({counted(service(name))})", legend=legend)
                         for name, legend in (
                             ("hub_handshakes_refused_total", "connections: {{cause}}"),
                             ("log_events_dropped_total", "log lines"),
@@ -241,12 +246,12 @@ BOARD = Board(
                     description="Accepted by the OTLP receiver, per second, and lost within the time range.",
                     queries=(
                         Query(
-                            expression=f"rate({service('telemetry_exported_total')}[$__rate_interval])",
+                            expression=f"sum by (signal) (rate({service('telemetry_exported_total')}[$__rate_interval]))",
                             legend="{{signal}} exported",
                             empty=NO_RECEIVER,
                         ),
                         Query(
-                            expression=counted(service("telemetry_dropped_total")),
+                            expression=f"sum by (signal, cause) ({counted(service('telemetry_dropped_total'))})",
                             legend="{{signal}} lost: {{cause}}",
                             empty=NO_RECEIVER,
                         ),
@@ -255,7 +260,7 @@ BOARD = Board(
                 Panel(
                     title="Skipped counter copies",
                     description="Share of steps; adds lag, loses nothing.",
-                    queries=(Query(expression=recorded("skipped:ratio5m")),),
+                    queries=bands(recorded("skipped:ratio5m")),
                     unit="percentunit",
                     steps=_above("skipped_ratio"),
                 ),
@@ -264,7 +269,7 @@ BOARD = Board(
                     description="By kind, per second.",
                     queries=(
                         Query(
-                            expression=f"rate({service('hub_messages_total')}[$__rate_interval])",
+                            expression=f"sum by (kind) (rate({service('hub_messages_total')}[$__rate_interval]))",
                             legend="{{kind}}",
                         ),
                     ),
@@ -272,16 +277,24 @@ BOARD = Board(
                 ),
                 Panel(
                     title="Paused",
-                    description="1 while sweeps and patrol are paused.",
-                    queries=(Query(expression=rank("paused")),),
+                    description="1 while sweeps and patrol of a rank are paused, by engine.",
+                    queries=(
+                        Query(
+                            expression=f"max without (rank) ({rank('paused')})",
+                            legend="{{engine}}/{{instance}}",
+                        ),
+                    ),
                     type=PanelType.STATES,
                     steps=BAD_FROM_ONE,
                 ),
                 Panel(
                     title="Blindness and debt alerts",
                     description="Firing now.",
-                    queries=(Query(expression=firing("blind|debt"), legend="", empty=NO_FAULT),),
+                    queries=(
+                        Query(expression=f"topk(50, {firing('blind|debt')})", legend="", empty=NO_FAULT),
+                    ),
                     type=PanelType.TABLE,
+                    links=(TO_RUNBOOK, TO_ENGINE),
                 ),
             ),
         ),

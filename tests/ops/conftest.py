@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
 from canary_obs.engines.toolkit.service_process import free_port
 from tests.e2e.conftest import System
-from tests.ops.monitoring_stack import ALERTMANAGER, PROMETHEUS, MonitoringStack
+from tests.ops.monitoring_stack import MonitoringStack, require_monitoring
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +20,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 @pytest.fixture(scope="module")
 def stack(system: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoringStack]:
-    for program in (PROMETHEUS, ALERTMANAGER):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is NOT INSTALLED: apt-get install prometheus prometheus-alertmanager")
+    require_monitoring()
     folder = tmp_path_factory.mktemp("stack")
     built = MonitoringStack(folder, free_port(), free_port(), system.port, system.token)
     try:

@@ -32,8 +32,9 @@ class DashboardQuery:
         return bool(self.empty) and not (with_fault and self.empty in (NO_FAULT, NO_PERTURBATION))
 
 
-def substituted(expression: str) -> str:
+def substituted(expression: str, instance: str = ".*") -> str:
     """The expression with Grafana's variables and macros filled in."""
+    expression = expression.replace("$instance", instance)
     for macro, value in _MACROS.items():
         expression = expression.replace(macro, value)
     return _VARIABLE.sub(".*", expression)
@@ -55,12 +56,13 @@ def panel_queries() -> list[DashboardQuery]:
             empty=reasons[target["expr"]],
         )
         for path in sorted(GENERATED.glob("*.json"))
-        for panel in _panels(json.loads(path.read_text("utf-8")))
+        for panel in panels_of(json.loads(path.read_text("utf-8")))
         for target in panel.get("targets") or ()
     ]
 
 
-def _panels(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def panels_of(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every panel of a generated dashboard, those in collapsed rows too."""
     for panel in content["panels"]:
         yield panel
         yield from panel.get("panels") or ()

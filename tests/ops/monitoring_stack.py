@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -14,9 +16,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROMETHEUS, ALERTMANAGER = "prometheus", "prometheus-alertmanager"
 PAGER_IN_CONFIG = "http://pager.example:9095"
+
+
+def require_monitoring() -> None:
+    """Skip the test where Prometheus or Alertmanager is not installed."""
+    for program in (PROMETHEUS, ALERTMANAGER):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is NOT INSTALLED: apt-get install prometheus prometheus-alertmanager")
 
 
 @dataclass(slots=True)
@@ -79,17 +90,39 @@ class MonitoringStack:
     def prometheus_url(self) -> str:
         return f"http://127.0.0.1:{self.prometheus_port}"
 
-    def lay_out(self) -> None:
-        """Copy the configuration; write the target files; only the pager's address changes."""
-        shutil.copy(ROOT / "docker/prometheus/prometheus.yml", self.folder)
+    def lay_out(self, *more_ports: int, interval: str = "1s") -> None:
+        """Copy the configuration and write the target files; the pager's address changes, and the interval.
+
+        more_ports: of further canary services.
+        """
+        config = (ROOT / "docker/prometheus/prometheus.yml").read_text()
+        assert "_interval: 1s" in config
+        (self.folder / "prometheus.yml").write_text(config.replace(": 1s\n", f": {interval}\n"))
         (self.folder / "canary-token").write_text(self.token)
         shutil.copytree(ROOT / "alerts/rules", self.folder / "rules")
         for kind, port in (("targets", self.canary_port), ("alertmanagers", self.alertmanager_port)):
             (self.folder / kind).mkdir()
-            (self.folder / kind / "local.yml").write_text(f'- targets: ["127.0.0.1:{port}"]\n')
+            ports = (port, *more_ports) if kind == "targets" else (port,)
+            addresses = json.dumps([f"127.0.0.1:{each}" for each in ports])
+            (self.folder / kind / "local.yml").write_text(f"- targets: {addresses}\n")
         routing = (ROOT / "docker/alertmanager/alertmanager.yml").read_text()
         assert PAGER_IN_CONFIG in routing
         (self.folder / "alertmanager.yml").write_text(routing.replace(PAGER_IN_CONFIG, self.pager.url))
+
+    def set_interval(self, interval: str) -> None:
+        """Scrape and evaluate at another interval from now on."""
+        path = self.folder / "prometheus.yml"
+        path.write_text(re.sub(r"(_interval|_timeout): \d+\w", rf"\1: {interval}", path.read_text()))
+        self.processes[-1].send_signal(signal.SIGHUP)
+        self.wait_for_reload()
+
+    def wait_for_reload(self) -> None:
+        """Until Prometheus has read its configuration again."""
+        log = self.folder / f"{PROMETHEUS}.log"
+        deadline = time.monotonic() + 60
+        while log.read_text(errors="replace").count("Completed loading of configuration file") < 2:
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
 
     def start(self) -> None:
         self._run(
@@ -143,8 +176,13 @@ class MonitoringStack:
 
     def ready(self) -> bool:
         """Whether Prometheus has scraped the canary and evaluated the rules."""
+        return self.started() and bool(self.query('up{job="kv-canary"} == 1')) and bool(self.query("ALERTS"))
+
+    def started(self) -> bool:
+        """Whether Prometheus answers queries; it refuses them while it starts."""
         try:
-            return bool(self.query('up{job="kv-canary"} == 1')) and bool(self.query("ALERTS"))
+            with urllib.request.urlopen(f"{self.prometheus_url}/-/ready", timeout=5):
+                return True
         except OSError:
             return False
 

@@ -52,7 +52,11 @@ def test_they_find_one_another() -> None:
         assert {link["type"] for link in content["links"]} == {"dashboards", "link"}
         names = [variable["name"] for variable in content["templating"]["list"]]
         assert names == ["datasource", "cluster", "instance", "rank", "group"]
-        assert {entry["name"] for entry in content["annotations"]["list"]} == {"Violations", "Sweeps"}
+        assert {entry["name"] for entry in content["annotations"]["list"]} == {
+            "Violations",
+            "Counted before the first scrape",
+            "Sweeps",
+        }
 
 
 @pytest.mark.parametrize("content", boards(), ids=lambda content: content["uid"])

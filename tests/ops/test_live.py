@@ -5,13 +5,17 @@ The tests of this module run in order on one stack: without a fault, with one, a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dashboards.build import annotation_expressions
+from alerts.links import RUNBOOK_BASE
+from alerts.render import RUNBOOKS
+from dashboards.build import GENERATED, annotation_expressions
 from tests.e2e.conftest import System
-from tests.ops.expressions import alert_expressions, panel_queries, substituted
+from tests.ops.expressions import alert_expressions, panel_queries, panels_of, substituted
 from tests.ops.monitoring_stack import MonitoringStack
 from tests.telemetry.receiver import Item, Receiver, open_server
 
@@ -86,13 +90,36 @@ def test_an_injected_fault_pages_within_ten_seconds(system: System, stack: Monit
     assert stack.pager.find("/page", "firing", instance="healthy") is None
 
 
-def test_the_incident_of_the_page_opens_the_bundle(system: System, stack: MonitoringStack) -> None:
+def test_the_page_leads_to_the_incident_the_dashboard_and_the_runbook(
+    system: System, stack: MonitoringStack
+) -> None:
+    """From the webhook's JSON by its links only."""
     page = stack.pager.find("/page", "firing", alertname="KVCanaryDamage", **SICK)
     assert page is not None
-    incident = page.alert["annotations"]["incident"]
-    bundle = system.get(f"/canary/incidents/{incident}")
-    assert bundle.status == 200, (incident, bundle.body)
-    assert bundle.json["incident"]["instance"] == "sick"
+    links = page.alert["annotations"]
+    assert links["service_url"] == f"http://127.0.0.1:{system.port}"
+    answer = system.get(links["incident_url"].removeprefix(links["service_url"]))
+    assert (answer.status, answer.content_type.partition(";")[0]) == (200, "text/html"), links
+    bundle = system.get(f"/canary/incidents/{links['incident_url'].rpartition('/')[2]}")
+    assert bundle.status == 200, (links, bundle.body)
+    assert (bundle.json["incident"]["instance"], bundle.json["incident"]["id"]) == ("sick", links["incident"])
+
+    board = urlsplit(links["dashboard_url"])
+    content = json.loads((GENERATED / f"{board.path.removeprefix('/d/')}.json").read_text("utf-8"))
+    chosen = {name: value for name, (value,) in parse_qs(board.query).items() if name.startswith("var-")}
+    assert chosen == {"var-cluster": "demo", "var-instance": "sick", "var-rank": "0"}
+    assert {f"var-{each['name']}" for each in content["templating"]["list"]} > chosen.keys()
+    (panel,) = [each for each in panels_of(content) if each["title"] == "Open incidents"]
+    (row,) = stack.query(substituted(panel["targets"][0]["expr"], chosen["var-instance"]))
+    urls = {link["title"]: link["url"] for link in panel["fieldConfig"]["defaults"]["links"]}
+    for label, value in row["metric"].items():
+        urls = {title: url.replace(f"${{__data.fields.{label}}}", value) for title, url in urls.items()}
+    assert urls["This incident"] == links["incident_url"]
+    assert urls["Runbook"] == links["runbook_url"]
+    assert row["metric"]["trace_id"] in urls["Its trace"]
+
+    runbook = links["runbook_url"].removeprefix(RUNBOOK_BASE + "/")
+    assert (RUNBOOKS / runbook).read_text("utf-8").startswith("# KVCanaryDamage\n")
 
 
 def test_every_panel_and_alert_can_be_queried_with_a_fault(system: System, stack: MonitoringStack) -> None:
