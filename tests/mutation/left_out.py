@@ -15,8 +15,8 @@ CHANGES = mutants(
         _CHANGES + "test_a_block_handed_to_a_group_left_out_ends_the_records_of_the_others",
     ),
     (
-        "                found[event.group].add(event.block)\n",
-        "                pass\n",
+        "            found[load.group].add(load.block)\n",
+        "            pass\n",
         _CHANGES
         + "test_what_a_connector_fills_in_a_group_left_out_ends_records_before_its_request_is_scheduled",
     ),
@@ -31,4 +31,24 @@ LEFT_OUT = mutants(
     ),
 )
 
-ALL = CHANGES + LEFT_OUT
+_STATES = "tests/engines/vllm/test_states.py::"
+STATES = mutants(
+    "canary_obs/engines/vllm/states.py",
+    (
+        "if before and source != destination:",
+        "if False:",
+        _STATES + "test_a_state_moves_where_its_next_token_lies_in_another_block",
+    ),
+    (
+        "if destination - 1 > source and blocks",
+        "if destination > source and blocks",
+        _STATES + "test_a_state_from_the_prefix_cache_is_copied_to_the_requests_own_block",
+    ),
+    (
+        "out=self._ends[:count]).sub_(1)",
+        "out=self._ends[:count])",
+        _STATES + "test_each_request_rewrites_the_state_in_the_block_of_its_last_token",
+    ),
+)
+
+ALL = CHANGES + LEFT_OUT + STATES

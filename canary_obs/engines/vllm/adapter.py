@@ -84,7 +84,8 @@ class VllmAdapter(EngineAdapter):
         self.vllm_groups = self._found.covered
         self._by_name = {group.view.name: group for group in self.vllm_groups}
         shapes = {
-            name: (group.number, group.num_blocks, group.block_size) for name, group in self._by_name.items()
+            name: (group.number, group.num_blocks, 0 if group.states else group.block_size)
+            for name, group in self._by_name.items()
         }
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
@@ -130,12 +131,12 @@ class VllmAdapter(EngineAdapter):
     def slots_in_use(self, group: str) -> Tensor:
         """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
         used = sorted(self._blocks_of_requests(group) | self.cached_blocks.live_blocks(group))
-        return slots_of(used, self._by_name[group].block_size)
+        return slots_of(used, self._by_name[group].block_slots)
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Requests with the slot's block in their block list."""
         found = self._by_name[group]
-        block = slot // found.block_size
+        block = slot // found.block_slots
         return tuple(request for request, blocks in self.request_blocks(found.number) if block in blocks)
 
     def request_slots(self, group: str, request: str) -> Tensor:
@@ -158,8 +159,8 @@ class VllmAdapter(EngineAdapter):
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """The first slot of the null block, which vLLM never gives to a request."""
         for group in self.vllm_groups:
-            if group.view.sources and not group.draft:
-                return group.view.name, NULL_BLOCK * group.block_size
+            if group.view.sources and not (group.draft or group.states):
+                return group.view.name, NULL_BLOCK * group.block_slots
         raise UnsupportedEngine("no group has bytes that can be checked: drills cannot inject faults")
 
     def allocation(self) -> KVAllocation:

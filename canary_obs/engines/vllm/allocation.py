@@ -31,7 +31,7 @@ def _held_bytes(runner: Any) -> int:
 
 def _layers(runner: Any, groups: Sequence[VllmGroup]) -> dict[tuple[str, ...], int]:
     parallel, speculation = runner.vllm_config.parallel_config, runner.speculative_config
-    target = tuple(group.view.name for group in groups if not group.draft)
+    target = tuple(group.view.name for group in groups if not (group.draft or group.states))
     drafted = tuple(group.view.name for group in groups if group.draft)
     held = int(runner.model_config.get_num_layers_by_block_type(parallel, "attention"))
     found = {target: held - len(sharing_layers(runner))}

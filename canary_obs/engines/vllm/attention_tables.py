@@ -25,9 +25,10 @@ class AttentionTables:
     """
 
     def __init__(self, groups: Sequence[VllmGroup]) -> None:
-        """`groups`: a draft model's are left out, since drafting has tables of its own."""
-        names = [group.view.name for group in groups if not group.draft]
-        self._layers = {group.view.name: _values_of(group.layers) for group in groups if not group.draft}
+        """`groups`: those of states are left out, and a draft model's: drafting has tables of its own."""
+        own = [group for group in groups if not (group.draft or group.states)]
+        names = [group.view.name for group in own]
+        self._layers = {group.view.name: _values_of(group.layers) for group in own}
         self._compared = dict.fromkeys(names, 0)
         self._gaps: dict[str, str | None] = dict.fromkeys(names)
         self._tables: dict[str, Tensor] = {}  # copies of attention's

@@ -14,6 +14,7 @@ from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.prefix_hits import PrefixHits
+from canary_obs.engines.vllm.states import StateBlocks
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 
 
@@ -23,8 +24,11 @@ class BlockChanges:
     def __init__(self, groups: Sequence[VllmGroup], device: torch.device, numbers: Collection[int]) -> None:
         """`numbers`: of all of vLLM's groups, also of those that are not checked."""
         self._groups, self._device, self._numbers = groups, device, numbers
-        self.loads = ConnectorLoads(groups, device)
-        self.end_step = self.loads.end_step
+        # What a connector loads into states has no records: it is unverified until a forward writes there.
+        self.loads = ConnectorLoads([group for group in groups if not group.states], device)
+        self._states = StateBlocks([group for group in groups if group.states])
+        # Groups and slots of states that the step under way leaves.
+        self._written: list[tuple[str, Tensor]] = []
         self.hits = PrefixHits(groups)
 
     def report(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
@@ -32,12 +36,34 @@ class BlockChanges:
         self.hits.note(output)
         self.loads.begin_step(output, events, observer)
         self._report_changes(output, events, observer)
+        self._report_states(output, observer)
         self.hits.report(output, self.loads.loaded_from, observer)
+
+    def end_step(self, observer: Observer) -> None:
+        """After the forward, on a stream that waits for it: what it brought is there."""
+        self.loads.end_step(observer)
+        written, self._written = self._written, []
+        for name, slots in written:
+            observer.received(name, slots)
+
+    def _report_states(self, output: Any, observer: Observer) -> None:
+        self._written = []  # of a step that failed: nobody knows what it has left
+        for name, changes in self._states.follow(output).items():
+            source, destination, left = (
+                torch.tensor(blocks, dtype=torch.int64).to(self._device, non_blocking=True)
+                for blocks in changes
+            )
+            if changes.sources:
+                observer.copied(name, source, destination)
+            if changes.checkpoints:
+                observer.awaited(name, left)
+                self._written.append((name, left))
 
     def _report_changes(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         zeroed = output.new_block_ids_to_zero
         copies = output.kv_cache_block_copies
-        assigned = self._assigned(output, events) if len(self._numbers) > 1 else {}
+        loads = [event for event in events or () if isinstance(event, Loaded)]
+        assigned = self._assigned(output, loads) if len(self._numbers) > 1 else {}
         if not (zeroed or copies or assigned):
             return
         for group in self._groups:
@@ -45,14 +71,16 @@ class BlockChanges:
             # Groups share the same bytes: a block assigned to one group has lost its content in the others.
             others = (blocks for number, blocks in assigned.items() if number != group.number)
             lost = set(chain(zeroed or (), *others))
+            if group.states:  # what a connector fills has no record
+                lost.update(event.block for event in loads if event.group == group.number)
             lost.discard(NULL_BLOCK)
             if lost:
                 observer.invalidated(name, self._slots(sorted(lost), group))
-            if copies:
+            if copies and not group.states:  # those are copied by the worker itself
                 source, destination = zip(*copies, strict=True)
                 observer.copied(name, self._slots(source, group), self._slots(destination, group))
 
-    def _assigned(self, output: Any, events: Iterable[BlockEvent] | None) -> dict[int, set[int]]:
+    def _assigned(self, output: Any, loads: Iterable[Loaded]) -> dict[int, set[int]]:
         """Blocks that this output assigns to requests, or has a connector fill, by vLLM's group number."""
         cached = output.scheduled_cached_reqs
         assigned = [request.block_ids for request in output.scheduled_new_reqs]
@@ -61,13 +89,12 @@ class BlockChanges:
             number: set(chain.from_iterable(blocks[number] for blocks in assigned))
             for number in self._numbers
         }
-        for event in events or ():
-            if isinstance(event, Loaded):
-                found[event.group].add(event.block)
+        for load in loads:
+            found[load.group].add(load.block)
         return found
 
     def _slots(self, blocks: Sequence[int], group: VllmGroup) -> Tensor:
-        return slots_of(blocks, group.block_size).to(self._device, non_blocking=True)
+        return slots_of(blocks, group.block_slots).to(self._device, non_blocking=True)
 
 
 def slots_of(blocks: Sequence[int], block_size: int) -> Tensor:

@@ -172,12 +172,13 @@ class CachedBlocks(PrefixCache):
         *,
         empty: bool,
     ) -> None:
-        """`shapes`: group name -> vLLM's group number, blocks, tokens per block.
+        """`shapes`: group name -> vLLM's group number, blocks, tokens per block; 0 = a block is one state.
 
         `locked`: blocks of running requests, by group name. `empty`: no block is cached yet. Without it,
         blocks that were cached before are not known, until the cache is reset.
         """
-        self._groups = {name: _GroupBlocks(blocks, size) for name, (_, blocks, size) in shapes.items()}
+        self._states = {name for name, (_, _, size) in shapes.items() if not size}
+        self._groups = {name: _GroupBlocks(blocks, size or 1) for name, (_, blocks, size) in shapes.items()}
         self._names: dict[int, list[str]] = {}
         for name, (number, _, _) in shapes.items():
             self._names.setdefault(number, []).append(name)
@@ -215,7 +216,10 @@ class CachedBlocks(PrefixCache):
 
     def _add_event(self, event: Published | PublishedRun | Partial) -> None:
         for name in self._names.get(event.group, ()):
-            if isinstance(event, Partial):
+            if name in self._states:  # each is a sequence of its own
+                for block in event.blocks if isinstance(event, PublishedRun) else (event.block,):
+                    self._add(self._groups[name], Published(event.group, block, 0, -1, 1))
+            elif isinstance(event, Partial):
                 self._add_part(self._groups[name], event)
             elif isinstance(event, Published):
                 self._add(self._groups[name], event)
@@ -279,6 +283,7 @@ class CachedBlocks(PrefixCache):
         number = next(number for number, names in self._names.items() if group in names)
         cached, removed, unfilled = self._counts[number]
         size = self._groups[group].block_size
+        unfilled = 0 if group in self._states else unfilled
         return CachedCount(slots=cached * size - unfilled, removed=removed * size)
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:

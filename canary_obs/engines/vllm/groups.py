@@ -17,6 +17,7 @@ from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_pla
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
 from canary_obs.engines.vllm.kv_bytes import configured_bytes
 from canary_obs.engines.vllm.left_out import LeftOut, check_something_is_left
+from canary_obs.engines.vllm.state_sources import keeps_states, state_sources, tokens_per_state
 from canary_obs.errors import UnsupportedEngine
 
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
@@ -34,6 +35,15 @@ class VllmGroup:
     view: GroupView
     layers: tuple[str, ...]  # vLLM's names
     draft: bool = False  # layers of a draft model, reported after drafting
+    states: bool = False  # one slot per block, see states.py
+    state_tokens: int | None = (
+        None  # tokens after which a request's state moves to another block; None = never
+    )
+
+    @property
+    def block_slots(self) -> int:
+        """Slots per block."""
+        return 1 if self.states else self.block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +67,12 @@ def find_groups(runner: Any) -> FoundGroups:
 
     def add(number: int, layers: list[str], hidden: Iterable[str] = (), *, draft: bool = False) -> None:
         try:
-            base, window = _attention(_specs(runner, number, layers))
-            own = _vllm_group(runner, number, layers, window, hidden)
+            specs = _specs(runner, number, layers)
+            if keeps_states(specs):
+                base, own = "state", _state_group(runner, number, layers, tokens_per_state(runner, specs))
+            else:
+                base, window = _attention(specs)
+                own = _vllm_group(runner, number, layers, window, hidden)
         except Exception as error:  # noqa: BLE001 - another backend's layout may fail in any way
             left_out.append(_left_out(runner, number, layers, error))
             return
@@ -120,6 +134,25 @@ def _vllm_group(
     return VllmGroup(
         number=number, num_blocks=num_blocks, block_size=block_size, view=view, layers=tuple(layers)
     )
+
+
+def _state_group(runner: Any, number: int, layers: list[str], tokens: int | None) -> VllmGroup:
+    config, context = runner.kv_cache_config, runner.compilation_config.static_forward_context
+    block_size = int(config.kv_cache_groups[number].kv_cache_spec.block_size)
+    if tokens is not None and kernel_block_size(runner, number) != block_size:
+        raise UnsupportedEngine(f"its block table counts in other blocks than those of {block_size} tokens")
+    numbers, parallel = _layer_numbers(layers), runner.vllm_config.parallel_config
+    held = [(numbers[name], context[name].kv_cache) for name in layers]
+    view = GroupView(
+        name="",
+        num_slots=config.num_blocks,
+        page_size=1,
+        sources=state_sources(held, int(parallel.rank) % int(parallel.tensor_parallel_size)),
+    )
+    return VllmGroup(
+        number=number, num_blocks=config.num_blocks, block_size=block_size, view=view,
+        layers=tuple(layers), states=True, state_tokens=tokens,
+    )  # fmt: skip
 
 
 def _cache_bytes(runner: Any, layer: str) -> int:

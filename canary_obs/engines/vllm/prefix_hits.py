@@ -71,7 +71,7 @@ class PrefixHits:
             self.counted = {}
         for group in self._groups:
             blocks = hits.after[group.number] - self._first[group.number]
-            self.counted[group.view.name] = blocks * group.block_size
+            self.counted[group.view.name] = blocks * group.block_slots
 
     def report(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
         """Show the hits of a scheduler output, whose records are complete.
@@ -92,7 +92,7 @@ class PrefixHits:
             found = np.unique(np.concatenate([np.array(ids, dtype=np.int64) for ids in lists]))
             found = np.setdiff1d(found, left_out, assume_unique=True)
             if found.size:
-                slots = found[:, None] * size + np.arange(size)
+                slots = found[:, None] * group.block_slots + np.arange(group.block_slots)
                 observer.hit(group.view.name, torch.from_numpy(slots.reshape(-1)))
 
 

@@ -13,6 +13,7 @@ from canary_obs.engines.toolkit.device_digests import InputDigests
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.token_digests import TokenDigests
 from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.states import StateSteps
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.device.backend import choose_backend
@@ -41,6 +42,11 @@ class V1Adapter(VllmAdapter):
         self._input_digests = InputDigests(runner.max_num_reqs, runner.device, drafts) if on_device else None
         self._token_digests = TokenDigests(choose_backend("auto", torch.device("cpu")))
         self._digests = self._input_digests or self._token_digests
+        states = [group for group in self.vllm_groups if group.states]
+        self._attended = [group for group in self.vllm_groups if not group.states]
+        self._states = (
+            StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
+        )
         # The last view's fields, and what they depend on: requests, tokens, addresses of the input tensors.
         self._columns: dict[str, Any] = {}
         self._columns_key: tuple[int, ...] = ()
@@ -125,6 +131,8 @@ class V1Adapter(VllmAdapter):
         if key != self._columns_key:
             inputs = {"input_ids": ids[:total], "positions": places[:total]}
             self._columns, self._columns_key = self._batch_columns(count, total) | inputs, key
+        if self._states is not None:
+            self._columns["groups"] |= self._state_steps(count)
         context, own = self._forward_context(), self._columns["groups"]
         mappings = getattr(context, "slot_mapping", None)  # not in all versions
         groups = self._attention.given(context.attn_metadata, mappings, own, total)
@@ -157,9 +165,17 @@ class V1Adapter(VllmAdapter):
                     slot_table=tables[group.number].block_table.gpu,
                     out_slots=tables[group.number].slot_mapping.gpu[:total],
                 )
-                for group in self.vllm_groups
+                for group in self._attended
             },
         }
+
+    def _state_steps(self, count: int) -> dict[str, GroupStep]:
+        runner, tables = self.runner, self.runner.input_batch.block_table
+        assert self._states is not None
+        by_number = {group.number: tables[group.number].block_table.gpu for group in self.vllm_groups}
+        return self._states.steps(
+            by_number, runner.num_computed_tokens[:count], runner.num_scheduled_tokens.gpu[:count]
+        )
 
     def _prefix_digests(self, requests: list[str]) -> torch.Tensor:
         runner, count = self.runner, len(requests)

@@ -17,7 +17,10 @@ LAYERS = ("layer 0", "layer 1")
 
 
 def group(name: str, layers: tuple[str, ...] = LAYERS, *, draft: bool = False) -> VllmGroup:
-    return cast("VllmGroup", SimpleNamespace(view=SimpleNamespace(name=name), layers=layers, draft=draft))
+    return cast(
+        "VllmGroup",
+        SimpleNamespace(view=SimpleNamespace(name=name), layers=layers, draft=draft, states=False),
+    )
 
 
 def a_step() -> GroupStep:

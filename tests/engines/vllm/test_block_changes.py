@@ -43,7 +43,9 @@ def output(new: list[tuple[list[int], ...]] = (), grown: list[Any] = ()) -> Any:
 
 
 def changes(numbers: range = range(2)) -> BlockChanges:
-    own = SimpleNamespace(view=SimpleNamespace(name="full"), number=0, block_size=SIZE)
+    own = SimpleNamespace(
+        view=SimpleNamespace(name="full"), number=0, block_size=SIZE, block_slots=SIZE, states=False
+    )
     return BlockChanges([own], torch.device("cpu"), numbers)  # type: ignore[list-item]
 
 
@@ -70,3 +72,55 @@ def test_what_a_connector_fills_in_a_group_left_out_ends_records_before_its_requ
 
 def test_one_group_alone_shares_its_blocks_with_nobody() -> None:
     assert invalid(output(new=[([1, 3],)]), numbers=range(1)) == []
+
+
+def states(number: int = 1) -> Any:
+    return SimpleNamespace(
+        view=SimpleNamespace(name="state"), number=number, block_size=4, block_slots=1, states=True,
+        state_tokens=4,
+    )  # fmt: skip
+
+
+class Calls:
+    """The hooks that are called, in order."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, hook: str) -> Any:
+        return lambda name, *slots: self.seen.append((hook, name, *(part.tolist() for part in slots)))
+
+
+def test_copies_and_checkpoints_of_states_are_announced_after_blocks_changed_hands() -> None:
+    given, seen = BlockChanges([states()], torch.device("cpu"), range(2)), Calls()
+    new = SimpleNamespace(req_id="a", num_computed_tokens=4, block_ids=([], [3, 5, 7]))
+    first = output()
+    first.scheduled_new_reqs, first.num_scheduled_tokens = [new], {"a": 8}
+    first.new_block_ids_to_zero = [7]
+    given.report(first, (), seen)  # type: ignore[arg-type]
+    assert [call for call in seen.seen if call[0] != "hit"] == [
+        ("invalidated", "state", [7]), ("copied", "state", [3], [7]), ("awaited", "state", [5])
+    ]  # fmt: skip
+    seen.seen.clear()
+    given.end_step(seen)  # type: ignore[arg-type]
+    given.end_step(seen)  # type: ignore[arg-type]
+    assert seen.seen == [("received", "state", [5])]
+
+
+def test_what_a_step_that_failed_should_have_left_gets_no_baseline() -> None:
+    given, seen = BlockChanges([states()], torch.device("cpu"), range(2)), Calls()
+    first, second = output(), output()
+    first.scheduled_new_reqs = [SimpleNamespace(req_id="a", num_computed_tokens=0, block_ids=([], [5, 7]))]
+    first.num_scheduled_tokens, second.num_scheduled_tokens = {"a": 8}, {}
+    given.report(first, (), seen)  # type: ignore[arg-type]
+    given.report(second, (), seen)  # type: ignore[arg-type]
+    given.end_step(seen)  # type: ignore[arg-type]
+    assert "received" not in {call[0] for call in seen.seen}
+
+
+def test_a_state_that_a_connector_fills_has_no_record() -> None:
+    given, seen = BlockChanges([states()], torch.device("cpu"), range(2)), Calls()
+    nothing = output()
+    nothing.num_scheduled_tokens = {}
+    given.report(nothing, [Loaded(1, 9, 0, 0, 4, "waiting")], seen)  # type: ignore[arg-type]
+    assert seen.seen == [("invalidated", "state", [9])]

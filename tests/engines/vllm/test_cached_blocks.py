@@ -197,3 +197,18 @@ def test_a_scheduler_that_does_not_report_is_an_error_and_not_an_empty_cache() -
     blocks.apply(None)
     with pytest.raises(UnsupportedEngine, match="does not report"):
         blocks.cached("full", unlocked_only=False)
+
+
+def test_a_block_of_states_is_one_slot_and_a_sequence_of_its_own() -> None:
+    blocks = CachedBlocks({"full": (0, 16, 4), "state": (1, 16, 0)}, lambda _: set(), empty=True)
+    events = [PublishedRun(1, (3, 5), 2, 1, 4), Published(1, 7, 4, 5, 4), Partial(1, 8, 5, 2)]
+    blocks.apply(events, [BlockCounts(0, 0, 0), BlockCounts(4, 1, 2)])
+    found = blocks.cached("state", unlocked_only=False)
+    assert found.slots.tolist() == [3, 5, 7, 8]
+    assert found.positions.tolist() == [0] * 4
+    assert found.previous.tolist() == [-1] * 4
+    assert blocks.walk("state").total == 4
+    assert blocks.count("state") == CachedCount(slots=4, removed=1)
+    blocks.apply([5])
+    assert blocks.live_blocks("state") == {3, 7, 8}
+    assert not held(blocks)

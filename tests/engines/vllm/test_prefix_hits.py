@@ -20,7 +20,12 @@ class Side:
         self.manager = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=specs))
         groups = [("full", 0), ("swa", 1), ("draft", 0)]
         shown = [
-            SimpleNamespace(view=SimpleNamespace(name=name), number=number, block_size=SIZES[number])
+            SimpleNamespace(
+                view=SimpleNamespace(name=name),
+                number=number,
+                block_size=SIZES[number],
+                block_slots=SIZES[number],
+            )
             for name, number in groups
         ]
         self.hits = PrefixHits(shown)  # type: ignore[arg-type]

@@ -39,6 +39,13 @@ def preempt_all(rig: Rig) -> int:
     return len(preempted)
 
 
+@pytest.fixture
+def states_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are a kind of group that nobody knows."""
+    monkeypatch.setattr("canary_obs.engines.vllm.groups.keeps_states", lambda _: False)
+
+
+@pytest.mark.usefixtures("states_unknown")
 def test_attention_beside_states_is_protected(make_rig: Any, caplog: pytest.LogCaptureFixture) -> None:
     rig = make_rig("falcon_h1", **STATES)
     answers = traffic(rig)
@@ -73,6 +80,7 @@ def test_attention_beside_states_is_protected(make_rig: Any, caplog: pytest.LogC
     assert traffic(plain) == answers
 
 
+@pytest.mark.usefixtures("states_unknown")
 def test_blocks_of_a_group_left_out_end_the_records_of_the_others(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,6 @@ LEGS = {
         },
         contains=_PREEMPTED,
         prompts=8,
-        states=("degraded",),  # its states are not checked
     ),
     "sliding": Leg(share=2, model="mistral", engine={"num_gpu_blocks_override": 40}, contains=_PREEMPTED),
     "latent": Leg(

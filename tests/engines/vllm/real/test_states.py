@@ -1,0 +1,114 @@
+"""States beside attention in a real hybrid model: clean, covered, and damage found where it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from canary_obs.records import Violation
+from canary_obs.vocabulary import Part, Phase, Reason, State
+from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.test_left_out import STATES, preempt_all, traffic
+
+TENSORS = {Part.K: 0, Part.V: 1}  # convolution, recurrence
+
+
+@pytest.fixture(scope="module")
+def rig(models: Callable[[str], Any]) -> Iterator[Rig]:
+    made = Rig(models("falcon_h1"), **STATES)
+    yield made
+    made.close()
+
+
+def tensor(rig: Rig, layer: int, part: Part) -> torch.Tensor:
+    """The states of a layer: [blocks, ...]."""
+    (group,) = (group for group in rig.adapter.vllm_groups if group.states)
+    context = rig.runner.compilation_config.static_forward_context
+    found = context[group.layers[layer]].kv_cache[TENSORS[part]]
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def flip(state: torch.Tensor) -> None:
+    flat = state.view(-1)[3:4].view(torch.int32)
+    flat ^= 1 << 18
+
+
+def found_in(rig: Rig, blocks: set[int]) -> set[tuple[Phase, Reason]]:
+    """How the damage was found; all of it in these states."""
+    own: list[Violation] = rig.settle()
+    assert {violation.group for violation in own} == {"state"}
+    assert {violation.slot for violation in own} <= blocks
+    return {(violation.phase, violation.reason) for violation in own}
+
+
+def test_clean_through_hits_copies_preemption_reset_and_sleep(make_rig: Any) -> None:
+    rig = make_rig("falcon_h1", **STATES)
+    assert rig.canary.state.coverage == 1.0
+    answers = traffic(rig)
+    assert preempt_all(rig)
+    assert rig.settle() == []
+    assert rig.canary.verdict() == (State.OK, ())
+    rig.fresh()
+    assert traffic(rig, 1) == answers[:4]
+    rig.llm.sleep(level=1)
+    rig.llm.wake_up()
+    rig.collect_from()
+    traffic(rig, 2)
+    assert rig.settle() == []
+    plain = make_rig("falcon_h1", canary={"mode": "none"}, **STATES)
+    assert traffic(plain) == answers
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("part", [Part.K, Part.V])
+def test_a_flip_in_a_cached_state_is_found(rig: Rig, layer: int, part: Part) -> None:
+    rig.fresh()
+    rig.generate(prompts(2, seed=5, shared=280, groups=1), 4)
+    block = rig.idle_blocks(group=1)[-1]
+    flip(tensor(rig, layer, part)[block])
+    kv_data = Reason.KV_DATA
+    assert found_in(rig, {block}) == {(Phase.PATROL, kv_data), (Phase.SWEEP, kv_data)}
+    assert {violation.part for violation in rig.found} == {part}
+
+
+def test_a_flip_in_a_running_state_is_found_before_the_next_forward_overwrites_it(rig: Rig) -> None:
+    rig.fresh()
+    rig.start({"held": prompts(1, seed=6)[0]}, 20)
+    rig.step(5)
+    block = rig.blocks_of("held", 1)[-1]
+    flip(tensor(rig, 0, Part.V)[block])
+    rig.step(1)
+    found = {(violation.phase, violation.reason, violation.slot) for violation in rig.found}
+    assert found == {(Phase.HEAD, Reason.KV_DATA, block)}
+    rig.finish()
+
+
+def test_a_copy_that_is_wrong_is_found_when_its_forward_begins(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM copies a state when a request goes on in its next block."""
+    from vllm.v1.worker import mamba_utils
+
+    rig.fresh()
+    rig.start({"grows": list(range(10, 135))}, 12)  # its 128th token fills the first block
+    copy = mamba_utils.do_mamba_copy_block
+    wrong: set[int] = set()
+
+    def do_mamba_copy_block(buffers: Any) -> None:
+        copy(buffers)
+        if buffers.offset:
+            block = rig.blocks_of("grows", 1)[-1]
+            wrong.add(block)
+            flip(tensor(rig, 1, Part.K)[block])
+
+    monkeypatch.setattr(mamba_utils, "do_mamba_copy_block", do_mamba_copy_block)
+    rig.finish()
+    assert wrong
+    found = {(violation.phase, violation.reason, violation.slot) for violation in rig.found}
+    # The damaged bytes are compared as a copy, and as what the forward overwrites.
+    assert found == {(phase, Reason.KV_DATA, block) for phase in (Phase.HIT, Phase.HEAD) for block in wrong}
+    assert {violation.group for violation in rig.found} == {"state"}

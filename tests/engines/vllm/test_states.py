@@ -1,0 +1,146 @@
+"""Which states forwards rewrite, copy and leave; with a real hybrid: real/test_states.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from canary_kernels.hashing import chain_of
+from canary_obs.engine_api.views import StepTypes
+from canary_obs.engines.vllm.state_sources import keeps_states, state_sources, tokens_per_state
+from canary_obs.engines.vllm.states import StateBlocks, StateChanges, StateSteps
+from canary_obs.errors import UnsupportedEngine
+
+CPU = torch.device("cpu")
+TYPES = StepTypes(
+    slot_table=torch.int32, rows=torch.int64, lengths=torch.int32, input_ids=torch.int32,
+    positions=torch.int64, out_slots=torch.int64, has_digests=True, expected_ids=None,
+)  # fmt: skip
+
+
+def group(tokens: int | None = 4) -> Any:
+    return SimpleNamespace(view=SimpleNamespace(name="state"), number=1, state_tokens=tokens)
+
+
+def output(
+    scheduled: dict[str, int], new: Any = (), cached: Any = (), ended: str = "", resumed: str = ""
+) -> Any:
+    """new: (request, computed, blocks of group 1); cached: (request, computed, new blocks or None)."""
+    return SimpleNamespace(
+        num_scheduled_tokens=scheduled, finished_req_ids=set(ended), preempted_req_ids=None,
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, num_computed_tokens=count, block_ids=([], blocks))
+            for name, count, blocks in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[name for name, _, _ in cached], num_computed_tokens=[count for _, count, _ in cached],
+            new_block_ids=[None if added is None else ([], added) for _, _, added in cached],
+            resumed_req_ids=set(resumed),
+        ),
+    )  # fmt: skip
+
+
+def test_a_state_moves_where_its_next_token_lies_in_another_block() -> None:
+    blocks = StateBlocks([group()])
+    assert blocks.follow(output({"a": 3}, new=[("a", 0, [6])])) == {}
+    assert blocks.follow(output({"a": 1}, cached=[("a", 3, None)])) == {}
+    assert blocks.follow(output({"a": 1}, cached=[("a", 4, [8])])) == {"state": StateChanges([6], [8], [])}
+    assert blocks.follow(output({"a": 1}, cached=[("a", 5, None)])) == {}
+
+
+def test_a_state_from_the_prefix_cache_is_copied_to_the_requests_own_block() -> None:
+    blocks = StateBlocks([group()])
+    found = blocks.follow(output({"a": 2}, new=[("a", 8, [0, 5, 9])]))
+    assert found == {"state": StateChanges([5], [9], [])}
+
+
+def test_a_prefill_over_several_blocks_leaves_a_state_before_its_last_block() -> None:
+    blocks = StateBlocks([group()])
+    assert blocks.follow(output({"a": 10}, new=[("a", 0, [0, 4, 7])])) == {"state": StateChanges([], [], [4])}
+    assert blocks.follow(output({"b": 10}, new=[("b", 0, [0, 0, 7])])) == {}  # none was asked for
+
+
+@pytest.mark.parametrize("end", [{"ended": "a"}, {"resumed": "a"}])
+def test_a_request_that_ended_or_starts_anew_is_forgotten(end: dict[str, str]) -> None:
+    blocks = StateBlocks([group()])
+    blocks.follow(output({"a": 6}, new=[("a", 0, [6, 8])]))
+    if "ended" in end:
+        blocks.follow(output({}, **end))
+        again = output({"a": 2}, new=[("a", 0, [9])])
+    else:
+        again = output({"a": 2}, cached=[("a", 0, [9])], **end)
+    assert blocks.follow(again) == {}
+    assert blocks.follow(output({"a": 3}, cached=[("a", 2, [3])])) == {"state": StateChanges([9], [3], [])}
+
+
+def test_states_that_stay_in_their_block_are_not_followed() -> None:
+    assert StateBlocks([group(None)]).follow(output({"a": 9}, new=[("a", 4, [3])])) == {}
+
+
+def test_each_request_rewrites_the_state_in_the_block_of_its_last_token() -> None:
+    steps = StateSteps([group()], 3, TYPES, CPU)
+    table = torch.tensor([[3, 1, 5], [2, 7, 6], [0, 0, 0]], dtype=torch.int32)
+    lens = torch.tensor([4, 3], dtype=torch.int32), torch.tensor([1, 1], dtype=torch.int32)
+    step = steps.steps({1: table}, *lens)["state"]
+    assert step.out_slots.tolist() == [1, 2]
+    assert step.slot_table[:2].tolist() == [[1], [2]]
+    assert step.tokens is not None
+    assert step.tokens.prefix_lens.tolist() == [0, 0]
+    assert step.tokens.extend_lens.tolist() == [1, 1]
+    assert step.tokens.token_starts.tolist() == [0, 1, 2]
+    assert step.tokens.digests is not None
+    anchor = int(chain_of(torch.empty(0, dtype=torch.int64))[-1])
+    assert step.tokens.digests.tolist() == [anchor, anchor]
+    lens[0].add_(5)
+    assert steps.steps({1: table}, *lens)["state"] is step  # no allocation
+    assert step.out_slots.tolist() == [5, 6]
+
+
+def test_a_state_for_the_whole_request_stays_in_its_first_block() -> None:
+    steps = StateSteps([group(None)], 2, TYPES, CPU)
+    table, lens = torch.tensor([[3], [2]], dtype=torch.int32), torch.tensor([900], dtype=torch.int32)
+    assert steps.steps({1: table}, lens, lens)["state"].out_slots.tolist() == [3]
+
+
+class MambaSpec(SimpleNamespace):
+    """By its name, vLLM's."""
+
+
+def spec(**given: Any) -> Any:
+    return MambaSpec(**{"block_size": 8, "mamba_cache_mode": "align"} | given)
+
+
+def test_kinds_of_states() -> None:
+    v1 = SimpleNamespace(input_batch=None)
+    assert keeps_states([spec()])
+    assert not keeps_states([spec(), SimpleNamespace()])
+    assert not keeps_states([])
+    assert tokens_per_state(v1, [spec(), spec()]) == 8
+    assert tokens_per_state(v1, [spec(mamba_cache_mode="none")]) is None
+    for runner, specs, named in (
+        (v1, [spec(num_speculative_blocks=2)], "num_speculative_blocks=2"),
+        (v1, [spec(mamba_cache_mode="all")], "'all'"),
+        (v1, [spec(), spec(block_size=16)], "other numbers of tokens"),
+        (SimpleNamespace(), [spec()], "V1 model runner only"),
+    ):
+        with pytest.raises(UnsupportedEngine, match=named):
+            tokens_per_state(runner, specs)
+
+
+def test_every_byte_of_a_state_has_a_source() -> None:
+    storage = torch.zeros(4, 64, dtype=torch.float32)
+    conv, recurrence = storage[:, :12].unflatten(1, (3, 4)), storage[:, 12:44].unflatten(1, (2, 4, 4))
+    found = state_sources([(7, (conv, recurrence))], 1)
+    assert [(source.part.name, source.layer, source.slot_bytes, source.head_start) for source in found] == [
+        ("K", 7, 48, 1), ("V", 7, 128, 1)
+    ]  # fmt: skip
+    assert {source.page_stride for source in found} == {256}
+    with pytest.raises(UnsupportedEngine, match="keeps 3 tensors"):
+        state_sources([(7, (conv, conv, conv))], 0)
+    with pytest.raises(UnsupportedEngine, match="a multiple of 4"):
+        state_sources([(7, (torch.zeros(4, 3, dtype=torch.int8),))], 0)
+    with pytest.raises(UnsupportedEngine, match="one run of bytes"):
+        state_sources([(7, (torch.zeros(4, 6, 8)[:, :, ::2],))], 0)
