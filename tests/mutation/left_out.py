@@ -51,4 +51,14 @@ STATES = mutants(
     ),
 )
 
-ALL = CHANGES + LEFT_OUT + STATES
+_SCALES = "tests/engines/vllm/test_scales.py::"
+SCALES = mutants(
+    "canary_obs/engines/vllm/scales.py",
+    (
+        "        self.refresh()\n        if any",
+        "        if any",
+        _SCALES + "test_what_python_holds_is_taken_up_before_each_forward",
+    ),
+)
+
+ALL = CHANGES + LEFT_OUT + STATES + SCALES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -37,6 +36,8 @@ from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.draft_groups import DraftGroups
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
+from canary_obs.engines.vllm.readable_modules import keep_modules_readable
+from canary_obs.engines.vllm.scales import KVScales
 from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE
@@ -87,6 +88,9 @@ class VllmAdapter(EngineAdapter):
             name: (group.number, group.num_blocks, 0 if group.states else group.block_size)
             for name, group in self._by_name.items()
         }
+        self._scales = KVScales(runner, self.vllm_groups)
+        if self._scales.sources:
+            shapes[KVScales.name] = (-1, 1, 0)
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
         self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
@@ -108,8 +112,9 @@ class VllmAdapter(EngineAdapter):
 
     @property
     def groups(self) -> Sequence[GroupView]:
-        """vLLM's KV cache groups without encoders; a draft model's layers are groups of their own."""
-        return [group.view for group in self.vllm_groups]
+        """vLLM's KV cache groups without encoders; a draft's layers and scales are groups of their own."""
+        scales = self._scales.view
+        return [group.view for group in self.vllm_groups] + ([] if scales is None else [scales])
 
     @property
     def prefix_cache(self) -> CachedBlocks:
@@ -130,12 +135,15 @@ class VllmAdapter(EngineAdapter):
 
     def slots_in_use(self, group: str) -> Tensor:
         """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
+        if group not in self._by_name:
+            return torch.zeros(1, dtype=torch.int64)  # the scales
         used = sorted(self._blocks_of_requests(group) | self.cached_blocks.live_blocks(group))
         return slots_of(used, self._by_name[group].block_slots)
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Requests with the slot's block in their block list."""
-        found = self._by_name[group]
+        if (found := self._by_name.get(group)) is None:
+            return ()  # every request uses the scales
         block = slot // found.block_slots
         return tuple(request for request, blocks in self.request_blocks(found.number) if block in blocks)
 
@@ -249,6 +257,7 @@ class VllmAdapter(EngineAdapter):
             self.update_requests(output)
             self._block_changes.report(output, events, observer)
             self.connector.follow(output)
+            self._scales.follow(events, observer)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("announce", error)
 
@@ -277,6 +286,8 @@ class VllmAdapter(EngineAdapter):
         """Follow the requests that started, ended, resumed or grew in a scheduler output."""
 
     def _blocks_of_requests(self, group: str) -> set[int]:
+        if group not in self._by_name:
+            return set()
         lists = self.request_blocks(self._by_name[group].number)
         return set(chain.from_iterable(blocks for _, blocks in lists)) - {NULL_BLOCK}
 
@@ -288,14 +299,3 @@ def _check_not_wrapped(runner: Any) -> None:
             "this model runner is wrapped already, by another canary (KV_CANARY_MODE makes the vLLM plugin "
             "attach one) or another tool; detach that first"
         )
-
-
-def keep_modules_readable() -> None:
-    """Let another vLLM engine start in this process after numba was loaded here; idempotent.
-
-    vLLM's CPU platform reads `__dict__` of every attribute of every module. llvmlite's library object
-    resolves any name to a function of the library, and that answer makes the engine's start fail.
-    """
-    ffi = sys.modules.get("llvmlite.binding.ffi")
-    if ffi is not None and hasattr(ffi.lib, "_fntab"):
-        ffi.lib._fntab.setdefault("__dict__", {})

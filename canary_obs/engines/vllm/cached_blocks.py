@@ -172,7 +172,8 @@ class CachedBlocks(PrefixCache):
         *,
         empty: bool,
     ) -> None:
-        """`shapes`: group name -> vLLM's group number, blocks, tokens per block; 0 = a block is one state.
+        """`shapes`: group name -> vLLM's group number (-1 = nothing is cached), blocks, tokens per block; 0
+        tokens = a block is one state.
 
         `locked`: blocks of running requests, by group name. `empty`: no block is cached yet. Without it,
         blocks that were cached before are not known, until the cache is reset.
@@ -281,7 +282,7 @@ class CachedBlocks(PrefixCache):
         if self._counts is None:
             return None
         number = next(number for number, names in self._names.items() if group in names)
-        cached, removed, unfilled = self._counts[number]
+        cached, removed, unfilled = self._counts[number] if number >= 0 else BlockCounts(0, 0, 0)
         size = self._groups[group].block_size
         unfilled = 0 if group in self._states else unfilled
         return CachedCount(slots=cached * size - unfilled, removed=removed * size)

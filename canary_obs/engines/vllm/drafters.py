@@ -7,7 +7,7 @@ from typing import Any
 # Drafters of both model runners; EAGLE's also run EAGLE-3 heads and MTP layers. They write the slots of the
 # target's tokens and of as many tokens after them as they propose, all before `sample_tokens` returns.
 # Version 0.31 renames V2's drafter for a draft model.
-_KNOWN = frozenset(
+KNOWN_DRAFTERS = frozenset(
     {
         "DraftModelProposer",
         "EagleProposer",
@@ -23,7 +23,7 @@ def drafter_is_known(runner: Any) -> bool:
     """Whether it is known which slots drafting writes, and when."""
     drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     parallel = getattr(runner.speculative_config, "parallel_drafting", False)
-    return type(drafter).__name__ in _KNOWN and not parallel
+    return type(drafter).__name__ in KNOWN_DRAFTERS and not parallel
 
 
 def draft_layers(runner: Any) -> frozenset[str]:

@@ -22,6 +22,8 @@ from canary_obs.errors import UnsupportedEngine
 
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 _SLIDING = frozenset({"SlidingWindowSpec"})
+# Kinds of specs whose groups are checked, or keep no KV; groups of all others are left out.
+COVERED_SPECS = _FULL | _SLIDING | {"MambaSpec", "EncoderOnlyAttentionSpec"}
 _LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -141,7 +143,7 @@ def _state_group(runner: Any, number: int, layers: list[str], tokens: int | None
     block_size = int(config.kv_cache_groups[number].kv_cache_spec.block_size)
     if tokens is not None and kernel_block_size(runner, number) != block_size:
         raise UnsupportedEngine(f"its block table counts in other blocks than those of {block_size} tokens")
-    numbers, parallel = _layer_numbers(layers), runner.vllm_config.parallel_config
+    numbers, parallel = layer_numbers(layers), runner.vllm_config.parallel_config
     held = [(numbers[name], context[name].kv_cache) for name in layers]
     view = GroupView(
         name="",
@@ -190,7 +192,7 @@ def _attention(specs: list[Any]) -> tuple[str, int | None]:
 
 def _sources(runner: Any, names: list[str], num_blocks: int, block_size: int) -> tuple[KVSource, ...]:
     layers = runner.compilation_config.static_forward_context
-    numbers = _layer_numbers(names)
+    numbers = layer_numbers(names)
     seen: set[int] = set()
     sources: list[KVSource] = []
     placements: tuple[Placement, ...] = ()  # of the layer before: nearly always the same for the next one
@@ -209,7 +211,7 @@ def _sources(runner: Any, names: list[str], num_blocks: int, block_size: int) ->
     return tuple(sources)
 
 
-def _layer_numbers(names: list[str]) -> dict[str, int]:
+def layer_numbers(names: list[str]) -> dict[str, int]:
     """The model's layer numbers, when each name contains another one; else the order of the names."""
     numbers = {name: int(hit[1]) for name in names if (hit := _LAYER_NUMBER.search(name))}
     if len(set(numbers.values())) == len(names):

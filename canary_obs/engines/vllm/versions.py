@@ -33,6 +33,23 @@ HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     WORKER: {"initialize_from_config": ("kv_cache_configs",)},
 }  # fmt: skip
 
+# Methods that adapters wrap on instances of the model runners, read by tools/newest_vllm.py. Whether they are
+# called is seen in a rehearsal.
+RUNNER_HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {
+        "_model_forward": ("input_ids", "positions"),
+        "_dummy_run": (),
+        "execute_model": ("scheduler_output",),
+        "sample_tokens": (),
+    },
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": {
+        "prepare_attn": ("input_batch",),
+        "execute_model": ("scheduler_output",),
+        "sample_tokens": (),
+    },
+    "vllm.v1.worker.gpu.model_states.default:DefaultModelState": {"prepare_attn": ("input_batch",)},
+}
+
 
 def check_version(version: str, supported: tuple[str, ...] = V1_VERSIONS) -> str | None:
     """Raises UnsupportedEngine for a version that was not tested, unless it is newer than all that were.

@@ -17,8 +17,9 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.refusal import Refusal
 from canary_obs.engines.toolkit.server_number import separate
 from canary_obs.engines.toolkit.service_process import SupervisedService, start_service
-from canary_obs.engines.vllm.adapter import VllmAdapter, keep_modules_readable
+from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.model_runners import adapter_for_runner
+from canary_obs.engines.vllm.readable_modules import keep_modules_readable
 from canary_obs.engines.vllm.rehearsal import rehearse
 from canary_obs.errors import ConfigurationError, UnsupportedEngine
 from canary_obs.records import Snapshot
