@@ -90,7 +90,7 @@ class VllmAdapter(EngineAdapter):
         }
         self._scales = KVScales(runner, self.vllm_groups)
         if self._scales.sources:
-            shapes[KVScales.name] = (-1, 1, 0)
+            shapes[KVScales.name] = (-1, int(runner.kv_cache_config.num_blocks), 0)
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
         self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)

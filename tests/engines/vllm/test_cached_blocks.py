@@ -212,3 +212,10 @@ def test_a_block_of_states_is_one_slot_and_a_sequence_of_its_own() -> None:
     blocks.apply([5])
     assert blocks.live_blocks("state") == {3, 7, 8}
     assert not held(blocks)
+
+
+def test_a_group_that_caches_nothing_hears_of_every_block() -> None:
+    blocks = CachedBlocks({"full": (0, 16, 4), "scale": (-1, 16, 0)}, lambda _: set(), empty=True)
+    blocks.apply([Published(0, 15, 0, -1, 4), 15, None], [BlockCounts(0, 1, 0)])
+    assert blocks.count("scale") == CachedCount(slots=0, removed=0)
+    assert blocks.walk("scale").total == 0
