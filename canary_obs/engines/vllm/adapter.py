@@ -89,12 +89,12 @@ class VllmAdapter(EngineAdapter):
             for name, group in self._by_name.items()
         }
         self._scales = KVScales(runner, self.vllm_groups)
-        if self._scales.sources:
-            shapes[KVScales.name] = (-1, int(runner.kv_cache_config.num_blocks), 0)
+        shapes |= self._scales.shapes
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
         self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
-        self.connector = ConnectorReports(self._block_changes.loads, self.vllm_groups)
+        attended = [group for group in self.vllm_groups if not group.states]
+        self.connector = ConnectorReports(self._block_changes.loads, attended)
         self._windows = WindowTables(self.vllm_groups)
         self._forwards = ForwardCount(self._by_name)
         self._scheduler_seconds = SchedulerSeconds()
@@ -113,8 +113,7 @@ class VllmAdapter(EngineAdapter):
     @property
     def groups(self) -> Sequence[GroupView]:
         """vLLM's KV cache groups without encoders; a draft's layers and scales are groups of their own."""
-        scales = self._scales.view
-        return [group.view for group in self.vllm_groups] + ([] if scales is None else [scales])
+        return [group.view for group in self.vllm_groups] + self._scales.views
 
     @property
     def prefix_cache(self) -> CachedBlocks:

@@ -44,15 +44,20 @@ class KVScales:
                 if self._on_host:
                     sources.append(_source(self._held[row, column], part, numbers[name], Plane.SCALES))
         self.sources = tuple(sources)
+        self._num_blocks = int(runner.kv_cache_config.num_blocks)
         self._slot = torch.zeros(1, dtype=torch.int64, device=runner.device)
         self.refresh()
 
     @property
-    def view(self) -> GroupView | None:
-        """The group; None = KV is not quantised."""
-        if not self.sources:
-            return None
-        return GroupView(name=self.name, num_slots=1, page_size=1, sources=self.sources)
+    def views(self) -> list[GroupView]:
+        """The group; empty = KV is not quantised."""
+        own = GroupView(name=self.name, num_slots=1, page_size=1, sources=self.sources)
+        return [own] if self.sources else []
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int]]:
+        """As CachedBlocks takes it: nothing of the group is cached."""
+        return {self.name: (-1, self._num_blocks, 0)} if self.sources else {}
 
     def refresh(self) -> None:
         """Take up what Python holds of each scale."""

@@ -19,7 +19,9 @@ def layer(kind: str = "fp8_e4m3", heads: int = 1) -> Any:
 
 def scales(device: str = "cpu", **layers: Any) -> KVScales:
     runner = SimpleNamespace(
-        device=torch.device(device), compilation_config=SimpleNamespace(static_forward_context=layers)
+        kv_cache_config=SimpleNamespace(num_blocks=16),
+        device=torch.device(device),
+        compilation_config=SimpleNamespace(static_forward_context=layers),
     )
     group = SimpleNamespace(layers=tuple(layers), states=False)
     return KVScales(runner, [group, SimpleNamespace(layers=("state",), states=True)])  # type: ignore[list-item]
@@ -27,8 +29,8 @@ def scales(device: str = "cpu", **layers: Any) -> KVScales:
 
 def test_every_scale_of_quantised_layers_has_a_source() -> None:
     found = scales(a=layer(heads=2), b=layer())
-    assert found.view is not None
-    assert found.view.num_slots == 1
+    assert [view.num_slots for view in found.views] == [1]
+    assert found.shapes == {"scale": (-1, 16, 0)}
     by_part = [
         (source.part.name, source.plane.name, source.layer, source.slot_bytes) for source in found.sources
     ]
@@ -39,7 +41,8 @@ def test_every_scale_of_quantised_layers_has_a_source() -> None:
 
 
 def test_kv_that_is_not_quantised_has_no_group() -> None:
-    assert scales(a=layer("auto"), b=SimpleNamespace()).view is None
+    found = scales(a=layer("auto"), b=SimpleNamespace())
+    assert (found.views, found.shapes) == ([], {})
 
 
 def test_what_python_holds_is_taken_up_before_each_forward() -> None:
