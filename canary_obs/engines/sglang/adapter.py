@@ -12,15 +12,21 @@ from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, WindowTokens
 from canary_obs.engines.sglang.batch_views import BatchViews
+from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.sglang.groups import FULL, SWA, find_groups, kv_allocation, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
+from canary_obs.engines.sglang.radix_tree import RadixTree
+from canary_obs.engines.sglang.ranks import first_head
 from canary_obs.engines.sglang.step_hooks import StepHooks
+from canary_obs.engines.sglang.stream_hooks import StreamHooks
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
+from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.model_label import model_label
+from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -36,8 +42,8 @@ class SglangAdapter(EngineAdapter):
         """Raises UnsupportedEngine for what is not covered; no forward may run meanwhile."""
         self.version = installed_version()
         check_version(self.version)
-        check_hooks()
-        check_scheduler(scheduler)
+        check_hooks(self.version)
+        check_scheduler(scheduler, self.version)
         self.scheduler, self.runner = scheduler, scheduler.tp_worker.model_runner
         if "forward" in vars(self.runner) or "run_batch" in vars(scheduler):
             raise UnsupportedEngine(
@@ -46,14 +52,20 @@ class SglangAdapter(EngineAdapter):
             )
         # The buffers were created in inference mode, and cannot be written to outside of it.
         with torch.inference_mode():
-            self.sglang_groups = find_groups(self.runner)
+            self.sglang_groups = find_groups(self.runner, first_head(scheduler))
         self._by_name = {group.view.name: group for group in self.sglang_groups}
         self._freed = {
             name: FreedSlots(group.allocator, group.view.num_slots) for name, group in self._by_name.items()
         }
         windows = self._by_name[SWA].own_slots if SWA in self._by_name else None
-        self._tree = PrefixTree(scheduler.tree_cache, self._freed, windows)
-        self._views = BatchViews(self.runner, self.sglang_groups)
+        # Only the newer tree has a core.
+        tree = PrefixTree if hasattr(scheduler.tree_cache, "tree_core") else RadixTree
+        self._tree = tree(scheduler.tree_cache, self._freed, windows)
+        # On a GPU the checks run next to the engine, of tensors that SGLang does not change meanwhile.
+        self._device = self.sglang_groups[0].view.sources[0].tensor.device
+        self._concurrent = concurrent(self._device)
+        views = DeviceViews if self._concurrent else BatchViews
+        self._views = views(self.runner, self.sglang_groups)
         self._patches = MethodPatches()
         self._hooks: StepHooks | None = None
         self.host_tier: HostTier | None = None
@@ -88,7 +100,7 @@ class SglangAdapter(EngineAdapter):
         table, own = self.runner.req_to_token_pool.req_to_token, self._by_name[group].own_slots
         found = []
         for request in self._requests():
-            slots = table[request.kv.req_pool_idx, : request.kv.kv_allocated_len]
+            slots = table[row_of(request), : request.kv.kv_allocated_len]
             if bool(((slots if own is None else own[slots]) == slot).any()):
                 found.append(str(request.rid))
         return tuple(found)
@@ -131,7 +143,12 @@ class SglangAdapter(EngineAdapter):
 
     def attach(self, observer: Observer) -> None:
         """Set attributes of the instances, and look whether the engine will find them."""
-        hooks = self._hooks = StepHooks(self.scheduler, self._views, observer)
+        if self._concurrent:
+            streams = ForwardStream(self._device), SideStream(self._device, enabled=True)
+            hooks: StepHooks = StreamHooks(self.scheduler, self._views, observer, streams)
+        else:
+            hooks = StepHooks(self.scheduler, self._views, observer)
+        self._hooks = hooks
         hooks.empty_batches, hooks.requests = self._totals
         for freed in self._freed.values():
             freed.wrap(self._patches)
@@ -146,11 +163,14 @@ class SglangAdapter(EngineAdapter):
     def detach(self) -> None:
         """Delete what attach has set; idempotent."""
         self._totals = self._counted
-        self._hooks = self.host_tier = None
+        hooks, self._hooks = self._hooks, None
+        self.host_tier = None
         self._patches.restore()
+        if hooks is not None:
+            hooks.stop()
 
     def in_step(self) -> bool:
-        """Whether the scheduler runs a batch."""
+        """Whether the scheduler runs a batch, or the device what it launched."""
         hooks = self._hooks
         return hooks is not None and hooks.under_way
 
@@ -161,9 +181,24 @@ class SglangAdapter(EngineAdapter):
 
     def _requests(self) -> Iterator[Any]:
         scheduler, seen = self.scheduler, set[int]()
-        batches = (scheduler.running_batch, scheduler.last_batch)
+        # With a pipeline, each of its micro-batches has requests of its own.
+        batches = (scheduler.running_batch, scheduler.last_batch, *getattr(scheduler, "running_mbs", ()))
         running = [request for batch in batches if batch is not None for request in batch.reqs]
         for request in (*running, scheduler.chunked_req):
-            if request is not None and request.kv.holds_kv and id(request) not in seen:
+            if request is not None and row_of(request) is not None and id(request) not in seen:
                 seen.add(id(request))
                 yield request
+
+
+def concurrent(device: torch.device) -> bool:
+    """Whether forwards on this device go on after their launch."""
+    return device.type == "cuda"
+
+
+def row_of(request: Any) -> int | None:
+    """The request's row in the request table; None = it has none, and no KV."""
+    kv = request.kv
+    if hasattr(kv, "holds_kv"):
+        return kv.req_pool_idx if kv.holds_kv else None
+    # SGLang 0.5.16
+    return None if kv is None else request.req_pool_idx

@@ -13,7 +13,7 @@ from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.request_chains import RequestChains
 from canary_obs.errors import UnsupportedEngine
 
-_EXTENDING = frozenset({"EXTEND", "MIXED"})  # in MIXED a request that decodes extends by one token
+EXTENDING = frozenset({"EXTEND", "MIXED"})  # in MIXED a request that decodes extends by one token
 
 
 class BatchViews:
@@ -53,17 +53,13 @@ class BatchViews:
 
         Raises UnsupportedEngine for a forward mode that is not covered yet, LookupError for other requests.
         """
-        count, names = int(batch.batch_size), [request.rid for request in requests]
-        if batch.rids != names or count != batch.req_pool_indices.shape[0]:
-            raise LookupError(
-                f"the forward has {count} requests, {batch.rids}; its scheduler handed out {names}"
-            )
+        count, names = self._checked_requests(batch, requests)
         prefixes, extends = self._prefixes[:count], self._extends[:count]
         if batch.forward_mode.is_decode():
             # Not from the positions: they are what is to be checked.
             torch.sub(batch.seq_lens, 1, out=prefixes)
             extends, starts = self._ones[:count], self._counting[: count + 1]
-        elif (mode := batch.forward_mode.name) in _EXTENDING:
+        elif (mode := batch.forward_mode.name) in EXTENDING:
             prefixes.copy_(batch.extend_prefix_lens)
             extends.copy_(batch.extend_seq_lens)
             starts = self._starts[: count + 1]
@@ -86,6 +82,16 @@ class BatchViews:
             known_lens=chains.known_lens,
             known_digests=chains.known_digests,
         )
+
+    @staticmethod
+    def _checked_requests(batch: Any, requests: Sequence[Any]) -> tuple[int, list[str]]:
+        """How many, and their names. Raises LookupError when the batch has others."""
+        count, names = int(batch.batch_size), [request.rid for request in requests]
+        if batch.rids != names or count != batch.req_pool_indices.shape[0]:
+            raise LookupError(
+                f"the forward has {count} requests, {batch.rids}; its scheduler handed out {names}"
+            )
+        return count, names
 
     def _step(self, group: SglangGroup, batch: Any, longest: int) -> GroupStep:
         if group.own_slots is None:

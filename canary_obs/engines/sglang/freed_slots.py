@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+
+_MOST_COMING = 64  # copies of freed slots on their way to the host, before those that arrived are noted
+
+
+class _Coming(NamedTuple):
+    """Freed slots or pages on their way from the device."""
+
+    clock: int
+    numbers: Tensor  # pinned
+    arrived: torch.Event
 
 
 class FreedSlots:
@@ -18,15 +29,17 @@ class FreedSlots:
     def __init__(self, allocator: Any, num_slots: int) -> None:
         self._page_size = int(allocator.page_size)
         self._allocator = allocator
+        # SGLang 0.5.16 frees pages by their slots.
+        self._by_page = hasattr(allocator, "_release_page_ids") and self._page_size > 1
         self._clock = 0  # counts calls that free
         self._freed = np.full(-(-num_slots // self._page_size), -1, dtype=np.int64)  # clock, by page
+        self._coming = deque[_Coming]()
         self.total = 0  # slots taken back so far; one that waits in a group of frees may count twice
 
     def wrap(self, patches: MethodPatches) -> None:
         """Follow the allocator from now on; `patches` undoes that."""
         self._note(slice(None))
-        name = "free" if self._page_size == 1 else "_release_page_ids"
-        patches.wrap(self._allocator, name, self._around_free)
+        patches.wrap(self._allocator, "_release_page_ids" if self._by_page else "free", self._around_free)
         patches.wrap(self._allocator, "clear", self._around_clear)
 
     def mark(self) -> int:
@@ -35,28 +48,66 @@ class FreedSlots:
 
     def untouched_since(self, slots: Tensor, mark: int) -> Tensor:
         """bool [n]: these slots (int64 [n], on the CPU) were not taken back since the mark."""
+        self._note_arrived(wait=True)
         return torch.from_numpy(self._freed[slots.numpy() // self._page_size] <= mark)
 
     def live(self) -> Tensor:
-        """int64 [n]: slots that the allocator has given away and not taken back."""
-        free = self._allocator.get_all_free_pages().cpu().numpy()
+        """int64 [n]: slots that the allocator has given away and not taken back. May wait for the device."""
         used = np.ones(self._freed.size, dtype=np.bool_)
-        used[free] = False
+        used[self._free_pages().cpu().numpy()] = False
         used[0] = False  # takes the writes of padded tokens
         pages = np.flatnonzero(used)
         slots = pages[:, None] * self._page_size + np.arange(self._page_size)
         return torch.from_numpy(slots.reshape(-1))
 
+    def _free_pages(self) -> Tensor:
+        allocator = self._allocator
+        if hasattr(allocator, "get_all_free_pages"):
+            found: Tensor = allocator.get_all_free_pages()
+            return found
+        waiting = [slots // self._page_size for slots in allocator.free_group]
+        return torch.cat([allocator.free_pages, allocator.release_pages, *waiting])
+
     def _note(self, pages: Any) -> None:
         self._clock += 1
         self._freed[pages] = self._clock
 
+    def _follow(self, numbers: Tensor) -> None:
+        self.total += numbers.numel() * (self._page_size if self._by_page else 1)
+        if numbers.device.type == "cpu":
+            self._note(self._pages(numbers))
+            return
+        # A free must not wait for the device, so its slots are noted when they have come.
+        self._clock += 1
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        host.copy_(numbers, non_blocking=True)
+        arrived = torch.Event(numbers.device)
+        arrived.record()
+        self._coming.append(_Coming(self._clock, host, arrived))
+        if len(self._coming) > _MOST_COMING:
+            self._note_arrived(wait=False)
+
+    def _note_arrived(self, *, wait: bool) -> None:
+        while self._coming:
+            clock, numbers, arrived = self._coming[0]
+            if wait:
+                arrived.synchronize()
+            elif not arrived.query():
+                break
+            self._coming.popleft()
+            try:
+                self._freed[self._pages(numbers)] = clock
+            except IndexError:  # the engine never had it
+                self._freed[:] = clock
+
+    def _pages(self, numbers: Tensor) -> Any:
+        return numbers.numpy() if self._by_page else numbers.numpy() // self._page_size
+
     def _around_free(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def free(*given: Any, **named: Any) -> Any:
             try:
-                for pages in (*given, *named.values()):
-                    self._note(pages.numpy())
-                    self.total += pages.numel() * self._page_size
+                for numbers in (*given, *named.values()):
+                    self._follow(numbers)
             except Exception:  # noqa: BLE001 - what an engine frees that it never had is its own affair
                 self._note(slice(None))
             return original(*given, **named)
@@ -66,6 +117,7 @@ class FreedSlots:
     def _around_clear(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clear() -> Any:
             self.total += self._freed.size * self._page_size
+            self._coming.clear()
             self._note(slice(None))
             return original()
 

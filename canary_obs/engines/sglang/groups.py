@@ -29,25 +29,26 @@ class SglangGroup:
     own_slots: Tensor | None = None  # by the slot in the request table; 0 = none. None = they are the same
 
 
-def find_groups(runner: Any) -> tuple[SglangGroup, ...]:
+def find_groups(runner: Any, head: int = 0) -> tuple[SglangGroup, ...]:
     """The groups of a model runner that `check_scheduler` takes. Raises UnsupportedEngine for a layout.
 
-    Writes to the first slots and restores them; no forward may run meanwhile.
+    `head`: the number, in the model, of the first KV head held here. Writes to the first slots and restores
+    them; no forward may run meanwhile.
     """
     pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
     if not has_windows(pool):
         layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
-        return (SglangGroup(view=_view(runner, FULL, pool, layers), allocator=allocator),)
+        return (SglangGroup(view=_view(runner, FULL, pool, layers, head), allocator=allocator),)
     numbered = sorted((index, layer, windowed) for layer, (index, windowed) in pool.layers_mapping.items())
     full, windows = ([layer for _, layer, own in numbered if own is windowed] for windowed in (False, True))
     # SGLang's number leaves out the token itself.
     window = int(runner.sliding_window_size) + 1
     return (
         SglangGroup(
-            view=_view(runner, FULL, pool.full_kv_pool, full), allocator=allocator.full_attn_allocator
+            view=_view(runner, FULL, pool.full_kv_pool, full, head), allocator=allocator.full_attn_allocator
         ),
         SglangGroup(
-            view=_view(runner, SWA, pool.swa_kv_pool, windows, window),
+            view=_view(runner, SWA, pool.swa_kv_pool, windows, head, window),
             allocator=allocator.swa_attn_allocator,
             own_slots=allocator.full_to_swa_index_mapping,
         ),
@@ -61,11 +62,13 @@ def pools_by_group(runner: Any) -> dict[str, Any]:
 
 
 def kv_allocation(runner: Any, groups: Sequence[SglangGroup]) -> KVAllocation:
-    """From the pool's own report of its size, and the model's configuration."""
+    """From the pool's own report of its size, and the layers that the model runner says it has."""
     size = runner.token_to_kv_pool.get_kv_size_bytes()
     held = sum(size) if isinstance(size, tuple) else size
-    names = tuple(group.view.name for group in groups)
-    return KVAllocation(bytes=int(held), layers={names: int(runner.model_config.num_hidden_layers)})
+    names, held_layers = tuple(group.view.name for group in groups), runner.layer_info
+    return KVAllocation(
+        bytes=int(held), layers={names: int(held_layers.end_layer) - int(held_layers.start_layer)}
+    )
 
 
 def has_windows(pool: Any) -> bool:
@@ -73,8 +76,11 @@ def has_windows(pool: Any) -> bool:
     return hasattr(pool, "swa_kv_pool")
 
 
-def _view(runner: Any, name: str, pool: Any, layers: Sequence[int], window: int | None = None) -> GroupView:
+def _view(
+    runner: Any, name: str, pool: Any, layers: Sequence[int], head: int, window: int | None = None
+) -> GroupView:
     """`layers`: numbers in the model of the pool's layers, in their order."""
+    head = 0 if _is_latent(pool) else head  # every rank holds the whole vector
     layout = getattr(pool, "kv_cache_layout", "nhd")
     if layout != "nhd" or getattr(pool, "is_quantized_kv_cache", False):
         raise UnsupportedEngine(
@@ -93,7 +99,7 @@ def _view(runner: Any, name: str, pool: Any, layers: Sequence[int], window: int 
             finally:
                 for other, content in saved:
                     other[:_PROBED] = content
-            sources += [place.source(cache, layer, 0) for place in likely[part]]
+            sources += [place.source(cache, layer, head) for place in likely[part]]
     num_slots = (pool.kv_buffer if _is_latent(pool) else pool.k_buffer)[0].shape[0]
     # The request table holds slots, also where the allocator hands out whole pages.
     return GroupView(name=name, num_slots=num_slots, page_size=1, sources=tuple(sources), window=window)
@@ -123,7 +129,7 @@ def _layer_write(
     def through(parts: dict[Part, Tensor], slots: Tensor) -> None:
         given = parts[part]
         # The other part gets zeros, and what it held is put back afterwards.
-        rest = [torch.zeros((slots.shape[0], *other.shape[1:]), dtype=dtype) for other in others]
+        rest = [slots.new_zeros((slots.shape[0], *other.shape[1:]), dtype=dtype) for other in others]
         keys, values = (given, rest[0] if rest else given) if part is Part.K else (rest[0], given)
         pool.set_kv_buffer(layer, slots, keys, values)
 

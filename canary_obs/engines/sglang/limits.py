@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from canary_obs.engines.sglang.groups import has_windows
+from canary_obs.engines.sglang.versions import check_device
 from canary_obs.errors import UnsupportedEngine
 
 # Setting of SGLang -> the values that are covered, and what the others would take.
 _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
-    "tp_size": ((1,), "tensor parallelism"),
-    "pp_size": ((1,), "pipeline parallelism"),
-    "dp_size": ((1,), "data parallelism"),
-    "ep_size": ((1,), "expert parallelism"),
     "dcp_size": ((1,), "a request's slots that are spread over ranks"),
     "attn_cp_size": ((1,), "a request's tokens that are spread over ranks"),
     "speculative_algorithm": ((None,), "draft models, and drafts that are verified and rejected"),
@@ -37,23 +34,35 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "prefill_only_disable_kv_cache": ((False,), "a model without KV cache"),
 }
 
+# More of them on a GPU, where one rank was tested.
+_ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
+    "tp_size": ((1,), "tensor parallelism on GPUs"),
+    "pp_size": ((1,), "pipeline parallelism on GPUs"),
+    "dp_size": ((1,), "data parallelism on GPUs"),
+}
+
 _CLASSES = {
     "request pool": ("ReqToTokenPool",),
     "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator"),
     "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool"),
     "prefix cache": ("UnifiedRadixCache",),
 }
+_CLASSES_ON_GPUS = {
+    "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator"),
+    "KV pool": ("MHATokenToKVPool",),
+    "prefix cache": ("RadixCache",),
+}
 
 
-def check_scheduler(scheduler: Any) -> None:
+def check_scheduler(scheduler: Any, version: str) -> None:
     """Raises UnsupportedEngine for a scheduler with settings, a model or memory that is not covered yet."""
     arguments, runner, model = scheduler.server_args, scheduler.tp_worker.model_runner, scheduler.model_config
-    for name, (covered, needs) in _SETTINGS.items():
-        if (value := getattr(arguments, name)) not in covered:
-            raise _refused(f"{name}={value!r}", needs, f"{name}={covered[0]!r}")
     device = str(runner.device).partition(":")[0]
-    if device != "cpu":
-        raise _refused(f"device {device}", "streams and captured graphs", "device cpu")
+    check_device(version, device)
+    for name, (covered, needs) in (_SETTINGS if device == "cpu" else _SETTINGS | _ON_GPUS).items():
+        # Not every version has every setting.
+        if (value := getattr(arguments, name, covered[0])) not in covered:
+            raise _refused(f"{name}={value!r}", needs, f"{name}={covered[0]!r}")
     for name in ("is_multimodal", "is_encoder_decoder"):
         if getattr(model, name):
             raise _refused(f"a model with {name}", "tokens that are not in its token lists", "text models")
@@ -65,9 +74,10 @@ def check_scheduler(scheduler: Any) -> None:
         "KV pool": runner.token_to_kv_pool,
         "prefix cache": scheduler.tree_cache,
     }
+    classes = _CLASSES if device == "cpu" else _CLASSES | _CLASSES_ON_GPUS
     for what, thing in found.items():
-        if (name := type(thing).__name__) not in _CLASSES[what]:
-            raise _refused(f"{what} {name}", "its slots", " and ".join(_CLASSES[what]))
+        if (name := type(thing).__name__) not in classes[what]:
+            raise _refused(f"{what} {name}", "its slots", " and ".join(classes[what]))
     if has_windows(runner.token_to_kv_pool):
         _check_windows(runner)
 

@@ -16,7 +16,7 @@ from canary_obs.engines.sglang.groups import FULL, SWA
 from canary_obs.errors import UnsupportedEngine
 
 # A walk cannot be cut, and it runs on the scheduler's thread.
-_LONGEST_WALK_SECONDS = 0.02
+LONGEST_WALK_SECONDS = 0.02
 _FIRST_SLOTS = 10_000  # that a first walk may have: the slower of SGLang's two trees takes 3 us for each
 
 
@@ -29,7 +29,7 @@ class PrefixTree(PrefixCache):
         """`freed`: by group. `window_slots`: slots of the sliding-window group by those of the full one."""
         self._tree, self._freed, self._window_slots = tree, freed, window_slots
         self._marks = {group: each.mark() for group, each in freed.items()}
-        self._seconds_per_slot = _LONGEST_WALK_SECONDS / _FIRST_SLOTS
+        self._seconds_per_slot = LONGEST_WALK_SECONDS / _FIRST_SLOTS
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot of the tree's nodes; of those that no running request has locked.
@@ -37,12 +37,8 @@ class PrefixTree(PrefixCache):
         In a window group, those of nodes that keep their window slots.
         """
         held = self._held(FULL)  # a walk of a window group passes them all
-        if (seconds := held * self._seconds_per_slot) > _LONGEST_WALK_SECONDS:
-            raise UnsupportedEngine(
-                f"SGLang's prefix cache holds {held} tokens, and walking it would hold up the scheduler for "
-                f"about {seconds * 1e3:.0f} ms (limit {_LONGEST_WALK_SECONDS * 1e3:.0f} ms): not swept. "
-                "The patrol checks its bytes"
-            )
+        if (seconds := held * self._seconds_per_slot) > LONGEST_WALK_SECONDS:
+            raise walk_too_long(f"{held} tokens", seconds)
         started = time.perf_counter()
         found = self._tree.tree_core.walk_for_kv_canary(
             unlocked_only=unlocked_only, swa_resident_only=group == SWA
@@ -80,3 +76,13 @@ class PrefixTree(PrefixCache):
         if group == SWA:
             return int(tree.swa_evictable_size()) + int(tree.swa_protected_size())
         return int(tree.full_evictable_size()) + int(tree.full_protected_size())
+
+
+def walk_too_long(held: str, seconds: float | None) -> UnsupportedEngine:
+    """Why a cache that holds so much is not swept. `seconds` of a walk; None = more than the limit."""
+    limit = f"{LONGEST_WALK_SECONDS * 1e3:.0f} ms"
+    took = f"more than {limit}" if seconds is None else f"about {seconds * 1e3:.0f} ms (limit {limit})"
+    return UnsupportedEngine(
+        f"SGLang's prefix cache holds {held}, and walking it would hold up the scheduler for {took}: not "
+        "swept. The patrol checks its bytes"
+    )

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from canary_kernels.hashing import mix_arrays
 from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
 
 _Longs = NDArray[np.int64]
@@ -24,17 +25,29 @@ class BatchChains(NamedTuple):
     known_digests: Tensor  # chain over these
 
 
+class _LastBatch(NamedTuple):
+    """The requests of a batch, and of each, what is known: arrays [n]."""
+
+    requests: list[Any]
+    stops: _Longs  # tokens in the chain
+    known: NDArray[np.uint64]
+
+
 class RequestChains:
-    """Follows SGLang's requests, each by its object: a request that has ended is forgotten with it."""
+    """Follows SGLang's requests, each by its object: one that has ended is forgotten after the next batch."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Any, tuple[int, np.uint64]] = WeakKeyDictionary()
+        self._last: _LastBatch | None = None  # not in `_known` yet
 
     def advance(self, requests: Sequence[Any], prefixes: _Longs, ends: _Longs) -> BatchChains:
         """`prefixes` and `ends`: tokens of each request before and after the forward, int64 [n] each.
 
         The newest token may be known on the device only. Raises LookupError when an earlier one is missing.
         """
+        if (found := self._decoded(requests, prefixes, ends)) is not None:
+            return found
+        self._keep_last()
         count = len(requests)
         starts, stops = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         before = np.empty(count, dtype=np.uint64)
@@ -55,13 +68,56 @@ class RequestChains:
             tail += _part(prompt, output, prefix, int(stops[place]))
         digests = added_chains(before, np.array(head, dtype=np.int32), starts, prefixes)
         known = added_chains(digests, np.array(tail, dtype=np.int32), prefixes, stops)
-        for place, request in enumerate(requests):
-            self._known[request] = int(stops[place]), known[place]
-        return BatchChains(
-            torch.from_numpy(digests.view(np.int64)),
-            torch.from_numpy(stops),
-            torch.from_numpy(known.view(np.int64)),
-        )
+        self._last = _LastBatch(list(requests), stops, known)
+        return _as_tensors(digests, stops, known)
+
+    def _decoded(self, requests: Sequence[Any], prefixes: _Longs, ends: _Longs) -> BatchChains | None:
+        """`advance` for the requests of the last batch, of which at most one token is new for each.
+
+        Nearly every batch is one, and its time is the engine's. None = it is not one.
+        """
+        last = self._last
+        if last is None or last.requests != requests:
+            return None
+        outputs = [request.output_ids for request in requests]
+        prompts = _lengths_of([request.origin_input_ids for request in requests])
+        totals = prompts + _lengths_of(outputs)
+        stops = np.minimum(ends, totals)
+        heads, tails = prefixes - last.stops, stops - prefixes
+        head, tail = int(heads[0]), int(tails[0])
+        if (head, tail) not in ((0, 1), (1, 0), (0, 0), (1, 1)) or not (
+            (heads == head) & (tails == tail) & (last.stops >= prompts)
+        ).all():
+            return None
+        digests = known = last.known
+        places = (last.stops - prompts).tolist()
+        if head:
+            new = [output[place] for output, place in zip(outputs, places, strict=True)]
+            digests = known = digests + mix_arrays(np.array(new, dtype=np.int32), last.stops)
+        if tail:
+            new = [output[place + head] for output, place in zip(outputs, places, strict=True)]
+            known = digests + mix_arrays(np.array(new, dtype=np.int32), prefixes)
+        self._last = _LastBatch(last.requests, stops, known)
+        return _as_tensors(digests, stops, known)
+
+    def _keep_last(self) -> None:
+        if self._last is not None:
+            columns = zip(self._last.requests, self._last.stops.tolist(), self._last.known, strict=True)
+            for request, stop, known in columns:
+                self._known[request] = stop, known
+            self._last = None
+
+
+def _lengths_of(lists: Sequence[Sequence[int]]) -> _Longs:
+    return np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
+
+
+def _as_tensors(digests: NDArray[np.uint64], lens: _Longs, known: NDArray[np.uint64]) -> BatchChains:
+    return BatchChains(
+        torch.from_numpy(digests.view(np.int64)),
+        torch.from_numpy(lens),
+        torch.from_numpy(known.view(np.int64)),
+    )
 
 
 def _part(prompt: Sequence[int], output: Sequence[int], start: int, stop: int) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 
 from canary_obs.config import CanaryConfig, load
 from canary_obs.engines.sglang.adapter import SglangAdapter
+from canary_obs.engines.sglang.ranks import ranks_of
 from canary_obs.engines.sglang.versions import installed_version
 from canary_obs.engines.toolkit.attachment import attach_adapter
 from canary_obs.engines.toolkit.refusal import Refusal
@@ -29,6 +30,7 @@ class SchedulerCanary:
     """What a scheduler was given: a canary, or a refusal that reports why not."""
 
     runtime: CanaryRuntime | None
+    adapter: SglangAdapter | None
     refusal: Refusal | None
     service: SupervisedService | None
 
@@ -43,18 +45,20 @@ def attach_to_scheduler(scheduler: Any, server: str, unsupported: str | None = N
     config = load(CanaryConfig)
     if config.mode is Mode.NONE:
         return
-    rank, expected = ranks_of(scheduler.server_args)
+    rank, expected = ranks_of(scheduler, local=config.endpoint.startswith("ipc://"))
     config = msgspec.structs.replace(config, rank=rank, expected_ranks=config.expected_ranks or expected)
     config, port = separate(config, server)
     service = start_service(config, port)
     runtime: CanaryRuntime | None = None
+    adapter: SglangAdapter | None = None
     refusal: Refusal | None = None
     try:
         if unsupported is not None:
             raise UnsupportedEngine(unsupported)
         # The loops run in inference mode; tensors created there could not be changed outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            runtime = attach_adapter(SglangAdapter(scheduler), config)
+            adapter = SglangAdapter(scheduler)
+            runtime = attach_adapter(adapter, config)
             runtime.mark_ready()
     except Exception as error:
         if config.mode is Mode.RAISE and not isinstance(error, UnsupportedEngine):
@@ -62,7 +66,9 @@ def attach_to_scheduler(scheduler: Any, server: str, unsupported: str | None = N
         if not isinstance(error, UnsupportedEngine):
             log.exception("canary_obs: could not be attached")
         refusal = Refusal(str(error) or type(error).__name__, config, ("sglang", installed_version()))
-    vars(scheduler)[_ATTRIBUTE] = SchedulerCanary(runtime=runtime, refusal=refusal, service=service)
+    vars(scheduler)[_ATTRIBUTE] = SchedulerCanary(
+        runtime=runtime, adapter=adapter, refusal=refusal, service=service
+    )
 
 
 def detach_from_scheduler(scheduler: Any) -> None:
@@ -82,16 +88,3 @@ def canary_of(scheduler: Any) -> SchedulerCanary | None:
     """What `attach_to_scheduler` gave a scheduler; None = nothing."""
     given: SchedulerCanary | None = vars(scheduler).get(_ATTRIBUTE)
     return given
-
-
-def ranks_of(arguments: Any) -> tuple[int, str]:
-    """This process's number in its server, and all numbers as KV_CANARY_EXPECTED_RANKS has them."""
-    from sglang.srt.runtime_context import get_parallel
-
-    parallel = get_parallel()
-    world = int(arguments.tp_size) * int(arguments.pp_size)
-    # With attention in parallel over data, the replicas are tensor-parallel ranks of one model.
-    replicas = 1 if arguments.enable_dp_attention else int(arguments.dp_size)
-    replica = int(parallel.dp_rank or 0) if replicas > 1 else 0
-    rank = replica * world + int(parallel.pp_rank) * int(arguments.tp_size) + int(parallel.tp_rank)
-    return rank, f"0-{replicas * world - 1}"

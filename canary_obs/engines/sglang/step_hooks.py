@@ -40,10 +40,26 @@ class StepHooks:
     ) -> None:
         self._scheduler, self._views, self._observer, self._clock = scheduler, views, observer, clock
         self._requests: Sequence[Any] = ()  # of the batch under way
-        self.under_way = False  # a batch
+        self.launching = False  # a batch
         self.empty_batches = 0  # that the scheduler counts, and that have no tokens
         self.requests = 0  # with tokens in batches, one by one
         self._idle_due = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a batch is under way."""
+        return self.launching
+
+    def stop(self) -> None:
+        """The hooks are not called any more."""
+
+    def end_step(self) -> None:
+        """The batch was launched; on the scheduler's stream."""
+        self._observer.after_step()
+
+    def idle(self) -> bool:
+        """Work while the scheduler is idle, on its stream. True = more is left."""
+        return self._observer.idle()
 
     def around_run_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the scheduler's `run_batch`."""
@@ -55,14 +71,14 @@ class StepHooks:
             else:
                 self._requests = batch.reqs
                 self.requests += len(batch.reqs)
-            self.under_way = True
+            self.launching = True
             try:
                 result = original(batch, *args, **kwargs)
             finally:
-                self.under_way = False
+                self.launching = False
                 self._requests = ()
             if not empty:
-                self._observer.after_step()
+                self.end_step()
             return result
 
         return run_batch
@@ -93,7 +109,7 @@ class StepHooks:
         def on_idle() -> Any:
             # Also called with requests that wait for memory or for another rank.
             if self._clock() >= self._idle_due and self._scheduler.is_fully_idle():
-                more = self._observer.idle()
+                more = self.idle()
                 self._idle_due = self._clock() + (_MORE_WORK_SECONDS if more else _IDLE_SECONDS)
             return original()
 

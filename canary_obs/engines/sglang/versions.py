@@ -5,11 +5,13 @@ from __future__ import annotations
 from canary_obs.engines.toolkit.engine_methods import check_methods
 from canary_obs.errors import UnsupportedEngine
 
-# Tested with tests/engines/sglang/real, on a CPU.
-VERSIONS = ("0.5.23",)
+# With the device that each was tested on: 0.5.23 by tests/engines/sglang/real, 0.5.16 by bench sglang-gpu.
+DEVICES = {"0.5.16": "cuda", "0.5.23": "cpu"}
+VERSIONS = tuple(DEVICES)
 
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 WEIGHT_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
+_PAGED = "sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator"
 
 # Methods that are wrapped or called: module:class -> method -> its first parameters after self.
 HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -20,27 +22,49 @@ HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "sglang.srt.model_executor.model_runner:ModelRunner": {"forward": ("forward_batch",)},
     "sglang.srt.mem_cache.allocator.token:TokenToKVPoolAllocator": {"free": ("free_index",), "clear": ()},
-    "sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator": {
-        "_release_page_ids": ("page_ids",), "clear": (), "get_all_free_pages": (),
+}
+# Those that one version has, and another has not.
+OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
+    "0.5.16": {
+        _PAGED: {"free": ("free_index",), "clear": ()},
+        "sglang.srt.mem_cache.radix_cache:RadixCache": {"evictable_size": (), "protected_size": ()},
     },
-    "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": {
-        "full_evictable_size": (), "full_protected_size": (),
+    "0.5.23": {
+        _PAGED: {"_release_page_ids": ("page_ids",), "clear": (), "get_all_free_pages": ()},
+        "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": {
+            "full_evictable_size": (), "full_protected_size": (),
+        },
     },
 }  # fmt: skip
 
 
 def check_version(version: str) -> None:
     """Raises UnsupportedEngine for a version that was not tested."""
-    if version.partition("+")[0].partition(".post")[0] not in VERSIONS:
+    if release(version) not in VERSIONS:
         raise UnsupportedEngine(
             f"SGLang {version}: supported are {', '.join(VERSIONS)}; use a supported SGLang or a newer "
             "canary_obs"
         )
 
 
-def check_hooks() -> None:
+def check_device(version: str, device: str) -> None:
+    """Raises UnsupportedEngine for a device that this version was not tested on."""
+    if device != (tested := DEVICES[release(version)]):
+        raise UnsupportedEngine(
+            f"SGLang {version} on {device} is not covered yet: it was tested on {tested}; covered are "
+            + " and ".join(f"{known} on {where}" for known, where in DEVICES.items())
+            + ". Use one of them, or run without the canary"
+        )
+
+
+def check_hooks(version: str) -> None:
     """Raises UnsupportedEngine when a method is missing or has other parameters."""
-    check_methods("SGLang", HOOKS)
+    check_methods("SGLang", HOOKS | OWN_HOOKS[release(version)])
+
+
+def release(version: str) -> str:
+    """The version without the marks of a build."""
+    return version.partition("+")[0].partition(".post")[0]
 
 
 def installed_version() -> str:

@@ -46,7 +46,28 @@ class Pages(Tokens):
         self.free_pages = torch.cat([*page_ids, self.free_pages])
 
 
-@pytest.mark.parametrize("kind", [Tokens, Pages])
+class PagesOfOld:
+    """As PagedTokenToKVPoolAllocator of 0.5.16: pages are freed by their slots."""
+
+    page_size = 4
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.clear()
+
+    def clear(self) -> None:
+        self.free_pages = torch.arange(1, self.size + 1)
+        self.release_pages, self.free_group = torch.zeros(0, dtype=torch.int64), list[Any]()
+
+    def free(self, free_index: Any) -> None:
+        self.free_pages = torch.cat([torch.unique(free_index // 4), self.free_pages])
+
+    def alloc(self, count: int) -> Any:
+        given, self.free_pages = self.free_pages[:count], self.free_pages[count:]
+        return given
+
+
+@pytest.mark.parametrize("kind", [Tokens, Pages, PagesOfOld])
 def test_what_is_taken_back_is_no_longer_what_it_was(kind: Any) -> None:
     allocator, patches, size = kind(8), MethodPatches(), kind.page_size
     freed = FreedSlots(allocator, 9 * size)
@@ -64,7 +85,7 @@ def test_what_is_taken_back_is_no_longer_what_it_was(kind: Any) -> None:
     assert freed.total == size
 
 
-@pytest.mark.parametrize("kind", [Tokens, Pages])
+@pytest.mark.parametrize("kind", [Tokens, Pages, PagesOfOld])
 def test_a_flush_takes_everything_back(kind: Any) -> None:
     allocator, patches = kind(8), MethodPatches()
     freed = FreedSlots(allocator, 9 * kind.page_size)

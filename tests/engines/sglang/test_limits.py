@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.sglang.limits import _CLASSES, _SETTINGS, check_scheduler
+from canary_obs.engines.sglang.limits import _CLASSES, _CLASSES_ON_GPUS, _ON_GPUS, _SETTINGS, check_scheduler
 from canary_obs.errors import UnsupportedEngine
+
+CPU, GPU = "0.5.23", "0.5.16"
 
 
 def scheduler(classes: dict[str, str] | None = None, **changed: Any) -> Any:
     found = {what: type(names[0], (), {})() for what, names in _CLASSES.items()}
     found |= {what: type(name, (), {})() for what, name in (classes or {}).items()}
-    settings = {name: covered[0] for name, (covered, _) in _SETTINGS.items()}
+    settings = {name: covered[0] for name, (covered, _) in (_SETTINGS | _ON_GPUS).items()}
     model = {"is_multimodal": False, "is_encoder_decoder": False}
     runner = SimpleNamespace(
         device=changed.pop("device", "cpu"),
@@ -32,9 +34,9 @@ def scheduler(classes: dict[str, str] | None = None, **changed: Any) -> Any:
 
 
 def test_what_is_covered_passes() -> None:
-    check_scheduler(scheduler())
+    check_scheduler(scheduler(), CPU)
     check_scheduler(
-        scheduler({"slot allocator": "PagedTokenToKVPoolAllocator", "KV pool": "MLATokenToKVPool"})
+        scheduler({"slot allocator": "PagedTokenToKVPoolAllocator", "KV pool": "MLATokenToKVPool"}), CPU
     )
 
 
@@ -43,30 +45,61 @@ def test_every_setting_that_is_not_covered_is_named(name: str) -> None:
     covered, _ = _SETTINGS[name]
     other = 2 if covered[0] == 1 else True
     with pytest.raises(UnsupportedEngine, match=rf"^SGLang with {name}={other!r} is not covered yet: .*"):
-        check_scheduler(scheduler(**{name: other}))
+        check_scheduler(scheduler(**{name: other}), CPU)
 
 
 @pytest.mark.parametrize("name", ["is_multimodal", "is_encoder_decoder"])
 def test_models_that_are_not_covered_are_named(name: str) -> None:
     with pytest.raises(UnsupportedEngine, match=f"a model with {name} "):
-        check_scheduler(scheduler(**{name: True}))
+        check_scheduler(scheduler(**{name: True}), CPU)
 
 
 def test_models_that_do_not_generate_are_named() -> None:
     with pytest.raises(UnsupportedEngine, match="does not generate"):
-        check_scheduler(scheduler(is_generation=False))
+        check_scheduler(scheduler(is_generation=False), CPU)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "xpu"])
-def test_devices_that_nobody_has_tried_are_named(device: str) -> None:
-    with pytest.raises(UnsupportedEngine, match=f"device {device.partition(':')[0]} is not covered yet"):
-        check_scheduler(scheduler(device=device))
+@pytest.mark.parametrize(("version", "device"), [(CPU, "cuda:1"), (CPU, "xpu"), (GPU, "cpu")])
+def test_devices_that_nobody_has_tried_a_version_on_are_named(version: str, device: str) -> None:
+    kind = device.partition(":")[0]
+    with pytest.raises(
+        UnsupportedEngine, match=rf"^SGLang {version} on {kind} is not covered yet: .* tested"
+    ):
+        check_scheduler(scheduler(device=device), version)
+
+
+def on_gpu(classes: dict[str, str] | None = None, **changed: Any) -> Any:
+    kinds = {what: names[0] for what, names in _CLASSES_ON_GPUS.items()} | (classes or {})
+    return scheduler(kinds, device="cuda", **changed)
+
+
+def test_what_is_covered_on_a_gpu_passes() -> None:
+    check_scheduler(on_gpu(), GPU)
+
+
+@pytest.mark.parametrize("name", _ON_GPUS)
+def test_parallelism_that_nobody_has_tried_on_gpus_is_named(name: str) -> None:
+    check_scheduler(scheduler(**{name: 2}), CPU)
+    with pytest.raises(UnsupportedEngine, match=f"^SGLang with {name}=2 is not covered yet: .* on GPUs"):
+        check_scheduler(on_gpu(**{name: 2}), GPU)
+
+
+@pytest.mark.parametrize("name", ["MLATokenToKVPool", "SWAKVPool"])
+def test_pools_that_nobody_has_tried_on_gpus_are_named(name: str) -> None:
+    with pytest.raises(UnsupportedEngine, match=f"KV pool {name} is not covered yet"):
+        check_scheduler(on_gpu({"KV pool": name}), GPU)
+
+
+def test_a_version_need_not_have_every_setting() -> None:
+    found = scheduler()
+    del found.server_args.enable_kv_cache_sharding
+    check_scheduler(found, CPU)
 
 
 @pytest.mark.parametrize("what", _CLASSES)
 def test_memory_of_an_unknown_class_is_named(what: str) -> None:
     with pytest.raises(UnsupportedEngine, match=f"{what} AnotherClass is not covered yet"):
-        check_scheduler(scheduler({what: "AnotherClass"}))
+        check_scheduler(scheduler({what: "AnotherClass"}), CPU)
 
 
 def with_windows(
@@ -83,7 +116,7 @@ def with_windows(
 
 
 def test_windows_are_covered() -> None:
-    check_scheduler(with_windows())
+    check_scheduler(with_windows(), CPU)
 
 
 @pytest.mark.parametrize(
@@ -96,4 +129,4 @@ def test_windows_are_covered() -> None:
 )
 def test_parts_of_a_window_pool_that_are_not_covered_are_named(other: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedEngine, match=f"{named} is not covered yet"):
-        check_scheduler(with_windows(**other))
+        check_scheduler(with_windows(**other), CPU)

@@ -87,11 +87,38 @@ def test_requests_are_told_apart_by_the_object_and_forgotten_with_it() -> None:
     chains = RequestChains()
     first = Request("a", [5, 6], [])
     chains.advance([first], longs(0), longs(2))
+    again = Request("a", [7, 8, 9], [])
+    assert chains.advance([again], longs(2), longs(3)).digests.tolist() == [chain([7, 8])]
     assert len(chains._known) == 1
     del first
     assert len(chains._known) == 0
-    again = Request("a", [7, 8, 9], [])
-    assert chains.advance([again], longs(2), longs(3)).digests.tolist() == [chain([7, 8])]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_batch_that_decodes_is_not_looked_up(late: int) -> None:
+    """`late`: whether the newest token is known on the device only, as in SGLang's overlap loop."""
+    chains, draw = RequestChains(), random.Random(7)
+    batch = [Request(str(n), [draw.randrange(1000) for _ in range(n + 1)], []) for n in range(4)]
+    ends = np.array([len(request.tokens) for request in batch])
+    chains.advance(batch, longs(0, 0, 0, 0), ends)
+    for step in range(6):
+        for request in batch[: 0 if late and step == 0 else 4]:
+            request.output_ids.append(draw.randrange(1000))
+        ends = np.array([len(request.tokens) + late for request in batch])
+        found = chains.advance(batch, ends - 1, ends)
+        assert found.digests.tolist() == [
+            chain(request.tokens[: end - 1]) for request, end in zip(batch, ends, strict=True)
+        ]
+        assert found.known_digests.tolist() == [chain(request.tokens) for request in batch]
+        assert found.known_lens.tolist() == [len(request.tokens) for request in batch]
+        assert len(chains._known) == 0
+    batch[2].output_ids[-1] += 1  # what the scheduler says later counts
+    batch[2].output_ids.append(5)
+    batch[0].output_ids += [1, 2]  # two at once: each is looked up
+    ends = np.array([len(request.tokens) for request in batch])
+    found = chains.advance(batch, ends, ends)
+    assert found.digests.tolist()[:2] == [chain(request.tokens) for request in batch[:2]]
+    assert len(chains._known) == 4
 
 
 def test_tokens_that_the_scheduler_does_not_have() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from canary_obs.engines.sglang import adapter
+from canary_obs.engines.sglang.stream_hooks import StreamHooks
 from canary_obs.vocabulary import Phase, State
 from tests.engines.sglang.real.traffic import prompts, storm
 
@@ -82,6 +84,22 @@ def test_a_storm(
     plain = make_rig(model, **_SMALL, **where)
     plain.run(storm(plain))
     assert plain.answers == rig.answers
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_a_storm_whose_tables_are_copied(
+    make_rig: Any, seen: Counter[str], page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU's forwards are checked with: views of copies, and checks that follow the launch."""
+    monkeypatch.setattr(adapter, "concurrent", lambda device: True)
+    rig = make_rig(**_SMALL, page_size=page, disable_overlap_schedule=False)
+    assert isinstance(rig.adapter._hooks, StreamHooks)
+    rig.run(storm(rig))
+    assert rig.settle() == []
+    assert rig.canary.verdict() == (State.OK, ())
+    assert {"EXTEND", "MIXED", "DECODE", "retracted"} <= seen.keys()
+    for phase in (Phase.HEAD, Phase.TAIL):
+        assert rig.counters().verified[phase] > 20_000
 
 
 @pytest.mark.parametrize("model", ["llama", "latent"])

@@ -20,41 +20,29 @@ from canary_obs.hub.hub import Hub
 from canary_obs.transport.listener import ZmqListener
 from canary_obs.vocabulary import Phase, State
 from tests.engines.sglang.real.engine_process import ROUNDS
+from tests.engines.sglang.real.server import ROOT, environment
 from tests.engines.sglang.real.traffic import prompts
 from tests.engines.vllm.real.test_server import wait_until
 
-ROOT = Path(__file__).parents[4]
 SECONDS = 150.0
-# Python runs this at each start: spawned processes need the stand-ins, too.
-_AT_START = """
-import importlib.abc, sys
-class Before(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "sglang":
-            sys.meta_path.remove(self)
-            from tests.engines.sglang.real import stand_ins
-            stand_ins.install()
-sys.meta_path.insert(0, Before())
-"""
 Start = Callable[..., Any]
 
 
 @pytest.fixture
 def start(models: Any, tmp_path: Path) -> Start:
     """An engine with these settings, while the body runs; yields where its answers will be."""
-    (tmp_path / "sitecustomize.py").write_text(_AT_START, "utf-8")
 
     @contextmanager
     def run(hub_folder: str, canary: dict[str, str], **settings: Any) -> Iterator[Path]:
         result, log = tmp_path / "answers", Path(hub_folder) / "log"
         result.unlink(missing_ok=True)
-        paths = [str(tmp_path), str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | canary
+        ranks = settings.get("tp_size", 1) * settings.get("pp_size", 1)
+        variables = os.environ | environment(tmp_path, canary, ranks)
         command = [sys.executable, "-m", "tests.engines.sglang.real.engine_process"]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*command, str(models("llama")), str(result), json.dumps(settings)],
-                cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output,
+                cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
             try:
                 wait_until(lambda: result.exists() or process.poll() is not None, SECONDS)
@@ -101,15 +89,16 @@ def test_the_scheduler_of_an_engine_is_protected_and_its_answers_stay(
     assert answers == [answer for found in alone for answer in found.values()]
 
 
-def test_every_rank_says_that_it_is_not_covered(start: Start) -> None:
+@pytest.mark.parametrize("settings", [{"pp_size": 2}, {"dp_size": 2}], ids=["pipeline", "replicas"])
+def test_every_rank_is_protected(start: Start, settings: dict[str, int]) -> None:
     with service() as (hub, folder, canary):
-        binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(2))
-        with start(folder, canary | {"SGLANG_CPU_OMP_THREADS_BIND": binding}, tp_size=2):
-            wait_until(lambda: len(hub.ranks()) == 2, 10.0)
-            state, reasons = hub.verdict()
-    assert state is State.BLIND
-    for rank in hub.ranks():
-        assert rank.hello is not None
-        assert rank.hello.expected_ranks == (0, 1)
-    assert [rank.identity.rank for rank in hub.ranks()] == [0, 1]
-    assert " ".join(reasons).count("not protected: SGLang with tp_size=2 is not covered yet") == 2
+        with start(folder, canary, **settings):
+            wait_until(lambda: hub.verdict() == (State.OK, ()), 10.0)
+            ranks = hub.ranks()
+            assert [rank.identity.rank for rank in ranks] == [0, 1]
+            for rank in ranks:
+                assert rank.hello is not None
+                assert rank.snapshot is not None
+                assert rank.hello.expected_ranks == (0, 1)
+                assert rank.snapshot.groups["full"].verified[Phase.HEAD] > 5_000
+        assert hub.violations() == []

@@ -102,7 +102,7 @@ def states(rig: Rig) -> tuple[State, str]:
 def test_a_forward_mode_that_is_not_covered(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from canary_obs.engines.sglang import batch_views
 
-    monkeypatch.setattr(batch_views, "_EXTENDING", frozenset({"MIXED"}))
+    monkeypatch.setattr(batch_views, "EXTENDING", frozenset({"MIXED"}))
     rig = make_rig()
     assert len(rig.generate(prompts(2), 4)) == 2
     state, text = states(rig)
