@@ -16,6 +16,7 @@ import typer
 from canary_obs import __version__
 from canary_obs.cli.bench import bench
 from canary_obs.cli.completion import completion
+from canary_obs.cli.bench_sglang import sglang_gpu
 from canary_obs.cli.demo import demo
 from canary_obs.cli.doctor import doctor
 from canary_obs.cli.exit_codes import CommandFailed
@@ -43,6 +44,7 @@ _COMMANDS = (
 for command in _COMMANDS:
     app.command()(command)
 app.add_typer(sweeps, name="sweeps")
+bench.command("sglang-gpu")(sglang_gpu)
 app.add_typer(bench, name="bench")
 app.add_typer(incident, name="incident")
 

@@ -53,6 +53,12 @@ def require_vllm() -> None:
         raise ConfigurationError("bench", "vllm", "vLLM is not installed", "Install it: docs/vllm.md.")
 
 
+def require_sglang() -> None:
+    """Raises ConfigurationError where SGLang is not installed."""
+    if find_spec("sglang") is None:
+        raise ConfigurationError("bench", "sglang", "SGLang is not installed", "Install it: docs/sglang.md.")
+
+
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of weights, traffic and perturbation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]

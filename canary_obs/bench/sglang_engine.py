@@ -1,0 +1,78 @@
+"""One engine of `canary-obs bench sglang-gpu`, in processes of its own as in production.
+
+Arguments: a JSON object with the engine's settings, and the descriptors to read requests from and to write
+answers to, a line each. A request is the JSON list [load, seed], `["flips", seed]` or `["report", 0]`; an
+answer is an object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from canary_obs.bench.sglang_loads import LOADS, SglangEngine, SglangLoads, run_load
+from canary_obs.bench.sglang_taps import METHOD
+from canary_obs.demo.in_process_vllm import LLAMA, SHAPES
+
+_GPU: dict[str, Any] = {
+    "attention_backend": "fa3", "dtype": "bfloat16", "mem_fraction_static": 0.9,
+    "disable_prefill_cuda_graph": True,
+}  # fmt: skip
+_CPU: dict[str, Any] = {
+    "device": "cpu", "attention_backend": "torch_native", "dtype": "float32", "mem_fraction_static": 0.2,
+    "disable_cuda_graph": True, "disable_overlap_schedule": False,
+}  # fmt: skip
+_ALL: dict[str, Any] = {
+    "load_format": "dummy", "skip_tokenizer_init": True, "sampling_backend": "pytorch", "random_seed": 1,
+    "grammar_backend": "none", "log_level": "warning",
+}  # fmt: skip
+
+
+def main(settings: dict[str, Any], requests: int, answers: int) -> None:
+    """Start, say so, and answer requests until there are no more."""
+    loads = SglangLoads(**settings["loads"])
+    with TemporaryDirectory() as folder, os.fdopen(requests) as lines, os.fdopen(answers, "w") as out:
+        engine = _start(Path(folder), settings, loads)
+        print(json.dumps({"engine": engine.ask_scheduler("facts")}), file=out, flush=True)
+        for line in lines:
+            name, seed = json.loads(line)
+            if name in LOADS:
+                answer = run_load(name, engine, loads, seed)
+            else:
+                answer = engine.ask_scheduler(name, seed)
+            print(json.dumps(answer), file=out, flush=True)
+        engine.shutdown()
+
+
+def _start(folder: Path, settings: dict[str, Any], loads: SglangLoads) -> SglangEngine:
+    from sglang.srt.entrypoints.engine import Engine
+
+    on_gpu = torch.cuda.is_available()
+    shape = SHAPES[settings["shape"]]
+    (folder / "config.json").write_text(json.dumps(LLAMA | shape), "utf-8")
+    longest = max(loads.context, loads.few_context) + loads.steps + 32
+    given = _ALL | (_GPU if on_gpu else _CPU)
+    if on_gpu:
+        given["cuda_graph_bs_decode"] = sorted({1, loads.few, loads.requests})
+    engine = Engine(
+        model_path=str(folder), max_total_tokens=settings["tokens"], max_running_requests=loads.requests,
+        context_length=max(longest, loads.prefill + 32), chunked_prefill_size=loads.prefill,
+        **(given | settings["more"]),
+    )  # fmt: skip
+    answer_file = folder / "answer.json"
+
+    def ask_scheduler(what: str, seed: int = 0) -> Any:
+        engine.collective_rpc(METHOD, what=what, path=str(answer_file), seed=seed)
+        return json.loads(answer_file.read_text("utf-8"))
+
+    return SglangEngine(engine, ask_scheduler, shape["vocab_size"])
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

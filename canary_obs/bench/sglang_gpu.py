@@ -1,0 +1,227 @@
+"""`canary-obs bench sglang-gpu`: what the canary costs an SGLang, load by load, beside SGLang's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+from canary_obs.bench.environment import environment
+from canary_obs.bench.result import BenchResult, Measure
+from canary_obs.bench.sglang_loads import LOADS, Answer, SglangLoads
+from canary_obs.bench.statistics import overhead_measure, paired_overhead
+from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port
+from canary_obs.errors import CanaryError, ConfigurationError
+
+NONE, LOG = "none", "log"
+# By engine: arguments of SGLang. Those of its own canary are named as it names what it compares.
+ENGINES: dict[str, dict[str, Any]] = {
+    NONE: {},
+    LOG: {},
+    "sglang-none": {"kv_canary": "log", "kv_canary_real_data": "none"},
+    "sglang-partial": {"kv_canary": "log", "kv_canary_real_data": "partial"},
+    "sglang-all": {"kv_canary": "log", "kv_canary_real_data": "all"},
+    "sglang-sweep": {"kv_canary": "log", "kv_canary_real_data": "all", "kv_canary_sweep_interval": 32},
+}
+_GOALS = {"decode": 0.003, "few": 0.003, "single": 0.003, "prefill": 0.005, "mixed": 0.005}
+_HOST_BOUND_GOAL = 0.05  # of every load of a model so small that the host is the limit
+_LONGER_STEP_GOAL_MS = 2.0  # by which a sweep may lengthen a step
+_END_SECONDS = 60
+_ENTRY_POINTS = "[sglang.srt.plugins]\nkv_canary_bench = canary_obs.bench.sglang_taps:register\n"
+
+
+class EngineEnded(CanaryError):
+    """An engine of the bench ended before its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangGpuPlan:
+    """The engines, and the rounds in which each runs every load."""
+
+    shape: str
+    engines: tuple[str, ...]  # of ENGINES; `none` and `log` among them
+    loads: SglangLoads
+    names: tuple[str, ...]  # of LOADS
+    tokens: int  # in the pool of each engine
+    rounds: int
+    seed: int
+
+
+def run_sglang_gpu(plan: SglangGpuPlan, on_progress: Callable[[dict[str, Any]], None]) -> BenchResult:
+    """Start the engines together; then each runs every load in each round, in random order.
+
+    `on_progress` receives the figures so far, marked `unfinished`, after each round. Raises EngineEnded, and
+    ConfigurationError for a plan without the engines that are compared.
+    """
+    _check(plan)
+    figures: dict[str, Any] = {"bench": "sglang-gpu", "plan": asdict(plan), "environment": environment()}
+    runs, draw = _Runs(plan), random.Random(plan.seed)
+    with TemporaryDirectory() as folder, ExitStack() as opened:
+        plugin = Path(folder, "kv_canary_bench-0.dist-info")
+        plugin.mkdir()
+        (plugin / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: kv-canary-bench\nVersion: 0\n", "utf-8"
+        )
+        (plugin / "entry_points.txt").write_text(_ENTRY_POINTS, "utf-8")
+        endpoint = f"ipc://{folder}/service.sock"
+        opened.callback(ServiceProcess.start(endpoint, free_port()).stop)
+        engines = {name: opened.enter_context(_Engine(plan, name, folder, endpoint)) for name in plan.engines}
+        figures["engines"] = {name: engine.answer()["engine"] for name, engine in engines.items()}
+        for number in range(plan.rounds + 1):
+            for load in plan.names:
+                for name in draw.sample(plan.engines, len(plan.engines)):
+                    answer = engines[name].ask(load, plan.seed + number)
+                    if number:  # the first round warms up
+                        runs.add(load, name, answer)
+            if number:
+                figures |= runs.figures()
+                on_progress(figures | {"unfinished": f"{number} of {plan.rounds} rounds, nothing checked"})
+        canary = figures["canary"] = engines[LOG].ask("report", 0)
+        protected = canary["protected"]
+        flips = figures["flips"] = engines[LOG].ask("flips", plan.seed) if protected else {}
+    return BenchResult(
+        bench="sglang-gpu",
+        title="Loads of an SGLang with the canary at its defaults, with SGLang's own canary, and without",
+        plan=asdict(plan),
+        figures=figures,
+        faults={
+            "not_protected": not protected and canary["refusal"],
+            "violations": protected and canary["violations"],
+            "observer_faults": protected and canary["observer_faults"],
+            "not_ok": canary["state"] if protected and canary["state"] != ["ok"] else [],
+            "flips": protected
+            and (flips["slot_named"] != flips["flips"] or flips["other_violations"])
+            and flips,
+        },
+        measures=runs.measures(),
+    )
+
+
+def _check(plan: SglangGpuPlan) -> None:
+    for given, known, needed in (
+        (plan.engines, tuple(ENGINES), (NONE, LOG)),
+        (plan.names, tuple(LOADS), ()),
+    ):
+        if set(given) - set(known) or set(needed) - set(given):
+            raise ConfigurationError(
+                "bench sglang-gpu", ", ".join(given), f"known are {', '.join(known)}",
+                f"Name some of them{f', {NONE} and {LOG} among them' if needed else ''}.",
+            )  # fmt: skip
+
+
+class _Runs:
+    """Answers of each load on each engine, round by round."""
+
+    def __init__(self, plan: SglangGpuPlan) -> None:
+        self._plan = plan
+        self._answers: dict[str, dict[str, list[Answer]]] = {
+            load: {engine: [] for engine in plan.engines} for load in plan.names
+        }
+
+    def add(self, load: str, engine: str, answer: Answer) -> None:
+        self._answers[load][engine].append(answer)
+
+    def figures(self) -> dict[str, Any]:
+        """Per load: overhead of each engine over the one without a canary, and all answers."""
+        found = {}
+        for load, answers in self._answers.items():
+            found[load] = {
+                "overhead": {
+                    engine: paired_overhead(self._pairs(load, engine), 1, self._plan.seed)
+                    for engine in self._plan.engines
+                    if engine != NONE
+                },
+                "answers": answers,
+            }
+        return {"loads": found}
+
+    def measures(self) -> dict[str, Measure]:
+        """Our overhead in each load; how much longer a step is under a sweep than the longest without."""
+        found = {}
+        for load in self._plan.names:
+            goal = _GOALS.get(load) if self._plan.shape == "8b" else _HOST_BOUND_GOAL
+            found[load] = overhead_measure(paired_overhead(self._pairs(load, LOG), 1, self._plan.seed), goal)
+            if load == "sweep":
+                ours, plain = (self._answers[load][name] for name in (LOG, NONE))
+                longer = [
+                    mine["longest_swept_ms"] - other["longest_ms"]
+                    for mine, other in zip(ours, plain, strict=True)
+                ]
+                found["sweep: longest step, more milliseconds"] = Measure(
+                    value=round(max(longer), 3), noise=round((max(longer) - min(longer)) / 2, 3),
+                    goal=_LONGER_STEP_GOAL_MS,
+                )  # fmt: skip
+                found[load] = replace(found[load], goal=None)  # the checks of the sweep are wanted work
+        return found
+
+    def _pairs(self, load: str, other: str) -> list[tuple[float, float]]:
+        answers = self._answers[load]
+        return [
+            (plain["seconds"], mine["seconds"])
+            for plain, mine in zip(answers[NONE], answers[other], strict=True)
+        ]
+
+
+class _Engine:
+    """A process that runs one engine."""
+
+    def __init__(self, plan: SglangGpuPlan, name: str, folder: str, endpoint: str) -> None:
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        settings = {
+            "shape": plan.shape, "loads": asdict(plan.loads), "tokens": plan.tokens, "more": ENGINES[name],
+        }  # fmt: skip
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("KV_CANARY_")}
+        environ["PYTHONPATH"] = os.pathsep.join([folder, *_own_folders(), environ.get("PYTHONPATH", "")])
+        if name == LOG:
+            environ |= {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
+        module = "canary_obs.bench.sglang_engine"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, json.dumps(settings), str(requests), str(answers)],
+            env=environ, pass_fds=(requests, answers), stdin=subprocess.DEVNULL, stdout=sys.stderr,
+        )  # fmt: skip
+        os.close(requests)
+        os.close(answers)
+        self._to = os.fdopen(self._requests, "w")
+        self._from = os.fdopen(self._answers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._to.close()
+        self._from.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def ask(self, what: str, seed: int) -> Answer:
+        """The answer to a request, once it has come."""
+        print(json.dumps([what, seed]), file=self._to, flush=True)
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """The next answer; the first one says that the engine has started."""
+        line = self._from.readline()
+        if not line:
+            raise EngineEnded(f"an engine ended with {self._process.wait()} before its answer; see its log")
+        found: Answer = json.loads(line)
+        return found
+
+
+def _own_folders() -> Sequence[str]:
+    """Where this package and its kernels are imported from: the engine's processes start elsewhere."""
+    import canary_kernels
+    import canary_obs
+
+    return [str(Path(str(package.__file__)).parents[1]) for package in (canary_obs, canary_kernels)]

@@ -1,0 +1,123 @@
+"""What `canary-obs bench sglang-gpu` has in each engine's scheduler: times of its steps, flips, and a report.
+
+An entry point of `sglang.srt.plugins`, in engines with and without a canary. Each command is a call of the
+scheduler's method `kv_canary_bench` between two steps, by SGLang's own `collective_rpc`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from canary_obs.bench.sglang_flips import flip_everywhere
+from canary_obs.engines.sglang.plugin import register as register_canary
+from canary_obs.engines.sglang.scheduler_canary import canary_of
+from canary_obs.records import StartSweep
+from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.report.snapshot import group_counters
+
+METHOD = "kv_canary_bench"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_SWEEP_AFTER = 8  # steps of a load
+
+
+class StepTimes:
+    """Of one scheduler, since the last `clear`."""
+
+    def __init__(self, runtime: CanaryRuntime | None) -> None:
+        self._runtime = runtime
+        self.steps: list[tuple[float, str, int, bool]] = []  # began at (s), mode, requests, under a sweep
+        self.sweep_due = False
+
+    def note(self, batch: Any) -> None:
+        """A step begins."""
+        if self.sweep_due and len(self.steps) >= _SWEEP_AFTER and self._runtime is not None:
+            self.sweep_due = False
+            self._runtime.sweeper.request(StartSweep(id=f"bench-{time.time_ns():x}"), self._runtime.run.step)
+        sweeping = self._runtime is not None and self._runtime.sweeper.running
+        self.steps.append((time.perf_counter(), batch.forward_mode.name, len(batch.reqs), sweeping))
+
+
+def register() -> None:
+    """Register the hooks of the bench and, where its switches are set, those of the canary."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    register_canary()
+    setattr(Scheduler, METHOD, _command)
+    HookRegistry.register(f"{_SCHEDULER}.run_batch", _timed, HookType.AROUND)
+
+
+def _timed(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    times = vars(scheduler).get("kv_canary_times")
+    if times is not None:
+        times.note(batch)
+    return original(scheduler, batch, *args, **kwargs)
+
+
+def _command(scheduler: Any, what: str, path: str, seed: int = 0) -> None:
+    """Write the answer to a file: `collective_rpc` returns nothing."""
+    given = canary_of(scheduler)
+    runtime = None if given is None else given.runtime
+    if what == "begin":
+        scheduler.kv_canary_times = times = StepTimes(runtime)
+        times.sweep_due = bool(seed)
+        answer: Any = {} if runtime is None else dict(runtime.overhead)
+    elif what == "end":
+        times = vars(scheduler).pop("kv_canary_times")
+        answer = {"steps": times.steps, "hooks": {} if runtime is None else dict(runtime.overhead)}
+        if runtime is not None and (sweep := runtime.sweeper.last) is not None:
+            answer["sweep"] = {"status": sweep.status.value, "checked": sweep.checked, "error": sweep.error}
+    elif what == "facts":
+        answer = _facts(scheduler)
+    elif what == "flips":
+        assert given is not None, "only the protected engine is asked"
+        answer = flip_everywhere(scheduler, given, seed)
+    else:
+        answer = _report(given)
+    part = Path(f"{path}.part")
+    part.write_text(json.dumps(answer), "utf-8")
+    part.replace(path)
+
+
+def _facts(scheduler: Any) -> dict[str, Any]:
+    """Classes and sizes of what is measured."""
+    import sglang
+
+    runner = scheduler.tp_worker.model_runner
+    pool = runner.token_to_kv_pool
+    parts = {"tree": scheduler.tree_cache, "pool": pool, "allocator": runner.token_to_kv_pool_allocator}
+    return {
+        "sglang": str(sglang.__version__),
+        "classes": {name: type(part).__name__ for name, part in parts.items()},
+        "slots": int(runner.max_total_num_tokens),
+        "layers": len(pool.k_buffer),
+        "overlap": bool(scheduler.enable_overlap),
+        "protected": bool((given := canary_of(scheduler)) and given.runtime),
+        "plugins": os.environ.get("KV_CANARY_MODE", "none"),
+    }
+
+
+def _report(given: Any) -> dict[str, Any]:
+    """What the canary of this engine checked and found; why there is none."""
+    if given is None or given.runtime is None:
+        refusal = None if given is None else given.refusal
+        return {"protected": False, "refusal": None if refusal is None else refusal.reason}
+    canary = given.runtime
+    canary.check_everything()
+    canary.delivery.drain(5.0)
+    counters = group_counters(canary.state, canary.counter_reader)
+    state, reasons = canary.verdict()
+    phases = next(iter(counters.values())).hashed
+    return {
+        "protected": True,
+        "violations": canary.counter_reader.violations,
+        "observer_faults": canary.health.faults.total(),
+        "state": [state.value, *reasons],
+        "verified": sum(sum(group.verified.values()) for group in counters.values()),
+        "hashed": {phase.value: sum(group.hashed[phase] for group in counters.values()) for phase in phases},
+    }

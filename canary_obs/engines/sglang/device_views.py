@@ -1,0 +1,141 @@
+"""StepViews for checks that run next to the engine: their tensors stay as they are until the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from canary_obs.engine_api.views import GroupStep, StepView
+from canary_obs.engines.sglang.batch_views import EXTENDING, BatchViews
+from canary_obs.engines.sglang.groups import SglangGroup
+from canary_obs.errors import UnsupportedEngine
+
+# A step's copy to the device has ended before the step after the next one is prepared, so two would do.
+_STAGING_BUFFERS = 4
+_WIDTH = 512  # tables are copied in multiples of so many slots
+_MOST_TABLES = 4096
+
+_Longs = NDArray[np.int64]
+
+
+class _Columns(NamedTuple):
+    """Views of the memory for one number of requests: the same objects each time."""
+
+    prefixes: Tensor
+    extends: Tensor
+    starts: Tensor
+    ones: Tensor
+    rows: Tensor
+    each: Tensor  # starts when each request extends by one token
+    digests: Tensor
+    known_lens: Tensor
+    known_digests: Tensor
+    tokens: tuple[Tensor, Tensor, Tensor]  # input ids, positions and slots of that many tokens
+
+
+class DeviceViews(BatchViews):
+    """With the overlap loop SGLang writes the next batch's tables while this one's forward still runs.
+
+    It waits until the forward has read what it reads, not until other work has. So the rows of a batch, and
+    its lengths, are copied on the stream of the forward, before it; what the batch owns is kept alive by the
+    view. Lengths on the host are the scheduler's. Groups have the request table's slots.
+    """
+
+    def __init__(self, runner: Any, groups: Sequence[SglangGroup]) -> None:
+        super().__init__(runner, groups)
+        device, (most, _) = self._table.device, self._table.shape
+        self._own_table = torch.zeros_like(self._table)
+        self._lengths = torch.zeros((4, most + 1), dtype=torch.int64, device=device)
+        self._lengths[3] = 1
+        self._counting = torch.arange(most + 1, device=device)
+        self._uploaded = torch.zeros((3, most), dtype=torch.int64, device=device)
+        self._tokens = torch.zeros((3, most), dtype=torch.int64, device=device)
+        pinned = device.type == "cuda"
+        self._staging = cycle(
+            [torch.zeros((3, most), dtype=torch.int64, pin_memory=pinned) for _ in range(_STAGING_BUFFERS)]
+        )
+        self._columns: dict[int, _Columns] = {}  # by requests
+        self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by requests and width
+
+    def build(self, batch: Any, requests: Sequence[Any]) -> StepView:
+        """The view of a forward batch of these requests; on the stream that runs the forward.
+
+        Raises UnsupportedEngine for a forward mode that is not covered yet, LookupError for other requests.
+        """
+        count, names = self._checked_requests(batch, requests)
+        columns = self._columns.get(count) or self._make_columns(count)
+        decodes = batch.forward_mode.is_decode()
+        before, ends = self._host_lengths(batch, decodes)
+        staging = next(self._staging)
+        values = staging.numpy()
+        chains = self._chains.advance(requests, before, ends)
+        values[0, :count], values[1, :count] = chains.digests, chains.known_lens
+        values[2, :count] = chains.known_digests
+        self._uploaded.copy_(staging, non_blocking=True)
+        table = self._copy_rows(batch.req_pool_indices, count, int(ends.max()))
+        tokens = batch.input_ids, batch.positions, batch.out_cache_loc
+        if decodes:
+            # Not from the positions: they are what is to be checked.
+            torch.sub(batch.seq_lens, 1, out=columns.prefixes)
+            extends, starts = columns.ones, columns.each
+            torch._foreach_copy_(columns.tokens, tokens)
+            tokens = columns.tokens
+        else:
+            extends, starts = columns.extends, columns.starts
+            columns.prefixes.copy_(batch.extend_prefix_lens)
+            extends.copy_(batch.extend_seq_lens)
+            torch.cumsum(extends, 0, out=starts[1:])
+        step = GroupStep(slot_table=table, out_slots=tokens[2])
+        return StepView(
+            request_ids=names,
+            rows=columns.rows,
+            prefix_lens=columns.prefixes,
+            extend_lens=extends,
+            token_starts=starts,
+            input_ids=tokens[0],
+            positions=tokens[1],
+            digests=columns.digests,
+            groups={group.view.name: step for group in self._groups},
+            known_lens=columns.known_lens,
+            known_digests=columns.known_digests,
+        )
+
+    def _make_columns(self, count: int) -> _Columns:
+        prefixes, extends, starts, ones = self._lengths
+        digests, known_lens, known_digests = self._uploaded[:, :count]
+        ids, positions, slots = self._tokens[:, :count]
+        made = self._columns[count] = _Columns(
+            prefixes=prefixes[:count], extends=extends[:count], starts=starts[: count + 1],
+            ones=ones[:count], rows=self._counting[:count], each=self._counting[: count + 1],
+            digests=digests, known_lens=known_lens, known_digests=known_digests,
+            tokens=(ids, positions, slots),
+        )  # fmt: skip
+        return made
+
+    def _copy_rows(self, rows: Tensor, count: int, longest: int) -> Tensor:
+        width = min(-(-longest // _WIDTH) * _WIDTH, self._table.shape[1])
+        found = self._tables.get((count, width))
+        if found is None:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
+            found = self._tables[count, width] = self._table[:, :width], self._own_table[:count, :width]
+        source, own = found
+        torch.index_select(source, 0, rows, out=own)
+        return self._own_table
+
+    @staticmethod
+    def _host_lengths(batch: Any, decodes: bool) -> tuple[_Longs, _Longs]:
+        """Tokens of each request before and after the forward, int64 [n] each, as the scheduler has them."""
+        if decodes:
+            ends: _Longs = batch.seq_lens_cpu.numpy()
+            return ends - 1, ends
+        if (mode := batch.forward_mode.name) not in EXTENDING:
+            raise UnsupportedEngine(f"SGLang's forward mode {mode} is not covered yet")
+        before = np.array(batch.extend_prefix_lens_cpu, dtype=np.int64)
+        return before, before + np.array(batch.extend_seq_lens_cpu, dtype=np.int64)
