@@ -1,4 +1,4 @@
-"""`canary-obs bench sglang-gpu`: what the canary costs an SGLang, load by load, beside SGLang's own."""
+"""`canary-obs bench sglang-gpu`: what the canary costs an SGLang, load by load, and what its own costs."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.engines.sglang.prefix_tree import LONGEST_WALK_SECONDS, PrefixTree, walk_too_long
 
-_LOOKED_AFTER = 256  # nodes between two looks at the clock
+_NODES_BETWEEN = 256  # two readings of the clock
 
 
 class RadixTree(PrefixTree):
@@ -57,7 +57,7 @@ class RadixTree(PrefixTree):
                 depths.append(depth)
                 parents.append(place)
                 unlocked.append(child.lock_ref == 0)
-            if len(values) % _LOOKED_AFTER == 0 and time.perf_counter() > deadline:
+            if len(values) % _NODES_BETWEEN == 0 and time.perf_counter() > deadline:
                 raise walk_too_long(f"{self._held('full')} tokens", None)
         return values, depths, parents, unlocked
 

@@ -54,6 +54,6 @@ def test_an_empty_tree() -> None:
 
 def test_a_tree_of_too_many_nodes_is_not_walked_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(radix_tree, "LONGEST_WALK_SECONDS", -1.0)
-    root = node([], *[node([slot]) for slot in range(radix_tree._LOOKED_AFTER)])
+    root = node([], *[node([slot]) for slot in range(radix_tree._NODES_BETWEEN)])
     with pytest.raises(UnsupportedEngine, match="walking it would hold up the scheduler for more than"):
         tree_of(root).cached("full", unlocked_only=False)

@@ -36,7 +36,7 @@ def start(models: Any, tmp_path: Path) -> Start:
     def run(hub_folder: str, canary: dict[str, str], **settings: Any) -> Iterator[Path]:
         result, log = tmp_path / "answers", Path(hub_folder) / "log"
         result.unlink(missing_ok=True)
-        ranks = settings.get("tp_size", 1) * settings.get("pp_size", 1)
+        ranks = settings.get("dp_size", 1) * settings.get("pp_size", 1)
         variables = os.environ | environment(tmp_path, canary, ranks)
         command = [sys.executable, "-m", "tests.engines.sglang.real.engine_process"]
         with log.open("wb") as output:
