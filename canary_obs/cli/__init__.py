@@ -15,8 +15,8 @@ import typer
 
 from canary_obs import __version__
 from canary_obs.cli.bench import bench
-from canary_obs.cli.completion import completion
 from canary_obs.cli.bench_sglang import sglang_gpu
+from canary_obs.cli.completion import completion
 from canary_obs.cli.demo import demo
 from canary_obs.cli.doctor import doctor
 from canary_obs.cli.exit_codes import CommandFailed

@@ -10,6 +10,9 @@ _CHAINS, _FREED, _TREE = (
 )
 _HOOKS, _VIEWS, _LIMITS = (f"{_TESTS}test_{name}.py::" for name in ("step_hooks", "batch_views", "limits"))
 _TIER = f"{_TESTS}test_host_tier.py::"
+_STREAMS, _COPIES, _RADIX, _RANKS = (
+    f"{_TESTS}test_{name}.py::" for name in ("stream_hooks", "device_views", "radix_tree", "ranks")
+)
 _DECODE = _VIEWS + "test_a_decode_continues_after_all_tokens_but_the_newest"
 
 ALL = (
@@ -70,7 +73,7 @@ ALL = (
             _TREE + "test_a_window_group_has_slots_of_its_own",
         ),
         (
-            "> _LONGEST_WALK_SECONDS:",
+            "> LONGEST_WALK_SECONDS:",
             "> 10.0:",
             _TREE + "test_a_walk_that_would_take_too_long_is_refused_before_it_begins",
         ),
@@ -107,7 +110,61 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/versions.py",
+        (
+            "if device != (tested",
+            "if not device and device != (tested",
+            _LIMITS + "test_devices_that_nobody_has_tried_a_version_on_are_named",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/limits.py",
-        ('if device != "cpu":', "if False:", _LIMITS + "test_devices_that_nobody_has_tried_are_named"),
+        (
+            "_SETTINGS | _ON_GPUS)",
+            "_SETTINGS)",
+            _LIMITS + "test_parallelism_that_nobody_has_tried_on_gpus_is_named",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/stream_hooks.py",
+        (
+            "            side_stream.join()\n            view =",
+            "            view =",
+            _STREAMS + "test_checks_follow_the_launch_on_a_stream_of_their_own",
+        ),
+        (
+            "self._kept[1], view",
+            "None, view",
+            _STREAMS + "test_the_tensors_of_a_view_outlive_the_next_one",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/device_views.py",
+        (
+            "slot_table=table, out",
+            "slot_table=self._table, out",
+            _COPIES + "test_what_sglang_writes_for_the_next_batch_does_not_change_this_ones_view",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/radix_tree.py",
+        (
+            "torch.where(places >= 0, last[places.clamp(min=0)], -1)",
+            "torch.where(places >= 0, -1, -1)",
+            _RADIX + "test_every_slot_follows_the_last_of_its_parent",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/ranks.py",
+        (
+            "(replica * stages + int(parallel.pp_rank)) * width",
+            "(stages + int(parallel.pp_rank)) * width",
+            _RANKS + "test_every_scheduler_has_a_number_of_its_own",
+        ),
+        (
+            "rank * int(total) // size",
+            "0",
+            _RANKS + "test_heads_have_the_numbers_that_the_model_has",
+        ),
     ),
 )

@@ -11,10 +11,11 @@ from torch import Tensor
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, WindowTokens
+from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.engines.sglang.freed_slots import FreedSlots
-from canary_obs.engines.sglang.groups import FULL, SWA, find_groups, kv_allocation, pools_by_group
+from canary_obs.engines.sglang.groups import FULL, SWA, find_groups, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.prefix_tree import PrefixTree

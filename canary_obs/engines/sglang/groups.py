@@ -12,7 +12,7 @@ from torch import Tensor
 
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
-from canary_obs.engine_api.views import GroupView, KVAllocation
+from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_placements
 from canary_obs.errors import UnsupportedEngine
 
@@ -36,6 +36,14 @@ def find_groups(runner: Any, head: int = 0) -> tuple[SglangGroup, ...]:
     them; no forward may run meanwhile.
     """
     pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+    if has_states(pool):
+        layers = sorted(pool.full_attention_layer_id_mapping, key=pool.full_attention_layer_id_mapping.get)
+        return (
+            SglangGroup(
+                view=_view(runner, FULL, pool.full_kv_pool, layers, head),
+                allocator=allocator,
+            ),
+        )
     if not has_windows(pool):
         layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
         return (SglangGroup(view=_view(runner, FULL, pool, layers, head), allocator=allocator),)
@@ -58,17 +66,14 @@ def find_groups(runner: Any, head: int = 0) -> tuple[SglangGroup, ...]:
 def pools_by_group(runner: Any) -> dict[str, Any]:
     """The pool that holds each group's KV."""
     pool = runner.token_to_kv_pool
-    return {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool} if has_windows(pool) else {FULL: pool}
+    if has_windows(pool):
+        return {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool}
+    return {FULL: pool.full_kv_pool if has_states(pool) else pool}
 
 
-def kv_allocation(runner: Any, groups: Sequence[SglangGroup]) -> KVAllocation:
-    """From the pool's own report of its size, and the layers that the model runner says it has."""
-    size = runner.token_to_kv_pool.get_kv_size_bytes()
-    held = sum(size) if isinstance(size, tuple) else size
-    names, held_layers = tuple(group.view.name for group in groups), runner.layer_info
-    return KVAllocation(
-        bytes=int(held), layers={names: int(held_layers.end_layer) - int(held_layers.start_layer)}
-    )
+def has_states(pool: Any) -> bool:
+    """Whether the model has layers of linear attention, which keep a state for each request."""
+    return hasattr(pool, "mamba_pool")
 
 
 def has_windows(pool: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from canary_obs.engines.sglang.groups import has_windows
+from canary_obs.engines.sglang.groups import has_states, has_windows
 from canary_obs.engines.sglang.versions import check_device
 from canary_obs.errors import UnsupportedEngine
 
@@ -36,15 +36,16 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
 
 # More of them on a GPU, where one rank was tested.
 _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
+    "enable_hierarchical_cache": ((False,), "KV that moves between a GPU and the host"),
     "tp_size": ((1,), "tensor parallelism on GPUs"),
     "pp_size": ((1,), "pipeline parallelism on GPUs"),
     "dp_size": ((1,), "data parallelism on GPUs"),
 }
 
 _CLASSES = {
-    "request pool": ("ReqToTokenPool",),
+    "request pool": ("ReqToTokenPool", "HybridReqToTokenPool"),
     "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator"),
-    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool"),
+    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool"),
     "prefix cache": ("UnifiedRadixCache",),
 }
 _CLASSES_ON_GPUS = {
@@ -80,6 +81,12 @@ def check_scheduler(scheduler: Any, version: str) -> None:
             raise _refused(f"{what} {name}", "its slots", " and ".join(classes[what]))
     if has_windows(runner.token_to_kv_pool):
         _check_windows(runner)
+    if has_states(runner.token_to_kv_pool):
+        if arguments.enable_hierarchical_cache:
+            raise _refused("states in a hierarchical cache", "KV that moves there", "one or the other")
+        part = type(runner.token_to_kv_pool.full_kv_pool).__name__
+        if part not in (known := ("MHATokenToKVPool", "MLATokenToKVPool")):
+            raise _refused(f"{part} in its HybridLinearKVPool", "its slots", " and ".join(known))
 
 
 def _check_windows(runner: Any) -> None:

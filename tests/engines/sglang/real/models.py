@@ -61,4 +61,17 @@ def _windows() -> Any:
     return MellumForCausalLM(config), {}
 
 
-_BUILDERS = {"latent": _latent, "windows": _windows}
+def _states() -> Any:
+    """Three layers of linear attention, which keep a state per request, and a full one."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(
+        num_hidden_layers=4, num_key_value_heads=2, head_dim=32, linear_num_key_heads=2,
+        linear_num_value_heads=6, linear_key_head_dim=32, linear_value_head_dim=32, linear_conv_kernel_dim=4,
+        num_experts=4, num_experts_per_tok=2, shared_expert_intermediate_size=64, decoder_sparse_step=1,
+        full_attention_interval=4, **_COMMON,
+    )  # fmt: skip
+    return Qwen3NextForCausalLM(config), {"full_attention_interval": 4}
+
+
+_BUILDERS = {"latent": _latent, "states": _states, "windows": _windows}

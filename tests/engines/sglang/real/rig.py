@@ -15,7 +15,7 @@ from canary_obs.records import GroupCounters, Violation
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Phase, Reason
-from tests.engines.sglang.real import stand_ins
+from tests.engines.sglang.real import linear_attention, stand_ins
 
 DEFAULTS: dict[str, Any] = {
     "device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch", "dtype": "float32",
@@ -35,6 +35,7 @@ class Rig:
         from sglang.srt.server_args import PortArgs, ServerArgs
 
         stand_ins.attention()
+        linear_attention.install()
         arguments = ServerArgs(model_path=str(model), **(DEFAULTS | settings))
         configure_logger(arguments)
         arguments.resolve_once()
