@@ -37,10 +37,11 @@ def find_groups(runner: Any, head: int = 0) -> tuple[SglangGroup, ...]:
     """
     pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
     if has_states(pool):
-        layers = sorted(pool.full_attention_layer_id_mapping, key=pool.full_attention_layer_id_mapping.get)
+        numbers: dict[int, int] = pool.full_attention_layer_id_mapping
+        full = sorted(numbers, key=lambda layer: numbers[layer])
         return (
             SglangGroup(
-                view=_view(runner, FULL, pool.full_kv_pool, layers, head),
+                view=_view(runner, FULL, pool.full_kv_pool, full, head),
                 allocator=allocator,
             ),
         )

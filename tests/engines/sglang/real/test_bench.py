@@ -1,0 +1,43 @@
+"""The bench of a real SGLang with a tiny model on the CPU: the same code that measures on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.engines.sglang.real.server import ROOT, environment
+
+_OPTIONS = (
+    "--shape tiny --requests 4 --context 64 --steps 16 --prefill 128 --prefills 1 --mixed 6 --tokens 2048 "
+    "--rounds 2"
+)
+_LOADS = {"decode", "few", "single", "prefill", "mixed", "sweep"}
+
+
+def test_every_load_and_a_flip_in_every_layer(tmp_path: Path) -> None:
+    """A tiny model on a CPU misses most goals, and then the bench ends with 1."""
+    output = tmp_path / "bench.json"
+    command = [sys.executable, "-m", "canary_obs", "bench", "sglang-gpu", *_OPTIONS.split()]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("KV_CANARY_")}
+    done = subprocess.run(
+        [*command, "--output", str(output)], cwd=ROOT, env=variables | environment(tmp_path, {}),
+        timeout=400, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == ("goal missed: " in done.stderr), done.stderr[-4000:]
+    figures = json.loads(output.read_text("utf-8"))
+    assert figures["unsound"] == {}
+    assert "unfinished" not in figures
+    assert figures["flips"] == {"flips": 2 * 3, "slot_named": 2 * 3, "other_violations": 0}
+    assert (figures["canary"]["violations"], figures["canary"]["state"]) == (0, ["ok"])
+    assert {name: engine["protected"] for name, engine in figures["engines"].items()} == {
+        "none": False, "log": True,
+    }  # fmt: skip
+    assert set(figures["loads"]) == _LOADS
+    for load in figures["loads"].values():
+        assert [len(load["answers"][name]) for name in ("none", "log")] == [2, 2]
+    for answer in figures["loads"]["sweep"]["answers"]["log"]:
+        assert answer["sweep"]["status"] in ("passed", "running")
+        assert answer["swept_steps"] > 0
