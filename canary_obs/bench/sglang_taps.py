@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from canary_obs.bench.sglang_flips import flip_everywhere
 from canary_obs.engines.sglang.plugin import register as register_canary
 from canary_obs.engines.sglang.scheduler_canary import canary_of
@@ -61,6 +63,9 @@ def _timed(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any,
 
 def _command(scheduler: Any, what: str, path: str, seed: int = 0) -> None:
     """Write the answer to a file: `collective_rpc` returns nothing."""
+    if torch.cuda.is_available():
+        # With the overlap loop one step more than was asked for may be under way, and writes a slot.
+        torch.cuda.synchronize()
     given = canary_of(scheduler)
     runtime = None if given is None else given.runtime
     if what == "begin":

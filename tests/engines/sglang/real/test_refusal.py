@@ -46,6 +46,11 @@ def test_a_method_with_other_parameters(reason: Any, monkeypatch: pytest.MonkeyP
     assert "run_batch has parameters" in reason()
 
 
+@pytest.mark.parametrize("name", ["enable_streaming_session", "enable_session_radix_cache"])
+def test_settings_that_are_not_covered(reason: Any, name: str) -> None:
+    assert reason(**{name: True}).startswith(f"SGLang with {name}=True is not covered yet")
+
+
 @pytest.mark.parametrize("what", limits._CLASSES)
 def test_memory_of_an_unknown_class(reason: Any, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(limits._CLASSES, what, ("AnotherClass",))
