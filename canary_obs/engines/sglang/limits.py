@@ -36,7 +36,7 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
 
 # More of them on a GPU, where one rank was tested.
 _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
-    "enable_hierarchical_cache": ((False,), "KV that moves between a GPU and the host"),
+    "enable_hierarchical_cache": ((False,), "KV that moves to the host and back on GPUs"),
     "tp_size": ((1,), "tensor parallelism on GPUs"),
     "pp_size": ((1,), "pipeline parallelism on GPUs"),
     "dp_size": ((1,), "data parallelism on GPUs"),
