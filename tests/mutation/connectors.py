@@ -45,7 +45,7 @@ LOADS = mutants(
     ),
     (
         "self._end(request, self._waiting[request], None, observer)",
-        "pass",
+        "()",
         _LOADS + "test_a_reported_load_is_judged_before_its_request_is_scheduled",
     ),
 )

@@ -28,6 +28,8 @@ class ConnectorLoads:
         self._open: set[str] = set()  # those of them whose arrival was not reported yet
         self._landing: dict[str, tuple[list[Loaded], int]] = {}  # with the step under way: loads, computed
         self._failed: set[int] = set()  # blocks that the connector could not load
+        # Of those, slots by group that the step under way has read: vLLM computes that step again.
+        self._stale: list[tuple[str, Tensor]] = []
         self._sizes = {group.number: group.block_size for group in groups}
         self.copies: Copies = {}  # what is known of the copies that are on their way
         # By request of the step under way: the first token that was loaded, not found in the prefix cache.
@@ -39,6 +41,9 @@ class ConnectorLoads:
             observer.load_dropped(request)
         self._landing = {}
         self.loaded_from = {}
+        for name, slots in self._stale:
+            observer.invalidated(name, slots)
+        self._stale = []
         started = [event for event in events or () if isinstance(event, Loaded)]
         if not (started or self._waiting):
             return
@@ -51,7 +56,8 @@ class ConnectorLoads:
             loads = self._waiting.pop(request)
             self.loaded_from[request] = self._first_token(loads)
             if request in self._open:  # scheduled, and so complete, without a report
-                self._end(request, loads, computed[request], observer)
+                for name, slots in self._end(request, loads, computed[request], observer):
+                    observer.invalidated(name, slots)
         tokens = {event.request: event.tokens for event in events or () if isinstance(event, LoadTokens)}
         for request, loads in _by_request(started).items():
             self._begin(request, loads, tokens.get(request), observer)
@@ -66,7 +72,7 @@ class ConnectorLoads:
         """After the forward, on a stream that waits for it."""
         landing, self._landing = self._landing, {}
         for request, (loads, computed) in landing.items():
-            self._end(request, loads, computed, observer)
+            self._stale += self._end(request, loads, computed, observer)
         if not self._waiting:
             self._failed.clear()
 
@@ -84,7 +90,8 @@ class ConnectorLoads:
                 self._open.discard(request)
                 observer.load_failed(request)
             elif request in self._open:
-                self._end(request, self._waiting[request], None, observer)
+                for name, slots in self._end(request, self._waiting[request], None, observer):
+                    observer.invalidated(name, slots)
 
     def _begin(self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer) -> None:
         self._failed.difference_update(load.block for load in loads)
@@ -100,21 +107,24 @@ class ConnectorLoads:
                     observer.invalidated(other.view.name, slots)
             observer.load_begun(request, group.view.name, blocks)
 
-    def _end(self, request: str, loads: Sequence[Loaded], computed: int | None, observer: Observer) -> None:
-        """What is computed from `computed` on is written by the forward; None = there was none yet."""
+    def _end(
+        self, request: str, loads: Sequence[Loaded], computed: int | None, observer: Observer
+    ) -> list[tuple[str, Tensor]]:
+        """Slots of blocks that could not be loaded, by group: they must be written before they are read.
+
+        What is computed from `computed` on is written by the forward; None = there was none yet.
+        """
         self._open.discard(request)
+        missing = []
         for group in self._groups:
             own = [load for load in loads if load.group == group.number]
             if own:
                 named = group.view.name, group.block_size
                 arrived = arrived_blocks(own, named, computed, self._failed, self.copies)
                 observer.load_ended(request, group.view.name, arrived)
-                self._invalidate(group, own, observer)
-
-    def _invalidate(self, group: VllmGroup, loads: Sequence[Loaded], observer: Observer) -> None:
-        """Blocks that could not be loaded must be written before they are read."""
-        if failed := [load.block for load in loads if load.block in self._failed]:
-            observer.invalidated(group.view.name, self._slots_of(failed, group.block_size))
+                if failed := [load.block for load in own if load.block in self._failed]:
+                    missing.append((group.view.name, self._slots_of(failed, group.block_size)))
+        return missing
 
     def _slots_of(self, blocks: Sequence[int], size: int) -> Tensor:
         starts = torch.tensor(blocks, dtype=torch.int64) * size

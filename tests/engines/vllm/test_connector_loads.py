@@ -184,9 +184,11 @@ def test_blocks_that_could_not_be_loaded_must_be_written(
     recorder.take()
     loads.reported([] if with_the_step else ["a"], [], [9], recorder)
     loads.end_step(recorder)
-    assert recorder.take() == [
-        ("ended", "full", [28, 29, 30, 31]), ("invalidated", "full", [36, 37, 38, 39])
-    ]  # fmt: skip
+    ended, invalidated = ("ended", "full", [28, 29, 30, 31]), ("invalidated", "full", [36, 37, 38, 39])
+    # A step that has read them is computed again: its own checks must not accuse it.
+    assert recorder.take() == ([ended] if with_the_step else [ended, invalidated])
+    loads.begin_step(output(), (), recorder)
+    assert recorder.take() == ([invalidated] if with_the_step else [])
     # The next load of that block is another one.
     loads.begin_step(output(new={"b": 7}), (LAST._replace(request="b"),), recorder)
     loads.end_step(recorder)
