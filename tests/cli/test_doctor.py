@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -12,6 +12,9 @@ import pytest
 
 from canary_obs import __version__
 from canary_obs.cli import run
+from canary_obs.config import ServiceConfig
+from canary_obs.serve import ServiceThread
+from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Mode
 from tests.service.fakes import FULL, hello, snapshot
 
@@ -155,6 +158,12 @@ def prometheus(groups, targets):
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def test_a_service_without_a_token(host, findings):
+    with closing(ServiceThread(ServiceConfig(port=0), link=LocalLink())) as service:
+        host("URL", service.url)
+        assert "--token-file" in remedy_of(findings()[1], "the service has no token")
 
 
 def test_17_and_18_a_prometheus_without_rules_or_target(fleet_findings):

@@ -79,11 +79,6 @@ def _examine_files(findings: Findings, config: ServiceConfig) -> None:
         if config.tokens_file:
             _check_private(config.tokens_file)
             findings.fine("tokens", f"{config.tokens_file} is readable by nobody else")
-        elif not config.token:
-            findings.warning(
-                "tokens", "no token is set: everybody on this host may operate the service",
-                f"Set {PREFIX}TOKEN or {PREFIX}TOKENS_FILE, for the service and for this command.",
-            )  # fmt: skip
     for name in ("log_file", "state_file"):
         path = getattr(config, name)
         if path and not os.access(path if Path(path).exists() else Path(path).parent, os.W_OK):

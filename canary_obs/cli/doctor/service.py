@@ -30,11 +30,11 @@ def examine_service(findings: Findings, client: ServiceClient) -> dict[str, Any]
     findings.fine("service", f"{client.url} answers, state {status['state']}")
     _examine_release(findings, status["version"])
     _examine_clock(findings, client)
-    secured = "securitySchemes" in document.get("components", {})
-    if not secured and not _is_loopback(client.url):
+    if "securitySchemes" not in document.get("components", {}):
         findings.warning(
-            "service", "it is reached over a network without a token", "Set KV_CANARY_TOKEN for it."
-        )
+            "tokens", "the service has no token: everybody who reaches it may operate it",
+            "Set KV_CANARY_TOKEN or KV_CANARY_TOKENS_FILE for it, and --token-file here.",
+        )  # fmt: skip
     return status
 
 
@@ -62,11 +62,3 @@ def _examine_clock(findings: Findings, client: ServiceClient) -> None:
         )  # fmt: skip
     else:
         findings.fine("clock", "this host and the service's agree to 5 s")
-
-
-def _is_loopback(url: str) -> bool:
-    from urllib.parse import urlsplit
-
-    from canary_obs.binding import is_loopback
-
-    return is_loopback(urlsplit(url).hostname or "")
