@@ -21,6 +21,7 @@ from canary_obs.cli.demo import demo
 from canary_obs.cli.doctor import doctor
 from canary_obs.cli.exit_codes import CommandFailed
 from canary_obs.cli.export import export
+from canary_obs.cli.fleet import fleet
 from canary_obs.cli.incident import ack, incident, incidents
 from canary_obs.cli.keys import keys
 from canary_obs.cli.metrics import metrics
@@ -47,6 +48,7 @@ app.add_typer(sweeps, name="sweeps")
 bench.command("sglang-gpu")(sglang_gpu)
 app.add_typer(bench, name="bench")
 app.add_typer(incident, name="incident")
+app.add_typer(fleet, name="fleet")
 
 
 def _print_version(wanted: bool) -> None:

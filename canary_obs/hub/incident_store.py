@@ -10,6 +10,7 @@ from itertools import count
 
 import msgspec
 
+from canary_obs.hub.damage_account import DamageAccount
 from canary_obs.hub.incidents import (
     ACKNOWLEDGEMENTS_KEPT,
     Acknowledgement,
@@ -48,6 +49,7 @@ class IncidentStore:
         self._open: dict[tuple[str, str], IncidentEntry] = {}
         self._by_other_name: dict[str, IncidentEntry] = {}
         self._exemplars: OrderedDict[ViolationLabels, Exemplar] = OrderedDict()
+        self._damage = DamageAccount()
         self.opened = 0
 
     def open_for(self, identity: Identity, now: float, names: tuple[str, ...] = ()) -> str:
@@ -117,6 +119,12 @@ class IncidentStore:
             if incident is not None and slot in incident.requested and slot not in incident.received:
                 incident.received.add(slot)
                 incident.evidence.append(evidence)
+                self._damage.add(evidence)
+
+    def damage(self) -> tuple[dict[tuple[RankKey, int, str], int], dict[tuple[RankKey, str], int]]:
+        """Flipped bits by rank, position and direction; damaged slots by rank and the peer they came from."""
+        with self._lock:
+            return dict(self._damage.bits), dict(self._damage.transferred)
 
     def tick(self, now: float) -> None:
         """Close the incidents without recent violations."""

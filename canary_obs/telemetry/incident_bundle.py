@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from canary_obs import __version__
+from canary_obs.bit_statistics import BitStatistics, WordAt, bit_statistics
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.incidents import Incident
 from canary_obs.hub.sweep_records import SweepRecord
@@ -29,6 +30,7 @@ class IncidentBundle(msgspec.Struct, frozen=True, kw_only=True):
     incident: Incident
     ranks: tuple[Hello, ...]  # of the incident's ranks, as they are attached now
     sweeps: tuple[SweepRecord, ...]
+    bits: BitStatistics | None = None  # over its evidence; None = there is none (absent in older bundles)
 
 
 def build_bundle(hub: Hub, incident_id: str) -> IncidentBundle | None:
@@ -45,7 +47,17 @@ def build_bundle(hub: Hub, incident_id: str) -> IncidentBundle | None:
         incident=incident,
         ranks=tuple(rank.hello for rank in hub.ranks() if rank.identity.key in ranks and rank.hello),
         sweeps=tuple(sweep for sweep in sweeps if sweep is not None),
+        bits=_bits(incident),
     )
+
+
+def _bits(incident: Incident) -> BitStatistics | None:
+    words = [
+        WordAt(f"rank {own.identity.rank} {own.group}", own.slot.slot, word)
+        for own in incident.evidence
+        for word in own.changed
+    ]
+    return bit_statistics(words) if words else None
 
 
 def read_bundle(path: Path) -> IncidentBundle:

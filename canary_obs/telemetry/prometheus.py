@@ -65,6 +65,7 @@ class HubCollector:
             shown = exemplars if metric.name == _WITH_EXEMPLARS else {}
             yield from self._family(metric, RANK_LABELS, partial(_over_ranks, ranks, metric.read), shown)
         state, _ = self._hub.verdict()
+        changed_bits, transferred = self._hub.incidents.damage()
         service = ServiceView(
             version=__version__,
             state=state,
@@ -75,6 +76,8 @@ class HubCollector:
             incidents_opened=self._hub.incidents.opened,
             drills=self._hub.drills.counts() if self._hub.config.drill_enabled else None,
             exports=self._exports(),
+            changed_bits=changed_bits,
+            transferred=transferred,
             devices=self._devices(),
             log_dropped=self._log_dropped(),
             scrape_seconds=self._seconds,

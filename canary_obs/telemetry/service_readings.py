@@ -37,6 +37,8 @@ class ServiceView:
     incidents_opened: int
     drills: Mapping[RankKey, DrillCount] | None  # None = drills are disabled
     exports: Mapping[str, ExportCounts]  # by enabled signal
+    changed_bits: Mapping[tuple[RankKey, int, str], int]
+    transferred: Mapping[tuple[RankKey, str], int]
     devices: tuple[DeviceHealth, ...]  # GPUs of this node
     log_dropped: int
     scrape_seconds: float | None  # of the previous scrape; None = first scrape
@@ -120,6 +122,16 @@ def incident_info(service: ServiceView) -> Iterator[Reading]:
             row.reason.value, row.phase.value, row.group, str(row.slot),
             "" if row.position is None else str(row.position), (row.request or "")[:REQUEST_LENGTH],
         ), 1.0  # fmt: skip
+
+
+def changed_bits(service: ServiceView) -> Iterator[Reading]:
+    for ((engine, instance, rank), bit, direction), count in service.changed_bits.items():
+        yield (engine, instance, str(rank), str(bit), direction), float(count)
+
+
+def transferred(service: ServiceView) -> Iterator[Reading]:
+    for ((engine, instance, rank), peer), count in service.transferred.items():
+        yield (engine, instance, str(rank), peer), float(count)
 
 
 def drills(service: ServiceView) -> Iterator[Reading]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dashboards.board import BAD_FROM_ONE, Board, Panel, PanelType, Query, Section, counted, service
+from dashboards.board import BAD_FROM_ONE, SERVICE, Board, Panel, PanelType, Query, Section, service
 
 NO_GPU = "only where the service samples GPUs"
-_LOST, _ASKED = 'error="uncorrectable"', 'action!="none"'
 
 
 def _device(title: str, name: str, description: str, *, by: str = "") -> Panel:
-    expression = f"max by (gpu_uuid{by}) ({service(f'device_{name}')}) > 0"
+    expression = f"topk(100, max by (gpu_uuid{by}) ({service(f'device_{name}')} > 0))"
     return Panel(
         title=title,
         description=description,
@@ -42,10 +41,10 @@ DEVICES = Section(
         ),
         Panel(
             title="Xids",
-            description="Xid errors within the time range, by GPU and number.",
+            description="Xid errors since the service listens, by GPU and number.",
             queries=(
                 Query(
-                    expression=f"sum by (gpu_uuid, xid) ({counted(service('device_xid_events_total'))}) > 0",
+                    expression=f"topk(100, gpu:kv_canary_device_xid_events:sum{{{SERVICE}}})",
                     legend="",
                     empty=NO_GPU,
                 ),
@@ -56,10 +55,10 @@ DEVICES = Section(
         ),
         Panel(
             title="Memory errors",
-            description="Uncorrectable memory errors within the time range.",
+            description="Uncorrectable memory errors: since the driver was loaded, and over the GPU's life.",
             queries=(
                 Query(
-                    expression=f"sum by (gpu_uuid, counter) ({counted(service('device_ecc_errors_total', _LOST))}) > 0",
+                    expression=f"topk(100, gpu:kv_canary_device_uncorrectable:sum{{{SERVICE}}})",
                     legend="",
                     empty=NO_GPU,
                 ),
@@ -78,7 +77,7 @@ DEVICES = Section(
             description="What drivers ask for, other than nothing.",
             queries=(
                 Query(
-                    expression=f"max by (gpu_uuid, action) ({service('device_recovery_action', _ASKED)}) > 0",
+                    expression=f"topk(100, gpu:kv_canary_device_recovery:group{{{SERVICE}}})",
                     legend="",
                     empty=NO_GPU,
                 ),
@@ -91,7 +90,7 @@ DEVICES = Section(
             description="GPUs whose clocks are held down, by reason.",
             queries=(
                 Query(
-                    expression=f"count by (reason) ({service('device_throttled')} > 0)",
+                    expression=f"gpu:kv_canary_device_throttled:count{{{SERVICE}}}",
                     legend="{{reason}}",
                     empty=NO_GPU,
                 ),
@@ -101,9 +100,76 @@ DEVICES = Section(
     ),
 )
 
+NO_SUSPECT = "only while findings of seven days are known"
+
+
+def _of_gpu(title: str, name: str, description: str, legend: str = "") -> Panel:
+    query = Query(expression=name, legend=legend, empty=NO_SUSPECT)
+    return Panel(title=title, description=description, queries=(query,), type=PanelType.TABLE, width=8)
+
+
+def _number(title: str, expression: str, description: str) -> Panel:
+    query = Query(expression=f"{expression} or vector(0)", legend=title)
+    return Panel(
+        title=title, description=description, queries=(query,), type=PanelType.STAT, width=6, height=4,
+        steps=BAD_FROM_ONE,
+    )  # fmt: skip
+
+
+VERDICTS = Section(
+    title="Verdicts of seven days",
+    panels=(
+        _number("Suspect GPUs", "count(gpu:kv_canary_suspect:score)", "Drain, reset, return them."),
+        _number(
+            "Suspect releases", "count(release:kv_canary_suspect:gpus)", "Go back to the release before."
+        ),
+        _number("Suspect links", "count(gpu:kv_canary_link:periods7d)", "Look at the NIC and the cable."),
+        Panel(
+            title="GPUs judged",
+            description="GPUs that verified bytes within seven days.",
+            queries=(
+                Query(expression="sum(release:kv_canary_gpus:count7d)", legend="GPUs", empty=NO_SUSPECT),
+            ),
+            type=PanelType.STAT,
+            width=6,
+            height=4,
+        ),
+        _of_gpu(
+            "Verdicts",
+            "topk(100, gpu:kv_canary_verdict:periods7d)",
+            "GPUs with findings: what they point to, and in how many periods of six hours there were new ones.",
+        ),
+        _of_gpu(
+            "Scores",
+            "topk(100, gpu:kv_canary_score:decades)",
+            "By how many decades chance is unlikely, raised by memory Xids and remapped rows.",
+        ),
+        _of_gpu(
+            "Expected",
+            "topk(100, gpu:kv_canary_expected:periods7d)",
+            "What peers predict for the bytes that the GPU verified.",
+        ),
+        _of_gpu(
+            "Flipped bits",
+            'topk(100, sum by (instance, rank, bit, direction) (kv_canary_changed_bits_total{cluster=~"$cluster"}))',
+            "Bits that changed in damaged slots: one position in one direction is a stuck line or cell.",
+        ),
+        _of_gpu(
+            "Findings by release",
+            "topk(100, release:kv_canary_finding_periods:sum7d)",
+            "Periods of six hours with findings, of each GPU three at most.",
+        ),
+        _of_gpu(
+            "Bytes verified by release",
+            "topk(100, release:kv_canary_bytes_verified:sum7d)",
+            "What findings are compared with.",
+        ),
+    ),
+)
+
 BOARD = Board(
     uid="kv-canary-gpus",
     title="KV canary / GPUs",
     description="Software bugs spread over a fleet, failing parts do not.",
-    sections=(DEVICES,),
+    sections=(VERDICTS, DEVICES),
 )

@@ -1,0 +1,61 @@
+"""Fleets with one thing wrong, and what must be found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from canary_obs.fleet.evidence import Release
+from canary_obs.fleet.verdict import Verdict
+from tests.fleet.histories import Gpu, History
+
+
+def fleet(number: int, **others: Any) -> list[Gpu]:
+    return [Gpu(uuid=f"GPU-{i:04d}", node=f"n{i // 8}", **others) for i in range(number)]
+
+
+def one_bad_gpu(**changes: Any) -> History:
+    gpus = fleet(64)
+    gpus[17] = Gpu(uuid="GPU-0017", node="n2", findings=(100, 300, 500), **changes)
+    return History(gpus=gpus)
+
+
+def bad_release() -> History:
+    old, new = fleet(32), fleet(32, release=Release("vllm", "1.1", "llama@1"))
+    for i, gpu in enumerate(new):
+        gpu.uuid, gpu.findings = f"GPU-1{i:03d}", (40 * i + 7, 40 * i + 99) if i < 20 else ()
+    return History(gpus=old + new)
+
+
+def bad_link() -> History:
+    gpus = fleet(64)
+    gpus[9] = Gpu(uuid="GPU-0009", findings=(100, 300, 500, 700), peers=("prefill-3",) * 4)
+    return History(gpus=gpus)
+
+
+def too_little() -> History:
+    gpus = fleet(64)
+    gpus[5] = Gpu(uuid="GPU-0005", findings=(100, 300))
+    return History(gpus=gpus)
+
+
+def few_peers() -> History:
+    """Three GPUs are no fleet: the peers' own rate is unknown."""
+    gpus = fleet(3)
+    gpus[1].findings = (100, 300, 500)
+    return History(gpus=gpus)
+
+
+CASES = {
+    "one bad GPU among 64": (one_bad_gpu(), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
+    "a burst is one finding": (one_bad_gpu(per_finding=5000), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
+    "one bad link": (bad_link(), {"GPU-0009": Verdict.LINK}, ()),
+    "too little evidence": (too_little(), {"GPU-0005": Verdict.NOT_ENOUGH_EVIDENCE}, ()),
+    "too few peers": (few_peers(), {"GPU-0001": Verdict.NOT_ENOUGH_EVIDENCE}, ()),
+    "counter resets": (one_bad_gpu(resets=(150, 501, 800)), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
+    "moved to another node, new driver": (one_bad_gpu(moves=400), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
+    "one bad release": (
+        bad_release(),
+        {f"GPU-1{i:03d}": Verdict.SOFTWARE for i in range(20)},
+        (Release("vllm", "1.1", "llama@1"),),
+    ),
+}

@@ -1,0 +1,157 @@
+"""A week of a fleet as counters: what Prometheus would have scraped, and what the code is given."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from canary_obs.fleet.evidence import Exposure, FleetEvidence, Release
+
+MINUTES = 10  # between samples
+HOURS = 169  # the last is judged over the 168 before
+SAMPLES = HOURS * 60 // MINUTES + 1
+RELEASE = Release("vllm", "1.0", "llama@1")
+
+
+def period(sample: int) -> int:
+    """The period of six hours that a sample's increase is counted in."""
+    return ceil(ceil(sample * MINUTES / 60) / 6)
+
+
+@dataclass(slots=True, kw_only=True)
+class Gpu:
+    """One GPU. `findings`: samples at which new ones show; `rate`: bytes verified per sample."""
+
+    uuid: str
+    release: Release = RELEASE
+    node: str = "n1"
+    rate: float = 6000.0
+    findings: tuple[int, ...] = ()
+    peers: tuple[str, ...] = ()  # per finding the peer whose block it was; () = no transfers
+    xid: int = 0
+    remaps: bool = False
+    resets: tuple[int, ...] = ()  # samples at which the counters begin again
+    driver: str = "580.95.05"
+    moves: int = 0  # sample from which on it is on another node with another driver; 0 = never
+    per_finding: int = 1  # slots that a finding damages
+
+    @property
+    def periods(self) -> set[int]:
+        """Periods of six hours in which findings were counted, as judged at the end."""
+        return {period(at) for at in self.findings}
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """A fleet's week."""
+
+    gpus: list[Gpu] = field(default_factory=list)
+
+    def evidence(self) -> FleetEvidence:
+        """As the code takes it: bytes of 168 hours, and hours with findings."""
+        per_hour = 60 // MINUTES
+        transferred: dict[tuple[str, str], int] = {}
+        for gpu in self.gpus:
+            for peer in set(gpu.peers):
+                at = {period(when) for when, own in zip(gpu.findings, gpu.peers, strict=True) if own == peer}
+                transferred[gpu.uuid, peer] = len(at)
+        return FleetEvidence(
+            exposures=tuple(
+                Exposure(
+                    gpu_uuid=gpu.uuid,
+                    release=gpu.release,
+                    verified_bytes=gpu.rate * per_hour * 168,
+                    periods=len(gpu.periods),
+                )
+                for gpu in self.gpus
+            ),
+            xids=frozenset(gpu.uuid for gpu in self.gpus if gpu.xid in (48, 63, 94)),
+            remaps=frozenset(gpu.uuid for gpu in self.gpus if gpu.remaps),
+            transferred=transferred,
+        )
+
+    def series(self) -> list[dict[str, str]]:
+        """The input of promtool's unit tests."""
+        return [
+            {"series": name, "values": values}
+            for number, gpu in enumerate(self.gpus)
+            for name, values in _series(number, gpu)
+        ]
+
+
+def _series(number: int, gpu: Gpu) -> Iterator[tuple[str, str]]:
+    rank = f'engine="{gpu.release.engine}",instance="i{number}",rank="0",job="kv-canary"'
+    versions = f'engine_version="{gpu.release.engine_version}",model="{gpu.release.model}"'
+    info = f'kv_canary_rank_info{{{rank},{versions},mode="log",gpu_uuid="{gpu.uuid}"'
+    before = f'{info},node="{gpu.node}",driver_version="{gpu.driver}"}}'
+    if gpu.moves:
+        yield before, f"1x{gpu.moves - 1} stale"
+        yield f'{info},node="n-new",driver_version="590.10"}}', f"_x{gpu.moves} 1x{SAMPLES - gpu.moves}"
+    else:
+        yield before, f"1x{SAMPLES}"
+    count, values = 0, []
+    for at in range(SAMPLES):
+        count = 0 if at in gpu.resets else count
+        count += gpu.per_finding * (at in gpu.findings)
+        values.append(str(count))
+    labels = f'{rank},group="full",phase="patrol",reason="kv_data"'
+    yield f"kv_canary_violations_total{{{labels}}}", " ".join(values)
+    other = labels.replace("kv_data", "chain")
+    yield f"kv_canary_violations_total{{{other}}}", f"0+1x{SAMPLES}"
+    yield f'kv_canary_bytes_verified_total{{{rank},group="full",phase="patrol"}}', f"0+{gpu.rate:g}x{SAMPLES}"
+    for peer in sorted(set(gpu.peers)):
+        count, values = 0, []
+        for at in range(SAMPLES):
+            count += at in gpu.findings and gpu.peers[gpu.findings.index(at)] == peer
+            values.append(str(count))
+        yield f'kv_canary_transferred_findings_total{{{rank},peer="{peer}"}}', " ".join(values)
+    yield from _device_series(gpu)
+
+
+def _device_series(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    if gpu.xid:
+        name = "DCGM_FI_DEV_XID_ERRORS" if gpu.uuid.endswith("0") else "DCGM_FI_DEV_XID_ERROR"
+        yield f'{name}{{UUID="{gpu.uuid}",gpu="0"}}', f"{gpu.xid}x{SAMPLES}"
+    if gpu.remaps:
+        yield f'kv_canary_device_remap_pending{{gpu_uuid="{gpu.uuid}"}}', f"0x{SAMPLES}"
+        yield f'kv_canary_device_remap_failed{{gpu_uuid="{gpu.uuid}"}}', f"1x{SAMPLES}"
+
+
+def random_history(seed: int) -> History:
+    """GPUs of a few releases, most without findings, some bad, some links, exposures 100 fold apart."""
+    draw = random.Random(seed)
+    releases = [
+        Release(engine, version, model)
+        for engine in ("vllm", "sglang")
+        for version in ("1.0", "1.1")
+        for model in ("llama@1", "")
+    ]
+    releases = draw.sample(releases, draw.randint(1, 4))
+    buggy = {release: draw.choice((0.0, 0.0, 0.1, 0.6)) for release in releases}
+    gpus = []
+    for number in range(draw.choice((1, 4, 12, 40))):
+        release = draw.choice(releases)
+        bad = draw.random() < 0.08
+        count = draw.randint(3, 12) if bad else int(draw.random() < buggy[release]) * draw.randint(1, 4)
+        findings = tuple(sorted(draw.sample(range(1, 6 * 168), count)))
+        gpus.append(
+            Gpu(
+                uuid=f"GPU-{number:04d}",
+                release=release,
+                rate=float(draw.choice((600, 3000, 6000, 60000))),
+                findings=findings,
+                peers=tuple(draw.choice(("p1", "p1", "p1", "p2")) for _ in findings) * (draw.random() < 0.3),
+                xid=draw.choice((0, 0, 0, 31, 48, 94)),
+                remaps=draw.random() < 0.1,
+                per_finding=draw.choice((1, 1000)),
+            )
+        )
+    return History(gpus=gpus)
+
+
+def rule_test(name: str, history: History, checks: dict[str, Any]) -> dict[str, Any]:
+    """One unit test for promtool, judged at the end of the week."""
+    return {"name": name, "interval": f"{MINUTES}m", "input_series": history.series(), **checks}

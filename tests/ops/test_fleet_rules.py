@@ -1,0 +1,118 @@
+"""The recording rules and the code judge alike; promtool evaluates the rules as Prometheus does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import isinf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from alerts.render import RULES, thresholds
+from canary_obs.fleet import thresholds as in_code
+from canary_obs.fleet.evidence import Release
+from canary_obs.fleet.verdict import Verdict, assess
+from tests.fleet.cases import CASES, few_peers
+from tests.fleet.histories import HOURS, History, random_history, rule_test
+from tests.ops.tools import judge
+
+AT = f"{HOURS - 1}h"
+SEEDS = range(12)
+
+
+def promtool(folder: Path, tests: list[dict[str, Any]]) -> None:
+    content = {"rule_files": [str(RULES / "fleet.yml")], "evaluation_interval": "1h", "tests": tests,
+               "group_eval_order": ["kv-canary-fleet", "kv-canary-parts"]}  # fmt: skip
+    (folder / "test.yml").write_text(yaml.safe_dump(content, sort_keys=False))
+    judge("promtool", "test", "rules", "test.yml", cwd=folder, package="prometheus")
+
+
+def expected(history: History) -> list[dict[str, Any]]:
+    """What the code finds, as expressions that must hold of the recorded series."""
+    found = assess(history.evidence())
+    verdicts = [
+        {"labels": f'{{gpu_uuid="{gpu.gpu_uuid}",verdict="{gpu.verdict}"}}', "value": gpu.observed}
+        for gpu in found.gpus
+    ]
+    scores = [f"abs(gpu:kv_canary_score:decades - {gpu.score!r}) < 1e-6" for gpu in found.gpus]
+    checks = [
+        {"expr": "sum by (gpu_uuid, verdict) (gpu:kv_canary_verdict:periods7d)", "exp_samples": verdicts},
+        {
+            "expr": "sum by (engine, engine_version, model) (release:kv_canary_suspect:gpus)",
+            "exp_samples": [
+                {"labels": _labels(suspect.release), "value": suspect.gpus} for suspect in found.releases
+            ],
+        },
+    ]
+    for gpu, score in zip(found.gpus, scores, strict=True):
+        uuid = f'{{gpu_uuid="{gpu.gpu_uuid}"}}'
+        limit = "Inf" if isinf(gpu.expected) else repr(gpu.expected * (1 + 1e-9) + 1e-12)
+        holds = (
+            score.replace(":decades", f":decades{uuid}"),
+            f"gpu:kv_canary_expected:periods7d{uuid} <= {limit}",
+        )
+        one = [{"labels": "{}", "value": 1}]
+        checks += [{"expr": f"count({expression})", "exp_samples": one} for expression in holds]
+    return [check | {"eval_time": AT} for check in checks]
+
+
+def _labels(release: Release) -> str:
+    named = {"engine": release.engine, "engine_version": release.engine_version, "model": release.model}
+    return "{" + ",".join(f'{name}="{value}"' for name, value in named.items() if value) + "}"
+
+
+def test_thresholds_are_the_same_in_both() -> None:
+    known = {name: entry["value"] for name, entry in thresholds().items()}
+    names = [name for name in vars(in_code) if name.isupper()]
+    assert len(names) == 12
+    for name in names:
+        assert getattr(in_code, name) == known[name.lower()], name
+
+
+@pytest.mark.ops
+def test_random_fleets_are_judged_alike_by_rules_and_code(tmp_path: Path) -> None:
+    histories = {seed: random_history(seed) for seed in SEEDS}
+    promtool(
+        tmp_path,
+        [
+            rule_test(f"seed {seed}", history, {"promql_expr_test": expected(history)})
+            for seed, history in histories.items()
+        ],
+    )
+    verdicts = Counter(
+        gpu.verdict for history in histories.values() for gpu in assess(history.evidence()).gpus
+    )
+    assert set(verdicts) == set(Verdict), "every verdict was compared"
+    assert any(assess(history.evidence()).releases for history in histories.values())
+
+
+@pytest.mark.ops
+def test_rules_that_differ_are_noticed(tmp_path: Path) -> None:
+    history = few_peers()
+    spoilt = expected(history)
+    spoilt[0]["exp_samples"][0]["value"] += 1
+    with pytest.raises(AssertionError, match="FAILED"):
+        promtool(tmp_path, [rule_test("spoilt", history, {"promql_expr_test": spoilt})])
+
+
+@pytest.mark.ops
+def test_the_rules_judge_each_case_and_alert(tmp_path: Path) -> None:
+    tests = []
+    for name, (history, verdicts, _) in CASES.items():
+        checks = expected(history)
+        node = "n-new" if name.startswith("moved") else "n2"
+        paged = [
+            {"labels": f'{{gpu_uuid="{uuid}",node="{node}"}}', "value": 1}
+            for uuid, verdict in verdicts.items()
+            if verdict is Verdict.SUSPECT_GPU
+        ]
+        alerts = [
+            {"expr": 'sum by (gpu_uuid, node) (ALERTS{alertname="KVCanarySuspectGPU"})', "eval_time": AT,
+             "exp_samples": paged},
+            {"expr": 'count(ALERTS{alertname="KVCanarySuspectRelease"})', "eval_time": AT,
+             "exp_samples": [{"labels": "{}", "value": 1}] if name == "one bad release" else []},
+        ]  # fmt: skip
+        tests.append(rule_test(name, history, {"promql_expr_test": checks + alerts}))
+    promtool(tmp_path, tests)
