@@ -55,6 +55,11 @@ def vllm_ratios(work: str) -> list[float]:
     return [result(f"h200_vllm_{runner}.json")[work]["throughput_ratio"] for runner in ("v2", "v1")]
 
 
+def loads(file: str, *names: str) -> list[float]:
+    """Time added to each load, in per cent."""
+    return [100 * result(file)["measures"][name]["value"] for name in names]
+
+
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= MOST_LINES
 
@@ -89,19 +94,15 @@ def test_requirements_and_ports_are_those_of_the_code() -> None:
 def test_the_cost_table_holds_what_was_measured() -> None:
     pool = POOLS[0]
     slot_bytes = pool.layers * len(pool.parts) * pool.heads * pool.head_bytes
-    step, kernels, cpu = result("h200_step.json"), result("kernels_h200.json"), result("cpu_compiled.json")
-    after_step = result("h200_pipeline.json")["gpu_steps_behind"]["after_step_us"]
+    kernels, cpu = result("kernels_h200.json"), result("cpu_compiled.json")
     by_work = {row["work"]: row for row in kernels["rows"]}
     measured = [
         [RECORD_BYTES, 100 * RECORD_BYTES / slot_bytes, 8],  # "... of an 8B model's KV"
         vllm_ratios("decode"),
         vllm_ratios("prefill"),
-        vllm_ratios("fill"),
-        [
-            100 * step[engine]["checks_over_none"]
-            for engine in ("engine_runs_ahead", "engine_waits_each_step")
-        ],
-        [after_step["p50"], after_step["p99"]],
+        loads("h200_load_v2.json", "decode", "single", "mixed"),
+        loads("h200_load_small_v2.json", "decode"),
+        loads("h200_sglang_8b.json", "decode", "prefill", "mixed"),
         [100 * by_work[f"{pool.name}: sweep, random"]["ratio"]],
         [cpu[run][1]["numba_us"]["step"] for run in ("bench_cpu_load_9", "bench_cpu_load_9_again")],
     ]

@@ -19,7 +19,7 @@ SITUATIONS = ("quiet, firing, resolved", "target gone", "engine restarts, counte
 SECTIONS = ["## Meaning", "## Impact", "## Diagnosis", "## Mitigation", "## Commands", "## Escalation"]
 BY_WEEK = {"KVCanarySuspectGPU", "KVCanarySuspectRelease"}  # tests/fleet tries these over weeks
 SCENARIOS = {scenario.alert: scenario for scenario in (*DAMAGE, *BLIND, *DEBT)}
-_METRIC = re.compile(r"\b(?:(?:rank|gpu|release):)?kv_canary_\w+(?::\w+)?")
+_METRIC = re.compile(r"\b(?:(?:rank|engine|gpu|release):)?kv_canary_\w+(?::\w+)?")
 
 
 def test_promtool_accepts_the_rules() -> None:

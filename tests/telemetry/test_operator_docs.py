@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from canary_obs.config import FILE_VARIABLE, PREFIX as SETTING_PREFIX, CanaryConfig, ServiceConfig
+from canary_obs.config import (
+    FILE_VARIABLE,
+    PREFIX as SETTING_PREFIX,
+    CanaryConfig,
+    ClientConfig,
+    ServiceConfig,
+)
 from canary_obs.telemetry.catalog import PREFIX as METRIC_PREFIX, MetricType, all_metrics
 from canary_obs.vocabulary import Cause, Reason
 
@@ -19,12 +25,14 @@ FILES = sorted(
     if path.is_file()
 )
 SETTINGS = {FILE_VARIABLE} | {
-    SETTING_PREFIX + name.upper() for kind in (CanaryConfig, ServiceConfig) for name in kind.__struct_fields__
+    SETTING_PREFIX + name.upper()
+    for kind in (CanaryConfig, ServiceConfig, ClientConfig)
+    for name in kind.__struct_fields__
 }
 LOG_PREFIX = "kv_canary_swa_divergence="  # of a line of the engine's log, not a metric
 
-_SETTING = re.compile(rf"{SETTING_PREFIX}[A-Z_]+\b")
-_METRIC = re.compile(rf"(rank:)?\b({METRIC_PREFIX}\w+(?:\*|:\w+)?)")
+_SETTING = re.compile(rf"(?<![A-Z_]){SETTING_PREFIX}[A-Z_]+\b")
+_METRIC = re.compile(rf"((?:rank|engine|gpu|release):)?\b({METRIC_PREFIX}\w+(?:\*|:\w+)?)")
 
 
 def metrics() -> set[str]:
@@ -32,8 +40,8 @@ def metrics() -> set[str]:
     for metric in all_metrics():
         if metric.type is MetricType.HISTOGRAM:
             names |= {f"{metric.name}_{suffix}" for suffix in ("bucket", "sum", "count")}
-    recorded = (ROOT / "alerts/rules/recording.yml").read_text(encoding="utf-8")
-    return names | set(re.findall(r"record: (\S+)", recorded))
+    rules = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "alerts/rules").glob("*.yml"))
+    return names | set(re.findall(r"record: (\S+)", rules))
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -98,6 +98,12 @@ def _lost_write(facts: Facts) -> str:
     return f"The forward left the{part} bytes of {_slot(facts)} as they were before: the write was lost"
 
 
+def _lost_load(facts: Facts) -> str:
+    row = facts.row
+    part = "" if row.part is None else f" {_part(row.part)}"
+    return f"A load was reported complete and left the{part} bytes of {_slot(facts)} as they were before it"
+
+
 def _kv_data(facts: Facts) -> str:
     if facts.changed:
         return _changed(facts, facts.changed[0])
@@ -152,7 +158,7 @@ def _record(facts: Facts) -> str:
 _SENTENCES: Mapping[Reason, Callable[[Facts], str]] = {
     Reason.CHAIN: _chain, Reason.POSITION: _position, Reason.TOKEN: _token, Reason.KV_DATA: _kv_data,
     Reason.WRITE_TOKEN: _write_token, Reason.WRITE_POSITION: _write_position, Reason.UNWRITTEN: _unwritten,
-    Reason.LOST_WRITE: _lost_write, Reason.RECORD: _record,
+    Reason.LOST_WRITE: _lost_write, Reason.LOST_LOAD: _lost_load, Reason.RECORD: _record,
 }  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_slots_and_requests_are_those_of_the_evidence():
 
 
 def test_planted_faults_are_announced_only_where_they_are_injected():
-    assert report_of(FLIP).planted is None
+    assert report_of(FLIP).injected is None
     hub = Hub()
     hub_with(hub, FLIP)
     counts = {PerturbMode.REAL_KV_USED: PerturbCount(injected=3)}
