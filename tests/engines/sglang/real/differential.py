@@ -65,7 +65,7 @@ def main() -> int:
     from tests.engines.sglang.real.faults import FAULTS
 
     load_plugins()
-    chosen = [fault for fault in FAULTS if not given.faults or fault.name in given.faults]
+    chosen = [fault for fault in FAULTS if not given.faults or _name(fault) in given.faults]
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         for fault in chosen:
@@ -80,6 +80,11 @@ def main() -> int:
         print(f"ours is silent: {json.dumps(msgspec.to_builtins(outcome))}", file=sys.stderr)
     sys.stdout.flush()
     return 1 if wrong or not chosen else 0
+
+
+def _name(fault: Any) -> str:
+    name: str = fault.name
+    return f"MLA: {name}" if fault.model == "latent" else name
 
 
 def _replace(document: Path, table: str) -> None:
@@ -97,7 +102,7 @@ def _try(folder: Path, fault: Any) -> Outcome:
     os.environ.update(sglang_canary.MORE)
     theirs, ours, unnamed = _both(folder, fault)
     return Outcome(
-        name=fault.name if fault.model != "latent" else f"MLA: {fault.name}", as_shipped=as_shipped,
+        name=_name(fault), as_shipped=as_shipped,
         with_all=theirs, ours=ours, unnamed=unnamed if fault.same_slots else [],
     )  # fmt: skip
 
