@@ -29,7 +29,12 @@ from canary_obs.engines.vllm.cached_blocks import (
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_managers, send_keys
 from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
-from canary_obs.engines.vllm.scheduler_reports import attach_reports, log_fault
+from canary_obs.engines.vllm.scheduler_reports import (
+    FAULTS_ATTRIBUTE,
+    SECONDS_ATTRIBUTE,
+    attach_reports,
+    log_fault,
+)
 from canary_obs.engines.vllm.token_chains import CHAINS_ATTRIBUTE, TokenChains, send_tokens
 from canary_obs.engines.vllm.trace_headers import send_traces
 
@@ -61,6 +66,9 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     patches.set(manager, TOKENS, {})
     patches.set(manager, TOTALS, [0] * len(manager.kv_cache_config.kv_cache_groups))
     patches.set(scheduler, CHAINS_ATTRIBUTE, TokenChains())
+    patches.set(scheduler, SECONDS_ATTRIBUTE, 0.0)
+    for owner in (scheduler, manager.block_pool):
+        patches.set(owner, FAULTS_ATTRIBUTE, set())
     instrument_map(patches, manager.block_pool.cached_block_hash_to_block)
     instrument_managers(patches, scheduler.connector)
     for name, make in _POOL_WRAPPERS.items():

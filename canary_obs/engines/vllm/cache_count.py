@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.engines.vllm.scheduler_reports import log_fault
+from canary_obs.engines.vllm.scheduler_reports import FAULTS_ATTRIBUTE, log_fault
 
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 COUNTS_ATTRIBUTE = "kv_canary_cached_counts"  # of SchedulerOutput: BlockCounts by vLLM's group number
@@ -91,6 +91,7 @@ def _scanned(held: Any, count: MapCount) -> MapCount:
 def instrument_map(patches: MethodPatches, held: Any, count: MapCount | None = None) -> None:
     """Count what one map takes and drops, and what follows it in its pool."""
     patches.set(held, _COUNT, _scanned(held, MapCount(patches) if count is None else count))
+    patches.set(held, FAULTS_ATTRIBUTE, set())
     for name, make in (("insert", _around_insert), ("pop", _around_pop)):
         patches.wrap(held, name, partial(_bound, held, make))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 SECONDS_ATTRIBUTE = "kv_canary_scheduler_seconds"  # of SchedulerOutput; of Scheduler: spent so far
-_FAULTS = "_kv_canary_faults"  # of whoever reports: names of what has failed, each logged once
+FAULTS_ATTRIBUTE = "_kv_canary_faults"  # of whoever reports: names of what has failed, each logged once
 log = logging.getLogger("canary_obs")
 
 Report = Callable[[Any, Any], None]  # of a scheduler and an output
@@ -30,7 +30,7 @@ def attach_reports(scheduler: Any, output: Any, reports: Sequence[Report]) -> No
 def log_fault(owner: Any, what: str, error: Exception) -> None:
     """Log the first failure of its kind of this owner. Never raises."""
     try:
-        known = vars(owner).setdefault(_FAULTS, set())
+        known = vars(owner).setdefault(FAULTS_ATTRIBUTE, set())
         if what not in known:
             known.add(what)
             log.error(
