@@ -28,9 +28,10 @@ def test_flipped_bits_are_counted() -> None:
 
 def test_a_block_counts_as_transferred_while_nothing_was_written_over_it() -> None:
     account = DamageAccount()
-    account.add(evidence(WANTED, history=came(SlotEventKind.WRITTEN, SlotEventKind.RECEIVED)))
     account.add(evidence(WANTED, history=came(SlotEventKind.RECEIVED, SlotEventKind.WRITTEN)))
     account.add(evidence(WANTED, history=()))
+    assert not account.transferred
+    account.add(evidence(WANTED, history=came(SlotEventKind.WRITTEN, SlotEventKind.RECEIVED)))
     assert account.transferred == {(identity().key, UNKNOWN_PEER): 1}
 
 
