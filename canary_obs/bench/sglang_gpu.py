@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any
 
+from canary_obs.bench.engine_process import EngineProcess
 from canary_obs.bench.environment import environment
 from canary_obs.bench.result import BenchResult, Measure
 from canary_obs.bench.sglang_loads import LOADS, Answer, SglangLoads
 from canary_obs.bench.statistics import overhead_measure, paired_overhead
 from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port
-from canary_obs.errors import CanaryError, ConfigurationError
+from canary_obs.errors import ConfigurationError
 
 NONE, LOG = "none", "log"
 # By engine: arguments of SGLang. Those of its own canary are named as it names what it compares.
@@ -34,12 +32,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 _GOALS = {"decode": 0.003, "few": 0.003, "single": 0.003, "prefill": 0.005, "mixed": 0.005}
 _HOST_BOUND_GOAL = 0.05  # of every load of a model so small that the host is the limit
 _LONGER_STEP_GOAL_MS = 2.0  # by which a sweep may lengthen a step
-_END_SECONDS = 60
 _ENTRY_POINTS = "[sglang.srt.plugins]\nkv_canary_bench = canary_obs.bench.sglang_taps:register\n"
-
-
-class EngineEnded(CanaryError):
-    """An engine of the bench ended before its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +66,7 @@ def run_sglang_gpu(plan: SglangGpuPlan, on_progress: Callable[[dict[str, Any]], 
         (plugin / "entry_points.txt").write_text(_ENTRY_POINTS, "utf-8")
         endpoint = f"ipc://{folder}/service.sock"
         opened.callback(ServiceProcess.start(endpoint, free_port()).stop)
-        engines = {name: opened.enter_context(_Engine(plan, name, folder, endpoint)) for name in plan.engines}
+        engines = {name: opened.enter_context(_engine(plan, name, folder, endpoint)) for name in plan.engines}
         figures["engines"] = {name: engine.answer()["engine"] for name, engine in engines.items()}
         for number in range(plan.rounds + 1):
             for load in plan.names:
@@ -170,53 +163,15 @@ class _Runs:
         ]
 
 
-class _Engine:
-    """A process that runs one engine."""
-
-    def __init__(self, plan: SglangGpuPlan, name: str, folder: str, endpoint: str) -> None:
-        requests, self._requests = os.pipe()
-        self._answers, answers = os.pipe()
-        settings = {
-            "shape": plan.shape, "loads": asdict(plan.loads), "tokens": plan.tokens, "more": ENGINES[name],
-        }  # fmt: skip
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("KV_CANARY_")}
-        environ["PYTHONPATH"] = os.pathsep.join([folder, *_own_folders(), environ.get("PYTHONPATH", "")])
-        if name == LOG:
-            environ |= {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
-        module = "canary_obs.bench.sglang_engine"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(settings), str(requests), str(answers)],
-            env=environ, pass_fds=(requests, answers), stdin=subprocess.DEVNULL, stdout=sys.stderr,
-        )  # fmt: skip
-        os.close(requests)
-        os.close(answers)
-        self._to = os.fdopen(self._requests, "w")
-        self._from = os.fdopen(self._answers)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._to.close()
-        self._from.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def ask(self, what: str, seed: int) -> Answer:
-        """The answer to a request, once it has come."""
-        print(json.dumps([what, seed]), file=self._to, flush=True)
-        return self.answer()
-
-    def answer(self) -> Answer:
-        """The next answer; the first one says that the engine has started."""
-        line = self._from.readline()
-        if not line:
-            raise EngineEnded(f"an engine ended with {self._process.wait()} before its answer; see its log")
-        found: Answer = json.loads(line)
-        return found
+def _engine(plan: SglangGpuPlan, name: str, folder: str, endpoint: str) -> EngineProcess:
+    settings = {
+        "shape": plan.shape, "loads": asdict(plan.loads), "tokens": plan.tokens, "more": ENGINES[name],
+    }  # fmt: skip
+    paths = [folder, *_own_folders(), os.environ.get("PYTHONPATH", "")]
+    environ = {"PYTHONPATH": os.pathsep.join(paths)}
+    if name == LOG:
+        environ |= {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
+    return EngineProcess("canary_obs.bench.sglang_engine", settings, environ)
 
 
 def _own_folders() -> Sequence[str]:

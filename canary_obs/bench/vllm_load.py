@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any
 
+from canary_obs.bench.engine_process import EngineProcess
 from canary_obs.bench.environment import environment
 from canary_obs.bench.result import BenchResult, Measure
 from canary_obs.bench.statistics import overhead_measure, paired_overhead
 from canary_obs.bench.vllm_workloads import WORKLOADS, LoadPlan
 from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port
-from canary_obs.errors import CanaryError
 
 GOAL = 0.005  # of the time without a canary
 _NONE, _LOG, _CONTROL = "none", "log", "control"  # engines; the control has no canary either
-_END_SECONDS = 60
-
-
-class EngineEnded(CanaryError):
-    """An engine of the bench ended before its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +46,9 @@ def run_vllm_load(plan: VllmLoadPlan, on_progress: Callable[[dict[str, Any]], No
     with TemporaryDirectory() as folder, ExitStack() as opened:
         endpoint = f"ipc://{folder}/service.sock"
         opened.callback(ServiceProcess.start(endpoint, free_port()).stop)
-        engines: dict[str, _Engine] = {}
+        engines: dict[str, EngineProcess] = {}
         for name in names:
-            engines[name] = opened.enter_context(_Engine(plan, endpoint if name == _LOG else None))
+            engines[name] = opened.enter_context(_engine(plan, endpoint if name == _LOG else None))
             figures |= engines[name].answer()
         for number in range(plan.rounds + 1):
             for load in WORKLOADS:
@@ -129,49 +120,10 @@ class _Runs:
         return list(zip(seconds[_NONE], seconds[other], strict=True))
 
 
-class _Engine:
-    """A process that runs one engine."""
-
-    def __init__(self, plan: VllmLoadPlan, endpoint: str | None) -> None:
-        """With a service's endpoint it has a canary."""
-        requests, self._requests = os.pipe()
-        self._answers, answers = os.pipe()
-        settings = {name: value for name, value in asdict(plan).items() if name not in ("rounds", "control")}
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("KV_CANARY_")}
-        environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if plan.runner == "v2" else "0"
-        if endpoint is not None:
-            environ |= {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
-        module = "canary_obs.bench.vllm_load_engine"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(settings), str(requests), str(answers)],
-            env=environ, pass_fds=(requests, answers), stdin=subprocess.DEVNULL, stdout=sys.stderr,
-        )  # fmt: skip
-        os.close(requests)
-        os.close(answers)
-        self._to = os.fdopen(self._requests, "w")
-        self._from = os.fdopen(self._answers)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._to.close()
-        self._from.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def ask(self, what: str, seed: int) -> dict[str, Any]:
-        """The answer to a request, once it has come."""
-        print(json.dumps([what, seed]), file=self._to, flush=True)
-        return self.answer()
-
-    def answer(self) -> dict[str, Any]:
-        """The next answer; the first one says that the engine has started."""
-        line = self._from.readline()
-        if not line:
-            raise EngineEnded(f"an engine ended with {self._process.wait()} before its answer; see its log")
-        found: dict[str, Any] = json.loads(line)
-        return found
+def _engine(plan: VllmLoadPlan, endpoint: str | None) -> EngineProcess:
+    """With a service's endpoint it has a canary."""
+    settings = {name: value for name, value in asdict(plan).items() if name not in ("rounds", "control")}
+    environ = {"VLLM_USE_V2_MODEL_RUNNER": "1" if plan.runner == "v2" else "0"}
+    if endpoint is not None:
+        environ |= {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
+    return EngineProcess("canary_obs.bench.vllm_load_engine", settings, environ)
