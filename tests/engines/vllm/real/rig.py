@@ -167,9 +167,12 @@ class Rig:
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        from tests.engines.vllm.real.copying_connector import STORE
+
         if not vars(self):
             return
         self.core.shutdown()
+        STORE.clear()  # a test may have damaged it: the next engine would rightly be accused of its bytes
         self.__dict__.clear()
         gc.collect()
         cleanup_dist_env_and_memory()
