@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,3 +46,36 @@ def axe_findings(page: Any, axe: Path) -> list[str]:
         if rule["impact"] in ("serious", "critical")
         for node in rule["nodes"]
     ]
+
+
+class Effort:
+    """Processor time that a page and this process, with its service, take inside the `with`.
+
+    Not wall time: what else runs on the machine does not add to it.
+    """
+
+    def __init__(self, page: Any) -> None:
+        self._session = page.context.new_cdp_session(page)
+        self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self.page_seconds = self.service_seconds = 0.0
+
+    def _now(self) -> tuple[float, float]:
+        metrics = {
+            one["name"]: one["value"] for one in self._session.send("Performance.getMetrics")["metrics"]
+        }
+        return metrics["TaskDuration"], time.process_time()
+
+    def __enter__(self) -> Effort:
+        self._before = self._now()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        page, service = self._now()
+        self.page_seconds, self.service_seconds = page - self._before[0], service - self._before[1]
+
+    @property
+    def seconds(self) -> float:
+        return self.page_seconds + self.service_seconds
+
+    def __str__(self) -> str:
+        return f"page {1e3 * self.page_seconds:.0f} ms, service {1e3 * self.service_seconds:.0f} ms"

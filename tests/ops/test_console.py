@@ -2,191 +2,136 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from canary_obs.config import ServiceConfig
-from canary_obs.records import CancelSweep, StartSweep, SweepReport, Violations
-from canary_obs.serve import ServiceThread
-from canary_obs.transport.links import LocalLink
+from canary_obs.commands import Pause, Resume, StartDrill, StartSweep
 from canary_obs.vocabulary import Phase, Reason, SweepStatus
-from tests.ops.browser import PHONE, axe_findings, chromium
-from tests.ops.tools import judge
-from tests.service.fakes import hello, identity, progress, snapshot, violation
+from tests.ops.browser import PHONE, Effort, axe_findings
+from tests.ops.console_fleet import OPERATOR, RANKS, READER, WRITER, ConsoleFleet, sign_in
 
+ORDER = """async path => {
+  const session = await (await fetch("console/session")).json();
+  const headers = {"Content-Type": "application/json", "X-CSRF-Token": session.csrf};
+  return (await fetch(path, {method: "POST", body: '{"ranks": [9]}', headers})).status;
+}"""
 pytestmark = [pytest.mark.ops, pytest.mark.timeout(180)]
 
-RANKS = 64
-WRITER, READER = "writer-0123456789abcdef", "reader-0123456789abcdef"
-TOKENS = f"""
-[oncall]
-token = "{WRITER}"
-scopes = ["read", "operate", "inject"]
-[viewer]
-token = "{READER}"
-scopes = ["read"]
-"""
 
-
-class Fleet:
-    """A service with 64 ranks that answer commands as engines do; sweeps advance when told to."""
-
-    def __init__(self, folder: Path) -> None:
-        tokens = folder / "tokens.toml"
-        tokens.write_text(TOKENS)
-        tokens.chmod(0o600)
-        config = ServiceConfig(
-            port=0, tokens_file=str(tokens), drill_enabled=True, snapshot_stale_seconds=600.0,
-            log_file=str(folder / "log"),
-        )  # fmt: skip
-        self.service = ServiceThread(config, link=LocalLink())
-        self.hub, self.sweep = self.service.hub, ""
-        self.ranks = [identity(number % 8, instance=f"gpu-{number // 8}") for number in range(RANKS)]
-        for who in self.ranks:
-            self.hub.ingest(hello(who), lambda command, who=who: self._execute(who, command))
-            self.send(who, snapshot(who, 1, perturbations={}))
-
-    def send(self, who: Any, message: Any) -> None:
-        self.hub.ingest(message, lambda command: self._execute(who, command))
-
-    def _execute(self, who: Any, command: Any) -> None:
-        if isinstance(command, StartSweep):
-            self.sweep = command.id
-        elif isinstance(command, CancelSweep):
-            threading.Thread(target=self.report, args=(who, SweepStatus.CANCELLED, 30)).start()
-
-    def report(self, who: Any, status: SweepStatus, checked: int) -> None:
-        self.send(who, SweepReport(identity=who, progress=progress(self.sweep, status, checked=checked)))
-
-    def find(self, who: Any, **changes: Any) -> str:
-        """A finding of a rank; returns its incident's id."""
-        self.send(who, Violations(identity=who, rows=(violation(**changes),)))
-        self.send(who, snapshot(who, 2, violations=1, perturbations={}))
-        return self.hub.violations()[0].incident
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Fleet]:
-    built = Fleet(tmp_path_factory.mktemp("fleet"))
-    yield built
-    built.service.close()
-
-
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("axe") / "check"
-    shutil.copytree(Path(__file__).parent / "axe", folder)
-    judge("npm", "ci", "--ignore-scripts", cwd=folder)
-    return folder / "node_modules/axe-core/axe.min.js"
-
-
-@pytest.fixture
-def page(browser: Any, fleet: Fleet) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1280, "height": 860})
-    page = context.new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda line: errors.append(line.text) if "Content Security" in line.text else None)
-    yield page
-    context.close()
-    assert errors == []
-
-
-def sign_in(page: Any, fleet: Fleet, token: str = WRITER, path: str = "/") -> None:
-    page.goto(fleet.service.url + path)
-    page.get_by_label("Token of the service").fill(token)
-    page.get_by_role("button", name="Sign in").click()
-    page.wait_for_url(fleet.service.url + path)
-    page.get_by_role("button", name="Sign out").wait_for()
-
-
-def test_a_wrong_token_is_refused_and_the_right_one_is_not_kept(page: Any, fleet: Fleet) -> None:
-    page.goto(fleet.service.url)
+def test_a_wrong_token_is_refused_and_the_right_one_is_not_kept(page: Any, console: ConsoleFleet) -> None:
+    page.goto(console.url)
     page.get_by_label("Token of the service").fill("wrong-0123456789abcdef")
     page.get_by_role("button", name="Sign in").click()
     page.get_by_role("alert").filter(has_text="no token of the service").wait_for()
-    sign_in(page, fleet)
+    sign_in(page, console.url)
     kept = page.evaluate("JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}])")
     assert kept == '["",{},{}]'
     assert WRITER not in page.content()
     page.get_by_role("button", name="Sign out").click()
     page.wait_for_url("**/sign-in")
-    page.goto(fleet.service.url)
+    page.goto(console.url)
     page.wait_for_url("**/sign-in")
 
 
-def test_64_ranks_are_shown_within_a_second(page: Any, fleet: Fleet) -> None:
-    sign_in(page, fleet)
+def test_64_ranks_are_shown_within_a_second(page: Any, console: ConsoleFleet) -> None:
+    sign_in(page, console.url)
     page.locator("#ranks tr").nth(RANKS - 1).wait_for()
-    page.reload()
-    page.locator("#ranks tr").nth(RANKS - 1).wait_for()
-    milliseconds = page.evaluate("performance.now()")  # since the navigation began
-    print(f"64 ranks {milliseconds:.0f} ms after the navigation began")
+    with Effort(page) as effort:
+        page.reload()
+        page.locator("#ranks tr").nth(RANKS - 1).wait_for()
+        milliseconds = page.evaluate("performance.now()")  # since the navigation began
+    print(f"64 ranks after {milliseconds:.0f} ms; processor time: {effort}")
     assert page.locator("#map tbody td").count() == RANKS
+    assert effort.seconds < 1.0
     page.get_by_label("Search ranks").fill("gpu-3/5")
     assert page.locator("#ranks tr").count() == 1
-    assert milliseconds < 5000  # a second on a machine of its own; CI shares its cores
 
 
-def test_a_sweep_shows_its_progress_and_is_cancelled(page: Any, fleet: Fleet) -> None:
-    sign_in(page, fleet)
+def test_a_sweep_shows_its_progress_and_is_cancelled(page: Any, console: ConsoleFleet) -> None:
+    sign_in(page, console.url)
     page.get_by_role("button", name="Sweep", exact=True).click()
     page.get_by_text("0 of 64 ranks done").wait_for()
-    for who in fleet.ranks:
-        fleet.report(who, SweepStatus.RUNNING, 30)
+    for who in console.ranks:
+        console.report(who, SweepStatus.RUNNING, 30)
     page.get_by_text("1.92 k of 6.40 k slots (30.0 %)").wait_for()
     page.get_by_role("button", name="Cancel").click()
     page.get_by_text("cancelled ·").wait_for()
 
 
 def test_a_fault_is_visible_within_two_seconds_and_one_of_two_is_acknowledged(
-    page: Any, fleet: Fleet
+    page: Any, console: ConsoleFleet
 ) -> None:
-    sign_in(page, fleet)
+    sign_in(page, console.url)
     page.get_by_text("live", exact=True).wait_for()
     began = time.monotonic()
-    first = fleet.find(
-        fleet.ranks[17], slot=1026, reason=Reason.POSITION, phase=Phase.TAIL, part=None, position=158,
+    first = console.find(
+        console.ranks[17], slot=1026, reason=Reason.POSITION, phase=Phase.TAIL, part=None, position=158,
         request="<b>r000002</b>", expected="0x9e", actual="0x79",
     )  # fmt: skip
     page.get_by_text("<b>r000002</b> at position 158 reads slot 1026").wait_for()
     seconds = time.monotonic() - began
     print(f"a finding is on the page after {seconds:.2f} s")
     assert seconds < 2.0
-    second = fleet.find(fleet.ranks[40], slot=7)
+    second = console.find(console.ranks[40], slot=7)
     page.get_by_role("button", name=f"Acknowledge incident {second}").wait_for()
     page.get_by_role("button", name=f"Acknowledge incident {first}").click()
     page.get_by_label("Comment").fill("seen by me")
     page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
     page.get_by_text("1 not acknowledged").wait_for()
-    states = {one.id: one.acknowledged for one in fleet.hub.incidents.newest_first()}
+    states = {one.id: one.acknowledged for one in console.hub.incidents.newest_first()}
     assert states == {first: True, second: False}
 
 
-def test_the_scopes_decide_which_buttons_exist(page: Any, fleet: Fleet) -> None:
-    sign_in(page, fleet, READER)
+def test_a_rank_is_swept_paused_resumed_and_drilled_alone(page: Any, console: ConsoleFleet) -> None:
+    sign_in(page, console.url)
+    row = page.locator("#ranks tr", has_text="fake/gpu-2/3")
+    before = len(console.received)
+    row.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog", name="Pause fake/gpu-2/3?").get_by_role("button", name="Pause").click()
+    row.get_by_text("sweeps and patrol are paused").wait_for()
+    assert row.get_by_role("button", name="Pause").count() == 0
+    row.get_by_role("button", name="Resume").click()
+    row.get_by_role("button", name="Pause").wait_for()
+    row.get_by_role("button", name="Drill").click()
+    page.get_by_role("dialog").get_by_role("button", name="Drill").click()
+    page.get_by_text("Drill: 1 of 1 rank detected it").wait_for()
+    row.get_by_role("button", name="Sweep").click()
+    page.get_by_text("0 of 1 rank done").wait_for()
+    assert page.get_by_role("button", name="Sweep", exact=True).count() == 0
+    console.report(console.ranks[19], SweepStatus.PASSED, 100)
+    page.get_by_text("passed · 100 of 100 slots").wait_for()
+    kinds = (Pause, Resume, StartDrill, StartSweep)
+    asked = [
+        (who.instance, who.rank, type(one)) for who, one in console.received[before:] if type(one) in kinds
+    ]
+    assert asked == [("gpu-2", 3, kind) for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("token", "names"),
+    [(READER, set()), (OPERATOR, {"Sweep", "Pause"}), (WRITER, {"Sweep", "Pause", "Drill"})],
+)
+def test_the_scopes_decide_which_buttons_exist(
+    page: Any, console: ConsoleFleet, token: str, names: set[str]
+) -> None:
+    sign_in(page, console.url, token)
     page.locator("#ranks tr").first.wait_for()
-    assert page.locator("main button:visible").count() == 0
-    refused = page.evaluate("fetch('canary/pause', {method: 'POST'}).then(answer => answer.status)")
-    assert refused == 403
+    for place in ("#actions", "#ranks tr:first-child"):
+        assert set(page.locator(f"{place} button:visible").all_inner_texts()) == names
+    if not names:
+        assert page.locator("main button:visible").count() == 0
+    for path, scope in (("canary/pause", "Pause"), ("canary/drill", "Drill")):  # without the button
+        status = page.evaluate(ORDER, path)
+        assert status == (404 if scope in names else 403)
 
 
-def test_a_link_from_elsewhere_finds_the_open_session(page: Any, fleet: Fleet) -> None:
-    incident = fleet.hub.incidents.newest_first()[0].id
-    sign_in(page, fleet)
-    page.goto(f"data:text/html,<a href='{fleet.service.url}/incidents/{incident}'>incident</a>")
+def test_a_link_from_elsewhere_finds_the_open_session(page: Any, console: ConsoleFleet) -> None:
+    incident = console.hub.incidents.newest_first()[0].id
+    sign_in(page, console.url)
+    page.goto(f"data:text/html,<a href='{console.url}/incidents/{incident}'>incident</a>")
     page.get_by_text("incident").click()
     page.wait_for_url(f"**/incidents/{incident}")
     page.locator("#sentence").get_by_text("changed after they were written").wait_for()
@@ -195,17 +140,17 @@ def test_a_link_from_elsewhere_finds_the_open_session(page: Any, fleet: Fleet) -
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [None, PHONE], ids=["desk", "phone"])
 def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
-    browser: Any, fleet: Fleet, axe: Path, scheme: str, size: Any
+    browser: Any, console: ConsoleFleet, axe: Path, scheme: str, size: Any
 ) -> None:
     context = browser.new_context(viewport=size or {"width": 1280, "height": 860}, color_scheme=scheme)
     page = context.new_page()
-    page.goto(fleet.service.url)
+    page.goto(console.url)
     assert axe_findings(page, axe) == []
-    sign_in(page, fleet)
+    sign_in(page, console.url)
     page.locator("#ranks tr").first.wait_for()
-    incident = fleet.hub.incidents.newest_first()[-1].id
+    incident = console.hub.incidents.newest_first()[-1].id
     for path in ("/", f"/incidents/{incident}"):
-        page.goto(fleet.service.url + path)
+        page.goto(console.url + path)
         page.get_by_role("button", name="Sign out").wait_for()
         page.locator("#ranks tr, #causes li").first.wait_for()
         assert axe_findings(page, axe) == []
@@ -213,8 +158,8 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
     context.close()
 
 
-def test_the_keyboard_alone_reaches_the_acknowledgement(page: Any, fleet: Fleet) -> None:
-    sign_in(page, fleet)
+def test_the_keyboard_alone_reaches_the_acknowledgement(page: Any, console: ConsoleFleet) -> None:
+    sign_in(page, console.url)
     page.locator("#incidents button:visible").first.wait_for()
     for _ in range(40):
         page.keyboard.press("Tab")

@@ -1,8 +1,9 @@
 // The page of one incident. It is fetched again when the event stream reports something about incidents.
 
-import { ask, byId, h, setText, toast } from "./dom.js";
+import { acknowledge, run } from "./commands.js";
+import { byId, h, setText, toast } from "./dom.js";
 import { DASH, clock, plural } from "./format.js";
-import { Refused, base, may, openSession, request, signOut, toSignIn } from "./session.js";
+import { Refused, base, enter, may, request, toSignIn } from "./session.js";
 
 const id = decodeURIComponent(location.pathname.slice(base.pathname.length).split("/")[1] ?? "");
 const path = `canary/incidents/${encodeURIComponent(id)}`;
@@ -47,11 +48,14 @@ function drawFacts(incident) {
   const text = ` ${ranks} on ${report.devices.join(", ")} · ${plural(incident.violations, "finding")} · `;
   byId("facts").replaceChildren(pill, text, h("code", {}, incident.id));
   byId("acknowledge").hidden = incident.acknowledged || !may("operate");
+  byId("undo").hidden = !standing(incident).length || !may("operate");
   const bundle = byId("bundle");
   bundle.hidden = false;
   bundle.setAttribute("href", new URL(path, base).href);
   bundle.setAttribute("download", `incident-${incident.id}.json`);
 }
+
+const standing = (incident) => incident.acknowledgements.filter((made) => made.undone_ns === null);
 
 function drawCauses() {
   const items = report.causes.map((cause) => h("li", {},
@@ -117,32 +121,27 @@ function drawFindings(events) {
     h("td", { class: "number" }, row.position === null ? DASH : String(row.position)), h("td", {}, row.request ?? DASH))));
 }
 
-async function acknowledge() {
-  const comment = await ask({ title: "Acknowledge this incident?", text: "It stays listed, and its ranks may become ok again. Findings that come later are not covered.", yes: "Acknowledge", field: true });
-  if (comment === null) return;
-  const body = { incident: report.incident.id, ...(report.newest ? { up_to: report.newest } : {}), ...(comment ? { comment } : {}) };
-  try {
-    await request("POST", "canary/acknowledge", body);
-    toast("Acknowledged");
-    await refresh();
-  } catch (error) {
-    if (error instanceof Refused && error.status === 401) toSignIn();
-    else toast(error.message, "error");
-  }
+async function acknowledgeThis() {
+  const seen = { incident: report.incident.id, ...(report.newest ? { up_to: report.newest } : {}) };
+  await acknowledge(seen, "It stays listed, and its ranks may become ok again. Findings that come later are not covered.");
+}
+
+async function undo() {
+  const made = standing(report.incident).at(-1);
+  if (made) await run("Taken back: the incident is open again", "DELETE", `canary/acknowledgements/${made.id}`);
 }
 
 async function start() {
   try {
-    const session = await openSession();
-    setText(byId("who"), session.token === null ? "no token needed" : `${session.token}: ${session.scopes.join(", ")}`);
-    byId("sign-out").hidden = session.csrf === null;
+    await enter();
   } catch (error) {
     if (error instanceof Refused && error.status === 401) return toSignIn();
     setText(byId("sentence"), error.message);
     return;
   }
-  byId("sign-out").addEventListener("click", signOut);
-  byId("acknowledge").addEventListener("click", acknowledge);
+  byId("acknowledge").addEventListener("click", acknowledgeThis);
+  byId("undo").addEventListener("click", undo);
+  document.addEventListener("commanded", refresh);
   await refresh();
   const stream = new EventSource(new URL("canary/events", base));
   let timer = 0;

@@ -1,16 +1,18 @@
 // The fleet overview: fetched every other second, and at once whenever the event stream reports something.
 
-import { drawMap, rankName } from "./map.js";
-import { Keyed, ask, byId, h, setClass, setText, toast } from "./dom.js";
+import { FleetCommands, acknowledge, run } from "./commands.js";
+import { Keyed, byId, h, setClass, setText } from "./dom.js";
 import { DASH, ago, duration, percent, plural, short } from "./format.js";
-import { Refused, base, may, openSession, request, signOut, toSignIn } from "./session.js";
+import { drawMap, rankName } from "./map.js";
+import { drawRanks, measureRates, ratesOf } from "./ranks.js";
+import { Refused, base, enter, may, request, toSignIn } from "./session.js";
 
 const REFRESH_MS = 2000;
 const EVENTS = ["state", "violation", "incident_opened", "incident_closed", "sweep_begun", "sweep_ended", "dropped"];
 const STATES = ["violated", "blind", "degraded", "off", "ok"];
 
+const commands = new FleetCommands(byId("actions"));
 let fleet = null;
-let before = new Map(); // rank name -> { row, rates } of the snapshot before
 let timer = 0;
 let fetching = false;
 let again = false;
@@ -36,24 +38,6 @@ async function refresh() {
   }
 }
 
-function measureRates(rows) {
-  const now = new Map();
-  for (const row of rows) {
-    const name = rankName(row);
-    const old = before.get(name);
-    if (!old || row.time_ns === null || old.row.time_ns === null || row.time_ns <= old.row.time_ns) {
-      now.set(name, old && old.row.time_ns === row.time_ns ? old : { row, rates: null });
-      continue;
-    }
-    const seconds = (row.time_ns - old.row.time_ns) / 1e9;
-    const rate = (field) => Math.max(0, row[field] - old.row[field]) / seconds;
-    now.set(name, { row, rates: { step: rate("step"), verified: rate("verified"), bytes: rate("hashed_bytes") } });
-  }
-  before = now;
-}
-
-const ratesOf = (row) => before.get(rankName(row))?.rates ?? null;
-
 function draw() {
   setText(byId("version"), fleet.version);
   document.title = fleet.state === "ok" ? "canary_obs" : `${fleet.state} · canary_obs`;
@@ -62,8 +46,8 @@ function draw() {
   drawSweep();
   drawIncidents();
   drawMap(fleet);
-  drawRanks();
-  drawActions();
+  drawRanks(fleet.ranks);
+  commands.update(fleet);
 }
 
 function drawVerdict() {
@@ -142,11 +126,11 @@ function drawIncidents() {
 const incidentList = new Keyed(byId("incidents"), (first) => {
   const link = h("a", { href: `incidents/${encodeURIComponent(first.id)}` });
   const facts = h("p", { class: "dim" });
-  const acknowledge = h("button", { type: "button" }, "Acknowledge");
-  const element = h("li", {}, h("div", {}, link, facts), acknowledge);
+  const button = h("button", { type: "button" }, "Acknowledge");
+  const element = h("li", {}, h("div", {}, link, facts), button);
   let shown = first;
-  acknowledge.setAttribute("aria-label", `Acknowledge incident ${first.id}`);
-  acknowledge.addEventListener("click", () => acknowledgeOne(shown));
+  button.setAttribute("aria-label", `Acknowledge incident ${first.id}`);
+  button.addEventListener("click", () => acknowledge({ incident: shown.id }, `${shown.sentence} It stays listed, and its ranks may become ok again.`));
   const update = (incident) => {
     shown = incident;
     setText(link, incident.sentence || Object.entries(incident.reasons).map(([reason, count]) => `${count} × ${reason}`).join(", "));
@@ -154,97 +138,10 @@ const incidentList = new Keyed(byId("incidents"), (first) => {
     const state = incident.acknowledged ? "acknowledged" : incident.closed_ns ? "quiet" : "open";
     setText(facts, `${state} · ${ranks} · ${plural(incident.violations, "finding")} · ${ago(incident.opened_ns, fleet.time_ns)}`);
     setClass(element, incident.acknowledged ? "seen" : "open");
-    acknowledge.hidden = incident.acknowledged || !may("operate");
+    button.hidden = incident.acknowledged || !may("operate");
   };
   return { element, update };
 });
-
-async function acknowledgeOne(incident) {
-  const text = `${incident.sentence} It stays listed, and its ranks may become ok again.`;
-  const comment = await ask({ title: "Acknowledge this incident?", text, yes: "Acknowledge", field: true });
-  if (comment === null) return;
-  const body = { incident: incident.id };
-  if (comment) body.comment = comment;
-  await run("Acknowledged", "POST", "canary/acknowledge", body);
-}
-
-function drawRanks() {
-  const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const rows = fleet.ranks.filter((row) => {
-    const text = [rankName(row), row.state, row.device, ...row.reasons].join(" ").toLowerCase();
-    return words.every((word) => text.includes(word));
-  });
-  setText(byId("shown"), words.length ? `${rows.length} of ${fleet.ranks.length}` : `${rows.length}, worst first`);
-  rankList.update(rows, rankName);
-}
-
-const rankList = new Keyed(byId("ranks"), (first) => {
-  const pill = h("span", { class: "pill" });
-  const why = h("td", { "data-label": "Why", class: "why" });
-  const cell = (label) => h("td", { class: "number", "data-label": label });
-  const cells = ["Steps/s", "Slots/s", "Compared", "Findings", "Overhead", "Heard"].map(cell);
-  const element = h("tr", {}, h("th", { scope: "row" }, rankName(first)), h("td", { "data-label": "State" }, pill), why, ...cells);
-  const update = (row) => {
-    setText(pill, row.state);
-    setClass(pill, `pill ${row.state}`);
-    const notes = [...row.reasons];
-    if (row.paused) notes.push("sweeps and patrol are paused");
-    if (row.injected) notes.push(`${plural(row.injected, "fault")} injected on purpose`);
-    setText(why, notes.join("; ") || DASH);
-    const rates = ratesOf(row);
-    const heard = row.departed ? "gone" : row.snapshot_age === null ? DASH : duration(row.snapshot_age);
-    const values = [short(rates?.step), short(rates?.verified), short(rates?.bytes, "B/s"), short(row.violations), percent(row.overhead), heard];
-    values.forEach((value, index) => setText(cells[index], value));
-  };
-  return { element, update };
-});
-
-const ACTIONS = [
-  { name: "Sweep", scope: "operate", shown: () => !["running", "scheduled"].includes(fleet.sweep?.status), go: () => run("Sweep started", "POST", "canary/sweep", {}) },
-  { name: "Pause", scope: "operate", shown: () => fleet.ranks.some((row) => !row.paused && !row.departed), go: pause },
-  { name: "Resume", scope: "operate", shown: () => fleet.ranks.some((row) => row.paused), go: () => run("Resumed", "POST", "canary/resume") },
-  { name: "Drill", scope: "inject", shown: () => drillEnabled, go: drill },
-];
-let drillEnabled = false;
-
-function drawActions() {
-  const shown = ACTIONS.filter((action) => may(action.scope) && action.shown());
-  actionList.update(shown, (action) => action.name);
-}
-
-const actionList = new Keyed(byId("actions"), (action) => {
-  const kind = action.name === "Sweep" ? "primary" : null;
-  const element = h("button", { type: "button", class: kind, onclick: action.go }, action.name);
-  return { element, update: () => {} };
-});
-
-async function pause() {
-  const text = "Sweeps and patrol stop on every rank until someone resumes them. The checks around forwards go on.";
-  if ((await ask({ title: "Pause all ranks?", text, yes: "Pause" })) !== null) await run("Paused", "POST", "canary/pause");
-}
-
-async function drill() {
-  const text = "Each rank injects one fault into a slot that no request uses, and looks for it. Nothing is answered wrong.";
-  if ((await ask({ title: "Start a drill?", text, yes: "Drill" })) === null) return;
-  toast("The drill is running");
-  const record = await run("", "POST", "canary/drill");
-  if (!record) return;
-  const found = record.ranks.filter((rank) => rank.finding.outcome === "detected").length;
-  toast(`Drill: ${found} of ${plural(record.ranks.length, "rank")} detected it`, found === record.ranks.length ? "note" : "error");
-}
-
-async function run(done, method, path, body) {
-  try {
-    const answer = await request(method, path, body);
-    if (done) toast(done);
-    refresh();
-    return answer;
-  } catch (error) {
-    if (error instanceof Refused && error.status === 401) toSignIn();
-    else toast(error.message, "error");
-    return null;
-  }
-}
 
 function setLive(state) {
   setText(byId("live"), state);
@@ -264,22 +161,18 @@ function listen() {
 }
 
 async function start() {
-  let session;
   try {
-    session = await openSession();
+    await enter();
   } catch (error) {
     if (error instanceof Refused && error.status === 401) return toSignIn();
     setLive("unreachable");
     setTimeout(start, REFRESH_MS);
     return;
   }
-  drillEnabled = session.drill_enabled;
-  setText(byId("who"), session.token === null ? "no token needed" : `${session.token}: ${session.scopes.join(", ")}`);
-  byId("sign-out").hidden = session.csrf === null;
-  byId("sign-out").addEventListener("click", signOut);
   byId("cancel").addEventListener("click", () => run("Cancelling", "DELETE", `canary/sweeps/${fleet.sweep.id}`));
-  byId("search").addEventListener("input", drawRanks);
+  byId("search").addEventListener("input", () => fleet && drawRanks(fleet.ranks));
   byId("measures").addEventListener("change", () => fleet && drawMap(fleet));
+  document.addEventListener("commanded", refresh);
   document.addEventListener("visibilitychange", () => document.hidden || refresh());
   await refresh();
   listen();

@@ -1,5 +1,7 @@
 // Requests to the service. The session is a cookie that scripts cannot read; its CSRF token stays in memory.
 
+import { byId } from "./dom.js";
+
 export const base = new URL("../../", import.meta.url);
 
 let session = null;
@@ -28,11 +30,21 @@ export async function openSession() {
   return session;
 }
 
+// Opens the session of a page, and shows who it is of. Raises Refused.
+export async function enter() {
+  await openSession();
+  byId("who").textContent = session.token === null ? "no token needed" : `${session.token}: ${session.scopes.join(", ")}`;
+  byId("sign-out").hidden = session.csrf === null;
+  byId("sign-out").onclick = signOut;
+}
+
 export function may(scope) {
   return session !== null && session.scopes.includes(scope);
 }
 
-export async function signOut() {
+export const drillEnabled = () => session?.drill_enabled === true;
+
+async function signOut() {
   await request("DELETE", "console/session");
   session = null;
   location.assign(new URL("sign-in", base));
