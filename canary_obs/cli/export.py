@@ -1,7 +1,8 @@
-"""`canary-obs export`: dashboards, alerts, Kubernetes and compose files, as this release ships them."""
+"""`canary-obs export`: what this release ships for Prometheus, Grafana, Kubernetes and engines, as files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,7 @@ class Part(StrEnum):
     ALERTS = "alerts"
     K8S = "k8s"
     COMPOSE = "compose"
+    PLUGIN = "plugin"
 
 
 # Folders of each part, and where they are written.
@@ -34,14 +36,21 @@ _FOLDERS: dict[Part, dict[str, str]] = {
     # As in a checkout: the compose file names its neighbours.
     Part.COMPOSE: {folder: folder for folder in ("docker", "alerts/rules", "dashboards/generated")},
 }
+# What an engine imports. canary_kernels is next to canary_obs in an installation.
+_PACKAGES = ("canary_obs", "canary_kernels", "kernels/canary_kernels")
 
 
 def export(
-    part: Annotated[str, typer.Argument(metavar="dashboards|alerts|k8s|compose", help="What to write.")],
+    part: Annotated[
+        str, typer.Argument(metavar="dashboards|alerts|k8s|compose|plugin", help="What to write.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
 ) -> None:
-    """Write dashboards, alert rules with runbooks, Kubernetes manifests or the compose files to a folder."""
+    """Write dashboards, alert rules and runbooks, Kubernetes or compose files, or the plugin, to a folder.
+
+    The plugin is this package: an engine with the folder in its PYTHONPATH needs nothing installed.
+    """
     if part not in list(Part):
         raise ConfigurationError("export", part, "no such part", f"Use one of: {', '.join(Part)}.")
     files = shipped(Part(part))
@@ -52,7 +61,7 @@ def export(
         target = out / name
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
+            target.write_bytes(source)
         except OSError as error:
             rule = f"{target} cannot be written: {error.strerror}"
             raise ConfigurationError("--out", str(out), rule, "Name a folder that you may write.") from None
@@ -61,18 +70,38 @@ def export(
         note("The images canary-obs-service and canary-obs-demo are built in a checkout, or come from yours.")
 
 
-def shipped(part: Part) -> dict[str, Path]:
+def shipped(part: Part) -> dict[str, bytes]:
     """The files of a part by relative name. Raises ConfigurationError where this installation has none."""
-    root = _root()
-    found = {}
-    for folder, below in _FOLDERS[part].items():
-        for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                found[(Path(below) / path.relative_to(root / folder)).as_posix()] = path
+    found = _plugin() if part is Part.PLUGIN else _below(_root(), _FOLDERS[part])
     if not found:
         remedy = "Install canary-obs from its wheel, or use a checkout."
         raise ConfigurationError("export", part.value, "this installation has none of its files", remedy)
     return found
+
+
+def _below(root: Path, folders: Mapping[str, str]) -> dict[str, bytes]:
+    found = {}
+    for folder, below in folders.items():
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                found[(Path(below) / path.relative_to(root / folder)).as_posix()] = path.read_bytes()
+    return found
+
+
+def _plugin() -> dict[str, bytes]:
+    packages = {folder: Path(folder).name for folder in _PACKAGES}
+    found = _below(Path(canary_obs.__file__).parents[1], packages)
+    try:
+        installed = metadata.distribution("canary-obs")
+    except metadata.PackageNotFoundError:
+        return {}  # without entry points no engine would find it
+    described = f"Metadata-Version: 2.1\nName: canary-obs\nVersion: {installed.version}\n"
+    entry_points = installed.read_text("entry_points.txt") or ""
+    folder = f"canary_obs-{installed.version}.dist-info"
+    return found | {
+        f"{folder}/METADATA": described.encode(),
+        f"{folder}/entry_points.txt": entry_points.encode(),
+    }
 
 
 def _root() -> Path:

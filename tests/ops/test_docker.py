@@ -1,4 +1,4 @@
-"""Images, compose file and manifests: accepted by their linters, hardened, no torch in the service."""
+"""Images and compose file: accepted by their linters, hardened, no torch in the service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tests.ops.tools import ROOT, judge
 DOCKER = ROOT / "docker"
 COMPOSE = DOCKER / "compose.yml"
 DOCKERFILES = sorted(DOCKER.glob("*/Dockerfile"))
-MANIFESTS = sorted((DOCKER / "kubernetes").glob("*.yml"))
 
 
 def documents(path: Path) -> list[dict]:
@@ -70,37 +69,6 @@ def test_the_demo_token_is_the_same_on_both_sides() -> None:
     assert content["services"]["canary"]["environment"]["KV_CANARY_TOKEN"] == f"${{CANARY_TOKEN:-{token}}}"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_manifests_are_valid() -> None:
-    output = judge("kubernetes-validate", "--strict", *MANIFESTS)
-    assert output.count("passed for resource") == 4
-    kinds = {document["kind"] for path in MANIFESTS for document in documents(path)}
-    assert kinds >= {"Deployment", "NetworkPolicy", "ServiceMonitor", "PrometheusRule", "ConfigMap"}
-
-
-def test_kubernetes_gets_no_token_of_ours_and_lets_only_prometheus_in() -> None:
-    found = {document["kind"]: document for document in documents(DOCKER / "kubernetes/sidecar.yml")}
-    assert "Secret" not in found
-    policy, pod = found["NetworkPolicy"]["spec"], found["Deployment"]["spec"]["template"]
-    assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    open_to_all = [rule["ports"] for rule in policy["ingress"] if "from" not in rule]
-    assert open_to_all == [[{"port": 8000, "protocol": "TCP"}]]
-    (scraped,) = [rule for rule in policy["ingress"] if "from" in rule]
-    (service,) = [container for container in pod["spec"]["containers"] if container["name"] == "kv-canary"]
-    assert scraped["ports"][0]["port"] in {port["name"] for port in service["ports"]}
-
-
-def test_containers_in_kubernetes_are_hardened() -> None:
-    (deployment,) = [d for d in documents(DOCKER / "kubernetes/sidecar.yml") if d["kind"] == "Deployment"]
-    pod = deployment["spec"]["template"]["spec"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    for container in pod["containers"]:
-        context = container["securityContext"]
-        assert context["readOnlyRootFilesystem"] is True
-        assert context["allowPrivilegeEscalation"] is False
-        assert context["capabilities"] == {"drop": ["ALL"]}
-
-
 def test_grafana_finds_its_sources_and_boards() -> None:
     (content,) = documents(COMPOSE)
     mounts = dict(volume.split(":")[:2] for volume in content["services"]["grafana"]["volumes"])
@@ -115,12 +83,3 @@ def test_grafana_finds_its_sources_and_boards() -> None:
     for source in sources["datasources"]:
         host = source["url"].removeprefix("http://").split(":")[0]
         assert host in content["services"], source["name"]
-
-
-def test_the_operators_rules_are_the_tested_ones(tmp_path: Path) -> None:
-    (manifest,) = documents(DOCKER / "kubernetes/prometheus-rule.yml")
-    rules = tmp_path / "rules.yml"
-    rules.write_text(yaml.safe_dump(manifest["spec"]))
-    found = judge("promtool", "check", "rules", rules, package="prometheus")
-    names = [rule for group in manifest["spec"]["groups"] for rule in group["rules"]]
-    assert f"SUCCESS: {len(names)} rules found" in found
