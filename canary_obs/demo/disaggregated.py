@@ -26,7 +26,7 @@ from canary_obs.engines.toolkit.service_process import ServiceProcess
 from canary_obs.errors import ConfigurationError, KVCacheViolation
 from canary_obs.reference_engine.disaggregated.cluster import Cluster
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.reference_engine.settings import MODELS, EngineConfig, tiny, with_model
+from canary_obs.reference_engine.settings import EngineConfig, tiny, with_model
 from canary_obs.runtime.canary import CanaryRuntime
 
 _END_SECONDS = 120.0
@@ -54,9 +54,9 @@ class DecodeFailed(Exception):
 def run_disaggregated(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
     """Run until the plan is fulfilled or Ctrl-C; returns a summary of each process.
 
-    Raises ConfigurationError for a model whose KV is not sent, DecodeFailed when the decode process failed.
+    Raises ConfigurationError for an unknown model, DecodeFailed when the decode process failed.
     """
-    check_model(plan.model)
+    with_model(tiny(), plan.model)  # an unknown one is refused before a process starts
     config = canary_config(plan)
     context = multiprocessing.get_context("spawn")
     with service_of(plan, config) as service, tempfile.TemporaryDirectory() as folder:
@@ -75,21 +75,6 @@ def run_disaggregated(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
         finally:
             decode.join(0 if sys.exc_info()[0] else _END_SECONDS)
             decode.terminate()
-
-
-def check_model(model: str) -> None:
-    """Raises ConfigurationError for a kind of model whose KV cannot be sent from one engine to another."""
-    if not _travels(model):
-        raise ConfigurationError(
-            "--model", model,
-            "with --disaggregated, KV of sliding windows, compressed pools and draft models is not sent",
-            f"Use one of: {', '.join(filter(_travels, MODELS))}.",
-        )  # fmt: skip
-
-
-def _travels(model: str) -> bool:
-    config = with_model(tiny(), model)
-    return not (config.swa_slots or config.shape.compressed or config.draft_layers)
 
 
 def _prefill(role: _Role, service: ServiceProcess | None) -> dict[str, Any]:

@@ -106,6 +106,12 @@ class Engine:
         self.statistics.aborts += 1
         return True
 
+    def finish(self, request: Request) -> None:
+        """End a running request with the tokens that it has; what it computed goes to the prefix cache."""
+        self.scheduler.release(request, Status.FINISHED)
+        del self._requests[request.id]
+        self.statistics.requests_finished += 1
+
     def step(self) -> tuple[Request, ...]:
         """One forward over what can run now; returns the requests that finished."""
         plan = self.scheduler.schedule()
@@ -150,10 +156,8 @@ class Engine:
             statistics.tokens_generated += len(tokens)
             stopped = tokens[-1] == EOS and request.sampling.stop_at_eos
             if stopped or len(request.output) >= request.sampling.max_tokens:
-                self.scheduler.release(request, Status.FINISHED)
-                del self._requests[request.id]
+                self.finish(request)
                 finished.append(request)
         statistics.steps += 1
         statistics.tokens += sum(plan.extends)
-        statistics.requests_finished += len(finished)
         return tuple(finished)

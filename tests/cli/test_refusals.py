@@ -102,7 +102,6 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (("--model", "swa"), ("--model='swa'", "is not sent", "host_tier")),
         (("--model", "no_such"), ("--model='no_such'", "Use one of")),
         (("--engine", "vllm"), ("--engine='vllm'", "two reference engines")),
     ],

@@ -8,14 +8,6 @@ _FACTS = "tests/docs/test_facts.py::test_"
 
 ALL = (
     *mutants(
-        "canary_obs/demo/disaggregated.py",
-        (
-            "config.shape.compressed or config.draft_layers",
-            "config.shape.compressed",
-            "tests/docs/test_disaggregated.py::test_every_model_is_sent_or_refused_as_the_page_says",
-        ),
-    ),
-    *mutants(
         "canary_obs/service/routes/events.py",
         ("STREAMS_MAX = 32", "STREAMS_MAX = 64", _FACTS + "every_figure_is_that_of_the_code"),
     ),

@@ -100,6 +100,13 @@ TRAVEL = mutants(
         "return torch.cat(records[::-1], dim=-1) if",
         "tests/reference_engine/test_disaggregated.py::test_every_byte_of_a_slot_travels",
     ),
+) + mutants(
+    "canary_obs/engines/reference/groups.py",
+    (
+        "if group.numbering is not None:",
+        'if group.numbering == "full":',
+        "tests/reference_engine/test_disaggregated.py::test_every_byte_of_a_slot_travels",
+    ),
 )
 
 IDLE = mutants(

@@ -14,9 +14,11 @@ from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.errors import KVCacheViolation
 from canary_obs.records import Snapshot, Violation
+from canary_obs.reference_engine.cache.connector import FULL_SLOTS, WINDOW_SLOTS, entry_slots
 from canary_obs.reference_engine.disaggregated.cluster import Cluster
 from canary_obs.reference_engine.disaggregated.decode import DecodeSide
 from canary_obs.reference_engine.disaggregated.messages import Grants, Offers
+from canary_obs.reference_engine.disaggregated.regions import regions
 from canary_obs.reference_engine.disaggregated.transfer import KVSender
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.batch import ForwardBatch
@@ -49,9 +51,9 @@ class Reordered(KVSender):
     """Two slots arrive in each other's place."""
 
     def moves(self, source, target) -> Moves:
-        swapped = target.copy()
-        swapped[[1, 3]] = target[[3, 1]]
-        for layer, read, _ in super().moves(source, target):
+        for layer, read, write in super().moves(source, target):
+            swapped = write.copy()
+            swapped[[1, 3]] = write[[3, 1]]
             yield layer, read, swapped
 
 
@@ -59,9 +61,9 @@ class Duplicated(KVSender):
     """One slot's bytes are sent twice, the second time in place of the next slot's."""
 
     def moves(self, source, target) -> Moves:
-        repeated = source.copy()
-        repeated[3] = source[2]
-        for layer, _, write in super().moves(source, target):
+        for layer, read, write in super().moves(source, target):
+            repeated = read.copy()
+            repeated[3] = read[2]
             yield layer, repeated, write
 
 
@@ -78,7 +80,7 @@ class WrongSource(KVSender):
     """Other slots than the request's are read, records and all: an index off by one, before the transfer."""
 
     def send(self, source, granted) -> None:
-        super().send(np.roll(source, 1), granted)
+        super().send({name: np.roll(slots, 1) for name, slots in source.items()}, granted)
 
 
 class DamagedAtSource(KVSender):
@@ -86,7 +88,55 @@ class DamagedAtSource(KVSender):
 
     def send(self, source, granted) -> None:
         kv = self._engine.runner.pool.kv
-        kv[1, 0, int(source[2])].view(torch.uint8).view(-1)[2] ^= 4
+        kv[1, 0, int(source[FULL_SLOTS][2])].view(torch.uint8).view(-1)[2] ^= 4
+        super().send(source, granted)
+
+
+class WithoutNumbering(KVSender):
+    """Nothing of one numbering of slots is sent; the others are."""
+
+    left_out = WINDOW_SLOTS
+
+    def moves(self, source, target) -> Moves:
+        found = regions(self._engine, self._engine.kv_heads)
+        return (move for move in super().moves(source, target) if found[move[0]].numbering != self.left_out)
+
+
+class NoWindows(WithoutNumbering):
+    """KV of sliding-window layers is not sent."""
+
+
+class NoEntries(WithoutNumbering):
+    """Compressed entries and their index keys are not sent."""
+
+    left_out = entry_slots(4)
+
+
+class NoDraft(KVSender):
+    """KV of the draft model's layers is not sent."""
+
+    def moves(self, source, target) -> Moves:
+        layers = len(self._engine.runner.pool.stores)
+        return (move for move in super().moves(source, target) if move[0] < layers)
+
+
+class DamagedWindow(KVSender):
+    """One bit of a sliding-window layer flips in the prefill pool after its forward."""
+
+    def send(self, source, granted) -> None:
+        window = self._engine.runner.pool.window
+        assert window is not None
+        window.kv[0, 1, int(source[WINDOW_SLOTS][2])].view(torch.uint8).view(-1)[2] ^= 4
+        super().send(source, granted)
+
+
+class DamagedEntry(KVSender):
+    """One bit of a compressed entry flips in the prefill pool after its forward."""
+
+    def send(self, source, granted) -> None:
+        pool = self._engine.runner.pool.compressed[0]
+        slot = int(source[entry_slots(pool.ratio)][2])
+        pool.entries.rows[0, slot // pool.per_page, slot % pool.per_page, 0, 5] ^= 4
         super().send(source, granted)
 
 
@@ -102,7 +152,7 @@ SENDERS = {
     sender.__name__: sender
     for sender in (
         KVSender, Truncated, MissingLayer, Reordered, Duplicated, Misdirected, WrongSource, DamagedAtSource,
-        NoIndexKeys,
+        NoIndexKeys, NoWindows, NoEntries, NoDraft, DamagedWindow, DamagedEntry,
     )
 }  # fmt: skip
 
@@ -180,11 +230,9 @@ def serve(
     return report
 
 
-def traffic(
-    cluster: Cluster, *, steps: int, engine: dict[str, object] | None = None, **canary: Any
-) -> Report:
+def traffic(cluster: Cluster, *, steps: int, model: str = "llama", **canary: Any) -> Report:
     """Load with evictions, preemptions and aborts on both halves; every record is checked at the end."""
-    runner = cluster.engine(tiny(**(engine or {})))
+    runner = cluster.engine(with_model(tiny(), model))
     watch = install_canary(runner, CanaryConfig(endpoint=IN_PROCESS, **canary))
     assert watch is not None
     watch.mark_ready()

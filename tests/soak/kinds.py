@@ -18,7 +18,10 @@ from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from tests.reference_engine.two_engines import ranks
 from tests.soak.instrumented import BATCH, SIZES, Instrumented, KindReport
 
-PAIRS = {"disaggregated": "llama", "disaggregated_sparse": "mla_sparse"}  # two processes; their model
+PAIRS = {  # two processes; their model
+    "disaggregated": "llama", "disaggregated_sparse": "mla_sparse", "disaggregated_swa": "swa",
+    "disaggregated_compressed": "compressed", "disaggregated_speculative": "speculative",
+}  # fmt: skip
 KINDS = (*MODELS, *PAIRS)
 CROWD = 3  # times the usual arrivals: prompts wait to be handed over, where a storm finds them
 SLOWEST = 20_000  # checks per second that a loaded machine still makes

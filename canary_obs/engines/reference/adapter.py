@@ -24,7 +24,7 @@ from canary_obs.engines.reference.allocation import allocation
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
 from canary_obs.engines.reference.full_group import FULL, FullGroup
-from canary_obs.engines.reference.groups import ReferenceGroup, target_groups
+from canary_obs.engines.reference.groups import ReferenceGroup, by_numbering, target_groups
 from canary_obs.engines.reference.host_tier_hooks import HostTierHooks
 from canary_obs.engines.reference.instrumented import ViewBuilder, instrumented, instrumented_on_side_stream
 from canary_obs.engines.reference.prefix_cache import RadixPrefixCache, named
@@ -156,11 +156,11 @@ class ReferenceAdapter(EngineAdapter):
         self._check_supported()
         self._observer = observer
         engine, runner, patches = self._engine, self._engine.runner, self._patches
-        transferred = [name for name, group in self._target.items() if isinstance(group, FullGroup)]
         if engine.scheduler.host_tier is not None:
-            self._tier_hooks = HostTierHooks(engine.scheduler.host_tier, observer, transferred)
+            offloaded = [name for name, group in self._target.items() if isinstance(group, FullGroup)]
+            self._tier_hooks = HostTierHooks(engine.scheduler.host_tier, observer, offloaded)
             self._tier_hooks.wrap(patches)
-        TransferHooks(engine.connector, observer, transferred).wrap(patches)
+        TransferHooks(engine.connector, observer, by_numbering(self._groups)).wrap(patches)
         patches.wrap(runner, "forward", self._around_forward(observer))
         if self._draft is not None:
             view_of = self._draft.view_of

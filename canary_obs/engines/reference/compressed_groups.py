@@ -15,6 +15,7 @@ from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, Gro
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
 from canary_obs.reference_engine.cache.compressed_pool import CompressedPool
+from canary_obs.reference_engine.cache.connector import entry_slots
 from canary_obs.reference_engine.cache.entry_rows import EntryRows, IndexRows, StateRows
 from canary_obs.reference_engine.cache.radix_cache import RadixCache
 from canary_obs.reference_engine.engine import Engine
@@ -55,6 +56,7 @@ class EntryGroup:
     def __init__(self, engine: Engine, tokens: EntryTokens, rows: EntryRows | IndexRows, name: str) -> None:
         pool = tokens.pool
         self._engine, self._pool, self._tokens, self._mark = engine, pool, tokens, -1
+        self.numbering = entry_slots(pool.ratio)
         self.view = GroupView(
             name=name, num_slots=pool.num_entries, page_size=pool.per_page, sources=_sources(pool, rows)
         )
@@ -119,6 +121,8 @@ class StateGroup:
     Every run is a sequence of its own. A forward may read the states of one run and write those of the next,
     so each request is listed twice: with the run it was in, then with the run it is in now.
     """
+
+    numbering = None
 
     def __init__(self, engine: Engine, pool: CompressedPool, name: str) -> None:
         self._engine, self._pool = engine, pool

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupView
+from canary_obs.reference_engine.cache.connector import FULL_SLOTS
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.execution.runner import Runner
@@ -20,6 +21,8 @@ FULL = "full"
 
 class FullGroup:
     """Layers that keep the KV of every token."""
+
+    numbering = FULL_SLOTS
 
     def __init__(self, engine: Engine, runner: Runner, name: str = FULL) -> None:
         self._engine = engine

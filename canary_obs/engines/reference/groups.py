@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,6 +26,10 @@ class ReferenceGroup(Protocol):
     @property
     def view(self) -> GroupView:
         """Name, sizes and bytes."""
+
+    @property
+    def numbering(self) -> str | None:
+        """What its slots are sent under to another engine; None = a prefix that is sent has none of them."""
 
     def step(self, batch: ForwardBatch) -> GroupStep:
         """The forward's slots in this group."""
@@ -67,3 +72,12 @@ def target_groups(engine: Engine) -> tuple[ReferenceGroup, ...]:
     sliding = () if pool.window is None or windows is None else (SwaGroup(engine, pool.window, windows),)
     index = () if pool.index is None else (IndexGroup(engine, pool.index),)
     return FullGroup(engine, engine.runner), *sliding, *index, *compressed_groups(engine)
+
+
+def by_numbering(groups: Mapping[str, ReferenceGroup]) -> dict[str, list[str]]:
+    """Names of the groups whose slots are sent to another engine, by what their slots are numbers of."""
+    found: dict[str, list[str]] = {}
+    for name, group in groups.items():
+        if group.numbering is not None:
+            found.setdefault(group.numbering, []).append(name)
+    return found

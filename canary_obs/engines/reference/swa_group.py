@@ -9,6 +9,7 @@ from torch import Tensor
 
 from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupView, WindowTokens
 from canary_obs.engines.reference.full_group import FULL
+from canary_obs.reference_engine.cache.connector import WINDOW_SLOTS
 from canary_obs.reference_engine.cache.pool import WindowPool
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.batch import ForwardBatch
@@ -20,6 +21,8 @@ SWA = "swa"
 
 class SwaGroup:
     """Layers that keep the KV of the last tokens only, under slot numbers of their own."""
+
+    numbering = WINDOW_SLOTS
 
     def __init__(self, engine: Engine, pool: WindowPool, windows: SlidingWindows) -> None:
         self._scheduler, self._pool, self._windows, self._slots = (

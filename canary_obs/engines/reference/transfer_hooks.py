@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,8 +21,11 @@ _FORMATS, _FORMAT_FACTOR = 1 << 56, 31  # record formats of all groups are hashe
 class TransferHooks:
     """Replaces the methods of one connector; transfer metadata is the slots' records, group after group."""
 
-    def __init__(self, connector: KVConnector, observer: Observer, groups: Sequence[str]) -> None:
-        self._connector, self._observer, self._groups = connector, observer, tuple(groups)
+    def __init__(
+        self, connector: KVConnector, observer: Observer, groups: Mapping[str, Sequence[str]]
+    ) -> None:
+        """`groups`: names of those whose KV travels, by the numbering of their slots."""
+        self._connector, self._observer, self._groups = connector, observer, groups
 
     def wrap(self, patches: MethodPatches) -> None:
         """Replace the methods on the instance."""
@@ -44,22 +48,23 @@ class TransferHooks:
 
     def _kind(self) -> int:
         combined = NO_METADATA
-        for group in self._groups:
+        for group in chain.from_iterable(self._groups.values()):
             own = self._observer.record_format(group) or NO_METADATA
             combined = (_FORMAT_FACTOR * combined + own) % _FORMATS
         return combined
 
-    def _outgoing(self, slots: Tensor, shares: Sequence[range]) -> Tensor | None:
-        found = [self._observer.records_of(group, slots, shares) for group in self._groups]
+    def _outgoing(self, numbering: str, slots: Tensor, shares: Sequence[range]) -> Tensor | None:
+        found = [self._observer.records_of(group, slots, shares) for group in self._groups[numbering]]
         records = [one for one in found if one is not None]
         return torch.cat(records, dim=-1) if len(records) == len(found) else None
 
-    def _reserved(self, slots: Tensor) -> None:
-        for group in self._groups:
+    def _reserved(self, numbering: str, slots: Tensor) -> None:
+        for group in self._groups[numbering]:
             self._observer.invalidated(group, slots)
 
-    def _landed(self, slots: Tensor, transfer_metadata: Sequence[Tensor], kind: int) -> None:
+    def _landed(self, numbering: str, slots: Tensor, transfer_metadata: Sequence[Tensor], kind: int) -> None:
+        groups = self._groups[numbering]
         readable = bool(transfer_metadata) and kind == self._kind()
-        records = torch.stack(tuple(transfer_metadata)).chunk(len(self._groups), dim=-1) if readable else ()
-        for number, group in enumerate(self._groups):
+        records = torch.stack(tuple(transfer_metadata)).chunk(len(groups), dim=-1) if readable else ()
+        for number, group in enumerate(groups):
             self._observer.received(group, slots, records[number].contiguous() if readable else None)

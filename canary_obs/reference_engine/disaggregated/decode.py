@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from canary_obs.reference_engine.cache.radix_cache import Node
+from canary_obs.reference_engine.cache.radix_cache import Node, Tokens
 from canary_obs.reference_engine.disaggregated.links import Link
 from canary_obs.reference_engine.disaggregated.messages import Grant, Grants, Offer, Offers
+from canary_obs.reference_engine.disaggregated.regions import Places, places
 from canary_obs.reference_engine.disaggregated.transfer import KVReceiver
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Request, Sampling, Status
@@ -25,11 +26,13 @@ class _Landing:
     prefix: NDArray[np.int64]  # slots that the prefix cache holds already
     node: Node  # locked end of that prefix
     fresh: NDArray[np.int64]  # slots for the rest
+    seen: NDArray[np.int64]  # last slots of both that sliding windows will see; their window slots are held
+    bare: NDArray[np.int64]  # of those, the ones whose window slots are to be filled
 
     @property
-    def slots(self) -> int:
-        """Slots that it keeps from eviction."""
-        return self.prefix.size + self.fresh.size
+    def slots(self) -> NDArray[np.int64]:
+        """All of them, by position; kept from eviction."""
+        return np.concatenate([self.prefix, self.fresh])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class _Arrived:
     request: Request
     node: Node  # locked
     slots: int
+    seen: NDArray[np.int64]  # full slots whose window slots are held
 
 
 class DecodeSide:
@@ -79,60 +83,127 @@ class DecodeSide:
         landings: list[_Landing | None] = []
         for offer in heard[0].offers:
             landings.append(self._make_place(offer, [one for one in landings if one is not None]))
-        answer = Grants(grants=[_grant(landing) for landing in landings])
+        answer = Grants(grants=[self._grant(landing) for landing in landings])
         for link in self._links:
             link.send_message(answer)
         for landing in landings:
             if landing is not None:
-                self._receiver.receive(landing.fresh, landing.offer.metadata_kind)
+                self._receiver.receive(self._places(landing), landing.offer.metadata_kind)
                 self._queue(landing)
 
     def _make_place(self, offer: Offer, others: Sequence[_Landing]) -> _Landing | None:
-        config, scheduler = self.engine.config, self.engine.scheduler
-        # What has not run yet cannot be evicted: the longest request must still fit next to it.
-        waiting = sum(one.slots for one in self._arrived) + sum(one.slots for one in others)
-        needed = waiting + offer.cached + config.max_context + config.page_size
-        if len(self.engine.unfinished) + len(others) >= config.max_running or needed > config.num_slots:
+        scheduler = self.engine.scheduler
+        kept = self._usable(offer)
+        if not self._has_room(offer, others):
             return None
-        kept = offer.cached - offer.cached % config.page_size
-        prefix, node = scheduler.cache.match(np.array(offer.tokens[:kept], dtype=np.int32))
+        prefix, node = scheduler.cache.match(self._keys(offer, kept))
         scheduler.cache.lock(node)
-        fresh = scheduler.take((kept - prefix.size) // config.page_size)
+        fresh = scheduler.take((kept - prefix.size) // self.engine.config.page_size)
         if fresh is None:
             scheduler.cache.unlock(node)
             return None
-        self.engine.connector.reserved(torch.from_numpy(fresh).to(self.engine.runner.pool.device))
-        return _Landing(offer=offer, prefix=prefix, node=node, fresh=fresh)
+        seen, bare = np.concatenate([prefix, fresh])[kept - self._seen(kept) :], _NONE
+        if scheduler.windows is not None:
+            given = scheduler.windows.hold(seen, scheduler.running)
+            if given is None:
+                scheduler.allocator.free(fresh)
+                scheduler.cache.unlock(node)
+                return None
+            bare = given
+        landing = _Landing(offer=offer, prefix=prefix, node=node, fresh=fresh, seen=seen, bare=bare)
+        for numbering, slots in self._places(landing).items():
+            self.engine.connector.reserved(
+                numbering, torch.from_numpy(slots).to(self.engine.runner.pool.device)
+            )
+        return landing
+
+    def _has_room(self, offer: Offer, others: Sequence[_Landing]) -> bool:
+        """Whether the longest request still fits next to all that has not run yet and cannot be evicted."""
+        config, waiting = self.engine.config, len(self.engine.unfinished) + len(others)
+        held = sum(one.slots for one in self._arrived) + sum(one.slots.size for one in others)
+        if waiting >= config.max_running or held + offer.cached + config.max_context + config.page_size > (
+            config.num_slots
+        ):
+            return False
+        if self.engine.scheduler.windows is None or not waiting:
+            return True
+        seen = sum(one.seen.size for one in self._arrived) + sum(one.seen.size for one in others)
+        seen += self._seen(offer.cached)
+        return seen + self.engine.scheduler.windows.slots.window + config.token_budget <= config.swa_slots
+
+    def _seen(self, kept: int) -> int:
+        """Of so many leading positions, how many the sliding windows of the next token see."""
+        windows = self.engine.scheduler.windows
+        return 0 if windows is None else min(kept, windows.slots.window - 1)
+
+    def _usable(self, offer: Offer) -> int:
+        """Leading positions, in whole pages, from which this engine could go on if it had their KV."""
+        kept = offer.cached - offer.cached % self.engine.config.page_size
+        if (windows := self.engine.scheduler.windows) is None:
+            return kept
+        own, _ = self.engine.scheduler.cache.match(self._keys(offer, kept))
+        lacking = np.ones(kept, dtype=np.bool_)
+        lacking[: own.size] = ~windows.slots.resident(own)
+        return 0 if lacking[kept - self._seen(kept) : offer.window_from].any() else kept
+
+    def _keys(self, offer: Offer, kept: int) -> Tokens:
+        return self.engine.scheduler.keys(np.array(offer.tokens, dtype=np.int32), kept)
+
+    def _places(self, landing: _Landing) -> Places:
+        """Slots to be filled."""
+        windows = self.engine.scheduler.windows
+        windowed = _NONE if windows is None else windows.slots.of[landing.bare]
+        return places(self.engine, landing.fresh, windowed)
+
+    def _grant(self, landing: _Landing | None) -> Grant:
+        if landing is None:
+            return Grant()
+        positions, windows = _NONE, self.engine.scheduler.windows
+        if windows is not None:
+            positions = np.flatnonzero(np.isin(landing.slots, landing.bare))
+            assert np.array_equal(landing.slots[positions], landing.bare)
+        return Grant(
+            start=landing.prefix.size,
+            slots=landing.fresh.tolist(),
+            window_positions=positions.tolist(),
+            window_slots=[] if windows is None else windows.slots.of[landing.bare].tolist(),
+        )
 
     def _queue(self, landing: _Landing) -> None:
         """The KV goes to the prefix cache, where the request will find it when it is admitted."""
-        offer, scheduler = landing.offer, self.engine.scheduler
-        tokens = np.array(offer.tokens, dtype=np.int32)
-        slots = np.concatenate([landing.prefix, landing.fresh])
-        held = scheduler.cache.insert(tokens[: slots.size], slots)
+        offer, scheduler, slots = landing.offer, self.engine.scheduler, landing.slots
+        tokens, keys = np.array(offer.tokens, dtype=np.int32), self._keys(offer, slots.size)
+        held = scheduler.cache.insert(keys, slots)
+        cached, node = scheduler.cache.match(keys)
+        scheduler.cache.lock(node)
+        scheduler.cache.unlock(landing.node)
+        seen = cached[slots.size - landing.seen.size :]
+        if scheduler.windows is not None:
+            scheduler.windows.let_go(landing.seen)
+            own = slice(landing.prefix.size, held)
+            scheduler.windows.slots.move(slots[own], cached[own])
+            given = scheduler.windows.hold(seen, scheduler.running)
+            assert given is not None
+            assert not given.size, "what was held before the transfer is there"
         # A request of the same exchange may have brought the same tokens: ours are spare.
         scheduler.allocator.free(slots[landing.prefix.size : held])
-        scheduler.cache.unlock(landing.node)
-        _, node = scheduler.cache.match(tokens[: slots.size])
-        scheduler.cache.lock(node)
         request = self.engine.add_request(tokens[:-1], _sampling(offer), offer.id)
         if request.generator is not None:
             # The prefill side drew once, for the first token.
             torch.empty(self.engine.config.shape.vocab_size).exponential_(generator=request.generator)
         request.append(int(tokens[-1]))
-        self._arrived.append(_Arrived(request=request, node=node, slots=slots.size))
+        self._arrived.append(_Arrived(request=request, node=node, slots=slots.size, seen=seen))
 
     def _let_go(self) -> None:
         """A request that runs, or never will, needs no other lock on its prefix."""
+        scheduler = self.engine.scheduler
         waiting = [one for one in self._arrived if one.request.status is Status.WAITING]
         for one in self._arrived:
             if one.request.status is not Status.WAITING:
-                self.engine.scheduler.cache.unlock(one.node)
+                scheduler.cache.unlock(one.node)
+                if scheduler.windows is not None:
+                    scheduler.windows.let_go(one.seen)
         self._arrived = waiting
-
-
-def _grant(landing: _Landing | None) -> Grant:
-    return Grant() if landing is None else Grant(start=landing.prefix.size, slots=landing.fresh.tolist())
 
 
 def _sampling(offer: Offer) -> Sampling:
@@ -142,3 +213,6 @@ def _sampling(offer: Offer) -> Sampling:
         seed=offer.seed,
         stop_at_eos=offer.stop_at_eos,
     )
+
+
+_NONE = np.empty(0, dtype=np.int64)

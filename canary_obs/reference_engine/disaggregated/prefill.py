@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from canary_obs.reference_engine.cache.radix_cache import Node
 from canary_obs.reference_engine.disaggregated.links import Link
-from canary_obs.reference_engine.disaggregated.messages import Grants, Offer, Offers
+from canary_obs.reference_engine.disaggregated.messages import Grant, Grants, Offer, Offers
+from canary_obs.reference_engine.disaggregated.regions import Places, places
 from canary_obs.reference_engine.disaggregated.transfer import KVSender
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Request, Sampling, Status
@@ -25,6 +26,7 @@ class _Held:
     offer: Offer
     slots: NDArray[np.int64]  # [offer.cached]
     node: Node  # locked
+    windowed: NDArray[np.int64]  # last of the slots; their window slots are held
 
 
 class PrefillSide:
@@ -46,7 +48,8 @@ class PrefillSide:
         self, prompt: NDArray[np.int32], sampling: Sampling, request_id: str | None = None
     ) -> Request:
         """Queue a prompt; the tokens after the first come from the decode side. Raises as Engine does."""
-        once = replace(sampling, max_tokens=1)
+        # Draft KV is computed after the first token, from it: until then the request must run.
+        once = replace(sampling, max_tokens=min(sampling.max_tokens, 1 + (self.engine.drafter is not None)))
         total = len(prompt) + sampling.max_tokens
         if total > self.engine.config.max_context:
             raise ValueError(
@@ -63,7 +66,7 @@ class PrefillSide:
         for one in self._held:
             if one.offer.id == request_id:
                 self._held.remove(one)
-                self.engine.scheduler.cache.unlock(one.node)
+                self._let_go(one)
                 return True
         return self.engine.abort(request_id)
 
@@ -77,7 +80,7 @@ class PrefillSide:
         if not self.engine.has_work() or not self._has_room():
             self.engine.idle()
         else:
-            for request in self.engine.step():
+            for request in (*self.engine.step(), *self._computed()):
                 sampling = self._wanted.pop(request.id)
                 if self._goes_on(request, sampling):
                     self._hold(request, sampling)
@@ -95,7 +98,19 @@ class PrefillSide:
         # What is held cannot be evicted: the longest request must still fit next to it.
         config = self.engine.config
         held = sum(one.slots.size for one in self._held)
-        return held + config.max_context + config.page_size <= config.num_slots
+        if held + config.max_context + config.page_size > config.num_slots:
+            return False
+        if (windows := self.engine.scheduler.windows) is None:
+            return True
+        held = sum(one.windowed.size for one in self._held)
+        return held + windows.slots.window + config.token_budget <= config.swa_slots
+
+    def _computed(self) -> list[Request]:
+        """Requests that run on though their prompt is computed."""
+        computed = [request for request in self.engine.unfinished if request.output.size]
+        for request in computed:
+            self.engine.finish(request)
+        return computed
 
     def _goes_on(self, request: Request, sampling: Sampling) -> bool:
         if request.status is not Status.FINISHED:
@@ -104,20 +119,38 @@ class PrefillSide:
         return not stopped and sampling.max_tokens > 1
 
     def _hold(self, request: Request, sampling: Sampling) -> None:
-        cache = self.engine.scheduler.cache
-        slots, node = cache.match(request.tokens[: request.prompt_length])
-        cache.lock(node)
+        scheduler = self.engine.scheduler
+        slots, node = scheduler.match(scheduler.keys(request.tokens, request.prompt_length))
+        scheduler.cache.lock(node)
+        windowed = slots[slots.size :]
+        if (windows := scheduler.windows) is not None:
+            # More than one window, as the other engine may keep fewer tokens: its pages have another size.
+            windowed = windows.resident_end(slots)[-2 * windows.slots.window :]
+            windows.hold(windowed, scheduler.running)
         offer = Offer(
             id=request.id,
             tokens=request.tokens[: request.length].tolist(),
             cached=slots.size,
+            window_from=slots.size - windowed.size,
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             seed=sampling.seed,
             stop_at_eos=sampling.stop_at_eos,
             metadata_kind=self.engine.connector.kind(),
         )
-        self._held.append(_Held(offer=offer, slots=slots, node=node))
+        self._held.append(_Held(offer=offer, slots=slots, node=node, windowed=windowed))
+
+    def _let_go(self, one: _Held) -> None:
+        scheduler = self.engine.scheduler
+        scheduler.cache.unlock(one.node)
+        if scheduler.windows is not None:
+            scheduler.windows.let_go(one.windowed)
+
+    def _source(self, one: _Held, grant: Grant, count: int) -> Places:
+        """Slots of what was granted: `count` positions in the full layers."""
+        windows, positions = self.engine.scheduler.windows, np.array(grant.window_positions, dtype=np.int64)
+        windowed = positions if windows is None else windows.slots.of[one.slots[positions]]
+        return places(self.engine, one.slots[grant.start : grant.start + count], windowed)
 
     def _exchange(self) -> None:
         for link in self._links:
@@ -125,11 +158,17 @@ class PrefillSide:
         answers = [link.receive_message(Grants).grants for link in self._links]
         kept = []
         for one, *grants in zip(self._held, *answers, strict=True):
-            start, granted = grants[0].start, [grant.slots for grant in grants]
-            if granted[0] is None:
+            first = grants[0]
+            if first.slots is None:
                 kept.append(one)
                 continue
-            targets = [np.array(slots, dtype=np.int64) for slots in granted]
-            self._sender.send(one.slots[start : start + targets[0].size], targets)
-            self.engine.scheduler.cache.unlock(one.node)
+            targets = [self._target(grant) for grant in grants]
+            self._sender.send(self._source(one, first, len(first.slots)), targets)
+            self._let_go(one)
         self._held = kept
+
+    def _target(self, grant: Grant) -> Places:
+        full, windowed = (
+            np.array(slots or (), dtype=np.int64) for slots in (grant.slots, grant.window_slots)
+        )
+        return places(self.engine, full, windowed)

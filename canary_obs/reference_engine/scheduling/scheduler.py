@@ -111,7 +111,7 @@ class Scheduler:
         page = self.config.page_size
         kept = min(request.computed, request.drafted) if self._drafting else request.computed
         kept -= kept % page
-        held = self.cache.insert(self._keys(request, kept), request.slots[:kept])
+        held = self.cache.insert(self.keys(request.tokens, kept), request.slots[:kept])
         if self.windows is not None:
             self.windows.leave(request)
             cached, _ = self.cache.match(request.tokens[:held])
@@ -175,7 +175,7 @@ class Scheduler:
     def _admit(self, request: Request, budget: int) -> bool:
         """Give a waiting request a row and its cached prefix, when its whole prompt can be held."""
         # At least one token must go through the model: its logits are needed.
-        slots, node = self._match(self._keys(request, request.length - 1))
+        slots, node = self.match(self.keys(request.tokens, request.length - 1))
         self.cache.lock(node)
         if self.host_tier is not None:
             slots, node = self._reloaded(request, slots, node)
@@ -196,15 +196,15 @@ class Scheduler:
         """Slots for this many tokens after the computed ones, evicting but not preempting. False = none."""
         return self._extend_full(request, tokens)
 
-    def _keys(self, request: Request, count: int) -> Tokens:
-        """What the prefix cache knows the first `count` positions by.
+    def keys(self, tokens: Tokens, count: int) -> Tokens:
+        """What the prefix cache knows the first `count` positions of these tokens by.
 
         With a draft model each token and the one after it: the draft KV of a position depends on both.
         """
         if not self._drafting:
-            return request.tokens[:count]
-        tokens = request.tokens[: count + 1].astype(np.int64)
-        return tokens[:-1] << 32 | tokens[1:]
+            return tokens[:count]
+        pairs = tokens[: count + 1].astype(np.int64)
+        return pairs[:-1] << 32 | pairs[1:]
 
     def _leaving(self, node: Node) -> None:
         assert self.host_tier is not None
@@ -228,13 +228,13 @@ class Scheduler:
         self.statistics.reloaded_slots += fresh.size
         return slots, node
 
-    def _match(self, tokens: Tokens) -> tuple[Slots, Node]:
-        """The longest cached prefix that a request can go on from."""
-        slots, node = self.cache.match(tokens)
+    def match(self, keys: Tokens) -> tuple[Slots, Node]:
+        """The longest cached prefix that a request can go on from, and the node it ends at."""
+        slots, node = self.cache.match(keys)
         if self.windows is not None:
             length = self.windows.slots.resumable(slots, self.config.page_size)
             if length < slots.size:
-                slots, node = self.cache.match(tokens[:length])
+                slots, node = self.cache.match(keys[:length])
         return slots, node
 
     def _has_room(self, tokens: int, budget: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from canary_obs.reference_engine.cache.radix_cache import RadixCache
 from canary_obs.reference_engine.cache.window_slots import Slots, WindowSlots
 from canary_obs.reference_engine.scheduling.request import Request
@@ -51,6 +53,28 @@ class SlidingWindows:
             return False
         self.slots.give(full)
         return True
+
+    def hold(self, full: Slots, running: Sequence[Request]) -> Slots | None:
+        """Keep the window slots of cached full slots, and give one to each that has none, until `let_go`.
+
+        Returns those that got one; None = not enough, and nothing is kept.
+        """
+        self.slots.locks[full] += 1
+        bare = full[~self.slots.resident(full)]
+        if bare.size > self.slots.free_slots and not self._evict(bare.size, running):
+            self.let_go(full)
+            return None
+        self.slots.give(bare)
+        return bare
+
+    def resident_end(self, full: Slots) -> Slots:
+        """The last of these full slots, as many as have window slots without a gap."""
+        bare = np.flatnonzero(~self.slots.resident(full))
+        return full[bare[-1] + 1 :] if bare.size else full
+
+    def let_go(self, full: Slots) -> None:
+        """Undo one `hold` of the same full slots."""
+        self.slots.locks[full] -= 1
 
     def available(self, running: Sequence[Request]) -> int:
         """Window slots that are free or could be."""
