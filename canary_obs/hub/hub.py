@@ -169,6 +169,11 @@ class Hub:
         with self._lock:
             self._problems.add_fault(part, error, state)
 
+    def recovered(self, part: str) -> None:
+        """A part of the service works again: its last fault is in the verdict no more, and stays counted."""
+        with self._lock:
+            self._problems.end_fault(part)
+
     def handshake_refused(self, cause: HandshakeCause) -> None:
         """A connection was refused. The verdict ignores it: anyone who reaches the port can cause one."""
         with self._lock:

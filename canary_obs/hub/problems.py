@@ -38,6 +38,10 @@ class Problems:
         text = f"the service failed: {part}: {type(error).__name__}: {error}"
         self._unacknowledged[part] = state, text
 
+    def end_fault(self, part: str) -> None:
+        """The part works again."""
+        self._unacknowledged.pop(part, None)
+
     def add_invalid(self, error: InvalidMessage, sender: str, now: float) -> str | None:
         """A message was refused; returns the line to log, None = this cause was logged just now."""
         self._invalid[error.cause] += 1

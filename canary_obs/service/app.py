@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from canary_obs import __version__
 from canary_obs.config import ServiceConfig
+from canary_obs.errors import ConfigurationError
 from canary_obs.hub.hub import Hub
 from canary_obs.service.auth import AuthMiddleware
 from canary_obs.service.context import AppContext, Dependencies
@@ -34,6 +35,7 @@ from canary_obs.service.sign_in import AttemptLimiter, SignIn
 from canary_obs.service.token_store import TokenStore
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
+from canary_obs.vocabulary import State
 
 _ROUTES = (
     probes, canary, acknowledgements, drills, events, incidents, sweeps, session, console, page,
@@ -65,6 +67,14 @@ def create_app(
     config = hub.config if config is None else config
     token_store = TokenStore(config) if token_store is None else token_store
     dependencies = Dependencies() if dependencies is None else dependencies
+
+    def on_tokens(error: ConfigurationError | None) -> None:
+        if error is None:
+            hub.recovered("tokens_file")
+        else:
+            hub.fault("tokens_file", error, State.DEGRADED)
+
+    token_store.report_to(on_tokens)
     sessions = SessionStore(config.session_seconds, dependencies.clock)
     limiter = AttemptLimiter(dependencies.clock)
     sign_in = SignIn(token_store=token_store, sessions=sessions, limiter=limiter)

@@ -170,8 +170,10 @@ class SignedIn:
         return self.session is None or self.session.permits_write(headers.get(CSRF_HEADER, ""))
 
     def lasts(self) -> bool:
-        """Whether it is still allowed; requests with a token in their header always are."""
-        return self.session is None or self._sign_in.is_open(self.session)
+        """Whether it is still allowed: its session is open, or the token in its header still accepted."""
+        if self.session is not None:
+            return self._sign_in.is_open(self.session)
+        return self.caller is not None and self._sign_in.token_store.accepts(self.caller)
 
 
 def signed_in_of(request: Request) -> SignedIn:

@@ -1,4 +1,4 @@
-"""Bearer tokens with their names and scopes. Only digests of the tokens are kept in memory."""
+"""Bearer tokens with names and scopes, read again when their file changes. Only digests are kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated
@@ -19,6 +19,7 @@ from canary_obs.binding import TOKEN_REMEDY, check_bind, weakness_of
 from canary_obs.config import PREFIX, ServiceConfig
 from canary_obs.errors import ConfigurationError
 from canary_obs.service.route_policy import TokenScope
+from canary_obs.transport.keys import file_version
 
 log = logging.getLogger("canary_obs")
 DEFAULT_NAME = "default"  # of KV_CANARY_TOKEN
@@ -50,20 +51,30 @@ class Caller:
 ANONYMOUS = Caller(name=None, scopes=frozenset(DEFAULT_SCOPES))
 
 
+Callers = dict[bytes, Caller]  # by SHA-256 of the token
+
+
 class TokenStore:
-    """All accepted tokens. Without any, every caller is ANONYMOUS."""
+    """All accepted tokens. Without any, every caller is ANONYMOUS. Not thread-safe: one event loop uses it.
+
+    The file is looked at whenever somebody is to be recognised. One that cannot be used changes nothing.
+    """
 
     def __init__(self, config: ServiceConfig) -> None:
         """Raises ConfigurationError for an unusable tokens file, or for a wide bind without any token."""
         check_bind(config.host, config.token, config.tokens_file)
-        self._callers: dict[bytes, Caller] = {}  # by SHA-256 of the token
-        if token := config.token.strip():  # a file's last line, as secrets are often mounted
-            if (weakness := weakness_of(token)) is not None:  # on loopback, where other users call, too
-                log.warning("canary_obs: %sTOKEN can be guessed: %s. %s", PREFIX, weakness, TOKEN_REMEDY)
-            self._add(DEFAULT_NAME, token, DEFAULT_SCOPES, config.tokens_file)
-        if config.tokens_file:
-            for name, grant in _read(config.tokens_file).items():
-                self._add(name, grant.token, grant.scopes, config.tokens_file)
+        self._path, self._single = config.tokens_file, config.token.strip()  # as secrets are often mounted
+        if (
+            self._single and (weakness := weakness_of(self._single)) is not None
+        ):  # others on loopback call, too
+            log.warning("canary_obs: %sTOKEN can be guessed: %s. %s", PREFIX, weakness, TOKEN_REMEDY)
+        self._on_change: Callable[[ConfigurationError | None], None] = lambda _error: None
+        self._version = file_version(self._path) if self._path else ()
+        self._callers = self._accepted()
+
+    def report_to(self, on_change: Callable[[ConfigurationError | None], None]) -> None:
+        """Call with the reason when the changed file cannot be used, and with None when one can be."""
+        self._on_change = on_change
 
     @property
     def empty(self) -> bool:
@@ -72,6 +83,7 @@ class TokenStore:
 
     def authenticate(self, authorization: str) -> Caller | None:
         """The caller with this Authorization header, None = unknown. Takes the same time for every token."""
+        self._follow_file()
         if self.empty:
             return ANONYMOUS
         scheme, _, token = authorization.partition(" ")
@@ -81,11 +93,18 @@ class TokenStore:
 
     def find(self, token: str) -> bytes | None:
         """The digest of an accepted token, None = unknown. Takes the same time for every token."""
+        self._follow_file()
         return self._find(token.strip().encode("utf-8", "replace"))
 
     def caller(self, digest: bytes) -> Caller | None:
         """Whose token has this digest; None = no accepted one."""
+        self._follow_file()
         return self._callers.get(digest)
+
+    def accepts(self, caller: Caller) -> bool:
+        """Whether a caller recognised before would be now, by the same token and with the same scopes."""
+        self._follow_file()
+        return self.empty or any(kept is caller for kept in self._callers.values())
 
     def remove(self, name: str) -> None:
         """Accept a token no longer, nor the sessions that were opened with it."""
@@ -98,13 +117,38 @@ class TokenStore:
                 found = known
         return found
 
-    def _add(self, name: str, token: str, scopes: tuple[TokenScope, ...], path: str) -> None:
-        digest = sha256(token.encode()).digest()
-        other = self._callers.get(digest)
-        if other is not None or name in {caller.name for caller in self._callers.values()}:
-            rule = f"{name!r} has the name or the token of another entry ({DEFAULT_NAME!r} is {PREFIX}TOKEN)"
-            raise _refusal(path, rule, "Give every entry a name and a token of its own.")
-        self._callers[digest] = Caller(name=name, scopes=frozenset(scopes))
+    def _follow_file(self) -> None:
+        if not self._path or (version := file_version(self._path)) == self._version:
+            return
+        self._version = version  # before reading, so that a bad file is reported once
+        try:
+            found = self._accepted()
+        except ConfigurationError as error:
+            log.error("canary_obs: %s; the tokens read before remain valid", error)
+            self._on_change(error)
+            return
+        # A caller that is as before stays the same object: `accepts`.
+        before = self._callers
+        self._callers = {key: before[key] if before.get(key) == new else new for key, new in found.items()}
+        names = ", ".join(sorted(str(caller.name) for caller in found.values()))
+        log.warning("canary_obs: %s has changed; the tokens are now those of %s", self._path, names)
+        self._on_change(None)
+
+    def _accepted(self) -> Callers:
+        callers: Callers = {}
+        if self._single:
+            _add(callers, DEFAULT_NAME, Grant(token=self._single, scopes=DEFAULT_SCOPES), self._path)
+        for name, grant in _read(self._path).items() if self._path else ():
+            _add(callers, name, grant, self._path)
+        return callers
+
+
+def _add(callers: Callers, name: str, grant: Grant, path: str) -> None:
+    digest = sha256(grant.token.encode()).digest()
+    if digest in callers or name in {caller.name for caller in callers.values()}:
+        rule = f"{name!r} has the name or the token of another entry ({DEFAULT_NAME!r} is {PREFIX}TOKEN)"
+        raise _refusal(path, rule, "Give every entry a name and a token of its own.")
+    callers[digest] = Caller(name=name, scopes=frozenset(grant.scopes))
 
 
 def _read(path: str) -> Mapping[str, Grant]:

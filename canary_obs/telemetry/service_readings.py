@@ -19,7 +19,7 @@ from canary_obs.vocabulary import DrillOutcome, State
 # Every part starts at 0: increase() misses a series that is first seen at 1.
 SERVICE_PARTS = (
     "zmq_listener", "local_listener", "violation_log", "audit_log", "tracing", "metric_export", "devices",
-    "state_file",
+    "state_file", "tokens_file",
 )  # fmt: skip
 REQUEST_LENGTH = 64  # of a request's id in a label: clients choose it
 

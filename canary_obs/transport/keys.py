@@ -60,12 +60,12 @@ class EngineAllowlist:
     def __init__(self, path: str) -> None:
         """Read the file. Raises ConfigurationError."""
         self._path = path
-        self._version = _file_version(path)
+        self._version = file_version(path)
         self._keys = self._read()
 
     def admits(self, key: bytes) -> bool:
         """Whether this key (Z85) is listed. While the file is invalid, the keys read before remain valid."""
-        version = _file_version(self._path)
+        version = file_version(self._path)
         if version != self._version:
             self._version = version  # before reading, so that a bad file is logged once
             try:
@@ -218,7 +218,7 @@ def _read_text(setting: str, path: str, *, secret: bool) -> str:
     return text.decode("ascii", "replace")
 
 
-def _file_version(path: str) -> tuple[int, ...]:
+def file_version(path: str) -> tuple[int, ...]:
     """Changes whenever the file is modified or replaced; () = no file."""
     try:
         status = os.stat(path)

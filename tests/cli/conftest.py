@@ -23,7 +23,7 @@ class Fleet:
     """A service over HTTP and its ranks."""
 
     def __init__(self, folder) -> None:
-        tokens = folder / "tokens.toml"
+        self.tokens = tokens = folder / "tokens.toml"
         tokens.write_text(f'[drills]\ntoken = "{DRILLS}"\nscopes = ["inject"]\n')
         tokens.chmod(0o600)
         config = ServiceConfig(

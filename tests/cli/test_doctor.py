@@ -139,6 +139,13 @@ def test_16_a_rank_that_is_missing(fleet, fleet_findings, monkeypatch):
     assert "KV_CANARY_ENDPOINT" in remedy_of(fleet_findings()[1], "no word of ranks 64")
 
 
+def test_tokens_that_were_edited_and_cannot_be_read(fleet, fleet_findings):
+    fleet.tokens.write_text("drills = [")
+    code, found = fleet_findings()
+    assert code == 4
+    assert "also those that you took out" in remedy_of(found, "tokens_file", "TOMLDecodeError")
+
+
 @contextmanager
 def prometheus(groups, targets):
     class Fake(BaseHTTPRequestHandler):

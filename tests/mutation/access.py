@@ -44,8 +44,25 @@ FILES = mutants(
     ),
 )
 
+_ROTATION = "tests/service/test_token_rotation.py::"
+
 STORE = mutants(
     "canary_obs/service/token_store.py",
+    (
+        "self._callers = {key: before[key] if before.get(key) == new else new for key, new in found.items()}",
+        "self._callers = found | before",
+        _ROTATION + "test_a_replaced_token_is_refused_and_the_new_one_accepted",
+    ),
+    (
+        "            self._on_change(error)\n",
+        "",
+        _ROTATION + "test_a_file_that_cannot_be_used_changes_nothing_and_is_told",
+    ),
+    (
+        "any(kept is caller for kept in self._callers.values())",
+        "any(kept.name == caller.name for kept in self._callers.values())",
+        _ROTATION + "test_what_is_open_ends_with_the_token_that_opened_it",
+    ),
     (
         "if (weakness := weakness_of(grant.token)) is not None:",
         "if (weakness := None) is not None:",

@@ -30,14 +30,21 @@ _REMEDIES = (
         "The engine's adapter cannot count them; docs/checks.md says which do.",
     ),
     ("the observer failed", "The engine's log has the traceback; report it, and restart that engine."),
+    (
+        "the service failed: tokens_file",
+        "Until the file is right the tokens read before are accepted, also those that you took out of it.",
+    ),
     ("is unverified", "docs/checks.md names the causes; baselines are taken in the background."),
 )
+_NO_ENGINE = "no engine is attached"
 _OTHER_REMEDY = "docs/findings.md and the runbooks name this reason: `canary-obs export alerts --out DIR`."
 
 
 def examine_fleet(findings: Findings, status: dict[str, Any]) -> None:
     """Everything that the service knows of its ranks."""
     ranks = [rank for rank in status["ranks"] if not rank["departed"]]
+    # The service has reasons of its own, whether or not an engine is attached.
+    _examine_reasons(findings, [reason for reason in status["reasons"] if reason != _NO_ENGINE])
     if not ranks:
         findings.problem(
             "ranks", "no engine is attached: nothing is checked",
@@ -45,7 +52,6 @@ def examine_fleet(findings: Findings, status: dict[str, Any]) -> None:
         )  # fmt: skip
         return
     findings.fine("ranks", f"{len(ranks)} attached")
-    _examine_reasons(findings, status["reasons"])
     _grouped(findings, ranks, status["version"])
     _examine_coverage(findings, ranks)
 
