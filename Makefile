@@ -8,7 +8,7 @@ PORT ?= 9464
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: run test test-slow test-ops test-vllm test-sglang test-gpu ops-files image-lock image-digests lint format setup clean
+.PHONY: run test test-slow test-ops test-vllm test-sglang test-gpu ops-files pictures image-lock image-digests lint format setup clean
 
 # Memory that nobody wrote holds 0x7f bytes under glibc, so that a test that reads it fails each time, not once a week.
 test test-slow: export MALLOC_PERTURB_ := 128
@@ -34,6 +34,10 @@ ops-files: setup
 	$(BIN)/python -m alerts.tests.build
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m dashboards.manifests
+
+# docs/images, taken in a real browser; needs chromium, pngquant and prometheus.
+pictures: setup
+	$(BIN)/python -m tools.pictures.console
 
 # The wheels of the service's image by their hashes, as PyPI has them; needs the network. After each change of constraints.txt.
 image-lock: setup

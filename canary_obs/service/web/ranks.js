@@ -41,7 +41,7 @@ const rankList = new Keyed(byId("ranks"), (first) => {
   const pill = h("span", { class: "pill" });
   const why = h("td", { "data-label": "Why", class: "why" });
   const cells = COLUMNS.map((label) => h("td", { class: "number", "data-label": label }));
-  const buttons = h("td", { class: "commands" });
+  const buttons = h("td", { class: "buttons" });
   const element = h("tr", {}, h("th", { scope: "row" }, rankName(first)), h("td", { "data-label": "State" }, pill), why, ...cells, buttons);
   const commands = new RankCommands(buttons, rankName(first), bodyOf(first));
   const update = (row) => {

@@ -1,0 +1,1 @@
+"""The pictures of the documents, taken in a real Chromium: `make pictures`."""
