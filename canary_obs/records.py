@@ -67,6 +67,8 @@ class GroupCounters(_Struct, frozen=True, kw_only=True):
     completed: int
     violations: dict[Phase, dict[Reason, int]]  # findings: the same damage seen again is not counted here
     redetections: dict[Reason, int]  # failed checks of findings that were counted before
+    loads_compared: int = 0  # slots of loads that were compared with the records of what was sent
+    loads_left_out: int = 0  # slots of loads of which no record was known
 
 
 class SweepShare(_Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from canary_obs.hub.ranks import RankView
-from canary_obs.telemetry import device_readings, readings, service_readings
+from canary_obs.telemetry import device_readings, load_readings, readings, service_readings
 from canary_obs.telemetry.readings import Histogram, Reading
 from canary_obs.telemetry.service_readings import ServiceView
 
@@ -97,6 +97,8 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_C, "slots_unverified_total", "", "group cause", "Slots that were due for a check and could not be checked.", readings.unverified),
     _rank(_C, "slots_written_total", "", "group", "Slots whose record got a new identity.", readings.written),
     _rank(_C, "slots_completed_total", "", "group", "Slots whose record got a fingerprint.", readings.completed),
+    _rank(_C, "loads_compared_total", "", "group", "Slots loaded by a KV connector that were compared with the records of what was sent.", load_readings.loads_compared),
+    _rank(_C, "loads_left_out_total", "", "group", "Slots loaded by a KV connector of which no record was known.", load_readings.loads_left_out),
     _rank(_C, "violations_total", "", "group phase reason", "Findings of failed checks, each where it was found first.", readings.violations),
     _rank(_C, "redetections_total", "", "group reason", "Failed checks of findings that were counted before: damage that is still there.", readings.redetections),
     _rank(_C, "violation_events_dropped_total", "", "", "Violation rows lost before they reached the service; they are still counted.", readings.events_dropped),

@@ -161,6 +161,20 @@ BOARD = Board(
                     "{{group}} {{cause}}",
                 ),
                 _rate(
+                    "Loads compared",
+                    "Slots that a KV connector loaded, compared with the records of what was sent.",
+                    "loads_compared_total",
+                    "group",
+                    "{{group}}",
+                ),
+                _rate(
+                    "Loads without records",
+                    "Slots that a KV connector loaded, of which no record was known.",
+                    "loads_left_out_total",
+                    "group",
+                    "{{group}}",
+                ),
+                _rate(
                     "Violations",
                     "By phase and reason.",
                     "violations_total",

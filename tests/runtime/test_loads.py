@@ -10,6 +10,7 @@ from canary_kernels import layout
 from canary_kernels.hashing import chain_of
 from canary_kernels.layout import RecordState
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
+from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.runtime.test_announcements import cached_slots, counted, state_of
 
@@ -76,8 +77,8 @@ def found_at_head(rig) -> dict[Reason, int]:
 
 def loads(rig) -> tuple[int, int]:
     """Slots compared with what was sent, and of which nothing is known."""
-    values = rig.canary.counter_reader.sample.values
-    return int(values[layout.COUNT_LOADS_COMPARED]), int(values[layout.COUNT_LOADS_LEFT_OUT])
+    counters = group_counters(rig.canary.state, rig.canary.counter_reader)["full"]
+    return counters.loads_compared, counters.loads_left_out
 
 
 @pytest.fixture

@@ -45,6 +45,8 @@ def named_counters(row: Sequence[int], findings: Sequence[int], redetections: Se
         completed=row[layout.COUNT_COMPLETED],
         violations=_by_phase(tuple(findings)),
         redetections=_by_reason(tuple(redetections)),
+        loads_compared=row[layout.COUNT_LOADS_COMPARED],
+        loads_left_out=row[layout.COUNT_LOADS_LEFT_OUT],
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from canary_kernels import layout
+from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Phase, Reason
 from tests.engines.vllm.real.rig import Rig, prompts
 
@@ -33,12 +33,8 @@ class Tiers:
     def loads_by_group(self) -> dict[str, tuple[int, int]]:
         """The same of each group."""
         self.rig.settle()
-        state = self.rig.canary.state
-        values = self.rig.canary.counter_reader.sample.values[: state.counter_words]
-        rows = values.view(-1, layout.COUNTER_WORDS)[
-            :, [layout.COUNT_LOADS_COMPARED, layout.COUNT_LOADS_LEFT_OUT]
-        ]
-        return {group.name: tuple(row) for group, row in zip(state.groups, rows.tolist(), strict=True)}
+        groups = group_counters(self.rig.canary.state, self.rig.canary.counter_reader)
+        return {name: (counters.loads_compared, counters.loads_left_out) for name, counters in groups.items()}
 
     def settle(self) -> None:
         """Stores are submitted a step later, and written to files by threads: let them."""
