@@ -19,8 +19,26 @@ from canary_obs.commands import (
 )
 from canary_obs.devices.identity import GpuIdentity
 from canary_obs.injection_counts import PerturbCount
-from canary_obs.slot_facts import ChangedWord, DrillFinding, SlotEvent, SlotFacts
-from canary_obs.vocabulary import Cause, Mode, Part, PerturbMode, Phase, Reason, State, SweepStatus, Trigger
+from canary_obs.slot_facts import (
+    ChangedWord,
+    DrillFinding,
+    SlotEvent,
+    SlotFacts,
+    TaintedRequest as TaintedRequest,
+)
+from canary_obs.vocabulary import (
+    Cause,
+    Completeness,
+    GoodCheck,
+    Mode,
+    Part,
+    PerturbMode,
+    Phase,
+    Reason,
+    State,
+    SweepStatus,
+    Trigger,
+)
 
 RankKey = tuple[str, str, int]  # engine, instance, rank
 
@@ -162,6 +180,9 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     forwards_checked: dict[str, int] | None = None  # of those, the ones whose checks were launched
     monotonic_ns: int | None = None  # time.monotonic_ns() when it was taken; None = not reported
     boot_id: str | None = None  # of the host's kernel; on one host, monotonic clocks agree
+    # Requests that read damage, by group and whether all of them are known. None = not reported.
+    tainted_requests: dict[str, dict[Completeness, int]] | None = None
+    taint_unknown: dict[str, int] | None = None  # damages whose readers are not all known, by group
 
 
 class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):
@@ -236,6 +257,25 @@ class Evidence(_Struct, frozen=True, kw_only=True, tag="evidence"):
     holders: tuple[str, ...]
 
 
+class Tainted(_Struct, frozen=True, kw_only=True, tag="tainted"):
+    """Requests that read a damaged slot, or what was computed from it, as far as they are new or changed."""
+
+    identity: Identity
+    number: int  # of the damage, counted by the rank from 1
+    incident: str  # as the rank's log names it
+    group: str
+    slot: int
+    reason: Reason
+    phase: Phase
+    step: int  # of the first detection
+    good_step: int  # of the last good check: damage came after it
+    good_check: GoodCheck
+    completeness: Completeness
+    cause: str | None  # why it is not known who read it
+    time_ns: int
+    requests: tuple[TaintedRequest, ...] = ()
+
+
 class DrillReport(_Struct, frozen=True, kw_only=True, tag="drill_report"):
     """Sent when a drill ends."""
 
@@ -257,4 +297,6 @@ class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
     final: Snapshot
 
 
-EngineMessage = Hello | Snapshot | StepUnderWay | Violations | SweepReport | Evidence | DrillReport | Goodbye
+EngineMessage = (
+    Hello | Snapshot | StepUnderWay | Violations | SweepReport | Evidence | Tainted | DrillReport | Goodbye
+)

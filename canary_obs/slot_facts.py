@@ -49,6 +49,17 @@ class ChangedWord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     current: str | None
 
 
+class TaintedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request that read damage. Outputs are counted from 0; None = not known."""
+
+    request: str
+    running: bool
+    step: int  # the first forward in which it may have read damage
+    derived: bool  # not the damaged slot itself, but KV that was computed from it
+    first_output: int | None  # the first token it emitted that may be wrong, at the latest
+    outputs: int | None  # tokens emitted from that one on
+
+
 class DrillFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Result of one rank's drill. None = does not apply."""
 

@@ -192,6 +192,23 @@ class SlotEventKind(StrEnum):
     INVALIDATED = "invalidated"
 
 
+class Completeness(StrEnum):
+    """Whether every request that read damage is known."""
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"
+
+
+class GoodCheck(StrEnum):
+    """The last check that found a slot intact: damage came after it."""
+
+    FORWARD = "forward"  # every forward checks it for each of its requests
+    WRITTEN = "written"  # none since the slot was filled
+    HIT = "hit"
+    PATROL = "patrol"
+    ATTACHED = "attached"  # none since the canary attached, and it was filled before that
+
+
 class ObserverPart(StrEnum):
     """The part of the observer that raised: label `part` of kv_canary_observer_faults_total."""
 
@@ -213,3 +230,4 @@ class ObserverPart(StrEnum):
     TRANSFER = "transfer"
     HOST_TIER = "host_tier"
     PERTURBATION = "perturbation"
+    TAINT = "taint"

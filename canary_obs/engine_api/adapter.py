@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engine_api.requests import BlockTable
 from canary_obs.engine_api.views import (
     CachedCount,
     CachedSlots,
@@ -155,6 +156,26 @@ class EngineAdapter(ABC):
         Every one of them is due a comparison of its tokens with `known_digests`; the count is not the view's.
         None = views have no `known_digests`.
         """
+        return None
+
+    def block_tables(self) -> Mapping[str, BlockTable] | None:
+        """By group: where its slots are in the block lists that `Observer.requests_changed` shows.
+
+        A group that is left out, and every group with None, is not followed: which requests read a damaged
+        slot of it is then not known, and said to be so.
+        """
+        return None
+
+    def requests_running(self) -> int | None:
+        """Requests that the engine runs now. Asked at attach, before the first change. None = not known."""
+        return None
+
+    def tokens_emitted(self, request: str) -> int | None:
+        """Tokens of a running request up to the last forward. Asked where it read damage; None = not known.
+
+        `request` is an id as violations report it: `request_name` of the engine's. Must not wait.
+        """
+        del request
         return None
 
     @property

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
+from canary_obs.engine_api.requests import ChangedRequests
 from canary_obs.engine_api.views import StepView
 
 
@@ -70,6 +71,13 @@ class Observer(Protocol):
         the destinations of copies, which `copied` covers), on the stream that will run the forward, once the
         engine has counted that. Earlier than `before_write` is better: the device compares while the host
         prepares the forward. `EngineAdapter.prefix_hits` counts the same slots.
+        """
+
+    def requests_changed(self, shown: ChangedRequests) -> None:
+        """Requests began, ended, were preempted, or got blocks, since the forward before.
+
+        Call before the forward that follows, and not where nothing has changed. From these changes it is
+        known who has read a slot that is found to be damaged; without them it is said not to be known.
         """
 
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:

@@ -29,6 +29,8 @@ COUNTER_FIELDS = (
     "patrol",
     "forwards",
     "forwards_checked",
+    "tainted_requests",
+    "taint_unknown",
 )
 
 

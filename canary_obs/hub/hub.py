@@ -26,6 +26,7 @@ from canary_obs.hub.ranks import Rank, RankView, rank_name, redetections_of
 from canary_obs.hub.sweep_control import SavedSweeps, SweepControl
 from canary_obs.hub.sweep_records import SweepRecord, SweepVersion
 from canary_obs.hub.sweeps import SweepStore
+from canary_obs.hub.taint_store import TaintStore
 from canary_obs.hub.violation_store import ViolationEvent, ViolationFilter, ViolationStore
 from canary_obs.records import (
     CancelSweep,
@@ -40,6 +41,7 @@ from canary_obs.records import (
     Snapshot,
     StepUnderWay,
     SweepReport,
+    Tainted,
     Violations,
 )
 from canary_obs.transport.sink import Reply
@@ -73,6 +75,7 @@ class Hub:
         self.incidents = IncidentStore(
             self.config.incidents_kept, self.config.incident_quiet_seconds, wall_ns
         )
+        self.taints = TaintStore()
         self.drills = DrillStore(clock=clock, wall_ns=wall_ns)
         self._handshakes: Counter[HandshakeCause] = Counter()
         self._messages: Counter[str] = Counter(dict.fromkeys(_MESSAGE_TYPES.values(), 0))
@@ -137,6 +140,9 @@ class Hub:
             return self._add_violations(rank, message, now)
         elif isinstance(message, Evidence):
             self.incidents.add_evidence(message)
+        elif isinstance(message, Tainted):
+            filed = self.taints.incident_of(message)
+            self.taints.add(message, filed or self.incidents.id_for(message.identity, message.incident))
         elif isinstance(message, DrillReport):
             self.drills.record_report(message)
         elif isinstance(message, SweepReport):

@@ -80,6 +80,12 @@ class IncidentStore:
                 self._by_other_name[name] = incident
             return incident.id
 
+    def id_for(self, identity: Identity, name: str) -> str:
+        """The id of the open incident of an instance, else of the one that a rank's log gives this name."""
+        with self._lock:
+            incident = self._open.get((identity.engine, identity.instance)) or self._entry(name)
+            return name if incident is None else incident.id
+
     def _entry(self, name: str) -> IncidentEntry | None:
         return self._incidents.get(name) or self._by_other_name.get(name)
 

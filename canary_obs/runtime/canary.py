@@ -46,6 +46,7 @@ from canary_obs.runtime.slot_hooks import SlotHooks
 from canary_obs.runtime.step_scheduler import CURRENT_STREAM, StepScheduler, Workers
 from canary_obs.runtime.sweep.sweeper import Sweeper
 from canary_obs.runtime.table_account import TableAccount
+from canary_obs.runtime.taint.report import TaintReporter
 from canary_obs.transport.links import EngineLink
 from canary_obs.vocabulary import ObserverPart, State
 
@@ -93,18 +94,21 @@ class CanaryRuntime(SlotHooks):
         self.injector = injector_of(self.state, adapter, config, self.reporter.identity)
         self.drill = Drill(adapter, config, device, self.reporter.send_drill)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
+        checks = self.history.written_step, self.patrol.intact_at, log, self.forwards
+        taint = TaintReporter(adapter, self.reporter, checks, hits_compared=config.verify_on_hit)
         self._sources = SnapshotSources(
             config=config, run=self.run, state=self.state, health=self.health,
             counter_reader=self.counter_reader, sweeper=self.sweeper, patrol=self.patrol,
-            reporter=self.reporter, swa=self.swa, forwards=self.forwards,
+            reporter=self.reporter, swa=self.swa, forwards=self.forwards, taint=taint,
             injections=self.injector.injections if self.injector is not None else None,
         )  # fmt: skip
         self.delivery = ViolationDelivery(
-            self.run, self._faults, self.counter_reader, self.evidence, self.reporter, self.injector
-        )
-        names, counts = tuple(self.state.by_name), adapter.prefix_hits
+            self.run, self._faults, self.counter_reader, self.evidence, self.reporter, self.injector,
+            taint,
+        )  # fmt: skip
+        counts, names = adapter.prefix_hits, tuple(self.state.by_name)
         hits = HitAccount(names, self.health, counts) if config.verify_on_hit else None
-        SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery, hits)
+        SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery, hits, taint)
         workers = Workers(
             counter_reader=self.counter_reader, baselines=self.baselines, delivery=self.delivery,
             sweeper=self.sweeper, patrol=self.patrol, drill=self.drill, evidence=self.evidence, swa=self.swa,
@@ -116,8 +120,7 @@ class CanaryRuntime(SlotHooks):
         reporter = self.reporter
         watch = StepWatch(reporter.identity, self.run, self._in_step, lambda: reporter.snapshots)
         reporter.watch(watch.report)
-        self._head_done = False
-        self._depth = 0  # of forwards within forwards
+        self._head_done, self._depth = False, 0  # depth: of forwards within forwards
 
     @property
     def step(self) -> int:
@@ -137,19 +140,17 @@ class CanaryRuntime(SlotHooks):
 
     def mark_ready(self) -> None:
         """Start protecting, after the engine's warm-up and graph capture; live slots count as unverified."""
-        types = self._adapter.step_types
-        if types is not None:
+        if (types := self._adapter.step_types) is not None:
             warm_up(self.state, types)
         for group in self.state.groups:
             group.buffers.records.zero_()
             group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
-        self.forwards.start()
-        self.tables.start()
-        self._checks.start()
+        for part in (self.forwards, self.tables, self._checks):
+            part.start()
         if self.hits is not None:
             self.hits.start()
-        self.run.ready_at = time.monotonic()
-        self.run.armed = True
+        self.taint.start(self.run.step)
+        self.run.ready_at, self.run.armed = time.monotonic(), True
         self.reporter.send_hello()
 
     def detach(self) -> Snapshot:
@@ -263,6 +264,7 @@ class CanaryRuntime(SlotHooks):
     def fault(self, part: str, error: Exception) -> None:
         """The adapter failed to show a forward, which may have written any slot: all count as unverified."""
         self._faults.count_fault(part, error)
+        self.taint.tracker.lost(None if part == ObserverPart.ANNOUNCE else self.run.step + 1)
         if self.run.armed:
             self._or_disarm(self.state.adopt_all)
 

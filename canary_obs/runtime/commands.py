@@ -59,3 +59,4 @@ class CommandExecutor:
             case Ping():
                 if command.want_hello:
                     self._sources.reporter.introduce()
+                    self._sources.taint.resend()

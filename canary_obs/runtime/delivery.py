@@ -15,6 +15,7 @@ from canary_obs.runtime.report.finding_log import FindingLog
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.run_state import RunState
 from canary_obs.runtime.sweep.sweeper import Sweeper
+from canary_obs.runtime.taint.report import TaintReporter
 from canary_obs.vocabulary import Mode, ObserverPart, Trigger
 
 
@@ -29,7 +30,9 @@ class ViolationDelivery:
         evidence: EvidenceCollector,
         reporter: Reporter,
         injector: Injector | None,
+        taint: TaintReporter,
     ) -> None:
+        self.taint = taint
         self._run, self._faults, self._counter_reader = run, faults, counter_reader
         self._evidence, self._reporter, self._injector = evidence, reporter, injector
         self._log = FindingLog(reporter.identity)
@@ -58,6 +61,8 @@ class ViolationDelivery:
             self._log.update(findings, incident)
             # Before the injector restores the bytes that it flipped.
             self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, findings, self._run.step)
+        if found:
+            self._faults.guard(ObserverPart.TAINT, self._find_readers, found)
         if self._injector is not None:
             self._faults.guard(ObserverPart.PERTURBATION, self._match, self._injector, found)
 
@@ -68,12 +73,18 @@ class ViolationDelivery:
             self._faults.count_fault(ObserverPart.EVIDENCE, error)
             return findings
 
+    def _find_readers(self, found: list[Violation]) -> None:
+        names = self._reporter.incidents.names
+        incident = names[-1] if names else ""
+        self.taint.found(found, incident, self._run.step)
+
     def _match(self, injector: Injector, found: list[Violation]) -> None:
         injector.match(found, settled=self._counter_reader.settled(self._run.step))
 
     def drain(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for everything known on the device, and deliver it."""
         self.deliver(self._counter_reader.drain(self._run.step, timeout))
+        self._faults.guard(ObserverPart.TAINT, self.taint.report)
 
     def check_everything(self, patrol: Patrol, sweeper: Sweeper, timeout: float) -> None:
         """Complete one patrol cycle and one sweep; wait up to `timeout` seconds for what they find."""

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
+from canary_obs.engine_api.requests import ChangedRequests
 from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.delivery import ViolationDelivery
 from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.hit_account import HitAccount
 from canary_obs.runtime.run_state import RunState
+from canary_obs.runtime.taint.report import TaintReporter
 from canary_obs.runtime.transfer import RecordShares
 from canary_obs.vocabulary import Mode, ObserverPart
 
@@ -28,8 +30,10 @@ class SlotHooks:
         announcements: Announcements,
         delivery: ViolationDelivery,
         hits: HitAccount | None,
+        taint: TaintReporter,
     ) -> None:
         """`hits`: None = prefix hits are not compared."""
+        self.taint = taint
         self._hook_run, self._hook_faults = run, faults
         self._announcements, self._delivery, self.hits = announcements, delivery, hits
         self._shares = RecordShares(announcements.state, faults)
@@ -44,6 +48,12 @@ class SlotHooks:
         self.hits.give(group, slots.shape[0])
         self._announcements.hit(group, slots, step)
 
+    def requests_changed(self, shown: ChangedRequests) -> None:
+        """Follow which requests hold which blocks."""
+        run, faults = self._hook_run, self._hook_faults
+        if run.armed and not faults.guard(ObserverPart.TAINT, self.taint.follow, shown, run.step):
+            self.taint.tracker.lost(None)
+
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
         """Copy the records of copied slots; compare the copies before the next forward."""
         self._announce(self._announcements.copied, group, source, destination)
@@ -52,6 +62,7 @@ class SlotHooks:
         """Compare received bytes with the records that came with them; without records: a baseline."""
         self._announce(self._announcements.received, group, slots, records)
         if records is not None:
+            self.taint.tracker.arrived(group, self._hook_run.step)
             self._raise_what_arrived()
 
     def _raise_what_arrived(self) -> None:
@@ -70,6 +81,7 @@ class SlotHooks:
     def load_ended(self, load: str, group: str, arrived: ArrivedBlocks) -> None:
         """Compare what has arrived with what was sent, and with what lay there before."""
         self._announce(self._announcements.loads.end, load, group, arrived)
+        self.taint.tracker.arrived(group, self._hook_run.step)
         self._raise_what_arrived()
 
     def load_failed(self, load: str) -> None:

@@ -35,6 +35,7 @@ class EventKind(StrEnum):
     VIOLATION = "violation"
     INCIDENT_OPENED = "incident_opened"
     INCIDENT_CLOSED = "incident_closed"
+    TAINTED = "tainted"
     SWEEP_BEGUN = "sweep_begun"
     SWEEP_PROGRESS = "sweep_progress"
     SWEEP_ENDED = "sweep_ended"
@@ -94,6 +95,7 @@ class EventStream:
         self._sweeps: dict[str, SweepVersion] = {}
         self._progress: OrderedDict[str, SweepAdvance] = OrderedDict()  # the latest published, by sweep id
         self._progress_at = float("-inf")
+        self._taints = 0  # number of the newest one that is published
         self.epoch = secrets.token_hex(4)  # part of event ids: numbers start again with each process
         self.last_number = 0
         self.open_streams = 0
@@ -117,6 +119,7 @@ class EventStream:
         self._publish_sweeps()
         self._publish_progress(now)
         self._publish_incidents()
+        self._publish_taints()
         self._publish_states()
 
     def current_state(self) -> StreamEvent:
@@ -176,6 +179,11 @@ class EventStream:
             if incident.closed_ns is not None and self._incidents.get(incident.id) is None:
                 self._publish(self._others, EventKind.INCIDENT_CLOSED, incident)
         self._incidents = {incident.id: incident.closed_ns for incident in incidents}
+
+    def _publish_taints(self) -> None:
+        for taint in self._hub.taints.after(self._taints):
+            self._publish(self._others, EventKind.TAINTED, taint)
+            self._taints = taint.number
 
     def _publish_states(self) -> None:
         state, reasons = self._hub.verdict()

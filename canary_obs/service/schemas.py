@@ -13,6 +13,7 @@ from canary_obs.hub.drills import DrillRecord
 from canary_obs.hub.incidents import IncidentSummary
 from canary_obs.hub.ranks import RankView
 from canary_obs.hub.sweep_records import SweepRecord
+from canary_obs.hub.taint_store import Taint
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.service.event_stream import Dropped, StateChange, SweepAdvance
 from canary_obs.service.fleet import FleetView
@@ -68,6 +69,18 @@ class ViolationsQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
+class TaintedQuery(BaseModel):
+    """Query of GET /canary/tainted; all filters must match."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    since: Annotated[int, Field(ge=0, description="Only changes with a higher number.")] = 0
+    engine: Name | None = None
+    instance: Name | None = None
+    rank: Annotated[int | None, Field(ge=0)] = None
+    limit: Annotated[int, Field(ge=1, le=256)] = 50
+
+
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict and every rank."""
 
@@ -90,6 +103,18 @@ class ViolationPage(msgspec.Struct, frozen=True, kw_only=True):
     matching: int  # kept violations that match, over all pages
     evicted: int  # discarded for newer ones since the service started
     next: int | None
+
+
+class TaintedPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Damages with the requests that read them, in the order of their latest changes.
+
+    `next` is the `since` of the following page, and of a later poll.
+    """
+
+    tainted: tuple[Taint, ...]
+    matching: int  # over all pages
+    evicted: bool  # damages that changed after `since` are not kept any more
+    next: int
 
 
 class IncidentList(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +167,8 @@ _RESPONSES = (
     SweepRecord,
     SweepList,
     ViolationPage,
+    TaintedPage,
+    Taint,
     IncidentList,
     IncidentBundle,
     DrillRecord,

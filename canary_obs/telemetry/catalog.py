@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from canary_obs.hub.ranks import RankView
-from canary_obs.telemetry import device_readings, load_readings, readings, service_readings
+from canary_obs.telemetry import (
+    device_readings,
+    load_readings,
+    readings,
+    service_readings,
+    taint_readings,
+)
 from canary_obs.telemetry.readings import Histogram, Reading
 from canary_obs.telemetry.service_readings import ServiceView
 
@@ -101,6 +107,8 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_C, "loads_left_out_total", "", "group", "Slots loaded by a KV connector of which no record was known.", load_readings.loads_left_out),
     _rank(_C, "violations_total", "", "group phase reason", "Findings of failed checks, each where it was found first.", readings.violations),
     _rank(_C, "redetections_total", "", "group reason", "Failed checks of findings that were counted before: damage that is still there.", readings.redetections),
+    _rank(_C, "tainted_requests_total", "", "group completeness", "Requests that read damage, or KV computed from it; completeness unknown: there may be more of them.", taint_readings.requests),
+    _rank(_C, "taint_unknown_total", "", "group", "Damages of which it is not known who has read them.", taint_readings.unknown),
     _rank(_C, "violation_events_dropped_total", "", "", "Violation rows lost before they reached the service; they are still counted.", readings.events_dropped),
     _rank(_C, "sweep_passes_total", "", "trigger", "Complete sweeps.", readings.sweep_passes),
     _rank(_G, "sweep_in_progress", "", "", "1 while a sweep is running.", readings.sweep_running),

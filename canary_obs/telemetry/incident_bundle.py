@@ -13,6 +13,7 @@ from canary_obs.bit_statistics import BitStatistics, WordAt, bit_statistics
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.incidents import Incident
 from canary_obs.hub.sweep_records import SweepRecord
+from canary_obs.hub.taint_store import Taint
 from canary_obs.records import Hello
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class IncidentBundle(msgspec.Struct, frozen=True, kw_only=True):
     incident: Incident
     ranks: tuple[Hello, ...]  # of the incident's ranks, as they are attached now
     sweeps: tuple[SweepRecord, ...]
+    tainted: tuple[Taint, ...] = ()  # requests that read its damage, by damage (absent in older bundles)
     bits: BitStatistics | None = None  # over its evidence; None = there is none (absent in older bundles)
 
 
@@ -47,6 +49,7 @@ def build_bundle(hub: Hub, incident_id: str) -> IncidentBundle | None:
         incident=incident,
         ranks=tuple(rank.hello for rank in hub.ranks() if rank.identity.key in ranks and rank.hello),
         sweeps=tuple(sweep for sweep in sweeps if sweep is not None),
+        tainted=hub.taints.of_incident(incident.id),
         bits=_bits(incident),
     )
 

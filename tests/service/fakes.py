@@ -31,13 +31,17 @@ from canary_obs.records import (
     SwaDivergence,
     SweepProgress,
     SweepReport,
+    Tainted,
+    TaintedRequest,
     Violation,
 )
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.transport.links import EngineLink
 from canary_obs.vocabulary import (
     Cause,
+    Completeness,
     DrillOutcome,
+    GoodCheck,
     Mode,
     Part,
     PerturbMode,
@@ -249,3 +253,16 @@ def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.005)  # polling interval, not synchronisation: the deadline decides
     return value
+
+
+def tainted(who: Identity, number: int = 1, *names: str, incident: str = "none", **changes: Any) -> Tainted:
+    """A damage that these requests have read."""
+    requests = tuple(
+        TaintedRequest(request=name, running=True, step=5, derived=False, first_output=2, outputs=3)
+        for name in names
+    )
+    fields = {
+        "group": "full", "slot": 7, "reason": Reason.KV_DATA, "phase": Phase.SWEEP, "step": 6, "good_step": 4,
+        "good_check": GoodCheck.PATROL, "completeness": Completeness.KNOWN, "cause": None, "time_ns": 1,
+    }  # fmt: skip
+    return Tainted(identity=who, number=number, incident=incident, requests=requests, **(fields | changes))

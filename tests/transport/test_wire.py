@@ -29,7 +29,7 @@ from canary_obs.runtime.report.reporter import BACKLOG
 from canary_obs.slot_facts import request_name
 from canary_obs.transport import wire
 from canary_obs.vocabulary import Part, Phase, Reason, SweepStatus
-from tests.service.fakes import hello, identity, progress, snapshot, violation
+from tests.service.fakes import hello, identity, progress, snapshot, tainted, violation
 
 ME = identity()
 MESSAGES = [
@@ -38,6 +38,7 @@ MESSAGES = [
     StepUnderWay(identity=ME, seconds=7.5),
     Violations(identity=ME, rows=(violation(), violation(position=None, request=None))),
     SweepReport(identity=ME, progress=progress("a", SweepStatus.RUNNING)),
+    tainted(ME, 1, "r1", "r2"),
     Goodbye(identity=ME, final=snapshot(ME, 4)),
 ]
 COMMANDS = [

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import (
     ComparedTables,
@@ -37,6 +36,7 @@ from canary_obs.engines.vllm.draft_groups import DraftGroups
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
 from canary_obs.engines.vllm.readable_modules import keep_modules_readable
+from canary_obs.engines.vllm.request_changes import FollowsRequests, RequestChanges
 from canary_obs.engines.vllm.scales import KVScales
 from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
 from canary_obs.engines.vllm.step_hooks import StepHooks
@@ -48,7 +48,7 @@ from canary_obs.errors import UnsupportedEngine
 from canary_obs.slot_facts import request_name
 
 
-class VllmAdapter(EngineAdapter):
+class VllmAdapter(FollowsRequests):
     """Describes one model runner's KV cache, and wraps the runner's methods while attached.
 
     StepHooks, created at attach, calls the observer. Subclasses know the V1 or the V2 runner: they build the
@@ -97,16 +97,15 @@ class VllmAdapter(EngineAdapter):
         self.connector = ConnectorReports(self._block_changes.loads, attended)
         self._windows = WindowTables(self.vllm_groups)
         self._forwards = ForwardCount(self._by_name)
-        self._scheduler_seconds = SchedulerSeconds()
+        self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()
         self._attention = AttentionTables(self.vllm_groups)
         self.known_tokens = KnownTokens(runner.max_num_reqs, runner.device)
-        self._traces = TraceContexts()
         self._patches = MethodPatches()
-        # Drafting runs between two steps and changes the input tensors of the forward before it.
-        self.inputs_persist = runner.speculative_config is None
+        self.inputs_persist = runner.speculative_config is None  # drafting changes them between two steps
         self._side_stream = SideStream(runner.device, enabled=self.inputs_persist)
-        drafted = [group for group in self.vllm_groups if group.draft]
-        self._drafts = DraftGroups(runner, drafted, self.step_types) if drafted else None
+        self.requests = RequestChanges(self.vllm_groups, rewrites=not self.inputs_persist)
+        drafts = [group for group in self.vllm_groups if group.draft]
+        self._drafts = DraftGroups(runner, drafts, self.step_types) if drafts else None
         self._hooks: StepHooks | None = None
         self._last_output: Any = None  # of the scheduler, before detach
 
@@ -140,9 +139,9 @@ class VllmAdapter(EngineAdapter):
         return slots_of(used, self._by_name[group].block_slots)
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
-        """Requests with the slot's block in their block list."""
+        """Requests with the slot's block in their block list; for scales, which every one uses, none."""
         if (found := self._by_name.get(group)) is None:
-            return ()  # every request uses the scales
+            return ()
         block = slot // found.block_slots
         return tuple(request for request, blocks in self.request_blocks(found.number) if block in blocks)
 
@@ -255,6 +254,7 @@ class VllmAdapter(EngineAdapter):
             self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
             self.update_requests(output)
             self._block_changes.report(output, events, observer)
+            self.requests.report(output, self._block_changes.loads.loaded_from, observer)
             self.connector.follow(output)
             self._scales.follow(events, observer)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine

@@ -111,6 +111,10 @@ class V1Adapter(VllmAdapter):
         for request, state in list(self.runner.requests.items()):
             yield request, state.block_ids[number]
 
+    def requests_running(self) -> int:
+        """Those that the runner has states of."""
+        return len(self.runner.requests)
+
     def update_requests(self, output: Any) -> None:
         """Drop the digests of requests that ended, resumed, or have new token lists."""
         if output.finished_req_ids:

@@ -92,6 +92,10 @@ class V2Adapter(VllmAdapter):
         for request, blocks in list(self._blocks.items()):
             yield request, blocks[number]
 
+    def requests_running(self) -> int:
+        """Those that have a row in the runner's states."""
+        return len(self.runner.req_states.req_id_to_index)
+
     def update_requests(self, output: Any) -> None:
         """Follow block lists; restart the digests of new requests."""
         for request in output.finished_req_ids | (output.preempted_req_ids or set()):

@@ -232,6 +232,11 @@ class DeviceState:
         else:
             self._host_clock[0] = self.now
 
+    @property
+    def step(self) -> int:
+        """The last forward that the clock was set to."""
+        return self._step
+
     def named(self, names: Iterable[str]) -> tuple[Group, ...]:
         """The groups with these names. Raises EngineContractError for one that was not shown at attach."""
         try:

@@ -71,6 +71,13 @@ class SlotHistory:
                 # A tenth of what index_put_ takes on the CPU.
                 self._on_host[index][slots.numpy()] = self._state.now
 
+    def written_step(self, name: str, slot: int) -> int | None:
+        """The forward of a slot's last write; None = not known on the host, or there was none."""
+        if self._written is None or self._state.clock.is_cuda:
+            return None
+        written = int(self._on_host[self._state.by_name[name].index][slot])
+        return written >> layout.TICK_BITS if written >= 0 else None
+
     def record_announcement(self, kind: SlotEventKind, group: Group, slots: Tensor, step: int) -> None:
         """Note that the engine copied, received or invalidated slots (int64 [n])."""
         kept = slots[:_MAX_SLOTS].clone()

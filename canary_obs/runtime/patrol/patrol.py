@@ -50,6 +50,9 @@ class Patrol:
         self._checker = AsyncChecker(state, counter_reader)
         now = time.monotonic()
         self._checked_at = [now] * len(self._chunks)  # time.monotonic() by chunk
+        # By chunk: the last forward before it was passed and found intact; -1 = not yet.
+        self._intact = [-1] * len(self._chunks)
+        self._began = [-1] * len(self._chunks)  # forward at which the job that passes it was chosen
         self._cursor = 0  # the next chunk to choose
         self._chosen: ScanJob | None = None  # to be submitted by the next call
         self._was_idle = False  # when credit was added last, and so when `_chosen` was chosen
@@ -162,6 +165,9 @@ class Patrol:
         last = min(first + max_chunks, self._group_ends[group.index]) - 1
         stop = self._chunks[last][2]
         self._cursor = (last + 1) % len(self._chunks)
+        # On a GPU that forward may still be running, and read what is compared after the comparison.
+        step = self._state.step - (0 if self._on_cpu else 1)
+        self._began[first : last + 1] = [step] * (last + 1 - first)
         return ScanJob(group=group, slots=range(start, stop), first_chunk=first, last_chunk=last)
 
     def _affordable(self, max_bytes: float) -> int:
@@ -178,6 +184,9 @@ class Patrol:
                 self._health.stalled.add((result.job.group.index, layout.Phase.PATROL))
             if result.suspicious:
                 suspicious.append(result.job)
+            elif result.ran:
+                chunks = slice(result.job.first_chunk, result.job.last_chunk + 1)
+                self._intact[chunks] = self._began[chunks]
             self._mark_passed(result.job, checked=result.ran)
         return suspicious
 
@@ -195,6 +204,13 @@ class Patrol:
             self._checked = 0
             self.cycles += 1
             self.cycle_seconds, self._cycle_started = now - self._cycle_started, now
+
+    def intact_at(self, name: str, slot: int) -> int | None:
+        """The last forward before a slot was passed and found intact; None = it was not passed."""
+        for (group, start, stop), step in zip(self._chunks, self._intact, strict=True):
+            if group.name == name and start <= slot < stop:
+                return step if step >= 0 else None
+        return None
 
     def _chunk_size(self, group: Group) -> int:
         if self._on_cpu:

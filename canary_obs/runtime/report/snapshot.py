@@ -20,6 +20,7 @@ from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.report.swa_divergence import SwaReporter
 from canary_obs.runtime.run_state import RunState
 from canary_obs.runtime.sweep.sweeper import Sweeper
+from canary_obs.runtime.taint.report import TaintReporter
 from canary_obs.vocabulary import Cause, Phase, State, SweepStatus
 
 
@@ -37,6 +38,7 @@ class SnapshotSources:
     reporter: Reporter
     swa: SwaReporter
     forwards: ForwardAccount
+    taint: TaintReporter
     injections: InjectionLog | None  # None = perturbation is off
 
 
@@ -113,6 +115,7 @@ def make_snapshot(sources: SnapshotSources, parts: SnapshotParts) -> Snapshot:
     """A snapshot of the given parts; the rest as of now."""
     inputs, run, stalled = parts.health_inputs, sources.run, sources.health.stalled
     injections, phases = sources.injections, tuple(Phase)
+    tainted, unknown = sources.taint.counts()
     return Snapshot(
         identity=sources.reporter.identity,
         sequence=sources.reporter.next_snapshot_sequence(),
@@ -146,4 +149,6 @@ def make_snapshot(sources: SnapshotSources, parts: SnapshotParts) -> Snapshot:
         swa_divergence=sources.swa.latest,
         forwards=sources.forwards.counted,
         forwards_checked=dict(sources.forwards.checked),
+        tainted_requests=tainted,
+        taint_unknown=unknown,
     )

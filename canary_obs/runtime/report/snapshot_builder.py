@@ -66,3 +66,4 @@ class SnapshotBuilder:
         snapshot = make_snapshot(sources, SnapshotParts(inputs, state, reasons, groups, patrol, pipeline))
         yield
         sources.reporter.send(snapshot)
+        sources.taint.report()

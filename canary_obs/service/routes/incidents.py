@@ -6,10 +6,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from canary_obs.hub.rank_selection import RankSelection
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
 from canary_obs.service.route_policy import TokenScope, requires
-from canary_obs.service.schemas import IncidentList, IncidentsQuery, documented, reply
+from canary_obs.service.schemas import (
+    IncidentList,
+    IncidentsQuery,
+    TaintedPage,
+    TaintedQuery,
+    documented,
+    reply,
+)
 from canary_obs.telemetry.incident_bundle import IncidentBundle, build_bundle
 
 router = APIRouter(prefix="/canary", tags=["incidents"])
@@ -38,3 +46,16 @@ async def show_incident(request: Request, incident_id: IncidentId) -> Response:
         detail = f"no incident {incident_id!r} is kept; GET /canary/incidents lists them"
         raise Problem(404, "no-such-incident", detail)
     return reply(bundle)
+
+
+@router.get("/tainted", openapi_extra=requires(TokenScope.READ), responses=documented(TaintedPage, 200, 422))
+def list_tainted(request: Request, query: Annotated[TaintedQuery, Query()]) -> Response:
+    """Which requests read damage. Poll with `since=next`: what changes comes again."""
+    taints = context_of(request).hub.taints
+    ranks = () if query.rank is None else (query.rank,)
+    selection = RankSelection(engine=query.engine, instance=query.instance, ranks=ranks)
+    evicted = taints.forgotten > query.since
+    found = [one for one in taints.after(query.since) if selection.matches(one.identity.key)]
+    page = tuple(found[: query.limit])
+    following = page[-1].number if page else query.since
+    return reply(TaintedPage(tainted=page, matching=len(found), evicted=evicted, next=following))

@@ -1,0 +1,49 @@
+"""Which requests read which blocks: what an adapter shows when that changes, and never in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+Blocks = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+class BlockTable(NamedTuple):
+    """Where the slots of a group are found in requests' block lists."""
+
+    name: str  # of the numbering; groups may share one
+    block_slots: int
+    block_tokens: int  # of a request's tokens that a block holds
+
+
+class AddedBlocks(NamedTuple):
+    """Blocks of one numbering that a request reads from the next forward on."""
+
+    blocks: Blocks
+    first: int  # number of the first one in the request's list
+    joined: int  # so many, the first ones, were filled before; the request fills the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestChange:
+    """A request that began, came back after a preemption, or got blocks."""
+
+    request: str
+    begins: bool  # and has no other blocks than these
+    prompt: int  # tokens of its prompt; read where it begins
+    computed: int  # tokens whose KV is there before the next forward
+    added: Mapping[str, AddedBlocks]  # by name of the numbering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedRequests:
+    """All changes between two forwards."""
+
+    ended: Mapping[str, int | None] = field(
+        default_factory=dict
+    )  # or preempted; tokens emitted, None = unknown
+    changed: Sequence[RequestChange] = ()
+    rewrites: bool = False  # a slot may be written more than once by one request, as with drafted tokens

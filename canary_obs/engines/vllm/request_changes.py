@@ -1,0 +1,140 @@
+"""Shows which requests a scheduler output begins, ends or gives blocks to, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from canary_obs.engine_api.adapter import EngineAdapter
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, RequestChange
+from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.window_tables import NULL_BLOCK
+from canary_obs.slot_facts import request_name
+
+
+class RequestChanges:
+    """Follows scheduler outputs. States, which a forward overwrites in place, are left out."""
+
+    def __init__(self, groups: Sequence[VllmGroup], *, rewrites: bool) -> None:
+        """`rewrites`: drafted tokens that are rejected are written over."""
+        followed = [group for group in groups if not group.states]
+        self.tables = {
+            group.view.name: BlockTable(str(group.number), group.block_slots, group.block_size)
+            for group in followed
+        }
+        self._sizes = {group.number: group.block_size for group in followed}
+        self._rewrites = rewrites
+        self._prompts: dict[str, int] = {}  # by request that has not ended
+        self._lengths: dict[str, dict[int, int]] = {}  # of its block lists, by number of the group
+        self._last: Any = None  # output with tokens before this one
+
+    def report(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
+        """Show the changes of an output, before the forward that it schedules.
+
+        `loaded_from`: by request, the first token that a connector loads or has loaded.
+        """
+        cached, last = output.scheduled_cached_reqs, self._last
+        gone = output.finished_req_ids | (output.preempted_req_ids or set())
+        if gone or output.scheduled_new_reqs or cached.new_block_ids.count(None) != len(cached.new_block_ids):
+            ended = {name: self._emitted(last, name) for name in gone}
+            for name in output.finished_req_ids:
+                self._prompts.pop(name, None)
+                self._lengths.pop(name, None)
+            changed = [*self._begun(output, loaded_from), *self._grown(cached, loaded_from)]
+            if output.kv_cache_block_copies:
+                changed += _originals(changed, dict(pair[::-1] for pair in output.kv_cache_block_copies))
+            observer.requests_changed(ChangedRequests(ended=ended, changed=changed, rewrites=self._rewrites))
+        if output.total_num_scheduled_tokens:
+            self._last = output
+
+    def emitted(self, request: str) -> int | None:
+        """Tokens of a running request up to the last forward, by its name in reports."""
+        names = [name for name in self._prompts if request_name(name) == request]
+        return self._emitted(self._last, names[0]) if names else None
+
+    def _emitted(self, output: Any, name: str) -> int | None:
+        if output is None or name not in output.num_scheduled_tokens or name not in self._prompts:
+            return None
+        cached = output.scheduled_cached_reqs
+        if name in cached.req_ids:
+            computed = cached.num_computed_tokens[cached.req_ids.index(name)]
+        else:
+            new = next(new for new in output.scheduled_new_reqs if new.req_id == name)
+            computed = new.num_computed_tokens
+        drafted = len(output.scheduled_spec_decode_tokens.get(name, ()))
+        after = computed + output.num_scheduled_tokens[name] - drafted
+        return max(0, int(after) + 1 - self._prompts[name])
+
+    def _begun(self, output: Any, loaded_from: Mapping[str, int]) -> Iterator[RequestChange]:
+        for new in output.scheduled_new_reqs:
+            name, computed = new.req_id, int(new.num_computed_tokens)
+            self._prompts[name] = int(new.prompt_len)
+            joined = min(computed, loaded_from.get(name, computed))
+            yield self._change(name, computed, new.block_ids, joined)
+
+    def _grown(self, cached: Any, loaded_from: Mapping[str, int]) -> Iterator[RequestChange]:
+        columns = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
+        for name, blocks, computed in columns:
+            if blocks is not None:
+                begins = name in cached.resumed_req_ids
+                joined = min(computed, loaded_from.get(name, computed)) if begins else None
+                yield self._change(name, int(computed), blocks, joined)
+
+    def _change(
+        self, name: str, computed: int, blocks: Sequence[Sequence[int]], joined: int | None
+    ) -> RequestChange:
+        """`joined`: tokens that were there when the request began; None = it goes on."""
+        if joined is not None:
+            self._lengths[name] = dict.fromkeys(self._sizes, 0)
+        lengths, added = self._lengths.setdefault(name, dict.fromkeys(self._sizes, 0)), {}
+        for number, size in self._sizes.items():
+            ids = np.array(blocks[number], dtype=np.int64)
+            if ids.size:
+                count = min(-(-(joined or 0) // size), ids.size)
+                added[str(number)] = _without_null(AddedBlocks(ids, lengths[number], count))
+                lengths[number] += ids.size
+        return RequestChange(
+            request=name, begins=joined is not None, prompt=self._prompts.get(name, 0), computed=computed,
+            added=added,
+        )  # fmt: skip
+
+
+class FollowsRequests(EngineAdapter):
+    """An adapter whose RequestChanges answer for it."""
+
+    requests: RequestChanges
+
+    def block_tables(self) -> Mapping[str, BlockTable]:
+        """Block lists by vLLM's group number; a draft's layers share those of the target's group."""
+        return self.requests.tables
+
+    def tokens_emitted(self, request: str) -> int | None:
+        """By the last scheduler output, where it was in it: with drafted tokens, the fewest there can be."""
+        return self.requests.emitted(request)
+
+
+def _without_null(added: AddedBlocks) -> AddedBlocks:
+    """Blocks that a window has left are null; the others' numbers are theirs, or higher."""
+    held = added.blocks != NULL_BLOCK
+    if held.all():
+        return added
+    nulls = int((~held).sum())
+    return AddedBlocks(added.blocks[held], added.first + nulls, int(held[: added.joined].sum()))
+
+
+def _originals(changed: Sequence[RequestChange], copies: Mapping[int, int]) -> list[RequestChange]:
+    """Whoever got the copy of a block (copies: original by copy) has read the original."""
+    found = []
+    for change in changed:
+        added = {}
+        for number, own in change.added.items():
+            read = [copies[block] for block in own.blocks.tolist() if block in copies]
+            if read:
+                added[number] = AddedBlocks(np.array(read, dtype=np.int64), 0, len(read))
+        if added:
+            found.append(replace(change, begins=False, added=added))
+    return found

@@ -1,0 +1,113 @@
+"""One damaged place with its readers, and the messages that report them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from canary_obs.records import Identity, Tainted, TaintedRequest, Violation
+from canary_obs.runtime.taint.good_checks import GoodTime
+from canary_obs.runtime.taint.lives import RUNNING, Lives
+from canary_obs.runtime.taint.reading import Readers, Reading
+from canary_obs.vocabulary import Completeness
+
+REQUESTS_KEPT = 4096  # of one damage
+
+
+@dataclass(slots=True, kw_only=True)
+class Damage:
+    """Its first finding, the last good check before it, and the lives that read it since."""
+
+    number: int
+    incident: str
+    row: Violation
+    good: GoodTime
+    cause: str | None  # why its readers are not all known; None = they are
+    readings: dict[int, Reading] = field(default_factory=dict)  # by life
+    requests: dict[str, TaintedRequest] = field(default_factory=dict)  # as they were reported last
+    unsent: set[int] = field(default_factory=set)  # lives whose entry changed
+    changed: bool = True  # there is something to send, if only the damage itself
+    counted: bool = False  # as one whose readers are not all known
+    rows: set[str] = field(default_factory=set)  # requests whose rows failed the check of a forward
+
+    @property
+    def completeness(self) -> Completeness:
+        """Whether all of its readers are known."""
+        return Completeness.KNOWN if self.cause is None else Completeness.UNKNOWN
+
+    def add(self, reading: Reading) -> bool:
+        """Add a reading; returns whether its life is a new reader."""
+        known = self.readings.get(reading.life)
+        if known is not None and known.step <= reading.step:
+            return False
+        if known is None and len(self.readings) >= REQUESTS_KEPT:
+            self.doubt(f"more than {REQUESTS_KEPT} requests read it")
+            return False
+        self.readings[reading.life] = reading
+        self.unsent.add(reading.life)
+        self.changed = True
+        return known is None
+
+    def doubt(self, cause: str) -> None:
+        """Its readers are not all known, for this reason; the first one stays."""
+        if self.cause is None:
+            self.cause, self.changed = cause, True
+
+    def renumber(self, numbers: dict[int, int]) -> None:
+        """Lives have new numbers; those that are forgotten have none."""
+        self.readings = {
+            new: Reading(new, one.step, one.derived)
+            for life, one in self.readings.items()
+            if (new := numbers.get(life)) is not None
+        }
+        self.unsent = {new for life in self.unsent if (new := numbers.get(life)) is not None}
+
+    def resend(self) -> None:
+        """Report everything again."""
+        self.unsent, self.changed = set(self.readings), True
+
+    def message(self, identity: Identity, readers: Readers, emitted: dict[str, int | None]) -> Tainted:
+        """What changed since the last message. `emitted`: tokens so far, of requests that run."""
+        rows: dict[str, TaintedRequest] = {}
+        for life in sorted(self.unsent):
+            row = _entry(self.readings[life], readers, emitted)
+            # Of a request that was preempted, the first life that read damage says more.
+            earlier = rows.get(row.request) or self.requests.get(row.request)
+            rows[row.request] = row if earlier is None else _merged(earlier, row)
+        self.requests |= rows
+        return Tainted(
+            identity=identity, number=self.number, incident=self.incident, group=self.row.group,
+            slot=self.row.slot, reason=self.row.reason, phase=self.row.phase, step=self.row.step,
+            good_step=self.good.step, good_check=self.good.check, completeness=self.completeness,
+            cause=self.cause, time_ns=time.time_ns(), requests=tuple(rows.values()),
+        )  # fmt: skip
+
+    def sent(self) -> None:
+        """The last message is on its way."""
+        self.unsent.clear()
+        self.changed = False
+
+
+def _entry(reading: Reading, readers: Readers, emitted: dict[str, int | None]) -> TaintedRequest:
+    lives: Lives = readers.lives
+    life, name = reading.life, lives.names[reading.life]
+    running = bool(lives.last[life] == RUNNING)
+    prompt, total = lives.prompts[life], emitted.get(name) if running else lives.emitted[life]
+    # A forward emits the token after the last one that it computes.
+    first = max(0, readers.computed_at(life, reading.step) + 1 - prompt)
+    return TaintedRequest(
+        request=name, running=running, step=reading.step, derived=reading.derived, first_output=first,
+        outputs=None if total is None else max(0, total - first),
+    )  # fmt: skip
+
+
+def _merged(earlier: TaintedRequest, later: TaintedRequest) -> TaintedRequest:
+    if earlier.first_output is None or later.first_output is None:
+        return later
+    first = min(earlier.first_output, later.first_output)
+    more = later.first_output - first
+    return TaintedRequest(
+        request=later.request, running=later.running, step=min(earlier.step, later.step),
+        derived=earlier.derived and later.derived, first_output=first,
+        outputs=None if later.outputs is None else later.outputs + more,
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Follows who held which blocks, bounded, and finds who read a damaged one, also by way of other requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from canary_obs.engine_api.requests import BlockTable, RequestChange
+from canary_obs.runtime.taint.held_blocks import HeldBlocks, Ints
+from canary_obs.runtime.taint.lives import RUNNING, Lives
+
+ROWS_KEPT = 1 << 18  # of one numbering: 24 MiB
+LIVES_KEPT = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A life that read damage, from forward `step` on; `derived`: KV computed from it."""
+
+    life: int
+    step: int
+    derived: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Lives that read damage, and the blocks that they filled from then on, by numbering."""
+
+    readings: tuple[Reading, ...]
+    blocks: Mapping[str, Ints]
+
+
+class Readers:
+    """What is forgotten is known: `forgotten_until` is the last forward of any life that is."""
+
+    def __init__(
+        self, tables: Mapping[str, BlockTable], rows_kept: int = ROWS_KEPT, lives_kept: int = LIVES_KEPT
+    ) -> None:
+        """`tables` by group name; groups may share one."""
+        self.tokens = {table.name: table.block_tokens for table in tables.values()}
+        self.held = {name: HeldBlocks() for name in self.tokens}
+        self.lives = Lives()
+        self._rows_kept, self._lives_kept = rows_kept, lives_kept
+        self._forgotten_until = -1
+        self._forgotten: set[str] = set()  # requests that run, and are not followed
+
+    def forgotten_until(self, step: int) -> int:
+        """Forwards up to this one may have been those of lives that are not known; -1 = none."""
+        if self._forgotten:
+            self._forgotten_until = max(self._forgotten_until, step)
+        return self._forgotten_until
+
+    def miss(self, until: int) -> None:
+        """Forwards up to this one were not all shown."""
+        self._forgotten_until = max(self._forgotten_until, until)
+
+    # What happens.
+
+    def begin(self, name: str, change: RequestChange, step: int) -> int | None:
+        """The life of a request that begins or goes on; None = it is not followed."""
+        if change.begins:
+            self.end(name, step - 1, None)
+            return self.lives.begin(name, change.prompt)
+        life = self.lives.running.get(name)
+        if life is None:
+            self._forgotten.add(name)
+        return life
+
+    def add(self, life: int, change: RequestChange, step: int) -> None:
+        """A life reads more blocks from forward `step` on."""
+        for name, added in change.added.items():
+            self.held[name].add(life, added, step, change.computed)
+
+    def end(self, request: str, step: int, emitted: int | None) -> int | None:
+        """A request ended, or was preempted; forward `step` was its last. Returns its life."""
+        if request in self._forgotten:
+            self._forgotten.discard(request)
+            self._forgotten_until = max(self._forgotten_until, step)
+        return self.lives.end(request, step, emitted)
+
+    @property
+    def full(self) -> bool:
+        """Whether `forget` is due."""
+        return len(self.lives) > self._lives_kept or any(
+            held.count > self._rows_kept for held in self.held.values()
+        )
+
+    def forget(self, pinned: Iterable[int], step: int) -> Ints:
+        """Forget the half of the lives that ended first, without the pinned; returns who is kept."""
+        last = self.lives.last[: len(self.lives)]
+        ended = np.setdiff1d(np.flatnonzero(last != RUNNING), np.fromiter(pinned, dtype=np.int64))
+        if ended.size:
+            gone = ended[np.argsort(last[ended], kind="stable")][: -(-ended.size // 2)]
+            self._forgotten_until = max(self._forgotten_until, int(last[gone].max()))
+        else:  # those that run hold more blocks than are kept
+            gone = np.setdiff1d(np.arange(len(self.lives)), np.fromiter(pinned, dtype=np.int64))
+            gone_ones = set(gone.tolist())
+            names = [name for name, life in self.lives.running.items() if life in gone_ones]
+            for name in names:
+                del self.lives.running[name]
+            self._forgotten.update(names)
+            self._forgotten_until = max(self._forgotten_until, step)
+        kept = np.setdiff1d(np.arange(len(self.lives)), gone)
+        self.lives.keep(kept)
+        for held in self.held.values():
+            held.keep(kept)
+        return kept
+
+    # Who read it.
+
+    def reached(self, first: Iterable[Reading]) -> Reached:
+        """These readings, and those of whoever joined blocks that a reader filled after them."""
+        found: dict[int, Reading] = {}
+        waiting = list(first)
+        filled: dict[str, list[Ints]] = {name: [] for name in self.held}
+        while waiting:
+            reading = waiting.pop()
+            known = found.get(reading.life)
+            if known is not None and known.step <= reading.step:
+                continue
+            found[reading.life] = reading
+            computed = max(held.computed_at(reading.life, reading.step) for held in self.held.values())
+            for name, held in self.held.items():
+                blocks, since = held.filled_since(reading.life, computed // self.tokens[name])
+                if blocks.size:
+                    filled[name].append(self._still_there(held, blocks, since))
+                    waiting += [Reading(life, step, True) for life, step in held.joined_later(blocks, since)]
+        return Reached(
+            tuple(found.values()),
+            {name: np.concatenate([*blocks, np.empty(0, np.int64)]) for name, blocks in filled.items()},
+        )
+
+    @staticmethod
+    def _still_there(held: HeldBlocks, blocks: Ints, since: Ints) -> Ints:
+        still: Ints = blocks[held.latest_fill(blocks) == since]
+        return still
+
+    def computed_at(self, life: int, step: int) -> int:
+        """Tokens that a life had at least, before forward `step`."""
+        return max(held.computed_at(life, step) for held in self.held.values())

@@ -1,0 +1,105 @@
+"""Sends the service which requests read damage, as far as it does not know them yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from canary_obs.engine_api.adapter import EngineAdapter
+from canary_obs.engine_api.requests import ChangedRequests
+from canary_obs.records import Violation
+from canary_obs.runtime.device.violation_log import ViolationLog
+from canary_obs.runtime.forward_account import ForwardAccount
+from canary_obs.runtime.report.reporter import Reporter
+from canary_obs.runtime.taint.good_checks import GoodChecks
+from canary_obs.runtime.taint.lives import RUNNING
+from canary_obs.runtime.taint.tracker import TaintTracker
+from canary_obs.vocabulary import Completeness, State
+
+_DROPPED = "findings were dropped: one that came before may be among them"
+SlotStep = Callable[[str, int], int | None]  # group, slot -> forward
+
+
+class TaintReporter:
+    """A rank's tracker and what was reported of it. Never waits: what cannot be sent is sent later."""
+
+    def __init__(
+        self,
+        adapter: EngineAdapter,
+        reporter: Reporter,
+        checks: tuple[SlotStep, SlotStep, ViolationLog, ForwardAccount],
+        *,
+        hits_compared: bool,
+    ) -> None:
+        """`checks`: a slot's last write, the patrol's last good pass of it, findings, forwards."""
+        written, patrolled, self._log, self._forwards = checks
+        self._adapter, self._reporter = adapter, reporter
+        self._groups = [view.name for view in adapter.groups]
+        good = GoodChecks(written, patrolled, hits_compared=hits_compared)
+        self.tracker = TaintTracker(adapter.block_tables() or {}, _blocks(adapter), good, self._doubts)
+        self._unknown: Counter[str] = Counter()
+
+    def start(self, step: int) -> None:
+        """Begin to follow the engine's requests, after forward `step`."""
+        self.tracker.start(self._adapter.requests_running(), step)
+
+    def follow(self, shown: ChangedRequests, step: int) -> None:
+        """Requests ended after forward `step`, or read more blocks from the next one on."""
+        self.tracker.follow(shown, step)
+
+    def found(self, rows: list[Violation], incident: str, step: int) -> None:
+        """Findings and redetections were read: report who read what they name."""
+        self.tracker.found(rows, incident, step)
+        self.report()
+
+    def report(self) -> None:
+        """Send what changed."""
+        tracker = self.tracker
+        if not tracker.pending:
+            return
+        tracker.pending = False
+        lives = tracker.readers.lives
+        for damage in tracker.damages.values():
+            if not damage.changed:
+                continue
+            if damage.cause is not None and not damage.counted:
+                damage.counted = True
+                self._unknown[damage.row.group] += 1
+            running = {lives.names[life] for life in damage.unsent if lives.last[life] == RUNNING}
+            emitted = {name: self._adapter.tokens_emitted(name) for name in running}
+            if self._reporter.send(damage.message(self._reporter.identity, tracker.readers, emitted)):
+                damage.sent()
+            else:
+                tracker.pending = True
+
+    def resend(self) -> None:
+        """Report everything again, to a service that has just begun."""
+        for damage in self.tracker.damages.values():
+            damage.resend()
+            self.tracker.pending = True
+        self.report()
+
+    def counts(self) -> tuple[dict[str, dict[Completeness, int]], dict[str, int]]:
+        """By group: requests that read damage, and damages whose readers are not all known."""
+        found = self.tracker.requests
+        requests = {
+            name: {kind: found[name][kind] if name in found else 0 for kind in Completeness}
+            for name in self._groups
+        }
+        return requests, {name: self._unknown[name] for name in self._groups}
+
+    def _doubts(self) -> str | None:
+        if self._log.dropped:
+            return _DROPPED
+        blind = [text for state, text in self._forwards.reasons() if state is State.BLIND]
+        return blind[0] if blind else None
+
+
+def _blocks(adapter: EngineAdapter) -> dict[str, int]:
+    """Blocks of each numbering, the last one included if it is not whole."""
+    tables, sizes = adapter.block_tables() or {}, dict[str, int]()
+    for view in adapter.groups:
+        if (table := tables.get(view.name)) is not None:
+            blocks = -(-view.num_slots // table.block_slots)
+            sizes[table.name] = max(sizes.get(table.name, 0), blocks)
+    return sizes

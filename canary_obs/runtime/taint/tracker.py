@@ -1,0 +1,248 @@
+"""From findings to the requests that read damage; extended for as long as the damage stays."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from canary_obs.engine_api.requests import BlockTable, ChangedRequests, RequestChange
+from canary_obs.records import Violation
+from canary_obs.runtime.taint.damage import Damage
+from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row, of_row
+from canary_obs.runtime.taint.held_blocks import HeldBlocks
+from canary_obs.runtime.taint.lives import RUNNING
+from canary_obs.runtime.taint.reading import Readers, Reading
+from canary_obs.runtime.taint.watch import Watch
+from canary_obs.slot_facts import request_name
+from canary_obs.vocabulary import Completeness, Phase, Reason
+
+DAMAGES_KEPT = 256
+_ARRIVALS_KEPT = 1024
+NOT_SHOWN = "the engine does not show which requests hold the blocks of this group"
+_AT_ATTACH = "requests may have been running when the canary was attached"
+_FAULT = "a fault of the canary: which requests hold which blocks is not known since"
+_UNNAMED = "the request that read it is no longer known"
+# Group, block, whether every forward checks it, and the forward that began to fill the block.
+Place = tuple[str, int, bool, int | None]
+
+
+class TaintTracker:
+    """Host data only. A step that changes no block list costs nothing here."""
+
+    def __init__(
+        self, tables: Mapping[str, BlockTable], blocks: Mapping[str, int], checks: GoodChecks,
+        doubts: Callable[[], str | None],
+    ) -> None:  # fmt: skip
+        """`tables`: by group name; groups without one are not followed. `blocks`: of each numbering.
+
+        `doubts`: why a good check or a reader may be missing; None = nothing is known to be.
+        """
+        self._tables, self._checks, self._doubts = dict(tables), checks, doubts
+        self._blocks, self._numbers = blocks, 0
+        self.start(0, 0)
+        self._rewrites = False
+        self.requests: dict[str, Counter[Completeness]] = {}  # that read damage, by group
+        # By group, forwards after which KV arrived from outside and was compared; the latest ones.
+        self._arrivals: dict[str, deque[int]] = {}
+
+    def start(self, running: int | None, step: int) -> None:
+        """Begin after forward `step`, and forget everything.
+
+        `running`: requests that the engine runs now, which nobody has shown. None = not known.
+        """
+        self.readers, self.watch = Readers(self._tables), Watch(self._blocks)
+        self.damages: dict[int, Damage] = {}
+        self._by_place: dict[Place, Damage] = {}
+        self._lost = _AT_ATTACH if running != 0 else None  # why nothing is known
+        self._checks.began = step
+        self.pending = False  # there is something to report
+
+    def lost(self, until: int | None) -> None:
+        """What the engine showed could not be followed: up to this forward, or, with None, from now on."""
+        if until is None:
+            self._lost = _FAULT
+        else:
+            self.readers.miss(until)
+
+    def arrived(self, group: str, step: int) -> None:
+        """KV came from outside after forward `step`, or with it, and is compared now."""
+        steps = self._arrivals.setdefault(group, deque(maxlen=_ARRIVALS_KEPT))
+        if not steps or steps[-1] != step:
+            steps.append(step)
+
+    # What the engine shows.
+
+    def follow(self, shown: ChangedRequests, step: int) -> None:
+        """Requests ended after forward `step`, or read more blocks from the next one on."""
+        self._rewrites |= shown.rewrites
+        for name, emitted in shown.ended.items():
+            life = self.readers.end(request_name(name), step, emitted)
+            if life is not None and self.damages:
+                self._note_end(life)
+        for change in shown.changed:
+            self._change(change, step + 1)
+        if self.readers.full:
+            self._forget(step)
+
+    def _change(self, change: RequestChange, step: int) -> None:
+        life = self.readers.begin(request_name(change.request), change, step)
+        if life is None:
+            return
+        self.readers.add(life, change, step)
+        if not self.watch.active:
+            return
+        for name, added in change.added.items():
+            for number in self.watch.joined(name, added):
+                own, row = self._tables[self.damages[number].row.group], self.damages[number].row
+                direct = own.name == name and row.slot // own.block_slots in added.blocks[: added.joined]
+                self._reads(self.damages[number], Reading(life, step, not direct))
+            self.watch.fill(name, added, life)
+            for number in self.watch.arrived(name, added):
+                self._reads(self.damages[number], Reading(life, step, False))
+
+    def _note_end(self, life: int) -> None:
+        self.watch.carriers.pop(life, None)
+        for damage in self.damages.values():
+            if life in damage.readings:
+                damage.unsent.add(life)
+                damage.changed = self.pending = True
+
+    def _forget(self, step: int) -> None:
+        pinned = set(self.watch.carriers).union(*(damage.unsent for damage in self.damages.values()))
+        numbers = {int(old): new for new, old in enumerate(self.readers.forget(pinned, step))}
+        for damage in self.damages.values():
+            damage.renumber(numbers)
+        self.watch.renumber(numbers)
+
+    # What the checks find.
+
+    def found(self, rows: Sequence[Violation], incident: str, step: int) -> None:
+        """Findings and redetections, as they are read; `incident`: the name for new ones."""
+        for row in sorted(rows, key=lambda row: row.step):
+            table = self._tables.get(row.group)
+            if table is None or not row.slot >= 0:
+                if not row.redetection:
+                    self._add((row.group, row.slot, is_of_row(row), None), row, incident, NOT_SHOWN)
+            elif is_of_row(row):
+                self._find_row(row, incident)
+            else:
+                self._find_bytes(row, incident, step)
+
+    def _find_row(self, row: Violation, incident: str) -> None:
+        """A check that every forward makes for each of its requests: who was in it is tainted."""
+        held, block = self._held(row)
+        place = row.group, block, True, None
+        damage = self._by_place.get(place)
+        if damage is None or (damage.incident != incident and not row.redetection):
+            damage = self._add(place, row, incident, self._lost or self._doubts(), of_row(row))
+        name = row.request
+        if name is not None and name in damage.rows:
+            return
+        named = None if name is None else self._life_at(name, row.step)
+        if named is None and row.phase in (Phase.HEAD, Phase.TAIL):
+            damage.doubt(_UNNAMED)
+        if name is not None and named is not None:
+            damage.rows.add(name)
+            self._reads(damage, Reading(named, row.step, False))
+            if not held.holds(named, block):
+                return  # its table is wrong, not the slot
+        lives, starts, _ = held.of_content(block, held.content(block, row.step, before_refill=False))
+        there = (self.readers.lives.last[lives] >= row.step) & (starts <= row.step)
+        for life in lives[there].tolist():
+            self._reads(damage, Reading(life, row.step, False))
+
+    def _find_bytes(self, row: Violation, incident: str, step: int) -> None:
+        """A check made now and then: whoever read the slot since the last good one is tainted."""
+        # Before a forward bytes are compared that it writes over, and those that have just arrived.
+        arrived = row.phase is Phase.HEAD and row.step in self._arrivals.get(row.group, ())
+        if arrived:
+            self._find_content(row, incident, step, arrived=True)
+        if not arrived or row.reason is Reason.KV_DATA:
+            self._find_content(row, incident, step, arrived=False)
+
+    def _find_content(self, row: Violation, incident: str, step: int, *, arrived: bool) -> None:
+        held, block = self._held(row)
+        table = self._tables[row.group].name
+        if row.redetection and self._is_followed(row.group, block, self.watch.at(table, block)):
+            return
+        overwritten = row.phase is Phase.HEAD and row.reason is Reason.KV_DATA
+        before_refill = overwritten and not (arrived or self._rewrites)
+        content = held.content(block, row.step + arrived, before_refill=before_refill)
+        place = row.group, block, False, content.since
+        damage = self._by_place.get(place)
+        if damage is not None and row.redetection:
+            return
+        lives, starts, joined = held.of_content(block, content)
+        good = of_row(row) if arrived else self._checks.last(row, content, (starts, joined))
+        if damage is None or damage.incident != incident:
+            damage = self._add(place, row, incident, self._doubt(good, step), good)
+            if content.until is None:
+                self.watch.set(table, block, damage.number)
+            if arrived:
+                self.watch.expect(table, block, damage.number)
+        elif good < damage.good:
+            damage.good = good
+            if (doubt := self._doubt(good, step)) is not None:
+                damage.doubt(doubt)
+        first = damage.good.first_forward
+        there = self.readers.lives.last[lives] >= first
+        for life, start in zip(lives[there].tolist(), starts[there].tolist(), strict=True):
+            self._reads(damage, Reading(life, max(start, first), False))
+
+    def _is_followed(self, group: str, block: int, number: int) -> bool:
+        row = self.damages[number].row if number else None
+        return row is not None and row.group == group and self._held(row)[1] == block
+
+    def _doubt(self, good: GoodTime, step: int) -> str | None:
+        """Why it is not known who has read since a good check."""
+        if self._lost is not None:
+            return self._lost
+        forgotten = self.readers.forgotten_until(step)
+        if good.first_forward <= forgotten:
+            return f"requests of forwards up to {forgotten} are forgotten; the last good check is older"
+        return self._doubts()
+
+    def _held(self, row: Violation) -> tuple[HeldBlocks, int]:
+        table = self._tables[row.group]
+        return self.readers.held[table.name], row.slot // table.block_slots
+
+    def _life_at(self, request: str, step: int) -> int | None:
+        """The life of a request in forward `step`."""
+        lives = self.readers.lives
+        for life in np.flatnonzero(lives.last[: len(lives)] >= step).tolist():
+            if lives.names[life] == request:
+                return int(life)
+        return None
+
+    def _add(
+        self, place: Place, row: Violation, incident: str, doubt: str | None, good: GoodTime | None = None
+    ) -> Damage:
+        self._numbers += 1
+        self.watch.begin()
+        damage = Damage(
+            number=self._numbers, incident=incident, row=row, good=good or of_row(row), cause=doubt
+        )
+        self.damages[damage.number] = self._by_place[place] = damage
+        self.requests.setdefault(row.group, Counter())
+        if len(self.damages) > DAMAGES_KEPT:
+            oldest = self.damages.pop(next(iter(self.damages)))
+            self._by_place = {place: one for place, one in self._by_place.items() if one is not oldest}
+            self.watch.forget(oldest.number)
+        self.pending = True
+        return damage
+
+    def _reads(self, damage: Damage, reading: Reading) -> None:
+        known = damage.readings.get(reading.life)
+        if known is not None and known.step <= reading.step:
+            return  # what it filled since is followed
+        reached = self.readers.reached((reading,))
+        for one in reached.readings:
+            if damage.add(one):
+                self.requests[damage.row.group][damage.completeness] += 1
+            if self.readers.lives.last[one.life] == RUNNING:
+                self.watch.carriers[one.life] = damage.number
+        for name, blocks in reached.blocks.items():
+            self.watch.set(name, blocks, damage.number)
+        self.pending = True

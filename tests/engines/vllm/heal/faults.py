@@ -1,0 +1,130 @@
+"""Faults at random moments in a real vLLM: bytes, table entries, the cache's mapping."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.engines.vllm.real.rig import Rig
+
+_TABLE_STEPS, _MAPPING_STEPS = 3, 8  # so long an entry stays wrong, at most
+
+
+class Faults:
+    """Draws one of all kinds; what changes the engine's tables is undone after some steps."""
+
+    def __init__(self, rig: Rig, seed: int) -> None:
+        self._rig, self._draw = rig, random.Random(seed)
+        self._undo: list[tuple[int, Callable[[], None]]] = []  # step, and what to do then
+        self.planted: Counter[str] = Counter()
+        self.kinds: dict[str, Callable[[int], bool]] = {
+            "idle block, one word": lambda step: self._bytes(idle=True, words=1),
+            "idle block, whole": lambda step: self._bytes(idle=True, words=None),
+            "used block, one word": lambda step: self._bytes(idle=False, words=1),
+            "used block, whole": lambda step: self._bytes(idle=False, words=None),
+            "wrong table entry": self._table,
+            "wrong cached mapping": self._mapping,
+        }
+
+    def plant(self, step: int) -> None:
+        """One fault; a kind that finds no place now is another one's turn."""
+        for kind in self._draw.sample(sorted(self.kinds), len(self.kinds)):
+            if self.kinds[kind](step):
+                self.planted[kind] += 1
+                return
+
+    def settle(self, step: int | None) -> None:
+        """Undo what is due; None = everything."""
+        due = [undo for at, undo in self._undo if step is None or at <= step]
+        self._undo = [] if step is None else [(at, undo) for at, undo in self._undo if at > step]
+        for undo in due:
+            undo()
+
+    def _bytes(self, *, idle: bool, words: int | None) -> bool:
+        rig, draw = self._rig, self._draw
+        found = rig.idle_blocks() if idle else self._used()
+        if not found:
+            return False
+        block = draw.choice(found)
+        layers = rig.runner.kv_cache_config.kv_cache_groups[0].layer_names
+        with rig.adapter.hooks.lock:
+            cache = rig.layer_cache(0, draw.randrange(len(layers)))
+            # Blocks are the first or the second dimension: the one with as many as the pool has.
+            pool = rig.core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks
+            axis = next(number for number, size in enumerate(cache.shape) if size == pool)
+            content = cache.select(axis, block)
+            if words is None:
+                content.copy_(torch.randn_like(content) * 4)
+            else:
+                place = tuple(draw.randrange(size) for size in content.shape)
+                content[place] = draw.choice((-1, 1)) * draw.uniform(50, 5000)
+        return True
+
+    def _used(self) -> list[int]:
+        """Blocks of running requests with tokens in them."""
+        scheduler = self._rig.core.scheduler
+        lists = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+        size = self._rig.adapter.vllm_groups[0].block_size
+        return [
+            block.block_id
+            for request in scheduler.running
+            for block in lists[request.request_id][: -(-request.num_computed_tokens // size)]
+            if not block.is_null
+        ]
+
+    def _table(self, step: int) -> bool:
+        """An entry of a running request points to another block, for some steps or until it ends."""
+        rig, draw = self._rig, self._draw
+        size = rig.adapter.vllm_groups[0].block_size
+        running = {one.request_id: one.num_computed_tokens for one in rig.core.scheduler.running}
+        table, rows = self._tables()
+        rows = {name: row for name, row in rows.items() if running.get(name, 0) >= size}
+        if not rows:
+            return False
+        name = draw.choice(sorted(rows))
+        row, column = rows[name], draw.randrange(running[name] // size)
+        pool = rig.core.scheduler.kv_cache_manager.block_pool
+        right, wrong = int(table[row, column]), draw.randrange(1, pool.num_gpu_blocks)
+        if wrong == right:
+            return False
+        table[row, column] = wrong
+
+        def undo() -> None:
+            table, rows = self._tables()
+            if name in rows and int(table[rows[name], column]) == wrong:
+                table[rows[name], column] = right
+
+        self._undo.append((step + draw.randint(1, _TABLE_STEPS), undo))
+        return True
+
+    def _tables(self) -> tuple[Any, dict[str, int]]:
+        runner = self._rig.runner
+        if hasattr(runner, "req_states"):
+            return runner.block_tables.block_tables[0].gpu, dict(runner.req_states.req_id_to_index)
+        batch = runner.input_batch
+        return batch.block_table[0].block_table.np, dict(batch.req_id_to_index)
+
+    def _mapping(self, step: int) -> bool:
+        """The cache finds a block by the hash of another one's tokens."""
+        pool = self._rig.core.scheduler.kv_cache_manager.block_pool
+        cache = pool.cached_block_hash_to_block
+        cached = [block for block in pool.blocks if block.block_hash is not None and not block.is_null]
+        if len(cached) < 2 or "get_one_block" in vars(cache):
+            return False
+        first, second = self._draw.sample(cached, 2)
+        wanted, find = first.block_hash, cache.get_one_block
+
+        def get_one_block(key: Any) -> Any:
+            if key == wanted and second.block_hash is not None and find(key) is not None:
+                return second
+            return find(key)
+
+        cache.get_one_block = get_one_block
+        self._undo.append(
+            (step + self._draw.randint(2, _MAPPING_STEPS), lambda: vars(cache).pop("get_one_block"))
+        )
+        return True

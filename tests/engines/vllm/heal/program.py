@@ -1,0 +1,59 @@
+"""One runner in this process.
+
+python -m tests.engines.vllm.heal.program V1 REQUESTS SEED POLICY RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ENGINE: dict[str, Any] = {
+    "max_num_seqs": 8, "max_model_len": 1024, "max_num_batched_tokens": 256, "block_size": 32,
+    "num_gpu_blocks_override": 96,
+}  # fmt: skip
+
+
+def prepare(runner: str, policy: str) -> None:
+    """The environment, before vLLM is imported."""
+    os.environ.update(
+        VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1", VLLM_NO_USAGE_STATS="1",
+        VLLM_LOGGING_LEVEL="ERROR", VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1",
+        KV_CANARY_MODE="log", KV_CANARY_ENDPOINT="inproc", KV_CANARY_VERIFY_ON_HIT="1",
+        VLLM_USE_V2_MODEL_RUNNER=str(int(runner == "V2")),
+    )  # fmt: skip
+    if policy != "off":
+        os.environ["KV_CANARY_HEAL"] = policy
+    if runner == "V2":
+        from tests.engines.vllm.real.interpreted import stand_in_driver
+
+        os.environ["TRITON_INTERPRET"] = "1"
+        stand_in_driver()
+
+
+def run(runner: str, count: int, seed: int, policy: str) -> dict[str, Any]:
+    """The row of the table for this runner."""
+    prepare(runner, policy)
+    from tests.engines.vllm.heal.requests import asks
+    from tests.engines.vllm.heal.serve import serve
+    from tests.engines.vllm.heal.table import row_of
+    from tests.engines.vllm.real.models import make_model
+    from tests.engines.vllm.real.rig import Rig
+
+    with tempfile.TemporaryDirectory() as folder:
+        rig = Rig(make_model(Path(folder), "llama"), **ENGINE)
+        requests, runs = asks(count, seed), []
+        for faults in (None, None, seed):
+            runs.append(serve(rig, requests, seed=faults))
+            rig.fresh()
+        rig.close()
+    return {"runner": runner, "policy": policy, "seed": seed} | row_of(*runs)
+
+
+if __name__ == "__main__":
+    kind, number, start, named, output = sys.argv[1:]
+    Path(output).write_text(json.dumps(run(kind, int(number), int(start), named)), encoding="utf-8")

@@ -1,0 +1,125 @@
+"""Serves requests on one real vLLM, with faults or without, and says who was listed as tainted."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from canary_obs.hub.taint_store import TaintStore
+from canary_obs.records import Tainted
+from tests.engines.vllm.heal.faults import Faults
+from tests.engines.vllm.heal.requests import Answer, Ask
+from tests.engines.vllm.real.rig import Rig
+
+IN_FLIGHT = 8
+_STEPS_PER_FAULT = 12
+
+
+@dataclass(slots=True, kw_only=True)
+class Listing:
+    """A request that was listed; `step`: when it was first."""
+
+    step: int
+    first_output: int | None
+    derived: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """One run."""
+
+    answers: dict[str, Answer] = field(default_factory=dict)
+    listed: dict[str, Listing] = field(default_factory=dict)
+    unknown: int = 0  # damages whose readers are not all known
+    damages: int = 0
+    causes: list[str] = field(default_factory=list)
+    planted: dict[str, int] = field(default_factory=dict)
+    scheduled: int = 0  # tokens put through the model
+    steps: int = 0
+    seconds: float = 0.0
+    state: str = ""
+    faults: dict[str, int] = field(default_factory=dict)  # of the observer
+
+
+def serve(rig: Rig, requests: list[Ask], *, seed: int | None) -> Served:
+    """Keep IN_FLIGHT requests running until all are answered; `seed`: of the faults, None = no faults."""
+    from vllm import SamplingParams
+
+    served, taints = Served(), TaintStore()
+    faults = None if seed is None else Faults(rig, seed)
+    draw, waiting, begun = random.Random(seed), list(reversed(requests)), dict[str, float]()
+    engine = rig.llm.llm_engine
+    restore = _listen(rig, served, taints)
+    started = time.monotonic()
+    try:
+        while waiting or engine.has_unfinished_requests():
+            while waiting and len(begun) - len(served.answers) < IN_FLIGHT:
+                ask = waiting.pop()
+                sampling = SamplingParams(temperature=0, max_tokens=ask.tokens, ignore_eos=True)
+                engine.add_request(ask.name, {"prompt_token_ids": list(ask.prompt)}, sampling)
+                begun[ask.name] = time.monotonic()
+            if faults is not None:
+                faults.settle(served.steps)
+                if draw.random() < 1 / _STEPS_PER_FAULT:
+                    faults.plant(served.steps)
+            for output in engine.step():
+                if output.finished:
+                    served.answers[output.request_id] = _answer(output, begun, served.steps)
+            served.steps += 1
+        served.seconds = time.monotonic() - started
+        if faults is not None:
+            faults.settle(None)
+            served.planted = dict(faults.planted)
+        rig.step()
+        rig.settle()
+    finally:
+        restore()
+    kept = taints.after(0)
+    served.damages = len(kept)
+    served.causes = sorted({taint.cause for taint in kept if taint.cause is not None})
+    served.unknown = sum(taint.cause is not None for taint in kept)
+    served.state = rig.canary.verdict()[0].value
+    served.faults = dict(rig.canary.health.faults)
+    return served
+
+
+def _answer(output: Any, begun: dict[str, float], step: int) -> Answer:
+    own = output.outputs[0]
+    error = None if own.finish_reason == "length" else str(own.finish_reason)
+    seconds = time.monotonic() - begun[output.request_id]
+    return Answer(tokens=list(own.token_ids), error=error, seconds=seconds, step=step)
+
+
+def _listen(rig: Rig, served: Served, taints: TaintStore) -> Callable[[], None]:
+    """Take what the rank would send a service, and count what its scheduler hands out."""
+    reporter, worker = rig.canary.reporter, rig.worker
+    send, execute = reporter.send, worker.execute_model
+
+    def listen(message: Any) -> bool:
+        if isinstance(message, Tainted):
+            taints.add(message, "incident")
+            for one in message.requests:
+                name = one.request.rsplit("-", 1)[0]
+                before = served.listed.get(name)
+                if before is None:
+                    served.listed[name] = Listing(
+                        step=served.steps, first_output=one.first_output, derived=one.derived
+                    )
+                elif one.first_output is not None and before.first_output is not None:
+                    before.first_output = min(before.first_output, one.first_output)
+        send(message)
+        return True
+
+    def counted(output: Any, *args: Any, **kwargs: Any) -> Any:
+        served.scheduled += output.total_num_scheduled_tokens
+        return execute(output, *args, **kwargs)
+
+    reporter.send, worker.execute_model = listen, counted  # type: ignore[method-assign]
+
+    def restore() -> None:
+        reporter.send, worker.execute_model = send, execute  # type: ignore[method-assign]
+
+    return restore
