@@ -95,7 +95,8 @@ class CanaryRuntime(SlotHooks):
         self.drill = Drill(adapter, config, device, self.reporter.send_drill)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         checks = self.history.written_step, self.patrol.intact_at, log, self.forwards
-        taint = TaintReporter(adapter, self.reporter, checks, hits_compared=config.verify_on_hit)
+        sends = self.reporter.identity, self.reporter.send
+        taint = TaintReporter(adapter, sends, checks, hits_compared=config.verify_on_hit)
         self._sources = SnapshotSources(
             config=config, run=self.run, state=self.state, health=self.health,
             counter_reader=self.counter_reader, sweeper=self.sweeper, patrol=self.patrol,
@@ -115,8 +116,7 @@ class CanaryRuntime(SlotHooks):
             snapshots=SnapshotBuilder(self._sources), reporter=self.reporter,
             commands=CommandExecutor(self._sources, self.evidence, self.drill),
         )  # fmt: skip
-        on_gpu = self.state.clock.is_cuda
-        self._scheduler = StepScheduler(workers, self.run, self._faults, config, on_gpu=on_gpu)
+        self._scheduler = StepScheduler(workers, self.run, self._faults, config, on_gpu=device.type == "cuda")
         reporter = self.reporter
         watch = StepWatch(reporter.identity, self.run, self._in_step, lambda: reporter.snapshots)
         reporter.watch(watch.report)

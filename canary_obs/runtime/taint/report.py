@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.requests import ChangedRequests
-from canary_obs.records import Violation
+from canary_obs.records import Identity, Tainted, Violation
 from canary_obs.runtime.device.violation_log import ViolationLog
 from canary_obs.runtime.forward_account import ForwardAccount
-from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.taint.good_checks import GoodChecks
 from canary_obs.runtime.taint.lives import RUNNING
 from canary_obs.runtime.taint.tracker import TaintTracker
@@ -26,14 +25,17 @@ class TaintReporter:
     def __init__(
         self,
         adapter: EngineAdapter,
-        reporter: Reporter,
+        link: tuple[Identity, Callable[[Tainted], bool]],
         checks: tuple[SlotStep, SlotStep, ViolationLog, ForwardAccount],
         *,
         hits_compared: bool,
     ) -> None:
-        """`checks`: a slot's last write, the patrol's last good pass of it, findings, forwards."""
+        """`link`: who sends, and how: it returns whether a message is on its way.
+
+        `checks`: a slot's last write, the patrol's last good pass of it, findings, forwards.
+        """
         written, patrolled, self._log, self._forwards = checks
-        self._adapter, self._reporter = adapter, reporter
+        self._adapter, (self._identity, self.send) = adapter, link
         self._groups = [view.name for view in adapter.groups]
         good = GoodChecks(written, patrolled, hits_compared=hits_compared)
         self.tracker = TaintTracker(adapter.block_tables() or {}, _blocks(adapter), good, self._doubts)
@@ -67,7 +69,7 @@ class TaintReporter:
                 self._unknown[damage.row.group] += 1
             running = {lives.names[life] for life in damage.unsent if lives.last[life] == RUNNING}
             emitted = {name: self._adapter.tokens_emitted(name) for name in running}
-            if self._reporter.send(damage.message(self._reporter.identity, tracker.readers, emitted)):
+            if self.send(damage.message(self._identity, tracker.readers, emitted)):
                 damage.sent()
             else:
                 tracker.pending = True

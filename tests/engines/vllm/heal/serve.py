@@ -95,21 +95,20 @@ def _answer(output: Any, begun: dict[str, float], step: int) -> Answer:
 
 def _listen(rig: Rig, served: Served, taints: TaintStore) -> Callable[[], None]:
     """Take what the rank would send a service, and count what its scheduler hands out."""
-    reporter, worker = rig.canary.reporter, rig.worker
-    send, execute = reporter.send, worker.execute_model
+    taint, worker = rig.canary.taint, rig.worker
+    send, execute = taint.send, worker.execute_model
 
-    def listen(message: Any) -> bool:
-        if isinstance(message, Tainted):
-            taints.add(message, "incident")
-            for one in message.requests:
-                name = one.request.rsplit("-", 1)[0]
-                before = served.listed.get(name)
-                if before is None:
-                    served.listed[name] = Listing(
-                        step=served.steps, first_output=one.first_output, derived=one.derived
-                    )
-                elif one.first_output is not None and before.first_output is not None:
-                    before.first_output = min(before.first_output, one.first_output)
+    def listen(message: Tainted) -> bool:
+        taints.add(message, "incident")
+        for one in message.requests:
+            name = one.request.rsplit("-", 1)[0]
+            before = served.listed.get(name)
+            if before is None:
+                served.listed[name] = Listing(
+                    step=served.steps, first_output=one.first_output, derived=one.derived
+                )
+            elif one.first_output is not None and before.first_output is not None:
+                before.first_output = min(before.first_output, one.first_output)
         send(message)
         return True
 
@@ -117,9 +116,9 @@ def _listen(rig: Rig, served: Served, taints: TaintStore) -> Callable[[], None]:
         served.scheduled += output.total_num_scheduled_tokens
         return execute(output, *args, **kwargs)
 
-    reporter.send, worker.execute_model = listen, counted  # type: ignore[method-assign]
+    taint.send, worker.execute_model = listen, counted
 
     def restore() -> None:
-        reporter.send, worker.execute_model = send, execute  # type: ignore[method-assign]
+        taint.send, worker.execute_model = send, execute
 
     return restore
