@@ -117,9 +117,8 @@ class CanaryRuntime(SlotHooks):
             commands=CommandExecutor(self._sources, self.evidence, self.drill),
         )  # fmt: skip
         self._scheduler = StepScheduler(workers, self.run, self._faults, config, on_gpu=device.type == "cuda")
-        reporter = self.reporter
-        watch = StepWatch(reporter.identity, self.run, self._in_step, lambda: reporter.snapshots)
-        reporter.watch(watch.report)
+        watch = StepWatch(self.reporter.identity, self.run, self._in_step, lambda: self.reporter.snapshots)
+        self.reporter.watch(watch.report)
         self._head_done, self._depth = False, 0  # depth: of forwards within forwards
 
     @property
@@ -145,8 +144,9 @@ class CanaryRuntime(SlotHooks):
         for group in self.state.groups:
             group.buffers.records.zero_()
             group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
-        for part in (self.forwards, self.tables, self._checks):
-            part.start()
+        self.forwards.start()
+        self.tables.start()
+        self._checks.start()
         if self.hits is not None:
             self.hits.start()
         self.taint.start(self.run.step)
