@@ -19,13 +19,7 @@ from canary_obs.commands import (
 )
 from canary_obs.devices.identity import GpuIdentity
 from canary_obs.injection_counts import PerturbCount
-from canary_obs.slot_facts import (
-    ChangedWord,
-    DrillFinding,
-    SlotEvent,
-    SlotFacts,
-    TaintedRequest as TaintedRequest,
-)
+from canary_obs.slot_facts import ChangedWord, DrillFinding, SlotEvent, SlotFacts, TaintedRequest
 from canary_obs.vocabulary import (
     Cause,
     Completeness,
@@ -180,8 +174,7 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     forwards_checked: dict[str, int] | None = None  # of those, the ones whose checks were launched
     monotonic_ns: int | None = None  # time.monotonic_ns() when it was taken; None = not reported
     boot_id: str | None = None  # of the host's kernel; on one host, monotonic clocks agree
-    # Requests that read damage, by group and whether all of them are known. None = not reported.
-    tainted_requests: dict[str, dict[Completeness, int]] | None = None
+    tainted_requests: dict[str, dict[Completeness, int]] | None = None  # that read damage, by group
     taint_unknown: dict[str, int] | None = None  # damages whose readers are not all known, by group
 
 
@@ -270,8 +263,8 @@ class Tainted(_Struct, frozen=True, kw_only=True, tag="tainted"):
     step: int  # of the first detection
     good_step: int  # of the last good check: damage came after it
     good_check: GoodCheck
-    completeness: Completeness
     cause: str | None  # why it is not known who read it
+    completeness: Completeness
     time_ns: int
     requests: tuple[TaintedRequest, ...] = ()
 

@@ -7,7 +7,8 @@ from collections import OrderedDict
 
 import msgspec
 
-from canary_obs.records import Identity, Tainted, TaintedRequest
+from canary_obs.records import Identity, Tainted
+from canary_obs.slot_facts import TaintedRequest
 from canary_obs.vocabulary import Completeness, GoodCheck, Phase, Reason
 
 DAMAGES_KEPT = 1024

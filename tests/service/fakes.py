@@ -32,10 +32,9 @@ from canary_obs.records import (
     SweepProgress,
     SweepReport,
     Tainted,
-    TaintedRequest,
     Violation,
 )
-from canary_obs.slot_facts import DrillFinding
+from canary_obs.slot_facts import DrillFinding, TaintedRequest
 from canary_obs.transport.links import EngineLink
 from canary_obs.vocabulary import (
     Cause,

@@ -49,7 +49,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "95f1ec0432dc293f"}
+SCHEMAS = {3: "e204337ab1d41205"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from canary_obs.records import Identity, Tainted, TaintedRequest, Violation
+from canary_obs.records import Identity, Tainted, Violation
 from canary_obs.runtime.taint.good_checks import GoodTime
 from canary_obs.runtime.taint.lives import RUNNING, Lives
 from canary_obs.runtime.taint.reading import Readers, Reading
+from canary_obs.slot_facts import TaintedRequest
 from canary_obs.vocabulary import Completeness
 
 REQUESTS_KEPT = 4096  # of one damage
