@@ -9,6 +9,7 @@ import torch
 
 from canary_obs.engine_api.views import KVAllocation
 from canary_obs.engines.vllm.groups import FoundGroups, VllmGroup
+from canary_obs.engines.vllm.index_keys import keeps_index_keys
 from canary_obs.engines.vllm.kv_bytes import configured_bytes, sharing_layers
 
 
@@ -31,7 +32,8 @@ def _held_bytes(runner: Any) -> int:
 
 def _layers(runner: Any, groups: Sequence[VllmGroup]) -> dict[tuple[str, ...], int]:
     parallel, speculation = runner.vllm_config.parallel_config, runner.speculative_config
-    target = tuple(group.view.name for group in groups if not (group.draft or group.states))
+    attended = [group for group in groups if not (group.draft or group.states)]
+    target = tuple(g.view.name for g in attended if not keeps_index_keys(runner, g.layers[0]))
     drafted = tuple(group.view.name for group in groups if group.draft)
     held = int(runner.model_config.get_num_layers_by_block_type(parallel, "attention"))
     found = {target: held - len(sharing_layers(runner))}

@@ -15,6 +15,7 @@ from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_placements
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
+from canary_obs.engines.vllm.index_keys import index_sources, keeps_index_keys
 from canary_obs.engines.vllm.kv_bytes import configured_bytes
 from canary_obs.engines.vllm.left_out import LeftOut, check_something_is_left
 from canary_obs.engines.vllm.state_sources import keeps_states, state_sources, tokens_per_state
@@ -74,9 +75,13 @@ def find_groups(runner: Any) -> FoundGroups:
                 base, own = "state", _state_group(runner, number, layers, tokens_per_state(runner, specs))
             else:
                 base, window = _attention(specs)
-                own = _vllm_group(runner, number, layers, window, hidden)
+                base = "indexer" if keeps_index_keys(runner, layers[0]) else base
+                own, refused = _vllm_group(runner, number, layers, window, hidden)
+                if refused:
+                    reason = next(iter(refused.values()))
+                    left_out.append(_left_out(runner, number, list(refused), reason, len(layers)))
         except Exception as error:  # noqa: BLE001 - another backend's layout may fail in any way
-            left_out.append(_left_out(runner, number, layers, error))
+            left_out.append(_left_out(runner, number, layers, _text_of(error)))
             return
         name = _next_name("draft" if draft else base, names)
         found.append(replace(own, draft=draft, view=replace(own.view, name=name)))
@@ -85,7 +90,13 @@ def find_groups(runner: Any) -> FoundGroups:
         layers = [name for name in group.layer_names if name not in drafts]
         specs = _specs(runner, number, layers)
         if layers and not all(type(spec).__name__ == "EncoderOnlyAttentionSpec" for spec in specs):
-            add(number, layers, () if known else drafts.intersection(group.layer_names))
+            # The keys by which sparse attention chooses share a group with what it chooses from.
+            keys = [name for name in layers if keeps_index_keys(runner, name)]
+            hidden = () if known else drafts.intersection(group.layer_names)
+            for own in ([name for name in layers if name not in keys], keys):
+                if own:
+                    add(number, own, hidden)
+                    hidden = ()
     for number, group in enumerate(runner.kv_cache_config.kv_cache_groups if known else ()):
         if layers := [name for name in group.layer_names if name in drafts]:
             add(number, layers, draft=True)
@@ -105,14 +116,19 @@ def _check_ranks_hold_whole_requests(runner: Any) -> None:
             )
 
 
-def _left_out(runner: Any, number: int, layers: list[str], error: Exception) -> LeftOut:
-    plain = isinstance(error, UnsupportedEngine)  # its message says it all
+def _left_out(runner: Any, number: int, layers: list[str], reason: str, part_of: int = 0) -> LeftOut:
     return LeftOut(
         number=number,
         layers=tuple(layers),
         bytes=configured_bytes(runner, number, layers),
-        reason=str(error) if plain else f"{type(error).__name__}: {error}",
+        reason=reason,
+        part_of=part_of,
     )
+
+
+def _text_of(error: Exception) -> str:
+    plain = isinstance(error, UnsupportedEngine)  # its message says it all
+    return str(error) if plain else f"{type(error).__name__}: {error}"
 
 
 def _next_name(base: str, names: dict[str, int]) -> str:
@@ -122,20 +138,24 @@ def _next_name(base: str, names: dict[str, int]) -> str:
 
 def _vllm_group(
     runner: Any, number: int, layers: list[str], window: int | None, hidden: Iterable[str]
-) -> VllmGroup:
+) -> tuple[VllmGroup, dict[str, str]]:
+    """And the reason for each layer that cannot be checked; raises it when there are no others."""
     num_blocks = runner.kv_cache_config.num_blocks
     block_size = runner.kv_cache_config.kv_cache_groups[number].kv_cache_spec.block_size
+    sources, refused = _sources(runner, layers, num_blocks, block_size)
+    hidden = [*hidden, *refused]
     view = GroupView(
         name="",
         num_slots=num_blocks * block_size,
         page_size=kernel_block_size(runner, number),
-        sources=_sources(runner, layers, num_blocks, block_size),
+        sources=sources,
         window=window,
         uncovered_bytes=sum(_cache_bytes(runner, layer) for layer in hidden) // (num_blocks * block_size),
     )
-    return VllmGroup(
+    group = VllmGroup(
         number=number, num_blocks=num_blocks, block_size=block_size, view=view, layers=tuple(layers)
     )
+    return group, refused
 
 
 def _state_group(runner: Any, number: int, layers: list[str], tokens: int | None) -> VllmGroup:
@@ -190,11 +210,14 @@ def _attention(specs: list[Any]) -> tuple[str, int | None]:
     )
 
 
-def _sources(runner: Any, names: list[str], num_blocks: int, block_size: int) -> tuple[KVSource, ...]:
+def _sources(
+    runner: Any, names: list[str], num_blocks: int, block_size: int
+) -> tuple[tuple[KVSource, ...], dict[str, str]]:
     layers = runner.compilation_config.static_forward_context
     numbers = layer_numbers(names)
     seen: set[int] = set()
     sources: list[KVSource] = []
+    refused: dict[str, str] = {}
     placements: tuple[Placement, ...] = ()  # of the layer before: nearly always the same for the next one
     for name in names:
         layer = layers[name]
@@ -204,11 +227,20 @@ def _sources(runner: Any, names: list[str], num_blocks: int, block_size: int) ->
             continue
         seen.add(cache.data_ptr())
         page_size = num_blocks * block_size // cache.shape[0]
-        written = _layer_write(name, layer, cache, page_size, runner.model_config.dtype)
+        try:
+            if keeps_index_keys(runner, name):
+                sources += index_sources(name, layer, page_size, numbers[name])
+                continue
+            written = _layer_write(name, layer, cache, page_size, runner.model_config.dtype)
+            placements = find_placements(written, placements)
+        except Exception as error:  # noqa: BLE001 - another backend's layout may fail in any way
+            refused[name] = _text_of(error)
+            continue
         start = _first_head(runner, layer)
-        placements = find_placements(written, placements)
         sources += [placement.source(cache, numbers[name], start) for placement in placements]
-    return tuple(sources)
+    if refused and not sources:
+        raise UnsupportedEngine(next(iter(refused.values())))
+    return tuple(sources), refused
 
 
 def layer_numbers(names: list[str]) -> dict[str, int]:

@@ -16,14 +16,17 @@ class LeftOut:
     layers: tuple[str, ...]  # vLLM's names
     bytes: int  # of KV in these layers, without padding, on this rank
     reason: str
+    part_of: int = 0  # layers of the group; 0 = it is left out whole
 
     def described(self, total: int) -> str:
         """What is not checked, and why; `total` is the KV bytes of the whole rank."""
         share = self.bytes / total if total else 0.0
-        return (
-            f"KV cache group {self.number} is not checked ({share:.1%} of KV bytes, "
-            f"{len(self.layers)} layers): {self.reason}"
-        )
+        count, where = len(self.layers), f"KV cache group {self.number}"
+        if self.part_of:
+            where, layers = f"a part of {where}", f"{count} of its {self.part_of} layers"
+        else:
+            layers = f"{count} layers"
+        return f"{where} is not checked ({share:.1%} of KV bytes, {layers}): {self.reason}"
 
 
 def check_something_is_left(found: int, left_out: Iterable[LeftOut]) -> None:

@@ -96,7 +96,7 @@ def test_blocks_of_a_group_left_out_end_the_records_of_the_others(
     assert Reason.KV_DATA in {violation.reason for violation in rig.settle()}
 
 
-def test_a_layout_nobody_explains_costs_its_group_only(
+def test_a_layout_nobody_explains_costs_its_layer_only(
     make_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from canary_obs.engines.vllm import groups
@@ -104,15 +104,17 @@ def test_a_layout_nobody_explains_costs_its_group_only(
     explained = groups.find_placements
 
     def find_placements(layer: Any, likely: Any) -> Any:
-        if ".2." in layer.name:  # in a group with full attention
+        if ".2." in layer.name:
             raise placement._unsupported_layout(layer, "bytes all over the place")
         return explained(layer, likely)
 
     monkeypatch.setattr("canary_obs.engines.vllm.groups.find_placements", find_placements)
-    rig = make_rig("gemma3", num_gpu_blocks_override=80)
-    assert [group.view.name for group in rig.adapter.vllm_groups] == ["swa", "swa2"]
+    rig = make_rig(num_gpu_blocks_override=80)
     rig.generate(prompts(8), 12)
     assert rig.settle() == []
+    (group,) = rig.adapter.vllm_groups
+    assert {source.layer for source in group.view.sources} == {0, 1}
+    assert rig.canary.state.coverage == pytest.approx(2 / 3)
     state, reasons = rig.canary.verdict()
     assert state is State.DEGRADED
-    assert any("bytes all over the place" in text for text in reasons)
+    assert any("bytes all over the place" in text and "1 of its 3 layers" in text for text in reasons)
