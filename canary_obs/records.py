@@ -216,6 +216,7 @@ class Violation(_Struct, frozen=True, kw_only=True):
     slots: int = 1  # consecutive ones of one request, from `slot` on, that failed the same check of a forward
     redetection: bool = False  # of a finding that was reported before: counted, and not sent
     traceparent: str | None = None  # W3C: the span that sent `request` to the engine, where that is known
+    peer: str | None = None  # found on arrival: who had sent the bytes; "unknown" = nobody says
 
 
 class Violations(_Struct, frozen=True, kw_only=True, tag="violations"):

@@ -181,6 +181,11 @@ class SlotState(CodedWord):
     AWAITED = "awaited", 5
 
 
+UNKNOWN_PEER = "unknown"  # bytes came from elsewhere, and the engine does not say from whom
+HOST_PEER = "host"  # they came from this host's own memory
+OTHER_PEERS = "other"  # beyond the first of a rank
+
+
 class SlotEventKind(StrEnum):
     """What the engine announced about a slot."""
 

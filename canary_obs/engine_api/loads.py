@@ -32,3 +32,4 @@ class ArrivedBlocks:
     copies: Tensor  # int64 [blocks]: how many are known; 0 = nothing is
     filled: Tensor  # int64 [blocks]: the copies' fingerprints are those of so many slots
     sent: Tensor  # int64 [blocks, most copies, 2]: of K and V
+    peer: str = ""  # who sent them, as in `Observer.received`

@@ -86,7 +86,7 @@ class Observer(Protocol):
         The copies are compared when the next forward begins: by then they must have been made.
         """
 
-    def received(self, group: str, slots: Tensor, records: Tensor | None = None) -> None:
+    def received(self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "") -> None:
         """KV bytes arrived from outside the engine in `slots` (int64 [n], each once): they are there.
 
         Call on the stream that the bytes were written on, or on one that waits for it.
@@ -95,6 +95,8 @@ class Observer(Protocol):
         RECORD_WORDS] from senders that hold different heads or layers. The bytes are compared with them; in
         mode `raise` a mismatch raises KVCacheViolation here. Without records the bytes are fingerprinted as
         they arrived (a baseline): damage after that is seen, damage on the way is not.
+
+        `peer` names the instance that sent them, one of few, and never a request; "" = unknown.
         """
 
     def awaited(self, group: str, slots: Tensor) -> None:

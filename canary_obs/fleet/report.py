@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from math import isinf
 
@@ -11,6 +12,7 @@ from canary_obs.fleet import thresholds
 from canary_obs.fleet.evidence import FleetEvidence
 from canary_obs.fleet.prometheus import GpuPlace
 from canary_obs.fleet.verdict import Assessment, FleetAssessment, Verdict
+from canary_obs.vocabulary import HOST_PEER, UNKNOWN_PEER
 
 _NEXT = {
     Verdict.SUSPECT_GPU: "drain it, reset it; findings come back: return it (RMA)",
@@ -60,9 +62,12 @@ def fleet_report(
 ) -> FleetReport:
     """Rows of all GPUs with findings, the highest score first."""
     exposed = {exposure.gpu_uuid for exposure in evidence.exposures}
+    links_to = Counter(gpu.peer for gpu in found.gpus)
     return FleetReport(
         judged_gpus=len(exposed) + sum(others.gpus for others in evidence.others.values()),
-        gpus=tuple(_row(gpu, places.get(gpu.gpu_uuid, GpuPlace())) for gpu in found.gpus),
+        gpus=tuple(
+            _row(gpu, places.get(gpu.gpu_uuid, GpuPlace()), links_to[gpu.peer]) for gpu in found.gpus
+        ),
         releases=tuple(
             ReleaseRow(
                 engine=suspect.release.engine, engine_version=suspect.release.engine_version,
@@ -79,16 +84,25 @@ def fleet_report(
     )  # fmt: skip
 
 
-def _row(gpu: Assessment, place: GpuPlace) -> GpuRow:
+def _row(gpu: Assessment, place: GpuPlace, links: int) -> GpuRow:
+    """links: GPUs whose findings come from the same peer as this one's."""
     return GpuRow(
         gpu_uuid=gpu.gpu_uuid, node=place.node, pci_bus_id=place.pci_bus_id, gpu_model=place.gpu_model,
         driver_version=place.driver_version, verdict=gpu.verdict.value, score=gpu.score,
         observed=gpu.observed, expected=None if isinf(gpu.expected) else gpu.expected,
-        reasons=tuple(_reasons(gpu)), next_step=_NEXT[gpu.verdict],
+        reasons=tuple(_reasons(gpu, links)), next_step=_next_step(gpu, links),
     )  # fmt: skip
 
 
-def _reasons(gpu: Assessment) -> list[str]:
+def _next_step(gpu: Assessment, links: int) -> str:
+    if gpu.verdict is Verdict.LINK and gpu.peer == HOST_PEER:
+        return "look at the host's memory and the PCIe slot before the GPU"
+    if gpu.verdict is Verdict.LINK and gpu.peer != UNKNOWN_PEER and links > 1:
+        return f"look at {gpu.peer} first: what others got from it is damaged, too"
+    return _NEXT[gpu.verdict]
+
+
+def _reasons(gpu: Assessment, links: int) -> list[str]:
     peers = "no peers to compare with" if isinf(gpu.expected) else f"peers predict {gpu.expected:.3g}"
     found = [f"findings in {gpu.observed} periods of six hours, {peers}"]
     if gpu.xids:
@@ -96,10 +110,19 @@ def _reasons(gpu: Assessment) -> list[str]:
     if gpu.remaps:
         found.append("rows of its memory were remapped, or wait for it")
     if gpu.verdict is Verdict.LINK:
-        found.append(f"nearly all in blocks from the peer {gpu.peer}")
+        found.append(_source(gpu.peer))
+        if gpu.peer not in (HOST_PEER, UNKNOWN_PEER) and links > 1:
+            found.append(f"{links} GPUs get damaged blocks from this peer")
     if gpu.verdict is Verdict.NOT_ENOUGH_EVIDENCE:
         found += _missing(gpu)
     return found
+
+
+def _source(peer: str) -> str:
+    if peer == HOST_PEER:
+        return "nearly all in blocks that came back damaged from the host's memory"
+    named = "peers that the engine does not name" if peer == UNKNOWN_PEER else f"the peer {peer}"
+    return f"nearly all in blocks that arrived damaged from {named}"
 
 
 def _missing(gpu: Assessment) -> list[str]:

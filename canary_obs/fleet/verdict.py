@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, log
 
 from canary_obs.fleet import thresholds
 from canary_obs.fleet.evidence import Exposure, FleetEvidence, Release
+from canary_obs.vocabulary import OTHER_PEERS
 
 
 class Verdict(StrEnum):
@@ -76,14 +77,16 @@ def assess(evidence: FleetEvidence) -> FleetAssessment:
         totals[release] = _Totals(verified_bytes=others.verified_bytes, gpus=others.gpus)
     by_gpu: dict[str, list[Exposure]] = defaultdict(list)
     for exposure in evidence.exposures:
+        by_gpu[exposure.gpu_uuid].append(exposure)
+    links = _links(by_gpu, evidence)
+    for exposure in evidence.exposures:
         own = totals[exposure.release]
-        own.findings += min(exposure.periods, thresholds.PEER_FINDINGS)
+        own.findings += _counted(exposure, links)
         if exposure.verified_bytes > 0:
             own.verified_bytes += exposure.verified_bytes
             own.gpus += 1
-        by_gpu[exposure.gpu_uuid].append(exposure)
     found = {uuid: own for uuid, own in by_gpu.items() if any(exposure.periods for exposure in own)}
-    measured = {uuid: _measure(uuid, own, totals, evidence) for uuid, own in found.items()}
+    measured = {uuid: _measure(uuid, own, totals, evidence, links) for uuid, own in found.items()}
     blamed = {uuid for uuid, first in measured.items() if first.verdict is not Verdict.NOT_ENOUGH_EVIDENCE}
     releases = _suspect_releases(evidence.exposures, totals, blamed)
     carriers = {suspect.release for suspect in releases}
@@ -92,8 +95,17 @@ def assess(evidence: FleetEvidence) -> FleetAssessment:
     return FleetAssessment(gpus=tuple(gpus), releases=releases)
 
 
+def _counted(exposure: Exposure, links: Mapping[str, str]) -> int:
+    """Findings that it adds to what its peers expect: none of a bad link."""
+    return 0 if exposure.gpu_uuid in links else min(exposure.periods, thresholds.PEER_FINDINGS)
+
+
 def _measure(
-    uuid: str, own: Iterable[Exposure], totals: dict[Release, _Totals], evidence: FleetEvidence
+    uuid: str,
+    own: Iterable[Exposure],
+    totals: dict[Release, _Totals],
+    evidence: FleetEvidence,
+    links: Mapping[str, str],
 ) -> Assessment:
     observed, expected, explained, known = 0, 0.0, 0.0, False
     releases = []
@@ -105,7 +117,7 @@ def _measure(
             continue
         known = True
         total = totals[exposure.release]
-        peers = total.findings - min(exposure.periods, thresholds.PEER_FINDINGS)
+        peers = total.findings - _counted(exposure, links)
         peer_bytes = total.verified_bytes - exposure.verified_bytes
         if peer_bytes <= 0:
             expected = inf
@@ -115,7 +127,7 @@ def _measure(
     expected = expected if known else inf
     xids, remaps = uuid in evidence.xids, uuid in evidence.remaps
     score = decades(observed, expected) + thresholds.XID_SCORE * xids + thresholds.REMAP_SCORE * remaps
-    verdict, peer = Verdict.NOT_ENOUGH_EVIDENCE, _peer(uuid, observed, evidence)
+    verdict, peer = Verdict.NOT_ENOUGH_EVIDENCE, links.get(uuid, "")
     if peer:
         verdict = Verdict.LINK
     elif observed >= thresholds.SUSPECT_OBSERVED and (
@@ -129,16 +141,15 @@ def _measure(
     )  # fmt: skip
 
 
-def _peer(uuid: str, observed: int, evidence: FleetEvidence) -> str:
-    """The one peer whose blocks carry nearly all findings; empty = there is none."""
+def _links(by_gpu: Mapping[str, Iterable[Exposure]], evidence: FleetEvidence) -> dict[str, str]:
+    """By GPU the one peer whose blocks carry nearly all of its findings."""
+    found: dict[str, str] = {}
     for (gpu, peer), periods in sorted(evidence.transferred.items()):
-        if (
-            gpu == uuid
-            and periods >= thresholds.SUSPECT_OBSERVED
-            and periods >= thresholds.LINK_SHARE * observed
-        ):
-            return peer
-    return ""
+        observed = sum(exposure.periods for exposure in by_gpu.get(gpu, ()))
+        enough = thresholds.SUSPECT_OBSERVED, thresholds.LINK_SHARE * observed
+        if peer != OTHER_PEERS and periods >= max(enough) and observed:
+            found.setdefault(gpu, peer)
+    return found
 
 
 def _suspect_releases(

@@ -101,6 +101,7 @@ class IncidentStore:
         requests: list[CollectEvidence] = []
         with self._lock:
             for event in events:
+                self._damage.add_arrival(event)
                 incident = self._incidents.get(event.incident)
                 if incident is None:
                     continue
@@ -128,7 +129,7 @@ class IncidentStore:
                 self._damage.add(evidence)
 
     def damage(self) -> tuple[dict[tuple[RankKey, int, str], int], dict[tuple[RankKey, str], int]]:
-        """Flipped bits by rank, position and direction; damaged slots by rank and the peer they came from."""
+        """Flipped bits by rank, position and direction; slots that arrived damaged by rank and sender."""
         with self._lock:
             return dict(self._damage.bits), dict(self._damage.transferred)
 

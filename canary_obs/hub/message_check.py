@@ -22,7 +22,7 @@ RANKS = 1 << 16  # KV_CANARY_RANK and KV_CANARY_EXPECTED_RANKS are below
 _REMEDY = "Run the same canary_obs release in engine and service, or end the program that sends this."
 _LABELS = {
     *("engine", "instance", "device", "backend", "engine_version", "name", "group"),
-    *("id", "sweep_id", "boot_id", "incident", "incidents", "node", "model"),
+    *("id", "sweep_id", "boot_id", "incident", "incidents", "node", "model", "peer"),
     *("gpu_uuid", "pci_bus_id", "gpu_model", "gpu_instance", "driver_version"),
 }
 # -1 = none, a difference of two clocks that are read one after the other, or a clock with any start.

@@ -156,7 +156,7 @@ SERVICE_METRICS: tuple[ServiceMetric, ...] = (
     _service(_C, "drills_total", "", "engine instance rank outcome", "Drills (one fault injected into an unused slot), by outcome.", service_readings.drills),
     _service(_G, "drill_last_detected_timestamp_seconds", "seconds", "engine instance rank", "End of the rank's latest detected drill.", service_readings.drill_detected),
     _service(_C, "changed_bits_total", "", "engine instance rank bit direction", "Flipped bits in the evidence of damaged slots; 0 is a word's least significant bit.", service_readings.changed_bits),
-    _service(_C, "transferred_findings_total", "", "engine instance rank peer", "Damaged slots in evidence whose bytes had come from a peer.", service_readings.transferred),
+    _service(_C, "transferred_findings_total", "", "engine instance rank peer", "Slots whose bytes were damaged when they arrived from a peer: `unknown` = nobody names it, `host` = memory of this host, `other` = beyond the first 32.", service_readings.transferred),
     _service(_G, "device_info", "", "gpu_uuid node pci_bus_id gpu_model driver_version", "GPUs of the service's node, as NVML names them; always 1.", device_readings.info),
     _service(_G, "device_sampled_timestamp_seconds", "seconds", "gpu_uuid", "When the GPU's health was read; a driver that hangs ends its series after a minute.", device_readings.sampled),
     _service(_C, "device_ecc_errors_total", "", "gpu_uuid counter error", "Memory errors: volatile since the driver was loaded, aggregate over the GPU's life.", device_readings.ecc_errors),

@@ -13,8 +13,8 @@ def fleet(number: int, **others: Any) -> list[Gpu]:
     return [Gpu(uuid=f"GPU-{i:04d}", node=f"n{i // 8}", **others) for i in range(number)]
 
 
-def one_bad_gpu(**changes: Any) -> History:
-    gpus = fleet(64)
+def one_bad_gpu(among: int = 32, **changes: Any) -> History:
+    gpus = fleet(among)
     gpus[17] = Gpu(uuid="GPU-0017", node="n2", findings=(100, 300, 500), **changes)
     return History(gpus=gpus)
 
@@ -27,13 +27,22 @@ def bad_release() -> History:
 
 
 def bad_link() -> History:
-    gpus = fleet(64)
+    gpus = fleet(32)
     gpus[9] = Gpu(uuid="GPU-0009", findings=(100, 300, 500, 700), peers=("prefill-3",) * 4)
     return History(gpus=gpus)
 
 
+def one_bad_sender() -> History:
+    """Two GPUs get damaged blocks from one peer; a third damages itself what it gets from any."""
+    gpus = fleet(32)
+    for number in (9, 30):
+        gpus[number].findings, gpus[number].peers = (100, 300, 500, 700), ("prefill-3",) * 4
+    gpus[20].findings, gpus[20].peers = (90, 290, 490, 690), ("prefill-3", "prefill-1", "prefill-2", "other")
+    return History(gpus=gpus)
+
+
 def too_little() -> History:
-    gpus = fleet(64)
+    gpus = fleet(32)
     gpus[5] = Gpu(uuid="GPU-0005", findings=(100, 300))
     return History(gpus=gpus)
 
@@ -46,9 +55,14 @@ def few_peers() -> History:
 
 
 CASES = {
-    "one bad GPU among 64": (one_bad_gpu(), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
+    "one bad GPU among 64": (one_bad_gpu(64), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
     "a burst is one finding": (one_bad_gpu(per_finding=5000), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
     "one bad link": (bad_link(), {"GPU-0009": Verdict.LINK}, ()),
+    "one bad sender": (
+        one_bad_sender(),
+        {"GPU-0009": Verdict.LINK, "GPU-0030": Verdict.LINK, "GPU-0020": Verdict.SUSPECT_GPU},
+        (),
+    ),
     "too little evidence": (too_little(), {"GPU-0005": Verdict.NOT_ENOUGH_EVIDENCE}, ()),
     "too few peers": (few_peers(), {"GPU-0001": Verdict.NOT_ENOUGH_EVIDENCE}, ()),
     "counter resets": (one_bad_gpu(resets=(150, 501, 800)), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from canary_obs.fleet.verdict import Verdict, assess
-from tests.fleet.cases import CASES, fleet, one_bad_gpu
+from canary_obs.vocabulary import OTHER_PEERS
+from tests.fleet.cases import CASES, bad_link, fleet, one_bad_gpu
 from tests.fleet.histories import RELEASE, History
 
 
@@ -34,3 +35,10 @@ def test_what_the_driver_says_raises_the_score() -> None:
     assert with_xid.score == pytest.approx(plain.score + 2)
     assert with_both.score == pytest.approx(plain.score + 3)
     assert RELEASE in plain.releases
+
+
+def test_peers_that_are_not_told_apart_are_no_link() -> None:
+    history = bad_link()
+    history.gpus[9].peers = (OTHER_PEERS,) * 4
+    (gpu,) = assess(history.evidence()).gpus
+    assert (gpu.verdict, gpu.peer) == (Verdict.SUSPECT_GPU, "")

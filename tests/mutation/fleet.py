@@ -12,13 +12,13 @@ _DAMAGE = "tests/hub/test_damage_account.py::"
 VERDICT = mutants(
     "canary_obs/fleet/verdict.py",
     (
-        "peers = total.findings - min(exposure.periods, thresholds.PEER_FINDINGS)",
+        "peers = total.findings - _counted(exposure, links)",
         "peers = total.findings",
         _CASES,
     ),
     (
-        "own.findings += min(exposure.periods, thresholds.PEER_FINDINGS)",
-        "own.findings += exposure.periods",
+        "else min(exposure.periods, thresholds.PEER_FINDINGS)",
+        "else exposure.periods",
         _RULES + "test_one_bad_part_does_not_hide_another",
     ),
     ("(peers + thresholds.PRIOR_FINDINGS)", "(peers + 0)", _CASES),
@@ -29,6 +29,8 @@ VERDICT = mutants(
         _RULES + "test_what_the_driver_says_raises_the_score",
     ),
     ("        verdict = Verdict.LINK\n", "        pass\n", _CASES),
+    ("0 if exposure.gpu_uuid in links else ", "", _CASES),
+    ("if peer != OTHER_PEERS and", "if", _RULES + "test_peers_that_are_not_told_apart_are_no_link"),
 )
 
 BITS = mutants(
@@ -48,15 +50,29 @@ BITS = mutants(
 DAMAGE = mutants(
     "canary_obs/hub/damage_account.py",
     (
-        "evidence.history[-1].kind is SlotEventKind.RECEIVED",
-        "evidence.history[0].kind is SlotEventKind.RECEIVED",
-        _DAMAGE + "test_a_block_counts_as_transferred_while_nothing_was_written_over_it",
+        "if row.peer is None or row.reason is not Reason.KV_DATA:",
+        "if row.peer is None:",
+        _DAMAGE + "test_bytes_count_as_transferred_when_they_arrived_damaged",
+    ),
+    (
+        "if self._peers[rank] >= PEERS_KEPT:",
+        "if False:",
+        _DAMAGE + "test_peers_of_a_rank_are_bounded_and_none_is_lost",
     ),
     (
         "if len(bits) <= FEW_BITS:",
         "if bits:",
-        _DAMAGE + "test_words_that_were_written_over_are_no_flips_and_intact_slots_no_damage",
+        _DAMAGE + "test_words_that_were_written_over_are_no_flips",
     ),
 )
 
-ALL = (*VERDICT, *BITS, *DAMAGE)
+ARRIVALS = mutants(
+    "canary_obs/runtime/announcements.py",
+    (
+        "self.state.arrivals.compared(self.state.now, peer)",
+        "pass",
+        "tests/runtime/test_transfer.py::test_records_that_arrive_are_compared_and_kept",
+    ),
+)
+
+ALL = (*VERDICT, *BITS, *DAMAGE, *ARRIVALS)

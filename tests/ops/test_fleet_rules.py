@@ -46,6 +46,12 @@ def expected(history: History) -> list[dict[str, Any]]:
             ],
         },
     ]
+    links = [
+        {"labels": f'{{gpu_uuid="{gpu.gpu_uuid}",peer="{gpu.peer}"}}', "value": 1}
+        for gpu in found.gpus
+        if gpu.peer
+    ]
+    checks += [{"expr": "group by (gpu_uuid, peer) (gpu:kv_canary_link:periods7d)", "exp_samples": links}]
     for gpu, score in zip(found.gpus, scores, strict=True):
         uuid = f'{{gpu_uuid="{gpu.gpu_uuid}"}}'
         limit = "Inf" if isinf(gpu.expected) else repr(gpu.expected * (1 + 1e-9) + 1e-12)
@@ -102,9 +108,9 @@ def test_the_rules_judge_each_case_and_alert(tmp_path: Path) -> None:
     tests = []
     for name, (history, verdicts, _) in CASES.items():
         checks = expected(history)
-        node = "n-new" if name.startswith("moved") else "n2"
+        nodes = {gpu.uuid: "n-new" if gpu.moves else gpu.node for gpu in history.gpus}
         paged = [
-            {"labels": f'{{gpu_uuid="{uuid}",node="{node}"}}', "value": 1}
+            {"labels": f'{{gpu_uuid="{uuid}",node="{nodes[uuid]}"}}', "value": 1}
             for uuid, verdict in verdicts.items()
             if verdict is Verdict.SUSPECT_GPU
         ]

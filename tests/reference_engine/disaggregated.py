@@ -191,13 +191,16 @@ def serve(
     cluster: Cluster,
     *,
     count: int = 1,
-    sender: str = "KVSender",
+    sender: str | dict[str, str] = "KVSender",
     model: str = "llama",
     shortest: int = 6,
     engine: dict[str, object] | None = None,
     **canary: Any,
 ) -> Report:
-    """Serve prompts through both halves, under a canary each (none with mode `none`)."""
+    """Serve prompts through both halves, under a canary each (none with mode `none`).
+
+    sender: of every engine that prefills, or by the name of each.
+    """
     sizes = {
         name: value[not cluster.prefills] if isinstance(value, tuple) else value
         for name, value in (engine or {}).items()
@@ -214,9 +217,11 @@ def serve(
         watch.reporter.send_violations = report.violations.extend
         _note_first_steps(runner, watch, report)
     if cluster.prefills:
-        side = cluster.prefill_side(runner, SENDERS[sender])
-        for prompt, sampling in zip(prompts(count, shortest), samplings(count), strict=True):
-            side.add_request(prompt, sampling)
+        many = not isinstance(sender, str)
+        side = cluster.prefill_side(runner, SENDERS[sender[cluster.name] if many else sender])
+        own = prompts(count, shortest, seed=sum(cluster.name.encode()) if many else 0)
+        for number, (prompt, sampling) in enumerate(zip(own, samplings(count), strict=True)):
+            side.add_request(prompt, sampling, f"{cluster.name}-{number}" if many else None)
         while side.has_work():
             side.step()
         side.close()
@@ -290,10 +295,11 @@ def _decode(side: DecodeSide, report: Report) -> None:
 def _hear_out(side: DecodeSide) -> None:
     """The engine has stopped; its peer may end in peace."""
     while True:
-        received = [link.receive_message(Offers) for link in side._links]
+        (source,) = side._sources
+        received = [link.receive_message(Offers) for link in source.links]
         if received[0].closing:
             return
-        for link in side._links:
+        for link in source.links:
             link.send_message(Grants(grants=[]))
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from canary_obs.hub.hub import Hub
+from canary_obs.records import Violations
+from canary_obs.telemetry.exposition import Exposition
+from canary_obs.telemetry.prometheus import HubCollector
 from canary_obs.vocabulary import Cause, Mode, PerturbMode, Phase, Reason, State
 from tests.reference_engine.disaggregated import Report, alone, serve, traffic
 from tests.reference_engine.two_engines import Ranks, ranks
+from tests.service.fakes import hello
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +205,21 @@ def test_shards_add_up(tmp_path, prefill: int, decode: int) -> None:
     assert len({v.slot for v in found}) == 1
     for report in truncated[prefill:]:
         assert len({v.slot for v in report.violations if v.phase is Phase.HEAD}) == 4
+
+
+def test_of_two_prefill_engines_the_one_whose_bytes_arrive_damaged_is_named(tmp_path) -> None:
+    """Through a hub to the series that the fleet's rules judge links by."""
+    senders = {"prefill-0": "KVSender", "prefill-1": "DamagedAtSource"}
+    with ranks(2, 1, tmp_path, prefill_engines=2) as three:
+        *_, decode = three.run(serve, count=4, sender=senders)
+    assert {name.rsplit("-", 1)[0] for name in decode.outputs} == set(senders)
+    assert [violation.peer for violation in decode.violations if not violation.redetection] == [
+        "prefill-1"
+    ] * 4
+    hub, who = Hub(), decode.final.identity
+    hub.ingest(hello(who), lambda command: None)
+    hub.ingest(Violations(identity=who, rows=tuple(decode.violations)), lambda command: None)
+    lines = Exposition(HubCollector(hub)).page("")[0].decode().splitlines()
+    (line,) = [line for line in lines if line.startswith("kv_canary_transferred_findings_total{")]
+    assert 'peer="prefill-1"' in line
+    assert float(line.rsplit(" ", 1)[1]) == 4

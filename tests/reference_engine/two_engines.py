@@ -24,14 +24,16 @@ Scenario = Callable[..., Any]
 class Ranks:
     """The processes of one cluster."""
 
-    def __init__(self, prefill: int, decode: int, rendezvous: Path, patience: float) -> None:
+    def __init__(self, prefill: int, decode: int, rendezvous: Path, patience: float, engines: int) -> None:
         self.prefill, self.decode, self._patience = prefill, decode, patience
         self._ends: list[Connection] = []
         self._processes = []
         for rank in range(prefill + decode):
             mine, theirs = _CONTEXT.Pipe()
             process = _CONTEXT.Process(
-                target=_serve, args=(rank, prefill, decode, f"file://{rendezvous}", theirs), daemon=True
+                target=_serve,
+                args=(theirs, rank, prefill, decode, f"file://{rendezvous}", engines),
+                daemon=True,
             )
             process.start()
             self._ends.append(mine)
@@ -63,23 +65,26 @@ class Ranks:
 
 
 @contextmanager
-def ranks(prefill: int, decode: int, folder: Path, patience: float = _ANSWER_SECONDS) -> Iterator[Ranks]:
+def ranks(
+    prefill: int, decode: int, folder: Path, patience: float = _ANSWER_SECONDS, prefill_engines: int = 1
+) -> Iterator[Ranks]:
     """A cluster for the duration of a block; `patience`: seconds until an answer counts as a hang."""
     _CONTEXT.set_forkserver_preload(_PRELOADED)
-    started = Ranks(prefill, decode, folder / f"rendezvous-{prefill}-{decode}", patience)
+    rendezvous = folder / f"rendezvous-{prefill}-{decode}"
+    started = Ranks(prefill, decode, rendezvous, patience, prefill_engines)
     try:
         yield started
     finally:
         started.stop()
 
 
-def _serve(rank: int, prefill: int, decode: int, rendezvous: str, pipe: Connection) -> None:
+def _serve(pipe: Connection, *place: Any) -> None:
     import torch
 
     from canary_obs.reference_engine.disaggregated.cluster import Cluster
 
     torch.set_num_threads(1)
-    cluster = Cluster(rank, prefill, decode, rendezvous)
+    cluster = Cluster(*place)
     while True:
         try:
             scenario, arguments = pipe.recv()

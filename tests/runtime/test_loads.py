@@ -45,7 +45,7 @@ def arrived(count: int, sent: list[list[tuple[int, int]]] | None = None, stop: i
     return ArrivedBlocks(
         first=torch.zeros(count, dtype=torch.int64), stop=torch.full((count,), stop),
         copies=torch.tensor([len(copies) for copies in sent]), filled=torch.full((count,), stop),
-        sent=torch.tensor(padded, dtype=torch.int64).view(count, width, 2),
+        sent=torch.tensor(padded, dtype=torch.int64).view(count, width, 2), peer="prefill-1",
     )  # fmt: skip
 
 
@@ -120,7 +120,9 @@ def test_a_byte_that_changed_on_the_way_is_found(rig, places) -> None:
         kv[1, 0, destination[5], 0, 0] += 1
 
     load(rig, source, destination, sent=sent, fault=flipped)
+    rig.canary.reporter.send_violations = (rows := []).extend
     assert found_at_head(rig) == {Reason.KV_DATA: 1}
+    assert [row.peer for row in rows] == ["prefill-1"]
     assert state_of(rig, destination[:SIZE]) == {RecordState.COMPLETE}
     assert state_of(rig, destination[SIZE:]) == {RecordState.BASELINE}
     assert counted(rig) == {}, "found once"

@@ -104,12 +104,15 @@ def test_records_that_arrive_are_compared_and_kept(rig) -> None:
     slots = cached(rig, 4)
     records = rig.canary.records_of("full", slots)
     rig.engine.runner.pool.kv[0, 0, slots[1], 0, 0] += 1
-    rig.canary.received("full", slots, records)
+    rig.canary.received("full", slots, records, "prefill-1")
     rig.canary.reporter.send_violations = (rows := []).extend
     rig.canary.delivery.drain(1.0)
-    assert {(row.phase, row.reason, row.slot) for row in rows} == {
-        (Phase.HEAD, Reason.KV_DATA, int(slots[1]))
+    assert {(row.phase, row.reason, row.slot, row.peer) for row in rows} == {
+        (Phase.HEAD, Reason.KV_DATA, int(slots[1]), "prefill-1")
     }
+    rig.engine.runner.pool.kv[0, 0, slots[2], 0, 0] += 1
+    rig.canary.check_everything()
+    assert {row.slot: row.peer for row in rows} == {int(slots[1]): "prefill-1", int(slots[2]): None}
     final = rig.canary.detach()
     assert final.groups["full"].unverified.get(Cause.ADOPTED, 0) == 0
 

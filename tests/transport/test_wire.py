@@ -49,7 +49,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "e204337ab1d41205"}
+SCHEMAS = {3: "4ec40b05182709a9"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -13,6 +13,7 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import KVCacheViolation
 from canary_obs.reference_engine.cache.host_tier import HostPage, HostTier, Slots, Tokens
+from canary_obs.vocabulary import HOST_PEER
 
 
 class HostTierHooks:
@@ -70,4 +71,4 @@ class HostTierHooks:
                 self._observer.received(group, by_page[without].reshape(-1))
             if known:
                 sent = torch.cat([own for own in records if own is not None])
-                self._observer.received(group, by_page[known].reshape(-1), sent)
+                self._observer.received(group, by_page[known].reshape(-1), sent, HOST_PEER)

@@ -62,9 +62,12 @@ class TransferHooks:
         for group in self._groups[numbering]:
             self._observer.invalidated(group, slots)
 
-    def _landed(self, numbering: str, slots: Tensor, transfer_metadata: Sequence[Tensor], kind: int) -> None:
+    def _landed(
+        self, numbering: str, slots: Tensor, transfer_metadata: Sequence[Tensor], kind: int, peer: str = ""
+    ) -> None:
         groups = self._groups[numbering]
         readable = bool(transfer_metadata) and kind == self._kind()
         records = torch.stack(tuple(transfer_metadata)).chunk(len(groups), dim=-1) if readable else ()
         for number, group in enumerate(groups):
-            self._observer.received(group, slots, records[number].contiguous() if readable else None)
+            own = records[number].contiguous() if readable else None
+            self._observer.received(group, slots, own, peer)

@@ -14,6 +14,7 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.groups import FULL
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import KVCacheViolation
+from canary_obs.vocabulary import HOST_PEER
 
 _STORED_PAGES = 65_536  # whose records are remembered; of the others a copy comes back without
 
@@ -95,7 +96,7 @@ class HostTier:
             self.compared += (compared := int(known.sum()))
             self.without += int(slots.numel()) - compared
             if compared:
-                self._observer.received(name, slots[known], sent[known])
+                self._observer.received(name, slots[known], sent[known], HOST_PEER)
             if compared < slots.numel():
                 self._observer.received(name, slots[~known])
 

@@ -34,5 +34,10 @@ class KVConnector:
     def reserved(self, numbering: str, slots: Tensor) -> None:
         """Slots (int64 [n]) were taken for KV that is about to arrive; what they held is void."""
 
-    def landed(self, numbering: str, slots: Tensor, transfer_metadata: Sequence[Tensor], kind: int) -> None:
-        """KV arrived in slots (int64 [n]); metadata int64 [n, words] of this kind, one per sender."""
+    def landed(
+        self, numbering: str, slots: Tensor, transfer_metadata: Sequence[Tensor], kind: int, peer: str = ""
+    ) -> None:
+        """KV arrived in slots (int64 [n]); metadata int64 [n, words] of this kind, one per sender.
+
+        peer: name of the engine that sent it.
+        """

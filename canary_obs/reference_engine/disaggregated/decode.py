@@ -45,15 +45,28 @@ class _Arrived:
     seen: NDArray[np.int64]  # full slots whose window slots are held
 
 
+@dataclass(slots=True, kw_only=True)
+class _Source:
+    """One engine that prefills."""
+
+    links: tuple[Link, ...]
+    receiver: KVReceiver
+    closing: bool = False  # it has said that nothing will follow
+
+
 class DecodeSide:
     """One rank. All ranks of the engine hear the same offers in the same order."""
 
-    def __init__(self, engine: Engine, links: Sequence[Link]) -> None:
+    def __init__(self, engine: Engine, *sources: Sequence[Link]) -> None:
+        """sources: of each engine that prefills, the links to its ranks."""
         self.engine = engine
-        self.closing = False  # the prefill side has said that nothing will follow
-        self._links = tuple(links)
-        self._receiver = KVReceiver(engine, links)
+        self._sources = [_Source(links=tuple(links), receiver=KVReceiver(engine, links)) for links in sources]
         self._arrived: list[_Arrived] = []
+
+    @property
+    def closing(self) -> bool:
+        """Whether every prefill side has said that nothing will follow."""
+        return all(source.closing for source in self._sources)
 
     def has_work(self) -> bool:
         """Whether something runs, or may still arrive."""
@@ -61,8 +74,9 @@ class DecodeSide:
 
     def step(self) -> tuple[Request, ...]:
         """One exchange, then one forward if there is something to run; returns the requests that finished."""
-        if not self.closing:
-            self._exchange()
+        for source in self._sources:
+            if not source.closing:
+                self._exchange(source)
         finished: tuple[Request, ...] = ()
         if self.engine.has_work():
             finished = self.engine.step()
@@ -75,20 +89,20 @@ class DecodeSide:
         """Drop a request that arrived. False = not here (any more)."""
         return self.engine.abort(request_id)
 
-    def _exchange(self) -> None:
-        heard = [link.receive_message(Offers) for link in self._links]
+    def _exchange(self, source: _Source) -> None:
+        heard = [link.receive_message(Offers) for link in source.links]
         if heard[0].closing:
-            self.closing = True
+            source.closing = True
             return
         landings: list[_Landing | None] = []
         for offer in heard[0].offers:
             landings.append(self._make_place(offer, [one for one in landings if one is not None]))
         answer = Grants(grants=[self._grant(landing) for landing in landings])
-        for link in self._links:
+        for link in source.links:
             link.send_message(answer)
         for landing in landings:
             if landing is not None:
-                self._receiver.receive(self._places(landing), landing.offer.metadata_kind)
+                source.receiver.receive(self._places(landing), landing.offer.metadata_kind)
                 self._queue(landing)
 
     def _make_place(self, offer: Offer, others: Sequence[_Landing]) -> _Landing | None:

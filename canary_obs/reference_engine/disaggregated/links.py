@@ -17,8 +17,9 @@ Message = TypeVar("Message")
 class Link:
     """One rank of the other engine, and the global KV heads that both hold."""
 
-    def __init__(self, peer: int, heads: range, device: torch.device) -> None:
-        self.peer, self.heads = peer, heads
+    def __init__(self, peer: int, heads: range, device: torch.device, engine: str = "") -> None:
+        """engine: the name of the other engine."""
+        self.peer, self.heads, self.engine = peer, heads, engine
         self._device = device
 
     def send_message(self, message: msgspec.Struct) -> None:
@@ -48,12 +49,14 @@ class Link:
         return tensor
 
 
-def links_to(heads: range, kv_heads: int, peers: range, device: torch.device) -> tuple[Link, ...]:
+def links_to(
+    heads: range, kv_heads: int, peers: range, device: torch.device, engine: str = ""
+) -> tuple[Link, ...]:
     """Links from a rank with these KV heads to every rank of the other engine that holds some of them."""
     links = []
     for number, peer in enumerate(peers):
         theirs = heads_of(kv_heads, number, len(peers))
         common = range(max(heads.start, theirs.start), min(heads.stop, theirs.stop))
         if common:
-            links.append(Link(peer, common, device))
+            links.append(Link(peer, common, device, engine))
     return tuple(links)

@@ -65,6 +65,7 @@ class KVReceiver:
                 torch.from_numpy(slots).to(pool.device),
                 [share[numbering] for share in shares if numbering in share],
                 kind,
+                self._links[0].engine,
             )
 
     def _from(self, link: Link, granted: Places) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.views import GroupView, KVAllocation, StepView
 from canary_obs.errors import EngineContractError
 from canary_obs.records import GroupInfo
+from canary_obs.runtime.device.arrivals import Arrivals
 from canary_obs.runtime.device.backend import choose_backend
 from canary_obs.runtime.device.batches import BatchCache, FirstPositions
 from canary_obs.runtime.device.coverage import KVCoverage
@@ -183,7 +184,7 @@ class DeviceState:
         # On the CPU: the same memory, in a tenth of the time of a torch operation.
         self._host_clock = None if self.clock.is_cuda else self.clock.numpy()
         self._step = self._tick = self.now = 0  # now: value of the clock
-        self.adoptions = Adoptions()
+        self.adoptions, self.arrivals = Adoptions(), Arrivals()
         self.backend = choose_backend(config.backend, device)
         counters, log = self.counters.view(count, layout.COUNTER_WORDS), self.log_of(self.flat)
         coverage = layout.RealData[config.real_data.upper()]

@@ -153,6 +153,7 @@ class ViolationLog:
             lag_steps=step - row_step,
             time_ns=now,
             sweep_id=self._sweep_id() if phase is Phase.SWEEP else None,
+            peer=self._state.arrivals.peer_of(row[layout.ROW_STEP]),
         )
 
 

@@ -1,0 +1,34 @@
+"""Remembers whose bytes a comparison on arrival was of, by the clock that its violations are stamped with."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+
+from canary_obs.vocabulary import UNKNOWN_PEER
+
+PEER_LENGTH = 64
+_KEPT = 4096
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._:/@-]")
+
+
+class Arrivals:
+    """On the host alone: the device knows no names. Bounded; of older comparisons nothing is known."""
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[int, str] = OrderedDict()
+
+    def compared(self, clock: int, peer: str) -> None:
+        """The comparison launched at this clock is of bytes from `peer`; "" = the adapter cannot say."""
+        self._peers[clock] = peer_name(peer)
+        if len(self._peers) > _KEPT:
+            self._peers.popitem(last=False)
+
+    def peer_of(self, clock: int) -> str | None:
+        """Who had sent what was compared at this clock; None = it was no comparison on arrival."""
+        return self._peers.get(clock)
+
+
+def peer_name(peer: str) -> str:
+    """The name as a label: engines choose names, of any length and of any characters."""
+    return _UNUSUAL.sub("_", peer)[:PEER_LENGTH] or UNKNOWN_PEER
