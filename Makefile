@@ -14,6 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(T
 test test-slow: export MALLOC_PERTURB_ := 128
 
 run: setup
+	@echo "make run: the demo starts; its service and console will be at http://127.0.0.1:$(PORT)/ until Ctrl-C"
 	$(BIN)/canary-obs demo --serve --port $(PORT)
 
 test: setup lint
@@ -79,7 +80,9 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: run make PYTHON=python3.11 ..."; exit 2; }
 	test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || $(MAKE) --no-print-directory venv-package
+	@echo "setup 1 of 2: torch into $(VENV); the download is large, the first time takes minutes"
 	$(PIP) -c constraints.txt torch
+	@echo "setup 2 of 2: canary_obs and what its tests need"
 	$(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 

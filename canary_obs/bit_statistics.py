@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from canary_obs.plurals import counted
 from canary_obs.slot_facts import ChangedWord
 
 WORD_BITS = 32
@@ -67,7 +68,7 @@ def bit_statistics(found: Iterable[WordAt]) -> BitStatistics:
     if words and not flips:
         suggests.append("whole words changed: written over, rather software than a failing part")
     if recurring:
-        suggests.append(f"{len(recurring)} slots were damaged more than once: the same physical place")
+        suggests.append(f"damaged more than once: {counted(len(recurring), 'slot')}, the same physical place")
     if stride is not None:
         suggests.append(f"damaged slots are {stride} apart: a row of memory, or a wrong stride")
     return BitStatistics(

@@ -117,7 +117,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     orders_per_minute: Kept = 60  # per token, as burst and as rate; reading is not limited
     drill_enabled: bool = False  # offers POST /canary/drill to tokens with the scope inject
     events_heartbeat_seconds: Seconds = 15.0  # between heartbeats on a stream of /canary/events
-    log_file: str = ""  # violations and audit events as JSON lines; empty = standard error
+    log_file: str = ""  # violations and audit events, a line each; empty = standard error
+    log_format: Literal["auto", "json", "text"] = "auto"  # auto = text on a terminal, otherwise JSON lines
     state_file: str = ""  # operators' sweeps, to go on with after a restart of the service; empty = not kept
     violations_kept: Kept = 10_000
     incidents_kept: Kept = 256

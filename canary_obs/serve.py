@@ -139,7 +139,7 @@ class ServiceThread:
         def on_drop(error: Exception) -> None:
             self.hub.fault(part, error, State.DEGRADED)
 
-        return open_log(self.config.log_file, fields, on_drop)
+        return open_log(self.config.log_file, fields, on_drop, log_format=self.config.log_format)
 
     def _log_dropped(self) -> int:
         return self._violation_log.dropped + self._audit_log.dropped

@@ -14,7 +14,8 @@ from canary_obs.telemetry.incident_bundle import read_bundle
 def main(path: Path) -> None:
     """Print what was found, which word changed, and who used the slot."""
     incident = read_bundle(path).incident
-    print(f"{incident.id}: {incident.violations} violations on {incident.engine}/{incident.instance}")
+    noun = "violation" if incident.violations == 1 else "violations"
+    print(f"{incident.id}: {incident.violations} {noun} on {incident.engine}/{incident.instance}")
     for event in incident.first:
         row = event.violation
         print(f"  {row.reason} found by {row.phase} in step {row.step}: group {row.group}, slot {row.slot}")

@@ -73,16 +73,22 @@ def demo(
 
 
 def _demo_reference(plan: DemoPlan, json: bool) -> None:
+    from canary_obs.cli.demo_progress import DemoProgress
     from canary_obs.demo.reference import run_demo
 
-    _print_summary(plan, run_demo(plan, _notify(json)), json)
+    with DemoProgress() as progress:
+        summary = run_demo(plan, _notify(json), progress)
+    _print_summary(plan, summary, json)
 
 
 def _demo_vllm(plan: DemoPlan, json: bool) -> None:
+    from canary_obs.cli.demo_progress import DemoProgress
     from canary_obs.demo.vllm import run_vllm_demo
 
     # Not on standard output, where vLLM writes.
-    _print_summary(plan, run_vllm_demo(plan, notify_stderr), json)
+    with DemoProgress() as progress:
+        summary = run_vllm_demo(plan, notify_stderr, progress)
+    _print_summary(plan, summary, json)
 
 
 def _demo_disaggregated(plan: DemoPlan, json: bool) -> None:

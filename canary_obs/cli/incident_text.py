@@ -11,6 +11,7 @@ from rich.table import Table
 
 from canary_obs.hub.incidents import Incident
 from canary_obs.hub.violation_store import ViolationEvent
+from canary_obs.plurals import counted
 from canary_obs.records import Evidence, Hello
 from canary_obs.slot_facts import ChangedWord, SlotFacts
 from canary_obs.telemetry.incident_bundle import IncidentBundle
@@ -34,7 +35,7 @@ def _headline(incident: Incident) -> str:
     reasons = ", ".join(f"{reason.value} {count}" for reason, count in incident.reasons.items())
     ranks = ", ".join(map(str, incident.ranks))
     return escape(
-        f"Incident {incident.id}: {incident.violations} violations ({reasons})\n"
+        f"Incident {incident.id}: {counted(incident.violations, 'violation')} ({reasons})\n"
         f"  engine {incident.engine}, instance {incident.instance}, ranks {ranks}, "
         f"groups {', '.join(incident.groups)}\n"
         f"  opened {_time(incident.opened_ns)}, last violation {_time(incident.last_ns)}, {ended}, {seen}\n"
@@ -97,7 +98,7 @@ def _change(change: ChangedWord) -> str:
     if change.original is None or change.current is None:
         return f"{where}; its values are gone, the slot was written again"
     bits = (int(change.original, 16) ^ int(change.current, 16)).bit_count()
-    return f"{where}: was {change.original}, is {change.current}, {bits} bits differ"
+    return f"{where}: was {change.original}, is {change.current}, {counted(bits, 'bit')} changed"
 
 
 def _rank(hello: Hello) -> Table:

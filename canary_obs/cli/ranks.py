@@ -11,6 +11,7 @@ from canary_obs.cli.output import print_table, write_out
 from canary_obs.cli.service_client import client_of
 from canary_obs.cli.service_options import AsJson, OfEngine, OfInstance, Ranks, TokenFile, Url, selection
 from canary_obs.cli.words import coloured, duration, plain, print_json, rank_of
+from canary_obs.plurals import counted
 
 DRILL_SECONDS = 40.0  # the service answers within 30
 
@@ -72,4 +73,4 @@ def _reached(verb: str, answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    write_out(f"{verb}: {answer['ranks']} ranks ({', '.join(answer['reached'])})\n")
+    write_out(f"{verb}: {counted(answer['ranks'], 'rank')} ({', '.join(answer['reached'])})\n")

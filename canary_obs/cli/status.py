@@ -18,6 +18,7 @@ from canary_obs.cli.output import print_table, write_out
 from canary_obs.cli.service_client import ServiceClient, client_of
 from canary_obs.cli.service_options import AsJson, TokenFile, Url
 from canary_obs.cli.words import coloured, duration, moment, plain, print_json, rank_of, share
+from canary_obs.plurals import counted
 
 _REASONS_SHOWN = 20
 _WORST_FIRST = ("violated", "blind", "degraded", "off", "ok")
@@ -62,7 +63,7 @@ def status_text(answer: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [headline]
     parts += [plain(f"  {reason}") for reason in answer["reasons"][:_REASONS_SHOWN]]
     if (more := len(answer["reasons"]) - _REASONS_SHOWN) > 0:
-        parts.append(plain(f"  and {more} more reasons"))
+        parts.append(plain(f"  and {counted(more, 'more reason')}"))
     if ranks:
         parts.append(_rank_table(ranks))
     return Group(*parts)
@@ -109,7 +110,7 @@ def _sweep_of(snapshot: dict[str, Any]) -> str:
         return "none yet"
     if sweep["status"] == "running":
         return f"running, {share(sweep['checked'], sweep['total'])}"
-    return f"{sweep['status']}, {sweep['checked']} slots"
+    return f"{sweep['status']}, {counted(sweep['checked'], 'slot')}"
 
 
 def _follow_screen(client: ServiceClient, until: float | None, interval: float) -> None:
@@ -162,6 +163,6 @@ def event_text(kind: str, data: dict[str, Any]) -> str:
             done = share(data["checked"], data["total"])
             return f"{now}  sweep {data['id']}: {done}, {duration(data['eta_seconds'])} left"
         case "dropped":
-            return f"{now}  {data['count'] or 'some'} events were lost"
+            return f"{now}  events were lost: {data['count'] or 'how many is not known'}"
         case _:
             return f"{now}  {kind}"

@@ -26,6 +26,7 @@ from canary_obs.cli.service_options import (
 from canary_obs.cli.sweep_bars import SweepBars
 from canary_obs.cli.words import coloured, duration, moment, plain, print_json, rank_of, rate, share
 from canary_obs.errors import ConfigurationError
+from canary_obs.plurals import counted
 
 POLL_SECONDS = 0.5
 
@@ -150,7 +151,7 @@ def sweep_text(record: dict[str, Any]) -> RenderableType:
 
 def _follow(client: ServiceClient, record: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """The record at its end; progress goes to standard error."""
-    note(f"sweep {record['id']} on {len(record['ranks'])} ranks; Ctrl-C leaves it running")
+    note(f"sweep {record['id']} on {counted(len(record['ranks']), 'rank')}; Ctrl-C leaves it running")
     with SweepBars(enabled=not quiet and sys.stderr is not None and sys.stderr.isatty()) as bars:
         while record["ended_ns"] is None:
             bars.show(record)

@@ -12,10 +12,44 @@ from typing import Any
 
 from canary_obs.config import FILE_VARIABLE, IN_PROCESS, PREFIX, CanaryConfig, load
 from canary_obs.engines.toolkit.service_process import ServiceProcess
+from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.vocabulary import State
 
 # Receives text for the user while a demo runs. Picklable: the disaggregated demo hands it to a child process.
 Notify = Callable[[str], None]
+_MOMENT_SECONDS = 0.5
 _SWEEP_INTERVAL = 200  # steps; the demo's own default, so that sweeps are seen within a minute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A demo as it is now."""
+
+    seconds: float  # since its load began
+    steps: int  # of the engine
+    state: str  # "off" without a canary
+    reason: str  # the first that keeps the state from ok; empty = none
+
+
+class Progress:
+    """Receives what a demo is doing. This one shows nothing."""
+
+    _next = 0.0
+
+    def stage(self, text: str) -> None:
+        """What is being started."""
+
+    def moment(self, now: Moment) -> None:
+        """The demo as it is now."""
+
+    def running(self, started: float, steps: int, canary: CanaryRuntime | None) -> None:
+        """After each step: twice a second it is a moment. `started`: monotonic time."""
+        if (now := time.monotonic()) < self._next:
+            return
+        self._next = now + _MOMENT_SECONDS
+        state, reasons = (State.OFF, ()) if canary is None else canary.verdict()
+        reason = reasons[0] if reasons else ""
+        self.moment(Moment(seconds=now - started, steps=steps, state=state.value, reason=reason))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +92,15 @@ def canary_config(plan: DemoPlan) -> CanaryConfig:
 
 
 @contextmanager
-def service_of(plan: DemoPlan, config: CanaryConfig) -> Iterator[ServiceProcess | None]:
+def service_of(
+    plan: DemoPlan, config: CanaryConfig, progress: Progress | None = None
+) -> Iterator[ServiceProcess | None]:
     """The service that the plan asks for, ready to answer, stopped at the end; None when it asks for none."""
     if not plan.serve:
         yield None
         return
+    if progress is not None:
+        progress.stage("starting the service")
     service = ServiceProcess.start(config.endpoint, plan.port)
     try:
         yield service
@@ -75,6 +113,9 @@ def invitation(service: ServiceProcess) -> str:
     url = service.url
     return (
         f"service at {url}\n"
+        f"  console: open {url}/ in a browser\n"
+        f"  canary-obs status --url {url}\n"
+        f"  canary-obs sweep --wait --url {url}\n"
         f"  curl {url}/metrics\n"
         f"  curl -X POST '{url}/canary/sweep?wait=true'\n"
         f"  curl {url}/canary/status\n"

@@ -12,20 +12,21 @@ from typing import Any
 import torch
 
 from canary_obs.attach import install_canary
-from canary_obs.demo.plan import DemoPlan, Notify, canary_config, invitation, service_of
+from canary_obs.demo.plan import DemoPlan, Notify, Progress, canary_config, invitation, service_of
 from canary_obs.demo.summary import RunTimes, resident_bytes, summary_of
 from canary_obs.engines.toolkit.attachment import memory_report
 from canary_obs.errors import ConfigurationError
 from canary_obs.reference_engine import settings as presets
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
+from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.report.swa_divergence import log as swa_log
 
 IDLE_SECONDS = 0.005
 _WARM_STEPS = 2000  # after which memory should no longer grow
 
 
-def run_demo(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
+def run_demo(plan: DemoPlan, notify: Notify, progress: Progress | None = None) -> dict[str, Any]:
     """Run until the plan is fulfilled or Ctrl-C; returns a summary of the run."""
     config = canary_config(plan)
     # Small matrices: a second OpenMP thread spins more than it helps wherever cores are shared.
@@ -33,16 +34,19 @@ def run_demo(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
     # The one line of the engine's log that is made to be parsed.
     swa_log.addHandler(logging.StreamHandler())
     swa_log.setLevel(logging.INFO)
+    progress = Progress() if progress is None else progress
+    progress.stage(f"building a small engine: {plan.model}, preset {plan.shape}")
     engine = build_engine(plan.shape, plan.device, plan.seed, plan.checkpoint, plan.model)
     traffic = build_traffic(engine, plan.seed, plan.arrivals)
-    with service_of(plan, config) as service:
+    with service_of(plan, config, progress) as service:
+        progress.stage("attaching the canary; where its checks are not compiled yet, that takes some seconds")
         canary = install_canary(engine, config)
         if canary is not None:
             notify(memory_report(canary))
             canary.mark_ready()
         if service is not None:
             notify(invitation(service))
-        run = _run(plan, engine, traffic)
+        run = _run(plan, engine, traffic, canary, progress)
         return summary_of(run, engine, canary)
 
 
@@ -87,7 +91,9 @@ def choose_device(name: str) -> str:
     return name
 
 
-def _run(plan: DemoPlan, engine: Engine, traffic: Traffic) -> RunTimes:
+def _run(
+    plan: DemoPlan, engine: Engine, traffic: Traffic, canary: CanaryRuntime | None, progress: Progress
+) -> RunTimes:
     run = RunTimes(started=time.monotonic())
     try:
         while not plan.is_fulfilled(engine.statistics.steps, run.started):
@@ -98,6 +104,7 @@ def _run(plan: DemoPlan, engine: Engine, traffic: Traffic) -> RunTimes:
                 run.busy_seconds += time.perf_counter() - started
             elif not engine.idle():
                 time.sleep(IDLE_SECONDS)
+            progress.running(run.started, engine.statistics.steps, canary)
             if run.rss_early is None and engine.statistics.steps >= _WARM_STEPS:
                 run.rss_early = resident_bytes()
     except KeyboardInterrupt:

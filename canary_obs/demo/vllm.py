@@ -12,7 +12,15 @@ from typing import Any
 
 from canary_obs.config import PREFIX
 from canary_obs.demo.in_process_vllm import InProcessVllm, tiny_vllm
-from canary_obs.demo.plan import DemoPlan, Notify, canary_config, canary_settings, invitation, service_of
+from canary_obs.demo.plan import (
+    DemoPlan,
+    Notify,
+    Progress,
+    canary_config,
+    canary_settings,
+    invitation,
+    service_of,
+)
 from canary_obs.demo.summary import canary_summary
 from canary_obs.engines.vllm.worker import attached_adapter, detach_from_worker, runtime_of
 from canary_obs.errors import ConfigurationError, UnsupportedEngine
@@ -25,7 +33,7 @@ _ARRIVALS = 0.2  # requests per step
 _IDLE_SECONDS = 0.005
 
 
-def run_vllm_demo(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
+def run_vllm_demo(plan: DemoPlan, notify: Notify, progress: Progress | None = None) -> dict[str, Any]:
     """Run until the plan is fulfilled or Ctrl-C; returns a summary of the run."""
     if find_spec("vllm") is None:
         raise ConfigurationError(
@@ -36,18 +44,20 @@ def run_vllm_demo(plan: DemoPlan, notify: Notify) -> dict[str, Any]:
     settings = canary_settings(plan) | {"endpoint": config.endpoint}
     os.environ |= {PREFIX + name.upper(): str(value) for name, value in settings.items()}
     os.environ.setdefault(PREFIX + "MODE", config.mode.value)
-    with service_of(plan, config) as service, TemporaryDirectory() as folder:
+    progress = Progress() if progress is None else progress
+    with service_of(plan, config, progress) as service, TemporaryDirectory() as folder:
         if service is not None:
             notify(invitation(service))
-        return _run(plan, Path(folder))
+        progress.stage("starting vLLM with a tiny model; its plugin attaches the canary")
+        return _run(plan, Path(folder), progress)
 
 
-def _run(plan: DemoPlan, folder: Path) -> dict[str, Any]:
+def _run(plan: DemoPlan, folder: Path, progress: Progress) -> dict[str, Any]:
     vllm = tiny_vllm(folder, _REQUESTS, plan.seed)
     canary = runtime_of(vllm.worker)
     if canary is None and os.environ[PREFIX + "MODE"] != "none":
         raise UnsupportedEngine("this vLLM is not protected; its log above has the reason")
-    steps, requests, busy_seconds = _generate_load(plan, vllm)
+    steps, requests, busy_seconds = _generate_load(plan, vllm, canary, progress)
     summary: dict[str, Any] = {
         "steps": steps,
         "requests": requests,
@@ -58,7 +68,9 @@ def _run(plan: DemoPlan, folder: Path) -> dict[str, Any]:
     return summary
 
 
-def _generate_load(plan: DemoPlan, vllm: InProcessVllm) -> tuple[int, int, float]:
+def _generate_load(
+    plan: DemoPlan, vllm: InProcessVllm, canary: CanaryRuntime | None, progress: Progress
+) -> tuple[int, int, float]:
     """Returns engine steps, requests added, and seconds spent in steps."""
     draw = random.Random(plan.seed)
     prefixes = vllm.random_prompts(_PREFIXES, _PREFIX_TOKENS)
@@ -76,6 +88,7 @@ def _generate_load(plan: DemoPlan, vllm: InProcessVllm) -> tuple[int, int, float
                 steps += 1
             else:
                 time.sleep(_IDLE_SECONDS)
+            progress.running(started, steps, canary)
     except KeyboardInterrupt:
         pass  # how a demo without a limit ends
     return steps, requests, busy_seconds

@@ -10,6 +10,7 @@ import msgspec
 from canary_obs.hub.clocks import SnapshotClock
 from canary_obs.hub.lives import Lives
 from canary_obs.hub.row_account import RowAccount
+from canary_obs.plurals import counted
 from canary_obs.records import Acknowledge, Hello, Identity, RankKey, Snapshot, StepUnderWay
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State, worst
@@ -191,7 +192,8 @@ class Rank:
         """State and reasons, with what processes before this one had found."""
         state, reasons = self._verdict(now, stale_seconds)
         ended = tuple(
-            f"{found.violations} violations of process {found.pid}, which has ended, not acknowledged"
+            f"{counted(found.violations, 'violation')} of process {found.pid}, which has ended, "
+            "not acknowledged"
             for found in self.inherited
         )
         return (State.VIOLATED, (*ended, *reasons)) if ended else (state, reasons)

@@ -89,7 +89,7 @@ class CheckCoverage:
         """What keeps this rank from OK."""
         found, baselines = [], self._baselines
         if baselines.missing_runs:
-            found.append((State.BLIND, f"{baselines.missing_runs} runs of the baseline kernel are missing"))
+            found.append((State.BLIND, f"runs of the baseline kernel are missing: {baselines.missing_runs}"))
         debt = self._debt()
         self._accepted = min(self._accepted, debt)
         if baselines.waiting and not self._expected_wait:

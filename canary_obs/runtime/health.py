@@ -9,6 +9,7 @@ from typing import Protocol
 
 from canary_kernels import layout
 from canary_obs.config import CanaryConfig
+from canary_obs.plurals import counted
 from canary_obs.records import Acknowledge
 from canary_obs.vocabulary import State, worst
 
@@ -119,7 +120,7 @@ class Health:
         found: list[tuple[State, str]] = []
         if health_inputs.violations > self._acknowledged_violations:
             count = health_inputs.violations - self._acknowledged_violations
-            found.append((State.VIOLATED, f"{count} violations not acknowledged"))
+            found.append((State.VIOLATED, f"{counted(count, 'violation')} not acknowledged"))
         found += self._blind_reasons(health_inputs)
         found += self._degraded_reasons(health_inputs)
         for source in self._sources:
@@ -147,10 +148,11 @@ class Health:
         config, reasons = self._config, []
         if health_inputs.events_dropped > self._acknowledged_drops:
             reasons.append(
-                f"{health_inputs.events_dropped - self._acknowledged_drops} violation rows dropped"
+                f"{counted(health_inputs.events_dropped - self._acknowledged_drops, 'violation row')} dropped"
             )
         if health_inputs.messages_dropped > self._acknowledged_messages:
-            reasons.append(f"{health_inputs.messages_dropped - self._acknowledged_messages} messages dropped")
+            dropped = health_inputs.messages_dropped - self._acknowledged_messages
+            reasons.append(f"{counted(dropped, 'message')} dropped")
         if health_inputs.peer_age is not None and health_inputs.peer_age > PEER_SILENT_SECONDS:
             reasons.append(
                 f"no message from the service at {config.endpoint} for {health_inputs.peer_age:.0f} s"

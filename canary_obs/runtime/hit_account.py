@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from canary_obs.plurals import counted
 from canary_obs.runtime.health import Health
 from canary_obs.vocabulary import State
 
@@ -65,4 +66,4 @@ class HitAccount:
 
 
 def _named(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count} slots" for name, count in counts.items() if count)
+    return ", ".join(f"{name} {counted(count, 'slot')}" for name, count in counts.items() if count)

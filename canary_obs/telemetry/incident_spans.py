@@ -10,6 +10,7 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 from canary_obs.hub.incidents import Incident
 from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.hub.violation_store import ViolationEvent
+from canary_obs.plurals import counted
 from canary_obs.records import Evidence
 from canary_obs.telemetry.log import violation_fields
 from canary_obs.telemetry.spans import SpanMaker, caller_of, link_to, present, span_context_of
@@ -102,7 +103,7 @@ class IncidentSpans:
                     span.add_link(link.context, link.attributes)
                     links += 1
             self._add_event(tracked, span, event)
-        span.set_status(Status(StatusCode.ERROR, f"{incident.violations} violations"))
+        span.set_status(Status(StatusCode.ERROR, counted(incident.violations, "violation")))
         span.end(end_time=ended_ns)
 
     @staticmethod

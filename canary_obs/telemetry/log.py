@@ -1,4 +1,4 @@
-"""Log files with one line of JSON per violation and per audited write request; a full disk never raises."""
+"""Log files with one line per violation and per audited write request; a full disk never raises."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from queue import Full, Queue
-from typing import Generic, TextIO, TypeVar
+from typing import Generic, Literal, TextIO, TypeVar
 
 import structlog
 
 from canary_obs.errors import ConfigurationError
 from canary_obs.hub.violation_store import ViolationEvent
+from canary_obs.telemetry.log_text import line_for_people
 
 log = logging.getLogger("canary_obs")
 
 QUEUED_EVENTS = 10_000
+LogFormat = Literal["auto", "json", "text"]
 Open = Callable[[], TextIO]
 OnDrop = Callable[[Exception], None]
 Event = TypeVar("Event")
@@ -35,13 +37,15 @@ class EventLog(Generic[Event]):
         *,
         capacity: int = QUEUED_EVENTS,
         on_drop: OnDrop | None = None,
+        for_people: bool = False,
     ) -> None:
+        """Lines are JSON unless they are `for_people`."""
         self._fields, self._open, self._on_drop = fields, open_file, on_drop
         self._queue: Queue[Event | None] = Queue(capacity)
         self._drop_lock = threading.Lock()
         self._file: TextIO | None = None
         self.dropped = 0
-        self._render = structlog.processors.JSONRenderer(sort_keys=False)
+        self._render = line_for_people if for_people else _json_line
         self._thread = threading.Thread(target=self._run, name=f"canary-log-{fields.__name__}", daemon=True)
         self._thread.start()
 
@@ -74,7 +78,7 @@ class EventLog(Generic[Event]):
         # Reopened after a failure, so that a rotated file or a disk with space again is used.
         if self._file is None:
             self._file = self._open()
-        self._file.write(str(self._render(None, "", dict(self._fields(event)))) + "\n")
+        self._file.write(self._render(self._fields(event)) + "\n")
         self._file.flush()
 
     def _reset(self) -> None:
@@ -93,10 +97,21 @@ class EventLog(Generic[Event]):
             self._on_drop(error)
 
 
-def open_log(path: str, fields: Callable[[Event], Fields], on_drop: OnDrop | None = None) -> EventLog[Event]:
-    """Open the file of setting `log_file`; empty = standard error. Raises ConfigurationError."""
+def open_log(
+    path: str,
+    fields: Callable[[Event], Fields],
+    on_drop: OnDrop | None = None,
+    *,
+    log_format: LogFormat = "auto",
+) -> EventLog[Event]:
+    """Open the file of setting `log_file`; empty = standard error. Raises ConfigurationError.
+
+    `auto` is text where standard error is a terminal and the lines go there, otherwise JSON.
+    """
+    terminal = path == "" and sys.stderr is not None and sys.stderr.isatty()
+    for_people = log_format == "text" or (log_format == "auto" and terminal)
     if path == "":
-        return EventLog(fields, lambda: sys.stderr, on_drop=on_drop)
+        return EventLog(fields, lambda: sys.stderr, on_drop=on_drop, for_people=for_people)
 
     def append() -> TextIO:
         return open(path, "a", encoding="utf-8", opener=_open_private)
@@ -107,7 +122,14 @@ def open_log(path: str, fields: Callable[[Event], Fields], on_drop: OnDrop | Non
         rule = f"cannot be written: {error.strerror}"
         remedy = "Name a file in a folder that the service may write, or leave it empty for standard error."
         raise ConfigurationError("log_file", path, rule, remedy) from None
-    return EventLog(fields, append, on_drop=on_drop)
+    return EventLog(fields, append, on_drop=on_drop, for_people=for_people)
+
+
+_JSON = structlog.processors.JSONRenderer(sort_keys=False)
+
+
+def _json_line(fields: Fields) -> str:
+    return str(_JSON(None, "", dict(fields)))
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -17,6 +17,8 @@ def test_json_is_the_only_line_on_standard_output() -> None:
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["steps"] == 20
     assert "canary attached" in done.stderr
+    assert "building a small engine" in done.stderr
+    assert "running for" not in done.stderr, "lines that move are for terminals"
 
 
 def test_a_summary_to_read_ends_with_the_settings() -> None:

@@ -126,7 +126,7 @@ def test_8_to_15_what_ranks_tell(fleet, fleet_findings):
         ("the patrol is off", "(fake/test/12)"): "KV_CANARY_PATROL_BUDGET",
         ("mode none", "(fake/test/13)"): "KV_CANARY_MODE=log",
         ("clock differs", "(fake/test/15)"): "NTP",
-        ("1 violations",): "canary-obs incident show ID",
+        ("1 violation",): "canary-obs incident show ID",
     }
     for texts, remedy in expected.items():
         assert remedy in remedy_of(found, *texts), texts
@@ -189,5 +189,5 @@ def test_what_is_fine_is_called_fine(fleet, cli, host, fleet_findings, monkeypat
         _, found = fleet_findings("--prometheus", url)
         assert {topic for topic, _ in found} <= {"endpoint", "versions"}  # this process has no socket
         text = cli(f"doctor --prometheus {url}")[1]
-    for fine in ("all rule groups are loaded", "1 targets are up", "64 attached", "agree to 5 s"):
+    for fine in ("all rule groups are loaded", "1 target up", "64 attached", "agree to 5 s"):
         assert fine in text

@@ -29,7 +29,7 @@ def test_status_lists_the_worst_first_and_ends_with_3(cli, fleet):
     assert code == 3
     lines = [line for line in out.splitlines() if "fake/test/" in line]
     assert out.startswith("violated  1 violated, 63 ok")
-    assert "1 violations" in lines[0]
+    assert "1 violation" in lines[0]
     assert "fake/test/17" in lines[1]
 
 
@@ -103,7 +103,7 @@ def test_an_incident_is_shown_by_id_and_from_a_file(cli, asked, fleet, tmp_path)
     incident = fleet.damage(5)
     assert incident in cli("incidents")[1]
     shown = cli(f"incident show {incident}")[1]
-    assert f"Incident {incident}: 1 violations (kv_data 1)" in shown
+    assert f"Incident {incident}: 1 violation (kv_data 1)" in shown
     saved = tmp_path / "saved.json"
     saved.write_text(json.dumps(asked(f"incident show {incident}")))
     assert cli(f"incident show {saved}")[1] == shown
@@ -134,7 +134,7 @@ def test_pause_and_resume_by_rank(cli, fleet):
     code, out, _ = cli("pause --ranks 0-1")
     assert (code, out) == (0, "paused: 2 ranks (fake/test/0, fake/test/1)\n")
     assert received(fleet, Pause) == [0, 1]
-    assert cli("resume --ranks 0")[1] == "resumed: 1 ranks (fake/test/0)\n"
+    assert cli("resume --ranks 0")[1] == "resumed: 1 rank (fake/test/0)\n"
     assert received(fleet, Resume) == [0]
     assert cli("pause --ranks 64")[2].startswith("error: no rank matches rank 64; there are: ")
 

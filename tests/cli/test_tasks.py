@@ -44,7 +44,7 @@ def test_is_it_fine_and_which_rank_is_not(perform, fleet):
     fleet.damage(17)
     (text,), codes = perform("Which rank is not, and why?")
     assert codes == [3]
-    assert text.splitlines()[1].strip() == "fake/test/17: 1 violations"
+    assert text.splitlines()[1].strip() == "fake/test/17: 1 violation"
 
 
 def test_compare_ranks_now(perform):

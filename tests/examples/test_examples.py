@@ -62,7 +62,7 @@ def test_an_incident_is_read() -> None:
     done = run("read_incident.py", "incident.json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "20261123T052146Z-89d623: 1 violations on reference/default",
+        "20261123T052146Z-89d623: 1 violation on reference/default",
         "  kv_data found by patrol in step 23: group full, slot 158",
         "  slot 158, now used by r000004:",
         "    k, layer 1, head 1, element 7 was 0x4012f3cd, is 0x4052f3cd",

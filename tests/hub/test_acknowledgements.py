@@ -125,7 +125,7 @@ def test_damage_of_an_ended_process_is_acknowledged_by_its_incident(harness):
     harness.attach(started_ns=2_000)
     assert harness.hub.verdict()[1][0].startswith("fake/test/0: 2 violations of process 7, which has ended")
     acknowledge(harness, incident=first)
-    assert harness.hub.verdict()[1][0].startswith("fake/test/0: 1 violations of process 7, which has ended")
+    assert harness.hub.verdict()[1][0].startswith("fake/test/0: 1 violation of process 7, which has ended")
     acknowledge(harness, incident=second)
     assert harness.hub.verdict() == (State.OK, ())
 

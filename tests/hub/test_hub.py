@@ -141,7 +141,7 @@ def test_a_violated_rank_stays_violated_when_it_falls_silent(harness):
     state, reasons = harness.hub.verdict()
     assert state is State.VIOLATED
     assert any("60.0 s old" in reason for reason in reasons)
-    assert any("1 violations" in reason for reason in reasons)
+    assert any("1 violation" in reason for reason in reasons)
 
 
 def test_a_detached_rank_is_off_not_blind(harness):

@@ -217,7 +217,7 @@ STATE_LOG = mutants(
         "tests/runtime/report/test_state_log.py::test_a_flickering_state_is_rate_limited_and_a_worse_one_is_not",
     ),
     (
-        '_NUMBER.sub("#", reason)',
+        "_NUMBER.sub(_shape, reason)",
         "reason",
         "tests/runtime/report/test_state_log.py::test_a_change_is_logged_once_with_its_reasons",
     ),

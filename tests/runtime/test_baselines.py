@@ -168,7 +168,7 @@ def test_a_state_bit_of_a_record_that_flips_is_damage(make_rig, unchecked: Repor
     started = time.monotonic()
     rig.canary.check_everything()
     seconds, way = time.monotonic() - started, "a record's state flips from complete to adopted"
-    unchecked(way, "reference", rig.canary.verdict(), names="violations not acknowledged", seconds=seconds)
+    unchecked(way, "reference", rig.canary.verdict(), names="violation not acknowledged", seconds=seconds)
     counters = group_counters(rig.canary.state, rig.canary.counter_reader)["full"]
     assert sum(row[Reason.RECORD] for row in counters.violations.values()) >= 1
     assert counters.unverified[Cause.ADOPTED] == 0

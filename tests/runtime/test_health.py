@@ -37,7 +37,7 @@ def test_without_a_problem_the_state_is_ok() -> None:
     [
         ({"violations": 2}, State.VIOLATED, "2 violations"),
         ({"pipeline_lag_seconds": 11.0}, State.BLIND, "11.0 s old"),
-        ({"events_dropped": 1}, State.DEGRADED, "1 violation rows dropped"),
+        ({"events_dropped": 1}, State.DEGRADED, "1 violation row dropped"),
         ({"messages_dropped": 3}, State.DEGRADED, "3 messages dropped"),
         ({"peer_age": 9.0}, State.DEGRADED, "no message from the service"),
         ({"coverage": 0.5}, State.DEGRADED, "50.0% of KV bytes"),
@@ -145,7 +145,7 @@ def test_an_acknowledgement_covers_what_its_sender_saw() -> None:
     state, reasons = health.verdict(found)
     assert state is State.VIOLATED
     assert reasons[0] == "2 violations not acknowledged"
-    assert {"1 violation rows dropped", "1 messages dropped"} <= set(reasons)
+    assert {"1 violation row dropped", "1 message dropped"} <= set(reasons)
     assert any("the observer failed" in reason for reason in reasons)
     health.acknowledge(found, Acknowledge(violations=9, faults=9, events_dropped=9, messages_dropped=9))
     assert health.verdict(found)[0] is State.OK

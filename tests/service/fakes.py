@@ -13,6 +13,7 @@ import msgspec
 from canary_obs.devices.health import DeviceHealth
 from canary_obs.devices.identity import GpuIdentity
 from canary_obs.injection_counts import PerturbCount
+from canary_obs.plurals import counted
 from canary_obs.records import (
     CancelSweep,
     Command,
@@ -121,7 +122,7 @@ def snapshot(who: Identity, step: int, *, violations: int = 0, **changes: Any) -
         backend="torch",
         step=step,
         state=State.VIOLATED if violations else State.OK,
-        state_reasons=(f"{violations} violations",) if violations else (),
+        state_reasons=(counted(violations, "violation"),) if violations else (),
         groups={"full": counters(step, violations)},
         sweep_passes=dict.fromkeys(Trigger, step),
         last_sweep_ns=1_700_000_000_000_000_000,

@@ -199,8 +199,8 @@ def test_a_saved_bundle_is_read_offline(client, hub, rank, tmp_path):
     shown = show(path)
     assert (shown.returncode, shown.stderr) == (0, "")
     for text in (
-        f"Incident {command.incident}: 1 violations (kv_data 1)",
-        "one word changed: k, layer 3, head 1, element 7 (float16): was 0x01, is 0x03, 1 bits differ",
+        f"Incident {command.incident}: 1 violation (kv_data 1)",
+        "one word changed: k, layer 3, head 1, element 7 (float16): was 0x01, is 0x03, 1 bit changed",
         "one word changed: v scales, layer 5, head 0, element 2 (uint8); its values are gone",
         "neighbours: 2 read, damaged: 9",
         "written at step 4 (requests r1, r2)",

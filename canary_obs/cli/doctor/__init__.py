@@ -18,6 +18,7 @@ from canary_obs.cli.output import print_table, write_out
 from canary_obs.cli.service_client import client_of
 from canary_obs.cli.service_options import TokenFile, Url
 from canary_obs.cli.words import plain
+from canary_obs.plurals import counted
 
 _COLOURS = {Grade.FINE: "green", Grade.WARNING: "yellow", Grade.UNKNOWN: "magenta", Grade.PROBLEM: "bold red"}
 _CODES = {Grade.PROBLEM: ExitCode.BLIND, Grade.UNKNOWN: ExitCode.DEGRADED, Grade.WARNING: ExitCode.DEGRADED}
@@ -57,4 +58,4 @@ def _print(findings: Findings) -> None:
         table.add_row(grade, plain(found.topic), plain(found.text), plain(found.remedy))
     print_table(table)
     worse = sum(found.grade is not Grade.FINE for found in findings.all)
-    write_out(f"{len(findings.all)} things looked at, {worse} need attention\n")
+    write_out(f"{counted(len(findings.all), 'thing')} looked at; to attend to: {worse}\n")

@@ -7,13 +7,14 @@ from typing import Any
 
 from canary_obs.cli.doctor.finding import Findings
 from canary_obs.cli.words import rank_of, share
+from canary_obs.plurals import counted
 
 _SKEW_SECONDS = 5.0
 _NAMES_SHOWN = 8
 # Part of a rank's reason -> remedy. The first that matches counts.
 _REMEDIES = (
     (
-        "violations",
+        "violation",
         "Read `canary-obs incidents`, then `canary-obs incident show ID`; when it is known: ack.",
     ),
     ("which this engine has", "Start the missing ranks, or set their KV_CANARY_ENDPOINT to this service."),
@@ -76,7 +77,7 @@ def _grouped(findings: Findings, ranks: list[dict[str, Any]], version: str) -> N
             troubles[trouble].append(name)
     for (topic, text, remedy), names in troubles.items():
         shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
-        findings.warning(topic, f"{text}: {len(names)} of {len(ranks)} ranks ({shown})", remedy)
+        findings.warning(topic, f"{text}: {len(names)} of {counted(len(ranks), 'rank')} ({shown})", remedy)
 
 
 def _troubles_of(rank: dict[str, Any], version: str) -> list[tuple[str, str, str]]:

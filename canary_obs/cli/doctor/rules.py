@@ -7,6 +7,7 @@ from typing import Any
 from canary_obs.cli.doctor.finding import Findings
 from canary_obs.cli.exit_codes import CommandFailed
 from canary_obs.cli.service_client import ServiceClient
+from canary_obs.plurals import counted
 
 _GROUPS = {"kv-canary-blind", "kv-canary-damage", "kv-canary-debt", "kv-canary-recording"}
 _JOB = "kv-canary"
@@ -45,9 +46,10 @@ def examine_rules(findings: Findings, prometheus: str | None) -> None:
             "Copy the scrape job of `canary-obs export compose --out DIR`: prometheus/prometheus.yml.",
         )  # fmt: skip
     elif down:
-        text = f"{len(down)} of {len(own)} targets are down: {down[0].get('lastError') or 'no reason given'}"
+        why = down[0].get("lastError") or "no reason given"
+        text = f"down: {len(down)} of {counted(len(own), 'target')}: {why}"
         findings.problem(
             "scrape", text, "Give Prometheus a token with the scope scrape, and the right address."
         )
     else:
-        findings.fine("scrape", f"{len(own)} targets are up")
+        findings.fine("scrape", f"{counted(len(own), 'target')} up")

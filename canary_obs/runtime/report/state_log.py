@@ -14,8 +14,12 @@ log = logging.getLogger("canary_obs")
 # A change for the better waits so long after the last line: a state that flickers must not fill a disk.
 SECONDS_BETWEEN_LINES = 10.0
 
-_NUMBER = re.compile(r"\d+(\.\d+)?")
+_NUMBER = re.compile(r"\d+(\.\d+)?((?: [a-z]+){0,2})")  # with its noun: `1 slot`, `2 violation rows`
 _LEVELS = {State.DEGRADED: logging.WARNING, State.BLIND: logging.ERROR, State.VIOLATED: logging.ERROR}
+
+
+def _shape(number: re.Match[str]) -> str:
+    return "#" + " ".join(word.removesuffix("s") for word in number[2].split(" "))
 
 
 class StateLog:
@@ -29,7 +33,7 @@ class StateLog:
 
     def update(self, state: State, reasons: tuple[str, ...]) -> None:
         """Log the verdict if it differs from the last line."""
-        shapes = frozenset(_NUMBER.sub("#", reason) for reason in reasons)
+        shapes = frozenset(_NUMBER.sub(_shape, reason) for reason in reasons)
         if (state, shapes) == (self._state, self._reasons):
             return
         worse = state is not self._state and worst([state, self._state]) is state

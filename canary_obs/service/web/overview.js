@@ -82,7 +82,7 @@ function drawTiles() {
     ["Bytes compared", short(sum("bytes"), "B/s"), "fingerprints of K and V"],
     ["Findings", short(findings), "since attach, all ranks"],
     ["Overhead", overheads.length ? percent(Math.max(...overheads)) : DASH, "of engine time, worst rank"],
-    ["Oldest sweep", known.length ? duration(Math.max(...known)) : DASH, sweeps.length > known.length ? `${sweeps.length - known.length} groups never swept` : "worst rank and group"],
+    ["Oldest sweep", known.length ? duration(Math.max(...known)) : DASH, sweeps.length > known.length ? `${plural(sweeps.length - known.length, "group")} never swept` : "worst rank and group"],
   ];
   tileList.update(tiles, (tile) => tile[0]);
 }

@@ -44,6 +44,7 @@ def test_a_change_is_logged_once_with_its_reasons(logged, now):
     now[0] += SECONDS_BETWEEN_LINES
     assert logged(*DAMAGED) == []
     assert logged(State.VIOLATED, ("4 violations not acknowledged",)) == []
+    assert logged(State.VIOLATED, ("1 violation not acknowledged",)) == []
 
 
 def test_ok_again_is_logged_as_a_warning(logged, now):
@@ -92,7 +93,7 @@ def test_a_violation_is_logged_without_a_service(make_rig, caplog):
     rig.canary.idle()
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "is violated: " in line
-    assert "violations not acknowledged" in line
+    assert "violation not acknowledged" in line
 
 
 def test_a_missing_service_is_logged_with_its_endpoint(make_rig, tmp_path, caplog, monkeypatch):
