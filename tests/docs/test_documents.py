@@ -31,7 +31,7 @@ FILES = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in ("*.md", "docs/*.md", "tests/gpu/README.md")
     for path in ROOT.glob(pattern)
-    if path.name not in ("metrics.md", "fault_cases.md")  # generated
+    if path.name not in ("metrics.md", "fault_cases.md", "replays.md")  # generated
 )
 _FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]+)?\)")

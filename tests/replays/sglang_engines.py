@@ -1,0 +1,73 @@
+"""The SGLang schedulers that replays share, one at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.engines.sglang.real.rig import Rig
+from tests.engines.sglang.real.traffic import prompts
+
+_TIER: dict[str, Any] = {
+    "enable_hierarchical_cache": True, "hicache_ratio": 4.0, "max_total_tokens": 832,
+    "hicache_io_backend": "direct", "hicache_mem_layout": "layer_first",
+}  # fmt: skip
+_STORED = {
+    "hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "wait_complete", "page_size": 16,
+}  # fmt: skip
+_MANY = 10**7  # turns of the loop: threads are waited for
+
+
+def build(name: str, models: Callable[[str], Path], storage: Path) -> Rig:
+    """The scheduler of this name."""
+    from tests.engines.sglang.real import host_memory, streams
+
+    streams.install()
+    host_memory.install()
+    if name == "sglang_windows":
+        return Rig(models("windows"), **_TIER)
+    rig = Rig(models("llama"), **_TIER, **_STORED)
+    rig.__dict__["storage"] = storage
+    return rig
+
+
+def generate(rig: Rig, asked: dict[str, list[int]], tokens: int = 8) -> None:
+    """Serve requests, however long the threads of the storage take."""
+    rig.run(rig.until_done([rig.request(name, prompt, tokens) for name, prompt in asked.items()], _MANY))
+
+
+def push_out(rig: Rig) -> None:
+    """Other requests take the device's slots; what was there is in host memory alone."""
+    for seed in (1, 2, 3):
+        now = time.monotonic_ns()
+        asked = {f"{name}.{now}": prompt * 2 for name, prompt in prompts(4, seed=seed).items()}
+        rig.generate(asked)
+        asked = {f"{name}.{now}": prompt * 2 for name, prompt in prompts(4, seed=seed).items()}
+        rig.generate(asked)
+
+
+def stored(rig: Rig, files: int) -> None:
+    """Wait until so many pages are in files, and forget what device and host hold."""
+    from sglang.srt.managers.io_struct import FlushCacheReqInput
+
+    folder: Path = rig.__dict__["storage"]
+    deadline = time.monotonic() + 30
+
+    def script() -> Iterator[Iterable[Any]]:
+        while len(list(folder.iterdir())) < files or rig.scheduler.tree_cache.ongoing_backup:
+            assert time.monotonic() < deadline
+            yield ()
+
+    rig.run(script())
+    rig.run([[FlushCacheReqInput()], (), ()])
+
+
+def fresh(rig: Rig) -> None:
+    """Nothing cached, nothing found."""
+    from sglang.srt.managers.io_struct import FlushCacheReqInput
+
+    rig.run([[FlushCacheReqInput()], (), ()])
+    rig.settle()
+    rig.found.clear()

@@ -1,0 +1,12 @@
+"""Reports of the list whose text was not at hand: nothing is replayed under their numbers."""
+
+from __future__ import annotations
+
+UNREAD = (
+    "https://github.com/ai-dynamo/dynamo/issues/15079",
+    "https://github.com/vllm-project/vllm/issues/55766",
+    "https://github.com/sgl-project/sglang/issues/39982",
+    "https://github.com/sgl-project/sglang/issues/38586",
+    "https://github.com/sgl-project/sglang/issues/36886",
+    "https://github.com/sgl-project/sglang/issues/33656",
+)
