@@ -30,6 +30,30 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/draft_trees.py",
+        (
+            "            self._nodes[:, destination] = self._nodes[:, source]\n",
+            "",
+            f"{_TESTS}test_draft_trees.py::test_an_accepted_path_has_what_was_moved_into_its_slots",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/draft_views.py",
+        (
+            "self._pairs = bool(scheduler.spec_algorithm.is_eagle())",
+            "self._pairs = True",
+            f"{_TESTS}test_draft_views.py::test_without_pairs_a_slot_has_its_own_token",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/speculation.py",
+        (
+            "if self._views is None or not",
+            "if True or not",
+            f"{_TESTS}test_speculation.py::test_what_drafting_may_write_has_no_record",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/freed_slots.py",
         (
             "self._freed[slots.numpy() // self._page_size]",

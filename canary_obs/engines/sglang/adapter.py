@@ -14,13 +14,15 @@ from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, Wind
 from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
+from canary_obs.engines.sglang.draft_trees import DraftTrees
 from canary_obs.engines.sglang.freed_slots import FreedSlots
-from canary_obs.engines.sglang.groups import FULL, SWA, find_groups, pools_by_group
+from canary_obs.engines.sglang.groups import FULL, SWA, draft_group, find_groups, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.radix_tree import RadixTree
 from canary_obs.engines.sglang.ranks import first_head
+from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_trees
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
@@ -46,18 +48,21 @@ class SglangAdapter(EngineAdapter):
         check_hooks(self.version)
         check_scheduler(scheduler, self.version)
         self.scheduler, self.runner = scheduler, scheduler.tp_worker.model_runner
-        if "forward" in vars(self.runner) or "run_batch" in vars(scheduler):
+        runners = self.runner, *draft_runners(scheduler)
+        if "run_batch" in vars(scheduler) or any("forward" in vars(runner) for runner in runners):
             raise UnsupportedEngine(
                 "this scheduler is wrapped already, by another canary (KV_CANARY_MODE makes the plugin "
                 "attach one) or another tool; detach that first"
             )
         # The buffers were created in inference mode, and cannot be written to outside of it.
         with torch.inference_mode():
-            self.sglang_groups = find_groups(self.runner, first_head(scheduler))
+            target = find_groups(self.runner, first_head(scheduler))
+            drafts = [draft_group(runner, first_head(scheduler)) for runner in draft_runners(scheduler)]
+        self.sglang_groups = (*target, *drafts)
         self._by_name = {group.view.name: group for group in self.sglang_groups}
-        self._freed = {
-            name: FreedSlots(group.allocator, group.view.num_slots) for name, group in self._by_name.items()
-        }
+        self._freed = {group.view.name: FreedSlots(group.allocator, group.view.num_slots) for group in target}
+        # A draft model's slots are those of the request table, and are freed with them.
+        self._freed |= {group.view.name: self._freed[FULL] for group in drafts}
         windows = self._by_name[SWA].own_slots if SWA in self._by_name else None
         # Only the newer tree has a core.
         tree = PrefixTree if hasattr(scheduler.tree_cache, "tree_core") else RadixTree
@@ -65,8 +70,14 @@ class SglangAdapter(EngineAdapter):
         # On a GPU the checks run next to the engine, of tensors that SGLang does not change meanwhile.
         self._device = self.sglang_groups[0].view.sources[0].tensor.device
         self._concurrent = concurrent(self._device)
-        views = DeviceViews if self._concurrent else BatchViews
-        self._views = views(self.runner, self.sglang_groups)
+        trees = None
+        if drafts_trees(scheduler.server_args):
+            table = self.runner.req_to_token_pool.req_to_token
+            trees = DraftTrees(target, table, self._by_name[FULL].view.num_slots)
+        self._trees = trees
+        self._views: BatchViews = (
+            DeviceViews(self.runner, target) if self._concurrent else BatchViews(self.runner, target, trees)
+        )
         self._patches = MethodPatches()
         self._hooks: StepHooks | None = None
         self.host_tier: HostTier | None = None
@@ -108,12 +119,16 @@ class SglangAdapter(EngineAdapter):
 
     def allocation(self) -> KVAllocation:
         """From the pool's report of its size, and the model's configuration."""
-        return kv_allocation(self.runner, self.sglang_groups)
+        return kv_allocation(self.runner, self.sglang_groups, draft_runners(self.scheduler))
 
     def forwards(self) -> dict[str, int]:
         """By the scheduler's own number of its batches, without those that have no tokens."""
         empty, _ = self._counted
-        return dict.fromkeys(self._by_name, int(self.scheduler.forward_ct) - empty)
+        counts = dict.fromkeys(self._by_name, int(self.scheduler.forward_ct) - empty)
+        if self._trees is not None:  # the accepted path of a batch of trees is shown after them
+            for group in self._trees.groups:
+                counts[group.view.name] += self._trees.paths
+        return counts
 
     def requests_scheduled(self) -> int:
         """By the batches that the scheduler ran."""
@@ -148,10 +163,14 @@ class SglangAdapter(EngineAdapter):
             streams = ForwardStream(self._device), SideStream(self._device, enabled=True)
             hooks: StepHooks = StreamHooks(self.scheduler, self._views, observer, streams)
         else:
-            hooks = StepHooks(self.scheduler, self._views, observer)
+            speculation = None
+            if self.scheduler.server_args.speculative_algorithm is not None:
+                speculation = Speculation(self.scheduler, observer, self._trees)
+                speculation.wrap(self._patches)
+            hooks = StepHooks(self.scheduler, self._views, observer, speculation=speculation)
         self._hooks = hooks
         hooks.empty_batches, hooks.requests = self._totals
-        for freed in self._freed.values():
+        for freed in dict.fromkeys(self._freed.values()):
             freed.wrap(self._patches)
         controller = host_controller(self.scheduler)
         if controller is not None:

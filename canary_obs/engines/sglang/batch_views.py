@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
+from canary_obs.engines.sglang.draft_trees import DraftTrees
 from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.request_chains import RequestChains
 from canary_obs.errors import UnsupportedEngine
@@ -19,7 +20,9 @@ EXTENDING = frozenset({"EXTEND", "MIXED"})  # in MIXED a request that decodes ex
 class BatchViews:
     """Views of the batch's own tensors; lengths and window slots are written to the same memory each time."""
 
-    def __init__(self, runner: Any, groups: Sequence[SglangGroup]) -> None:
+    def __init__(self, runner: Any, groups: Sequence[SglangGroup], trees: DraftTrees | None = None) -> None:
+        """`trees`: is given the nodes of each verification; None = drafts do not branch."""
+        self._trees = trees
         self._table = runner.req_to_token_pool.req_to_token
         self._groups = groups
         # The slots of the window groups, request for request like the table itself.
@@ -54,11 +57,18 @@ class BatchViews:
         Raises UnsupportedEngine for a forward mode that is not covered yet, LookupError for other requests.
         """
         count, names = self._checked_requests(batch, requests)
+        positions, verifies = batch.positions, batch.forward_mode.name == "TARGET_VERIFY"
         prefixes, extends = self._prefixes[:count], self._extends[:count]
         if batch.forward_mode.is_decode():
             # Not from the positions: they are what is to be checked.
             torch.sub(batch.seq_lens, 1, out=prefixes)
             extends, starts = self._ones[:count], self._counting[: count + 1]
+        elif verifies:
+            prefixes.copy_(batch.seq_lens)
+            extends.fill_(width := int(batch.spec_info.draft_token_num))
+            starts = self._counting[: count + 1] * width
+            if self._trees is not None:  # the model is given the nodes' depths
+                positions = (prefixes[:, None] + torch.arange(width)).flatten()
         elif (mode := batch.forward_mode.name) in EXTENDING:
             prefixes.copy_(batch.extend_prefix_lens)
             extends.copy_(batch.extend_seq_lens)
@@ -69,19 +79,22 @@ class BatchViews:
         before = prefixes.numpy()
         ends = np.add(before, extends.numpy())
         chains = self._chains.advance(requests, before, ends)
-        return StepView(
+        view = StepView(
             request_ids=names,
             rows=batch.req_pool_indices,
             prefix_lens=prefixes,
             extend_lens=extends,
             token_starts=starts,
             input_ids=batch.input_ids,
-            positions=batch.positions,
+            positions=positions,
             digests=chains.digests,
             groups={group.view.name: self._step(group, batch, int(ends.max())) for group in self._groups},
             known_lens=chains.known_lens,
             known_digests=chains.known_digests,
         )
+        if self._trees is not None and verifies:
+            self._trees.verifying(view, batch.out_cache_loc, batch.positions)
+        return view
 
     @staticmethod
     def _checked_requests(batch: Any, requests: Sequence[Any]) -> tuple[int, list[str]]:

@@ -16,7 +16,7 @@ from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_placements
 from canary_obs.errors import UnsupportedEngine
 
-FULL, SWA = "full", "swa"
+FULL, SWA, DRAFT = "full", "swa", "draft"
 _PROBED = 3  # slots that a probe writes to
 
 
@@ -64,12 +64,34 @@ def find_groups(runner: Any, head: int = 0) -> tuple[SglangGroup, ...]:
     )
 
 
+def draft_group(runner: Any, head: int = 0) -> SglangGroup:
+    """The group of a draft model's layers, under the slot numbers of the target's request table.
+
+    Writes to the first slots and restores them. Raises UnsupportedEngine for a layout.
+    """
+    pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+    layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
+    # With sliding windows in the target the table's slots are those of the full pool.
+    return SglangGroup(
+        view=_view(runner, DRAFT, pool, layers, head),
+        allocator=getattr(allocator, "full_attn_allocator", allocator),
+    )
+
+
 def pools_by_group(runner: Any) -> dict[str, Any]:
     """The pool that holds each group's KV."""
     pool = runner.token_to_kv_pool
     if has_windows(pool):
         return {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool}
     return {FULL: pool.full_kv_pool if has_states(pool) else pool}
+
+
+def own_slots(group: SglangGroup, slots: Tensor) -> Tensor:
+    """A group's slots, int64 [n], by those of the request table; -1 = none."""
+    if group.own_slots is None:
+        return slots
+    own = group.own_slots[slots].to(torch.int64)
+    return torch.where(own > 0, own, -1)
 
 
 def has_states(pool: Any) -> bool:

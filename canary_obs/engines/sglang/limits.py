@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from canary_obs.engines.sglang.groups import has_states, has_windows
+from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners
 from canary_obs.engines.sglang.versions import check_device
 from canary_obs.errors import UnsupportedEngine
 
@@ -12,7 +13,9 @@ from canary_obs.errors import UnsupportedEngine
 _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "dcp_size": ((1,), "a request's slots that are spread over ranks"),
     "attn_cp_size": ((1,), "a request's tokens that are spread over ranks"),
-    "speculative_algorithm": ((None,), "draft models, and drafts that are verified and rejected"),
+    "speculative_algorithm": ((None, *KNOWN_ALGORITHMS), "its drafts"),
+    "speculative_adaptive": ((False,), "drafts whose length changes"),
+    "enable_multi_layer_eagle": ((False,), "several draft models"),
     "hicache_storage_backend": ((None, "file"), "KV that another storage keeps"),
     "hicache_host_memory_mode": (("cache",), "KV that passes through the host only"),
     "enable_lmcache": ((False,), "KV that LMCache loads"),
@@ -37,6 +40,7 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
 # More of them on a GPU, where one rank was tested.
 _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_hierarchical_cache": ((False,), "KV that moves to the host and back on GPUs"),
+    "speculative_algorithm": ((None,), "drafts on GPUs"),
     "tp_size": ((1,), "tensor parallelism on GPUs"),
     "pp_size": ((1,), "pipeline parallelism on GPUs"),
     "dp_size": ((1,), "data parallelism on GPUs"),
@@ -81,12 +85,39 @@ def check_scheduler(scheduler: Any, version: str) -> None:
             raise _refused(f"{what} {name}", "its slots", " and ".join(classes[what]))
     if has_windows(runner.token_to_kv_pool):
         _check_windows(runner)
+    if arguments.speculative_algorithm is not None:
+        _check_drafts(scheduler)
     if has_states(runner.token_to_kv_pool):
         if arguments.enable_hierarchical_cache:
             raise _refused("states in a hierarchical cache", "KV that moves there", "one or the other")
         part = type(runner.token_to_kv_pool.full_kv_pool).__name__
         if part not in (known := ("MHATokenToKVPool", "MLATokenToKVPool")):
             raise _refused(f"{part} in its HybridLinearKVPool", "its slots", " and ".join(known))
+
+
+# With speculation: setting -> its covered value, and what the others would take.
+_WITH_DRAFTS: dict[str, tuple[object, str]] = {
+    "pp_size": (1, "drafts of a pipeline"),
+    "enable_dp_attention": (False, "drafts while other ranks prefill"),
+    "enable_hierarchical_cache": (False, "drafts' KV that moves to the host and back"),
+    "disable_overlap_schedule": (True, "drafts while the next batch is prepared"),
+}
+
+
+def _check_drafts(scheduler: Any) -> None:
+    """A draft model's runner and pool, and the settings beside it."""
+    algorithm = f"speculative_algorithm={scheduler.server_args.speculative_algorithm!r}"
+    for name, (covered, needs) in _WITH_DRAFTS.items():
+        if (value := getattr(scheduler.server_args, name)) != covered:
+            raise _refused(f"{algorithm} and {name}={value!r}", needs, f"{name}={covered!r}")
+    if has_states(scheduler.tp_worker.model_runner.token_to_kv_pool):
+        raise _refused(f"{algorithm} and states", "states of drafts that are rejected", "models without")
+    runners = draft_runners(scheduler)
+    if len(runners) > 1:
+        raise _refused(f"{len(runners)} draft models", "their forwards", "one of them")
+    for runner in runners:
+        if (name := type(runner.token_to_kv_pool).__name__) not in (known := _CLASSES["KV pool"][:2]):
+            raise _refused(f"a draft model's {name}", "its slots", " and ".join(known))
 
 
 def _check_windows(runner: Any) -> None:

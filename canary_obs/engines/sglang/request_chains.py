@@ -36,7 +36,9 @@ class _LastBatch(NamedTuple):
 class RequestChains:
     """Follows SGLang's requests, each by its object: one that has ended is forgotten after the next batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        """`first`: the token of slot 0; 1 for a draft model, whose slots hold the token that follows."""
+        self._first = first
         self._known: WeakKeyDictionary[Any, tuple[int, np.uint64]] = WeakKeyDictionary()
         self._last: _LastBatch | None = None  # not in `_known` yet
 
@@ -54,7 +56,7 @@ class RequestChains:
         head, tail = list[int](), list[int]()
         for place, request in enumerate(requests):
             prompt, output = request.origin_input_ids, request.output_ids
-            prefix, total = int(prefixes[place]), len(prompt) + len(output)
+            prefix, total = int(prefixes[place]), len(prompt) + len(output) - self._first
             if total < prefix:
                 raise LookupError(
                     f"request {request.rid}: the forward continues after {prefix} tokens, of which the "
@@ -64,8 +66,8 @@ class RequestChains:
             if start > prefix:  # retracted: it is computed anew
                 start, before[place] = 0, ANCHOR
             starts[place], stops[place] = start, min(int(ends[place]), total)
-            head += _part(prompt, output, start, prefix)
-            tail += _part(prompt, output, prefix, int(stops[place]))
+            head += self._part(prompt, output, start, prefix)
+            tail += self._part(prompt, output, prefix, int(stops[place]))
         digests = added_chains(before, np.array(head, dtype=np.int32), starts, prefixes)
         known = added_chains(digests, np.array(tail, dtype=np.int32), prefixes, stops)
         self._last = _LastBatch(list(requests), stops, known)
@@ -80,7 +82,7 @@ class RequestChains:
         if last is None or last.requests != requests:
             return None
         outputs = [request.output_ids for request in requests]
-        prompts = _lengths_of([request.origin_input_ids for request in requests])
+        prompts = _lengths_of([request.origin_input_ids for request in requests]) - self._first
         totals = prompts + _lengths_of(outputs)
         stops = np.minimum(ends, totals)
         heads, tails = prefixes - last.stops, stops - prefixes
@@ -100,6 +102,14 @@ class RequestChains:
         self._last = _LastBatch(last.requests, stops, known)
         return _as_tensors(digests, stops, known)
 
+    def _part(self, prompt: Sequence[int], output: Sequence[int], start: int, stop: int) -> list[int]:
+        """What slots `start` to `stop` hold of a prompt and what follows it."""
+        start, stop, length = start + self._first, stop + self._first, len(prompt)
+        found = list(prompt[start:stop]) if start < length else []
+        if stop > length:
+            found += output[max(start - length, 0) : stop - length]
+        return found
+
     def _keep_last(self) -> None:
         if self._last is not None:
             columns = zip(self._last.requests, self._last.stops.tolist(), self._last.known, strict=True)
@@ -118,12 +128,3 @@ def _as_tensors(digests: NDArray[np.uint64], lens: _Longs, known: NDArray[np.uin
         torch.from_numpy(lens),
         torch.from_numpy(known.view(np.int64)),
     )
-
-
-def _part(prompt: Sequence[int], output: Sequence[int], start: int, stop: int) -> list[int]:
-    """Tokens `start` to `stop` of a prompt and what follows it."""
-    length = len(prompt)
-    found = list(prompt[start:stop]) if start < length else []
-    if stop > length:
-        found += output[max(start - length, 0) : stop - length]
-    return found

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
+from canary_obs.engines.sglang.speculation import Speculation
+from canary_obs.errors import KVCacheViolation
 
 # An idle scheduler turns some 3000 times a second, and new requests wait for each turn to end.
 _IDLE_SECONDS, _MORE_WORK_SECONDS = 0.02, 0.001
@@ -37,7 +39,9 @@ class StepHooks:
         views: ViewSource,
         observer: Observer,
         clock: Callable[[], float] = time.monotonic,
+        speculation: Speculation | None = None,
     ) -> None:
+        self.speculation = speculation
         self._scheduler, self._views, self._observer, self._clock = scheduler, views, observer, clock
         self._requests: Sequence[Any] = ()  # of the batch under way
         self.launching = False  # a batch
@@ -73,7 +77,11 @@ class StepHooks:
                 self.requests += len(batch.reqs)
             self.launching = True
             try:
+                if not empty:
+                    self._guarded(Speculation.begin, batch)
                 result = original(batch, *args, **kwargs)
+                if not empty:
+                    self._guarded(Speculation.end, result)
             finally:
                 self.launching = False
                 self._requests = ()
@@ -114,6 +122,15 @@ class StepHooks:
             return original()
 
         return on_idle
+
+    def _guarded(self, act: Callable[[Speculation, Any], None], given: Any) -> None:
+        if self.speculation is not None:
+            try:
+                act(self.speculation, given)
+            except KVCacheViolation:
+                raise  # mode raise
+            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+                self._observer.fault("speculation", error)
 
     def _view(self, batch: Any) -> StepView | None:
         """None when building it failed, which is reported: the forward is then one that was not shown."""

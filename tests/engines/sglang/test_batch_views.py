@@ -64,9 +64,19 @@ def test_an_extension_has_its_own_lengths(mode: str) -> None:
     assert view.known_digests.tolist() == [chain([5, 6, 7]), chain([1, 2, 3, 4])]
 
 
-@pytest.mark.parametrize(
-    "mode", ["TARGET_VERIFY", "DRAFT_EXTEND_V2", "PREBUILT", "SPLIT_PREFILL", "DLLM_EXTEND"]
-)
+def test_a_verification_extends_by_all_that_was_drafted() -> None:
+    given = batch("TARGET_VERIFY", REQUESTS, seq_lens=torch.tensor([2, 3]),
+                  spec_info=SimpleNamespace(draft_token_num=4))  # fmt: skip
+    view = views().build(given, REQUESTS)
+    assert view.prefix_lens.tolist() == [2, 3]
+    assert view.extend_lens.tolist() == [4, 4]
+    assert view.token_starts.tolist() == [0, 4, 8]
+    assert view.positions is given.positions
+    assert view.known_lens is not None
+    assert view.known_lens.tolist() == [3, 4], "the first of them is no draft"
+
+
+@pytest.mark.parametrize("mode", ["DRAFT_EXTEND_V2", "PREBUILT", "SPLIT_PREFILL", "DLLM_EXTEND"])
 def test_other_modes_are_refused_by_name(mode: str) -> None:
     with pytest.raises(UnsupportedEngine, match=f"forward mode {mode} is not covered yet"):
         views().build(batch(mode, REQUESTS), REQUESTS)

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.sglang.limits import _CLASSES, _CLASSES_ON_GPUS, _ON_GPUS, _SETTINGS, check_scheduler
+from canary_obs.engines.sglang.limits import (
+    _CLASSES,
+    _CLASSES_ON_GPUS,
+    _ON_GPUS,
+    _SETTINGS,
+    _WITH_DRAFTS,
+    check_scheduler,
+)
 from canary_obs.errors import UnsupportedEngine
 
 CPU, GPU = "0.5.23", "0.5.16"
@@ -16,7 +23,8 @@ CPU, GPU = "0.5.23", "0.5.16"
 def scheduler(classes: dict[str, str] | None = None, **changed: Any) -> Any:
     found = {what: type(names[0], (), {})() for what, names in _CLASSES.items()}
     found |= {what: type(name, (), {})() for what, name in (classes or {}).items()}
-    settings = {name: covered[0] for name, (covered, _) in (_SETTINGS | _ON_GPUS).items()}
+    settings = {name: covered for name, (covered, _) in _WITH_DRAFTS.items()}
+    settings |= {name: covered[0] for name, (covered, _) in (_SETTINGS | _ON_GPUS).items()}
     model = {"is_multimodal": False, "is_encoder_decoder": False}
     runner = SimpleNamespace(
         device=changed.pop("device", "cpu"),
@@ -77,11 +85,36 @@ def test_what_is_covered_on_a_gpu_passes() -> None:
     check_scheduler(on_gpu(), GPU)
 
 
-@pytest.mark.parametrize("name", _ON_GPUS)
+@pytest.mark.parametrize("name", [name for name in _ON_GPUS if name not in _SETTINGS])
 def test_parallelism_that_nobody_has_tried_on_gpus_is_named(name: str) -> None:
     check_scheduler(scheduler(**{name: 2}), CPU)
     with pytest.raises(UnsupportedEngine, match=f"^SGLang with {name}=2 is not covered yet: .* on GPUs"):
         check_scheduler(on_gpu(**{name: 2}), GPU)
+
+
+def drafting(name: str = "MHATokenToKVPool", count: int = 1, **changed: Any) -> Any:
+    """A scheduler with draft models whose KV is in pools of that class."""
+    found = scheduler(speculative_algorithm="EAGLE", **changed)
+    drafts = [SimpleNamespace(token_to_kv_pool=type(name, (), {})()) for _ in range(count)]
+    found.draft_worker = SimpleNamespace(_draft_model_runners=lambda: drafts)
+    return found
+
+
+def test_drafts_that_are_not_covered_are_named() -> None:
+    check_scheduler(drafting(), CPU)
+    check_scheduler(scheduler(speculative_algorithm="NGRAM"), CPU)
+    for name, (covered, _) in _WITH_DRAFTS.items():
+        other = 2 if covered == 1 else not covered
+        with pytest.raises(
+            UnsupportedEngine, match=rf"speculative_algorithm='EAGLE' and {name}={other!r} is"
+        ):
+            check_scheduler(drafting(**{name: other}), CPU)
+    with pytest.raises(UnsupportedEngine, match="2 draft models"):
+        check_scheduler(drafting(count=2), CPU)
+    with pytest.raises(UnsupportedEngine, match="a draft model's SWAKVPool"):
+        check_scheduler(drafting("SWAKVPool"), CPU)
+    with pytest.raises(UnsupportedEngine, match="does not follow drafts on GPUs"):
+        check_scheduler(on_gpu(speculative_algorithm="EAGLE"), GPU)
 
 
 @pytest.mark.parametrize("name", ["MLATokenToKVPool", "SWAKVPool"])

@@ -16,6 +16,7 @@ else:
     from tests.engines.sglang.real import stand_ins
 
     os.environ.update(HF_HUB_OFFLINE="1", KV_CANARY_MODE="log", KV_CANARY_ENDPOINT="inproc")
+    os.environ.update(TRITON_INTERPRET="1", TORCHDYNAMO_DISABLE="1")  # for drafts; before Triton is imported
     stand_ins.install()
 
 

@@ -32,6 +32,47 @@ def make_model(root: Path, name: str) -> Path:
     return folder
 
 
+def make_draft(root: Path, name: str) -> Path:
+    """An EAGLE head for the model "llama", built on first use: one layer, random weights.
+
+    `name`: "eagle" takes the embedding and the last hidden state; "eagle3" those of three layers.
+    """
+    from safetensors.torch import save_file
+
+    folder = root / name
+    if folder.exists():
+        return folder
+    third = name == "eagle3"
+    layer = "midlayer." if third else "layers.0."
+    hidden, inner, query, key = 128, 256, 4 * 32, 2 * 32
+    wide = 2 * hidden if third else hidden
+    shapes = {
+        "fc": (hidden, (3 if third else 2) * hidden), f"{layer}self_attn.q_proj": (query, wide),
+        f"{layer}self_attn.k_proj": (key, wide), f"{layer}self_attn.v_proj": (key, wide),
+        f"{layer}self_attn.o_proj": (hidden, query), f"{layer}mlp.gate_proj": (inner, hidden),
+        f"{layer}mlp.up_proj": (inner, hidden), f"{layer}mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    norms = ["post_attention_layernorm"] + (["input_layernorm", "hidden_norm"] if third else [])
+    torch.manual_seed(1)
+    weights = {f"{part}.weight": torch.randn(shape) * 0.05 for part, shape in shapes.items()}
+    weights |= {f"{layer}{norm}.weight": torch.ones(hidden) for norm in norms}
+    config = _COMMON | {
+        "architectures": ["LlamaForCausalLMEagle3" if third else "LlamaForCausalLMEagle"],
+        "model_type": "llama", "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 32,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "float32",
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    if third:
+        count = _COMMON["vocab_size"]
+        weights |= {"norm.weight": torch.ones(hidden), "lm_head.weight": torch.randn(count, hidden) * 0.05}
+        weights |= {"d2t": torch.zeros(count, dtype=torch.int64), "t2d": torch.ones(count, dtype=torch.bool)}
+        config["draft_vocab_size"] = count
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
 def _latent() -> Any:
     """MLA: one latent vector per token and layer."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM

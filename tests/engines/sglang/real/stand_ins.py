@@ -31,12 +31,13 @@ def install() -> None:
     import_utils.is_torchvision_available()
     inner = ("", ".transforms", ".transforms.functional", ".transforms.v2", ".transforms.v2.functional")
     for name in (*inner, ".io", ".ops"):
-        _stand_in("torchvision" + name)
-    _stand_in("vllm")
-    _stand_in("vllm._custom_ops").rotary_embedding = _rotary_embedding
+        stand_in("torchvision" + name)
+    stand_in("vllm")
+    stand_in("vllm._custom_ops").rotary_embedding = _rotary_embedding
 
 
-def _stand_in(name: str) -> Any:
+def stand_in(name: str) -> Any:
+    """A module of this name that has every name, put where imports find it."""
     module = sys.modules[name] = _Absent(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
     module.__path__ = []

@@ -1,0 +1,108 @@
+"""Speculation in SGLang: what its hooks do besides, before a batch and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engine_api.views import StepView
+from canary_obs.engines.sglang.draft_trees import DraftTrees, slots_after
+from canary_obs.engines.sglang.draft_views import DraftViews
+from canary_obs.engines.sglang.groups import DRAFT
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+
+# Forwards of a draft model that write what stays; steps of drafting are DECODE.
+_EXTENDING = frozenset({"EXTEND", "DRAFT_EXTEND_V2"})
+KNOWN_ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE", "NGRAM")
+
+
+def draft_runners(scheduler: Any) -> tuple[Any, ...]:
+    """Model runners with KV of their own that draft for this scheduler's; n-grams have none."""
+    if getattr(scheduler, "draft_worker", None) is None:
+        return ()
+    return tuple(scheduler.draft_worker._draft_model_runners())
+
+
+def drafts_trees(arguments: Any) -> bool:
+    """Whether drafts may branch, so that accepted tokens are moved to their places."""
+    algorithm = arguments.speculative_algorithm
+    return algorithm == "NGRAM" or (algorithm is not None and int(arguments.speculative_eagle_topk) > 1)
+
+
+class Speculation:
+    """What the hooks of a scheduler that speculates do besides: before a batch, and after it."""
+
+    def __init__(self, scheduler: Any, observer: Observer, trees: DraftTrees | None) -> None:
+        """`trees`: None = drafts do not branch."""
+        self._target, self._observer, self.trees = scheduler.tp_worker.model_runner, observer, trees
+        self._table = self._target.req_to_token_pool.req_to_token
+        self._runners = draft_runners(scheduler)
+        self._views = DraftViews(scheduler, self._table) if self._runners else None
+        self._requests: Sequence[Any] = ()  # of the batch under way
+
+    def wrap(self, patches: MethodPatches) -> None:
+        """Follow drafts, and the moves of accepted tokens, from now on; `patches` undoes that."""
+        for runner in self._runners:
+            patches.wrap(runner, "forward", self._around_forward)
+        if self.trees is not None:
+            patches.wrap(self._target.token_to_kv_pool, "move_kv_cache", self._around_move)
+
+    def begin(self, batch: Any) -> None:
+        """A batch is next. What drafting may write from now on has no record until it is shown."""
+        self._requests = batch.reqs
+        if self._views is None or not batch.forward_mode.is_decode():
+            return
+        reserved = torch.tensor([int(request.kv.kv_allocated_len) for request in batch.reqs])
+        counts = (reserved - batch.seq_lens).clamp(min=0)
+        self._observer.invalidated(
+            DRAFT, slots_after(self._table, batch.req_pool_indices, batch.seq_lens, counts)
+        )
+
+    def end(self, result: Any) -> None:
+        """The batch was run."""
+        if self.trees is None or getattr(result, "accept_lens", None) is None:
+            return
+        view = self.trees.path(result.accept_lens)
+        if view is not None:
+            self._observer.before_forward(view)
+            self._observer.after_forward(view)
+
+    def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            view = self._view(forward_batch) if forward_batch.forward_mode.name in _EXTENDING else None
+            if view is None:
+                return original(forward_batch, *args, **kwargs)
+            self._observer.before_forward(view)
+            try:
+                result = original(forward_batch, *args, **kwargs)
+            except BaseException:
+                self._observer.forward_failed(view)
+                raise
+            self._observer.after_forward(view)
+            return result
+
+        return forward
+
+    def _view(self, batch: Any) -> StepView | None:
+        """None when building it failed, which is reported."""
+        try:
+            assert self._views is not None
+            return self._views.build(batch, self._requests)
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            self._observer.fault("step_view", error)
+            return None
+
+    def _around_move(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def move_kv_cache(tgt_loc: Tensor, src_loc: Tensor, *more: Any, **named: Any) -> Any:
+            assert self.trees is not None
+            try:
+                self.trees.moved(tgt_loc, src_loc, self._observer)
+            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+                self._observer.fault("moved_slots", error)
+            return original(tgt_loc, src_loc, *more, **named)
+
+        return move_kv_cache
