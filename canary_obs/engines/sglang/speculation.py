@@ -102,7 +102,7 @@ class Speculation:
             try:
                 self.trees.moved(tgt_loc, src_loc, self._observer)
             except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-                self._observer.fault("moved_slots", error)
+                self._observer.fault("announce", error)
             return original(tgt_loc, src_loc, *more, **named)
 
         return move_kv_cache

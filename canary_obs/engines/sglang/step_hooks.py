@@ -130,7 +130,7 @@ class StepHooks:
             except KVCacheViolation:
                 raise  # mode raise
             except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-                self._observer.fault("speculation", error)
+                self._observer.fault("step_view", error)
 
     def _view(self, batch: Any) -> StepView | None:
         """None when building it failed, which is reported: the forward is then one that was not shown."""

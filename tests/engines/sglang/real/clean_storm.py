@@ -1,9 +1,10 @@
 """Storms over every kind of model that SGLang runs on a CPU, until a million checks have found nothing.
 
-    python -m tests.engines.sglang.real.clean_storm --output FILE
+    python -m tests.engines.sglang.real.clean_storm --output FILE [--minutes 4]
 
 Each kind and loop has a scheduler of its own, one after another in this process; answers are compared with
-those of the same storm without a canary. Exit status 1 when anything is found.
+those of the same storm without a canary. FILE is continued where an earlier call stopped. Exit status 1 when
+anything is found, 2 when the time was over first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import itertools
 import json
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,63 +23,113 @@ from typing import Any
 from tests.engines.sglang.real import stand_ins
 
 _GOAL = 1_000_000
-_SETTINGS: dict[str, Any] = {"max_total_tokens": 832, "enable_mixed_chunk": True}
+_SETTINGS: dict[str, Any] = {"max_total_tokens": 832}
+_TIER: dict[str, Any] = {
+    "enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_io_backend": "direct",
+    "hicache_mem_layout": "layer_first",
+}  # fmt: skip
+_CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+_TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
 _KINDS: list[tuple[str, dict[str, Any]]] = [
-    (model, {"page_size": page, "disable_overlap_schedule": plain})
-    for model, page in (("llama", 1), ("llama", 16), ("latent", 1), ("windows", 1), ("windows", 16))
-    for plain in (True, False)
-] + [("states", {"max_mamba_cache_size": 32, "enable_mixed_chunk": False, "disable_overlap_schedule": True})]
+    *(
+        (model, {"page_size": page, "disable_overlap_schedule": plain, "enable_mixed_chunk": True})
+        for model, page in (("llama", 1), ("llama", 16), ("latent", 1), ("windows", 1), ("windows", 16))
+        for plain in (True, False)
+    ),
+    ("states", {"max_mamba_cache_size": 32}),
+    ("llama", _TIER | {"hicache_write_policy": "write_through"}),
+    ("llama", _TIER | {"hicache_write_policy": "write_back", "page_size": 16}),
+    ("windows", _TIER | {"hicache_write_policy": "write_through", "disable_overlap_schedule": False}),
+    ("latent", _TIER | {"hicache_write_policy": "write_back", "page_size": 16}),
+    ("llama", {"speculative_algorithm": "EAGLE", "page_size": 16, **_CHAIN}),
+    ("llama", {"speculative_algorithm": "EAGLE", **_TREE}),
+    ("llama", {"speculative_algorithm": "EAGLE3", **_CHAIN}),
+    ("llama", {"speculative_algorithm": "STANDALONE", **_TREE}),
+    ("llama", {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6}),
+]
 
 
 def main() -> None:
     """Run all kinds at least once, and again with other seeds until the goal is reached."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
-    output = parser.parse_args().output
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no storm after so many")
+    given = parser.parse_args()
+    deadline = time.monotonic() + 60 * given.minutes
+    # Drafts ask for the interpreter; the streams are for the host tier.
     os.environ |= {
         "HF_HUB_OFFLINE": "1", "KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": "inproc",
-        "SGLANG_SWA_EVICTION_INTERVAL": "4",
+        "SGLANG_SWA_EVICTION_INTERVAL": "4", "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1",
     }  # fmt: skip
+    _prepare()
+    runs: list[dict[str, Any]] = (
+        json.loads(given.output.read_text("utf-8"))["runs"] if given.output.exists() else []
+    )
+    ended = False
+    with TemporaryDirectory() as folder:
+        for model, settings, seed in itertools.islice(_storms(), len(runs), None):
+            ended = sum(run["checks"] for run in runs) >= _GOAL and len(runs) % len(_KINDS) == 0
+            if ended or time.monotonic() > deadline:
+                break
+            runs.append(_storm(Path(folder), model, settings, seed))
+            print(json.dumps(runs[-1]), flush=True)
+            given.output.write_text(json.dumps(_result(runs), indent=1) + "\n", "utf-8")
+    bad = [run for run in runs if run["violations"] or not run["same_answers"] or run["unexpected"]]
+    sys.exit(1 if bad else 0 if ended else 2)
+
+
+def _storms() -> Iterator[tuple[str, dict[str, Any], int]]:
+    for seed in itertools.count(3):
+        for model, settings in _KINDS:
+            yield model, settings, seed
+
+
+def _prepare() -> None:
+    from tests.engines.sglang.real import drafting, host_memory, streams
+
+    streams.install()
     stand_ins.install()
+    from sglang.srt.managers import scheduler
     from sglang.srt.plugins import load_plugins
 
+    # SGLang's own switch: every 16th batch takes requests back, as if memory were short.
+    vars(scheduler).update(TEST_RETRACT=True, TEST_RETRACT_INTERVAL=16)
+    host_memory.install()
+    drafting.install()
+    load_plugins()
+
+
+def _result(runs: list[dict[str, Any]]) -> dict[str, Any]:
     from canary_obs.bench.environment import environment
 
-    load_plugins()
-    runs, checks = list[dict[str, Any]](), 0
-    with TemporaryDirectory() as folder:
-        for seed in itertools.count(3):
-            for model, settings in _KINDS:
-                run = _storm(Path(folder), model, settings, seed)
-                runs.append(run)
-                checks += run["checks"]
-                print(json.dumps(run), flush=True)
-            if checks >= _GOAL:
-                break
-    bad = [run for run in runs if run["violations"] or not run["same_answers"] or run["unexpected"]]
-    result = {
-        "what": "clean storms on a real SGLang", "environment": environment(), "checks": checks,
-        "violations": sum(run["violations"] for run in runs), "runs": runs,
+    return {
+        "what": "clean storms on a real SGLang", "environment": environment(),
+        "checks": sum(run["checks"] for run in runs), "violations": sum(run["violations"] for run in runs),
+        "same_answers": all(run["same_answers"] for run in runs),
+        "unexpected": [reason for run in runs for reason in run["unexpected"]], "runs": runs,
     }  # fmt: skip
-    output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    sys.exit(1 if bad else 0)
 
 
 def _storm(folder: Path, model: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    from tests.engines.sglang.real.models import make_model
+    from tests.engines.sglang.real.models import make_draft, make_model
     from tests.engines.sglang.real.rig import Rig
     from tests.engines.sglang.real.traffic import storm
 
-    given = _SETTINGS | settings
+    given, target = _SETTINGS | settings, make_model(folder, model)
+    algorithm = str(settings.get("speculative_algorithm"))
+    if algorithm.startswith("EAGLE"):
+        given["speculative_draft_model_path"] = str(make_draft(folder, algorithm.lower()))
+    elif algorithm == "STANDALONE":
+        given["speculative_draft_model_path"] = str(target)
     os.environ["KV_CANARY_MODE"] = "log"
-    rig = Rig(make_model(folder, model), **given)
+    rig = Rig(target, **given)
     rig.run(storm(rig, seed=seed))
     found = rig.settle()
     counters = [rig.counters(group.name) for group in rig.adapter.groups]
     state, reasons = rig.canary.verdict()
     rig.close()
     os.environ["KV_CANARY_MODE"] = "none"
-    plain = Rig(make_model(folder, model), **given)
+    plain = Rig(target, **given)
     plain.run(storm(plain, seed=seed))
     told = [reason for reason in reasons if "linear attention" not in reason and "of KV bytes" not in reason]
     return {
