@@ -30,11 +30,11 @@ ALL = (
         ),
     ),
     *mutants(
-        "canary_obs/engines/sglang/draft_trees.py",
+        "canary_obs/copy_records/draft_trees.py",
         (
             "            self._nodes[:, destination] = self._nodes[:, source]\n",
             "",
-            f"{_TESTS}test_draft_trees.py::test_an_accepted_path_has_what_was_moved_into_its_slots",
+            "tests/copy_records/test_draft_trees.py::test_an_accepted_path_has_what_was_moved_into_its_slots",
         ),
     ),
     *mutants(

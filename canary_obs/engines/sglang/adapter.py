@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canary_obs.copy_records.draft_trees import DraftTrees
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, WindowTokens
 from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
-from canary_obs.engines.sglang.draft_trees import DraftTrees
 from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.sglang.groups import FULL, SWA, draft_group, find_groups, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
@@ -73,7 +73,8 @@ class SglangAdapter(EngineAdapter):
         trees = None
         if drafts_trees(scheduler.server_args):
             table = self.runner.req_to_token_pool.req_to_token
-            trees = DraftTrees(target, table, self._by_name[FULL].view.num_slots)
+            own = {group.view.name: group.own_slots for group in target}
+            trees = DraftTrees(own, table, self._by_name[FULL].view.num_slots)
         self._trees = trees
         self._views: BatchViews = (
             DeviceViews(self.runner, target) if self._concurrent else BatchViews(self.runner, target, trees)
@@ -126,8 +127,8 @@ class SglangAdapter(EngineAdapter):
         empty, _ = self._counted
         counts = dict.fromkeys(self._by_name, int(self.scheduler.forward_ct) - empty)
         if self._trees is not None:  # the accepted path of a batch of trees is shown after them
-            for group in self._trees.groups:
-                counts[group.view.name] += self._trees.paths
+            for name in self._trees.groups:
+                counts[name] += self._trees.paths
         return counts
 
     def requests_scheduled(self) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from canary_obs.copy_records.draft_trees import DraftTrees
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
-from canary_obs.engines.sglang.draft_trees import DraftTrees
 from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.request_chains import RequestChains
 from canary_obs.errors import UnsupportedEngine

@@ -13,8 +13,8 @@ from torch import Tensor
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
-from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_placements
 from canary_obs.errors import UnsupportedEngine
+from canary_obs.kv_locations.placement import LayerWrite, Placement, find_placements
 
 FULL, SWA, DRAFT = "full", "swa", "draft"
 _PROBED = 3  # slots that a probe writes to
@@ -84,14 +84,6 @@ def pools_by_group(runner: Any) -> dict[str, Any]:
     if has_windows(pool):
         return {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool}
     return {FULL: pool.full_kv_pool if has_states(pool) else pool}
-
-
-def own_slots(group: SglangGroup, slots: Tensor) -> Tensor:
-    """A group's slots, int64 [n], by those of the request table; -1 = none."""
-    if group.own_slots is None:
-        return slots
-    own = group.own_slots[slots].to(torch.int64)
-    return torch.where(own > 0, own, -1)
 
 
 def has_states(pool: Any) -> bool:

@@ -105,7 +105,7 @@ _WITH_DRAFTS: dict[str, tuple[object, str]] = {
 
 
 def _check_drafts(scheduler: Any) -> None:
-    """A draft model's runner and pool, and the settings beside it."""
+    """A draft model's runner and pool, and the settings that go with it."""
     algorithm = f"speculative_algorithm={scheduler.server_args.speculative_algorithm!r}"
     for name, (covered, needs) in _WITH_DRAFTS.items():
         if (value := getattr(scheduler.server_args, name)) != covered:

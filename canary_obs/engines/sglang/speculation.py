@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canary_obs.copy_records.draft_trees import DraftTrees, slots_after
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
-from canary_obs.engines.sglang.draft_trees import DraftTrees, slots_after
 from canary_obs.engines.sglang.draft_views import DraftViews
 from canary_obs.engines.sglang.groups import DRAFT
 from canary_obs.engines.toolkit.method_patches import MethodPatches

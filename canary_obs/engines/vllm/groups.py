@@ -13,13 +13,13 @@ from torch import Tensor
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
-from canary_obs.engines.toolkit.placement import LayerWrite, Placement, find_placements
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
 from canary_obs.engines.vllm.index_keys import index_sources, keeps_index_keys
 from canary_obs.engines.vllm.kv_bytes import configured_bytes
 from canary_obs.engines.vllm.left_out import LeftOut, check_something_is_left
 from canary_obs.engines.vllm.state_sources import keeps_states, state_sources, tokens_per_state
 from canary_obs.errors import UnsupportedEngine
+from canary_obs.kv_locations.placement import LayerWrite, Placement, find_placements
 
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 _SLIDING = frozenset({"SlidingWindowSpec"})

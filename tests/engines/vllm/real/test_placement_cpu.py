@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from canary_kernels.layout import Part
-from canary_obs.engines.toolkit.placement import LayerWrite, find_placements
+from canary_obs.kv_locations.placement import LayerWrite, find_placements
 
 PAGES, HEADS = 3, 2
 KEPT = {"auto": None, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}

@@ -1,8 +1,8 @@
-"""Trees of drafts in SGLang, whose accepted nodes are moved to the front of their request's new slots."""
+"""Trees of drafts, whose accepted nodes are moved to the front of their request's new slots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
-from canary_obs.engines.sglang.groups import SglangGroup, own_slots
 
 
 class DraftTrees:
@@ -20,7 +19,8 @@ class DraftTrees:
     their path is shown as a forward of its own, with what was found in its slots.
     """
 
-    def __init__(self, groups: Sequence[SglangGroup], table: Tensor, num_slots: int) -> None:
+    def __init__(self, groups: Mapping[str, Tensor | None], table: Tensor, num_slots: int) -> None:
+        """`groups`: each one's own slots by those of the table, 0 = none; None = they are the same."""
         self.groups, self._table = groups, table
         self._nodes = torch.zeros((2, num_slots), dtype=torch.int64)  # tokens, positions
         self._shown: StepView | None = None
@@ -37,9 +37,8 @@ class DraftTrees:
         destination, source = destination[real].to(torch.int64), source[real].to(torch.int64)
         if destination.numel():
             self._nodes[:, destination] = self._nodes[:, source]
-            for group in self.groups:
-                name = group.view.name
-                observer.copied(name, own_slots(group, source), own_slots(group, destination))
+            for name, own in self.groups.items():
+                observer.copied(name, own_slots(own, source), own_slots(own, destination))
 
     def path(self, accepted: Tensor) -> StepView | None:
         """The view of the accepted path, `accepted` tokens [num_requests]; None = no trees were shown."""
@@ -60,8 +59,8 @@ class DraftTrees:
             input_ids=tokens,
             positions=positions,
             groups={
-                group.view.name: replace(shown.groups[group.view.name], out_slots=own_slots(group, slots))
-                for group in self.groups
+                name: replace(shown.groups[name], out_slots=own_slots(own, slots))
+                for name, own in self.groups.items()
             },
         )
 
@@ -73,3 +72,11 @@ def slots_after(table: Tensor, rows: Tensor, prefixes: Tensor, counts: Tensor) -
     wanted = (steps < counts[:, None]) & (columns < table.shape[1])
     found = table[rows[:, None], columns.clamp(max=table.shape[1] - 1)].to(torch.int64)
     return torch.where(wanted, found, -1).flatten()
+
+
+def own_slots(own: Tensor | None, slots: Tensor) -> Tensor:
+    """A group's slots, int64 [n], by those of the request table; -1 = none."""
+    if own is None:
+        return slots
+    found = own[slots].to(torch.int64)
+    return torch.where(found > 0, found, -1)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from canary_kernels.layout import Part
-from canary_obs.engines.toolkit.placement import LayerWrite, find_placements
 from canary_obs.errors import UnsupportedEngine
+from canary_obs.kv_locations.placement import LayerWrite, find_placements
 
 PAGES, SIZE, HEADS, DIM = 4, 8, 2, 6
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from canary_obs.copy_records.draft_trees import DraftTrees, slots_after
 from canary_obs.engine_api.views import GroupStep, StepView
-from canary_obs.engines.sglang.draft_trees import DraftTrees, slots_after
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
 
@@ -24,9 +23,7 @@ class Copies:
 
 
 def trees(windows: Any = None) -> DraftTrees:
-    groups: list[Any] = [SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None)]
-    if windows is not None:
-        groups.append(SimpleNamespace(view=SimpleNamespace(name="swa"), own_slots=windows))
+    groups = {"full": None} if windows is None else {"full": None, "swa": windows}
     return DraftTrees(groups, TABLE, 40)
 
 

@@ -1,0 +1,1 @@
+"""Where the bytes of a slot lie in an engine's memory."""
