@@ -70,7 +70,7 @@ def test_drafts_of_a_sound_engine(
             assert counters.verified[phase], (group, phase)
         assert counters.hashed[Phase.SWEEP]
         assert not any(counters.unverified.values())
-    if "tree" in kind or kind == "n-grams":
+    if kind in ("standalone tree", "n-grams"):
         assert rig.counters().hashed[Phase.HIT], "no accepted token was moved"
     if not plain:
         monkeypatch.setenv("KV_CANARY_MODE", "none")
@@ -92,11 +92,11 @@ def test_a_bit_of_a_draft_models_kv_flips(make_drafting: Any, part: Part) -> Non
     assert found == (Reason.KV_DATA, "draft", part, slots[0])
 
 
-def test_a_move_copies_another_slot(make_drafting: Any) -> None:
+def test_a_move_copies_another_slot(make_drafting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine says what it moves, and what arrives is something else."""
-    rig, wrong = make_drafting("n-grams"), []
-    kind = type(rig.runner.token_to_kv_pool)
-    move = kind.move_kv_cache
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    wrong, move = list[int](), MHATokenToKVPool.move_kv_cache
 
     def moved(self: Any, tgt_loc: Any, src_loc: Any) -> None:
         (real,) = ((tgt_loc != src_loc) & (tgt_loc > 0)).nonzero(as_tuple=True)
@@ -106,11 +106,9 @@ def test_a_move_copies_another_slot(make_drafting: Any) -> None:
             src_loc[real[0]] = 1
         move(self, tgt_loc, src_loc)
 
-    kind.move_kv_cache = moved
-    try:
-        rig.generate(_asked(0), _TOKENS)
-    finally:
-        kind.move_kv_cache = move
+    monkeypatch.setattr(MHATokenToKVPool, "move_kv_cache", moved)
+    rig = make_drafting("n-grams")
+    rig.generate(_asked(0), _TOKENS)
     assert (Reason.KV_DATA, wrong[0]) in {(item.reason, item.slot) for item in rig.settle()}
 
 
