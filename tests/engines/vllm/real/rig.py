@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class Rig:
         if not gc.get_freeze_count():
             gc.collect()
             gc.freeze()
-        self.llm = LLM(model=str(model), **(DEFAULTS | engine))
+        with _frozen():
+            self.llm = LLM(model=str(model), **(DEFAULTS | engine))
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.worker = self.core.model_executor.driver_worker.worker
         self.found: list[Violation] = []
@@ -171,12 +173,24 @@ class Rig:
 
         if not vars(self):
             return
-        self.core.shutdown()
         STORE.clear()  # a test may have damaged it: the next engine would rightly be accused of its bytes
-        self.__dict__.clear()
-        gc.collect()
-        cleanup_dist_env_and_memory()
+        with _frozen():
+            self.core.shutdown()
+            self.__dict__.clear()
+            gc.collect()
+            cleanup_dist_env_and_memory()
         gc.freeze()
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """What was frozen stays so, and nothing else: vLLM thaws all, and collects thrice through that."""
+    freeze, unfreeze = gc.freeze, gc.unfreeze
+    gc.freeze = gc.unfreeze = lambda: None
+    try:
+        yield
+    finally:
+        gc.freeze, gc.unfreeze = freeze, unfreeze
 
 
 def keep_asynchronous(patch: Callable[..., None] = setattr) -> None:
