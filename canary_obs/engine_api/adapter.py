@@ -170,6 +170,14 @@ class EngineAdapter(ABC):
         """Requests that the engine runs now. Asked at attach, before the first change. None = not known."""
         return None
 
+    def show_requests(self) -> None:
+        """Call `Observer.requests_changed` with what was not shown yet: a finding is about to be followed.
+
+        For an engine whose requests get slots in every step: to show those only now costs a step nothing.
+        They count as held from the change before on.
+        """
+        return
+
     def tokens_emitted(self, request: str) -> int | None:
         """Tokens of a running request up to the last forward. Asked where it read damage; None = not known.
 

@@ -46,4 +46,5 @@ class ChangedRequests:
         default_factory=dict
     )  # or preempted; tokens emitted, None = unknown
     changed: Sequence[RequestChange] = ()
+    late: bool = False  # blocks of requests that go on may be held since the changes before these
     rewrites: bool = False  # a slot may be written more than once by one request, as with drafted tokens

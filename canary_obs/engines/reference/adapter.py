@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import (
     GroupView,
@@ -29,6 +28,7 @@ from canary_obs.engines.reference.host_tier_hooks import HostTierHooks
 from canary_obs.engines.reference.instrumented import ViewBuilder, instrumented, instrumented_on_side_stream
 from canary_obs.engines.reference.prefix_cache import RadixPrefixCache, named
 from canary_obs.engines.reference.prefix_hits import hits_before
+from canary_obs.engines.reference.request_changes import FollowsRequests, RequestChanges
 from canary_obs.engines.reference.swa_group import SWA, SwaGroup
 from canary_obs.engines.reference.transfer_hooks import TransferHooks
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -45,7 +45,7 @@ SUPPORTED_VERSIONS = ("1.0",)
 _STEPS_AHEAD = 8  # steps the host may be ahead of the GPU before an upload allocates memory
 
 
-class ReferenceAdapter(EngineAdapter):
+class ReferenceAdapter(FollowsRequests):
     """Wraps `forward` and `sample` of the runner, and `step` and `idle` of the engine.
 
     On a GPU most checks run on a side stream, and `sample` calls `after_step` before it waits for the tokens:
@@ -84,6 +84,7 @@ class ReferenceAdapter(EngineAdapter):
         if self._draft is not None:
             self._groups[DRAFT] = self._draft
         self._prefix_cache = RadixPrefixCache(self._groups)
+        self.requests = RequestChanges(engine, self._groups)
 
     @property
     def groups(self) -> Sequence[GroupView]:
@@ -161,6 +162,7 @@ class ReferenceAdapter(EngineAdapter):
             self._tier_hooks = HostTierHooks(engine.scheduler.host_tier, observer, offloaded)
             self._tier_hooks.wrap(patches)
         TransferHooks(engine.connector, observer, by_numbering(self._groups)).wrap(patches)
+        self.requests.wrap(patches, observer)
         patches.wrap(runner, "forward", self._around_forward(observer))
         if self._draft is not None:
             view_of = self._draft.view_of
@@ -199,7 +201,8 @@ class ReferenceAdapter(EngineAdapter):
             else:
                 views = ViewBuilder(self._plain_view, self._complete)
                 checked = instrumented_on_side_stream(forward, views, observer, self._side_stream)
-            return hits_before(checked, self._groups, self._side_stream, observer)
+            shown = self.requests.before(checked, observer)
+            return hits_before(shown, self._groups, self._side_stream, observer)
 
         return make
 

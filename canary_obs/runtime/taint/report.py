@@ -51,6 +51,7 @@ class TaintReporter:
 
     def found(self, rows: list[Violation], incident: str, step: int) -> None:
         """Findings and redetections were read: report who read what they name."""
+        self._adapter.show_requests()
         self.tracker.found(rows, incident, step)
         self.report()
 

@@ -56,7 +56,7 @@ class TaintTracker:
         self.damages: dict[int, Damage] = {}
         self._by_place: dict[Place, Damage] = {}
         self._lost = _AT_ATTACH if running != 0 else None  # why nothing is known
-        self._checks.began = step
+        self._checks.began = self._followed = step  # followed: the forward before the last changes
         self.pending = False  # there is something to report
 
     def lost(self, until: int | None) -> None:
@@ -82,7 +82,8 @@ class TaintTracker:
             if life is not None and self.damages:
                 self._note_end(life)
         for change in shown.changed:
-            self._change(change, step + 1)
+            self._change(change, self._followed + 1 if shown.late and not change.begins else step + 1)
+        self._followed = step
         if self.readers.full:
             self._forget(step)
 
