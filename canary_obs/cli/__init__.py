@@ -32,6 +32,7 @@ from canary_obs.cli.serve import serve
 from canary_obs.cli.settings import settings
 from canary_obs.cli.status import status, watch
 from canary_obs.cli.sweeps import sweep, sweeps
+from canary_obs.cli.tainted import tainted
 from canary_obs.cli.tour import tour
 from canary_obs.cli.violations import violations
 from canary_obs.config import PREFIX, SETTING_NAMES
@@ -39,7 +40,7 @@ from canary_obs.errors import ConfigurationError, KVCacheViolation, UnsupportedE
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 _COMMANDS = (
-    status, watch, sweep, violations, incidents, ack, pause, resume, drill, doctor,
+    status, watch, sweep, violations, incidents, tainted, ack, pause, resume, drill, doctor,
     tour, demo, serve, settings, metrics, keys, export, completion,
 )  # fmt: skip
 for command in _COMMANDS:

@@ -10,12 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from canary_obs.hub.incidents import Incident
+from canary_obs.hub.taint_store import Taint
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.plurals import counted
 from canary_obs.records import Evidence, Hello
 from canary_obs.slot_facts import ChangedWord, SlotFacts
 from canary_obs.telemetry.incident_bundle import IncidentBundle
-from canary_obs.vocabulary import Plane
+from canary_obs.vocabulary import Completeness, Plane
 
 
 def incident_text(bundle: IncidentBundle) -> Group:
@@ -25,6 +26,7 @@ def incident_text(bundle: IncidentBundle) -> Group:
     parts += [_evidence(evidence) for evidence in incident.evidence]
     if not incident.evidence:
         parts.append("No rank has sent evidence.")
+    parts += [_tainted(taint) for taint in bundle.tainted]
     parts += [_rank(hello) for hello in bundle.ranks]
     return Group(*parts)
 
@@ -78,6 +80,27 @@ def _evidence(evidence: Evidence) -> str:
     unknown = "" if evidence.writes_known else " (writes are not recorded by this engine)"
     lines.append(f"  history: {'; '.join(history) or 'unknown'}{unknown}")
     lines.append(f"  held by: {', '.join(evidence.holders) or 'no running request'}")
+    return escape("\n".join(lines))
+
+
+def _tainted(taint: Taint) -> str:
+    """Who read a damage."""
+    lines = [
+        f"\nWho read slot {taint.slot} of group {taint.group} ({taint.reason.value}, found at step "
+        f"{taint.step}; last good check: {taint.good_check.value}, step {taint.good_step})"
+    ]
+    for one in taint.requests:
+        how = "computed from it" if one.derived else "the slot itself"
+        state = "running" if one.running else "ended"
+        outputs = "an unknown number of" if one.outputs is None else one.outputs
+        lines.append(
+            f"  {one.request} ({state}): {how}, from step {one.step}; {outputs} tokens from number "
+            f"{one.first_output} on"
+        )
+    if taint.completeness is Completeness.UNKNOWN:
+        lines.append(f"  there may be more: {taint.cause}")
+    elif not taint.requests:
+        lines.append("  no request")
     return escape("\n".join(lines))
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from canary_obs.cli import run
 from canary_obs.records import Acknowledge, Pause, PauseSweep, Resume, StartSweep
-from canary_obs.vocabulary import State, SweepStatus
+from canary_obs.vocabulary import Completeness, State, SweepStatus
 from tests.cli.conftest import DRILLS, RANKS, TOKEN
+from tests.service.fakes import tainted
 
 
 def received(fleet, kind):
@@ -109,6 +110,22 @@ def test_an_incident_is_shown_by_id_and_from_a_file(cli, asked, fleet, tmp_path)
     assert cli(f"incident show {saved}")[1] == shown
     assert cli("incident show none")[0] == 1
     assert cli("incident show none.json")[0] == 2
+
+
+def test_who_read_damage_is_listed_and_in_the_incident(cli, asked, fleet):
+    incident, rank = fleet.damage(5), fleet.ranks[5]
+    rank.send(tainted(rank.identity, 1, "chat-7"))
+    rank.send(tainted(rank.identity, 2, completeness=Completeness.UNKNOWN, cause="they are forgotten"))
+    code, out, err = cli("tainted --limit 1")
+    assert code == 0
+    assert ("chat-7" in out, "they are forgotten" in out) == (True, False)
+    assert err == "2 damages match; the next page: --since 1\n"
+    out = cli("tainted --since 1")[1]
+    assert ("chat-7" in out, "unknown: they are forgotten" in out) == (False, True)
+    assert asked("tainted --rank 6")["tainted"] == []
+    shown = cli(f"incident show {incident}")[1]
+    assert "chat-7 (running): the slot itself, from step 5; 3 tokens from number 2 on" in shown
+    assert "there may be more: they are forgotten" in shown
 
 
 def test_one_of_two_incidents_is_acknowledged_and_taken_back(cli, asked, fleet):

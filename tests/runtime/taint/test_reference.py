@@ -16,7 +16,7 @@ from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Completeness
 
-REQUESTS, RUNNING, TOKENS = 160, 6, 20
+REQUESTS, RUNNING, TOKENS = 60, 6, 16
 SETTINGS = {"verify_on_hit": True, "patrol_budget": "0.05"}
 
 

@@ -1,0 +1,50 @@
+"""Seeded defects of who is said to have read damage."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_TRACKER = "tests/runtime/taint/test_tracker.py::"
+_FORGOTTEN = _TRACKER + "test_finished_requests_that_are_forgotten_are_never_nobody"
+_DERIVED = _TRACKER + "test_blocks_that_a_reader_filled_taint_those_who_join_them"
+
+READING = mutants(
+    "canary_obs/runtime/taint/reading.py",
+    ("int(last[gone].max()))", "-1)", _FORGOTTEN),
+    (
+        "            self._forgotten.update(names)\n",
+        "            pass\n",
+        _TRACKER + "test_requests_that_run_and_do_not_fit_are_not_known_until_they_end",
+    ),
+    (
+        "waiting += [Reading(life, step, True) for life, step in held.joined_later(blocks, since)]",
+        "pass",
+        _DERIVED,
+    ),
+)
+
+CHECKS = mutants(
+    "canary_obs/runtime/taint/good_checks.py",
+    ("joined & (starts < row.step)", "joined", _TRACKER + "test_the_hit_that_finds_it_is_none"),
+)
+
+TRACKER = mutants(
+    "canary_obs/runtime/taint/tracker.py",
+    (
+        "        return self._doubts()\n",
+        "        return None\n",
+        _TRACKER + "test_reasons_to_doubt",
+    ),
+    (
+        "            self.watch.fill(name, added, life)\n",
+        "            pass\n",
+        _TRACKER + "test_readers_after_the_finding_are_added_until_the_block_is_filled_again",
+    ),
+    (
+        "                return  # its table is wrong, not the slot\n",
+        "                pass\n",
+        _TRACKER + "test_a_wrong_table_taints_its_request_alone",
+    ),
+)
+
+ALL = (*READING, *CHECKS, *TRACKER)
