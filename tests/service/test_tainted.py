@@ -8,6 +8,7 @@ import msgspec
 
 from canary_obs.records import Violations
 from canary_obs.service.event_stream import EventStream
+from canary_obs.service.incident.report import build_report
 from canary_obs.vocabulary import Completeness
 from tests.service.conftest import check_problem
 from tests.service.fakes import snapshot, tainted, violation
@@ -63,3 +64,22 @@ def test_they_are_counted(client: Any, rank: Any) -> None:
     page = client.get("/metrics").text
     assert 'kv_canary_tainted_requests_total{completeness="known"' in page
     assert page.count("kv_canary_taint_unknown_total{") == 1
+
+
+def test_the_page_names_them_and_says_what_is_not_known(hub: Any, rank: Any) -> None:
+    rank.send(Violations(identity=rank.identity, rows=(violation(7),)))
+    incident = hub.incidents.newest_first()[0].id
+
+    def note() -> str:
+        report = build_report(hub, incident)
+        assert report is not None
+        return report.requests_note
+
+    assert note() == "No rank has reported which requests read the damaged slots."
+    rank.send(tainted(rank.identity, 1))
+    assert note().startswith("No requests read damage")
+    assert note().endswith("no other has.")
+    rank.send(tainted(rank.identity, 2, "r1", completeness=Completeness.UNKNOWN, cause="they are forgotten"))
+    assert note().startswith("1 request read damage")
+    assert note().endswith("there may be more: they are forgotten.")
+    assert [len(taint.requests) for taint in build_report(hub, incident).tainted] == [0, 1]

@@ -8,13 +8,14 @@ import msgspec
 
 from canary_obs.hub.hub import Hub
 from canary_obs.hub.incidents import Incident, IncidentSummary
+from canary_obs.hub.taint_store import Taint
 from canary_obs.records import Evidence
 from canary_obs.service.incident.causes import LikelyCause, likely_causes
+from canary_obs.service.incident.readers import note_of
 from canary_obs.service.incident.sentence import sentence_of
 from canary_obs.service.incident.timeline import Moment, timeline_of
 from canary_obs.vocabulary import Part, SlotState, State, worst
 
-_NOT_RECORDED = "Requests that read a slot between its damage and the finding are not recorded."
 _CURL = 'curl -H "Authorization: Bearer $TOKEN"'
 
 
@@ -82,6 +83,7 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     neighbourhoods: tuple[Neighbourhood, ...]
     requests: tuple[str, ...]  # that findings name, or that used the slots when they were read
     requests_note: str
+    tainted: tuple[Taint, ...]  # who read its damage, by damage
     devices: tuple[str, ...]
     newest: int | None  # number of its newest kept finding
 
@@ -91,7 +93,7 @@ def build_report(hub: Hub, incident_id: str) -> IncidentReport | None:
     incident = hub.incidents.find(incident_id)
     if incident is None:
         return None
-    events = (*incident.first, *incident.latest)
+    events, tainted = (*incident.first, *incident.latest), hub.taints.of_incident(incident.id)
     ranks = [rank for rank in hub.ranks() if rank.identity.key in _keys(incident)]
     layers = [info.layers for rank in ranks if rank.hello for info in rank.hello.groups]
     states = [rank.state for rank in ranks]
@@ -106,7 +108,8 @@ def build_report(hub: Hub, incident_id: str) -> IncidentReport | None:
         damage=_damage_map(incident.evidence, max(layers) if layers else None),
         neighbourhoods=tuple(_neighbourhood(incident, evidence) for evidence in incident.evidence),
         requests=_requests(incident),
-        requests_note=_NOT_RECORDED,
+        requests_note=note_of(tainted),
+        tainted=tainted,
         devices=tuple(sorted({event.identity.device for event in events})),
         newest=max((event.number for event in events), default=None),
     )

@@ -37,6 +37,7 @@ function draw(incident) {
   drawDamage();
   byId("slots").replaceChildren(...(report.neighbourhoods.length ? report.neighbourhoods.map(neighbourhood) : [h("p", { class: "dim" }, "No rank has sent what its slots hold.")]));
   byId("requests").replaceChildren(...report.requests.map((name) => h("li", {}, h("code", {}, name))));
+  byId("tainted").replaceChildren(...report.tainted.flatMap((taint) => taint.requests.map(readerOf)));
   setText(byId("requests-note"), `${report.requests.length ? "Named by findings, or using the slots when they were read. " : "No finding names a request. "}${report.requests_note}`);
   drawFindings([...incident.first, ...incident.latest]);
 }
@@ -68,6 +69,12 @@ function drawTimeline() {
   byId("timeline").replaceChildren(...report.timeline.map((moment) => h("li", { class: moment.time_ns || moment.step !== null ? "known" : null },
     h("strong", {}, moment.what), h("span", {}, moment.text),
     moment.time_ns ? h("time", { class: "dim", datetime: new Date(moment.time_ns / 1e6).toISOString() }, clock(moment.time_ns)) : null)));
+}
+
+function readerOf(one) {
+  const outputs = one.outputs === null ? "an unknown number of tokens" : plural(one.outputs, "token");
+  const how = one.derived ? "KV computed from it" : "the slot itself";
+  return h("li", {}, h("code", {}, one.request), ` (${one.running ? "running" : "ended"}) read ${how} from step ${one.step} on; ${outputs} since, from output ${one.first_output} on`);
 }
 
 function commandItem({ why, command }) {
@@ -145,7 +152,7 @@ async function start() {
   await refresh();
   const stream = new EventSource(new URL("canary/events", base));
   let timer = 0;
-  for (const kind of ["violation", "incident_closed", "state", "dropped"]) {
+  for (const kind of ["violation", "incident_closed", "tainted", "state", "dropped"]) {
     stream.addEventListener(kind, () => {
       clearTimeout(timer);
       timer = setTimeout(refresh, 200);
