@@ -49,7 +49,7 @@ def _rows(taint: dict[str, Any]) -> list[tuple[object, ...]]:
     who = taint["identity"]
     damage = f"{taint['reason']} in slot {taint['slot']} of {taint['group']}"
     head = taint["number"], taint["incident"], rank_of([who["engine"], who["instance"], who["rank"]]), damage
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (
             *head, one["request"], ("running" if one["running"] else "ended") + ", derived" * one["derived"],
             one["step"], one["first_output"], one["outputs"],

@@ -63,6 +63,7 @@ class GoodChecks:
         """
         self._written, self._patrolled, self._hits_compared = written, patrolled, hits_compared
         self.began = 0  # the last forward before records were kept
+        self.dropped = -1  # the last forward whose findings were not all read: a hit may have failed
 
     def last(self, row: Violation, content: Content, joins: tuple[Ints, Bools]) -> GoodTime:
         """The last good check of the slot's bytes before this row; `joins`: forwards since which lives hold
@@ -78,7 +79,11 @@ class GoodChecks:
         if written is not None and written <= newest and content.until is None:
             best = max(best, GoodTime(written * _PER_FORWARD + _AFTER, GoodCheck.WRITTEN))
         starts, joined = joins
-        hits = starts[joined & (starts < row.step)] if self._hits_compared else starts[:0]
+        hits = (
+            starts[joined & (starts < row.step) & (starts > self.dropped)]
+            if self._hits_compared
+            else starts[:0]
+        )
         if hits.size:
             best = max(best, GoodTime(int(np.max(hits)) * _PER_FORWARD + _BEFORE, GoodCheck.HIT))
         passed = self._patrolled(row.group, row.slot)

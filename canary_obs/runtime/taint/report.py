@@ -15,7 +15,6 @@ from canary_obs.runtime.taint.lives import RUNNING
 from canary_obs.runtime.taint.tracker import TaintTracker
 from canary_obs.vocabulary import Completeness, State
 
-_DROPPED = "findings were dropped: one that came before may be among them"
 SlotStep = Callable[[str, int], int | None]  # group, slot -> forward
 
 
@@ -40,6 +39,7 @@ class TaintReporter:
         good = GoodChecks(written, patrolled, hits_compared=hits_compared)
         self.tracker = TaintTracker(adapter.block_tables() or {}, _blocks(adapter), good, self._doubts)
         self._unknown: Counter[str] = Counter()
+        self._dropped = 0  # findings, by now
 
     def start(self, step: int) -> None:
         """Begin to follow the engine's requests, after forward `step`."""
@@ -52,7 +52,8 @@ class TaintReporter:
     def found(self, rows: list[Violation], incident: str, step: int) -> None:
         """Findings and redetections were read: report who read what they name."""
         self._adapter.show_requests()
-        self.tracker.found(rows, incident, step)
+        before, self._dropped = self._dropped, self._log.dropped
+        self.tracker.found(rows, incident, step, dropped=self._dropped > before)
         self.report()
 
     def report(self) -> None:
@@ -92,8 +93,6 @@ class TaintReporter:
         return requests, {name: self._unknown[name] for name in self._groups}
 
     def _doubts(self) -> str | None:
-        if self._log.dropped:
-            return _DROPPED
         blind = [text for state, text in self._forwards.reasons() if state is State.BLIND]
         return blind[0] if blind else None
 

@@ -56,6 +56,7 @@ class TaintTracker:
         self.damages: dict[int, Damage] = {}
         self._by_place: dict[Place, Damage] = {}
         self._lost = _AT_ATTACH if running != 0 else None  # why nothing is known
+        self._dropping = False  # findings were lost among those that are read now
         self._checks.began = self._followed = step  # followed: the forward before the last changes
         self.pending = False  # there is something to report
 
@@ -119,25 +120,31 @@ class TaintTracker:
 
     # What the checks find.
 
-    def found(self, rows: Sequence[Violation], incident: str, step: int) -> None:
-        """Findings and redetections, as they are read; `incident`: the name for new ones."""
+    def found(self, rows: Sequence[Violation], incident: str, step: int, *, dropped: bool = False) -> None:
+        """Findings and redetections, as they are read; `incident`: the name for new ones.
+
+        `dropped`: others were found and overwritten before they could be read.
+        """
+        self._dropping = dropped
+        if dropped:
+            self._checks.dropped = step
         for row in sorted(rows, key=lambda row: row.step):
             table = self._tables.get(row.group)
             if table is None or not row.slot >= 0:
                 if not row.redetection:
                     self._add((row.group, row.slot, is_of_row(row), None), row, incident, NOT_SHOWN)
             elif is_of_row(row):
-                self._find_row(row, incident)
+                self._find_row(row, incident, step)
             else:
                 self._find_bytes(row, incident, step)
 
-    def _find_row(self, row: Violation, incident: str) -> None:
+    def _find_row(self, row: Violation, incident: str, step: int) -> None:
         """A check that every forward makes for each of its requests: who was in it is tainted."""
         held, block = self._held(row)
         place = row.group, block, True, None
         damage = self._by_place.get(place)
         if damage is None or (damage.incident != incident and not row.redetection):
-            damage = self._add(place, row, incident, self._lost or self._doubts(), of_row(row))
+            damage = self._add(place, row, incident, self._doubt(of_row(row), step), of_row(row))
         name = row.request
         if name is not None and name in damage.rows:
             return
@@ -200,6 +207,8 @@ class TaintTracker:
         """Why it is not known who has read since a good check."""
         if self._lost is not None:
             return self._lost
+        if self._dropping:
+            return f"findings were dropped at step {step}: who read other damage is not known"
         forgotten = self.readers.forgotten_until(step)
         if good.first_forward <= forgotten:
             return f"requests of forwards up to {forgotten} are forgotten; the last good check is older"

@@ -328,12 +328,26 @@ def test_requests_from_before_the_attach_are_not_known(engine: Engine, running: 
 def test_reasons_to_doubt(engine: Engine) -> None:
     engine.begin("writer", [1])
     engine.forward()
-    engine.doubt = "findings were dropped"
+    engine.doubt = "forwards were not shown"
     engine.find(1)
-    assert engine.damages[0].cause == "findings were dropped"
+    assert engine.damages[0].cause == "forwards were not shown"
     engine.tracker.lost(None)
     engine.find(2)
     assert "fault of the canary" in (engine.damages[1].cause or "")
+
+
+def test_findings_that_were_dropped(engine: Engine) -> None:
+    """Others of that moment are not known, and a hit before it may have been one of them."""
+    engine.begin("writer", [1])
+    engine.forward()
+    engine.end("writer")
+    engine.begin("reader", [1, 2], joined=1)
+    engine.forward()
+    engine.tracker.found([finding(5, engine.step)], "i", engine.step, dropped=True)
+    assert "findings were dropped" in (engine.damages[0].cause or "")
+    engine.forward()
+    engine.find(1)
+    assert (set(engine.tainted()), engine.damages[1].cause) == ({"reader", "writer"}, None)
 
 
 def test_forwards_that_were_not_shown_may_have_read(engine: Engine) -> None:
