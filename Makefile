@@ -8,7 +8,7 @@ PORT ?= 9464
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: run test test-slow test-ops test-vllm test-sglang test-gpu ops-files pictures image-lock image-digests lint format setup clean
+.PHONY: run test test-slow test-ops test-vllm test-sglang test-gpu ops-files fuzz pictures image-lock image-digests lint format setup clean
 
 # Memory that nobody wrote holds 0x7f bytes under glibc, so that a test that reads it fails each time, not once a week.
 test test-slow: export MALLOC_PERTURB_ := 128
@@ -35,6 +35,10 @@ ops-files: setup
 	$(BIN)/python -m alerts.tests.build
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m dashboards.manifests
+
+# 5000 made-up requests with each scope, over the whole API; SEED=N repeats a run. .ci/nightly does it with fresh seeds.
+fuzz: setup
+	$(BIN)/python -m tests.service.api_cases 5000 $(if $(SEED),--seed $(SEED))
 
 # docs/images, taken in a real browser; needs chromium, pngquant and prometheus.
 pictures: setup

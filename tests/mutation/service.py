@@ -16,7 +16,7 @@ AUTH = mutants(
     (
         "if rule.scope is None or permits(caller.scopes, rule.scope):",
         "if rule.scope is None or caller.scopes:",
-        _POLICY + "test_each_scope_grants_its_own_routes_and_no_other",
+        _POLICY + "test_what_is_not_granted_is_refused_on_every_route_by_every_method",
     ),
     (
         "if rule is None or rule.scope is not None:",

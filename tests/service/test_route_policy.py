@@ -62,20 +62,58 @@ def test_a_route_outside_the_policy_is_not_served(hub):
         check_problem(client.get("/late"), 404)
 
 
-def test_each_scope_grants_its_own_routes_and_no_other(guarded):
-    operations = guarded.app.openapi()["paths"].items()
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "FROB")
+
+
+def test_what_is_not_granted_is_refused_on_every_route_by_every_method(guarded):
+    """Routes x methods x (nobody, a wrong token, each scope): what no rule allows is 401, 403 or 405."""
+    paths = guarded.app.openapi()["paths"]
     guarded.app.state.context.event_stream.close()  # streams end at once
-    routes = [(method, path, methods[method]) for path, methods in operations for method in methods]
-    for method, path, operation in routes:
-        for scope, secret in SECRETS.items():
-            answer = guarded.request(method.upper(), path, headers=bearer(secret))
-            included = (scope, operation[SCOPE_EXTENSION]) == (TokenScope.READ, TokenScope.SCRAPE)
-            if included or operation[SCOPE_EXTENSION] in (scope, "none"):
-                assert answer.status_code in (200, 202, 204, 404, 409, 422), path
-            else:
-                document = check_problem(answer, 403, "missing-scope")
-                assert (document["needed"], document["granted"]) == (operation[SCOPE_EXTENSION], [scope])
-                assert f"token '{scope.value}' lacks the scope" in document["detail"]
+    callers = {None: {}, "wrong": bearer("wrong-0123456789abcdef")}
+    callers |= {scope: bearer(secret) for scope, secret in SECRETS.items()}
+    asked = 0
+    for path, operations in paths.items():
+        for method in METHODS:
+            needed = operations.get(method.lower(), {}).get(SCOPE_EXTENSION)
+            for caller, headers in callers.items():
+                answer = guarded.request(method, path, headers=headers)
+                check_granted(answer, needed, caller, sorted(operations))
+                asked += 1
+    assert asked == len(paths) * len(METHODS) * 6 > 1000
+
+
+def check_granted(answer, needed, caller, methods):
+    """Whether an answer is what a route's scope allows; `needed` None = the path has no such method."""
+    where = (answer.request.method, answer.request.url.path, caller)
+    known = isinstance(caller, TokenScope)
+    included = (caller, needed) == (TokenScope.READ, TokenScope.SCRAPE)
+    if needed == "none" or (known and (needed == caller or included)):
+        signing_in = needed == "none" and answer.request.method == "POST"
+        allowed = (200, 202, 204, 404, 409, 422) if not signing_in else (422,)
+        assert answer.status_code in allowed, where
+    elif not known:
+        assert answer.status_code == 401, where
+        assert answer.headers["www-authenticate"].startswith("Bearer"), where
+    elif needed is None:
+        assert answer.status_code == 405, where
+        assert answer.headers["allow"] == ", ".join(methods).upper(), where
+    else:
+        assert answer.status_code == 403, where
+        if answer.request.method != "HEAD":
+            document = check_problem(answer, 403, "missing-scope")
+            assert (document["needed"], document["granted"]) == (needed, [caller])
+            assert f"token '{caller.value}' lacks the scope" in document["detail"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/canary/status/", "//canary/status", "/canary//status", "/CANARY/STATUS", "/canary/%2e%2e/metrics",
+     "/canary/status%00", "/canary/status;a=b", "/metrics/", "/docs", "/redoc", "/sign-in/"],
+)  # fmt: skip
+def test_a_spelling_of_a_path_that_is_no_route_serves_nobody(guarded, path):
+    assert guarded.get(path).status_code == 401
+    for secret in SECRETS.values():
+        assert guarded.get(path, headers=bearer(secret)).status_code == 404
 
 
 def test_a_refused_write_request_reaches_no_rank(guarded, rank):
