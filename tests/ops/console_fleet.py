@@ -13,7 +13,7 @@ from canary_obs.records import CancelSweep, Command, Identity, StartSweep, Sweep
 from canary_obs.serve import ServiceThread
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import State, SweepStatus
-from tests.service.fakes import drilled, hello, identity, progress, snapshot, violation
+from tests.service.fakes import counters, drilled, hello, identity, progress, snapshot, violation
 
 RANKS = 64
 WRITER, OPERATOR, READER = (f"{name}-0123456789abcdef" for name in ("writer", "operator", "reader"))
@@ -43,8 +43,10 @@ class ConsoleFleet:
         )  # fmt: skip
         self.service = ServiceThread(config, link=LocalLink())
         self.hub, self.url, self.sweep = self.service.hub, self.service.url, ""
+        self.finishes = False  # sweeps, at once
         self.received: list[tuple[Identity, Command]] = []
         self._steps: Counter[Identity] = Counter()
+        self._found: Counter[Identity] = Counter()
         self.ranks = [identity(number % 8, instance=f"gpu-{number // 8}") for number in range(RANKS)]
         for who in self.ranks:
             self.join(who)
@@ -57,14 +59,18 @@ class ConsoleFleet:
         self.hub.ingest(message, lambda command: self._execute(who, command))
 
     def advance(self, who: Identity, **changes: Any) -> None:
-        """The next snapshot of a rank."""
+        """The next snapshot of a rank: it counts what was found, and is ok unless the changes say other."""
         self._steps[who] += 1
-        self.send(who, snapshot(who, self._steps[who], **{"perturbations": {}} | changes))
+        step = self._steps[who]
+        plain = {"groups": {"full": counters(step, self._found[who])}, "perturbations": {}}
+        self.send(who, snapshot(who, step, **plain | changes))
 
     def _execute(self, who: Identity, command: Command) -> None:
         self.received.append((who, command))
         if isinstance(command, StartSweep):
             self.sweep = command.id
+            if self.finishes:
+                self.report(who, SweepStatus.PASSED, 100)
         elif isinstance(command, CancelSweep):
             threading.Thread(target=self.report, args=(who, SweepStatus.CANCELLED, 30)).start()
         elif isinstance(command, StartDrill):
@@ -81,7 +87,8 @@ class ConsoleFleet:
     def find(self, who: Identity, **changes: Any) -> str:
         """A finding of a rank; returns its incident's id."""
         self.send(who, Violations(identity=who, rows=(violation(**changes),)))
-        self.advance(who, violations=1)
+        self._found[who] += 1
+        self.advance(who, state=State.VIOLATED, state_reasons=("1 violations",))
         return self.hub.violations()[0].incident
 
     def commanded(self, kind: type[Command]) -> list[str]:
