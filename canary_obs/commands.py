@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from canary_obs.vocabulary import HealPolicy
+
 
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
@@ -89,6 +91,13 @@ class Acknowledge(_Struct, frozen=True, kw_only=True, tag="acknowledge"):
     undo: bool = False  # with violations_only: no more than `violations` are acknowledged
 
 
+class SetHealing(_Struct, frozen=True, kw_only=True, tag="set_healing"):
+    """Follow another healing policy, or bring quarantined blocks back. None = leave it as it is."""
+
+    policy: HealPolicy | None = None
+    release: tuple[int, ...] | None = None  # the engine's block numbers; () = all
+
+
 class Ping(_Struct, frozen=True, kw_only=True, tag="ping"):
     """Keep-alive of the service, at least once a second. `want_hello` asks for a Hello."""
 
@@ -105,5 +114,6 @@ Command = (
     | Pause
     | Resume
     | Acknowledge
+    | SetHealing
     | Ping
 )

@@ -16,7 +16,7 @@ from msgspec import Meta
 from canary_obs.binding import HIDDEN, check_bind
 from canary_obs.config_values import PatrolBudget, parse_patrol_budget, parse_perturb, parse_ranks
 from canary_obs.errors import ConfigurationError, UnknownSetting
-from canary_obs.vocabulary import Mode
+from canary_obs.vocabulary import HealPolicy, Mode
 
 PREFIX = "KV_CANARY_"
 FILE_VARIABLE = PREFIX + "CONFIG"
@@ -79,6 +79,9 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
         True  # keep what is known of offloaded KV in files next to it, also for the next start
     )
     copy_records_key_file: str = ""  # ... sealed with this key, where others may write there; 32 to 64 bytes
+    heal: HealPolicy = HealPolicy.OFF  # what is done about damage; dry_run says what protect would do
+    heal_actions_per_minute: Kept = 30  # beyond it healing is a dry run, until an operator chooses anew
+    heal_pool_share: Fraction = 0.25  # ... and of the pool's blocks within a minute, and in quarantine
     drill_enabled: bool = False  # reserves a slot at attach, for POST /canary/drill
     perturb: str = ""  # "real_kv_used=0.05,req_to_token=0.01": probability per step
     perturb_enabled: bool = False  # a safeguard: perturb is refused without it
@@ -227,8 +230,8 @@ def _convert(label: str, field_type: Any, value: Any, *, hidden: bool) -> Any:
 
 
 def _allowed(field_type: Any) -> str:
-    if field_type is Mode:
-        return " or ".join(mode.value for mode in Mode)
+    if field_type in (Mode, HealPolicy):
+        return " or ".join(word.value for word in field_type)
     if field_type is bool:
         return "true or false"
     if literals := [value for value in get_args(field_type) if isinstance(value, str)]:
@@ -257,7 +260,4 @@ def _check_canary(settings: CanaryConfig, labels: Mapping[str, str]) -> None:
 def masked(settings: CanaryConfig | ServiceConfig | ClientConfig) -> dict[str, str]:
     """Every setting as text, secrets as ***; for Hello and logs."""
     shown = msgspec.structs.asdict(settings)
-    return {
-        name: "***" if name in SECRETS and value else str(value.value if isinstance(value, Mode) else value)
-        for name, value in shown.items()
-    }
+    return {name: "***" if name in SECRETS and value else str(value) for name, value in shown.items()}

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from canary_obs.check_progress import (
+    PatrolProgress as PatrolProgress,
+    SweepProgress as SweepProgress,
+    SweepShare as SweepShare,
+)
 from canary_obs.commands import (
     Acknowledge as Acknowledge,
     CancelSweep as CancelSweep,
@@ -14,23 +19,26 @@ from canary_obs.commands import (
     Ping as Ping,
     Resume as Resume,
     ResumeSweep as ResumeSweep,
+    SetHealing as SetHealing,
     StartDrill as StartDrill,
     StartSweep as StartSweep,
 )
 from canary_obs.devices.identity import GpuIdentity
+from canary_obs.heals import Heal, HealStatus
 from canary_obs.injection_counts import PerturbCount
 from canary_obs.slot_facts import ChangedWord, DrillFinding, SlotEvent, SlotFacts, TaintedRequest
 from canary_obs.vocabulary import (
     Cause,
     Completeness,
     GoodCheck,
+    HealAction,
+    HealOutcome,
     Mode,
     Part,
     PerturbMode,
     Phase,
     Reason,
     State,
-    SweepStatus,
     Trigger,
 )
 
@@ -83,47 +91,6 @@ class GroupCounters(_Struct, frozen=True, kw_only=True):
     loads_left_out: int = 0  # slots of loads of which no record was known
 
 
-class SweepShare(_Struct, frozen=True, kw_only=True):
-    """One group's share of a rank's sweep. Seconds count from the sweep's start."""
-
-    group: str
-    total: int
-    checked: int
-    violations: int
-    began: float
-    ended: float
-
-
-class SweepProgress(_Struct, frozen=True, kw_only=True):
-    """One rank's sweep. Counts are slots; seconds are wall time since its start."""
-
-    id: str
-    trigger: Trigger
-    status: SweepStatus
-    groups: tuple[str, ...]
-    data: bool
-    total: int
-    checked: int
-    skipped: dict[Cause, int]
-    violations: int
-    started_ns: int
-    seconds: float
-    step: int
-    error: str | None = None
-    shares: tuple[SweepShare, ...] = ()  # of the groups begun so far
-    paused: bool = False  # this sweep, or the rank's sweeps and patrol
-
-
-class PatrolProgress(_Struct, frozen=True, kw_only=True):
-    """Progress of one rank's patrol."""
-
-    progress: float  # 0 to 1 of the current cycle
-    cycles: int
-    cycle_seconds: float | None  # last complete cycle; None before the first
-    oldest_check_seconds: float
-    budget_bytes_per_second: float
-
-
 class PipelineStatus(_Struct, frozen=True, kw_only=True):
     """State of one rank's device-to-host copies."""
 
@@ -173,6 +140,8 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     forwards: dict[str, int] | None = None  # with tokens, by group, as the engine counts; None = unknown
     forwards_checked: dict[str, int] | None = None  # of those, the ones whose checks were launched
     monotonic_ns: int | None = None  # time.monotonic_ns() when it was taken; None = not reported
+    healing: HealStatus | None = None  # None = not reported
+    heals: dict[HealAction, dict[HealOutcome, int]] = {}  # actions since attach
     boot_id: str | None = None  # of the host's kernel; on one host, monotonic clocks agree
     tainted_requests: dict[str, dict[Completeness, int]] | None = None  # that read damage, by group
     taint_unknown: dict[str, int] | None = None  # damages whose readers are not all known, by group
@@ -277,6 +246,13 @@ class DrillReport(_Struct, frozen=True, kw_only=True, tag="drill_report"):
     finding: DrillFinding
 
 
+class Heals(_Struct, frozen=True, kw_only=True, tag="heals"):
+    """What healing did since the last message; the rank that speaks for its engine's scheduler sends it."""
+
+    identity: Identity
+    rows: tuple[Heal, ...]
+
+
 class StepUnderWay(_Struct, frozen=True, kw_only=True, tag="step_under_way"):
     """Sent by another thread while the engine's thread is in a step that lasts: it makes no snapshots."""
 
@@ -292,5 +268,14 @@ class Goodbye(_Struct, frozen=True, kw_only=True, tag="goodbye"):
 
 
 EngineMessage = (
-    Hello | Snapshot | StepUnderWay | Violations | SweepReport | Evidence | Tainted | DrillReport | Goodbye
+    Hello
+    | Snapshot
+    | StepUnderWay
+    | Violations
+    | SweepReport
+    | Evidence
+    | Tainted
+    | DrillReport
+    | Heals
+    | Goodbye
 )

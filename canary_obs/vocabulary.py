@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Self
 
@@ -167,6 +168,46 @@ class DrillOutcome(StrEnum):
     UNANSWERED = "unanswered"
 
 
+class HealPolicy(StrEnum):
+    """What is done about damage, from the least to the most; DRY_RUN says what PROTECT would do."""
+
+    OFF = "off"
+    DRY_RUN = "dry_run"
+    EVICT = "evict"
+    PROTECT = "protect"
+
+
+_POWER = {policy: power for power, policy in enumerate(HealPolicy)}
+
+
+def most_cautious(policies: Iterable[HealPolicy]) -> HealPolicy:
+    """The one of some policies that does least; OFF for none."""
+    return min(policies, key=_POWER.__getitem__, default=HealPolicy.OFF)
+
+
+class HealAction(StrEnum):
+    """What healing does: to cached blocks, to a running request, or to a block of the pool."""
+
+    EVICT = "evict"
+    RECOMPUTE = "recompute"
+    END = "end"
+    QUARANTINE = "quarantine"
+    RELEASE = "release"
+
+
+class HealOutcome(StrEnum):
+    """How an action ended. WOULD: in a dry run; LIMITED: a guard rail forbade it; FAILED: the engine raised.
+
+    UNVERIFIED: done, and copies in lower tiers, or blocks cached before healing began, may be left.
+    """
+
+    DONE = "done"
+    WOULD = "would"
+    LIMITED = "limited"
+    FAILED = "failed"
+    UNVERIFIED = "unverified"
+
+
 class SlotState(CodedWord):
     """State of a record: PENDING between head and tail; the last three = live, with unknown history.
 
@@ -236,3 +277,4 @@ class ObserverPart(StrEnum):
     HOST_TIER = "host_tier"
     PERTURBATION = "perturbation"
     TAINT = "taint"
+    HEALING = "healing"

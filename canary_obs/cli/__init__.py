@@ -22,6 +22,7 @@ from canary_obs.cli.doctor import doctor
 from canary_obs.cli.exit_codes import CommandFailed
 from canary_obs.cli.export import export
 from canary_obs.cli.fleet import fleet
+from canary_obs.cli.heal import heal
 from canary_obs.cli.incident import ack, incident, incidents
 from canary_obs.cli.keys import keys
 from canary_obs.cli.metrics import metrics
@@ -40,7 +41,7 @@ from canary_obs.errors import ConfigurationError, KVCacheViolation, UnsupportedE
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 _COMMANDS = (
-    status, watch, sweep, violations, incidents, tainted, ack, pause, resume, drill, doctor,
+    status, watch, sweep, violations, incidents, tainted, ack, pause, resume, heal, drill, doctor,
     tour, demo, serve, settings, metrics, keys, export, completion,
 )  # fmt: skip
 for command in _COMMANDS:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from canary_obs.engine_api.healing import HealingLink
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.requests import BlockTable
 from canary_obs.engine_api.views import (
@@ -72,6 +73,7 @@ class EngineAdapter(ABC):
     version: str  # of the engine
     # What is to be said of a version that nobody has tested: the state is at best `degraded`. None = tested.
     untried: str | None = None
+    healing: HealingLink | None = None  # the way to the scheduler; None = damage cannot be healed
 
     @property
     @abstractmethod

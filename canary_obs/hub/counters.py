@@ -25,6 +25,7 @@ COUNTER_FIELDS = (
     "violation_events_dropped",
     "messages_dropped",
     "perturbations",
+    "heals",
     "pipeline",
     "patrol",
     "forwards",

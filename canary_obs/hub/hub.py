@@ -34,6 +34,7 @@ from canary_obs.records import (
     DrillReport,
     EngineMessage,
     Evidence,
+    Heals,
     Hello,
     Pause,
     RankKey,
@@ -147,6 +148,8 @@ class Hub:
             self.drills.record_report(message)
         elif isinstance(message, SweepReport):
             self._sweeps.record_progress(message.identity, message.progress, now)
+        elif isinstance(message, Heals):
+            self.incidents.add_heals(message)
         else:
             rank.update(message.final, now, self._wall_ns())
             rank.depart(now, acknowledged=False)

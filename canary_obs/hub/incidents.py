@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from canary_obs.heals import Heal
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import CollectEvidence, Evidence
 from canary_obs.vocabulary import Phase, Reason
@@ -18,6 +19,7 @@ EVIDENCE_KEPT = 16
 EVIDENCE_PER_LABEL_SET = 2  # slots requested per (rank, group, phase, reason)
 SWEEPS_KEPT = 16
 ACKNOWLEDGEMENTS_KEPT = 32
+HEALS_KEPT = 64
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,7 @@ class Incident(IncidentSummary, frozen=True, kw_only=True):
     first: tuple[ViolationEvent, ...]
     latest: tuple[ViolationEvent, ...]  # those after `first`
     evidence: tuple[Evidence, ...]
+    heals: tuple[Heal, ...] = ()  # what was done about it, oldest first (absent in older bundles)
 
 
 def trace_id_of(kind: str, name: str) -> str:
@@ -95,6 +98,7 @@ class IncidentEntry:
     received: set[tuple[int, str, int]] = field(default_factory=set)
     requests_by_labels: Counter[tuple[int, str, Phase, Reason]] = field(default_factory=Counter)
     evidence: list[Evidence] = field(default_factory=list)
+    heals: list[Heal] = field(default_factory=list)
 
     def add_event(self, event: ViolationEvent) -> CollectEvidence | None:
         """Count an event; returns a request for evidence to its rank, if more is wanted."""
@@ -165,4 +169,5 @@ class IncidentEntry:
             first=tuple(self.first),
             latest=tuple(self.latest),
             evidence=tuple(self.evidence),
+            heals=tuple(self.heals),
         )

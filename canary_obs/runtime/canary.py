@@ -30,6 +30,7 @@ from canary_obs.runtime.faults import Faults
 from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward import ForwardChecks
 from canary_obs.runtime.forward_account import ForwardAccount
+from canary_obs.runtime.healing import Healing
 from canary_obs.runtime.health import Health
 from canary_obs.runtime.hit_account import HitAccount
 from canary_obs.runtime.patrol.patrol import Patrol
@@ -39,7 +40,6 @@ from canary_obs.runtime.report.counter_age import CounterAge
 from canary_obs.runtime.report.reporter import Reporter
 from canary_obs.runtime.report.snapshot import SnapshotSources, current_health_inputs, whole_snapshot
 from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
-from canary_obs.runtime.report.step_watch import StepWatch
 from canary_obs.runtime.report.swa_divergence import SwaReporter
 from canary_obs.runtime.run_state import RunState
 from canary_obs.runtime.slot_hooks import SlotHooks
@@ -95,30 +95,29 @@ class CanaryRuntime(SlotHooks):
         self.drill = Drill(adapter, config, device, self.reporter.send_drill)
         self.swa = SwaReporter(self.state, adapter, config.swa_divergence_interval)
         checks = self.history.written_step, self.patrol.intact_at, log, self.forwards
-        sends = self.reporter.identity, self.reporter.send
-        taint = TaintReporter(adapter, sends, checks, hits_compared=config.verify_on_hit)
+        sends, hits_compared = (self.reporter.identity, self.reporter.send), config.verify_on_hit
+        taint = TaintReporter(adapter, sends, checks, hits_compared=hits_compared)
+        self.healing = Healing(adapter, config, self.reporter.send_heals, self.health)
         self._sources = SnapshotSources(
             config=config, run=self.run, state=self.state, health=self.health,
-            counter_reader=self.counter_reader, sweeper=self.sweeper, patrol=self.patrol,
-            reporter=self.reporter, swa=self.swa, forwards=self.forwards, taint=taint,
-            injections=self.injector.injections if self.injector is not None else None,
+            counter_reader=self.counter_reader, sweeper=self.sweeper, patrol=self.patrol, taint=taint,
+            reporter=self.reporter, swa=self.swa, forwards=self.forwards, healing=self.healing,
+            injections=self.injector and self.injector.injections,
         )  # fmt: skip
         self.delivery = ViolationDelivery(
-            self.run, self._faults, self.counter_reader, self.evidence, self.reporter, self.injector,
-            taint,
+            self.run, self._faults, self.counter_reader, self.evidence, self.reporter, self.injector, taint,
         )  # fmt: skip
-        counts, names = adapter.prefix_hits, tuple(self.state.by_name)
-        hits = HitAccount(names, self.health, counts) if config.verify_on_hit else None
+        self.delivery.healing, names = self.healing, tuple(self.state.by_name)
+        hits = HitAccount(names, self.health, adapter.prefix_hits) if hits_compared else None
         SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery, hits, taint)
         workers = Workers(
             counter_reader=self.counter_reader, baselines=self.baselines, delivery=self.delivery,
             sweeper=self.sweeper, patrol=self.patrol, drill=self.drill, evidence=self.evidence, swa=self.swa,
-            snapshots=SnapshotBuilder(self._sources), reporter=self.reporter,
-            commands=CommandExecutor(self._sources, self.evidence, self.drill),
+            snapshots=SnapshotBuilder(self._sources), reporter=self.reporter, healing=self.healing,
+            commands=CommandExecutor(self._sources, self.evidence, self.drill, self.healing),
         )  # fmt: skip
         self._scheduler = StepScheduler(workers, self.run, self._faults, config, on_gpu=device.type == "cuda")
-        watch = StepWatch(self.reporter.identity, self.run, self._in_step, lambda: self.reporter.snapshots)
-        self.reporter.watch(watch.report)
+        self.reporter.watch(self.run, self._in_step)
         self._head_done, self._depth = False, 0  # depth: of forwards within forwards
 
     @property
@@ -152,6 +151,7 @@ class CanaryRuntime(SlotHooks):
         self.taint.start(self.run.step)
         self.run.ready_at, self.run.armed = time.monotonic(), True
         self.reporter.send_hello()
+        self.healing.start()
 
     def detach(self) -> Snapshot:
         """Restore the engine, read all counters and close the link; returns the final snapshot."""

@@ -14,10 +14,12 @@ from canary_obs.records import (
     Ping,
     Resume,
     ResumeSweep,
+    SetHealing,
     StartDrill,
     StartSweep,
 )
 from canary_obs.runtime.evidence.collector import EvidenceCollector
+from canary_obs.runtime.healing import Healing
 from canary_obs.runtime.perturb.drill import Drill
 from canary_obs.runtime.report.snapshot import SnapshotSources, current_health_inputs
 
@@ -25,7 +27,10 @@ from canary_obs.runtime.report.snapshot import SnapshotSources, current_health_i
 class CommandExecutor:
     """Maps each command to the part that carries it out."""
 
-    def __init__(self, sources: SnapshotSources, evidence: EvidenceCollector, drill: Drill) -> None:
+    def __init__(
+        self, sources: SnapshotSources, evidence: EvidenceCollector, drill: Drill, healing: Healing
+    ) -> None:
+        self._healing = healing
         self._sources, self._run, self._sweeper = sources, sources.run, sources.sweeper
         self._evidence, self._drill = evidence, drill
 
@@ -56,6 +61,11 @@ class CommandExecutor:
                 self._sources.health.acknowledge(current_health_inputs(self._sources), command)
                 if not command.violations_only:
                     self._sources.reporter.acknowledged()
+            case SetHealing():
+                if command.policy is not None:
+                    self._healing.choose(command.policy)
+                if command.release is not None:
+                    self._healing.release(command.release or None)
             case Ping():
                 if command.want_hello:
                     self._sources.reporter.introduce()

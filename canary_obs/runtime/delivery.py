@@ -9,6 +9,7 @@ from canary_obs.records import Violation
 from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.evidence.collector import EvidenceCollector
 from canary_obs.runtime.faults import Faults
+from canary_obs.runtime.healing import Healing
 from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.injector import Injector
 from canary_obs.runtime.report.finding_log import FindingLog
@@ -35,6 +36,7 @@ class ViolationDelivery:
         self.taint = taint
         self._run, self._faults, self._counter_reader = run, faults, counter_reader
         self._evidence, self._reporter, self._injector = evidence, reporter, injector
+        self.healing: Healing | None = None
         self._log = FindingLog(reporter.identity)
         self.pending: list[Violation] = []  # to be raised; empty in mode `log`
 
@@ -57,6 +59,9 @@ class ViolationDelivery:
         elif found:
             incidents.seen_again()
         self._reporter.send_violations(self._traced(findings))  # before anything that may fail
+        if self.healing is not None and self.healing.active and found:
+            named = incidents.names[-1] if incidents.names else ""
+            self._faults.guard(ObserverPart.HEALING, self.healing.found, found, named, self._run.step)
         if findings:
             self._log.update(findings, incident)
             # Before the injector restores the bytes that it flipped.

@@ -16,6 +16,7 @@ from canary_obs.runtime.delivery import ViolationDelivery
 from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.evidence.collector import EvidenceCollector
 from canary_obs.runtime.faults import Faults
+from canary_obs.runtime.healing import Healing
 from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.drill import Drill
 from canary_obs.runtime.report.reporter import Reporter
@@ -45,6 +46,7 @@ class Workers:
     patrol: Patrol
     drill: Drill
     evidence: EvidenceCollector
+    healing: Healing
     swa: SwaReporter
     snapshots: SnapshotBuilder
     reporter: Reporter
@@ -73,6 +75,7 @@ class StepScheduler:
         self._workers, self._run, self._faults = workers, run, faults
         self._rotating = on_gpu  # one task per step; False = every step runs all of them
         self._raising = config.mode is Mode.RAISE
+        self._healing = workers.healing  # while active, every step copies the counters, as in mode `raise`
         self._sweep_seconds = config.sweep_budget_ms / 1e3
         self._interval = config.sweep_interval
         self._sweep_at = self._interval or float("inf")  # forward step of the next interval sweep
@@ -88,11 +91,10 @@ class StepScheduler:
         request = _Task("request_copy", ObserverPart.PATROL, self._request_copy_and_patrol)
         commands = _Task("commands", ObserverPart.COMMANDS, self._commands_and_upkeep)
         shared = (request, snapshot, patrol, fetch, process)
-        self._cycle: Iterator[_Task] = cycle(
-            (snapshot, patrol, snapshot, commands)
-            if self._raising
-            else (*shared, snapshot, *shared, commands)
-        )
+        tasks: tuple[_Task, ...] = (*shared, snapshot, *shared, commands)
+        if self._raising:
+            tasks = (snapshot, patrol, snapshot, commands)
+        self._cycle: Iterator[_Task] = cycle(tasks)
 
     def step(self, stream: AbstractContextManager[None]) -> None:
         """Run what this engine step has time for; `stream` is entered around launches."""
@@ -110,7 +112,7 @@ class StepScheduler:
             return
         self._stream = stream
         # Rows of a violation, and what its slot holds, are worth more the sooner they are read.
-        if self._urgent or self._raising or self._workers.counter_reader.alarmed:
+        if self._urgent or self._raising or self._healing.active or self._workers.counter_reader.alarmed:
             self._faults.guard(ObserverPart.COUNTERS, self._run_urgent)
             now = time.monotonic()
         if run.step >= self._workers.swa.due_step:
@@ -173,7 +175,7 @@ class StepScheduler:
             started = time.monotonic()
             self._advance_baselines(self._sweep_seconds)
             self._advance_drill()
-            if self._raising or self._workers.counter_reader.alarmed:
+            if self._raising or self._healing.active or self._workers.counter_reader.alarmed:
                 self._move_counters()
             self._send_evidence()
             self._update_urgent()

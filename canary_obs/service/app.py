@@ -23,6 +23,7 @@ from canary_obs.service.routes import (
     console,
     drills,
     events,
+    heal,
     incidents,
     page,
     probes,
@@ -38,7 +39,7 @@ from canary_obs.telemetry.prometheus import HubCollector
 from canary_obs.vocabulary import State
 
 _ROUTES = (
-    probes, canary, acknowledgements, drills, events, incidents, sweeps, session, console, page,
+    probes, canary, acknowledgements, drills, heal, events, incidents, sweeps, session, console, page,
 )  # fmt: skip
 ROUTERS = tuple(routes.router for routes in _ROUTES)
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.rank_selection import RankSelection
 from canary_obs.hub.sweep_window import PATTERN
+from canary_obs.vocabulary import HealPolicy
 
 RANKS_NAMED = 1024
 _SLOTS = 1 << 40
@@ -40,6 +41,19 @@ class RankBody(BaseModel):
     def selection(self) -> RankSelection:
         """The ranks that are meant."""
         return RankSelection(engine=self.engine, instance=self.instance, ranks=tuple(self.ranks))
+
+
+class HealBody(RankBody):
+    """A healing policy, blocks to bring back from quarantine, or both."""
+
+    policy: Annotated[
+        HealPolicy | None, Field(strict=False, description="The policy from now on; default: as it is.")
+    ] = None
+    release: Annotated[
+        list[Slot],
+        Field(max_length=RANKS_NAMED, description="Numbers of quarantined blocks to bring back."),
+    ] = []
+    release_all: Annotated[bool, Field(description="Bring all quarantined blocks back.")] = False
 
 
 class AcknowledgeBody(RankBody):

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from canary_obs.heals import HealStatus
 from canary_obs.hub.acknowledgements import AcknowledgementRecord
 from canary_obs.hub.drills import DrillRecord
 from canary_obs.hub.incidents import IncidentSummary
@@ -22,7 +23,7 @@ from canary_obs.service.problems import MEDIA_TYPE
 from canary_obs.service.request_bodies import Name
 from canary_obs.service.route_policy import SCOPE_EXTENSION, WRITE_SCOPES, TokenScope
 from canary_obs.telemetry.incident_bundle import IncidentBundle
-from canary_obs.vocabulary import Phase, Reason, State
+from canary_obs.vocabulary import HealAction, HealOutcome, Phase, Reason, State
 
 _REF = "#/components/schemas/{name}"
 
@@ -130,6 +131,20 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
     reached: tuple[str, ...] = ()  # engine/instance/rank
 
 
+class RankHealing(msgspec.Struct, frozen=True, kw_only=True):
+    """What healing may do on a rank, and has done since the rank was first seen."""
+
+    rank: str  # engine/instance/rank
+    status: HealStatus
+    actions: dict[HealAction, dict[HealOutcome, int]]
+
+
+class HealingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Every rank that reports on healing."""
+
+    ranks: tuple[RankHealing, ...]
+
+
 class AcknowledgementList(msgspec.Struct, frozen=True, kw_only=True):
     """Acknowledgements, newest first."""
 
@@ -178,6 +193,7 @@ _RESPONSES = (
     SweepAdvance,
     Dropped,
     Reached,
+    HealingReport,
     AcknowledgementRecord,
     AcknowledgementList,
     SessionView,

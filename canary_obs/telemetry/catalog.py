@@ -9,6 +9,7 @@ from enum import StrEnum
 from canary_obs.hub.ranks import RankView
 from canary_obs.telemetry import (
     device_readings,
+    heal_readings,
     load_readings,
     readings,
     service_readings,
@@ -132,6 +133,11 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_C, "swa_slots_verified_total", "", "group", "Slots verified around forwards in the full and in the sliding-window groups; the minimum over groups of a kind.", readings.swa_verified),
     _rank(_C, "perturbations_total", "", "mode outcome", "Faults injected on purpose, by outcome.", readings.perturbations),
     _rank(_G, "perturbations_open", "", "mode", "Injected faults without an outcome yet.", readings.perturbations_open),
+    _rank(_C, "heals_total", "", "action outcome", "Actions of healing; the rank that speaks for its engine's scheduler counts them.", heal_readings.actions),
+    _rank(_G, "heal_policy", "", "policy", "1 for the healing policy that is followed, 0 for the others.", heal_readings.policy),
+    _rank(_G, "heal_limited", "", "", "1 while less is done about damage than was asked for: a limit was reached, or this engine allows no more.", heal_readings.limited),
+    _rank(_G, "heal_pool_blocks", "", "", "Blocks of the engine's pool, once healing knows them.", heal_readings.pool_blocks),
+    _rank(_G, "heal_quarantined_blocks", "", "", "Blocks that healing holds back from requests.", heal_readings.quarantined),
     _rank(_H, "detection_latency_seconds", "seconds", "mode", "Time from injecting a fault until the host sees its violation.", readings.detection_latency),
     _rank(_C, "observer_faults_total", "", "part", "Exceptions caught in the canary, by part.", readings.observer_faults),
     _rank(_C, "messages_dropped_total", "", "", "Messages that the rank could not send to the service.", readings.messages_dropped),

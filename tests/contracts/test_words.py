@@ -27,7 +27,7 @@ EVERYWHERE = {
 # As a part of an identifier: in prose these are ordinary English.
 IN_NAMES = {
     "look", "looks", "looked", "behind", "book", "books", "turn", "turns", "half", "placed", "plant",
-    "planted", "gate", "feed", "feeds", "pump", "heal", "healed", "reach", "spread", "machine", "gpu_facts",
+    "planted", "gate", "feed", "feeds", "pump", "reach", "spread", "machine", "gpu_facts",
     "taken",
 }  # fmt: skip
 # Names that users hold (settings, label values, files) or that belong to the field.

@@ -14,11 +14,11 @@ from canary_obs.engines.sglang.adapter import SglangAdapter
 from canary_obs.engines.sglang.ranks import ranks_of
 from canary_obs.engines.sglang.versions import installed_version
 from canary_obs.engines.toolkit.attachment import attach_adapter
-from canary_obs.engines.toolkit.refusal import Refusal
 from canary_obs.engines.toolkit.server_number import separate
 from canary_obs.engines.toolkit.service_process import SupervisedService, start_service
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.refusal import Refusal
 from canary_obs.vocabulary import Mode
 
 log = logging.getLogger("canary_obs")

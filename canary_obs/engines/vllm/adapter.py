@@ -35,6 +35,7 @@ from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.draft_groups import DraftGroups
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
+from canary_obs.engines.vllm.heal_link import HealLink
 from canary_obs.engines.vllm.readable_modules import keep_modules_readable
 from canary_obs.engines.vllm.request_changes import FollowsRequests, RequestChanges
 from canary_obs.engines.vllm.scales import KVScales
@@ -42,7 +43,7 @@ from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE
 from canary_obs.engines.vllm.trace_headers import TraceContexts
-from canary_obs.engines.vllm.versions import V1_VERSIONS, check_version
+from canary_obs.engines.vllm.versions import V1_VERSIONS, check_not_wrapped, check_version
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, scheduled_requests
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.slot_facts import request_name
@@ -58,6 +59,7 @@ class VllmAdapter(FollowsRequests):
 
     name = "vllm"
     supported: tuple[str, ...] = V1_VERSIONS  # of vLLM, with this model runner
+    healing: HealLink
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class VllmAdapter(FollowsRequests):
 
         self.version = str(vllm.__version__)
         self.untried = check_version(self.version, self.supported)
-        _check_not_wrapped(runner)
+        check_not_wrapped(runner)
         self.runner, self._worker, self._wrap_engine = runner, worker, wrap_engine
         # The runner's tensors were created in inference mode, and cannot be written to outside of it.
         with torch.inference_mode():
@@ -98,6 +100,7 @@ class VllmAdapter(FollowsRequests):
         self._windows = WindowTables(self.vllm_groups)
         self._forwards = ForwardCount(self._by_name)
         self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()
+        self.healing = HealLink(self._by_name, self._forwards, worker or runner)
         self._attention = AttentionTables(self.vllm_groups)
         self.known_tokens = KnownTokens(runner.max_num_reqs, runner.device)
         self._patches = MethodPatches()
@@ -199,7 +202,7 @@ class VllmAdapter(FollowsRequests):
 
     def attach(self, observer: Observer) -> None:
         """Wrap methods of the runner instance and start the idle thread."""
-        _check_not_wrapped(self.runner)
+        check_not_wrapped(self.runner)
         self.warm_up()
         if self._drafts is not None:
             self._drafts.warm_up()
@@ -213,6 +216,7 @@ class VllmAdapter(FollowsRequests):
         # Around everything else, so that a forward is counted before a hook sees it.
         counted = self.runner if self._worker is None else self._worker
         self._patches.wrap(counted, "execute_model", self._forwards.around_execute_model)
+        self.healing.attach(self._patches)
         self.connector.attach(self._patches, observer)
         if self._wrap_engine is not None:
             self._wrap_engine(self._patches)
@@ -250,6 +254,7 @@ class VllmAdapter(FollowsRequests):
             self._forwards.note(output)
             self._scheduler_seconds.note(output, observer.overhead)
             self._traces.note(output)
+            self.healing.note(output)
             self.known_tokens.note(output.num_scheduled_tokens, getattr(output, TOKENS_ATTRIBUTE, None))
             self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
             self.update_requests(output)
@@ -289,12 +294,3 @@ class VllmAdapter(FollowsRequests):
             return set()
         lists = self.request_blocks(self._by_name[group].number)
         return set(chain.from_iterable(blocks for _, blocks in lists)) - {NULL_BLOCK}
-
-
-def _check_not_wrapped(runner: Any) -> None:
-    # First of all: detecting the layout writes into the KV, which a canary that is attached would report.
-    if "execute_model" in vars(runner):
-        raise UnsupportedEngine(
-            "this model runner is wrapped already, by another canary (KV_CANARY_MODE makes the vLLM plugin "
-            "attach one) or another tool; detach that first"
-        )

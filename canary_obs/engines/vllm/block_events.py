@@ -27,6 +27,7 @@ from canary_obs.engines.vllm.cached_blocks import (
     PublishedRun,
 )
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
+from canary_obs.engines.vllm.heal_scheduler import heal_all, heal_one, send_heals
 from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_managers, send_keys
 from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
 from canary_obs.engines.vllm.scheduler_reports import (
@@ -55,6 +56,7 @@ def instrument_scheduler_classes(patches: MethodPatches) -> None:
     instrument_map_class(patches)
     patches.wrap(KVCacheManager, "allocate_slots", _around_allocate_slots)
     patches.wrap(Scheduler, "schedule", _around_schedule)
+    heal_all(patches, Scheduler)
     patches.wrap(Scheduler, "__init__", partial(follow_new_schedulers, patches))
 
 
@@ -75,6 +77,7 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
     patches.wrap(manager, "allocate_slots", _bound(manager, _around_allocate_slots))
     patches.wrap(scheduler, "schedule", _bound(scheduler, _around_schedule))
+    heal_one(patches, scheduler)
 
 
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -286,7 +289,7 @@ def send_events(scheduler: Any, output: Any) -> None:
 
 
 # In this order: counts are of the map as it is after the events.
-_REPORTS = send_events, number_output, send_counts, send_hits, send_keys, send_tokens, send_traces
+_REPORTS = send_events, number_output, send_counts, send_hits, send_keys, send_tokens, send_traces, send_heals
 
 _POOL_WRAPPERS: dict[str, _Make] = {
     "cache_full_blocks": _around_cache_full_blocks,

@@ -17,6 +17,7 @@ class ForwardCount:
     def __init__(self, names: Iterable[str]) -> None:
         """`names`: the groups that every forward writes, directly or by the drafting that follows it."""
         self.by_group = dict.fromkeys(names, 0)
+        self.number = 0  # the scheduler's, of the newest output with tokens that was seen
         self.requests = 0  # with tokens in forwards, one by one
         self.under_way = False  # inside `execute_model`: its runner may still wait for another pipeline stage
         self._count = 0
@@ -42,6 +43,7 @@ class ForwardCount:
         """Count by the output's number, too, if it has one; again for the same output, it changes nothing."""
         number = getattr(output, FORWARDS_ATTRIBUTE, None)
         if number is not None:
+            self.number = number
             if self._first is None:
                 self._first = number - max(1, self._count)
             self._count = max(self._count, number - self._first)

@@ -61,10 +61,10 @@ def _instrument(patches: MethodPatches, config: CanaryConfig) -> None:
     import vllm
 
     from canary_obs.engines.toolkit.engine_methods import find_class
-    from canary_obs.engines.toolkit.refusal import log_unprotected
     from canary_obs.engines.vllm.block_events import instrument_scheduler_classes
     from canary_obs.engines.vllm.versions import WORKER, check_hooks, check_version
     from canary_obs.errors import UnsupportedEngine
+    from canary_obs.runtime.refusal import log_unprotected
     from canary_obs.runtime.untried import check_untried
 
     unsupported: str | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from canary_obs.engines.toolkit.engine_methods import check_methods
 from canary_obs.errors import UnsupportedEngine
 
@@ -78,3 +80,13 @@ def _number(release: str) -> tuple[int, ...]:
 def check_hooks() -> None:
     """Raises UnsupportedEngine when a method is missing or has other parameters."""
     check_methods("vLLM", HOOKS)
+
+
+def check_not_wrapped(runner: Any) -> None:
+    """Raises UnsupportedEngine when something has wrapped the runner's steps already."""
+    # First of all: detecting the layout writes into the KV, which a canary that is attached would report.
+    if "execute_model" in vars(runner):
+        raise UnsupportedEngine(
+            "this model runner is wrapped already, by another canary (KV_CANARY_MODE makes the vLLM plugin "
+            "attach one) or another tool; detach that first"
+        )

@@ -14,7 +14,6 @@ import torch
 from canary_obs.config import CanaryConfig, load
 from canary_obs.engines.toolkit.attachment import protect
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.engines.toolkit.refusal import Refusal
 from canary_obs.engines.toolkit.server_number import separate
 from canary_obs.engines.toolkit.service_process import SupervisedService, start_service
 from canary_obs.engines.vllm.adapter import VllmAdapter
@@ -24,6 +23,7 @@ from canary_obs.engines.vllm.rehearsal import rehearse
 from canary_obs.errors import ConfigurationError, UnsupportedEngine
 from canary_obs.records import Snapshot
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.refusal import Refusal
 from canary_obs.runtime.untried import check_untried
 from canary_obs.vocabulary import Mode
 

@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,15 +15,16 @@ from canary_obs import __version__
 from canary_obs.config import CanaryConfig, masked
 from canary_obs.config_values import parse_ranks
 from canary_obs.devices.identity import node_name
+from canary_obs.heals import Heal
 from canary_obs.records import (
     Command,
     DrillReport,
     EngineMessage,
     Goodbye,
+    Heals,
     Hello,
     Identity,
     Snapshot,
-    StepUnderWay,
     SweepProgress,
     SweepReport,
     Violation,
@@ -32,6 +33,8 @@ from canary_obs.records import (
 from canary_obs.runtime.device.gpu_identity import read_identity
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.report.incident_namer import IncidentNamer
+from canary_obs.runtime.report.step_watch import StepWatch
+from canary_obs.runtime.run_state import RunState
 from canary_obs.slot_facts import DrillFinding
 from canary_obs.transport.links import EngineLink
 
@@ -146,6 +149,10 @@ class Reporter:
         """Report how a drill ended."""
         self.send(DrillReport(identity=self.identity, finding=finding))
 
+    def send_heals(self, heals: Sequence[Heal]) -> None:
+        """Report what healing did."""
+        self.send(Heals(identity=self.identity, rows=tuple(heals)))
+
     def snapshot_due(self, now: float) -> bool:
         """Whether a snapshot is due; starts the next interval. Also without a link, for the state log."""
         if now < self._next_snapshot:
@@ -163,10 +170,10 @@ class Reporter:
         self._sequence += 1
         return self._sequence - 1
 
-    def watch(self, step: Callable[[], StepUnderWay | None]) -> None:
-        """Send what `step` returns, called by the link's own thread."""
+    def watch(self, run: RunState, in_step: Callable[[], bool]) -> None:
+        """Let the link's own thread report steps that last."""
         if self._link is not None:
-            self._link.background = step
+            self._link.background = StepWatch(self.identity, run, in_step, lambda: self.snapshots).report
 
     def flush(self) -> None:
         """Wait up to a second until what was sent leaves without this thread."""

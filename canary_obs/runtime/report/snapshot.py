@@ -12,6 +12,7 @@ from canary_obs.records import GroupCounters, PatrolProgress, PipelineStatus, Sn
 from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.device.state import DeviceState
 from canary_obs.runtime.forward_account import ForwardAccount
+from canary_obs.runtime.healing import Healing
 from canary_obs.runtime.health import Health, HealthInputs
 from canary_obs.runtime.patrol.patrol import Patrol
 from canary_obs.runtime.perturb.injection_log import InjectionLog
@@ -39,6 +40,7 @@ class SnapshotSources:
     swa: SwaReporter
     forwards: ForwardAccount
     taint: TaintReporter
+    healing: Healing
     injections: InjectionLog | None  # None = perturbation is off
 
 
@@ -148,6 +150,8 @@ def make_snapshot(sources: SnapshotSources, parts: SnapshotParts) -> Snapshot:
         paused=run.paused,
         swa_divergence=sources.swa.latest,
         forwards=sources.forwards.counted,
+        healing=sources.healing.status,
+        heals=sources.healing.counts,
         forwards_checked=dict(sources.forwards.checked),
         tainted_requests=tainted,
         taint_unknown=unknown,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from canary_obs.config import CanaryConfig
-from canary_obs.engines.toolkit.refusal import Refusal
 from canary_obs.engines.vllm import plugin
 from canary_obs.errors import ConfigurationError
+from canary_obs.runtime.refusal import Refusal
 
 
 @pytest.mark.parametrize(

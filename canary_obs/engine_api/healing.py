@@ -1,0 +1,32 @@
+"""The way from findings to those who own blocks and requests, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from canary_obs.healing.guard_rail import Limits
+from canary_obs.heals import Heal, HealStatus
+from canary_obs.records import Violation
+from canary_obs.vocabulary import HealPolicy
+
+Healed = Callable[[Sequence[Heal], HealStatus], None]
+
+
+class HealingLink(Protocol):
+    """Carries damage to an engine's scheduler. No method waits; all are called on the engine's thread."""
+
+    def listen(self, healed: Healed) -> None:
+        """Call `healed` whenever the scheduler has reported what it did, or what it may do."""
+
+    def choose(self, policy: HealPolicy, limits: Limits) -> None:
+        """The scheduler follows this policy from the next step on."""
+
+    def damaged(self, found: Sequence[Violation], incident: str, step: int) -> None:
+        """Findings and redetections that were read in forward number `step`, counted as violations do.
+
+        They leave with the results of the step under way, or else of the next one.
+        """
+
+    def release(self, blocks: Sequence[int] | None) -> None:
+        """Bring quarantined blocks back, by the engine's numbers; None = all."""

@@ -1,0 +1,1 @@
+"""What is done about damage: the blocks and requests that it reaches, the limits, the account."""

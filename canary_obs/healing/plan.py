@@ -1,0 +1,122 @@
+"""Decides what is to be done about one damage. A dry run and a real one use the same decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from canary_obs.healing.damage import Damage
+from canary_obs.healing.lineage import Lineage
+from canary_obs.vocabulary import HealPolicy
+
+MOST_RESTARTS = 3  # of one request: what is found again each time is not cured by computing it again
+
+Block = tuple[int, int]  # the engine's group number, block number
+
+
+class HeldRequest(NamedTuple):
+    """A request that holds blocks."""
+
+    request: str
+    name: str  # as violations name it
+    blocks: Sequence[Sequence[int]]  # by group number; may have blocks that hold nothing
+    keys: Sequence[bytes]  # of its prefixes, one for each `key_tokens` tokens
+    block_tokens: Sequence[int]  # by group number; 0 = a block holds a state of all tokens so far
+    computed: int  # tokens whose KV was there before the forward whose results are given out next
+    since: int  # number of the forward that it began or went on with; 0 = unknown
+    joined: int  # of its tokens, those that it got from the prefix cache then
+    sent: int  # output tokens that the engine has given out
+    restartable: bool
+    restarts: int  # by healing, so far
+
+
+class CacheView(Protocol):
+    """The engine's blocks and requests as they are between two steps."""
+
+    @property
+    def key_tokens(self) -> int:
+        """Tokens per key."""
+
+    @property
+    def given_out(self) -> int:
+        """Number of the last forward whose tokens were given out."""
+
+    def requests(self) -> Iterable[HeldRequest]:
+        """All requests that hold blocks."""
+
+    def keys_of(self, block: Block) -> Sequence[bytes]:
+        """The keys that the block is cached under; none = it is not cached."""
+
+    def finished_keys(self, name: str) -> Sequence[bytes]:
+        """The keys of a request that has ended lately, by the name that violations give it."""
+
+    def blocks_of(self, key: bytes) -> Iterable[Block]:
+        """All blocks that are cached under the key, of any group."""
+
+
+class Plan(NamedTuple):
+    """What is to be done. Requests that are `left` go on, and nothing they compute may be cached."""
+
+    evict: tuple[Block, ...]
+    recompute: tuple[str, ...]
+    end: tuple[str, ...]
+    left: tuple[str, ...]
+    partly_known: bool  # something cached may have been computed from it, and is not known to the lineage
+
+    @property
+    def actions(self) -> int:
+        """What a limit on actions counts."""
+        return bool(self.evict) + len(self.recompute) + len(self.end)
+
+
+def make_plan(damage: Damage, view: CacheView, lineage: Lineage, policy: HealPolicy) -> Plan:
+    """What `policy` does about this damage; DRY_RUN decides as PROTECT."""
+    requests = list(view.requests())
+    victim: HeldRequest | None = None
+    if damage.request is None:
+        roots = list(view.keys_of((damage.group, damage.block)))
+    else:
+        victim = next((held for held in requests if held.name == damage.request), None)
+        chain = view.finished_keys(damage.request) if victim is None else victim.keys
+        roots = list(chain[damage.position // view.key_tokens :])
+    keys = lineage.descendants(roots)
+    cached = dict.fromkeys(block for key in keys for block in view.blocks_of(key))
+    recompute, end, left = [], [], []
+    for held in () if damage.kv_intact else requests:
+        if held is not victim and not harmed(held, damage) and not _holds(held, cached):
+            continue
+        unsent = held.sent == 0 or (damage.good is not None and damage.good >= view.given_out)
+        again = held.restartable and held.restarts < MOST_RESTARTS
+        if unsent and again and (held.sent == 0 or policy is not HealPolicy.EVICT):
+            recompute.append(held.request)
+        elif policy is HealPolicy.EVICT:
+            left.append(held.request)
+        else:
+            end.append(held.request)
+    unknown = any(key not in lineage for key in roots)
+    return Plan(tuple(cached), tuple(recompute), tuple(end), tuple(left), unknown)
+
+
+def harmed(held: HeldRequest, damage: Damage) -> bool:
+    """Whether the request has what was damaged, and not what was written over it since."""
+    if damage.request is not None or damage.group >= len(held.blocks):
+        return False
+    blocks, size = held.blocks[damage.group], held.block_tokens[damage.group]
+    if damage.block not in blocks:
+        return False
+    position = blocks.index(damage.block) * size + damage.offset
+    if position < held.joined:
+        return True
+    written = damage.fresh or position < held.computed or not size
+    return written and held.since <= damage.found
+
+
+def _holds(held: HeldRequest, tainted: Mapping[Block, None]) -> bool:
+    # Damage is in few groups: a list is searched only for those.
+    groups = {group for group, _ in tainted}
+    return any(
+        (group, block) in tainted
+        for group in groups
+        if group < len(held.blocks)
+        for block in held.blocks[group]
+    )

@@ -1,0 +1,118 @@
+"""The rank's part in healing: hands over what was found, and reports what the engine's scheduler did."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from canary_obs.config import CanaryConfig
+from canary_obs.engine_api.adapter import EngineAdapter
+from canary_obs.healing.guard_rail import Limits
+from canary_obs.heals import Heal, HealStatus
+from canary_obs.records import Violation
+from canary_obs.runtime.health import Health
+from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, State
+
+log = logging.getLogger("canary_obs")
+_IMPOSSIBLE = "damage in this engine cannot be healed: its adapter has no way to its scheduler"
+_WAITING = "the scheduler has not answered: it does with the engine's next step"
+
+
+class Healing:
+    """Off, it costs nothing: it is called for findings only."""
+
+    def __init__(
+        self,
+        adapter: EngineAdapter,
+        config: CanaryConfig,
+        send: Callable[[Sequence[Heal]], None],
+        health: Health,
+    ) -> None:
+        """`send` reports actions to the service."""
+        self._limits = Limits(config.heal_actions_per_minute, config.heal_pool_share)
+        self._adapter, self._wanted, self._send = adapter, config.heal, send
+        health.add_source(self)
+        self.policy = HealPolicy.OFF
+        self._status: HealStatus | None = None  # the scheduler's, of this policy
+        self._counts: Counter[tuple[HealAction, HealOutcome]] = Counter()
+
+    @property
+    def active(self) -> bool:
+        """Whether findings are worth more the sooner they are read."""
+        return self.policy is not HealPolicy.OFF
+
+    @property
+    def status(self) -> HealStatus:
+        """What may be done now, as far as it is known here."""
+        if self.policy is HealPolicy.OFF:
+            kept = () if self._status is None else self._status.quarantined
+            blocks = 0 if self._status is None else self._status.pool_blocks
+            return HealStatus(policy=self.policy, effective=self.policy, quarantined=kept, pool_blocks=blocks)
+        if self._status is not None and self._status.policy is self.policy:
+            return self._status
+        why = _WAITING if self._adapter.healing is not None else _IMPOSSIBLE
+        effective = HealPolicy.OFF if self._adapter.healing is None else HealPolicy.DRY_RUN
+        return HealStatus(policy=self.policy, effective=effective, why=why)
+
+    @property
+    def counts(self) -> dict[HealAction, dict[HealOutcome, int]]:
+        """Actions since attach."""
+        return {
+            action: {outcome: self._counts[action, outcome] for outcome in HealOutcome}
+            for action in HealAction
+        }
+
+    def reasons(self) -> list[tuple[State, str]]:
+        """Degraded while less is done than was asked for."""
+        status = self._status
+        if status is None or status.why is None or status.policy is not self.policy:
+            return []
+        return [(State.DEGRADED, f"healing is a dry run, not {status.policy.value}: {status.why}")]
+
+    def start(self) -> None:
+        """Follow the policy of the settings; after attach."""
+        if self._wanted is not HealPolicy.OFF:
+            self.choose(self._wanted)
+
+    def choose(self, policy: HealPolicy) -> None:
+        """Follow this policy from now on. OFF ends healing at once: nothing is handed over any more."""
+        if policy is not self.policy:
+            log.warning("canary_obs: healing policy is %s, it was %s", policy.value, self.policy.value)
+        self.policy = policy
+        if (link := self._adapter.healing) is not None:
+            link.listen(self._healed)
+            link.choose(policy, self._limits)
+
+    def release(self, blocks: Sequence[int] | None) -> None:
+        """Bring quarantined blocks back; None = all."""
+        if (link := self._adapter.healing) is not None:
+            link.release(blocks)
+
+    def found(self, violations: Sequence[Violation], incident: str, step: int) -> None:
+        """Hand over what was read in forward `step`."""
+        link = self._adapter.healing
+        if self.policy is not HealPolicy.OFF and violations and link is not None:
+            link.damaged(violations, incident, step)
+
+    def _healed(self, heals: Sequence[Heal], status: HealStatus) -> None:
+        before, self._status = self._status, status
+        if status.why is not None and (before is None or before.why != status.why):
+            log.error(
+                "canary_obs: healing makes a dry run, %s was asked for: %s", status.policy.value, status.why
+            )
+        for heal in heals:
+            self._counts[heal.action, heal.outcome] += 1
+            log.warning("canary_obs: healing: %s", _text(heal))
+        if heals:
+            self._send(heals)
+
+
+def _text(heal: Heal) -> str:
+    facts = {
+        "action": heal.action.value, "outcome": heal.outcome.value, "policy": heal.policy.value,
+        "group": heal.group or None, "block": heal.block, "request": heal.request,
+        "blocks": heal.blocks or None, "tokens": heal.tokens or None, "forwards": heal.forwards,
+        "reason": heal.reason, "incident": heal.incident, "detail": heal.detail,
+    }  # fmt: skip
+    return ", ".join(f"{name}={value}" for name, value in facts.items() if value is not None)

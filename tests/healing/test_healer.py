@@ -1,0 +1,321 @@
+"""What healing does about damage, and what keeps it from doing more."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, strategies as st
+
+from canary_obs.healing.damage import Damage
+from canary_obs.healing.guard_rail import Limits
+from canary_obs.healing.healer import Healer
+from canary_obs.healing.lineage import Lineage
+from canary_obs.heals import Heal
+from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, Reason
+from tests.healing.cache import KEY_TOKENS, Cache
+
+WIDE = Limits(1000, 1.0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(cache: Cache, policy: HealPolicy, limits: Limits = WIDE, clock: Clock | None = None) -> Healer:
+    lineage = Lineage(lambda key: key in cache.cached.values())
+    for request in cache.running.values():
+        lineage.follow(request.keys, len(request.keys))
+    healer = Healer(cache, lineage, limits, clock or Clock())
+    healer.choose(policy)
+    return healer
+
+
+def bytes_of(block: int, **more: object) -> Damage:
+    damage = Damage(0, block, block * KEY_TOKENS, 0, Reason.KV_DATA, "full", found=9)
+    return damage._replace(**more)  # type: ignore[arg-type]
+
+
+def misread(request: str, position: int, good: int | None = None) -> Damage:
+    return bytes_of(0, reason=Reason.CHAIN, request=request, position=position, good=good)
+
+
+def shared() -> Cache:
+    """`a` and `b` share their first block; `c` shares nothing."""
+    cache = Cache()
+    cache.add("a", range(12), [1, 2, 3], sent=5)
+    cache.add("b", [*range(4), 50, 51, 52, 53], [1, 4])
+    cache.add("c", range(60, 68), [5, 6], sent=1)
+    return cache
+
+
+def said(heals: tuple[Heal, ...]) -> Counter[tuple[HealAction, HealOutcome]]:
+    return Counter((heal.action, heal.outcome) for heal in heals)
+
+
+def test_evict_takes_all_that_was_computed_from_it_and_starts_what_has_sent_nothing_again() -> None:
+    cache = shared()
+    healer = made(cache, HealPolicy.EVICT)
+    healer.heal([bytes_of(1)])
+    assert set(cache.cached) == {5, 6}
+    assert (cache.again, cache.ended, cache.barred) == (["b"], [], {"a"})
+    heals = healer.drain()
+    assert said(heals) == {
+        (HealAction.EVICT, HealOutcome.DONE): 1, (HealAction.RECOMPUTE, HealOutcome.DONE): 1,
+    }  # fmt: skip
+    assert heals[0].blocks == 4
+    assert (heals[1].request, heals[1].tokens) == ("b", 8)
+
+
+def test_protect_ends_what_has_sent_tokens_and_spares_the_rest() -> None:
+    cache = shared()
+    made(cache, HealPolicy.PROTECT).heal([bytes_of(1)])
+    assert (cache.again, cache.ended) == (["b"], ["a"])
+    assert list(cache.running) == ["c"]
+
+
+def test_tokens_of_forwards_that_are_known_to_be_good_do_not_end_a_request() -> None:
+    cache = shared()
+    cache.given_out = 7
+    made(cache, HealPolicy.PROTECT).heal([bytes_of(1, good=7)])
+    assert (set(cache.again), cache.ended) == ({"a", "b"}, [])
+    cache = shared()
+    cache.given_out = 8  # the tokens of forward 8 have left
+    made(cache, HealPolicy.PROTECT).heal([bytes_of(1, good=7)])
+    assert (cache.again, cache.ended) == (["b"], ["a"])
+
+
+def test_a_request_that_read_something_else_costs_only_itself_and_what_went_on_from_it() -> None:
+    cache = shared()
+    made(cache, HealPolicy.PROTECT).heal([misread("a", 5)])
+    assert cache.ended == ["a"]
+    assert set(cache.cached) == {1, 4, 5, 6}  # the block before that position is right
+
+
+def test_what_a_request_computed_is_found_after_it_has_ended() -> None:
+    cache = shared()
+    healer = made(cache, HealPolicy.EVICT)
+    cache.finished["a"] = cache.running.pop("a").keys
+    healer.heal([misread("a", 4)])
+    assert set(cache.cached) == {1, 4, 5, 6}
+
+
+def test_a_damaged_record_costs_the_block_and_no_request() -> None:
+    cache = shared()
+    made(cache, HealPolicy.PROTECT).heal([bytes_of(1, kv_intact=True)])
+    assert 1 not in cache.cached
+    assert not cache.again + cache.ended
+
+
+def test_a_request_is_not_computed_again_for_ever() -> None:
+    cache = shared()
+    cache.running["b"].restarts = 3
+    made(cache, HealPolicy.PROTECT).heal([bytes_of(4)])
+    assert (cache.again, cache.ended) == ([], ["b"])
+
+
+def test_what_was_written_over_since_harms_nobody() -> None:
+    cache = shared()
+    cache.cached.clear()
+    c = cache.running["c"]
+    c.computed = 5  # of its second block one token was there before this forward
+    made(cache, HealPolicy.PROTECT).heal([bytes_of(6, offset=1)])
+    assert not cache.again + cache.ended
+    c.since = 10  # it began after the damage was found, and computed the block itself
+    made(cache, HealPolicy.PROTECT).heal([bytes_of(6, offset=0)])
+    assert not cache.again + cache.ended
+    c.joined = 8  # it got the block from the cache
+    made(cache, HealPolicy.PROTECT).heal([bytes_of(6, offset=1)])
+    assert cache.ended == ["c"]
+
+
+def test_copies_elsewhere_and_blocks_from_before_make_it_unverified() -> None:
+    cache = shared()
+    cache.copies_elsewhere = "OffloadingConnector"
+    healer = made(cache, HealPolicy.EVICT)
+    cache.add("d", range(80, 84), [9])
+    healer.heal([bytes_of(6), bytes_of(9)])
+    details = [heal.detail or "" for heal in healer.drain() if heal.action is HealAction.EVICT]
+    assert ["OffloadingConnector" in detail for detail in details] == [True, True]
+    assert ["before healing began" in detail for detail in details] == [False, True]
+
+
+DAMAGES = st.lists(
+    st.one_of(
+        st.builds(bytes_of, st.integers(1, 12), good=st.one_of(st.none(), st.integers(0, 9))),
+        st.builds(misread, st.sampled_from("abcde"), st.integers(0, 11), st.one_of(st.none(), st.just(7))),
+    ),
+    max_size=12,
+)
+TOKENS = st.lists(st.integers(0, 1), min_size=KEY_TOKENS, max_size=3 * KEY_TOKENS)
+
+
+def busy(prompts: list[list[int]]) -> Cache:
+    """Requests that share blocks where they share whole blocks of tokens."""
+    cache = Cache(given_out=7)
+    for name, tokens in zip("abcde", prompts, strict=False):
+        whole = tokens[: len(tokens) // KEY_TOKENS * KEY_TOKENS]
+        blocks = []
+        for end in range(KEY_TOKENS, len(whole) + 1, KEY_TOKENS):
+            known = [block for _, block in cache.blocks_of(bytes(whole[:end]))]
+            free = max([0, *cache.cached, *blocks]) + 1
+            blocks.append(known[0] if known else free)
+        cache.add(name, whole, blocks, sent=len(tokens) % 3)
+    return cache
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=5), DAMAGES)
+def test_a_dry_run_predicts_what_is_done(prompts: list[list[int]], damages: list[Damage]) -> None:
+    for damage in damages:
+        dry, real = busy(prompts), busy(prompts)
+        predicting, doing = made(dry, HealPolicy.DRY_RUN), made(real, HealPolicy.PROTECT)
+        predicting.heal([damage])
+        doing.heal([damage])
+        assert dry.cached == busy(prompts).cached
+        assert not dry.again + dry.ended
+        would = [(heal.action, heal.request, heal.blocks) for heal in predicting.drain()]
+        assert would == [(heal.action, heal.request, heal.blocks) for heal in doing.drain()]
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=5), DAMAGES)
+def test_after_protect_nobody_holds_what_was_computed_from_damage(
+    prompts: list[list[int]], damages: list[Damage]
+) -> None:
+    cache = busy(prompts)
+    healer = made(cache, HealPolicy.PROTECT)
+    for damage in damages:
+        tainted: set[bytes] = set()
+        if damage.request is None:
+            tainted = set(cache.keys_of((0, damage.block)))
+        elif damage.request in cache.running:
+            tainted = set(cache.running[damage.request].keys[damage.position // KEY_TOKENS :])
+        healer.heal([damage])
+        assert damage.request not in cache.running
+        for key in tainted:
+            assert not [held for held in cache.cached.values() if held.startswith(key)]
+            assert not [each for each in cache.running.values() if key in each.keys]
+
+
+def test_a_flood_of_findings_stops_at_the_limit() -> None:
+    cache, clock = Cache(pool=100), Clock()
+    for number in range(50):
+        cache.add(f"r{number}", [number] * 8, [2 * number + 1, 2 * number + 2], sent=1)
+    healer = made(cache, HealPolicy.PROTECT, Limits(20, 0.5), clock)
+    healer.heal([bytes_of(2 * number + 1) for number in range(50)])
+    assert len(cache.ended) == 10  # each costs two actions: its blocks, and the request
+    assert len(cache.cached) == 80
+    assert healer.effective is HealPolicy.DRY_RUN
+    assert "20 actions" in str(healer.why)
+    found = said(healer.drain())
+    assert found[HealAction.END, HealOutcome.DONE] == 10
+    assert found[HealAction.END, HealOutcome.LIMITED] == 1
+    assert found[HealAction.END, HealOutcome.WOULD] == 39
+    clock.now = 3600.0
+    healer.heal([bytes_of(99)])
+    assert len(cache.ended) == 10  # until an operator chooses anew
+    healer.choose(HealPolicy.PROTECT)
+    healer.heal([bytes_of(99)])
+    assert len(cache.ended) == 11
+
+
+def test_a_tree_larger_than_the_share_of_the_pool_stays() -> None:
+    cache = Cache(pool=10)
+    cache.add("a", range(12), [1, 2, 3])
+    healer = made(cache, HealPolicy.EVICT, Limits(100, 0.2))
+    healer.heal([bytes_of(1)])
+    assert len(cache.cached) == 3
+    assert "3 of 10 blocks" in str(healer.why)
+
+
+def test_limits_are_of_one_minute() -> None:
+    cache, clock = Cache(pool=100), Clock()
+    for number in range(6):
+        cache.add(f"r{number}", [number] * 4, [number + 1], sent=1)
+    healer = made(cache, HealPolicy.EVICT, Limits(1, 1.0), clock)
+    for number in range(6):
+        healer.heal([bytes_of(number + 1)])
+        clock.now += 61
+    assert not cache.cached
+    assert healer.why is None
+
+
+def test_a_dry_run_says_each_thing_once() -> None:
+    healer = made(shared(), HealPolicy.DRY_RUN)
+    healer.heal([bytes_of(1)] * 5)
+    assert said(healer.drain()) == {
+        (HealAction.EVICT, HealOutcome.WOULD): 1,
+        (HealAction.RECOMPUTE, HealOutcome.WOULD): 1,
+        (HealAction.END, HealOutcome.WOULD): 1,
+    }
+
+
+def test_an_action_that_fails_ends_healing_until_an_operator_chooses() -> None:
+    cache = shared()
+    cache.broken = True
+    healer = made(cache, HealPolicy.PROTECT)
+    healer.heal([bytes_of(1), bytes_of(6)])
+    assert not cache.again + cache.ended
+    assert "no such block" in str(healer.why)
+    assert said(healer.drain())[HealAction.EVICT, HealOutcome.FAILED] == 1
+
+
+def test_an_engine_that_does_not_agree_with_the_rehearsal_gets_a_dry_run() -> None:
+    cache = shared()
+    healer = made(cache, HealPolicy.OFF)
+    healer.choose(HealPolicy.PROTECT, "no method touch")
+    healer.heal([bytes_of(1)])
+    assert healer.status().why == "no method touch"
+    assert not cache.again + cache.ended
+
+
+def test_off_does_nothing_at_once() -> None:
+    cache = shared()
+    healer = made(cache, HealPolicy.PROTECT)
+    healer.choose(HealPolicy.OFF)
+    healer.heal([bytes_of(1)])
+    assert not healer.drain()
+    assert len(cache.cached) == 6
+
+
+def test_a_slot_that_is_damaged_again_after_it_was_written_anew_leaves_circulation() -> None:
+    cache, clock = Cache(), Clock()
+    healer = made(cache, HealPolicy.PROTECT, WIDE, clock)
+    cache.add("a", range(4), [1])
+    healer.heal([bytes_of(1), bytes_of(1)])
+    assert not cache.out
+    cache.add("b", range(4, 8), [1])
+    healer.heal([bytes_of(1, slot=5)])
+    assert not cache.out  # another slot of the block
+    cache.add("c", range(8, 12), [1])
+    clock.now = 3600.0
+    healer.heal([bytes_of(1)])
+    assert cache.out == {(0, 1)}
+    assert healer.status().quarantined == (("full", 1),)
+    assert healer.drain()[-1].action is HealAction.QUARANTINE
+    healer.release([1])
+    assert not cache.out
+    assert healer.status().quarantined == ()
+    assert healer.drain()[-1].outcome is HealOutcome.DONE
+
+
+def test_damage_a_day_apart_is_no_pattern() -> None:
+    cache, clock = Cache(), Clock()
+    healer = made(cache, HealPolicy.PROTECT, WIDE, clock)
+    for number in range(3):
+        cache.add(f"r{number}", [number] * 4, [1])
+        healer.heal([bytes_of(1)])
+        clock.now += 86_401.0
+    assert not cache.out
+
+
+def test_quarantine_takes_no_more_than_the_share_of_the_pool() -> None:
+    cache, clock = Cache(pool=8), Clock()
+    healer = made(cache, HealPolicy.PROTECT, Limits(1000, 0.25), clock)
+    for block in range(1, 6):
+        for content in range(2):
+            cache.add("r", [block, content, 0, 0], [block])
+            healer.heal([bytes_of(block)])
+            clock.now += 61
+    assert len(cache.out) == 2
