@@ -102,7 +102,7 @@ class CanaryRuntime(SlotHooks):
             config=config, run=self.run, state=self.state, health=self.health,
             counter_reader=self.counter_reader, sweeper=self.sweeper, patrol=self.patrol, taint=taint,
             reporter=self.reporter, swa=self.swa, forwards=self.forwards, healing=self.healing,
-            injections=self.injector and self.injector.injections,
+            injections=self.injector.injections if self.injector else None,
         )  # fmt: skip
         self.delivery = ViolationDelivery(
             self.run, self._faults, self.counter_reader, self.evidence, self.reporter, self.injector, taint,
