@@ -1,0 +1,95 @@
+"""Defects seeded in what is done about damage."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_HEALER = "tests/healing/test_healer.py::test_"
+_LINEAGE = "tests/healing/test_lineage.py::test_"
+
+DECIDED = mutants(
+    "canary_obs/healing/plan.py",
+    (
+        "damage.good >= view.given_out",
+        "damage.good >= 0",
+        _HEALER + "tokens_of_forwards_that_are_known_to_be_good_do_not_end_a_request",
+    ),
+    (
+        "keys = lineage.descendants(roots)",
+        "keys = roots",
+        _HEALER + "evict_takes_all_that_was_computed_from_it_and_starts_what_has_sent_nothing_again",
+    ),
+    (
+        "view.finished_keys(damage.request) if victim is None",
+        "() if victim is None",
+        _HEALER + "what_a_request_computed_is_found_after_it_has_ended",
+    ),
+    (
+        "() if damage.kv_intact else requests",
+        "requests",
+        _HEALER + "a_damaged_record_costs_the_block_and_no_request",
+    ),
+    (
+        "held.restarts < MOST_RESTARTS",
+        "True",
+        _HEALER + "a_request_is_not_computed_again_for_ever",
+    ),
+    (
+        "return written and held.since <= damage.found",
+        "return written",
+        _HEALER + "what_was_written_over_since_harms_nobody",
+    ),
+    (
+        "damage.fresh or position < held.computed",
+        "damage.fresh or True",
+        _HEALER + "what_was_written_over_since_harms_nobody",
+    ),
+)
+
+LIMITED = mutants(
+    "canary_obs/healing/guard_rail.py",
+    ("if spent > self._actions:", "if False:", _HEALER + "a_flood_of_findings_stops_at_the_limit"),
+    (
+        "elif lost > self._share * pool:",
+        "elif False:",
+        _HEALER + "a_tree_larger_than_the_share_of_the_pool_stays",
+    ),
+    ("if self.closed is not None:", "if False:", _HEALER + "a_flood_of_findings_stops_at_the_limit"),
+    ("now - self._done[0][0] >= SECONDS", "False", _HEALER + "limits_are_of_one_minute"),
+)
+
+DONE = mutants(
+    "canary_obs/healing/healer.py",
+    (
+        "        if self.effective is HealPolicy.DRY_RUN:\n            self._say",
+        "        if self.policy is HealPolicy.DRY_RUN:\n            self._say",
+        _HEALER + "an_engine_that_does_not_agree_with_the_rehearsal_gets_a_dry_run",
+    ),
+    (
+        "        self._problem = f\"an action failed",
+        "        self._left = f\"an action failed",
+        _HEALER + "an_action_that_fails_ends_healing_until_an_operator_chooses",
+    ),
+    (
+        "self._generations.get(block, 0) + 1",
+        "self._generations.get(block, 0)",
+        _HEALER + "a_slot_that_is_damaged_again_after_it_was_written_anew_leaves_circulation",
+    ),
+    (
+        "len(self.quarantined) + 1 <= self._share",
+        "0 <= self._share",
+        _HEALER + "quarantine_takes_no_more_than_the_share_of_the_pool",
+    ),
+)  # fmt: skip
+
+REMEMBERED = mutants(
+    "canary_obs/healing/lineage.py",
+    (
+        "if key in self._children or self._cached(key):",
+        "if self._cached(key):",
+        _LINEAGE + "descendants_are_all_that_is_cached_and_goes_on_from_a_prefix",
+    ),
+    ("self._forget(2 * added)", "self._forget(0)", _LINEAGE + "memory_stays_within_twice_of_what_is_cached"),
+)
+
+ALL = *DECIDED, *LIMITED, *DONE, *REMEMBERED
