@@ -34,6 +34,15 @@ def test_descendants_are_all_that_is_cached_and_goes_on_from_a_prefix(
     assert all(key.startswith(bytes(root)) for key in found)
 
 
+def test_a_prefix_that_is_not_cached_keeps_what_goes_on_from_it() -> None:
+    cached = {b"abc", *(bytes([number]) for number in range(50))}
+    lineage = Lineage(lambda key: key in cached)
+    lineage.follow([b"a", b"ab", b"abc"], 3)
+    for number in range(50):
+        lineage.follow([bytes([number])], 1)
+    assert set(lineage.descendants([b"a"])) == {b"a", b"ab", b"abc"}
+
+
 def test_memory_stays_within_twice_of_what_is_cached() -> None:
     cached: set[bytes] = set()
     lineage = Lineage(lambda key: key in cached)

@@ -54,7 +54,6 @@ LIMITED = mutants(
         "elif False:",
         _HEALER + "a_tree_larger_than_the_share_of_the_pool_stays",
     ),
-    ("if self.closed is not None:", "if False:", _HEALER + "a_flood_of_findings_stops_at_the_limit"),
     ("now - self._done[0][0] >= SECONDS", "False", _HEALER + "limits_are_of_one_minute"),
 )
 
@@ -87,7 +86,7 @@ REMEMBERED = mutants(
     (
         "if key in self._children or self._cached(key):",
         "if self._cached(key):",
-        _LINEAGE + "descendants_are_all_that_is_cached_and_goes_on_from_a_prefix",
+        _LINEAGE + "a_prefix_that_is_not_cached_keeps_what_goes_on_from_it",
     ),
     ("self._forget(2 * added)", "self._forget(0)", _LINEAGE + "memory_stays_within_twice_of_what_is_cached"),
 )
