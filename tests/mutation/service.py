@@ -186,4 +186,25 @@ KEYS = mutants(
     ),
 )
 
-ALL = AUTH + TOKENS + LIMITS + EVENT_STREAM + DRILL + DRILL_STORE + ADMISSION + ENDPOINT + LISTENER + KEYS
+QUERY = mutants(
+    "canary_obs/service/query_parameters.py",
+    (
+        "if count > 1",
+        "if count > 2",
+        "tests/service/test_query_parameters.py::test_a_parameter_that_is_given_twice_is_refused",
+    ),
+)
+
+ALL = (
+    QUERY
+    + AUTH
+    + TOKENS
+    + LIMITS
+    + EVENT_STREAM
+    + DRILL
+    + DRILL_STORE
+    + ADMISSION
+    + ENDPOINT
+    + LISTENER
+    + KEYS
+)

@@ -10,6 +10,7 @@ from canary_obs.hub.acknowledgements import AcknowledgementRecord, AcknowledgeRe
 from canary_obs.service.auth import caller_name
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
+from canary_obs.service.query_parameters import EACH_ONCE
 from canary_obs.service.request_bodies import AcknowledgeBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import AcknowledgementList, documented, reply
@@ -23,6 +24,7 @@ AcknowledgementId = Annotated[str, Path(min_length=1, max_length=128)]
     "/acknowledge",
     status_code=202,
     responses=documented(AcknowledgementRecord, 202, 404, 422),
+    dependencies=EACH_ONCE,
     openapi_extra=requires(TokenScope.OPERATE),
 )
 async def acknowledge(

@@ -11,6 +11,7 @@ from canary_obs.hub.ranks import rank_name
 from canary_obs.hub.violation_store import ViolationFilter
 from canary_obs.records import RankKey
 from canary_obs.service.context import context_of
+from canary_obs.service.query_parameters import EACH_ONCE
 from canary_obs.service.request_bodies import RankBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import (
@@ -34,7 +35,10 @@ async def status(request: Request) -> Response:
 
 
 @router.get(
-    "/violations", openapi_extra=requires(TokenScope.READ), responses=documented(ViolationPage, 200, 422)
+    "/violations",
+    openapi_extra=requires(TokenScope.READ),
+    responses=documented(ViolationPage, 200, 422),
+    dependencies=EACH_ONCE,
 )
 def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> Response:
     """Kept violations, newest first. Engines redact token ids unless their setting `reveal_tokens` is on."""

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from canary_obs.hub.rank_selection import RankSelection
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
+from canary_obs.service.query_parameters import EACH_ONCE
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import (
     IncidentList,
@@ -26,7 +27,10 @@ IncidentId = Annotated[str, Path(min_length=1, max_length=128)]
 
 
 @router.get(
-    "/incidents", openapi_extra=requires(TokenScope.READ), responses=documented(IncidentList, 200, 422)
+    "/incidents",
+    openapi_extra=requires(TokenScope.READ),
+    responses=documented(IncidentList, 200, 422),
+    dependencies=EACH_ONCE,
 )
 async def list_incidents(request: Request, query: Annotated[IncidentsQuery, Query()]) -> Response:
     """Kept incidents, newest first."""
@@ -48,7 +52,12 @@ async def show_incident(request: Request, incident_id: IncidentId) -> Response:
     return reply(bundle)
 
 
-@router.get("/tainted", openapi_extra=requires(TokenScope.READ), responses=documented(TaintedPage, 200, 422))
+@router.get(
+    "/tainted",
+    openapi_extra=requires(TokenScope.READ),
+    responses=documented(TaintedPage, 200, 422),
+    dependencies=EACH_ONCE,
+)
 def list_tainted(request: Request, query: Annotated[TaintedQuery, Query()]) -> Response:
     """Which requests read damage. Poll with `since=next`: what changes comes again."""
     taints = context_of(request).hub.taints

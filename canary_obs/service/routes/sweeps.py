@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
+from canary_obs.service.query_parameters import EACH_ONCE
 from canary_obs.service.request_bodies import SweepBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import SweepList, SweepQuery, SweepsQuery, documented, reply
@@ -25,6 +26,7 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=128)]
     openapi_extra=requires(TokenScope.OPERATE),
     status_code=202,
     responses=documented(SweepRecord, 200, 202, 404, 409, 422, 503),
+    dependencies=EACH_ONCE,
 )
 async def start_sweep(
     request: Request,
@@ -47,7 +49,12 @@ async def start_sweep(
     return reply(record, status, {"Location": f"/canary/sweeps/{record.id}"})
 
 
-@router.get("/sweeps", openapi_extra=requires(TokenScope.READ), responses=documented(SweepList, 200, 422))
+@router.get(
+    "/sweeps",
+    openapi_extra=requires(TokenScope.READ),
+    responses=documented(SweepList, 200, 422),
+    dependencies=EACH_ONCE,
+)
 async def list_sweeps(request: Request, query: Annotated[SweepsQuery, Query()]) -> Response:
     """Kept sweeps, newest first, with every trigger: demand, interval and idle."""
     return reply(SweepList(sweeps=tuple(context_of(request).hub.sweeps()[: query.limit])))
