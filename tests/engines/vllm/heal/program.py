@@ -23,6 +23,7 @@ def prepare(runner: str, policy: str) -> None:
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1", VLLM_NO_USAGE_STATS="1",
         VLLM_LOGGING_LEVEL="ERROR", VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1",
+        KV_CANARY_LANE_ROWS="1024",  # a block that is damaged whole has 64 findings
         KV_CANARY_MODE="log", KV_CANARY_ENDPOINT="inproc", KV_CANARY_VERIFY_ON_HIT="1",
         VLLM_USE_V2_MODEL_RUNNER=str(int(runner == "V2")),
         VLLM_CPU_OMP_THREADS_BIND="0", OMP_NUM_THREADS="1",  # on shared cores threads wait for each other
