@@ -10,7 +10,7 @@ import numpy as np
 
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, RequestChange
+from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, GrownBlock, RequestChange
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 from canary_obs.slot_facts import request_name
@@ -44,10 +44,13 @@ class RequestChanges:
             for name in output.finished_req_ids:
                 self._prompts.pop(name, None)
                 self._lengths.pop(name, None)
-            changed = [*self._begun(output, loaded_from), *self._grown(cached, loaded_from)]
+            changed, grown = list(self._begun(output, loaded_from)), dict[str, list[GrownBlock]]()
+            self._go_on(cached, loaded_from, changed, grown)
             if output.kv_cache_block_copies:
                 changed += _originals(changed, dict(pair[::-1] for pair in output.kv_cache_block_copies))
-            observer.requests_changed(ChangedRequests(ended=ended, changed=changed, rewrites=self._rewrites))
+            observer.requests_changed(
+                ChangedRequests(ended=ended, changed=changed, grown=grown, rewrites=self._rewrites)
+            )
         if output.total_num_scheduled_tokens:
             self._last = output
 
@@ -76,13 +79,26 @@ class RequestChanges:
             joined = min(computed, loaded_from.get(name, computed))
             yield self._change(name, computed, new.block_ids, joined)
 
-    def _grown(self, cached: Any, loaded_from: Mapping[str, int]) -> Iterator[RequestChange]:
+    def _go_on(
+        self, cached: Any, loaded_from: Mapping[str, int], changed: list[RequestChange],
+        grown: dict[str, list[GrownBlock]],
+    ) -> None:  # fmt: skip
         columns = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
         for name, blocks, computed in columns:
-            if blocks is not None:
-                begins = name in cached.resumed_req_ids
-                joined = min(computed, loaded_from.get(name, computed)) if begins else None
-                yield self._change(name, int(computed), blocks, joined)
+            if blocks is None:
+                continue
+            if name in cached.resumed_req_ids:
+                joined = min(computed, loaded_from.get(name, computed))
+                changed.append(self._change(name, int(computed), blocks, joined))
+            elif name in self._lengths and all(len(ids) < 2 for ids in blocks):
+                lengths = self._lengths[name]
+                for number in self._sizes:
+                    if blocks[number] and (block := blocks[number][0]) != NULL_BLOCK:
+                        one = GrownBlock(name, block, lengths[number], computed)
+                        grown.setdefault(str(number), []).append(one)
+                    lengths[number] += len(blocks[number])
+            else:
+                changed.append(self._change(name, int(computed), blocks, None))
 
     def _change(
         self, name: str, computed: int, blocks: Sequence[Sequence[int]], joined: int | None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from canary_obs.engine_api.requests import AddedBlocks
+from canary_obs.engine_api.requests import AddedBlocks, GrownBlock
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -46,6 +46,18 @@ class HeldBlocks:
         rows[_NUMBER] = np.arange(added.first, added.first + size)
         rows[_START], rows[_COMPUTED] = start, computed
         rows[_JOINED] = np.arange(size) < added.joined
+        self.count = first + size
+
+    def add_one_each(self, lives: Sequence[int], grown: Sequence[GrownBlock], start: int) -> None:
+        """These lives read one more block each from forward `start` on."""
+        first, size = self.count, len(grown)
+        while first + size > self._rows.shape[1]:
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)], axis=1)
+        rows = [
+            (one.block, life, one.number, start, one.computed, 0)
+            for life, one in zip(lives, grown, strict=True)
+        ]
+        self._rows[:, first : first + size] = np.array(rows, dtype=np.int64).T
         self.count = first + size
 
     def keep(self, kept: Ints) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from canary_obs.engine_api.requests import BlockTable, RequestChange
 from canary_obs.runtime.taint.held_blocks import HeldBlocks, Ints
 from canary_obs.runtime.taint.lives import RUNNING, Lives
+from canary_obs.slot_facts import request_name
 
 ROWS_KEPT = 1 << 18  # of one numbering: 24 MiB
 LIVES_KEPT = 1 << 15
@@ -63,9 +64,13 @@ class Readers:
         if change.begins:
             self.end(name, step - 1, None)
             return self.lives.begin(name, change.prompt)
+        return self.life_of(name)
+
+    def life_of(self, name: str) -> int | None:
+        """The life of a request that runs; None = it is not followed."""
         life = self.lives.running.get(name)
-        if life is None:
-            self._forgotten.add(name)
+        if life is None and (life := self.lives.running.get(request_name(name))) is None:
+            self._forgotten.add(request_name(name))
         return life
 
     def add(self, life: int, change: RequestChange, step: int) -> None:

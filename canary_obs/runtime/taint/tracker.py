@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from canary_obs.engine_api.requests import BlockTable, ChangedRequests, RequestChange
+from canary_obs.engine_api.requests import (
+    AddedBlocks,
+    BlockTable,
+    ChangedRequests,
+    GrownBlock,
+    RequestChange,
+)
 from canary_obs.records import Violation
 from canary_obs.runtime.taint.damage import Damage
 from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row, of_row
@@ -84,6 +90,8 @@ class TaintTracker:
                 self._note_end(life)
         for change in shown.changed:
             self._change(change, self._followed + 1 if shown.late and not change.begins else step + 1)
+        for table, grown in shown.grown.items():
+            self._grow(table, grown, step + 1)
         self._followed = step
         if self.readers.full:
             self._forget(step)
@@ -102,6 +110,17 @@ class TaintTracker:
                 self._reads(self.damages[number], Reading(life, step, not direct))
             self.watch.fill(name, added, life)
             for number in self.watch.arrived(name, added):
+                self._reads(self.damages[number], Reading(life, step, False))
+
+    def _grow(self, table: str, grown: Sequence[GrownBlock], step: int) -> None:
+        found = [(life, one) for one in grown if (life := self.readers.life_of(one.request)) is not None]
+        if not found:
+            return
+        self.readers.held[table].add_one_each([life for life, _ in found], [one for _, one in found], step)
+        for life, one in found if self.watch.active else ():
+            added = AddedBlocks(np.array([one.block]), one.number, 0)
+            self.watch.fill(table, added, life)
+            for number in self.watch.arrived(table, added):
                 self._reads(self.damages[number], Reading(life, step, False))
 
     def _note_end(self, life: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, RequestChange
+from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, GrownBlock, RequestChange
 from canary_obs.records import Violation
 from canary_obs.runtime.taint.damage import Damage
 from canary_obs.runtime.taint.good_checks import GoodChecks
@@ -223,6 +223,19 @@ def test_what_a_tainted_request_fills_later_is_wrong(engine: Engine) -> None:
     engine.forward()
     engine.begin("joiner", [2, 3], joined=1)
     assert set(engine.tainted()) == {"reader", "joiner"}
+
+
+def test_one_block_more_of_several_requests(engine: Engine) -> None:
+    engine.begin("reader", [1])
+    engine.begin("other", [2])
+    engine.forward()
+    engine.find(1)
+    grown = {"0": (GrownBlock("reader", 3, 1, 4), GrownBlock("other", 4, 1, 4))}
+    engine.tracker.follow(ChangedRequests(grown=grown), engine.step)
+    engine.forward()
+    engine.begin("joins the reader", [3, 5], joined=1)
+    engine.begin("joins the other", [4, 6], joined=1)
+    assert set(engine.tainted()) == {"reader", "joins the reader"}
 
 
 def test_a_wrong_table_taints_its_request_alone(engine: Engine) -> None:

@@ -1,0 +1,111 @@
+"""What a worker shows of scheduler outputs: who begins, ends and gets blocks; nothing where nobody does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from canary_obs.engine_api.requests import ChangedRequests
+from canary_obs.engines.vllm.request_changes import RequestChanges
+
+
+class Shown(list[ChangedRequests]):
+    def requests_changed(self, shown: ChangedRequests) -> None:
+        self.append(shown)
+
+
+def group(number: int = 0, size: int = 4, *, states: bool = False) -> Any:
+    view = SimpleNamespace(name=f"g{number}")
+    return SimpleNamespace(states=states, number=number, block_slots=size, block_size=size, view=view)
+
+
+def output(*new: Any, cached: Any = (), finished: Any = (), preempted: Any = (), **more: Any) -> Any:
+    """`cached`: name, new blocks or None, computed, whether it resumed."""
+    names = [name for name, *_ in cached]
+    scheduled = dict.fromkeys([*(one.req_id for one in new), *names], 1) | more.pop("scheduled", {})
+    return SimpleNamespace(
+        scheduled_new_reqs=list(new), finished_req_ids=set(finished), preempted_req_ids=set(preempted),
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=names, new_block_ids=[blocks for _, blocks, _, _ in cached],
+            num_computed_tokens=[computed for _, _, computed, _ in cached],
+            resumed_req_ids={name for name, _, _, resumed in cached if resumed},
+        ),
+        num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()),
+        scheduled_spec_decode_tokens=more.pop("drafts", {}), kv_cache_block_copies=more.pop("copies", None),
+    )  # fmt: skip
+
+
+def new(name: str, *blocks: list[int], computed: int = 0, prompt: int = 6) -> Any:
+    return SimpleNamespace(req_id=name, block_ids=blocks, num_computed_tokens=computed, prompt_len=prompt)
+
+
+@pytest.fixture
+def changes() -> RequestChanges:
+    return RequestChanges([group()], rewrites=False)
+
+
+def test_a_step_that_changes_nothing_shows_nothing(changes: RequestChanges) -> None:
+    shown = Shown()
+    changes.report(output(new("a", [1, 2], computed=4), scheduled={"a": 2}), {}, shown)
+    changes.report(output(cached=[("a", None, 6, False)]), {}, shown)
+    changes.report(output(cached=[("a", ([3],), 8, False)]), {}, shown)
+    (begun, grown) = shown
+    (change,) = begun.changed
+    assert (change.begins, change.prompt, change.computed) == (True, 6, 4)
+    added = change.added["0"]
+    assert (added.blocks.tolist(), added.first, added.joined) == ([1, 2], 0, 1)
+    assert [tuple(one) for one in grown.grown["0"]] == [("a", 3, 2, 8)]
+    assert not grown.changed
+
+
+def test_who_ends_and_comes_back(changes: RequestChanges) -> None:
+    shown = Shown()
+    changes.report(output(new("a", [1, 2]), scheduled={"a": 6}), {}, shown)
+    changes.report(output(cached=[("a", None, 6, False)]), {}, shown)
+    assert changes.emitted("a") == 2
+    changes.report(output(preempted=["a"]), {}, shown)
+    assert shown[-1].ended == {"a": 2}
+    changes.report(output(cached=[("a", ([1, 7],), 4, True)]), {}, shown)
+    (change,) = shown[-1].changed
+    assert (change.begins, change.prompt, change.added["0"].joined) == (True, 6, 1)
+    changes.report(output(cached=[("a", ([8, 9],), 8, False)]), {}, shown)
+    (change,) = shown[-1].changed
+    assert (change.begins, change.added["0"].first) == (False, 2)
+    changes.report(output(finished=["a"]), {}, shown)
+    assert shown[-1].ended == {"a": 4}
+    assert changes.emitted("a") is None
+
+
+def test_blocks_that_a_connector_fills_are_not_joined(changes: RequestChanges) -> None:
+    shown = Shown()
+    changes.report(output(new("a", [1, 2, 3], computed=12)), {"a": 4}, shown)
+    assert shown[0].changed[0].added["0"].joined == 1
+
+
+def test_null_blocks_are_left_out_and_states_are_not_followed() -> None:
+    changes, shown = RequestChanges([group(), group(1, states=True)], rewrites=True), Shown()
+    changes.report(output(new("a", [0, 0, 5], [9], computed=12)), {}, shown)
+    assert shown[0].rewrites
+    assert set(shown[0].changed[0].added) == {"0"}
+    added = shown[0].changed[0].added["0"]
+    assert (added.blocks.tolist(), added.first, added.joined) == ([5], 2, 1)
+    assert set(changes.tables) == {"g0"}
+
+
+def test_the_copy_of_a_block_has_read_the_original(changes: RequestChanges) -> None:
+    shown = Shown()
+    changes.report(output(new("a", [1, 2], computed=6), copies=[(7, 2)]), {}, shown)
+    own, original = shown[0].changed
+    assert own.added["0"].blocks.tolist() == [1, 2]
+    read = original.added["0"]
+    assert (original.begins, read.blocks.tolist(), read.joined) == (False, [7], 1)
+
+
+def test_drafted_tokens_count_as_refused(changes: RequestChanges) -> None:
+    shown = Shown()
+    changes.report(output(new("a", [1, 2]), scheduled={"a": 6}), {}, shown)
+    step = output(cached=[("a", None, 6, False)], scheduled={"a": 3}, drafts={"a": [1, 2]})
+    changes.report(step, {}, shown)
+    assert changes.emitted("a") == 2
