@@ -82,6 +82,7 @@ class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True):
     heal: HealPolicy = HealPolicy.OFF  # what is done about damage; dry_run says what protect would do
     heal_actions_per_minute: Kept = 30  # beyond it healing is a dry run, until an operator chooses anew
     heal_pool_share: Fraction = 0.25  # ... and of the pool's blocks within a minute, and in quarantine
+    transfer_records: bool = False  # send records with KV between SGLang's servers: on both or on neither
     drill_enabled: bool = False  # reserves a slot at attach, for POST /canary/drill
     perturb: str = ""  # "real_kv_used=0.05,req_to_token=0.01": probability per step
     perturb_enabled: bool = False  # a safeguard: perturb is refused without it

@@ -30,6 +30,14 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/disaggregation.py",
+        (
+            "                self._spliced[name].fill(cached[cached > 0], None)\n",
+            "                pass\n",
+            f"{_TESTS}test_disaggregation.py::test_what_comes_without_records_gets_a_baseline",
+        ),
+    ),
+    *mutants(
         "canary_obs/copy_records/draft_trees.py",
         (
             "            self._nodes[:, destination] = self._nodes[:, source]\n",

@@ -15,6 +15,7 @@ from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, Wind
 from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
+from canary_obs.engines.sglang.disaggregation import ROLES, TransferHooks
 from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.sglang.groups import FULL, SWA, draft_group, find_groups, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
@@ -82,6 +83,7 @@ class SglangAdapter(EngineAdapter):
         self._patches = MethodPatches()
         self._hooks: StepHooks | None = None
         self.host_tier: HostTier | None = None
+        self.transfer: TransferHooks | None = None  # of a server that prefills or decodes only
         self._totals = 0, 0  # empty batches and requests, before detach
 
     def model(self) -> str | None:
@@ -177,6 +179,9 @@ class SglangAdapter(EngineAdapter):
         if controller is not None:
             self.host_tier = HostTier(controller, pools_by_group(self.runner), observer)
             self.host_tier.wrap(self._patches)
+        if self.scheduler.server_args.disaggregation_mode in ROLES:
+            self.transfer = TransferHooks(self.scheduler, self._by_name, observer)
+            self.transfer.wrap(self._patches)
         self._patches.wrap(self.runner, "forward", hooks.around_forward)
         self._patches.wrap(self.scheduler, "run_batch", hooks.around_run_batch)
         self._patches.wrap(self.scheduler, "on_idle", hooks.around_on_idle)
@@ -185,7 +190,7 @@ class SglangAdapter(EngineAdapter):
         """Delete what attach has set; idempotent."""
         self._totals = self._counted
         hooks, self._hooks = self._hooks, None
-        self.host_tier = None
+        self.host_tier = self.transfer = None
         self._patches.restore()
         if hooks is not None:
             hooks.stop()

@@ -170,9 +170,11 @@ class HostTier:
 
 def host_controller(scheduler: Any) -> Any | None:
     """What moves KV between device and host; None = this scheduler has no host tier."""
-    if not scheduler.server_args.enable_hierarchical_cache:
+    arguments = scheduler.server_args
+    if not arguments.enable_hierarchical_cache and arguments.disaggregation_mode != "decode":
         return None
-    return scheduler.tree_cache.cache_controller
+    # A decode server has one for the requests that it takes back.
+    return getattr(scheduler.tree_cache, "cache_controller", None)
 
 
 def _empty(records: Tensor, slots: Tensor) -> None:

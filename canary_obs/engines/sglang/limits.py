@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from canary_obs.engines.sglang.disaggregation import ROLES
 from canary_obs.engines.sglang.groups import has_states, has_windows
+from canary_obs.engines.sglang.host_tier import host_controller
 from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners
 from canary_obs.engines.sglang.versions import check_device
 from canary_obs.errors import UnsupportedEngine
@@ -25,7 +27,8 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_unified_memory": ((False,), "virtual slot numbers"),
     "enable_page_major_kv_layout": ((False,), "the page-major layout"),
     "enable_kv_cache_sharding": ((False,), "a cache that is spread over ranks"),
-    "disaggregation_mode": (("null",), "KV that comes from or goes to another server"),
+    "disaggregation_mode": (("null", *ROLES), "this role"),
+    "enable_pd_role_switch": ((False,), "servers that change their role"),
     "disaggregation_decode_enable_offload_kvcache": ((False,), "KV that moves to the host and back"),
     "enable_pdmux": ((False,), "prefills that are split into several forwards"),
     "dllm_algorithm": ((None,), "diffusion models, which write a slot several times"),
@@ -41,13 +44,14 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
 _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_hierarchical_cache": ((False,), "KV that moves to the host and back on GPUs"),
     "speculative_algorithm": ((None,), "drafts on GPUs"),
+    "disaggregation_mode": (("null",), "KV from or to another server on GPUs"),
     "tp_size": ((1,), "tensor parallelism on GPUs"),
     "pp_size": ((1,), "pipeline parallelism on GPUs"),
     "dp_size": ((1,), "data parallelism on GPUs"),
 }
 
 _CLASSES = {
-    "request pool": ("ReqToTokenPool", "HybridReqToTokenPool"),
+    "request pool": ("ReqToTokenPool", "HybridReqToTokenPool", "DecodeReqToTokenPool"),
     "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator"),
     "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool"),
     "prefix cache": ("UnifiedRadixCache",),
@@ -87,6 +91,14 @@ def check_scheduler(scheduler: Any, version: str) -> None:
         _check_windows(runner)
     if arguments.speculative_algorithm is not None:
         _check_drafts(scheduler)
+    if arguments.disaggregation_mode in ROLES:
+        if arguments.enable_hierarchical_cache:
+            raise _refused("a hierarchical cache and disaggregation_mode", "KV of both", "one or the other")
+        if has_states(runner.token_to_kv_pool):
+            raise _refused("states and disaggregation_mode", "states of another server", "one or the other")
+        if arguments.disaggregation_mode == "decode" and host_controller(scheduler) is None:
+            needs = "KV of requests that were taken back"
+            raise _refused("a decode server without a host pool", needs, "retraction to one")
     if has_states(runner.token_to_kv_pool):
         if arguments.enable_hierarchical_cache:
             raise _refused("states in a hierarchical cache", "KV that moves there", "one or the other")
@@ -100,6 +112,7 @@ _WITH_DRAFTS: dict[str, tuple[object, str]] = {
     "pp_size": (1, "drafts of a pipeline"),
     "enable_dp_attention": (False, "drafts while other ranks prefill"),
     "enable_hierarchical_cache": (False, "drafts' KV that moves to the host and back"),
+    "disaggregation_mode": ("null", "drafts' KV from or to another server"),
     "disable_overlap_schedule": (True, "drafts while the next batch is prepared"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 SWITCHES = ("KV_CANARY_MODE", "KV_CANARY_CONFIG")
@@ -52,6 +53,13 @@ def attach_after_init(original: Callable[..., Any], scheduler: Any, *args: Any, 
     return result
 
 
+def splice_records(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `Scheduler.init_disaggregation`, which registers the buffers that are sent between servers."""
+    with ExitStack() as stack:
+        _guarded(_splice, scheduler, stack)
+        return original(scheduler, *args, **kwargs)
+
+
 def report_before_loop(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `Scheduler.run_event_loop`: a scheduler that the hook on `__init__` missed reports that."""
     if _SERVER not in vars(scheduler):
@@ -77,6 +85,7 @@ def attach_after_resume(original: Callable[..., Any], updater: Any, *args: Any, 
 
 HOOKS: dict[str, Callable[..., Any]] = {
     f"{_SCHEDULER}.__init__": attach_after_init,
+    f"{_SCHEDULER}.init_disaggregation": splice_records,
     f"{_SCHEDULER}.run_event_loop": report_before_loop,
     f"{_UPDATER}.release_memory_occupation": detach_before_release,
     f"{_UPDATER}.resume_memory_occupation": attach_after_resume,
@@ -91,6 +100,14 @@ def _attach(scheduler: Any, unsupported: str | None = None) -> None:
         attach_to_scheduler(scheduler, server, unsupported or _missing_hooks())
 
     _guarded(attach)
+
+
+def _splice(scheduler: Any, stack: ExitStack) -> None:
+    from canary_obs.config import CanaryConfig, load
+    from canary_obs.engines.sglang.disaggregation import ROLES, spliced_buffers
+
+    if load(CanaryConfig).transfer_records and scheduler.server_args.disaggregation_mode in ROLES:
+        stack.enter_context(spliced_buffers(scheduler))
 
 
 def _detach(scheduler: Any) -> None:

@@ -11,6 +11,8 @@ from canary_obs.engine_api.views import StepView
 from canary_obs.engines.sglang.speculation import Speculation
 from canary_obs.errors import KVCacheViolation
 
+# Of a batch whose KV came from another server only its first token is processed.
+_WITHOUT_FORWARD = frozenset({"IDLE", "PREBUILT"})
 # An idle scheduler turns some 3000 times a second, and new requests wait for each turn to end.
 _IDLE_SECONDS, _MORE_WORK_SECONDS = 0.02, 0.001
 
@@ -69,7 +71,7 @@ class StepHooks:
         """Wraps the scheduler's `run_batch`."""
 
         def run_batch(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            empty = batch.forward_mode.is_idle()
+            empty = batch.forward_mode.name in _WITHOUT_FORWARD
             if empty:
                 self.empty_batches += 1
             else:

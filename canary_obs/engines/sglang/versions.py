@@ -34,6 +34,10 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": {
             "full_evictable_size": (), "full_protected_size": (),
         },
+        "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool": {"move_kv_cache": ("tgt_loc", "src_loc")},
+        "sglang.srt.speculative.base_spec_worker:BaseSpecWorker": {"_draft_model_runners": ()},
+        "sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin": {"send_kv_chunk": ("req",)},
+        "sglang.srt.disaggregation.decode:DecodeTransferQueue": {"_commit_transfer_to_req": ("decode_req",)},
     },
 }  # fmt: skip
 

@@ -158,6 +158,10 @@ def test_nothing_is_left_when_it_is_undone(rig: Rig) -> None:
 
 def test_which_scheduler_has_a_host_tier() -> None:
     tree = SimpleNamespace(cache_controller="its controller")
-    for enabled, expected in ((False, None), (True, "its controller")):
-        arguments = SimpleNamespace(enable_hierarchical_cache=enabled)
+    controller = tree.cache_controller
+    for enabled, role, expected in (
+        (False, "null", None), (True, "null", controller), (False, "decode", controller),
+        (False, "prefill", None),
+    ):  # fmt: skip
+        arguments = SimpleNamespace(enable_hierarchical_cache=enabled, disaggregation_mode=role)
         assert host_controller(SimpleNamespace(server_args=arguments, tree_cache=tree)) == expected

@@ -100,11 +100,28 @@ def drafting(name: str = "MHATokenToKVPool", count: int = 1, **changed: Any) -> 
     return found
 
 
+def test_both_roles_of_separated_servers_pass() -> None:
+    check_scheduler(scheduler(disaggregation_mode="prefill"), CPU)
+    found = scheduler(disaggregation_mode="decode")
+    with pytest.raises(UnsupportedEngine, match="a decode server without a host pool"):
+        check_scheduler(found, CPU)
+    found.tree_cache.cache_controller = object()
+    check_scheduler(found, CPU)
+    with pytest.raises(UnsupportedEngine, match="a hierarchical cache and disaggregation_mode"):
+        check_scheduler(scheduler(disaggregation_mode="prefill", enable_hierarchical_cache=True), CPU)
+    states = scheduler(disaggregation_mode="prefill")
+    states.tp_worker.model_runner.token_to_kv_pool.mamba_pool = object()
+    with pytest.raises(UnsupportedEngine, match="states and disaggregation_mode"):
+        check_scheduler(states, CPU)
+    with pytest.raises(UnsupportedEngine, match="another server on GPUs"):
+        check_scheduler(on_gpu(disaggregation_mode="decode"), GPU)
+
+
 def test_drafts_that_are_not_covered_are_named() -> None:
     check_scheduler(drafting(), CPU)
     check_scheduler(scheduler(speculative_algorithm="NGRAM"), CPU)
     for name, (covered, _) in _WITH_DRAFTS.items():
-        other = 2 if covered == 1 else not covered
+        other = {1: 2, "null": "decode"}.get(covered, not covered)
         with pytest.raises(
             UnsupportedEngine, match=rf"speculative_algorithm='EAGLE' and {name}={other!r} is"
         ):

@@ -41,7 +41,9 @@ class Views:
 
 
 def mode(*, idle: bool) -> Any:
-    return SimpleNamespace(forward_mode=SimpleNamespace(is_idle=lambda: idle), reqs=["a", "b"])
+    return SimpleNamespace(
+        forward_mode=SimpleNamespace(name="IDLE" if idle else "DECODE", is_idle=lambda: idle), reqs=["a", "b"]
+    )
 
 
 class Engine:

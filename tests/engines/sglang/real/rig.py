@@ -94,8 +94,8 @@ class Rig:
 
     # Requests ------------------------------------------------------------------------------------------
 
-    def request(self, name: str, prompt: list[int], tokens: int) -> Any:
-        """As the tokenizer would send it; greedy, and never ended by a token."""
+    def request(self, name: str, prompt: list[int], tokens: int, **more: Any) -> Any:
+        """As the tokenizer would send it; greedy, and never ended by a token. `more`: fields of it."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -104,7 +104,7 @@ class Rig:
         return TokenizedGenerateReqInput(
             rid=name, input_text=None, input_ids=array.array("q", prompt), input_embeds=None, mm_inputs=None,
             token_type_ids=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1,
-            top_logprobs_num=0, token_ids_logprob=None, stream=False,
+            top_logprobs_num=0, token_ids_logprob=None, stream=False, **more,
         )  # fmt: skip
 
     def run(self, script: Iterable[Iterable[Any]]) -> None:

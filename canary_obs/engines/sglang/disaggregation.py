@@ -1,0 +1,149 @@
+"""Prefill and decode on different servers of SGLang: records travel with the KV, and are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_obs.copy_records.draft_trees import own_slots
+from canary_obs.copy_records.spliced_records import SplicedRecords
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.sglang.groups import FULL, SWA, SglangGroup, has_windows
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.errors import KVCacheViolation
+
+ROLES = ("prefill", "decode")
+_NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
+_SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
+# A component of state of this type is sent whole: all pages of a prompt, and those of its window.
+_COMPONENTS = {FULL: "BLOCK_SCALE", SWA: "BLOCK_SCALE_SWA"}
+
+
+@contextmanager
+def spliced_buffers(scheduler: Any) -> Iterator[None]:
+    """While a scheduler registers its buffers: one more component of state for each group's records.
+
+    The other server has to have as many: SGLang refuses to send to one that has not.
+    """
+    from sglang.srt.disaggregation import decode, prefill
+    from sglang.srt.disaggregation.base.conn import StateType
+    from sglang.srt.disaggregation.utils import append_state_component
+
+    pool = scheduler.tp_worker.model_runner.token_to_kv_pool
+    parts = {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool} if has_windows(pool) else {FULL: pool}
+    with torch.inference_mode(False):
+        spliced = {name: _records_for(part) for name, part in parts.items()}
+    vars(scheduler)[_SPLICED] = spliced
+    patches = MethodPatches()
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def setup_state_kv_args(kv_args: Any, *more: Any, **named: Any) -> Any:
+            result = original(kv_args, *more, **named)
+            for name, records in spliced.items():
+                columns = zip(*records.buffers, strict=True)
+                append_state_component(
+                    kv_args, StateType[_COMPONENTS[name]], *(list(column) for column in columns)
+                )
+            return result
+
+        return setup_state_kv_args
+
+    for module in (prefill, decode):
+        patches.wrap(module, "setup_state_kv_args", around)
+    try:
+        yield
+    finally:
+        patches.restore()
+
+
+class TransferHooks:
+    """Fills the records of what a prefill server sends; compares what a decode server receives."""
+
+    def __init__(self, scheduler: Any, groups: Mapping[str, SglangGroup], observer: Observer) -> None:
+        self._scheduler, self._observer = scheduler, observer
+        self._groups = {name: groups[name] for name in (FULL, SWA) if name in groups}
+        self._table = scheduler.tp_worker.model_runner.req_to_token_pool.req_to_token
+        self._spliced: Mapping[str, SplicedRecords] = vars(scheduler).get(_SPLICED, {})
+        self.compared = 0  # slots that arrived with a record
+        self.without = 0  # that arrived without
+
+    def wrap(self, patches: MethodPatches) -> None:
+        """Follow transfers from now on; `patches` undoes that."""
+        if self._scheduler.server_args.disaggregation_mode == "prefill":
+            patches.wrap(self._scheduler, "send_kv_chunk", self._around_send)
+        else:
+            queue = self._scheduler.disagg_decode_transfer_queue
+            patches.wrap(queue, "_commit_transfer_to_req", self._around_commit)
+
+    def _around_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def send_kv_chunk(req: Any, *more: Any, **named: Any) -> Any:
+            # Components of state leave with the last chunk, of all tokens: those before have their records.
+            self._guarded(self._fill, req)
+            return original(req, *more, **named)
+
+        return send_kv_chunk
+
+    def _around_commit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def commit(decode_req: Any, *more: Any, **named: Any) -> Any:
+            result = original(decode_req, *more, **named)
+            self._guarded(self._compare, decode_req.req)
+            return result
+
+        return commit
+
+    def _fill(self, request: Any) -> None:
+        slots = self._table[request.kv.req_pool_idx, : self._written(request)].to(torch.int64)
+        for name, records in self._spliced.items():
+            own = own_slots(self._groups[name].own_slots, slots)
+            own = own[own > 0]
+            records.fill(own, self._observer.records_of(name, own))
+
+    @staticmethod
+    def _written(request: Any) -> int:
+        return min(int(request.extend_end), len(request.origin_input_ids))
+
+    def _compare(self, request: Any) -> None:
+        first, length = int(request.kv.cache_protected_len), len(request.origin_input_ids)
+        row = self._table[request.kv.req_pool_idx, :length].to(torch.int64)
+        sent = request.bootstrap_host != _NOWHERE
+        for name, group in self._groups.items():
+            cached = own_slots(group.own_slots, row if not sent else row[:first])
+            if name in self._spliced:  # what came for them is of no use, and would be old the next time
+                self._spliced[name].fill(cached[cached > 0], None)
+            own = own_slots(group.own_slots, row[first:])
+            if group.view.window is not None:
+                # Of earlier tokens nothing was sent, also where they have a slot.
+                earlier = own[: max(length - group.view.window + 1 - first, 0)]
+                self._observer.invalidated(name, earlier[earlier > 0])
+                own = own[earlier.shape[0] :]
+            self._arrived(name, own[own > 0])
+
+    def _arrived(self, name: str, slots: Tensor) -> None:
+        spliced = self._spliced.get(name)
+        if spliced is None:
+            known = torch.zeros(slots.shape, dtype=torch.bool)
+        else:
+            records, known = spliced.take(slots)
+        self.compared += (compared := int(known.sum()))
+        self.without += int(slots.numel()) - compared
+        if compared:
+            self._observer.received(name, slots[known], records[known])
+        if compared < slots.numel():
+            self._observer.received(name, slots[~known])
+
+    def _guarded(self, act: Callable[[Any], None], request: Any) -> None:
+        try:
+            act(request)
+        except KVCacheViolation:
+            raise  # mode raise: damaged KV must not be used
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            self._observer.fault("transfer", error)
+
+
+def _records_for(pool: Any) -> SplicedRecords:
+    buffer = (pool.kv_buffer if hasattr(pool, "kv_lora_rank") else pool.k_buffer)[0]
+    return SplicedRecords(int(buffer.shape[0]), int(pool.page_size), buffer.device)

@@ -1,0 +1,114 @@
+"""What a prefill server sends along, and what a decode server compares."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from canary_kernels.layout import RECORD_WORDS
+from canary_obs.copy_records.spliced_records import SplicedRecords
+from canary_obs.engines.sglang.disaggregation import _NOWHERE, _SPLICED, TransferHooks
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+
+TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
+
+
+class Arrivals:
+    """An observer with a record for each slot: its number, four times."""
+
+    def __init__(self) -> None:
+        self.arrived: list[tuple[str, list[int], bool]] = []
+        self.faults: list[str] = []
+
+    def records_of(self, group: str, slots: Any) -> Any:
+        return slots[:, None].expand(-1, RECORD_WORDS)
+
+    def received(self, group: str, slots: Any, records: Any = None) -> None:
+        if records is not None:
+            assert records.tolist() == [[slot] * RECORD_WORDS for slot in slots.tolist()]
+        self.arrived.append((group, slots.tolist(), records is not None))
+
+    def invalidated(self, group: str, slots: Any) -> None:
+        self.arrived.append((group, slots.tolist(), False))
+
+    def fault(self, part: str, error: Exception) -> None:
+        self.faults.append(part)
+
+
+def group(own: Any = None, window: int | None = None) -> Any:
+    return SimpleNamespace(own_slots=own, view=SimpleNamespace(window=window))
+
+
+def request(first: int = 0, length: int = 6, host: str = "127.0.0.1") -> Any:
+    return SimpleNamespace(
+        kv=SimpleNamespace(req_pool_idx=2, cache_protected_len=first), origin_input_ids=[1] * length,
+        extend_end=length, bootstrap_host=host,
+    )  # fmt: skip
+
+
+def server(role: str, spliced: dict[str, SplicedRecords], sent: list[Any]) -> Any:
+    pool = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=TABLE))
+    queue = SimpleNamespace(_commit_transfer_to_req=lambda given: sent.append(given))
+    return SimpleNamespace(
+        tp_worker=SimpleNamespace(model_runner=pool), server_args=SimpleNamespace(disaggregation_mode=role),
+        send_kv_chunk=lambda req, **_: sent.append(req), disagg_decode_transfer_queue=queue,
+        **({_SPLICED: spliced} if spliced else {}),
+    )  # fmt: skip
+
+
+def hooks(role: str, spliced: dict[str, SplicedRecords], groups: dict[str, Any]) -> tuple[Any, Any, Any]:
+    observer, sent = Arrivals(), list[Any]()
+    scheduler = server(role, spliced, sent)
+    made = TransferHooks(scheduler, groups, observer)  # type: ignore[arg-type]
+    made.wrap(MethodPatches())
+    return scheduler, observer, made
+
+
+def records() -> SplicedRecords:
+    return SplicedRecords(40, 1, torch.device("cpu"))
+
+
+def test_records_leave_with_the_kv_and_are_compared_when_it_is_there() -> None:
+    spliced = {"full": records()}
+    prefill, _, _ = hooks("prefill", spliced, {"full": group()})
+    prefill.send_kv_chunk(request(), last_chunk=True)
+    decode, observer, made = hooks("decode", spliced, {"full": group()})
+    decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=request(first=2)))
+    assert observer.arrived == [("full", [22, 23, 24, 25], True)]
+    assert (made.compared, made.without) == (4, 0)
+    # What came for the two that were cached here is not kept for the next request in their slots.
+    assert not spliced["full"].take(torch.arange(40))[1].any()
+
+
+def test_only_the_window_was_sent() -> None:
+    own = torch.zeros(40, dtype=torch.int64)
+    own[20:26] = torch.arange(1, 7)
+    spliced = {"full": records(), "swa": records()}
+    groups = {"full": group(), "swa": group(own, window=4)}
+    prefill, _, _ = hooks("prefill", spliced, groups)
+    prefill.send_kv_chunk(request(), last_chunk=True)
+    decode, observer, _ = hooks("decode", spliced, groups)
+    decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=request()))
+    assert observer.arrived == [
+        ("full", [20, 21, 22, 23, 24, 25], True), ("swa", [1, 2, 3], False), ("swa", [4, 5, 6], True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "spliced"), [(_NOWHERE, True), ("127.0.0.1", False)])
+def test_what_comes_without_records_gets_a_baseline(host: str, spliced: bool) -> None:
+    sent = {"full": records()} if spliced else {}
+    if spliced:
+        sent["full"].fill(torch.arange(40), torch.ones((40, RECORD_WORDS), dtype=torch.int64))  # old ones
+    decode, observer, made = hooks("decode", sent, {"full": group()})
+    decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=request(host=host)))
+    assert observer.arrived == [("full", [20, 21, 22, 23, 24, 25], False)]
+    assert (made.compared, made.without) == (0, 6)
+
+
+def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
+    decode, observer, _ = hooks("decode", {}, {"full": group()})
+    decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=None))
+    assert observer.faults == ["transfer"]
