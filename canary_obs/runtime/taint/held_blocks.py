@@ -63,19 +63,13 @@ class HeldBlocks:
     def keep(self, kept: Ints) -> None:
         """Drop the rows of all lives but these (ascending), which are numbered anew."""
         rows = self._rows[:, : self.count]
-        place = np.searchsorted(kept, rows[_LIFE])
-        stays = (
-            kept[np.minimum(place, kept.size - 1)] == rows[_LIFE] if kept.size else np.zeros(0, dtype=bool)
-        )
-        left = rows[:, stays] if kept.size else rows[:, :0]
-        if kept.size:
-            left[_LIFE] = place[stays]
-        self.count = left.shape[1]
-        capacity = _FIRST_CAPACITY
-        while capacity < 2 * self.count:
-            capacity *= 2
-        self._rows = np.empty((6, capacity), dtype=np.int64)
-        self._rows[:, : self.count] = left
+        numbers = np.full(int(rows[_LIFE].max(initial=0)) + 1, -1, dtype=np.int64)
+        numbers[kept[kept < numbers.size]] = np.arange(np.count_nonzero(kept < numbers.size))
+        rows[_LIFE] = numbers[rows[_LIFE]]
+        stays = np.flatnonzero(rows[_LIFE] >= 0)
+        for column in self._rows:  # each by itself: a tenth of what all at once take
+            column[: stays.size] = column[stays]
+        self.count = stays.size
 
     def content(self, block: int, step: int, *, before_refill: bool) -> Content:
         """What a block held in forward `step`; `before_refill`: before a request began to fill it last."""

@@ -19,7 +19,7 @@ from canary_obs.runtime.taint.damage import Damage
 from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row, of_row
 from canary_obs.runtime.taint.held_blocks import HeldBlocks
 from canary_obs.runtime.taint.lives import RUNNING
-from canary_obs.runtime.taint.reading import Readers, Reading
+from canary_obs.runtime.taint.reading import ROWS_KEPT, Readers, Reading
 from canary_obs.runtime.taint.watch import Watch
 from canary_obs.slot_facts import request_name
 from canary_obs.vocabulary import Completeness, Phase, Reason
@@ -58,7 +58,8 @@ class TaintTracker:
 
         `running`: requests that the engine runs now, which nobody has shown. None = not known.
         """
-        self.readers, self.watch = Readers(self._tables), Watch(self._blocks)
+        rows = max(ROWS_KEPT, 2 * max(self._blocks.values(), default=0))
+        self.readers, self.watch = Readers(self._tables, rows), Watch(self._blocks)
         self.damages: dict[int, Damage] = {}
         self._by_place: dict[Place, Damage] = {}
         self._lost = _AT_ATTACH if running != 0 else None  # why nothing is known
