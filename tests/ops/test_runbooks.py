@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -48,10 +49,15 @@ def test_the_commands_do_what_the_runbooks_say(system: System, stack: Monitoring
     # Those about the incident first: the others acknowledge everything.
     for command in sorted(of_kind(""), key=lambda command: "$INCIDENT" not in command.script):
         done = _run(["bash", "-euo", "pipefail", "-c", command.script], environ, system.folder)
-        if done.returncode or not command.promises(done.stdout):
+        if done.returncode not in _accepted(command.script) or not command.promises(done.stdout):
             failed.append(f"{command.runbook}: {command.script}{done.stdout[:400]}{done.stderr}")
     server.close()
     assert not failed, "\n".join(failed)
+
+
+def _accepted(script: str) -> set[int]:
+    """Exit codes of a block: these two commands exit by what they saw (docs/cli.md), here damage."""
+    return {0, 3} if re.search(r"canary-obs (status|sweep --wait)", script) else {0}
 
 
 def _incident_to_respond_to(system: System, stack: MonitoringStack, receiver: str) -> dict[str, str]:
