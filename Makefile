@@ -20,8 +20,13 @@ run: setup
 test: setup lint
 	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" -n 2 --dist loadfile tests
 
+# Everyday tests of which `make test` runs fewer examples or steps.
+WHOLE_TESTS := tests/kernels/test_records.py tests/kernels/test_fingerprint.py tests/runtime/test_models.py \
+	tests/runtime/perturb/test_injector.py tests/runtime/report/test_swa_divergence.py
+
 test-slow: setup
 	$(BIN)/python -m pytest -s -m "slow and not gpu and not ops" tests
+	CANARY_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 $(WHOLE_TESTS)
 
 # Needs prometheus, prometheus-alertmanager, npm, chromium, docker-compose and, as root, ip; what is missing is named as skipped.
 test-ops: setup

@@ -6,13 +6,42 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 import pytest
 
+from canary_obs import cli
 from canary_obs.config import ServiceConfig, load
 from canary_obs.errors import ConfigurationError
+
+
+class Refuse(Protocol):
+    """Runs a command line in this process: a process of its own proves what `run` does, and costs seconds."""
+
+    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Refuse]:
+    """The command line in this process; nothing may be left running."""
+    left = set(psutil.Process().children(recursive=True)), set(threading.enumerate())
+
+    def invoke(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        for name in [name for name in os.environ if name.startswith("KV_CANARY")]:
+            monkeypatch.delenv(name)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        code = cli.run(arguments)
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    yield invoke
+    assert (set(psutil.Process().children(recursive=True)), set(threading.enumerate())) == left
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -54,8 +83,8 @@ def refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
         ({"KV_CANARY_CONFIG": "/no/such.toml"}, ("KV_CANARY_CONFIG", "/no/such.toml", "readable TOML")),
     ],
 )
-def test_bad_environment(environ: dict[str, str], texts: tuple[str, ...]) -> None:
-    refused(run("demo", "--duration", "1", **environ), *texts)
+def test_bad_environment(here: Refuse, environ: dict[str, str], texts: tuple[str, ...]) -> None:
+    refused(here("demo", "--duration", "1", **environ), *texts)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +98,8 @@ def test_bad_environment(environ: dict[str, str], texts: tuple[str, ...]) -> Non
         ({"KV_CANARY_LOG_FILE": "/no/such/folder/log"}, ("KV_CANARY_LOG_FILE=", "cannot be written")),
     ],
 )
-def test_a_service_that_cannot_start(environ: dict[str, str], texts: tuple[str, ...]) -> None:
-    done = run("serve", "--port", "0", **environ)
+def test_a_service_that_cannot_start(here: Refuse, environ: dict[str, str], texts: tuple[str, ...]) -> None:
+    done = here("serve", "--port", "0", **environ)
     refused(done, *texts)
     assert len(done.stderr.splitlines()) == 1
 
@@ -91,10 +120,10 @@ def test_a_refusal_ends_with_2_where_standard_error_is_full() -> None:
     assert done.returncode == 2
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_a_file_that_is_no_text(here: Refuse, tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_bytes(b"\xff\xfe")
-    done = run("serve", KV_CANARY_CONFIG=str(path))
+    done = here("serve", KV_CANARY_CONFIG=str(path))
     refused(done, f"KV_CANARY_CONFIG='{path}'", "cannot be read", "readable TOML")
     assert len(done.stderr.splitlines()) == 1
 
@@ -106,30 +135,32 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         (("--engine", "vllm"), ("--engine='vllm'", "two reference engines")),
     ],
 )
-def test_what_a_disaggregated_demo_cannot_send(arguments: tuple[str, ...], texts: tuple[str, ...]) -> None:
-    done = run("demo", "--disaggregated", *arguments)
+def test_what_a_disaggregated_demo_cannot_send(
+    here: Refuse, arguments: tuple[str, ...], texts: tuple[str, ...]
+) -> None:
+    done = here("demo", "--disaggregated", *arguments)
     refused(done, *texts)
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("perturb", ["real_kv_used=2", "nonsense=0.5", "real_kv_used", "real_kv_used=x"])
-def test_bad_perturb(perturb: str) -> None:
+def test_bad_perturb(here: Refuse, perturb: str) -> None:
     refused(
-        run("demo", "--duration", "1", "--perturb", perturb), "--perturb", perturb, "Modes are: req_to_token"
+        here("demo", "--duration", "1", "--perturb", perturb), "--perturb", perturb, "Modes are: req_to_token"
     )
 
 
-def test_bad_shape_model_and_device() -> None:
-    refused(run("demo", "--duration", "1", "--shape", "huge"), "--shape='huge'", "Use demo or tiny")
-    refused(run("demo", "--duration", "1", "--model", "gru"), "--model='gru'", "Use one of: llama")
-    refused(run("demo", "--duration", "1", "--device", "toaster"), "--device='toaster'", "Use auto, cpu")
+def test_bad_shape_model_and_device(here: Refuse) -> None:
+    refused(here("demo", "--duration", "1", "--shape", "huge"), "--shape='huge'", "Use demo or tiny")
+    refused(here("demo", "--duration", "1", "--model", "gru"), "--model='gru'", "Use one of: llama")
+    refused(here("demo", "--duration", "1", "--device", "toaster"), "--device='toaster'", "Use auto, cpu")
 
 
-def test_missing_and_broken_checkpoint(tmp_path: Path) -> None:
-    refused(run("demo", "--duration", "1", "--checkpoint", "/no/such"), "/no/such", "no such directory")
+def test_missing_and_broken_checkpoint(here: Refuse, tmp_path: Path) -> None:
+    refused(here("demo", "--duration", "1", "--checkpoint", "/no/such"), "/no/such", "no such directory")
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "model.safetensors").write_bytes(b"broken")
-    refused(run("demo", "--duration", "1", "--checkpoint", str(tmp_path)), str(tmp_path), "cannot be read")
+    refused(here("demo", "--duration", "1", "--checkpoint", str(tmp_path)), str(tmp_path), "cannot be read")
 
 
 def test_taken_port(tmp_path: Path) -> None:
@@ -155,13 +186,13 @@ def test_unwritable_socket_folder(tmp_path: Path) -> None:
     )
 
 
-def test_wide_bind_without_token(tmp_path: Path) -> None:
-    done = run("serve", "--host", "0.0.0.0", "--port", "0", "--endpoint", f"ipc://{tmp_path}/s.sock")
+def test_wide_bind_without_token(here: Refuse, tmp_path: Path) -> None:
+    done = here("serve", "--host", "0.0.0.0", "--port", "0", "--endpoint", f"ipc://{tmp_path}/s.sock")
     refused(done, "--host='0.0.0.0'", "KV_CANARY_TOKEN")
 
 
-def test_settings_are_printed_with_secrets_masked() -> None:
-    done = run("settings", KV_CANARY_TOKEN="s3cret", COLUMNS="200")
+def test_settings_are_printed_with_secrets_masked(here: Refuse) -> None:
+    done = here("settings", KV_CANARY_TOKEN="s3cret", COLUMNS="200")
     assert done.returncode == 0
     assert "KV_CANARY_PATROL_BUDGET" in done.stdout
     assert "s3cret" not in done.stdout

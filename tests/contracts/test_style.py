@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -17,13 +17,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = Function | ast.ClassDef | ast.Module
 
 
-def nodes() -> Iterator[tuple[Path, ast.AST]]:
-    for path, text in SOURCES.items():
-        yield from ((path, node) for node in ast.walk(ast.parse(text)))
+@cache
+def nodes() -> tuple[tuple[Path, ast.AST], ...]:
+    return tuple((path, node) for path, text in SOURCES.items() for node in ast.walk(ast.parse(text)))
 
 
-def functions() -> list[tuple[Path, Function]]:
-    return [(path, node) for path, node in nodes() if isinstance(node, Function)]
+@cache
+def functions() -> tuple[tuple[Path, Function], ...]:
+    return tuple((path, node) for path, node in nodes() if isinstance(node, Function))
 
 
 def test_files_are_short() -> None:

@@ -34,6 +34,7 @@ from canary_kernels.write import write_identities
 from tests.kernels import pools
 from tests.kernels.scenes import STEP, assert_same, device_of
 from tests.oracles import records as oracle
+from tests.sizes import sized
 
 COVERED = [RealData.PARTIAL, RealData.ALL]
 PARTS = Part.K, Part.V
@@ -239,7 +240,7 @@ def buffers_of(backend, group, lane_rows=512):
 
 
 @pytest.mark.parametrize("backend", list(Backend))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=sized(25, 8), deadline=None)
 @given(
     layout=st.sampled_from([pools.together, pools.unequal, pools.odd_bytes, pools.latent]),
     coverage=st.sampled_from(list(RealData)),

@@ -11,9 +11,10 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.settings import MODELS, tiny, with_model
 from canary_obs.vocabulary import PerturbMode, State
 from tests.runtime.conftest import MakeRig
+from tests.sizes import sized
 
-STEPS = {"compressed": 200}  # seven groups, slower steps
-USUAL_STEPS = 400
+STEPS = {"compressed": sized(200, 120)}  # seven groups, slower steps
+USUAL_STEPS = sized(400, 220)
 
 
 @cache

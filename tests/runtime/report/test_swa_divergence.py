@@ -14,6 +14,7 @@ from canary_obs.runtime.report.swa_divergence import LOG_KEY
 from canary_obs.vocabulary import PerturbMode, Phase, Reason, State, SweepStatus, Trigger
 from tests.reference_engine.workloads import account
 from tests.runtime.conftest import MakeRig, Rig
+from tests.sizes import sized
 
 # Names of SGLang's line, and ours for the same.
 _SGLANG_NAMES = {
@@ -108,7 +109,7 @@ def test_nothing_is_reported_without_a_window(make_rig: MakeRig, caplog: pytest.
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_long_clean_run(make_rig: MakeRig, page_size: int) -> None:
     rig = make_rig(model="swa", sweep_interval=20, patrol_budget="20%", engine={"page_size": page_size})
-    rig.run(1500)
+    rig.run(sized(1500, 700))
     account(rig.engine)
     rig.canary.check_everything()
     assert rig.canary.verdict() == (State.OK, ())
@@ -126,7 +127,7 @@ def test_injections_into_one_group_leave_the_other_alone(make_rig: MakeRig, mode
         model="swa", perturb=f"{mode}=0.2", perturb_enabled=True, perturb_seed=7, perturb_group=group,
         patrol_budget="50%", sweep_interval=40, engine={"page_size": 16},
     )  # fmt: skip
-    rig.run(300)
+    rig.run(sized(300, 180))
     rig.canary.check_everything()
     assert rig.canary.injector is not None
     tally = rig.canary.injector.injections.counts()[PerturbMode(mode)]
