@@ -144,11 +144,15 @@ def _measure(
 def _links(by_gpu: Mapping[str, Iterable[Exposure]], evidence: FleetEvidence) -> dict[str, str]:
     """By GPU the one peer whose blocks carry nearly all of its findings."""
     found: dict[str, str] = {}
-    for (gpu, peer), periods in sorted(evidence.transferred.items()):
+    arrived: dict[str, int] = defaultdict(int)
+    for (gpu, _), periods in evidence.transferred.items():
+        arrived[gpu] += periods
+    for (gpu, peer), periods in evidence.transferred.items():
         observed = sum(exposure.periods for exposure in by_gpu.get(gpu, ()))
-        enough = thresholds.SUSPECT_OBSERVED, thresholds.LINK_SHARE * observed
+        share = thresholds.LINK_SHARE
+        enough = thresholds.SUSPECT_OBSERVED, share * observed, share * arrived[gpu]
         if peer != OTHER_PEERS and periods >= max(enough) and observed:
-            found.setdefault(gpu, peer)
+            found[gpu] = peer
     return found
 
 

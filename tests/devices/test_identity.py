@@ -11,9 +11,15 @@ import pynvml
 import pytest
 import torch
 
+from canary_obs.attach import install_canary
+from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.devices import amd, nvml
 from canary_obs.devices.identity import GpuIdentity, bus_id, node_name
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.settings import tiny
+from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.device import gpu_identity
+from canary_obs.runtime.report import reporter
 from tests.devices.fake_nvml import FakeDriver, FakeGpu, Refused
 
 FIRST = FakeGpu("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52", "00000000:1B:00.0")
@@ -98,6 +104,27 @@ def test_a_driver_that_hangs_does_not_hold_up_the_start(monkeypatch):
         assert gpu_identity.read_identity(torch.device("cuda:0"), 0.05) is None
     finally:
         answered.set()
+
+
+def test_an_engine_asks_the_driver_at_attach_alone(monkeypatch):
+    """Not in a step, not when the service asks who it is, not when it detaches."""
+    driver = FakeDriver([FIRST])
+    own = FIRST.uuid.removeprefix("GPU-")
+    monkeypatch.setattr(reporter, "read_identity", lambda device: nvml.find_identity(own, ""))
+    engine = Engine(tiny(seed=3))
+    traffic = Traffic(scaled_traffic(engine.config.max_context, engine.config.max_running), seed=1)
+    with driver.installed():
+        canary = install_canary(engine, CanaryConfig(endpoint=IN_PROCESS, backend="torch"))
+        assert canary is not None
+        canary.mark_ready()
+        asked = len(driver.calls)
+        assert (asked > 0, driver.initialised) == (True, 0)
+        while engine.statistics.steps < 30:
+            traffic.advance(engine)
+            engine.step()
+        canary.reporter.send_hello()
+        canary.detach()
+    assert driver.calls[asked:] == []
 
 
 def test_nodes_are_named_as_dcgm_exporter_names_them(monkeypatch):

@@ -47,6 +47,20 @@ def too_little() -> History:
     return History(gpus=gpus)
 
 
+def one_burst() -> History:
+    """Findings in three periods, of two bursts: one of them goes on past the end of its period."""
+    gpus = fleet(32)
+    gpus[5].findings = (34, 40, 400)
+    return History(gpus=gpus)
+
+
+def all_the_time() -> History:
+    """A part that fails in every hour has findings that go on and on."""
+    gpus = fleet(32)
+    gpus[5].findings = tuple(range(600, 840, 6))
+    return History(gpus=gpus)
+
+
 def few_peers() -> History:
     """Three GPUs are no fleet: the peers' own rate is unknown."""
     gpus = fleet(3)
@@ -64,6 +78,8 @@ CASES = {
         (),
     ),
     "too little evidence": (too_little(), {"GPU-0005": Verdict.NOT_ENOUGH_EVIDENCE}, ()),
+    "a burst across periods": (one_burst(), {"GPU-0005": Verdict.NOT_ENOUGH_EVIDENCE}, ()),
+    "fails in every hour": (all_the_time(), {"GPU-0005": Verdict.SUSPECT_GPU}, ()),
     "too few peers": (few_peers(), {"GPU-0001": Verdict.NOT_ENOUGH_EVIDENCE}, ()),
     "counter resets": (one_bad_gpu(resets=(150, 501, 800)), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
     "moved to another node, new driver": (one_bad_gpu(moves=400), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),

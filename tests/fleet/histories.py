@@ -12,13 +12,36 @@ from canary_obs.fleet.evidence import Exposure, FleetEvidence, Release
 
 MINUTES = 10  # between samples
 HOURS = 169  # the last is judged over the 168 before
+PERIOD = 6  # hours
 SAMPLES = HOURS * 60 // MINUTES + 1
 RELEASE = Release("vllm", "1.0", "llama@1")
 
 
+def hour(sample: int) -> int:
+    """The hour, by its end, that a sample's increase is counted in."""
+    return ceil(sample * MINUTES / 60)
+
+
 def period(sample: int) -> int:
     """The period of six hours that a sample's increase is counted in."""
-    return ceil(ceil(sample * MINUTES / 60) / 6)
+    return ceil(hour(sample) / 6)
+
+
+def counted(hours: list[int]) -> list[int]:
+    """Of hours with findings by their number, sorted, one per period that counts as a finding.
+
+    A period counts when findings begin in it after an hour without; when they only go on, from the second on.
+    """
+    begun: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for place, at in enumerate(hours):
+        first.setdefault(at // PERIOD, at)
+        if place == 0 or hours[place - 1] != at - 1:
+            begun.setdefault(at // PERIOD, at)
+    going_on = {
+        own: at for own, at in first.items() if own not in begun and own - 1 in first and own - 1 not in begun
+    }
+    return sorted((begun | going_on).values())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,8 +63,9 @@ class Gpu:
 
     @property
     def periods(self) -> set[int]:
-        """Periods of six hours in which findings were counted, as judged at the end."""
-        return {period(at) for at in self.findings}
+        """Periods of six hours that count as findings, as judged at the end."""
+        hours = sorted({hour(at) - 1 for at in self.findings})
+        return {at // PERIOD for at in counted(hours)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,6 +161,8 @@ def random_history(seed: int) -> History:
         bad = draw.random() < 0.08
         count = draw.randint(3, 12) if bad else int(draw.random() < buggy[release]) * draw.randint(1, 4)
         findings = tuple(sorted(draw.sample(range(1, 6 * 168), count)))
+        if findings and draw.random() < 0.4:  # that go on for some hours
+            findings = tuple(sorted({*findings, *range(findings[0], min(findings[0] + 100, 6 * 168), 6)}))
         gpus.append(
             Gpu(
                 uuid=f"GPU-{number:04d}",

@@ -19,12 +19,12 @@ from typing import Any
 
 from canary_obs.fleet.evidence import Exposure, FleetEvidence, Others, Release
 from canary_obs.fleet.verdict import Verdict, assess
+from tests.fleet.histories import PERIOD, counted
 
 WEEK, DAY, YEAR = 168, 24, 8760  # hours
 # "The Llama 3 Herd of Models": 6 silent corruptions in 54 days of 16 384 GPUs are 25 in 10 000 GPU-years.
 # "Cores that don't count": a few machines in several thousand have a core that computes wrongly.
 FAILING_SHARE = 25 / 10_000 + 1 / 1000
-PERIOD = 6  # hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,13 +196,12 @@ class Simulation:
                 left[line] -= self._weights[gpu]
                 gpus_left[line] -= 1
                 for release, first, last in self._spans(line, since, hour):
-                    hours = found[bisect_left(found, first) : bisect_right(found, last - 1)]
                     exposures.append(
                         Exposure(
                             gpu_uuid=str(gpu),
                             release=release,
                             verified_bytes=(last - first) * self._weights[gpu],
-                            periods=len({at // PERIOD for at in hours}),
+                            periods=sum(first <= at < last for at in self._counted(gpu, since, hour)),
                         )
                     )
         others = {
@@ -211,6 +210,13 @@ class Simulation:
             for release, first, last in self._spans(line, since, hour)
         }
         return FleetEvidence(exposures=tuple(exposures), others=others)
+
+    def _counted(self, gpu: int, since: int, hour: int) -> list[int]:
+        """The first hours of the periods that count, within a time."""
+        found = self._found[gpu]
+        # What the two periods before began may go on.
+        early = found[bisect_left(found, since - 2 * PERIOD - 1) : bisect_right(found, hour - 1)]
+        return [at for at in counted(early) if at >= since]
 
     def _spans(self, line: int, since: int, hour: int) -> Iterator[tuple[Release, int, int]]:
         """The releases of a line within a time, each with its first hour and the one after its last."""
@@ -226,7 +232,7 @@ class Simulation:
 
 def _third_period(hours: list[int]) -> int | None:
     """The hour of a finding in a third period, the first one less than six days before."""
-    starts = [at for i, at in enumerate(hours) if i == 0 or at // PERIOD != hours[i - 1] // PERIOD]
+    starts = counted(hours)
     for first, third in zip(starts, starts[2:], strict=False):
         if third - first < WEEK - DAY:
             return third

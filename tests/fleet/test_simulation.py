@@ -9,8 +9,8 @@ from tests.fleet.simulation import Plan, Simulation, report
 
 @pytest.mark.slow
 def test_failing_gpus_are_named_and_others_are_not_accused() -> None:
-    """Two years: at most one accusation in them is below one in 10 000 GPU-years, with the next ten."""
-    plans = [Plan(seed=seed) for seed in (1, 2)]
+    """Two of the years that no threshold was chosen on; docs/fleet.md has the figures of eleven."""
+    plans = [Plan(seed=seed) for seed in (401, 402)]
     outcomes = [Simulation(plan).run() for plan in plans]
     for plan, outcome in zip(plans, outcomes, strict=True):
         print(report(plan, outcome))

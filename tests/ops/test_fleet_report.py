@@ -30,8 +30,8 @@ CULPRIT = GPUS[7]
 _SECONDS = 200.0
 _TIMES = {
     "167h59m": 168 * HOUR - 1, "5h59m": 6 * HOUR - 1, "offset 7d": 168 * HOUR, "[3h]": 3 * HOUR,
-    "[6h]": 6 * HOUR, "offset 1h": HOUR, "[1h]": HOUR, ":6h]": 6 * HOUR, ":1h]": HOUR, "[10m]": 2,
-    "interval: 5m": 1, "interval: 1m": 1,
+    "[6h]": 6 * HOUR, "offset 1h": HOUR, "offset 6h": 6 * HOUR, "[1h]": HOUR, ":6h]": 6 * HOUR,
+    ":1h]": HOUR, "[10m]": 2, "interval: 5m": 1, "interval: 1m": 1,
 }  # fmt: skip
 
 
