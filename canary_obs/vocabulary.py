@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Self
 
@@ -175,14 +174,6 @@ class HealPolicy(StrEnum):
     DRY_RUN = "dry_run"
     EVICT = "evict"
     PROTECT = "protect"
-
-
-_POWER = {policy: power for power, policy in enumerate(HealPolicy)}
-
-
-def most_cautious(policies: Iterable[HealPolicy]) -> HealPolicy:
-    """The one of some policies that does least; OFF for none."""
-    return min(policies, key=_POWER.__getitem__, default=HealPolicy.OFF)
 
 
 class HealAction(StrEnum):

@@ -245,6 +245,7 @@ DEBT = (
         series=(rank_gauge("paused", 0, 1),),
         spans=Spans(quiet=8, bad=140, good=20),
     ),
+    Scenario(alert="KVCanaryHealingLimited", series=(rank_gauge("heal_limited", 0, 1),)),
     Scenario(
         alert="KVCanaryRestarting",
         series=(rank_counter("restarts", 0, 0.2),),

@@ -45,7 +45,9 @@ class GuardRail:
             self._done.append((now, actions, blocks))
         return self.closed is None
 
-    def reopen(self) -> None:
-        """An operator has chosen a policy."""
+    def reopen(self, limits: Limits | None = None) -> None:
+        """An operator has chosen a policy, with other limits or the same."""
+        if limits is not None:
+            self._actions, self._share = limits
         self.closed = None
         self._done.clear()

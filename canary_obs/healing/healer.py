@@ -97,10 +97,14 @@ class Healer:
             quarantined=tuple((name, block) for (_, block), name in sorted(self.quarantined.items())),
         )  # fmt: skip
 
-    def choose(self, policy: HealPolicy, problem: str | None = None) -> None:
-        """Follow this policy from now on. `problem`: why the engine allows no more than a dry run."""
+    def choose(self, policy: HealPolicy, problem: str | None = None, limits: Limits | None = None) -> None:
+        """Follow this policy from now on. `problem`: why the engine allows no more than a dry run.
+
+        `limits`: others than before.
+        """
         self.policy, self._problem = policy, problem
-        self._guard.reopen()
+        self._guard.reopen(limits)
+        self._share = self._share if limits is None else limits.pool_share
         self._left_out.clear()
 
     def heal(self, damages: Iterable[Damage]) -> None:
@@ -117,7 +121,7 @@ class Healer:
         """Do what a rank asks for; `problem` as for `choose`."""
         if message.chosen != self._chosen:
             self._chosen, self._status_due = message.chosen, True
-            self.choose(message.policy, problem)
+            self.choose(message.policy, problem, message.limits)
         if message.releases is not None:
             self._status_due = True
             self.release(message.releases or None)

@@ -19,6 +19,7 @@ class Lineage:
         self._parents: dict[bytes, bytes | None] = {}
         self._children: dict[bytes, set[bytes]] = {}
         self._order: deque[bytes] = deque()  # all keys, each once
+        self.older: frozenset[bytes] = frozenset()  # what goes on from these is not all known
 
     def __len__(self) -> int:
         return len(self._parents)

@@ -62,16 +62,3 @@ class DamageOutbox:
         self._damages.clear()
         self._releases, self.due = None, False
         return message
-
-
-def merged(messages: Sequence[DamageMessage]) -> DamageMessage:
-    """Messages of the ranks of one scheduler, which act on the same blocks and requests.
-
-    Where ranks were given different policies, the one that does least is followed.
-    """
-    first = min(messages, key=lambda message: list(HealPolicy).index(message.policy))
-    releases = [message.releases for message in messages if message.releases is not None]
-    return first._replace(
-        damages=tuple(damage for message in messages for damage in message.damages),
-        releases=None if not releases else () if () in releases else tuple(sorted(set(sum(releases, ())))),
-    )

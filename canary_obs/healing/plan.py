@@ -93,7 +93,7 @@ def make_plan(damage: Damage, view: CacheView, lineage: Lineage, policy: HealPol
             left.append(held.request)
         else:
             end.append(held.request)
-    unknown = any(key not in lineage for key in roots)
+    unknown = any(key not in lineage or key in lineage.older for key in roots)
     return Plan(tuple(cached), tuple(recompute), tuple(end), tuple(left), unknown)
 
 

@@ -146,6 +146,27 @@ BOARD = Board(
             ),
         ),
         Section(
+            title="What is done about it?",
+            panels=(
+                Panel(
+                    title="Healing",
+                    description="Actions by outcome; would: in a dry run. GET /canary/heal says what may be done.",
+                    queries=(
+                        Query(
+                            expression=f"topk(30, sum by (action, outcome) ({rank('heals_total')}))",
+                            legend="{{action}} {{outcome}}",
+                            empty=NO_PERTURBATION,
+                        ),
+                        Query(
+                            expression=f"sum({rank('heal_quarantined_blocks')})",
+                            legend="blocks in quarantine",
+                            empty=NO_PERTURBATION,
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        Section(
             title="Is it a drill?",
             panels=(
                 Panel(

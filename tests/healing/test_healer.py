@@ -136,10 +136,11 @@ def test_copies_elsewhere_and_blocks_from_before_make_it_unverified() -> None:
     cache.copies_elsewhere = "OffloadingConnector"
     healer = made(cache, HealPolicy.EVICT)
     cache.add("d", range(80, 84), [9])
-    healer.heal([bytes_of(6), bytes_of(9)])
+    healer._lineage.older = frozenset(cache.keys_of((0, 5)))
+    healer.heal([bytes_of(6), bytes_of(9), bytes_of(5)])
     details = [heal.detail or "" for heal in healer.drain() if heal.action is HealAction.EVICT]
-    assert ["OffloadingConnector" in detail for detail in details] == [True, True]
-    assert ["before healing began" in detail for detail in details] == [False, True]
+    assert ["OffloadingConnector" in detail for detail in details] == [True] * 3
+    assert ["before healing began" in detail for detail in details] == [False, True, True]
 
 
 DAMAGES = st.lists(
@@ -227,6 +228,16 @@ def test_a_tree_larger_than_the_share_of_the_pool_stays() -> None:
     healer.heal([bytes_of(1)])
     assert len(cache.cached) == 3
     assert "3 of 10 blocks" in str(healer.why)
+
+
+def test_a_choice_brings_its_own_limits() -> None:
+    cache = shared()
+    healer = made(cache, HealPolicy.PROTECT, Limits(0, 1.0))
+    healer.heal([bytes_of(6)])
+    assert healer.why
+    healer.choose(HealPolicy.PROTECT, limits=Limits(10, 1.0))
+    healer.heal([bytes_of(6)])
+    assert cache.ended == ["c"]
 
 
 def test_limits_are_of_one_minute() -> None:

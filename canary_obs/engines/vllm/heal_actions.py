@@ -95,6 +95,10 @@ class VllmActions:
                 for block in found.values() if isinstance(found, dict) else (found,):
                     yield group, block.block_id
 
+    def cached_keys(self) -> set[bytes]:
+        """The keys of all cached blocks."""
+        return {bytes(key[:-4]) for pool in self.pools for key in pool.cached_block_hash_to_block._cache}
+
     def is_cached(self, key: bytes) -> bool:
         """Whether any block is cached under the key."""
         return any(True for _ in self.blocks_of(key))

@@ -15,7 +15,6 @@ from canary_obs.engines.vllm.scheduler_reports import log_fault
 from canary_obs.healing.healer import Healer
 from canary_obs.healing.lineage import Lineage
 from canary_obs.healing.messages import DamageMessage
-from canary_obs.vocabulary import HealPolicy
 
 HEALER_ATTRIBUTE = "_kv_canary_healer"  # of Scheduler: its SchedulerHealer, once a policy was chosen
 PATCHES_ATTRIBUTE = "_kv_canary_heal_patches"  # of Scheduler or its class: restored at detach
@@ -33,11 +32,9 @@ class SchedulerHealer:
         self._follow_blocks(getattr(scheduler, PATCHES_ATTRIBUTE))
         for request in scheduler.requests.values():
             self._follow(request, len(request.block_hashes) * self._actions.key_tokens)
-
-    @property
-    def active(self) -> bool:
-        """Whether blocks that are cached are followed."""
-        return self._healer.policy is not HealPolicy.OFF
+        cached = self._actions.cached_keys()
+        if any(key not in self._lineage for key in cached):
+            self._lineage.older = frozenset(cached)
 
     def receive(self, message: DamageMessage) -> None:
         """Do what a worker's message asks for, before the results that it came with are given out."""
@@ -52,8 +49,7 @@ class SchedulerHealer:
 
     def report(self, output: Any) -> None:
         """Attach what was done since the last report, if there is any."""
-        if self.active:
-            self._actions.note_begun(output)
+        self._actions.note_begun(output)
         if (message := self._healer.report()) is not None:
             setattr(output, HEALS_ATTRIBUTE, message)
 
@@ -75,8 +71,7 @@ class SchedulerHealer:
             if request.request_id in self._actions.barred:
                 return None
             result = original(request, blocks, num_cached_blocks, num_full_blocks, block_size, *rest, **more)
-            if self.active:
-                self._follow(request, num_full_blocks * block_size)
+            self._follow(request, num_full_blocks * block_size)
             return result
 
         return cache_full_blocks
@@ -86,7 +81,7 @@ class SchedulerHealer:
             if request.request_id in self._actions.barred:
                 return None
             key = original(request, block, num_tokens, *rest, **more)
-            if key is not None and self.active:
+            if key is not None:
                 self._follow_partial(request, bytes(key[:-4]), num_tokens)
             return key
 
@@ -94,8 +89,7 @@ class SchedulerHealer:
 
     def _around_free(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def free_request(request: Any, *rest: Any, **more: Any) -> Any:
-            if self.active:
-                self._actions.note_finished(request)
+            self._actions.note_finished(request)
             return original(request, *rest, **more)
 
         return free_request
