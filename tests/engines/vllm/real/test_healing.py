@@ -19,6 +19,8 @@ from tests.engines.vllm.real.rig import Rig
 def rig(models: Any) -> Iterator[Rig]:
     # Prompts come in chunks, and blocks are soon given to others.
     made = Rig(models("llama"), max_num_batched_tokens=64, num_gpu_blocks_override=120)
+    made.canary.healing.choose(HealPolicy.EVICT)
+    made.generate([prompt(99, 5)], tokens=2)  # what is cached from now on is known
     yield made
     made.close()
 
