@@ -48,6 +48,8 @@ class SglangAdapter(EngineAdapter):
         check_version(self.version)
         check_hooks(self.version)
         check_scheduler(scheduler, self.version)
+        if scheduler.server_args.disaggregation_mode in ROLES:
+            self.untried = "prefill and decode on different servers of SGLang: no pair of them was tested"
         self.scheduler, self.runner = scheduler, scheduler.tp_worker.model_runner
         runners = self.runner, *draft_runners(scheduler)
         if "run_batch" in vars(scheduler) or any("forward" in vars(runner) for runner in runners):
