@@ -48,6 +48,7 @@ fuzz: setup
 # docs/images, taken in a real browser; needs chromium, pngquant and prometheus.
 pictures: setup
 	$(BIN)/python -m tools.pictures.console
+	$(BIN)/python -m tools.pictures.boards
 
 # The wheels of the service's image by their hashes, as PyPI has them; needs the network. After each change of constraints.txt.
 image-lock: setup

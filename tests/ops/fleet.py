@@ -22,12 +22,12 @@ STEPS = 6
 
 
 class FleetService:
-    """The hub of one engine. Every scrape finds each rank one step further on, up to STEPS.
+    """The hub of one engine. Every scrape finds each rank one step further on, up to `steps`.
 
     The pages are made beforehand: Prometheus and the tests share the processor with them.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, steps: int = STEPS) -> None:
         self.instance = f"engine-{number}"
         self.hub = Hub()
         self._step = 0
@@ -35,7 +35,7 @@ class FleetService:
         self._exposition = Exposition(HubCollector(self.hub))
         for who in self._ranks:
             self._send(hello(who))
-        pages = iter(lasting := [self._page() for _ in range(STEPS)])
+        pages = iter(lasting := [self._page() for _ in range(steps)])
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -57,7 +57,10 @@ class FleetService:
         self._step += 1
         for number, who in enumerate(self._ranks):
             now = time.time_ns()
-            plain = snapshot(who, self._step, time_ns=now, last_sweep_ns=now - number * 10**9)
+            plain = snapshot(
+                who, self._step, time_ns=now, last_sweep_ns=now - number * 10**9, perturbations={},
+                overhead_seconds={"head": 0.002 * self._step, "tail": 0.005 * self._step},
+            )  # fmt: skip
             self._send(self._with_trouble(number, plain))
         return self._exposition.page("")
 
