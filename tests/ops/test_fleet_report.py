@@ -20,12 +20,15 @@ import pytest
 from alerts.render import RULES
 from canary_obs.config import ServiceConfig
 from canary_obs.engines.toolkit.service_process import free_port
+from canary_obs.fleet.prometheus import PrometheusSource
 from canary_obs.serve import ServiceThread
 from tests.devices.fake_nvml import FakeDriver, FakeGpu
+from tests.ops.dcgm_page import FROM_4_9, UP_TO_4_8, Exporter, page
 from tests.ops.tools import ROOT
 
 HOUR = 3  # seconds
 GPUS = [f"GPU-{number:08d}-aaaa-bbbb-cccc-dddddddddddd" for number in range(12)]
+NODES = [GPUS[first : first + 3] for first in range(0, 12, 3)]
 CULPRIT = GPUS[7]
 _SECONDS = 200.0
 _TIMES = {
@@ -60,7 +63,7 @@ def service(tmp_path: Path) -> Iterator[ServiceThread]:
 def engines(service: ServiceThread) -> Iterator[None]:
     started = []
     for node in range(4):
-        own = GPUS[3 * node : 3 * node + 3]
+        own = NODES[node]
         command = [
             sys.executable,
             "-m",
@@ -82,7 +85,20 @@ def engines(service: ServiceThread) -> Iterator[None]:
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path, service: ServiceThread) -> Iterator[str]:
+def exporters() -> Iterator[list[Exporter]]:
+    """dcgm-exporter on every node, an older one on the first two."""
+    started = []
+    for node, uuids in enumerate(NODES):
+        # Each engine process numbers its own GPUs from the first bus on.
+        gpus = [(uuid, f"00000000:{16 + number:02X}:00.0") for number, uuid in enumerate(uuids)]
+        started.append(Exporter(page(UP_TO_4_8 if node < 2 else FROM_4_9, gpus, f"n{node}", CULPRIT)))
+    yield started
+    for exporter in started:
+        exporter.close()
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path, service: ServiceThread, exporters: list[Exporter]) -> Iterator[str]:
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is NOT INSTALLED: apt-get install prometheus")
     port = free_port()
@@ -91,6 +107,8 @@ def prometheus(tmp_path: Path, service: ServiceThread) -> Iterator[str]:
         "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [fleet.yml]\nscrape_configs:\n"
         "- job_name: kv-canary\n  honor_labels: true\n"
         f"  static_configs: [{{targets: ['127.0.0.1:{service.port}']}}]\n"
+        "- job_name: dcgm-exporter\n"
+        f"  static_configs: [{{targets: {[f'127.0.0.1:{exporter.port}' for exporter in exporters]}}}]\n"
     )
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -129,6 +147,16 @@ def test_the_report_names_the_gpu_that_flips_bits(prometheus: str) -> None:
     assert row["observed"] >= 3
     assert row["expected"] < 0.1
     assert "its driver reported a memory Xid (48, 63 or 94)" in row["reasons"]
+    assert "rows of its memory were remapped, or wait for it" in row["reasons"], "as dcgm-exporter says"
+    assert row["score"] > 3
+    # Whatever its release, an exporter's series have the identity that the rank has, address and all.
+    joined = PrometheusSource(prometheus).query(
+        "kv_canary_rank_info * on (gpu_uuid, pci_bus_id, gpu_model) group_left () "
+        "label_replace(label_replace("
+        '{__name__=~"DCGM_FI_DEV_ROW_REMAP_(FAILURE|FAILED)"} * 0 + 1,'
+        ' "gpu_uuid", "$1", "UUID", "(.*)"), "gpu_model", "$1", "modelName", "(.*)")'
+    )
+    assert {labels["gpu_uuid"] for labels, _ in joined} == set(GPUS)
     assert found is not None
     assert [other["gpu_uuid"] for other in found["gpus"]] == [CULPRIT], "no peer has findings"
     assert found["releases"] == []
