@@ -15,6 +15,8 @@ NAME = "{{engine}}/{{instance}} rank {{rank}}"
 # Why a query may return no data. All other queries must return data: tests/ops runs every one.
 NO_FAULT = "only while something is wrong"
 NO_PERTURBATION = "only where faults are injected"
+NO_HEALING = "only where an engine can be healed"
+NO_TAINT = "only where an engine shows who holds which slots"
 NO_DRILL = "only where drills are enabled and one has run"
 NO_RECEIVER = "only where an OTLP receiver is configured"
 NO_WINDOW = "only where the model has sliding-window layers with slots of their own"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dashboards.board import (
     BAD_FROM_ONE,
     NO_FAULT,
+    NO_HEALING,
     NO_PERTURBATION,
+    NO_TAINT,
     TO_DAMAGE_RUNBOOK,
     TO_INCIDENT,
     TO_RANK,
@@ -155,12 +157,53 @@ BOARD = Board(
                         Query(
                             expression=f"topk(30, sum by (action, outcome) ({rank('heals_total')}))",
                             legend="{{action}} {{outcome}}",
-                            empty=NO_PERTURBATION,
+                            empty=NO_HEALING,
                         ),
                         Query(
-                            expression=f"sum({rank('heal_quarantined_blocks')})",
-                            legend="blocks in quarantine",
-                            empty=NO_PERTURBATION,
+                            expression=f"sum({rank('heal_limited')})",
+                            legend="engines that do less than was asked for",
+                            empty=NO_HEALING,
+                        ),
+                    ),
+                ),
+                Panel(
+                    title="Policy followed",
+                    description="Engines by healing policy. dry_run where more was asked for: a limit was reached, or no more is allowed.",
+                    queries=(
+                        Query(
+                            expression=f"count by (policy) ({rank('heal_policy')} == 1)",
+                            legend="{{policy}}",
+                            empty=NO_HEALING,
+                        ),
+                    ),
+                    type=PanelType.TABLE,
+                ),
+                Panel(
+                    title="Blocks in quarantine",
+                    description="Share of the pool that healing holds back from requests.",
+                    queries=(
+                        Query(
+                            expression=f"sum by (cluster, instance) ({rank('heal_quarantined_blocks')}) / "
+                            f"sum by (cluster, instance) ({rank('heal_pool_blocks')} > 0)",
+                            legend="{{instance}}",
+                            empty=NO_HEALING,
+                        ),
+                    ),
+                    unit="percentunit",
+                ),
+                Panel(
+                    title="Requests that read damage",
+                    description="Or KV computed from it. Not all known: GET /canary/tainted says of which damage, and why.",
+                    queries=(
+                        Query(
+                            expression=f"sum by (completeness) ({group('tainted_requests_total')})",
+                            legend="{{completeness}}",
+                            empty=NO_TAINT,
+                        ),
+                        Query(
+                            expression=f"sum({group('taint_unknown_total')})",
+                            legend="damages whose readers are not all known",
+                            empty=NO_TAINT,
                         ),
                     ),
                 ),

@@ -56,7 +56,7 @@ def test_faults_are_found_in_their_own_group(make_rig, mode: str, group: str) ->
 
 def test_draft_kv_of_another_continuation_is_detected(make_rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefix cache that knows positions by their own tokens alone hands out draft KV of another text."""
-    monkeypatch.setattr(Scheduler, "_keys", lambda self, request, count: request.tokens[:count])
+    monkeypatch.setattr(Scheduler, "keys", lambda self, tokens, count: tokens[:count])
     rig = make_rig(engine={"draft_layers": 1})
     rows = instrumented(rig)
     rig.run(200)

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs import __version__
 from canary_obs.config import ServiceConfig
+from canary_obs.heals import HealStatus
 from canary_obs.hub.hub import Hub
 from canary_obs.records import DrillReport, StepUnderWay, SwaDivergence, Violations
 from canary_obs.slot_facts import DrillFinding
@@ -18,18 +19,40 @@ from canary_obs.telemetry.catalog import PREFIX, RANK_METRICS, MetricType, all_m
 from canary_obs.telemetry.export_queue import ExportCounts
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
-from canary_obs.vocabulary import DrillOutcome, ObserverPart, Phase, Reason, State
+from canary_obs.vocabulary import (
+    Completeness,
+    DrillOutcome,
+    HealAction,
+    HealOutcome,
+    HealPolicy,
+    ObserverPart,
+    Phase,
+    Reason,
+    State,
+)  # fmt: skip
 from tests.service.fakes import HEALTH, counters, hello, identity, snapshot, violation
 
 GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
+# What is reported where healing is on and who holds which slots is followed.
+DAMAGE = {
+    "healing": HealStatus(
+        policy=HealPolicy.PROTECT, effective=HealPolicy.DRY_RUN, why="2 actions in 60 s: the limit is 2",
+        pool_blocks=400, quarantined=(("full", 7),),
+    ),
+    "heals": {HealAction.EVICT: {HealOutcome.DONE: 2}},
+    "tainted_requests": {"full": {Completeness.KNOWN: 3}},
+    "taint_unknown": {"full": 1},
+}  # fmt: skip
+
+
 def filled_hub(**changes):
     hub = Hub(ServiceConfig(drill_enabled=True), clock=lambda: 5.0, wall_ns=lambda: 1_000)
     me = identity()
     hub.ingest(hello(me), lambda command: None)
-    hub.ingest(snapshot(me, 3, time_ns=1_000, **changes), lambda command: None)
+    hub.ingest(snapshot(me, 3, time_ns=1_000, **(DAMAGE | changes)), lambda command: None)
     hub.ingest(StepUnderWay(identity=me, seconds=2.5), lambda command: None)
     return hub
 

@@ -35,6 +35,9 @@ class Recorder:
     def hit(self, group: str, slots: Tensor) -> None:
         del group, slots
 
+    def requests_changed(self, changes: object) -> None:
+        del changes
+
     def before_forward(self, step: StepView) -> None:
         self.calls.append("before")
         if self.before is not None:
