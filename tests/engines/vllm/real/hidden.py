@@ -37,7 +37,8 @@ def tried(rig: Rig) -> dict[str, dict[str, Any]]:
         detach_from_worker(rig.worker)
 
         def hiding(*given: Any, hide: Any = hide) -> tuple[Any, ...]:
-            return hide(shown(*given))
+            sources, refused = shown(*given)
+            return hide(sources), refused
 
         with replaced(groups, "_sources", hiding):
             started = time.monotonic()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.engines.toolkit import placement
 from canary_obs.engines.vllm import worker
 from canary_obs.engines.vllm.block_changes import BlockChanges
+from canary_obs.kv_locations import placement
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.engines.vllm.real.test_clean import count_preemptions

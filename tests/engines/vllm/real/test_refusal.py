@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.toolkit import placement
 from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.engines.vllm import plugin, worker
 from canary_obs.errors import UnsupportedEngine
+from canary_obs.kv_locations import placement
 from tests.engines.vllm.real.rig import prompts
 from tests.engines.vllm.real.server import Process, call
 from tests.engines.vllm.real.test_server import wait_until
