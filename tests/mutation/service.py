@@ -193,6 +193,12 @@ QUERY = mutants(
         "if count > 2",
         "tests/service/test_query_parameters.py::test_a_parameter_that_is_given_twice_is_refused",
     ),
+    (
+        "    if unknown:\n",
+        "    if False:\n",
+        "tests/service/test_query_parameters.py::"
+        "test_what_changes_something_refuses_parameters_that_it_does_not_have",
+    ),
 )
 
 ALL = (

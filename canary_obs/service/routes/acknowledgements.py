@@ -10,7 +10,7 @@ from canary_obs.hub.acknowledgements import AcknowledgementRecord, AcknowledgeRe
 from canary_obs.service.auth import caller_name
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
-from canary_obs.service.query_parameters import EACH_ONCE
+from canary_obs.service.query_parameters import AS_DECLARED
 from canary_obs.service.request_bodies import AcknowledgeBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import AcknowledgementList, documented, reply
@@ -24,7 +24,7 @@ AcknowledgementId = Annotated[str, Path(min_length=1, max_length=128)]
     "/acknowledge",
     status_code=202,
     responses=documented(AcknowledgementRecord, 202, 404, 422),
-    dependencies=EACH_ONCE,
+    dependencies=AS_DECLARED,
     openapi_extra=requires(TokenScope.OPERATE),
 )
 async def acknowledge(
@@ -64,6 +64,7 @@ async def list_acknowledgements(request: Request) -> Response:
     status_code=202,
     responses=documented(AcknowledgementRecord, 202, 404, 422),
     openapi_extra=requires(TokenScope.OPERATE),
+    dependencies=AS_DECLARED,
 )
 async def undo_acknowledgement(request: Request, acknowledgement_id: AcknowledgementId) -> Response:
     """Take an acknowledgement back: its incidents, and the states of their ranks, are open again."""

@@ -11,7 +11,7 @@ from canary_obs.hub.ranks import rank_name
 from canary_obs.hub.violation_store import ViolationFilter
 from canary_obs.records import RankKey
 from canary_obs.service.context import context_of
-from canary_obs.service.query_parameters import EACH_ONCE
+from canary_obs.service.query_parameters import AS_DECLARED
 from canary_obs.service.request_bodies import RankBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import (
@@ -38,7 +38,7 @@ async def status(request: Request) -> Response:
     "/violations",
     openapi_extra=requires(TokenScope.READ),
     responses=documented(ViolationPage, 200, 422),
-    dependencies=EACH_ONCE,
+    dependencies=AS_DECLARED,
 )
 def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> Response:
     """Kept violations, newest first. Engines redact token ids unless their setting `reveal_tokens` is on."""
@@ -56,6 +56,7 @@ def violations(request: Request, query: Annotated[ViolationsQuery, Query()]) -> 
     status_code=202,
     responses=documented(Reached, 202, 404, 422, 503),
     openapi_extra=requires(TokenScope.OPERATE),
+    dependencies=AS_DECLARED,
 )
 async def pause(request: Request, body: Annotated[RankBody | None, Body()] = None) -> Response:
     """Stop sweeps and patrol on every rank, or on some; the checks around each forward continue."""
@@ -67,6 +68,7 @@ async def pause(request: Request, body: Annotated[RankBody | None, Body()] = Non
     status_code=202,
     responses=documented(Reached, 202, 404, 422, 503),
     openapi_extra=requires(TokenScope.OPERATE),
+    dependencies=AS_DECLARED,
 )
 async def resume(request: Request, body: Annotated[RankBody | None, Body()] = None) -> Response:
     """Continue sweeps and patrol on every rank, or on some."""

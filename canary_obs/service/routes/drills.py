@@ -11,6 +11,7 @@ from canary_obs.config import PREFIX
 from canary_obs.hub.drills import DrillRecord
 from canary_obs.service.context import DRILL_SECONDS, context_of
 from canary_obs.service.problems import Problem
+from canary_obs.service.query_parameters import AS_DECLARED
 from canary_obs.service.request_bodies import RankBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import documented, reply
@@ -23,6 +24,7 @@ router = APIRouter(prefix="/canary", tags=["drills"])
     "/drill",
     responses=documented(DrillRecord, 200, 403, 404, 409, 422, 503),
     openapi_extra=requires(TokenScope.INJECT),
+    dependencies=AS_DECLARED,
 )
 async def drill(
     request: Request,

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body, Request, Response
 from canary_obs.hub.ranks import rank_name
 from canary_obs.records import SetHealing
 from canary_obs.service.context import context_of
+from canary_obs.service.query_parameters import AS_DECLARED
 from canary_obs.service.request_bodies import HealBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import HealingReport, RankHealing, Reached, documented, reply
@@ -36,6 +37,7 @@ async def healing(request: Request) -> Response:
     status_code=202,
     responses=documented(Reached, 202, 404, 422, 503),
     openapi_extra=requires(TokenScope.OPERATE),
+    dependencies=AS_DECLARED,
 )
 async def heal(request: Request, body: Annotated[HealBody, Body()]) -> Response:
     """Choose a policy for every rank, or for some, and bring blocks back from quarantine.

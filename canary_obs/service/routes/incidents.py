@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from canary_obs.hub.rank_selection import RankSelection
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
-from canary_obs.service.query_parameters import EACH_ONCE
+from canary_obs.service.query_parameters import AS_DECLARED
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import (
     IncidentList,
@@ -30,7 +30,7 @@ IncidentId = Annotated[str, Path(min_length=1, max_length=128)]
     "/incidents",
     openapi_extra=requires(TokenScope.READ),
     responses=documented(IncidentList, 200, 422),
-    dependencies=EACH_ONCE,
+    dependencies=AS_DECLARED,
 )
 async def list_incidents(request: Request, query: Annotated[IncidentsQuery, Query()]) -> Response:
     """Kept incidents, newest first."""
@@ -56,7 +56,7 @@ async def show_incident(request: Request, incident_id: IncidentId) -> Response:
     "/tainted",
     openapi_extra=requires(TokenScope.READ),
     responses=documented(TaintedPage, 200, 422),
-    dependencies=EACH_ONCE,
+    dependencies=AS_DECLARED,
 )
 def list_tainted(request: Request, query: Annotated[TaintedQuery, Query()]) -> Response:
     """Which requests read damage. Poll with `since=next`: what changes comes again."""

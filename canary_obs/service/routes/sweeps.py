@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from canary_obs.hub.sweep_records import SweepRecord
 from canary_obs.service.context import context_of
 from canary_obs.service.problems import Problem
-from canary_obs.service.query_parameters import EACH_ONCE
+from canary_obs.service.query_parameters import AS_DECLARED
 from canary_obs.service.request_bodies import SweepBody
 from canary_obs.service.route_policy import TokenScope, requires
 from canary_obs.service.schemas import SweepList, SweepQuery, SweepsQuery, documented, reply
@@ -26,7 +26,7 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=128)]
     openapi_extra=requires(TokenScope.OPERATE),
     status_code=202,
     responses=documented(SweepRecord, 200, 202, 404, 409, 422, 503),
-    dependencies=EACH_ONCE,
+    dependencies=AS_DECLARED,
 )
 async def start_sweep(
     request: Request,
@@ -53,7 +53,7 @@ async def start_sweep(
     "/sweeps",
     openapi_extra=requires(TokenScope.READ),
     responses=documented(SweepList, 200, 422),
-    dependencies=EACH_ONCE,
+    dependencies=AS_DECLARED,
 )
 async def list_sweeps(request: Request, query: Annotated[SweepsQuery, Query()]) -> Response:
     """Kept sweeps, newest first, with every trigger: demand, interval and idle."""
@@ -75,6 +75,7 @@ async def show_sweep(request: Request, sweep_id: SweepId) -> Response:
     openapi_extra=requires(TokenScope.OPERATE),
     status_code=202,
     responses=documented(SweepRecord, 200, 202, 404, 422),
+    dependencies=AS_DECLARED,
 )
 async def cancel_sweep(request: Request, sweep_id: SweepId) -> Response:
     """Ask the ranks to stop a sweep: 202. A sweep that has already ended is returned unchanged: 200."""
@@ -87,6 +88,7 @@ async def cancel_sweep(request: Request, sweep_id: SweepId) -> Response:
     openapi_extra=requires(TokenScope.OPERATE),
     status_code=202,
     responses=documented(SweepRecord, 200, 202, 404, 422),
+    dependencies=AS_DECLARED,
 )
 async def pause_sweep(request: Request, sweep_id: SweepId) -> Response:
     """Hold one sweep on its ranks: 202; other checks go on. One that has ended is unchanged: 200."""
@@ -98,6 +100,7 @@ async def pause_sweep(request: Request, sweep_id: SweepId) -> Response:
     openapi_extra=requires(TokenScope.OPERATE),
     status_code=202,
     responses=documented(SweepRecord, 200, 202, 404, 422),
+    dependencies=AS_DECLARED,
 )
 async def resume_sweep(request: Request, sweep_id: SweepId) -> Response:
     """Let a paused sweep go on: 202. A sweep that has already ended is returned unchanged: 200."""
