@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -88,18 +87,10 @@ class Process:
         self._process.wait()
 
 
-def start_vllm(model: Path, port: int, log: Path, tensor_parallel: int, canary: dict[str, str]) -> Process:
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
-        "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager",
-        "--max-model-len", "512", "--block-size", "32", "--num-gpu-blocks-override", "200",
-        "--max-num-seqs", "8",
-        "--gpu-memory-utilization", "0.1", "--tensor-parallel-size", str(tensor_parallel),
-    ]  # fmt: skip
-    binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(tensor_parallel))
-    environment = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": binding,
-        **{f"KV_CANARY_{name.upper()}": value for name, value in canary.items()},
-    }
-    return Process(command, environment, log)
+def wait_until(condition: Any, seconds: float = 60.0) -> Any:
+    """What a condition gives, once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "did not come true"
+        time.sleep(0.1)
+    return found

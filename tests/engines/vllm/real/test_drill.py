@@ -10,7 +10,7 @@ from canary_obs.records import DrillReport, StartDrill
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import DrillOutcome, Phase, Reason
 from tests.engines.vllm.real.rig import Rig, prompts
-from tests.engines.vllm.real.test_server import wait_until
+from tests.engines.vllm.real.server import wait_until
 
 
 def answers(rig: Rig, *, drills: bool) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from canary_obs.engines.vllm import plugin, versions, worker
 from canary_obs.errors import KVCacheViolation
 from canary_obs.vocabulary import Reason, State
 from tests.engines.vllm.real.rig import Rig, prompts
-from tests.engines.vllm.real.test_server import wait_until
+from tests.engines.vllm.real.server import wait_until
 
 
 def exchange_rows(rig: Rig) -> None:

@@ -19,8 +19,7 @@ from canary_obs.records import EngineMessage, Goodbye
 from canary_obs.transport.listener import ZmqListener
 from canary_obs.transport.sink import Reply
 from canary_obs.vocabulary import State
-from tests.engines.vllm.real.server import Process
-from tests.engines.vllm.real.test_server import wait_until
+from tests.engines.vllm.real.server import Process, wait_until
 from tests.unchecked import Report
 
 # Each test starts several engines; each start has its own limit, which also prints what they said.

@@ -15,8 +15,7 @@ from canary_obs.engines.vllm import plugin, worker
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.kv_locations import placement
 from tests.engines.vllm.real.rig import prompts
-from tests.engines.vllm.real.server import Process, call
-from tests.engines.vllm.real.test_server import wait_until
+from tests.engines.vllm.real.server import Process, call, wait_until
 
 
 def unexplained(layer: Any, *_: Any) -> Any:

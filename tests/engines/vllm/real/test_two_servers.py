@@ -21,8 +21,7 @@ import psutil
 import pytest
 
 from canary_obs.config import DEFAULT_PORT
-from tests.engines.vllm.real.server import call
-from tests.engines.vllm.real.test_server import wait_until
+from tests.engines.vllm.real.server import call, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 URLS = [f"http://127.0.0.1:{DEFAULT_PORT + number}" for number in (0, 1)]

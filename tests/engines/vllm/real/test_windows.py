@@ -17,8 +17,7 @@ from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.runtime.report.swa_divergence import LOG_KEY
 from canary_obs.vocabulary import Phase, State
 from tests.engines.vllm.real.rig import prompts
-from tests.engines.vllm.real.server import Process, call
-from tests.engines.vllm.real.test_server import wait_until
+from tests.engines.vllm.real.server import Process, call, wait_until
 
 
 def test_the_three_signals(make_rig: Any, caplog: pytest.LogCaptureFixture) -> None:
