@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fcntl import ioctl
 from typing import Self
 
-SECONDS = 30.0
+SECONDS = 120.0  # kernels may have to be compiled first
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
