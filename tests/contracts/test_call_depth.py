@@ -18,7 +18,7 @@ from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime import canary
 
 MOST_CALLS = 5
-HOOK = "instrumented.py"  # the wrapper around the engine's forward
+HOOK = "shown_forward.py"  # the wrapper around the engine's forward
 COMPILATION = ("_prepare", "prepare", "<listcomp>")
 
 interpreter = pytest.importorskip("triton.runtime.interpreter")

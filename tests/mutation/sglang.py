@@ -127,8 +127,11 @@ ALL = (
             "",
             _HOOKS + "test_a_scheduler_with_parked_work_is_not_idle",
         ),
+    ),
+    *mutants(
+        "canary_obs/engines/toolkit/shown_forward.py",
         (
-            "                self._observer.forward_failed(view)\n",
+            "            observer.forward_failed(view)\n",
             "",
             _HOOKS + "test_a_forward_that_raises",
         ),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
+from canary_obs.engines.toolkit.shown_forward import shown_forward
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.reference_engine.execution.batch import ForwardBatch
 
@@ -27,22 +28,14 @@ def instrumented(
 ) -> Forward:
     """All checks run on the forward's own stream, before and after it."""
 
-    def observed(batch: ForwardBatch) -> Tensor:
+    def view_or_none(batch: ForwardBatch) -> StepView | None:
         try:
-            view = view_of(batch)
+            return view_of(batch)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("step_view", error)
-            return forward(batch)
-        observer.before_forward(view)
-        try:
-            logits = forward(batch)
-        except BaseException:
-            observer.forward_failed(view)
-            raise
-        observer.after_forward(view)
-        return logits
+            return None
 
-    return observed
+    return shown_forward(forward, view_or_none, observer)
 
 
 def instrumented_on_side_stream(

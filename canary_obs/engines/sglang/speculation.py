@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor
 from canary_obs.copy_records.draft_trees import DraftTrees, slots_after
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
+from canary_obs.engines.sglang.built_view import built_view
 from canary_obs.engines.sglang.draft_views import DraftViews
 from canary_obs.engines.sglang.groups import DRAFT
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.toolkit.shown_forward import shown_forward
 
 # Forwards of a draft model that write what stays; steps of drafting are DECODE.
 _EXTENDING = frozenset({"EXTEND", "DRAFT_EXTEND_V2"})
@@ -72,29 +75,15 @@ class Speculation:
             self._observer.after_forward(view)
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            view = self._view(forward_batch) if forward_batch.forward_mode.name in _EXTENDING else None
-            if view is None:
-                return original(forward_batch, *args, **kwargs)
-            self._observer.before_forward(view)
-            try:
-                result = original(forward_batch, *args, **kwargs)
-            except BaseException:
-                self._observer.forward_failed(view)
-                raise
-            self._observer.after_forward(view)
-            return result
+        views = self._views
+        assert views is not None
 
-        return forward
+        def view_of(batch: Any) -> StepView | None:
+            if batch.forward_mode.name not in _EXTENDING:
+                return None
+            return built_view(partial(views.build, batch, self._requests), self._observer)
 
-    def _view(self, batch: Any) -> StepView | None:
-        """None when building it failed, which is reported."""
-        try:
-            assert self._views is not None
-            return self._views.build(batch, self._requests)
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self._observer.fault("step_view", error)
-            return None
+        return shown_forward(original, view_of, self._observer)
 
     def _around_move(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def move_kv_cache(tgt_loc: Tensor, src_loc: Tensor, *more: Any, **named: Any) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
+from canary_obs.engines.sglang.built_view import built_view
 from canary_obs.engines.sglang.speculation import Speculation
+from canary_obs.engines.toolkit.shown_forward import shown_forward
 from canary_obs.errors import KVCacheViolation
 
 # Of a batch whose KV came from another server only its first token is processed.
@@ -96,22 +99,10 @@ class StepHooks:
     def around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the model runner's `forward`."""
 
-        def forward(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            if forward_batch.forward_mode.is_idle():
-                return original(forward_batch, *args, **kwargs)
-            view = self._view(forward_batch)
-            if view is None:
-                return original(forward_batch, *args, **kwargs)
-            self._observer.before_forward(view)
-            try:
-                result = original(forward_batch, *args, **kwargs)
-            except BaseException:
-                self._observer.forward_failed(view)
-                raise
-            self._observer.after_forward(view)
-            return result
+        def view_of(batch: Any) -> StepView | None:
+            return None if batch.forward_mode.is_idle() else self._view(batch)
 
-        return forward
+        return shown_forward(original, view_of, self._observer)
 
     def around_on_idle(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the scheduler's `on_idle`, which may sleep."""
@@ -135,12 +126,4 @@ class StepHooks:
                 self._observer.fault("step_view", error)
 
     def _view(self, batch: Any) -> StepView | None:
-        """None when building it failed, which is reported: the forward is then one that was not shown."""
-        started = time.perf_counter()
-        try:
-            return self._views.build(batch, self._requests)
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self._observer.fault("step_view", error)
-            return None
-        finally:
-            self._observer.overhead["adapter"] += time.perf_counter() - started
+        return built_view(partial(self._views.build, batch, self._requests), self._observer)
