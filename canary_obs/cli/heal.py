@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from canary_obs.cli.output import print_table, write_out
+from canary_obs.cli.output import print_table
+from canary_obs.cli.ranks import reached
 from canary_obs.cli.service_client import client_of
 from canary_obs.cli.service_options import AsJson, OfEngine, OfInstance, Ranks, TokenFile, Url, selection
 from canary_obs.cli.words import plain, print_json
@@ -40,10 +41,7 @@ def heal(
         _show(client.get("/canary/heal"), as_json=json)
         return
     answer = client.post("/canary/heal", selection(ranks, engine, instance) | wanted)
-    if json:
-        print_json(answer)
-        return
-    write_out(f"sent to {answer['ranks']} ranks ({', '.join(answer['reached'])})\n")
+    reached("sent to", answer, as_json=json)
 
 
 def _show(report: dict[str, Any], *, as_json: bool) -> None:

@@ -26,7 +26,7 @@ def pause(
 ) -> None:
     """Stop sweeps and patrol; the checks around each forward go on. The ranks are degraded meanwhile."""
     body = selection(ranks, engine, instance)
-    _reached("paused", client_of(url, token_file).post("/canary/pause", body), as_json=json)
+    reached("paused", client_of(url, token_file).post("/canary/pause", body), as_json=json)
 
 
 def resume(
@@ -39,7 +39,7 @@ def resume(
 ) -> None:
     """Continue sweeps and patrol."""
     body = selection(ranks, engine, instance)
-    _reached("resumed", client_of(url, token_file).post("/canary/resume", body), as_json=json)
+    reached("resumed", client_of(url, token_file).post("/canary/resume", body), as_json=json)
 
 
 def drill(
@@ -69,7 +69,7 @@ def drill(
     end_with(ExitCode.OK if record["ranks"] and detected else ExitCode.BLIND)
 
 
-def _reached(verb: str, answer: dict[str, Any], *, as_json: bool) -> None:
+def reached(verb: str, answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
