@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dashboards.manifests import BASE, CHART, KUBERNETES, chart_files
-from tests.ops.chart import EVERYTHING, NOTHING, objects
+from tests.ops.chart import EVERYTHING, NOTHING, loaded_helm, objects
 from tests.ops.tools import ROOT, judge
 
 pytestmark = pytest.mark.ops
@@ -78,13 +78,13 @@ def test_a_broken_template_is_noticed(file: str, good: str, bad: str, tmp_path: 
     ids=str,
 )
 def test_values_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
-    helm = pytest.importorskip("helm_python")
+    helm = loaded_helm()
     with helm.Chart.load(CHART) as chart, pytest.raises(helm.HelmError, match="- at '/"):
         chart.validate_schema(values)
 
 
 def test_helm_has_nothing_to_say() -> None:
-    helm = pytest.importorskip("helm_python")
+    helm = loaded_helm()
     report = helm.lint(CHART, strict=True)
     found = [message for message in report["messages"] if "icon is recommended" not in message["error"]]
     assert (found, report["errors"]) == ([], [])
