@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.sglang.real.rig import Rig
+from tests.engines.sglang.real.tiers import STORED, TIER, TURNS
 from tests.engines.sglang.real.traffic import prompts
-
-_TIER: dict[str, Any] = {
-    "enable_hierarchical_cache": True, "hicache_ratio": 4.0, "max_total_tokens": 832,
-    "hicache_io_backend": "direct", "hicache_mem_layout": "layer_first",
-}  # fmt: skip
-_STORED = {
-    "hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "wait_complete", "page_size": 16,
-}  # fmt: skip
-_MANY = 10**7  # turns of the loop: threads are waited for
 
 
 def build(name: str, models: Callable[[str], Path], storage: Path) -> Rig:
@@ -27,15 +19,15 @@ def build(name: str, models: Callable[[str], Path], storage: Path) -> Rig:
     streams.install()
     host_memory.install()
     if name == "sglang_windows":
-        return Rig(models("windows"), **_TIER)
-    rig = Rig(models("llama"), **_TIER, **_STORED)
+        return Rig(models("windows"), **TIER)
+    rig = Rig(models("llama"), **TIER, **STORED)
     rig.__dict__["storage"] = storage
     return rig
 
 
 def generate(rig: Rig, asked: dict[str, list[int]], tokens: int = 8) -> None:
     """Serve requests, however long the threads of the storage take."""
-    rig.run(rig.until_done([rig.request(name, prompt, tokens) for name, prompt in asked.items()], _MANY))
+    rig.run(rig.until_done([rig.request(name, prompt, tokens) for name, prompt in asked.items()], TURNS))
 
 
 def push_out(rig: Rig) -> None:

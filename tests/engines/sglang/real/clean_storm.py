@@ -21,13 +21,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.engines.sglang.real import stand_ins
+from tests.engines.sglang.real.tiers import TIER
 
 _GOAL = 1_000_000
 _SETTINGS: dict[str, Any] = {"max_total_tokens": 832}
-_TIER: dict[str, Any] = {
-    "enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_io_backend": "direct",
-    "hicache_mem_layout": "layer_first",
-}  # fmt: skip
 _CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
 _TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
 _KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -37,10 +34,10 @@ _KINDS: list[tuple[str, dict[str, Any]]] = [
         for plain in (True, False)
     ),
     ("states", {"max_mamba_cache_size": 32}),
-    ("llama", _TIER | {"hicache_write_policy": "write_through"}),
-    ("llama", _TIER | {"hicache_write_policy": "write_back", "page_size": 16}),
-    ("windows", _TIER | {"hicache_write_policy": "write_through", "disable_overlap_schedule": False}),
-    ("latent", _TIER | {"hicache_write_policy": "write_back", "page_size": 16}),
+    ("llama", TIER | {"hicache_write_policy": "write_through"}),
+    ("llama", TIER | {"hicache_write_policy": "write_back", "page_size": 16}),
+    ("windows", TIER | {"hicache_write_policy": "write_through", "disable_overlap_schedule": False}),
+    ("latent", TIER | {"hicache_write_policy": "write_back", "page_size": 16}),
     ("llama", {"speculative_algorithm": "EAGLE", "page_size": 16, **_CHAIN}),
     ("llama", {"speculative_algorithm": "EAGLE", **_TREE}),
     ("llama", {"speculative_algorithm": "EAGLE3", **_CHAIN}),

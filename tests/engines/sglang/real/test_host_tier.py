@@ -15,16 +15,9 @@ from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
 from canary_obs.vocabulary import Cause, Phase, Reason, State
 from tests.engines.sglang.real import streams
 from tests.engines.sglang.real.rig import Rig
+from tests.engines.sglang.real.tiers import STORED, TIER, TURNS
 from tests.engines.sglang.real.traffic import prompts, storm
 
-_TIER: dict[str, Any] = {
-    "enable_hierarchical_cache": True, "hicache_ratio": 4.0, "max_total_tokens": 832,
-    "hicache_io_backend": "direct", "hicache_mem_layout": "layer_first",
-}  # fmt: skip
-_STORED = {
-    "hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "wait_complete", "page_size": 16,
-}  # fmt: skip
-_MANY = 10**7  # turns of the loop: threads are waited for
 _PROMPT = {"kept": list(range(20, 276))}
 
 
@@ -59,7 +52,7 @@ def tier(rig: Rig) -> HostTier:
 def test_a_storm(
     make_rig: Any, model: str, policy: str, page_size: int, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = _TIER | {
+    settings = TIER | {
         "hicache_write_policy": policy, "page_size": page_size, "disable_overlap_schedule": plain,
     }  # fmt: skip
     rig = make_rig(model, **settings)
@@ -80,7 +73,7 @@ def test_a_storm(
 @pytest.mark.parametrize(("model", "group"), [("llama", "full"), ("latent", "full"), ("windows", "swa")])
 def test_a_bit_flips_in_host_memory(make_rig: Any, model: str, group: str) -> None:
     """It is seen when the KV comes back, before the first forward reads it."""
-    rig = make_rig(model, **_TIER)
+    rig = make_rig(model, **TIER)
     rig.generate(_PROMPT)
     push_out(rig)
     assert rig.settle() == []
@@ -93,7 +86,7 @@ def test_a_bit_flips_in_host_memory(make_rig: Any, model: str, group: str) -> No
 
 
 def test_a_bit_flips_in_the_storage(make_rig: Any, storage: Path) -> None:
-    rig = make_rig(**_TIER, **_STORED)
+    rig = make_rig(**TIER, **STORED)
     store(rig, storage)
     generate(rig, {"sound": _PROMPT["kept"] + [7, 8]})
     assert rig.settle() == []
@@ -108,7 +101,7 @@ def test_a_bit_flips_in_the_storage(make_rig: Any, storage: Path) -> None:
 
 def test_what_another_canary_stored_is_not_called_checked(make_rig: Any, storage: Path) -> None:
     """No record came with it: its bytes get a baseline, and its slots count as unverified."""
-    rig = make_rig(**_TIER, **_STORED)
+    rig = make_rig(**TIER, **STORED)
     store(rig, storage)
     attach_to_scheduler(rig.scheduler, "another")
     rig.collect_from()
@@ -120,7 +113,7 @@ def test_what_another_canary_stored_is_not_called_checked(make_rig: Any, storage
 
 
 def test_without_a_canary_nothing_of_it_is_left(make_rig: Any, storage: Path) -> None:
-    rig = make_rig(**_TIER, **_STORED)
+    rig = make_rig(**TIER, **STORED)
     controller = rig.scheduler.tree_cache.cache_controller
     pool = controller.mem_pool_host.anchor_entry.host_pool
     assert "alloc" in vars(pool)
@@ -175,7 +168,7 @@ def forget(rig: Rig) -> None:
 
 def generate(rig: Rig, asked: dict[str, list[int]]) -> None:
     """Wait as long as the threads of the storage take."""
-    rig.run(rig.until_done([rig.request(name, prompt, 8) for name, prompt in asked.items()], _MANY))
+    rig.run(rig.until_done([rig.request(name, prompt, 8) for name, prompt in asked.items()], TURNS))
 
 
 def flip_in_file(path: Path) -> None:

@@ -63,6 +63,11 @@ def operate_while_all_is_well(cli: CommandLine, ranks: int, inject_token_file: s
     told = {each["topic"]: each["grade"] for each in cli.json("doctor", 5) if each["grade"] != "fine"}
     assert told == {"faults": "warning", "alerts": "unknown"}
     cli("watch --seconds 0.5")
+    assert cli.json("tainted")["tainted"] == []
+    policies = [each["status"]["policy"] for each in cli.json("heal")["ranks"]]
+    assert policies == ["off"] * ranks
+    assert "sent to: " in cli("heal --policy dry_run")
+    cli("heal --policy off")
 
 
 def operate_on_an_incident(cli: CommandLine) -> None:
@@ -73,6 +78,8 @@ def operate_on_an_incident(cli: CommandLine) -> None:
     assert "kv_data" in cli("violations")
     shown = cli(f"incident show {incident}")
     assert "kv_data" in shown
+    assert {each["incident"] for each in cli.json("tainted")["tainted"]} == {incident}
+    assert incident in cli("tainted")
     cli(f"ack {incident} -m planted")
     cli.until("status", 0)
     cli(f"ack {incident} --undo")
