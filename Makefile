@@ -75,7 +75,7 @@ test-gpu:
 	$(PYTHON) -m pytest -m "not slow" tests/kernels tests/gpu
 
 lint: setup
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +31,17 @@ def loaded_after(statement: str) -> set[str]:
 )
 def test_a_door_loads_no_stranger(statement: str, strangers: set[str]) -> None:
     assert loaded_after(statement) & strangers == set()
+
+
+def test_imports_of_the_tests_name_modules_that_exist() -> None:
+    """Stages with an environment of their own collect their tests last, and a renamed module fails there."""
+    root = Path(__file__).parents[2]
+    missing = [
+        f"{path.relative_to(root)}:{node.lineno} {node.module}"
+        for path in sorted((root / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tests"
+        if not (root / f"{node.module.replace('.', '/')}.py").exists()
+        if not (root / node.module.replace(".", "/")).is_dir()
+    ]
+    assert missing == []

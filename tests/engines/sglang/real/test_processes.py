@@ -22,7 +22,7 @@ from canary_obs.vocabulary import Phase, State
 from tests.engines.sglang.real.engine_process import ROUNDS
 from tests.engines.sglang.real.server import ROOT, environment
 from tests.engines.sglang.real.traffic import prompts
-from tests.engines.vllm.real.test_server import wait_until
+from tests.engines.vllm.real.server import wait_until
 
 SECONDS = 150.0
 Start = Callable[..., Any]

@@ -15,8 +15,7 @@ import pytest
 
 from canary_obs.engines.toolkit.service_process import free_port
 from tests.engines.sglang.real.server import start_sglang
-from tests.engines.vllm.real.server import Process, call
-from tests.engines.vllm.real.test_server import wait_until
+from tests.engines.vllm.real.server import Process, call, wait_until
 
 _TOKENS = 100
 
