@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-RUNBOOK_BASE = "https://github.com/canary-obs/canary-obs/blob/main/alerts/runbooks"
+from canary_obs.config import RUNBOOK_BASE
+
 SERVICE_URL = "http://{service_address}"
 GRAFANA_URL = "http://localhost:3000"
 

@@ -17,13 +17,13 @@ from alerts.links import (
     DEFAULT,
     FINDING,
     GRAFANA_URL,
-    RUNBOOK_BASE,
     SERVICE_URL,
     GrafanaUrl,
     Links,
     RunbookBase,
     ServiceUrl,
 )
+from canary_obs.config import RUNBOOK_BASE
 from canary_obs.telemetry.catalog import RANK_METRICS
 
 HERE = Path(__file__).parent

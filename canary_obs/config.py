@@ -22,11 +22,15 @@ PREFIX = "KV_CANARY_"
 FILE_VARIABLE = PREFIX + "CONFIG"
 DEFAULT_PORT = 9464
 IN_PROCESS = "inproc"
+RUNBOOK_BASE = "https://github.com/canary-obs/canary-obs/blob/main/alerts/runbooks"
 
 Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Kept = Annotated[int, Meta(ge=1, le=1_000_000)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]  # a year; an infinite one would switch its check off
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+Address = Annotated[
+    str, Meta(pattern=r"^(https?://\S+)?$", description="an http:// or https:// address, or nothing")
+]
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 
 
@@ -134,6 +138,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     sweep_timeout_seconds: Seconds = 120.0
     # "dcgm": dcgm-exporter has it, and the rules read its series; this service then asks no driver.
     device_health: Literal["nvml", "dcgm"] = "nvml"
+    runbook_base: Address = RUNBOOK_BASE  # folder of the runbooks; empty = pages of incidents have no link
     rank_kept_seconds: Seconds = 3600.0  # after a rank left or fell silent, unless it is violated
 
 
@@ -237,6 +242,9 @@ def _allowed(field_type: Any) -> str:
         return "true or false"
     if literals := [value for value in get_args(field_type) if isinstance(value, str)]:
         return " or ".join(literals)
+    for meta in getattr(field_type, "__metadata__", ()):
+        if meta.description:
+            return str(meta.description)
     return "a valid value, or leave it out for the default"
 
 

@@ -22,13 +22,13 @@ from grafana_foundation_sdk.models.dashboard import (
 from alerts.links import (
     DEFAULT,
     GRAFANA_URL,
-    RUNBOOK_BASE,
     SERVICE_URL,
     GrafanaUrl,
     Links,
     RunbookBase,
     ServiceUrl,
 )
+from canary_obs.config import RUNBOOK_BASE
 from dashboards.board import Board
 from dashboards.boards import cost, engine, fleet, gpus, incident, trust
 from dashboards.panels import SOURCE, build

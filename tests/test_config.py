@@ -203,3 +203,9 @@ def _numbers(kind):
 def test_a_patrol_budget_that_nobody_means_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="patrol_budget"):
         parse_patrol_budget(text)
+
+
+def test_an_address_that_no_browser_opens_is_refused_with_the_ones_that_are_taken() -> None:
+    remedy = "Use an http:// or https:// address, or nothing"
+    with pytest.raises(ConfigurationError, match=f"KV_CANARY_RUNBOOK_BASE='javascript:1'.*{remedy}"):
+        load(ServiceConfig, environ={"KV_CANARY_RUNBOOK_BASE": "javascript:1"})

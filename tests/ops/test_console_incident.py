@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from canary_obs.config import RUNBOOK_BASE
 from canary_obs.telemetry.incident_bundle import read_bundle
 from tests.ops.console_fleet import READER, ConsoleFleet, sign_in
 from tests.service.fakes import identity, snapshot
@@ -50,6 +51,8 @@ def test_the_bundle_is_a_file_that_is_read_without_the_service(
 ) -> None:
     incident = console.find(console.ranks[14], slot=77)
     sign_in(page, console.url, READER, f"/incidents/{incident}")
+    runbook = page.get_by_role("link", name="Runbook").get_attribute("href")
+    assert runbook == f"{RUNBOOK_BASE}/KVCanaryDamage.md"
     with page.expect_download() as download:
         page.get_by_role("link", name="Download bundle").click()
     assert download.value.suggested_filename == f"incident-{incident}.json"

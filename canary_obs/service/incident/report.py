@@ -17,6 +17,7 @@ from canary_obs.service.incident.timeline import Moment, timeline_of
 from canary_obs.vocabulary import Part, SlotState, State, worst
 
 _CURL = 'curl -H "Authorization: Bearer $TOKEN"'
+_RUNBOOK = "KVCanaryDamage.md"  # of the alert that incidents page with
 
 
 class DamagedWord(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,7 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     state: State | None  # worst of its ranks now; None = they are gone
     causes: tuple[LikelyCause, ...]
     commands: tuple[NextCommand, ...]
+    runbook: str | None  # its address; None = the setting runbook_base is empty
     timeline: tuple[Moment, ...]
     damage: DamageMap
     neighbourhoods: tuple[Neighbourhood, ...]
@@ -88,7 +90,7 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     newest: int | None  # number of its newest kept finding
 
 
-def build_report(hub: Hub, incident_id: str) -> IncidentReport | None:
+def build_report(hub: Hub, incident_id: str, runbook_base: str = "") -> IncidentReport | None:
     """The report of an incident; None = the hub does not keep it."""
     incident = hub.incidents.find(incident_id)
     if incident is None:
@@ -104,6 +106,7 @@ def build_report(hub: Hub, incident_id: str) -> IncidentReport | None:
         state=worst(states) if states else None,
         causes=likely_causes(incident),
         commands=_commands(incident),
+        runbook=f"{runbook_base.rstrip('/')}/{_RUNBOOK}" if runbook_base else None,
         timeline=timeline_of(incident, hub.sweeps()),
         damage=_damage_map(incident.evidence, max(layers) if layers else None),
         neighbourhoods=tuple(_neighbourhood(incident, evidence) for evidence in incident.evidence),

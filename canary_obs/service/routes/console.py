@@ -36,7 +36,8 @@ async def fleet(request: Request) -> Response:
 )
 async def incident_report(request: Request, incident_id: IncidentId) -> Response:
     """What happened in a sentence, likely causes, next commands, timeline, damage map, slots, requests."""
-    report = build_report(context_of(request).hub, incident_id)
+    context = context_of(request)
+    report = build_report(context.hub, incident_id, context.config.runbook_base)
     if report is None:
         detail = f"no incident {incident_id!r} is kept; GET /canary/incidents lists them"
         raise Problem(404, "no-such-incident", detail)

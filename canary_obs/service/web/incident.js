@@ -54,6 +54,8 @@ function drawFacts(incident) {
   bundle.hidden = false;
   bundle.setAttribute("href", new URL(path, base).href);
   bundle.setAttribute("download", `incident-${incident.id}.json`);
+  byId("runbook").hidden = report.runbook === null;
+  byId("runbook").setAttribute("href", report.runbook ?? "");
 }
 
 const standing = (incident) => incident.acknowledgements.filter((made) => made.undone_ns === null);

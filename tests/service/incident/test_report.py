@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -137,3 +139,15 @@ def test_the_overview_and_the_page_say_the_same(client, hub):
     assert fleet["incidents"][0]["sentence"] == page["sentence"]
     assert "of r000005: another request's context." in page["sentence"]
     assert msgspec.json.decode(client.get(f"/canary/incidents/{incident.id}").content)["incident"]
+
+
+def test_the_runbook_of_its_alert_is_linked_where_there_is_one():
+    hub = Hub()
+    incident = hub_with(hub, FLIP, seen=()).id
+    alert = (Path(__file__).parents[3] / "alerts/runbooks/KVCanaryDamage.md").read_text("utf-8")
+    assert alert.startswith("# KVCanaryDamage")
+    assert (
+        build_report(hub, incident, "https://wiki.example/kv/").runbook
+        == "https://wiki.example/kv/KVCanaryDamage.md"
+    )
+    assert build_report(hub, incident).runbook is None
