@@ -185,4 +185,44 @@ KEYS = mutants(
     ),
 )
 
-ALL = (*STORED, *RECORD_FILES, *OFFLOADS, *KEYS, *LOADS, *BLOCKS, *JUDGED, *FOLDS)
+_SENT = "tests/copy_records/test_sent_records.py::"
+SENT = mutants(
+    "canary_obs/copy_records/sent_records.py",
+    (
+        "if (records.engine, records.request) != (engine, request):",
+        "if False:",
+        _SENT + "test_sealed_records_open_for_their_request_alone",
+    ),
+    (
+        "if not hmac.compare_digest(data[len(MAGIC) : head], self._sealed(data[head:])):",
+        "if False:",
+        _SENT + "test_every_changed_byte_is_refused",
+    ),
+    (
+        "if not self._key and not _is_local(host):",
+        "if False:",
+        _SENT + "test_without_a_key_only_this_host_is_believed",
+    ),
+    (
+        "return sums if found == wanted else []",
+        "return sums",
+        _SENT + "test_shares_that_do_not_make_it_up_say_nothing",
+    ),
+    ("or parts <= found:", "or False:", _SENT + "test_replicas_count_once"),
+)
+_RECEIVED = "tests/engines/vllm/test_received_blocks.py::"
+RECEIVED = mutants(
+    "canary_obs/engines/vllm/received_blocks.py",
+    (
+        "fold = folds[first + number]",
+        "fold = folds[number]",
+        _RECEIVED + "test_of_a_cached_prefix_nothing_is_received",
+    ),
+    (
+        "filled = group.block_size if left else",
+        "filled = group.block_size if True else",
+        _RECEIVED + "test_shares_of_two_ranks_make_up_what_one_receives",
+    ),
+)
+
+ALL = (*SENT, *RECEIVED, *STORED, *RECORD_FILES, *OFFLOADS, *KEYS, *LOADS, *BLOCKS, *JUDGED, *FOLDS)

@@ -28,7 +28,7 @@ from canary_obs.engines.vllm.cached_blocks import (
 )
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 from canary_obs.engines.vllm.heal_scheduler import heal_all, heal_one, send_heals
-from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_managers, send_keys
+from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_connector, send_keys
 from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
 from canary_obs.engines.vllm.scheduler_reports import (
     FAULTS_ATTRIBUTE,
@@ -72,7 +72,7 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     for owner in (scheduler, manager.block_pool):
         patches.set(owner, FAULTS_ATTRIBUTE, set())
     instrument_map(patches, manager.block_pool.cached_block_hash_to_block)
-    instrument_managers(patches, scheduler.connector)
+    instrument_connector(patches, scheduler)
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
     patches.wrap(manager, "allocate_slots", _bound(manager, _around_allocate_slots))

@@ -15,6 +15,7 @@ from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.offload_keys import offloading_connectors
 from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of
+from canary_obs.engines.vllm.received_blocks import TransferRecords
 
 
 def worker_connector() -> Any:
@@ -36,10 +37,14 @@ class ConnectorReports:
         self._results: Any = None  # of `get_transfer_results`, until the failed blocks are known as well
         self.offloads: list[OffloadRecords] = []
         self.record_files: RecordFiles | None = None
+        self.transfers: TransferRecords | None = None
 
-    def attach(self, patches: MethodPatches, observer: Observer) -> None:
+    def attach(
+        self, patches: MethodPatches, observer: Observer, after_checks: list[Callable[[], None]]
+    ) -> None:
         """Follow the worker's connector, if it has one, and those inside of it, until `patches` are restored.
 
+        after_checks: what is called once a forward's records are complete.
         Raises ConfigurationError for a key that cannot be used.
         """
         self._observer, connector = observer, worker_connector()
@@ -48,6 +53,10 @@ class ConnectorReports:
         config = load(CanaryConfig)
         patches.wrap(connector, "get_transfer_results", self._around_results)
         patches.wrap(connector, "get_block_ids_with_load_errors", self._around_errors)
+        if config.copy_records:
+            self.transfers = TransferRecords(self._groups, self._loads.copies, observer)
+            self.transfers.wrap(patches, connector)
+            after_checks.append(self.transfers.end_forward)
         found = list(offloading_connectors(connector))
         if found and config.copy_records:
             self.record_files = RecordFiles(read_key(config.copy_records_key_file))
@@ -59,6 +68,8 @@ class ConnectorReports:
 
     def follow(self, output: Any) -> None:
         """The jobs of a scheduler output, before the runner acts on them."""
+        if self.transfers is not None:
+            self.transfers.follow(output)
         if self.offloads:
             for records, (metadata, keys) in zip(self.offloads, jobs_of(output), strict=False):
                 records.follow(metadata, keys)
@@ -96,7 +107,9 @@ class ConnectorReports:
             try:
                 finished = results.finished_recving if results is not None else ()
                 failed = results.failed_recving if results is not None else ()
-                self._loads.reported(finished, failed, blocks or (), self._observer)
+                if self.transfers is not None:
+                    self.transfers.arrived(set(finished or ()) - set(failed or ()))
+                self._loads.reported(finished or (), failed or (), blocks or (), self._observer)
             except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
                 self._observer.fault("announce", error)
             return blocks

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.scheduler_reports import log_fault
+from canary_obs.engines.vllm.sent_blocks import instrument_sends
 
 KEYS_ATTRIBUTE = "kv_canary_offload_keys"  # of SchedulerOutput: by connector, of this step's jobs, by chunk
 _KEYS = "_kv_canary_keys"  # of an OffloadingManager: since the last output
@@ -41,15 +42,22 @@ def instrument_managers(patches: MethodPatches, connector: Any) -> None:
         patches.wrap(manager, "prepare_load", _around_load(manager))
 
 
+def instrument_connector(patches: MethodPatches, scheduler: Any) -> None:
+    """Follow what a scheduler's connector stores, sends and loads."""
+    instrument_managers(patches, scheduler.connector)
+    if scheduler.connector is not None:
+        instrument_sends(patches, scheduler)
+
+
 def follow_new_schedulers(patches: MethodPatches, original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `Scheduler.__init__`: the connector is made in it."""
 
     def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces it
         original(scheduler, *args, **kwargs)
         try:
-            instrument_managers(patches, scheduler.connector)
+            instrument_connector(patches, scheduler)
         except Exception as error:  # noqa: BLE001 - what is loaded is unverified
-            log_fault(scheduler, "instrument_managers", error)
+            log_fault(scheduler, "instrument_connector", error)
 
     return __init__
 

@@ -14,6 +14,7 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.loaded_blocks import Copies, SentCopies
 from canary_obs.engines.vllm.offload_keys import KEYS_ATTRIBUTE, StoredKey
+from canary_obs.engines.vllm.sent_blocks import each_metadata
 
 _GROUP_BYTES = 4  # at the end of a key
 _JOBS = 1 << 14  # that wait to be submitted
@@ -164,14 +165,5 @@ def parts_of(device: Any, tier: Any, per_chunk: int) -> Iterator[_Part]:
 def jobs_of(output: Any) -> Iterator[tuple[Any, dict[int, StoredKey]]]:
     """The metadata of each OffloadingConnector in a scheduler output, with the keys of its chunks."""
     keys = getattr(output, KEYS_ATTRIBUTE, ())
-    found = [each for each in _metadata(output.kv_connector_metadata) if hasattr(each, "store_jobs")]
+    found = [each for each in each_metadata(output.kv_connector_metadata) if hasattr(each, "store_jobs")]
     yield from zip(found, keys, strict=False)
-
-
-def _metadata(metadata: Any) -> Iterator[Any]:
-    children = getattr(metadata, "metadata", None)
-    if isinstance(children, tuple):  # a MultiConnector's
-        for child in children:
-            yield from _metadata(child)
-    elif metadata is not None:
-        yield metadata

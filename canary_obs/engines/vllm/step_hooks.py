@@ -69,6 +69,7 @@ class StepHooks:
         self._launched_due = False  # forward_launched is still to be called for it
         self._end_due = False  # `end_step` is still to be called
         self._host_seconds = 0.0  # spent in the adapter since the last report
+        self.after_checks: list[Callable[[], None]] = []  # called when a step's records are complete
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -191,6 +192,8 @@ class StepHooks:
         with self.side_stream.after_all:
             self._source.end_step(self.observer)
             self._end_forward(self.observer.after_forward)
+            for act in self.after_checks:
+                act()
             if self._drafts is None or not self._drafts.pending:
                 self.observer.after_step()
 

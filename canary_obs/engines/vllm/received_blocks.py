@@ -1,0 +1,144 @@
+"""Records of blocks that a worker sends, and those that its receives are compared with; with NIXL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_obs.copy_records.sent_records import Fold, GroupShare, joined
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.loaded_blocks import Copies, SentCopies
+from canary_obs.engines.vllm.sent_blocks import (
+    EXPECTED_ATTRIBUTE,
+    SENT_ATTRIBUTE,
+    Expected,
+    Found,
+    RankShare,
+    Sent,
+    WorkerRecords,
+)
+
+
+class TransferRecords:
+    """Of one worker: takes the folds of what is sent at the end of a prompt's last forward."""
+
+    def __init__(self, groups: Sequence[VllmGroup], copies: Copies, observer: Observer) -> None:
+        self._groups = [group for group in groups if not group.states]
+        self._copies, self._observer = copies, observer
+        self._sent: Sequence[Sent] = ()
+        self._open: WorkerRecords | None = None  # of the forward under way
+        self._expected: dict[str, Expected] = {}
+
+    def wrap(self, patches: MethodPatches, connector: Any) -> None:
+        """Records go along with what this connector reports to its scheduler."""
+        patches.wrap(connector, "build_connector_worker_meta", self._around_meta)
+
+    def follow(self, output: Any) -> None:
+        """What a scheduler output says is sent after its forward, and received from now on."""
+        self._sent, self._open = getattr(output, SENT_ATTRIBUTE, ()), None
+        for request in output.finished_req_ids:
+            self._expected.pop(request, None)
+        for expected in getattr(output, EXPECTED_ATTRIBUTE, ()):
+            self._expected[expected.request] = expected
+
+    def arrived(self, finished: Iterable[str]) -> None:
+        """The receives of these requests are complete: their blocks can be compared."""
+        for request in finished:
+            expected = self._expected.pop(request, None)
+            if expected is not None:
+                for group in self._groups:
+                    self._expect(group, expected)
+
+    def _expect(self, group: VllmGroup, expected: Expected) -> None:
+        name, blocks = group.view.name, expected.blocks[group.number]
+        own = self._share(group)
+        shares = [rank[name] for rank in expected.records.shares if name in rank]
+        folds = joined(shares, own) if own is not None else []
+        first = len(folds) - len(blocks)  # of a prefix that is cached here nothing is received
+        if first < 0:
+            return
+        for number, block in enumerate(blocks):
+            fold = folds[first + number]
+            left = len(folds) - first - number - 1
+            filled = group.block_size if left else (expected.records.tokens - 1) % group.block_size + 1
+            if fold is not None:
+                self._copies[name, block] = SentCopies(filled, (fold,))
+
+    def _share(self, group: VllmGroup) -> GroupShare | None:
+        number = self._observer.record_format(group.view.name)
+        if number is None:
+            return None
+        sources = [
+            (int(each.layer), int(each.part), int(each.head_start), int(each.num_heads))
+            for each in group.view.sources
+        ]
+        return GroupShare(number, group.block_size, sorted(sources), [])
+
+    def _around_meta(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def build_connector_worker_meta(*args: Any, **kwargs: Any) -> Any:
+            inner = original(*args, **kwargs)
+            if not self._sent:
+                return inner
+            self._open = WorkerRecords(inner, [])
+            return self._open
+
+        return build_connector_worker_meta
+
+    def end_forward(self) -> None:
+        """The records of what the forward has written are complete: take the folds of what is sent."""
+        (sent, self._sent), (records, self._open) = (self._sent, ()), (self._open, None)
+        if records is None or not sent:
+            return
+        try:
+            taken = [(each, group, self._folds(group, each)) for each in sent for group in self._groups]
+        except Exception as error:  # noqa: BLE001 - what is sent is unverified at the receiver
+            self._observer.fault("announce", error)
+            return
+        records.pending = lambda: self._found(taken)
+
+    def _found(self, taken: Iterable[tuple[Sent, VllmGroup, _Folds | None]]) -> Found:
+        found: Found = {}
+        for sent, group, folds in taken:
+            share = self._share(group)
+            if share is not None and folds is not None:
+                found.setdefault(sent.request, {})[group.view.name] = RankShare(
+                    share, group.number, folds.by_block()
+                )
+        return found
+
+    def _folds(self, group: VllmGroup, sent: Sent) -> _Folds | None:
+        size, blocks = group.block_size, sent.blocks[group.number]
+        held = [(place, block) for place, block in enumerate(blocks) if block and place * size < sent.tokens]
+        if not held:
+            return None
+        places, ids = torch.tensor(held, dtype=torch.int64).unbind(1)
+        offsets = torch.arange(size)
+        slots = ids[:, None] * size + offsets
+        slots[places[:, None] * size + offsets >= sent.tokens] = -1
+        folds = self._observer.block_folds(group.view.name, slots)
+        return None if folds is None else _Folds([block for _, block in held], folds)
+
+
+class _Folds:
+    """Folds of blocks, on their way to the host."""
+
+    def __init__(self, blocks: Sequence[int], folds: Tensor) -> None:
+        self._blocks, self._folds = blocks, folds
+        self._event: Any = None
+        if folds.is_cuda:
+            self._folds = torch.empty(folds.shape, dtype=folds.dtype, pin_memory=True)
+            self._folds.copy_(folds, non_blocking=True)
+            self._event = torch.Event(folds.device)
+            self._event.record()
+
+    def by_block(self) -> dict[int, Fold | None]:
+        """Waits for them."""
+        if self._event is not None:
+            self._event.synchronize()
+        rows = zip(self._blocks, self._folds.tolist(), strict=True)
+        return {block: (k, v) if whole else None for block, (whole, k, v) in rows}

@@ -1,0 +1,195 @@
+"""NIXL between two vLLM engines: what is received is compared with the records that came along."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from canary_obs.vocabulary import Phase, Reason, State
+from tests.engines.vllm.real.prefill import ENVIRONMENT, Prefill, settings
+from tests.engines.vllm.real.rig import Rig, prompts
+
+pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
+DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
+LENGTH = 207  # tokens: six blocks and a part of the seventh
+
+
+class Pair:
+    """A prefill engine in another process, and a decode engine in this one."""
+
+    def __init__(self, model: Path, tensor_parallel: int = 1) -> None:
+        self.prefill = Prefill(model, _free_port(), tensor_parallel)
+        self.rig = Rig(model, **settings("kv_consumer", 60))
+        self._seed = 100
+
+    def decode(self, params: dict[str, Any], prompt: list[int], tokens: int = 6) -> list[int]:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, extra_args={"kv_transfer_params": params}
+        )
+        given = [{"prompt_token_ids": prompt}]
+        (output,) = self.rig.llm.generate(given, sampling, use_tqdm=False)
+        return list(output.outputs[0].token_ids)
+
+    def prompt(self) -> list[int]:
+        """One that nobody has seen."""
+        self._seed += 1
+        return prompts(1, seed=self._seed, shared=LENGTH)[0][:LENGTH]
+
+    def loads(self) -> tuple[int, int]:
+        """Slots that were compared, and left out, since the last call."""
+        from canary_obs.runtime.report.snapshot import group_counters
+
+        self.rig.settle()
+        counters = group_counters(self.rig.canary.state, self.rig.canary.counter_reader)["full"]
+        now = counters.loads_compared, counters.loads_left_out
+        before, self._before = getattr(self, "_before", (0, 0)), now
+        return now[0] - before[0], now[1] - before[1]
+
+    def served(self, change: Callable[[dict[str, Any]], None] = lambda _: None, **how: Any) -> set[Any]:
+        """Serve a prompt by both engines; what was found."""
+        self.rig.fresh()
+        self.loads()
+        prompt = self.prompt()
+        params = self.prefill.ask(prompt, **how)
+        change(params)
+        self.answer = self.decode(params, prompt)
+        self.asked = prompt
+        self.rig.settle()
+        return set(self.rig.reasons())
+
+    def close(self) -> None:
+        self.rig.close()
+        self.prefill.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def pair(models: Callable[[str], Path]) -> Iterator[Pair]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(_free_port()))
+        made = Pair(models("llama"))
+        yield made
+        made.close()
+
+
+def test_what_was_sent_is_what_is_received(pair: Pair) -> None:
+    for _ in range(3):
+        assert pair.served() == set()
+        assert pair.loads() == (LENGTH, 0)
+    assert pair.rig.canary.verdict() == (State.OK, ())
+    assert pair.rig.generate([pair.asked], 6) == [pair.answer]
+
+
+def test_damage_at_the_sender_is_found_at_the_receiver(pair: Pair) -> None:
+    assert pair.served(flip=True) == {DATA}
+
+
+def test_a_transfer_that_moved_nothing_is_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    wrapper = get_kv_transfer_group().connector_worker.nixl_wrapper
+    skipped = set()
+
+    def transfer(handle: Any) -> str:
+        skipped.add(handle)
+        return "DONE"
+
+    given = wrapper.check_xfer_state, wrapper.get_xfer_telemetry
+    done = type("Telemetry", (), {"xferDuration": 0, "postDuration": 0, "totalBytes": 0, "descCount": 0})
+    monkeypatch.setattr(wrapper, "transfer", transfer)
+    monkeypatch.setattr(
+        wrapper, "check_xfer_state", lambda handle: "DONE" if handle in skipped else given[0](handle)
+    )
+    monkeypatch.setattr(
+        wrapper, "get_xfer_telemetry", lambda handle: done() if handle in skipped else given[1](handle)
+    )
+    assert pair.served() == {LOST}
+
+
+def _exchange(params: dict[str, Any]) -> None:
+    blocks = params["remote_block_ids"][0]
+    blocks[0], blocks[1] = blocks[1], blocks[0]
+
+
+def test_blocks_of_other_places_are_found(pair: Pair) -> None:
+    assert pair.served(_exchange) == {DATA}
+
+
+def test_blocks_of_another_request_are_found(pair: Pair) -> None:
+    """The reference that a router passes is stale: the producer has reused the blocks."""
+    other = pair.prefill.ask(pair.prompt())
+
+    def stale(params: dict[str, Any]) -> None:
+        params["remote_block_ids"] = other["remote_block_ids"]
+
+    assert pair.served(stale) == {DATA}
+
+
+def test_a_receive_that_lands_when_its_blocks_were_freed_is_found(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    rig = pair.rig
+    rig.fresh()
+    worker = get_kv_transfer_group().connector_worker
+    wrapper, late = worker.nixl_wrapper, []
+    start, state = wrapper.transfer, wrapper.check_xfer_state
+    monkeypatch.setattr(wrapper, "transfer", lambda handle: late.append(handle) or "PROC")
+    monkeypatch.setattr(wrapper, "check_xfer_state", lambda handle: "PROC")
+    prompt = pair.prompt()
+    sampling = SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": pair.prefill.ask(prompt)})
+    rig.llm.llm_engine.add_request("aborted", {"prompt_token_ids": prompt}, sampling)
+    for _ in range(200):
+        rig.step()
+        if late:
+            break
+    assert late
+    for name in list(rig.core.scheduler.requests):
+        rig.core.scheduler.finished_recving_kv_req_ids.add(name)  # vLLM would keep the blocks until it ends
+    rig.llm.llm_engine.abort_request(["aborted"])
+    worker._recving_transfers.clear()
+    worker._recving_metadata.clear()
+    rig.start({str(seed): prompts(1, seed=seed, shared=300)[0] for seed in range(40, 44)})
+    rig.step(6)
+    assert rig.settle() == []
+    for handle in late:
+        given = start(handle)
+        while given == "PROC":
+            given = state(handle)
+        assert given == "DONE"
+    assert {violation.reason for violation in rig.settle()} == {Reason.KV_DATA}
+    monkeypatch.undo()
+    rig.finish()
+
+
+@pytest.mark.parametrize("way", ["lost", "forged", "another"])
+def test_records_that_cannot_be_believed_leave_a_receive_unverified(pair: Pair, way: str) -> None:
+    other = pair.prefill.ask(pair.prompt())
+
+    def change(params: dict[str, Any]) -> None:
+        if way == "lost":
+            del params["kv_canary"]
+        elif way == "forged":
+            text = params["kv_canary"]
+            params["kv_canary"] = text[:-8] + ("A" * 8 if text[-8:] != "A" * 8 else "B" * 8)
+        else:
+            params["kv_canary"] = other["kv_canary"]
+
+    assert pair.served(change) == set()
+    assert pair.loads() == (0, LENGTH)

@@ -1,0 +1,175 @@
+"""Records from a prefill engine's ranks to a decode engine's; with NIXL itself: real/test_nixl.py."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.vllm.loaded_blocks import Copies, SentCopies
+from canary_obs.engines.vllm.received_blocks import TransferRecords
+from canary_obs.engines.vllm.sent_blocks import (
+    EXPECTED_ATTRIBUTE,
+    PARAMETER,
+    instrument_sends,
+)
+
+SIZE, TOKENS = 4, 10  # three blocks, the last of which holds two tokens
+
+
+class Observer:
+    """Each filled slot of a block counts one, per head; block 9 is not complete."""
+
+    def __init__(self, heads: int) -> None:
+        self._heads = heads
+
+    def block_folds(self, group: str, slots: torch.Tensor) -> torch.Tensor:
+        blocks = slots[:, 0] // SIZE
+        filled = (slots >= 0).sum(1) * self._heads
+        return torch.stack(((blocks != 9).to(torch.int64), filled, -filled), 1)
+
+    def record_format(self, group: str) -> int:
+        return 7
+
+    def fault(self, part: str, error: Exception) -> None:
+        raise error
+
+
+def rank(first: int, heads: int, copies: Copies | None = None) -> TransferRecords:
+    sources = [SimpleNamespace(layer=layer, part=0, head_start=first, num_heads=heads) for layer in (0, 1)]
+    view = SimpleNamespace(name="full", sources=sources)
+    group: Any = SimpleNamespace(number=0, block_size=SIZE, view=view, states=False)
+    observer: Any = Observer(heads)
+    return TransferRecords([group], copies if copies is not None else {}, observer)
+
+
+def scheduler(request: Any) -> Any:
+    own = SimpleNamespace(
+        connector=SimpleNamespace(build_connector_meta=lambda output: output.kv_connector_metadata),
+        requests={request.request_id: request},
+        kv_cache_manager=SimpleNamespace(get_block_ids=lambda _: ([3, 5, 8],)),
+        update_from_output=lambda scheduled, output: output,
+        _connector_finished=lambda request: (True, {
+            "do_remote_prefill": True, "remote_block_ids": ([3, 5, 8],), "remote_engine_id": "p",
+            "remote_request_id": request.request_id,
+        }),
+    )  # fmt: skip
+    instrument_sends(MethodPatches(), own)
+    return own
+
+
+def output(**more: Any) -> Any:
+    return SimpleNamespace(
+        num_scheduled_tokens={"r": 1}, finished_req_ids=set(), kv_connector_metadata=None, **more
+    )
+
+
+def sent(ranks: list[TransferRecords], computed: int = TOKENS) -> dict[str, Any]:
+    """What the prefill engine's router gets."""
+    request = SimpleNamespace(
+        request_id="r", kv_transfer_params={"do_remote_decode": True}, num_computed_tokens=computed - 1,
+        num_prompt_tokens=TOKENS,
+    )  # fmt: skip
+    own = scheduler(request)
+    scheduled = output()
+    own.connector.build_connector_meta(scheduled)
+    found: Any = None
+    for each in ranks:
+        connector = SimpleNamespace(build_connector_worker_meta=lambda: None)
+        each.wrap(MethodPatches(), connector)
+        each.follow(scheduled)
+        meta = pickle.loads(pickle.dumps(_completed(each, connector.build_connector_worker_meta())))
+        found = meta if found is None else found.aggregate(meta)
+        assert connector.build_connector_worker_meta() is None, "once"
+    given = SimpleNamespace(kv_connector_output=SimpleNamespace(kv_connector_worker_meta=found))
+    own.update_from_output(scheduled, given)
+    assert given.kv_connector_output.kv_connector_worker_meta is None
+    params: dict[str, Any] = own._connector_finished(request)[1]
+    return params
+
+
+def _completed(own: TransferRecords, meta: Any) -> Any:
+    """The forward's records are complete only after the connector was asked."""
+    own.end_forward()
+    return meta
+
+
+def received(params: dict[str, Any], local: list[int], first: int = 0, heads: int = 4) -> Copies:
+    """What the decode engine's rank compares its blocks with; `first`: its first head."""
+    request = SimpleNamespace(request_id="d", kv_transfer_params=params)
+    remote = SimpleNamespace(host="127.0.0.1", engine_id="p", request_id="r")
+    receive = SimpleNamespace(local_block_ids=(local,), remote=remote)
+    scheduled = output()
+    scheduled.kv_connector_metadata = SimpleNamespace(reqs_to_recv={"d": receive})
+    scheduled.num_scheduled_tokens = {}
+    scheduler(request).connector.build_connector_meta(scheduled)
+    copies: Copies = {}
+    own = rank(first, heads, copies)
+    own.follow(scheduled)
+    assert copies == {}, "the blocks still hold what lay there"
+    own.arrived({"d", "other"})
+    assert hasattr(scheduled, EXPECTED_ATTRIBUTE) == (PARAMETER in params)
+    return copies
+
+
+def test_shares_of_two_ranks_make_up_what_one_receives() -> None:
+    params = sent([rank(0, 2), rank(2, 2)])
+    assert received(params, [11, 12, 13]) == {
+        ("full", 11): SentCopies(4, ((16, -16),)),
+        ("full", 12): SentCopies(4, ((16, -16),)),
+        ("full", 13): SentCopies(2, ((8, -8),)),
+    }
+
+
+def test_of_a_cached_prefix_nothing_is_received() -> None:
+    params = sent([rank(0, 4)])
+    assert received(params, [12, 13]) == {
+        ("full", 12): SentCopies(4, ((16, -16),)),
+        ("full", 13): SentCopies(2, ((8, -8),)),
+    }
+
+
+def test_a_rank_takes_the_shares_of_its_own_heads() -> None:
+    params = sent([rank(0, 2), rank(2, 2)])
+    assert received(params, [13], first=2, heads=2) == {("full", 13): SentCopies(2, ((4, -4),))}
+    assert received(sent([rank(0, 4)]), [13], first=2, heads=2) == {}
+
+
+def test_before_a_prompt_has_ended_nothing_is_sent() -> None:
+    own = rank(0, 4)
+    connector = SimpleNamespace(build_connector_worker_meta=lambda: "the connector's")
+    own.wrap(MethodPatches(), connector)
+    request = SimpleNamespace(
+        request_id="r", kv_transfer_params={"do_remote_decode": True}, num_computed_tokens=TOKENS - 2,
+        num_prompt_tokens=TOKENS,
+    )  # fmt: skip
+    scheduled = output()
+    scheduler(request).connector.build_connector_meta(scheduled)
+    own.follow(scheduled)
+    assert connector.build_connector_worker_meta() == "the connector's"
+
+
+def test_a_request_that_ended_leaves_nothing_behind() -> None:
+    own = rank(0, 4, copies := {})
+    own._expected["d"] = SimpleNamespace()  # type: ignore[assignment]
+    ended = output()
+    ended.finished_req_ids = {"d"}
+    own.follow(ended)
+    own.arrived({"d"})
+    assert copies == {}
+
+
+@pytest.mark.parametrize("text", [None, "forged"])
+def test_what_cannot_be_believed_is_not_expected(text: str | None) -> None:
+    request = SimpleNamespace(request_id="d", kv_transfer_params={PARAMETER: text} if text else {})
+    remote = SimpleNamespace(host="127.0.0.1", engine_id="p", request_id="r")
+    scheduled = output()
+    scheduled.num_scheduled_tokens = {}
+    receive = SimpleNamespace(local_block_ids=([1],), remote=remote)
+    scheduled.kv_connector_metadata = SimpleNamespace(reqs_to_recv={"d": receive})
+    scheduler(request).connector.build_connector_meta(scheduled)
+    assert not hasattr(scheduled, EXPECTED_ATTRIBUTE)
