@@ -64,9 +64,11 @@ def test_docstrings_are_short() -> None:
 
 
 def test_no_package_holds_more_than_a_fifth() -> None:
+    """Each adapter is a package: none of them may import another."""
     lines: Counter[str] = Counter()
     for path, text in SOURCES.items():
-        package = ".".join(path.parts[:2]) if len(path.parts) > 2 else path.parts[0]
+        depth = 3 if "engines" in path.parts[:-2] else 2
+        package = ".".join(path.parts[:depth]) if len(path.parts) > 2 else path.parts[0]
         lines[package] += text.count("\n")
     package, most = lines.most_common(1)[0]
     assert most <= 0.2 * lines.total(), package
