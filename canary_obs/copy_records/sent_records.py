@@ -1,7 +1,7 @@
 """What is known of KV that an engine sends another: sealed, for one request, in shares of heads and layers.
 
 As text, so that it can travel with whatever a router passes from prefill to decode: MAGIC, a seal of 16
-bytes and msgpack, in base64. The seal is a keyed hash; without a key it only tells damage.
+bytes and msgpack, in base64. The seal is a keyed hash; without a key it only shows damage.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class SentRecords(msgspec.Struct, frozen=True):
     request: str
     tokens: int  # that the blocks hold
     shares: list[dict[str, GroupShare]]  # of each rank, by group
+    instance: str = ""  # the sender's, as findings name it
 
 
 def joined(shares: Iterable[GroupShare], own: GroupShare) -> Folds:

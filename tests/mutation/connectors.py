@@ -29,6 +29,11 @@ LOADS = mutants(
         _LOADS + "test_a_step_that_failed_reports_no_arrival",
     ),
     (
+        "self.copies.pop((group.view.name, load.block), None)",
+        "pass",
+        _LOADS + "test_what_is_known_of_a_load_that_never_arrived_is_forgotten",
+    ),
+    (
         "observer.invalidated(other.view.name, slots)",
         "pass",
         _LOADS + "test_other_groups_lose_what_a_load_overwrites",
@@ -214,14 +219,19 @@ _RECEIVED = "tests/engines/vllm/test_received_blocks.py::"
 RECEIVED = mutants(
     "canary_obs/engines/vllm/received_blocks.py",
     (
-        "fold = folds[first + number]",
-        "fold = folds[number]",
+        "folds[first + number] if",
+        "folds[number] if",
         _RECEIVED + "test_of_a_cached_prefix_nothing_is_received",
     ),
     (
-        "filled = group.block_size if left else",
-        "filled = group.block_size if True else",
+        "if records is not None and number == len(blocks) - 1:",
+        "if False:",
         _RECEIVED + "test_shares_of_two_ranks_make_up_what_one_receives",
+    ),
+    (
+        "expected is not None and request not in failed:",
+        "expected is not None:",
+        _RECEIVED + "test_of_a_receive_that_failed_nothing_is_kept",
     ),
 )
 

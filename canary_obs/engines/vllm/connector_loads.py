@@ -105,6 +105,8 @@ class ConnectorLoads:
             for other in self._groups:
                 if other is not group:
                     observer.invalidated(other.view.name, slots)
+            for load in own:  # of one that never arrived
+                self.copies.pop((group.view.name, load.block), None)
             observer.load_begun(request, group.view.name, blocks)
 
     def _end(

@@ -108,7 +108,7 @@ class ConnectorReports:
                 finished = results.finished_recving if results is not None else ()
                 failed = results.failed_recving if results is not None else ()
                 if self.transfers is not None:
-                    self.transfers.arrived(set(finished or ()) - set(failed or ()))
+                    self.transfers.arrived(finished or (), failed or ())
                 self._loads.reported(finished or (), failed or (), blocks or (), self._observer)
             except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
                 self._observer.fault("announce", error)

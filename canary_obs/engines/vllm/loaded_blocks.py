@@ -19,6 +19,7 @@ class SentCopies(NamedTuple):
 
     filled: int
     folds: tuple[tuple[int, int], ...]
+    peer: str = ""  # who sent them, as in `Observer.received`
 
 
 Copies = dict[tuple[str, int], SentCopies]  # by group and block
@@ -55,11 +56,13 @@ def arrived_blocks(
     """
     name, size = group
     first, stop, filled, sent = list[int](), list[int](), list[int](), list[Sequence[tuple[int, int]]]()
+    peers = set[str]()
     for load in loads:
         end = load.stop if computed is None else min(load.stop, computed - load.number * size)
         if load.block in failed:
             end = load.first
         known = copies.pop((name, load.block), _UNKNOWN)
+        peers.add(known.peer)
         if load.first or known.filled > (size if computed is None else end) or end <= load.first:
             known = _UNKNOWN
         first.append(load.first)
@@ -74,6 +77,7 @@ def arrived_blocks(
         filled=_column(filled),
         copies=_column([len(folds) for folds in sent]),
         sent=torch.tensor(padded, dtype=torch.int64).view(len(loads), width, 2),
+        peer=peers.pop() if len(peers) == 1 else "",
     )
 
 

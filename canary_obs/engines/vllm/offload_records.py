@@ -15,6 +15,7 @@ from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.loaded_blocks import Copies, SentCopies
 from canary_obs.engines.vllm.offload_keys import KEYS_ATTRIBUTE, StoredKey
 from canary_obs.engines.vllm.sent_blocks import each_metadata
+from canary_obs.vocabulary import HOST_PEER
 
 _GROUP_BYTES = 4  # at the end of a key
 _JOBS = 1 << 14  # that wait to be submitted
@@ -109,7 +110,9 @@ class OffloadRecords:
                 assert named is not None
                 name = group.view.name
                 found = self._stored.find(named.key, (name, part.place), named.path)
-                self._copies[name, part.block] = SentCopies(group.block_size, found)
+                # With a tier of files below, nobody says which of the two it came from.
+                peer = HOST_PEER if named.path is None else ""
+                self._copies[name, part.block] = SentCopies(group.block_size, found, peer)
 
     def _groups_of(self, named: StoredKey | None) -> Sequence[VllmGroup]:
         number = -1 if named is None else int.from_bytes(named.key[-_GROUP_BYTES:], "big")

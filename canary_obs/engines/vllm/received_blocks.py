@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -46,28 +46,25 @@ class TransferRecords:
         for expected in getattr(output, EXPECTED_ATTRIBUTE, ()):
             self._expected[expected.request] = expected
 
-    def arrived(self, finished: Iterable[str]) -> None:
-        """The receives of these requests are complete: their blocks can be compared."""
+    def arrived(self, finished: Iterable[str], failed: Collection[str]) -> None:
+        """The receives of these requests are complete; blocks of those that did not fail can be compared."""
         for request in finished:
             expected = self._expected.pop(request, None)
-            if expected is not None:
+            if expected is not None and request not in failed:
                 for group in self._groups:
                     self._expect(group, expected)
 
     def _expect(self, group: VllmGroup, expected: Expected) -> None:
-        name, blocks = group.view.name, expected.blocks[group.number]
-        own = self._share(group)
-        shares = [rank[name] for rank in expected.records.shares if name in rank]
-        folds = joined(shares, own) if own is not None else []
+        name, blocks, records = group.view.name, expected.blocks[group.number], expected.records
+        own, folds = self._share(group), list[Fold | None]()
+        if own is not None and records is not None:
+            folds = joined([rank[name] for rank in records.shares if name in rank], own)
         first = len(folds) - len(blocks)  # of a prefix that is cached here nothing is received
-        if first < 0:
-            return
         for number, block in enumerate(blocks):
-            fold = folds[first + number]
-            left = len(folds) - first - number - 1
-            filled = group.block_size if left else (expected.records.tokens - 1) % group.block_size + 1
-            if fold is not None:
-                self._copies[name, block] = SentCopies(filled, (fold,))
+            fold, filled = folds[first + number] if first >= 0 else None, group.block_size
+            if records is not None and number == len(blocks) - 1:
+                filled = (records.tokens - 1) % group.block_size + 1
+            self._copies[name, block] = SentCopies(filled, () if fold is None else (fold,), expected.peer)
 
     def _share(self, group: VllmGroup) -> GroupShare | None:
         number = self._observer.record_format(group.view.name)
@@ -95,15 +92,22 @@ class TransferRecords:
         if records is None or not sent:
             return
         try:
-            taken = [(each, group, self._folds(group, each)) for each in sent for group in self._groups]
+            folds = [(each, group, self._folds(group, each)) for each in sent for group in self._groups]
         except Exception as error:  # noqa: BLE001 - what is sent is unverified at the receiver
             self._observer.fault("announce", error)
             return
-        records.pending = lambda: self._found(taken)
+        records.pending = lambda: self._guarded(folds)
 
-    def _found(self, taken: Iterable[tuple[Sent, VllmGroup, _Folds | None]]) -> Found:
+    def _guarded(self, pending: Iterable[tuple[Sent, VllmGroup, _Folds | None]]) -> Found:
+        try:
+            return self._found(pending)
+        except Exception as error:  # noqa: BLE001 - awaited where the engine's own results are
+            self._observer.fault("announce", error)
+            return {}
+
+    def _found(self, pending: Iterable[tuple[Sent, VllmGroup, _Folds | None]]) -> Found:
         found: Found = {}
-        for sent, group, folds in taken:
+        for sent, group, folds in pending:
             share = self._share(group)
             if share is not None and folds is not None:
                 found.setdefault(sent.request, {})[group.view.name] = RankShare(

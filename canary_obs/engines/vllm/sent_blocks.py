@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,11 +29,12 @@ class Sent(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What a request will receive: the local blocks by vLLM's group number, and the sender's records."""
+    """What a request will receive: the local blocks by vLLM's group number, from whom, and its records."""
 
     request: str
     blocks: tuple[list[int], ...]
-    records: SentRecords
+    peer: str
+    records: SentRecords | None  # None = none came, or they are not believed
 
 
 class RankShare(NamedTuple):
@@ -100,12 +101,13 @@ def _expected(scheduler: Any, metadata: Any) -> list[Expected]:
     receives = [each for own in each_metadata(metadata) for each in getattr(own, "reqs_to_recv", {}).items()]
     for name, received in receives:
         request, remote = scheduler.requests.get(name), getattr(received, "remote", None)
-        text = (request.kv_transfer_params or {}).get(PARAMETER) if request is not None else None
-        if text is None or remote is None or not any(received.local_block_ids):
+        if request is None or remote is None or not any(received.local_block_ids):
             continue
-        records = _seals(scheduler).open(text, remote.host, remote.engine_id, remote.request_id)
-        if records is not None:
-            found.append(Expected(name, tuple(map(list, received.local_block_ids)), records))
+        text, records = (request.kv_transfer_params or {}).get(PARAMETER), None
+        if text is not None:
+            records = _seals(scheduler).open(text, remote.host, remote.engine_id, remote.request_id)
+        peer = f"{records.instance}@{remote.host}" if records and records.instance else remote.host
+        found.append(Expected(name, tuple(map(list, received.local_block_ids)), peer, records))
     return found
 
 
@@ -143,15 +145,19 @@ def _around_update(scheduler: Any, original: Callable[..., Any]) -> Callable[...
         records = getattr(given, "kv_connector_worker_meta", None)
         if given is not None and isinstance(records, WorkerRecords):
             given.kv_connector_worker_meta = records.inner
-            known = vars(scheduler).setdefault(_KNOWN, {})
-            for rank in records.ranks:
-                for request, groups in rank.items():
-                    known.setdefault(request, []).append(groups)
-            while len(known) > _MOST:
-                del known[next(iter(known))]
+            _keep(scheduler, records.ranks)
         return original(scheduled, output, *args, **kwargs)
 
     return update_from_output
+
+
+def _keep(scheduler: Any, ranks: Iterable[Found]) -> None:
+    known = vars(scheduler).setdefault(_KNOWN, {})
+    for rank in ranks:
+        for request, groups in rank.items():
+            known.setdefault(request, []).append(groups)
+    while len(known) > _MOST:
+        del known[next(iter(known))]
 
 
 def _around_finished(scheduler: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,9 +191,8 @@ def _records(ranks: list[dict[str, RankShare]], request: Any, params: dict[str, 
         }
         for groups in ranks
     ]
-    return SentRecords(
-        params["remote_engine_id"], params["remote_request_id"], int(request.num_prompt_tokens), shares
-    )
+    named = params["remote_engine_id"], params["remote_request_id"], int(request.num_prompt_tokens)
+    return SentRecords(*named, shares, load(CanaryConfig).instance)
 
 
 def _seals(scheduler: Any) -> Seals:

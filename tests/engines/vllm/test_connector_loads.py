@@ -199,8 +199,8 @@ def test_blocks_are_compared_with_copies_that_nothing_else_was_written_into(
     loads: ConnectorLoads, recorder: Recorder
 ) -> None:
     def compared(event: Loaded, filled: int, computed: int | None) -> bool:
-        loads.copies["full", event.block] = SentCopies(filled, ((5, 6),))
         loads.begin_step(output(new={} if computed is None else {"a": computed}), (event,), recorder)
+        loads.copies["full", event.block] = SentCopies(filled, ((5, 6),), "prefill-1@host")
         loads.reported(["a"] if computed is None else [], [], [], recorder)
         loads.end_step(recorder)
         assert recorder.arrived is not None
@@ -208,6 +208,7 @@ def test_blocks_are_compared_with_copies_that_nothing_else_was_written_into(
         loads.begin_step(output(ended="a"), (), recorder)
         found = int(recorder.arrived.copies[0])
         assert recorder.arrived.sent[0, :found].tolist() == [[5, 6]] * found
+        assert recorder.arrived.peer == "prefill-1@host"
         return found == 1
 
     assert compared(FIRST, 4, 4)
@@ -217,6 +218,38 @@ def test_blocks_are_compared_with_copies_that_nothing_else_was_written_into(
     assert not compared(LAST, 4, 7)
     assert compared(LAST, 3, 7)
     assert not compared(FIRST._replace(first=2), 4, None)  # it held tokens of its own
+
+
+@pytest.mark.parametrize("end", ["dropped", "failed", "another group's"])
+def test_what_is_known_of_a_load_that_never_arrived_is_forgotten(recorder: Recorder, end: str) -> None:
+    """Else the next load of its blocks, of which nothing is known, would be compared with that copy."""
+    loads = ConnectorLoads([group("full", 0), group("swa", 1)], torch.device("cpu"))
+    loads.begin_step(output(), (FIRST,), recorder)
+    loads.copies["full", FIRST.block] = SentCopies(4, ((5, 6),))
+    if end == "dropped":
+        loads.begin_step(output(ended="a"), (), recorder)
+        loads.copies["full", FIRST.block] = SentCopies(4, ((5, 6),))  # submitted all the same
+    elif end == "failed":
+        loads.reported(["a"], ["a"], [], recorder)
+        loads.begin_step(output(new={"a": 0}), (), recorder)
+    else:
+        loads.begin_step(output(new={"c": 4}), (FIRST._replace(group=1, request="c"),), recorder)
+        loads.end_step(recorder)
+    loads.begin_step(output(new={"b": 4}), (FIRST._replace(request="b"),), recorder)
+    loads.end_step(recorder)
+    assert recorder.arrived is not None
+    assert recorder.arrived.copies.tolist() == [0]
+    assert loads.copies == {}
+
+
+def test_blocks_from_several_peers_name_none(loads: ConnectorLoads, recorder: Recorder) -> None:
+    loads.begin_step(output(), (FIRST, LAST), recorder)
+    loads.copies["full", FIRST.block] = SentCopies(4, ((5, 6),), "one@host")
+    loads.copies["full", LAST.block] = SentCopies(3, ((7, 8),), "two@host")
+    loads.reported(["a"], [], [], recorder)
+    assert recorder.arrived is not None
+    assert recorder.arrived.peer == ""
+    assert recorder.arrived.copies.tolist() == [1, 1]
 
 
 def test_blocks_are_to_hold_the_tokens_of_their_request() -> None:

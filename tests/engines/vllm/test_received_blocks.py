@@ -15,6 +15,7 @@ from canary_obs.engines.vllm.received_blocks import TransferRecords
 from canary_obs.engines.vllm.sent_blocks import (
     EXPECTED_ATTRIBUTE,
     PARAMETER,
+    Expected,
     instrument_sends,
 )
 
@@ -92,6 +93,10 @@ def sent(ranks: list[TransferRecords], computed: int = TOKENS) -> dict[str, Any]
     return params
 
 
+def copy(filled: int, fold: int) -> SentCopies:
+    return SentCopies(filled, ((fold, -fold),), "default@127.0.0.1")
+
+
 def _completed(own: TransferRecords, meta: Any) -> Any:
     """The forward's records are complete only after the connector was asked."""
     own.end_forward()
@@ -111,32 +116,31 @@ def received(params: dict[str, Any], local: list[int], first: int = 0, heads: in
     own = rank(first, heads, copies)
     own.follow(scheduled)
     assert copies == {}, "the blocks still hold what lay there"
-    own.arrived({"d", "other"})
-    assert hasattr(scheduled, EXPECTED_ATTRIBUTE) == (PARAMETER in params)
+    own.arrived({"d", "other"}, ())
     return copies
 
 
 def test_shares_of_two_ranks_make_up_what_one_receives() -> None:
     params = sent([rank(0, 2), rank(2, 2)])
     assert received(params, [11, 12, 13]) == {
-        ("full", 11): SentCopies(4, ((16, -16),)),
-        ("full", 12): SentCopies(4, ((16, -16),)),
-        ("full", 13): SentCopies(2, ((8, -8),)),
+        ("full", 11): copy(4, 16),
+        ("full", 12): copy(4, 16),
+        ("full", 13): copy(2, 8),
     }
 
 
 def test_of_a_cached_prefix_nothing_is_received() -> None:
     params = sent([rank(0, 4)])
     assert received(params, [12, 13]) == {
-        ("full", 12): SentCopies(4, ((16, -16),)),
-        ("full", 13): SentCopies(2, ((8, -8),)),
+        ("full", 12): copy(4, 16),
+        ("full", 13): copy(2, 8),
     }
 
 
 def test_a_rank_takes_the_shares_of_its_own_heads() -> None:
     params = sent([rank(0, 2), rank(2, 2)])
-    assert received(params, [13], first=2, heads=2) == {("full", 13): SentCopies(2, ((4, -4),))}
-    assert received(sent([rank(0, 4)]), [13], first=2, heads=2) == {}
+    assert received(params, [13], first=2, heads=2) == {("full", 13): copy(2, 4)}
+    assert received(sent([rank(0, 4)]), [13], first=2, heads=2)["full", 13].folds == ()
 
 
 def test_before_a_prompt_has_ended_nothing_is_sent() -> None:
@@ -159,17 +163,32 @@ def test_a_request_that_ended_leaves_nothing_behind() -> None:
     ended = output()
     ended.finished_req_ids = {"d"}
     own.follow(ended)
-    own.arrived({"d"})
+    own.arrived({"d"}, ())
     assert copies == {}
 
 
 @pytest.mark.parametrize("text", [None, "forged"])
-def test_what_cannot_be_believed_is_not_expected(text: str | None) -> None:
-    request = SimpleNamespace(request_id="d", kv_transfer_params={PARAMETER: text} if text else {})
-    remote = SimpleNamespace(host="127.0.0.1", engine_id="p", request_id="r")
+def test_of_what_cannot_be_believed_only_the_host_is_known(text: str | None) -> None:
+    assert received({PARAMETER: text} if text else {}, [11, 12]) == {
+        ("full", 11): SentCopies(4, (), "127.0.0.1"),
+        ("full", 12): SentCopies(4, (), "127.0.0.1"),
+    }
+
+
+def test_of_a_receive_that_failed_nothing_is_kept() -> None:
+    copies: Copies = {}
+    own = rank(0, 4, copies)
     scheduled = output()
-    scheduled.num_scheduled_tokens = {}
-    receive = SimpleNamespace(local_block_ids=([1],), remote=remote)
-    scheduled.kv_connector_metadata = SimpleNamespace(reqs_to_recv={"d": receive})
-    scheduler(request).connector.build_connector_meta(scheduled)
-    assert not hasattr(scheduled, EXPECTED_ATTRIBUTE)
+    setattr(scheduled, EXPECTED_ATTRIBUTE, (Expected("d", ([11],), "127.0.0.1", None),))
+    own.follow(scheduled)
+    own.arrived({"d"}, {"d"})
+    own.arrived({"d"}, ())
+    assert copies == {}
+
+
+def test_records_that_do_not_reach_the_host_cost_the_engine_nothing() -> None:
+    own, faults = rank(0, 4), list[str]()
+    own._observer.fault = lambda part, error: faults.append(part)  # type: ignore[method-assign]
+    own._found = lambda pending: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    assert PARAMETER not in sent([own])
+    assert faults == ["announce"]
