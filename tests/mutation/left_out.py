@@ -63,15 +63,15 @@ SCALES = mutants(
 
 _INDEX_KEYS = "tests/engines/vllm/test_index_keys.py::"
 INDEX_KEYS = mutants(
-    "canary_obs/engines/vllm/index_keys.py",
+    "canary_obs/kv_locations/split_pages.py",
     (
         "if elsewhere or (fill and",
         "if False and (fill and",
         _INDEX_KEYS + "test_keys_that_lie_elsewhere_are_left_out",
     ),
     (
-        "        probed.copy_(saved)",
-        "        pass",
+        "            probed.copy_(saved)",
+        "            pass",
         _INDEX_KEYS + "test_keys_that_lie_elsewhere_are_left_out",
     ),
 )

@@ -11,7 +11,7 @@ import torch
 
 from canary_kernels.layout import Plane
 from canary_obs.engines.reference.adapter import ReferenceAdapter
-from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
+from canary_obs.engines.toolkit.surrogate_tokens import surrogate_tokens
 from canary_obs.errors import ConfigurationError
 from canary_obs.reference_engine.cache.entry_rows import EntryRows, IndexRows
 from canary_obs.reference_engine.engine import Engine

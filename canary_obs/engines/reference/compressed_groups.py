@@ -13,7 +13,7 @@ from canary_kernels.buffers import KVSource
 from canary_kernels.hashing import chain_of
 from canary_obs.engine_api.views import CachedCount, CachedSlots, GroupStep, GroupTokens, GroupView
 from canary_obs.engines.reference.digests import PrefixDigests
-from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
+from canary_obs.engines.toolkit.surrogate_tokens import surrogate_tokens
 from canary_obs.reference_engine.cache.compressed_pool import CompressedPool
 from canary_obs.reference_engine.cache.connector import entry_slots
 from canary_obs.reference_engine.cache.entry_rows import EntryRows, IndexRows, StateRows

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from canary_kernels.hashing import mix64
 from canary_kernels.layout import CHAIN_ANCHOR, signed
-from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
+from canary_obs.engines.toolkit.surrogate_tokens import surrogate_tokens
 from canary_obs.reference_engine.scheduling.request import Request
 
 _ANCHOR = signed(CHAIN_ANCHOR)

@@ -16,7 +16,7 @@ from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.engines.sglang.disaggregation import ROLES, TransferHooks
-from canary_obs.engines.sglang.freed_slots import FreedSlots
+from canary_obs.engines.sglang.freed_slots import freed_slots
 from canary_obs.engines.sglang.groups import FULL, SWA, draft_group, find_groups, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
@@ -59,13 +59,13 @@ class SglangAdapter(EngineAdapter):
             )
         # The buffers were created in inference mode, and cannot be written to outside of it.
         with torch.inference_mode():
-            target = find_groups(self.runner, first_head(scheduler))
+            self._found = find_groups(self.runner, first_head(scheduler))
+            target = self._found.covered
             drafts = [draft_group(runner, first_head(scheduler)) for runner in draft_runners(scheduler)]
         self.sglang_groups = (*target, *drafts)
         self._by_name = {group.view.name: group for group in self.sglang_groups}
-        self._freed = {group.view.name: FreedSlots(group.allocator, group.view.num_slots) for group in target}
-        # A draft model's slots are those of the request table, and are freed with them.
-        self._freed |= {group.view.name: self._freed[FULL] for group in drafts}
+        # Slots of a draft model, and of an indexer, are those of the request table, and are freed with them.
+        self._freed = freed_slots(self.sglang_groups)
         windows = self._by_name[SWA].own_slots if SWA in self._by_name else None
         # Only the newer tree has a core.
         tree = PrefixTree if hasattr(scheduler.tree_cache, "tree_core") else RadixTree
@@ -124,7 +124,7 @@ class SglangAdapter(EngineAdapter):
 
     def allocation(self) -> KVAllocation:
         """From the pool's report of its size, and the model's configuration."""
-        return kv_allocation(self.runner, self.sglang_groups, draft_runners(self.scheduler))
+        return kv_allocation(self.runner, self._found, draft_runners(self.scheduler))
 
     def forwards(self) -> dict[str, int]:
         """By the scheduler's own number of its batches, without those that have no tokens."""

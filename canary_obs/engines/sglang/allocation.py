@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from canary_obs.engine_api.views import KVAllocation
-from canary_obs.engines.sglang.groups import DRAFT, SglangGroup, has_states
+from canary_obs.engines.sglang.groups import DRAFT, FoundGroups, has_states
+from canary_obs.engines.sglang.index_keys import INDEXER, index_layers
 
 
-def kv_allocation(runner: Any, groups: Sequence[SglangGroup], drafts: Sequence[Any] = ()) -> KVAllocation:
+def kv_allocation(runner: Any, found: FoundGroups, drafts: Sequence[Any] = ()) -> KVAllocation:
     """From the pools' own report of their size, and the layers that the model runners say they have.
 
     `drafts`: model runners of the draft group.
@@ -17,21 +18,18 @@ def kv_allocation(runner: Any, groups: Sequence[SglangGroup], drafts: Sequence[A
     pool = runner.token_to_kv_pool
     held = _held(pool) + sum(_held(draft.token_to_kv_pool) for draft in drafts)
     numbers = range(int(runner.layer_info.start_layer), int(runner.layer_info.end_layer))
-    names = tuple(group.view.name for group in groups if group.view.name != DRAFT)
-    drafting = sum(int(draft.layer_info.num_effective_layers) for draft in drafts)
-    own = {(DRAFT,): drafting} if drafts else {}
-    if not has_states(pool):
-        return KVAllocation(bytes=held, layers={names: len(numbers)} | own)
-    states = int(pool.mamba_pool.mamba_cache.mem_usage_bytes())
-    full = set(runner.model_config.hf_text_config.full_attention_layer_ids).intersection(numbers)
+    attended = set(numbers)
+    if has_states(pool):
+        held += int(pool.mamba_pool.mamba_cache.mem_usage_bytes())
+        attended.intersection_update(runner.model_config.hf_text_config.full_attention_layer_ids)
+    names = [group.view.name for group in found.covered]
+    layers = {tuple(name for name in names if name not in (DRAFT, INDEXER)): len(attended)}
+    if INDEXER in names:
+        layers[INDEXER,] = len(index_layers(pool))
+    if drafts:
+        layers[DRAFT,] = sum(int(draft.layer_info.num_effective_layers) for draft in drafts)
     return KVAllocation(
-        bytes=held + states,
-        layers={names: len(full)} | own,
-        left_out=(
-            f"states of {len(numbers) - len(full)} layers of linear attention are not checked "
-            f"({states / (held + states):.1%} of KV bytes): each forward overwrites them, so that nothing "
-            "stays that could be compared",
-        ),
+        bytes=held, layers=layers, left_out=tuple(part.described(held) for part in found.left_out)
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 _MOST_COMING = 64  # copies of freed slots on their way to the host, before those that arrived are noted
@@ -21,6 +22,18 @@ class _Coming(NamedTuple):
     clock: int
     numbers: Tensor  # pinned
     arrived: torch.Event
+
+
+def freed_slots(groups: Iterable[SglangGroup]) -> dict[str, FreedSlots]:
+    """By group; those whose slots one allocator hands out share what follows it."""
+    by_allocator: dict[int, FreedSlots] = {}
+    found = {}
+    for group in groups:
+        key = id(group.allocator)
+        if key not in by_allocator:
+            by_allocator[key] = FreedSlots(group.allocator, group.view.num_slots)
+        found[group.view.name] = by_allocator[key]
+    return found
 
 
 class FreedSlots:

@@ -13,6 +13,8 @@ from torch import Tensor
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
+from canary_obs.engines.sglang.index_keys import has_index_keys, index_layers, index_view
+from canary_obs.engines.sglang.left_out import LeftOut, bytes_of
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.kv_locations.placement import LayerWrite, Placement, find_placements
 
@@ -29,7 +31,15 @@ class SglangGroup:
     own_slots: Tensor | None = None  # by the slot in the request table; 0 = none. None = they are the same
 
 
-def find_groups(runner: Any, head: int = 0) -> tuple[SglangGroup, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundGroups:
+    """All KV memory of a model runner."""
+
+    covered: tuple[SglangGroup, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def find_groups(runner: Any, head: int = 0) -> FoundGroups:
     """The groups of a model runner that `check_scheduler` takes. Raises UnsupportedEngine for a layout.
 
     `head`: the number, in the model, of the first KV head held here. Writes to the first slots and restores
@@ -37,17 +47,42 @@ def find_groups(runner: Any, head: int = 0) -> tuple[SglangGroup, ...]:
     """
     pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
     if has_states(pool):
-        numbers: dict[int, int] = pool.full_attention_layer_id_mapping
-        full = sorted(numbers, key=lambda layer: numbers[layer])
-        return (
-            SglangGroup(
-                view=_view(runner, FULL, pool.full_kv_pool, full, head),
-                allocator=allocator,
-            ),
-        )
-    if not has_windows(pool):
-        layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
-        return (SglangGroup(view=_view(runner, FULL, pool, layers, head), allocator=allocator),)
+        return _beside_states(runner, head)
+    if has_windows(pool):
+        return FoundGroups(covered=_windowed(runner, head))
+    layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
+    full = SglangGroup(view=_view(runner, FULL, pool, layers, head), allocator=allocator)
+    if not has_index_keys(pool):
+        return FoundGroups(covered=(full,))
+    try:
+        keys = index_view(pool, full.view.num_slots)
+    except Exception as error:  # noqa: BLE001 - another build's layout may fail in any way
+        reason = str(error) if isinstance(error, UnsupportedEngine) else f"{type(error).__name__}: {error}"
+        size = bytes_of(pool.index_k_with_scale_buffer)
+        what = f"keys of {len(index_layers(pool))} indexers"
+        return FoundGroups(covered=(full,), left_out=(LeftOut(what=what, bytes=size, reason=reason),))
+    return FoundGroups(covered=(full, SglangGroup(view=keys, allocator=allocator)))
+
+
+def _beside_states(runner: Any, head: int) -> FoundGroups:
+    """Full layers of a model that has layers of linear attention as well."""
+    pool = runner.token_to_kv_pool
+    numbers: dict[int, int] = pool.full_attention_layer_id_mapping
+    full = sorted(numbers, key=lambda layer: numbers[layer])
+    held = int(runner.layer_info.end_layer) - int(runner.layer_info.start_layer)
+    states = LeftOut(
+        what=f"states of {held - len(full)} layers of linear attention",
+        bytes=int(pool.mamba_pool.mamba_cache.mem_usage_bytes()),
+        reason="each forward overwrites them, so that nothing stays that could be compared",
+    )
+    view = _view(runner, FULL, pool.full_kv_pool, full, head)
+    return FoundGroups(
+        covered=(SglangGroup(view=view, allocator=runner.token_to_kv_pool_allocator),), left_out=(states,)
+    )
+
+
+def _windowed(runner: Any, head: int) -> tuple[SglangGroup, ...]:
+    pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
     numbered = sorted((index, layer, windowed) for layer, (index, windowed) in pool.layers_mapping.items())
     full, windows = ([layer for _, layer, own in numbered if own is windowed] for windowed in (False, True))
     # SGLang's number leaves out the token itself.

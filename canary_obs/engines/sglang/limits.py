@@ -7,6 +7,7 @@ from typing import Any
 from canary_obs.engines.sglang.disaggregation import ROLES
 from canary_obs.engines.sglang.groups import has_states, has_windows
 from canary_obs.engines.sglang.host_tier import host_controller
+from canary_obs.engines.sglang.index_keys import has_index_keys
 from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners
 from canary_obs.engines.sglang.versions import check_device
 from canary_obs.errors import UnsupportedEngine
@@ -53,7 +54,13 @@ _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
 _CLASSES = {
     "request pool": ("ReqToTokenPool", "HybridReqToTokenPool", "DecodeReqToTokenPool"),
     "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator"),
-    "KV pool": ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool"),
+    "KV pool": (
+        "MHATokenToKVPool",
+        "MLATokenToKVPool",
+        "DSATokenToKVPool",
+        "SWAKVPool",
+        "HybridLinearKVPool",
+    ),
     "prefix cache": ("UnifiedRadixCache",),
 }
 _CLASSES_ON_GPUS = {
@@ -89,6 +96,8 @@ def check_scheduler(scheduler: Any, version: str) -> None:
             raise _refused(f"{what} {name}", "its slots", " and ".join(classes[what]))
     if has_windows(runner.token_to_kv_pool):
         _check_windows(runner)
+    if has_index_keys(runner.token_to_kv_pool):
+        _check_index_keys(arguments)
     if arguments.speculative_algorithm is not None:
         _check_drafts(scheduler)
     if arguments.disaggregation_mode in ROLES:
@@ -105,6 +114,21 @@ def check_scheduler(scheduler: Any, version: str) -> None:
         part = type(runner.token_to_kv_pool.full_kv_pool).__name__
         if part not in (known := ("MHATokenToKVPool", "MLATokenToKVPool")):
             raise _refused(f"{part} in its HybridLinearKVPool", "its slots", " and ".join(known))
+
+
+# With index keys: setting -> its covered value, and what the others would take.
+_WITH_INDEX_KEYS: dict[str, tuple[object, str]] = {
+    "speculative_algorithm": (None, "index keys of drafts"),
+    "enable_hierarchical_cache": (False, "index keys that move to the host and back"),
+    "disaggregation_mode": ("null", "index keys from or to another server"),
+}
+
+
+def _check_index_keys(arguments: Any) -> None:
+    """The settings that go with an indexer's keys."""
+    for name, (covered, needs) in _WITH_INDEX_KEYS.items():
+        if (value := getattr(arguments, name)) != covered:
+            raise _refused(f"index keys and {name}={value!r}", needs, f"{name}={covered!r}")
 
 
 # With speculation: setting -> its covered value, and what the others would take.

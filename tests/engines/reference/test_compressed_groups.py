@@ -12,7 +12,7 @@ from canary_kernels.fingerprint import plan_fingerprint
 from canary_kernels.layout import RealData, unsigned
 from canary_obs.engine_api.views import GroupStep, GroupTokens, StepView
 from canary_obs.engines.reference.adapter import ReferenceAdapter
-from canary_obs.engines.reference.surrogate_tokens import surrogate_tokens
+from canary_obs.engines.toolkit.surrogate_tokens import surrogate_tokens
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import tiny, with_model

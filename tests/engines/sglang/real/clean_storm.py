@@ -20,7 +20,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from tests.engines.sglang.real import stand_ins
+from tests.engines.sglang.real.index_keys import PAGE, add_index_keys
 from tests.engines.sglang.real.tiers import TIER
 
 _GOAL = 1_000_000
@@ -43,6 +46,7 @@ _KINDS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"speculative_algorithm": "EAGLE3", **_CHAIN}),
     ("llama", {"speculative_algorithm": "STANDALONE", **_TREE}),
     ("llama", {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6}),
+    ("index keys", {"page_size": PAGE, "max_total_tokens": 1280, "enable_mixed_chunk": True}),
 ]
 
 
@@ -108,6 +112,14 @@ def _result(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _storm(folder: Path, model: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        if model == "index keys":
+            add_index_keys(patch.setattr)
+            return _ran(folder, "latent", settings, seed) | {"model": model}
+        return _ran(folder, model, settings, seed)
+
+
+def _ran(folder: Path, model: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
     from tests.engines.sglang.real.models import make_draft, make_model
     from tests.engines.sglang.real.rig import Rig
     from tests.engines.sglang.real.traffic import storm

@@ -11,20 +11,27 @@ import pytest
 from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
 from canary_obs.vocabulary import PerturbMode
 from tests.engines.perturbed import PERTURB, SETTINGS, Lines, check, tally
+from tests.engines.sglang.real.index_keys import PAGE, add_index_keys
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
 
 _PATIENCE = 10.0  # seconds
 
 
-@pytest.mark.parametrize(("model", "group"), [("llama", "full"), ("windows", "swa"), ("latent", "full")])
+@pytest.mark.parametrize(
+    ("model", "group"), [("llama", "full"), ("windows", "swa"), ("latent", "full"), ("latent", "indexer")]
+)
 def test_every_injection_is_accounted_for(
     make_rig: Any, model: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (SETTINGS | {f"{PERTURB}_GROUP": group}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KV_CANARY_IDLE_SWEEP_SECONDS", "0.01")
-    rig = make_rig(model, disable_overlap_schedule=model != "windows")
+    more = {}
+    if group == "indexer":
+        add_index_keys(monkeypatch.setattr)
+        more["page_size"] = PAGE
+    rig = make_rig(model, disable_overlap_schedule=model != "windows", **more)
     check({mode.value: _mode(rig, mode.value, monkeypatch) for mode in PerturbMode})
 
 
