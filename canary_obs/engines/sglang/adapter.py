@@ -69,9 +69,11 @@ class SglangAdapter(EngineAdapter):
         windows = self._by_name[SWA].own_slots if SWA in self._by_name else None
         # Only the newer tree has a core.
         tree = PrefixTree if hasattr(scheduler.tree_cache, "tree_core") else RadixTree
-        self._tree = tree(scheduler.tree_cache, self._freed, windows)
+        ratios = {name: group.ratio for name, group in self._by_name.items() if group.ratio > 1}
+        more = (ratios,) if ratios else ()
+        self._tree = tree(scheduler.tree_cache, self._freed, windows, *more)
         # On a GPU the checks run next to the engine, of tensors that SGLang does not change meanwhile.
-        self._device = self.sglang_groups[0].view.sources[0].tensor.device
+        self._device = self.runner.req_to_token_pool.req_to_token.device
         self._concurrent = concurrent(self._device)
         trees = None
         if drafts_trees(scheduler.server_args):
@@ -110,14 +112,15 @@ class SglangAdapter(EngineAdapter):
 
     def slots_in_use(self, group: str) -> Tensor:
         """By the allocator's list of free pages."""
-        return self._freed[group].live()
+        live, ratio = self._freed[group].live(), self._by_name[group].ratio
+        return live if ratio == 1 else live[live % ratio == ratio - 1] // ratio
 
     def holders(self, group: str, slot: int) -> tuple[str, ...]:
         """Requests with the slot in their row of the request table."""
         table, own = self.runner.req_to_token_pool.req_to_token, self._by_name[group].own_slots
-        found = []
+        found, ratio = [], self._by_name[group].ratio
         for request in self._requests():
-            slots = table[row_of(request), : request.kv.kv_allocated_len]
+            slots = table[row_of(request), ratio - 1 : request.kv.kv_allocated_len : ratio] // ratio
             if bool(((slots if own is None else own[slots]) == slot).any()):
                 found.append(str(request.rid))
         return tuple(found)

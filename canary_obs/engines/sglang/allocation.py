@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from canary_obs.engine_api.views import KVAllocation
-from canary_obs.engines.sglang.groups import DRAFT, FoundGroups, has_states
+from canary_obs.engines.sglang import deepseek_v4
+from canary_obs.engines.sglang.deepseek_v4 import is_deepseek_v4
+from canary_obs.engines.sglang.groups import DRAFT, SWA, FoundGroups, has_states
 from canary_obs.engines.sglang.index_keys import INDEXER, index_layers
 
 
@@ -16,6 +18,8 @@ def kv_allocation(runner: Any, found: FoundGroups, drafts: Sequence[Any] = ()) -
     `drafts`: model runners of the draft group.
     """
     pool = runner.token_to_kv_pool
+    if is_deepseek_v4(pool):
+        return _compressed(pool, found)
     held = _held(pool) + sum(_held(draft.token_to_kv_pool) for draft in drafts)
     numbers = range(int(runner.layer_info.start_layer), int(runner.layer_info.end_layer))
     attended = set(numbers)
@@ -30,6 +34,19 @@ def kv_allocation(runner: Any, found: FoundGroups, drafts: Sequence[Any] = ()) -
         layers[DRAFT,] = sum(int(draft.layer_info.num_effective_layers) for draft in drafts)
     return KVAllocation(
         bytes=held, layers=layers, left_out=tuple(part.described(held) for part in found.left_out)
+    )
+
+
+def _compressed(pool: Any, found: FoundGroups) -> KVAllocation:
+    held = deepseek_v4.held_bytes(pool)
+    layers: dict[tuple[str, ...], int] = {(SWA,): len(deepseek_v4.stage_ratios(pool))}
+    layers |= {(f"c{ratio}",): count for ratio, count in deepseek_v4.layers_with_entries(pool).items()}
+    names = {group.view.name for group in found.covered}
+    return KVAllocation(
+        bytes=held,
+        # What a refused group would hold is told with its reason.
+        layers={own: count for own, count in layers.items() if names.issuperset(own)},
+        left_out=tuple(part.described(held) for part in found.left_out),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from canary_obs.copy_records.draft_trees import DraftTrees
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
+from canary_obs.engines.sglang.entry_steps import EntrySteps
 from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.request_chains import RequestChains
 from canary_obs.errors import UnsupportedEngine
@@ -29,6 +30,8 @@ class BatchViews:
         self._window_tables = {
             group.view.name: torch.zeros_like(self._table) for group in groups if group.own_slots is not None
         }
+        ratios = {group.ratio for group in groups} - {1}
+        self._entries = {ratio: EntrySteps(self._table, ratio) for ratio in sorted(ratios)}
         most = int(self._table.shape[0])
         lengths = torch.zeros((4, most + 1), dtype=torch.int64)
         self._prefixes, self._extends, self._starts, self._ones = lengths
@@ -79,6 +82,9 @@ class BatchViews:
         before = prefixes.numpy()
         ends = np.add(before, extends.numpy())
         chains = self._chains.advance(requests, before, ends)
+        steps = {
+            ratio: entries.build(batch, requests, before, ends) for ratio, entries in self._entries.items()
+        }
         view = StepView(
             request_ids=names,
             rows=batch.req_pool_indices,
@@ -88,7 +94,10 @@ class BatchViews:
             input_ids=batch.input_ids,
             positions=positions,
             digests=chains.digests,
-            groups={group.view.name: self._step(group, batch, int(ends.max())) for group in self._groups},
+            groups={
+                group.view.name: steps.get(group.ratio) or self._step(group, batch, int(ends.max()))
+                for group in self._groups
+            },
             known_lens=chains.known_lens,
             known_digests=chains.known_digests,
         )

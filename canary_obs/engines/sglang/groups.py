@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import Tensor
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
-from canary_obs.engines.sglang.index_keys import has_index_keys, index_layers, index_view
+from canary_obs.engines.sglang import deepseek_v4
+from canary_obs.engines.sglang.deepseek_v4 import is_deepseek_v4
+from canary_obs.engines.sglang.index_keys import INDEXER, has_index_keys, index_layers, index_view
 from canary_obs.engines.sglang.left_out import LeftOut, bytes_of
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.kv_locations.placement import LayerWrite, Placement, find_placements
@@ -29,6 +32,7 @@ class SglangGroup:
     view: GroupView
     allocator: Any  # of the group's own slots
     own_slots: Tensor | None = None  # by the slot in the request table; 0 = none. None = they are the same
+    ratio: int = 1  # tokens of a slot; slot n is of those whose slots in the table are n * ratio and on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,8 @@ def find_groups(runner: Any, head: int = 0) -> FoundGroups:
     them; no forward may run meanwhile.
     """
     pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+    if is_deepseek_v4(pool):
+        return _compressed(runner)
     if has_states(pool):
         return _beside_states(runner, head)
     if has_windows(pool):
@@ -57,11 +63,47 @@ def find_groups(runner: Any, head: int = 0) -> FoundGroups:
     try:
         keys = index_view(pool, full.view.num_slots)
     except Exception as error:  # noqa: BLE001 - another build's layout may fail in any way
-        reason = str(error) if isinstance(error, UnsupportedEngine) else f"{type(error).__name__}: {error}"
+        reason = _reason(error)
         size = bytes_of(pool.index_k_with_scale_buffer)
         what = f"keys of {len(index_layers(pool))} indexers"
         return FoundGroups(covered=(full,), left_out=(LeftOut(what=what, bytes=size, reason=reason),))
     return FoundGroups(covered=(full, SglangGroup(view=keys, allocator=allocator)))
+
+
+def _compressed(runner: Any) -> FoundGroups:
+    """Every sub-pool of DeepSeek-V4. The table's own slots have no bytes, these lie in the sub-pools."""
+    pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+    full = getattr(allocator, "full_attn_allocator", allocator)
+    slots = int(full.size) + int(full.page_size)
+    view = GroupView(name=FULL, num_slots=slots, page_size=1, sources=())
+    found, refused = [SglangGroup(view=view, allocator=full)], dict[str, str]()
+
+    def add(name: str, what: str, make: Callable[[], tuple[KVSource, ...]], ratio: int = 1) -> None:
+        try:
+            own = GroupView(name=name, num_slots=slots // ratio, page_size=1, sources=make())
+        except Exception as error:  # noqa: BLE001 - another build's layout may fail in any way
+            refused[what] = _reason(error)
+            return
+        if name != SWA:
+            found.append(SglangGroup(view=own, allocator=full, ratio=ratio))
+            return
+        windows = allocator.swa_attn_allocator
+        held = int(windows.size) + int(windows.page_size)
+        own = replace(own, num_slots=held, window=int(runner.sliding_window_size) + 1)
+        own_slots = allocator.full_to_swa_index_mapping
+        found.append(SglangGroup(view=own, allocator=windows, own_slots=own_slots))
+
+    add(SWA, deepseek_v4.WINDOWS, partial(deepseek_v4.window_sources, pool))
+    for ratio in deepseek_v4.layers_with_entries(pool):
+        entries, keys = partial(deepseek_v4.entry_sources, pool), partial(deepseek_v4.key_sources, pool)
+        add(f"c{ratio}", deepseek_v4.ENTRIES.format(ratio), partial(entries, ratio), ratio)
+        if ratio in pool.index_pools:
+            add(f"c{ratio}_{INDEXER}", deepseek_v4.KEYS.format(ratio), partial(keys, ratio), ratio)
+    return FoundGroups(covered=tuple(found), left_out=deepseek_v4.left_out(pool, refused))
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UnsupportedEngine) else f"{type(error).__name__}: {error}"
 
 
 def _beside_states(runner: Any, head: int) -> FoundGroups:

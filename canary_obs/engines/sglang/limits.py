@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from canary_obs.engines.sglang.deepseek_v4 import POOL, is_deepseek_v4
 from canary_obs.engines.sglang.disaggregation import ROLES
 from canary_obs.engines.sglang.groups import has_states, has_windows
 from canary_obs.engines.sglang.host_tier import host_controller
@@ -60,6 +61,7 @@ _CLASSES = {
         "DSATokenToKVPool",
         "SWAKVPool",
         "HybridLinearKVPool",
+        POOL,
     ),
     "prefix cache": ("UnifiedRadixCache",),
 }
@@ -94,10 +96,14 @@ def check_scheduler(scheduler: Any, version: str) -> None:
     for what, thing in found.items():
         if (name := type(thing).__name__) not in classes[what]:
             raise _refused(f"{what} {name}", "its slots", " and ".join(classes[what]))
-    if has_windows(runner.token_to_kv_pool):
+    if has_windows(runner.token_to_kv_pool) and hasattr(
+        runner.token_to_kv_pool_allocator, "full_attn_allocator"
+    ):
         _check_windows(runner)
     if has_index_keys(runner.token_to_kv_pool):
-        _check_index_keys(arguments)
+        _check_own_keys("index keys", arguments)
+    if is_deepseek_v4(runner.token_to_kv_pool):
+        _check_own_keys("DeepSeek-V4", arguments)
     if arguments.speculative_algorithm is not None:
         _check_drafts(scheduler)
     if arguments.disaggregation_mode in ROLES:
@@ -116,19 +122,19 @@ def check_scheduler(scheduler: Any, version: str) -> None:
             raise _refused(f"{part} in its HybridLinearKVPool", "its slots", " and ".join(known))
 
 
-# With index keys: setting -> its covered value, and what the others would take.
-_WITH_INDEX_KEYS: dict[str, tuple[object, str]] = {
-    "speculative_algorithm": (None, "index keys of drafts"),
-    "enable_hierarchical_cache": (False, "index keys that move to the host and back"),
-    "disaggregation_mode": ("null", "index keys from or to another server"),
+# With index keys or compressed entries: setting -> its covered value, and what the others would take.
+_WITH_OWN_KEYS: dict[str, tuple[object, str]] = {
+    "speculative_algorithm": (None, "such keys of drafts"),
+    "enable_hierarchical_cache": (False, "such keys that move to the host and back"),
+    "disaggregation_mode": ("null", "such keys from or to another server"),
 }
 
 
-def _check_index_keys(arguments: Any) -> None:
-    """The settings that go with an indexer's keys."""
-    for name, (covered, needs) in _WITH_INDEX_KEYS.items():
+def _check_own_keys(what: str, arguments: Any) -> None:
+    """The settings that go with an indexer's keys and with compressed entries."""
+    for name, (covered, needs) in _WITH_OWN_KEYS.items():
         if (value := getattr(arguments, name)) != covered:
-            raise _refused(f"index keys and {name}={value!r}", needs, f"{name}={covered!r}")
+            raise _refused(f"{what} and {name}={value!r}", needs, f"{name}={covered!r}")
 
 
 # With speculation: setting -> its covered value, and what the others would take.
@@ -160,7 +166,7 @@ def _check_drafts(scheduler: Any) -> None:
 def _check_windows(runner: Any) -> None:
     """The parts of a pool and an allocator for sliding windows, which are pools and allocators themselves."""
     pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
-    for part in (pool.full_kv_pool, pool.swa_kv_pool):
+    for part in () if is_deepseek_v4(pool) else (pool.full_kv_pool, pool.swa_kv_pool):
         if (name := type(part).__name__) != "MHATokenToKVPool":
             raise _refused(f"{name} in its SWAKVPool", "its slots", "MHATokenToKVPool")
     for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,9 +25,17 @@ class PrefixTree(PrefixCache):
     """The tree's own walk, at once. A cache that would take too long to walk is not swept, and says so."""
 
     def __init__(
-        self, tree: Any, freed: Mapping[str, FreedSlots], window_slots: Tensor | None = None
+        self,
+        tree: Any,
+        freed: Mapping[str, FreedSlots],
+        window_slots: Tensor | None = None,
+        ratios: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`freed`: by group. `window_slots`: slots of the sliding-window group by those of the full one."""
+        """`freed`: by group. `window_slots`: slots of the sliding-window group by those of the full one.
+
+        `ratios`: tokens of a slot, by group; 1 where a group is not among them.
+        """
+        self._ratios = ratios
         self._tree, self._freed, self._window_slots = tree, freed, window_slots
         self._marks = {group: each.mark() for group, each in freed.items()}
         self._seconds_per_slot = LONGEST_WALK_SECONDS / _FIRST_SLOTS
@@ -50,21 +59,24 @@ class PrefixTree(PrefixCache):
         if group == SWA:
             slots, previous = self._in_window(slots), self._in_window(previous)
             previous = torch.where(previous > 0, previous, -1)
+        if (ratio := self._ratios.get(group, 1)) > 1:
+            return _entries(slots, found.positions.to(torch.int64), previous, ratio)
         return CachedSlots(slots=slots, positions=found.positions.to(torch.int64), previous=previous)
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
         """bool [n]: the allocator has not taken them back since the walk."""
-        return self._freed[group].untouched_since(slots, self._marks[group])
+        return self._freed[group].untouched_since(slots * self._ratios.get(group, 1), self._marks[group])
 
     def count(self, group: str) -> CachedCount:
         """By the tree's own counters of tokens, which it keeps as nodes come and go."""
-        return CachedCount(slots=self._held(group), removed=self._freed[group].total)
+        ratio = self._ratios.get(group, 1)
+        return CachedCount(slots=self._held(group) // ratio, removed=self._freed[group].total // ratio)
 
     def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
         """bool [n]: by the allocator's mapping; None = there is no window group."""
         if self._window_slots is None:
             return None
-        return slots > 0 if group == SWA else self._in_window(slots) > 0
+        return slots > 0 if group == SWA else self._in_window(slots * self._ratios.get(group, 1)) > 0
 
     def _in_window(self, slots: Tensor) -> Tensor:
         """int64 [n]: slots of the window group; 0 = none, also for -1."""
@@ -76,6 +88,20 @@ class PrefixTree(PrefixCache):
         if group == SWA:
             return int(tree.swa_evictable_size()) + int(tree.swa_protected_size())
         return int(tree.full_evictable_size()) + int(tree.full_protected_size())
+
+
+def _entries(slots: Tensor, positions: Tensor, previous: Tensor, ratio: int) -> CachedSlots:
+    """Entries of whole runs, by their tokens; the one before is that of the token before the run's first."""
+    before = torch.full((int(slots.max()) + 1 if slots.numel() else 1,), -1, dtype=torch.int64)
+    before[slots] = previous
+    last = positions % ratio == ratio - 1
+    ends = slots[last]
+    earlier = before[ends - (ratio - 1)]
+    return CachedSlots(
+        slots=ends // ratio,
+        positions=positions[last] // ratio,
+        previous=torch.where(earlier >= 0, earlier // ratio, -1),
+    )
 
 
 def walk_too_long(held: str, seconds: float | None) -> UnsupportedEngine:
