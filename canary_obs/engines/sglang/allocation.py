@@ -44,7 +44,7 @@ def _compressed(pool: Any, found: FoundGroups) -> KVAllocation:
     names = {group.view.name for group in found.covered}
     return KVAllocation(
         bytes=held,
-        # What a refused group would hold is told with its reason.
+        # What a refused group would hold is named among what is left out.
         layers={own: count for own, count in layers.items() if names.issuperset(own)},
         left_out=tuple(part.described(held) for part in found.left_out),
     )

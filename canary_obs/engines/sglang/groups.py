@@ -53,7 +53,7 @@ def find_groups(runner: Any, head: int = 0) -> FoundGroups:
     if is_deepseek_v4(pool):
         return _compressed(runner)
     if has_states(pool):
-        return _beside_states(runner, head)
+        return _with_states(runner, head)
     if has_windows(pool):
         return FoundGroups(covered=_windowed(runner, head))
     layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
@@ -106,7 +106,7 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, UnsupportedEngine) else f"{type(error).__name__}: {error}"
 
 
-def _beside_states(runner: Any, head: int) -> FoundGroups:
+def _with_states(runner: Any, head: int) -> FoundGroups:
     """Full layers of a model that has layers of linear attention as well."""
     pool = runner.token_to_kv_pool
     numbers: dict[int, int] = pool.full_attention_layer_id_mapping

@@ -1,4 +1,4 @@
-"""SGLang's keys by which an indexer chooses what sparse attention reads (DeepSeek-V3.2, GLM), beside MLA."""
+"""SGLang's keys by which an indexer chooses what sparse attention reads (DeepSeek-V3.2, GLM)."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
 
 
 def views(windows: Any = None) -> BatchViews:
-    groups: list[Any] = [SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None)]
+    groups: list[Any] = [SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None, ratio=1)]
     if windows is not None:
-        groups.append(SimpleNamespace(view=SimpleNamespace(name="swa"), own_slots=windows))
+        groups.append(SimpleNamespace(view=SimpleNamespace(name="swa"), own_slots=windows, ratio=1))
     return BatchViews(SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=TABLE)), groups)
 
 

@@ -15,7 +15,7 @@ from tests.engines.sglang.test_batch_views import REQUESTS, batch
 
 
 def makers(table: torch.Tensor) -> tuple[BatchViews, DeviceViews]:
-    groups: list[Any] = [SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None)]
+    groups: list[Any] = [SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None, ratio=1)]
     runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table))
     return BatchViews(runner, groups), DeviceViews(runner, groups)
 
