@@ -43,10 +43,13 @@ class StoredCopies:
         self._formats, self._files = formats, record_files
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
-    def add(self, key: bytes, folds: dict[Place, Fold | None], path: str) -> None:
+    def add(
+        self, key: bytes, folds: dict[Place, Fold | None], path: str, *, existed: bool | None = None
+    ) -> None:
         """A copy is being stored; None for a fold that is not known. path: of its file; empty = it has none.
 
-        A file that exists already stays as it is: what is said here does not describe it.
+        A file that exists already stays as it is: what is said here does not describe it. existed: whether it
+        did before this copy was stored; None = it is not stored yet.
         """
         known = self._known.setdefault(key, _Known())
         self._known.move_to_end(key)
@@ -57,7 +60,8 @@ class StoredCopies:
                 known.folds[place] = None
             else:
                 known.add(place, fold)
-        if path and self._files is not None and not os.path.exists(path):
+        existed = bool(path) and os.path.exists(path) if existed is None else existed
+        if path and self._files is not None and not existed:
             known.filed = self._files.write(self.record_file_of(path), self._record_file(key, folds))
 
     def find(self, key: bytes, place: Place, path: str) -> tuple[Fold, ...]:

@@ -235,4 +235,24 @@ RECEIVED = mutants(
     ),
 )
 
-ALL = (*SENT, *RECEIVED, *STORED, *RECORD_FILES, *OFFLOADS, *KEYS, *LOADS, *BLOCKS, *JUDGED, *FOLDS)
+_DISKS = "tests/engines/vllm/test_disk_records.py::"
+DISKS = mutants(
+    "canary_obs/engines/vllm/disk_records.py",
+    (
+        "self._stores = []\n        for request",
+        "for request",
+        _DISKS + "test_a_forward_that_failed_has_stored_nothing",
+    ),
+    (
+        "self._blocks(request), os.path.exists(folder)",
+        "self._blocks(request), False",
+        _DISKS + "test_a_folder_that_was_there_already_is_somebody_elses",
+    ),
+    (
+        "self._stored.find(named.key, (name, number), folder)",
+        "self._stored.find(named.key, (name, 0), folder)",
+        _DISKS + "test_a_load_is_compared_with_what_its_folder_was_stored_as",
+    ),
+)
+
+ALL = (*DISKS, *SENT, *RECEIVED, *STORED, *RECORD_FILES, *OFFLOADS, *KEYS, *LOADS, *BLOCKS, *JUDGED, *FOLDS)

@@ -12,10 +12,13 @@ from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
+from canary_obs.engines.vllm.disk_records import DiskRecords
 from canary_obs.engines.vllm.groups import VllmGroup
-from canary_obs.engines.vllm.offload_keys import offloading_connectors
+from canary_obs.engines.vllm.offload_keys import connectors_named
 from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of
 from canary_obs.engines.vllm.received_blocks import TransferRecords
+
+_STORES = "OffloadingConnector", "ExampleConnector"
 
 
 def worker_connector() -> Any:
@@ -28,7 +31,7 @@ def worker_connector() -> Any:
 class ConnectorReports:
     """Wraps the two methods by which a model runner asks its connector; any connector has both.
 
-    What an OffloadingConnector stores is followed as well, so that its loads can be compared with that.
+    What some connectors store and send is followed as well, so that loads can be compared with that.
     """
 
     def __init__(self, loads: ConnectorLoads, groups: Sequence[VllmGroup]) -> None:
@@ -36,6 +39,7 @@ class ConnectorReports:
         self._observer: Observer  # while attached
         self._results: Any = None  # of `get_transfer_results`, until the failed blocks are known as well
         self.offloads: list[OffloadRecords] = []
+        self.disks: list[DiskRecords] = []
         self.record_files: RecordFiles | None = None
         self.transfers: TransferRecords | None = None
 
@@ -57,14 +61,20 @@ class ConnectorReports:
             self.transfers = TransferRecords(self._groups, self._loads.copies, observer)
             self.transfers.wrap(patches, connector)
             after_checks.append(self.transfers.end_forward)
-        found = list(offloading_connectors(connector))
-        if found and config.copy_records:
+        offloads, disks = (list(connectors_named(connector, {name})) for name in _STORES)
+        if (offloads or disks) and config.copy_records:
             self.record_files = RecordFiles(read_key(config.copy_records_key_file))
-        for each in found:
+        for each in offloads:
             stored = StoredCopies(self._formats, self.record_files)
             records = OffloadRecords(self._groups, self._loads.copies, self._observer, stored)
             records.wrap(patches, each)
             self.offloads.append(records)
+        for each in disks:
+            stored = StoredCopies(self._formats, self.record_files)
+            files = DiskRecords(self._groups, self._loads.copies, self._observer, stored)
+            files.wrap(patches, each)
+            after_checks.append(files.end_forward)
+            self.disks.append(files)
 
     def follow(self, output: Any) -> None:
         """The jobs of a scheduler output, before the runner acts on them."""
@@ -77,6 +87,7 @@ class ConnectorReports:
     def close(self) -> None:
         """Write what is still to be written."""
         self.offloads.clear()
+        self.disks.clear()
         if self.record_files is not None:
             self.record_files.close()
 

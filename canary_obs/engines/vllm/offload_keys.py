@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -23,13 +23,18 @@ class StoredKey(NamedTuple):
 
 def offloading_connectors(connector: Any) -> Iterator[Any]:
     """The OffloadingConnectors that a connector is made of, in the same order in every process."""
+    return connectors_named(connector, ("OffloadingConnector",))
+
+
+def connectors_named(connector: Any, names: Collection[str]) -> Iterator[Any]:
+    """The connectors of these classes that a connector is made of, in the same order in every process."""
     if connector is None:
         return
     children = getattr(connector, "sub_connectors", None)
     if children:
         for child in children:
-            yield from offloading_connectors(child)
-    elif type(connector).__name__ == "OffloadingConnector":
+            yield from connectors_named(child, names)
+    elif type(connector).__name__ in names:
         yield connector
 
 

@@ -21,7 +21,7 @@ _GROUP_BYTES = 4  # at the end of a key
 _JOBS = 1 << 14  # that wait to be submitted
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """One device block of a job: the chunk of the tier, and the block's place in it."""
 
     block: int
@@ -44,7 +44,7 @@ class OffloadRecords:
             for number in {group.number for group in groups}
         }
         self._jobs: dict[int, dict[int, StoredKey]] = {}  # by job: its keys by chunk
-        self._fetches: list[_Fetch] = []
+        self._fetches: list[Fetch] = []
         self._stored = stored
         self._per_chunk = 1
 
@@ -88,7 +88,7 @@ class OffloadRecords:
 
     def _store(self, job: int, device: Any, tier: Any) -> None:
         keys = self._jobs.pop(job, {})
-        by_group: dict[str, list[tuple[StoredKey, _Part]]] = {}
+        by_group: dict[str, list[tuple[StoredKey, Part]]] = {}
         for part in parts_of(device, tier, self._per_chunk):
             if (named := keys.get(part.chunk)) is not None:
                 for group in self._groups_of(named):
@@ -98,7 +98,7 @@ class OffloadRecords:
             starts = torch.tensor([part.block for _, part in found], dtype=torch.int64) * sizes[name]
             folds = self._observer.block_folds(name, starts[:, None] + torch.arange(sizes[name]))
             if folds is not None:
-                self._fetches.append(_Fetch(name, found, folds))
+                self._fetches.append(Fetch(name, found, folds))
         self._take()
 
     def _load(self, job: int, device: Any, tier: Any) -> None:
@@ -125,10 +125,10 @@ class OffloadRecords:
                 self._stored.add(named.key, folds, named.path)
 
 
-class _Fetch:
+class Fetch:
     """Folds on their way to the host."""
 
-    def __init__(self, name: str, found: Sequence[tuple[StoredKey, _Part]], folds: Tensor) -> None:
+    def __init__(self, name: str, found: Sequence[tuple[StoredKey, Part]], folds: Tensor) -> None:
         self._name, self._found = name, found
         self._event: Any = None
         self._folds = folds
@@ -151,7 +151,7 @@ class _Fetch:
         return iter(keys.items())
 
 
-def parts_of(device: Any, tier: Any, per_chunk: int) -> Iterator[_Part]:
+def parts_of(device: Any, tier: Any, per_chunk: int) -> Iterator[Part]:
     """The copies that a job orders, block by block; see vLLM's GPULoadStoreSpec."""
     blocks, chunks = device.block_ids.tolist(), tier.block_ids.tolist()
     block_at = chunk_at = 0
@@ -160,7 +160,7 @@ def parts_of(device: Any, tier: Any, per_chunk: int) -> Iterator[_Part]:
             skipped = first % per_chunk
             for number in range(size):
                 chunk, place = divmod(skipped + number, per_chunk)
-                yield _Part(blocks[block_at + number], chunks[chunk_at + chunk], place)
+                yield Part(blocks[block_at + number], chunks[chunk_at + chunk], place)
             block_at += size
             chunk_at += -(-(size + skipped) // per_chunk)
 
