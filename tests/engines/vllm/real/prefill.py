@@ -84,6 +84,7 @@ def main() -> None:
         print(json.dumps(params), flush=True)
     with suppress(Exception):
         llm.llm_engine.engine_core.shutdown()
+    os._exit(0)  # what it holds is the system's to free, at once
 
 
 if __name__ == "__main__":

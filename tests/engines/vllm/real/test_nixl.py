@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.prefill import ENVIRONMENT, Prefill, settings
 from tests.engines.vllm.real.rig import Rig, prompts
 
-pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
 DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
 LENGTH = 207  # tokens: six blocks and a part of the seventh
 
@@ -90,12 +88,15 @@ def test_what_was_sent_is_what_is_received(pair: Pair) -> None:
     for _ in range(3):
         assert pair.served() == set()
         assert pair.loads() == (LENGTH, 0)
-    assert pair.rig.canary.verdict() == (State.OK, ())
-    assert pair.rig.generate([pair.asked], 6) == [pair.answer]
+        assert pair.rig.canary.verdict() == (State.OK, ())
+        answer = pair.answer
+        pair.rig.fresh()  # nothing that was received is left
+        assert pair.rig.generate([pair.asked], 6) == [answer]
 
 
 def test_damage_at_the_sender_is_found_at_the_receiver(pair: Pair) -> None:
     assert pair.served(flip=True) == {DATA}
+    assert {violation.peer for violation in pair.rig.found} == {"default@127.0.0.1"}
 
 
 def test_a_transfer_that_moved_nothing_is_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
