@@ -109,7 +109,8 @@ class Healer:
 
     def heal(self, damages: Iterable[Damage]) -> None:
         """Do what the policy says about each of these; never raises."""
-        for damage in damages:
+        # A request that is computed again for one must not escape another that asks for its end.
+        for damage in sorted(damages, key=lambda damage: damage.good is not None):
             if self.effective is HealPolicy.OFF:
                 return
             try:

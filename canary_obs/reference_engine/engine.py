@@ -58,6 +58,7 @@ class Engine:
             self.scheduler.host_tier = HostTier(pool.stores, config.page_size, config.host_pages)
         self._requests: dict[str, Request] = {}  # waiting and running
         self._serial = 0
+        self._failed: list[Request] = []  # to be returned by the next step
 
     def add_request(
         self, prompt: NDArray[np.int32], sampling: Sampling, request_id: str | None = None
@@ -106,6 +107,31 @@ class Engine:
         self.statistics.aborts += 1
         return True
 
+    def recompute(self, request_id: str, keep: int) -> int:
+        """Start a running request again; of what it computed, the first `keep` tokens stay cached.
+
+        Tokens that it has given out stay; those of the forward under way are dropped. Returns how many it
+        had computed.
+        """
+        request = self._requests[request_id]
+        computed, request.cacheable = request.computed, min(request.cacheable, keep)
+        self.scheduler.preempt(request)
+        if request.generator is not None and not request.output.size:
+            request.generator.manual_seed(request.sampling.seed)  # a draw may have been dropped
+        return computed
+
+    def fail(self, request_id: str) -> None:
+        """End a request with an error; nothing that it computed is cached. The next step returns it."""
+        request = self._requests.pop(request_id)
+        if request.status is Status.RUNNING:
+            request.cacheable = 0
+            self.scheduler.release(request, Status.FAILED)
+        else:
+            self.scheduler.waiting.remove(request)
+            request.status = Status.FAILED
+        self._failed.append(request)
+        self.statistics.failures += 1
+
     def finish(self, request: Request) -> None:
         """End a running request with the tokens that it has; what it computed goes to the prefix cache."""
         self.scheduler.release(request, Status.FINISHED)
@@ -113,23 +139,30 @@ class Engine:
         self.statistics.requests_finished += 1
 
     def step(self) -> tuple[Request, ...]:
-        """One forward over what can run now; returns the requests that finished."""
+        """One forward over what can run now; returns the requests that finished or failed."""
         plan = self.scheduler.schedule()
         if not plan.requests:
-            return ()
+            return self._take_failed()
         self.statistics.forwards += 1
         batch = self.runner.prepare(plan)
         logits = self.runner.forward(batch)
         if self.drafter is None:
             sampled = self.runner.sample(batch, logits)
-            return self._commit(plan, [[] if token is None else [token] for token in sampled])
-        finished = self._commit(plan, self.drafter.accept(batch, logits))
-        self.drafter.propose(plan.requests)
-        return finished
+            chosen = [[] if token is None else [token] for token in sampled]
+        else:
+            chosen = self.drafter.accept(batch, logits)
+        self.before_commit()
+        finished = self._commit(plan, chosen)
+        if self.drafter is not None:
+            self.drafter.propose(plan.requests)
+        return finished + self._take_failed()
+
+    def before_commit(self) -> None:
+        """Called when a forward has run and its tokens are not given out yet. Requests may be taken away."""
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._requests)
+        return bool(self._requests or self._failed)
 
     def idle(self) -> bool:
         """Called in a loop while there is no work; True = call again soon."""
@@ -150,6 +183,8 @@ class Engine:
         statistics = self.statistics
         finished = []
         for request, extend, tokens in zip(plan.requests, plan.extends, chosen, strict=True):
+            if request.status is not Status.RUNNING:
+                continue
             request.take(extend, tokens)
             if not tokens:
                 continue
@@ -161,3 +196,8 @@ class Engine:
         statistics.steps += 1
         statistics.tokens += sum(plan.extends)
         return tuple(finished)
+
+    def _take_failed(self) -> tuple[Request, ...]:
+        failed = tuple(self._failed)
+        self._failed.clear()
+        return failed

@@ -91,4 +91,25 @@ REMEMBERED = mutants(
     ("self._forget(2 * added)", "self._forget(0)", _LINEAGE + "memory_stays_within_twice_of_what_is_cached"),
 )
 
-ALL = *DECIDED, *LIMITED, *DONE, *REMEMBERED
+_REFERENCE = "tests/engines/reference/test_healing.py::test_"
+
+IN_THE_REFERENCE_ENGINE = (
+    *mutants(
+        "canary_obs/reference_engine/scheduling/scheduler.py",
+        (
+            "kept = min(kept, attached)",
+            "kept = min(kept, request.shared)",
+            _REFERENCE + "what_requests_use_is_freed_once_after_it_was_discarded",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/reference/heal_link.py",
+        (
+            "                self._read_findings()\n",
+            "",
+            _REFERENCE + "nothing_wrong_leaves_after_detection_and_nothing_leaks",
+        ),
+    ),
+)
+
+ALL = *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED

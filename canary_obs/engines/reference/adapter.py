@@ -22,8 +22,10 @@ from canary_obs.engine_api.views import (
 from canary_obs.engines.reference.allocation import allocation
 from canary_obs.engines.reference.digests import PrefixDigests
 from canary_obs.engines.reference.draft_group import DRAFT, DraftGroup
+from canary_obs.engines.reference.expected_tokens import expected_tokens
 from canary_obs.engines.reference.full_group import FULL, FullGroup
 from canary_obs.engines.reference.groups import ReferenceGroup, by_numbering, target_groups
+from canary_obs.engines.reference.heal_link import ReferenceHealing
 from canary_obs.engines.reference.host_tier_hooks import HostTierHooks
 from canary_obs.engines.reference.instrumented import ViewBuilder, instrumented, instrumented_on_side_stream
 from canary_obs.engines.reference.prefix_cache import RadixPrefixCache, named
@@ -85,6 +87,7 @@ class ReferenceAdapter(FollowsRequests):
             self._groups[DRAFT] = self._draft
         self._prefix_cache = RadixPrefixCache(self._groups)
         self.requests = RequestChanges(engine, self._groups)
+        self.healing = self._healing = ReferenceHealing(engine, self._groups, self._end_step)
 
     @property
     def groups(self) -> Sequence[GroupView]:
@@ -171,6 +174,7 @@ class ReferenceAdapter(FollowsRequests):
             patches.wrap(runner, "sample", self._around_sample)
         patches.wrap(engine, "step", self._around_step(observer))
         patches.wrap(engine, "idle", self._around_idle(observer))
+        self._healing.attach(patches, observer)
 
     def detach(self) -> None:
         """Restore the engine's methods and free the scratch page; idempotent."""
@@ -180,6 +184,7 @@ class ReferenceAdapter(FollowsRequests):
         if self._observer is not None:
             self._observer = self._tier_hooks = None
             self._side_stream.join()
+            self._healing.detach()
             self._patches.restore()
 
     def _check_supported(self) -> None:
@@ -244,6 +249,12 @@ class ReferenceAdapter(FollowsRequests):
 
         return observed_sample
 
+    def _end_step(self) -> None:
+        """Read findings before the tokens are given out: healing acts upon them."""
+        if not self._step_ended:
+            self._step_ended = True
+            self.after_step()
+
     def after_step(self) -> None:
         """Call the observer once per step, on a GPU before the wait for the tokens."""
         if self._observer is not None:
@@ -254,7 +265,7 @@ class ReferenceAdapter(FollowsRequests):
 
     def _oracle(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Digests of the prefixes, and the tokens that this forward adds, in one copy to the device."""
-        digests, expected = self._digests.advance(batch.requests), torch.from_numpy(_expected(batch))
+        digests, expected = self._digests.advance(batch.requests), torch.from_numpy(expected_tokens(batch))
         if self._uploads.ready:
             digests, expected = self._uploads.put(digests, expected)
             return digests, expected
@@ -279,22 +290,3 @@ class ReferenceAdapter(FollowsRequests):
         digests, expected = self._oracle(batch)
         names = [request.id for request in batch.requests]
         return replace(view, request_ids=names, digests=digests, expected_ids=expected)
-
-
-def _expected(batch: ForwardBatch) -> NDArray[np.int64]:
-    """int64 [num_tokens] from the oracle of mock traffic, else from the requests' token lists."""
-    requests, extends = batch.requests, batch.extends
-    if len(requests) == sum(extends):  # one token each: this takes half the time
-        next_ids = (r.tokens[r.computed] if r.sampling.oracle is None else _known(r, 1)[0] for r in requests)
-        return np.fromiter(next_ids, np.int64, len(requests))
-    spans = [_known(r, n) for r, n in zip(requests, extends, strict=True)]
-    return np.concatenate(spans, dtype=np.int64)
-
-
-def _known(request: Request, extend: int) -> NDArray[np.int32]:
-    oracle, start = request.sampling.oracle, request.computed
-    stop = start + extend
-    if oracle is None:
-        return request.tokens[start:stop]
-    known = min(stop, request.length)  # later tokens are the draft model's proposals
-    return np.concatenate([oracle.tokens(start, known), request.tokens[known:stop]])

@@ -125,7 +125,7 @@ class StateGroup:
     numbering = None
 
     def __init__(self, engine: Engine, pool: CompressedPool, name: str) -> None:
-        self._engine, self._pool = engine, pool
+        self._engine, self._pool, self.ratio = engine, pool, pool.ratio
         sources = _sources(pool, pool.states)
         self.view = GroupView(name=name, num_slots=pool.num_states, page_size=1, sources=sources)
 

@@ -30,7 +30,8 @@ class DraftGroup(FullGroup):
         """int64 [n] on the CPU: slots of running requests and of the prefix cache."""
         scheduler = self._engine.scheduler
         own = [request.slots[request.shared : request.drafted] for request in scheduler.running]
-        return torch.from_numpy(np.concatenate([scheduler.cache.held(), *own]))
+        detached = np.flatnonzero(scheduler.cache.detached)
+        return torch.from_numpy(np.concatenate([scheduler.cache.held(), detached, *own]))
 
     def holders(self, slot: int) -> tuple[str, ...]:
         """Running requests with the slot among the positions that have draft KV."""

@@ -17,6 +17,7 @@ from canary_obs.reference_engine.cache.storage import LayerStore
 
 Tokens = NDArray[np.signedinteger[Any]]
 Slots = NDArray[np.int64]
+KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -43,7 +44,7 @@ class HostTier:
         page, kept = self._page_size, []
         first = tokens.size - slots.size
         for start in range(0, slots.size, page):
-            key = self._key(tokens[: first + start + page])
+            key = prefix_key(tokens[: first + start + page])
             places = torch.from_numpy(slots[start : start + page])
             held = HostPage(key=key, bytes=tuple(self._copied_out(places)))
             self._pages[key] = held
@@ -58,12 +59,20 @@ class HostTier:
         """The held pages that continue a prefix from position `start`, in order."""
         found = []
         for end in range(start + self._page_size, tokens.size + 1, self._page_size):
-            held = self._pages.get(self._key(tokens[:end]))
+            held = self._pages.get(prefix_key(tokens[:end]))
             if held is None:
                 break
             self._pages.move_to_end(held.key)
             found.append(held)
         return tuple(found)
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the page of this prefix is here."""
+        return key in self._pages
+
+    def drop(self, key: bytes) -> None:
+        """Forget the page of this prefix."""
+        self._pages.pop(key, None)
 
     def load(self, pages: Sequence[HostPage], slots: Slots) -> None:
         """Write pages into slots [len(pages) * page_size]."""
@@ -75,11 +84,23 @@ class HostTier:
             target.index_copy_(0, places.to(tensor.device), arriving.view(target.dtype).to(tensor.device))
         self.loaded += len(pages)
 
+    @property
+    def keys(self) -> list[bytes]:
+        """Of all pages, least recently used first."""
+        return list(self._pages)
+
+    @property
+    def capacity(self) -> int:
+        """The most pages that it holds."""
+        return self._capacity
+
     def _tensors(self) -> list[Tensor]:
         return [tensor for store in self._stores for tensor in store.tensors()]
 
     def _copied_out(self, places: Tensor) -> list[Tensor]:
         return [tensor[places.to(tensor.device)].cpu() for tensor in self._tensors()]
 
-    def _key(self, tokens: Tokens) -> bytes:
-        return blake2b(tokens.tobytes(), digest_size=16).digest()
+
+def prefix_key(tokens: Tokens) -> bytes:
+    """16 bytes that stand for these tokens, from position 0 on."""
+    return blake2b(tokens.tobytes(), digest_size=KEY_BYTES).digest()

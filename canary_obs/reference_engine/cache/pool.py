@@ -33,6 +33,7 @@ class PageAllocator:
         self._depth = self.num_pages
         self._is_free = np.ones(self.num_pages, dtype=np.bool_)
         self._offsets = np.arange(page_size, dtype=np.int64)
+        self.withdrawn = np.zeros(self.num_pages, dtype=np.bool_)  # not handed out; free, or once it is
 
     @property
     def free_pages(self) -> int:
@@ -69,12 +70,29 @@ class PageAllocator:
                 f"page freed twice among pages {pages[:8].tolist()}...; one owner frees a page, once"
             )
         self._is_free[pages] = True
-        self._stack[self._depth : self._depth + pages.size] = pages
-        self._depth += pages.size
+        self._push(pages[~self.withdrawn[pages]])
+
+    def withdraw(self, page: int) -> None:
+        """Hand this page out no more; whoever has it keeps it."""
+        self.withdrawn[page] = True
+        kept = self._stack[: self._depth]
+        kept = kept[kept != page]
+        self._depth = kept.size
+        self._stack[: kept.size] = kept
+
+    def restore(self, page: int) -> None:
+        """Hand a withdrawn page out again."""
+        if self.withdrawn[page]:
+            self.withdrawn[page] = False
+            self._push(np.array([page])[self._is_free[[page]]])
 
     def is_free(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each slot's page is free."""
         return self._is_free[slots // self.page_size]
+
+    def _push(self, pages: NDArray[np.int64]) -> None:
+        self._stack[self._depth : self._depth + pages.size] = pages
+        self._depth += pages.size
 
     def _slots_of(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         return (pages[:, None] * self.page_size + self._offsets).reshape(-1)

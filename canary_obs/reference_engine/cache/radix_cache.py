@@ -27,6 +27,7 @@ class Node:
     children: dict[bytes, Node] = field(default_factory=dict)
     locks: int = 0  # running requests that use this node
     last_used: int = 0
+    detached: bool = False  # it was discarded while it was locked
 
 
 class RadixCache:
@@ -45,6 +46,8 @@ class RadixCache:
         self.position = np.zeros(num_slots, dtype=np.int64)
         self.previous = np.full(num_slots, -1, dtype=np.int64)  # slot of the position before; -1 = first
         self.locked = np.zeros(num_slots, dtype=np.bool_)
+        self.detached = np.zeros(num_slots, dtype=np.bool_)  # discarded, and in use still
+        self.unused: Callable[[Slots], None] = _keep  # gets discarded slots as soon as nobody uses them
         self._root = Node(
             serial=0, tokens=np.empty(0, np.int32), slots=np.empty(0, np.int64), parent=None, locks=1
         )
@@ -89,9 +92,57 @@ class RadixCache:
                 raise ValueError(f"node {step.serial} is not locked; unlock once for each lock")
             step.locks -= 1
             if step.locks == 0:
-                self.evictable += step.slots.size
                 self.locked[step.slots] = False
+                if step.detached:
+                    self.detached[step.slots] = False
+                    self.unused(step.slots)
+                else:
+                    self.evictable += step.slots.size
             step = step.parent
+
+    def discard(self, node: Node, start: int) -> int:
+        """Take a node's pages from its token `start` on out of the tree, and all that goes on from them.
+
+        Requests that use them keep them, as `detached` slots; the others are `unused` at once. Returns how
+        many slots have left the tree.
+        """
+        if start:
+            self._split(node, start)
+        parent = node.parent
+        assert parent is not None
+        del parent.children[self._key(node.tokens)]
+        if not parent.children and parent is not self._root:
+            self._leaves.add(parent)
+        before, waiting = self.size, [node]
+        while waiting:
+            each = waiting.pop()
+            waiting += each.children.values()
+            each.children = {}
+            self._leaves.discard(each)
+            self._leave(each)
+            if each.locks:
+                each.detached = True
+                self.detached[each.slots] = True
+            else:
+                self.evictable -= each.slots.size
+                self.unused(each.slots)
+        return before - self.size
+
+    def attached(self, node: Node) -> int:
+        """Of the tokens up to the end of a node, the leading ones that are in the tree still."""
+        sizes: list[int] = []
+        step, cut = node, 0
+        while step.parent is not None:
+            sizes.append(step.slots.size)
+            if step.detached:
+                cut = len(sizes)
+            step = step.parent
+        return sum(sizes[cut:])
+
+    @property
+    def roots(self) -> list[Node]:
+        """The nodes that begin with the first token of a prompt."""
+        return list(self._root.children.values())
 
     def evict(self, wanted: int, leaving: Callable[[Node], None] | None = None) -> list[Slots]:
         """Drop least recently used unlocked leaves until `wanted` slots are gone or none is left.
@@ -200,7 +251,15 @@ class RadixCache:
         if not parent.children and parent is not self._root:
             self._leaves.add(parent)
         self.evictable -= leaf.slots.size
-        self.size -= leaf.slots.size
-        self.removed += leaf.slots.size
-        self.inserted_at[leaf.slots] = NEVER
+        self._leave(leaf)
         return parent
+
+    def _leave(self, node: Node) -> None:
+        self.size -= node.slots.size
+        self.removed += node.slots.size
+        self.inserted_at[node.slots] = NEVER
+
+
+def _keep(slots: Slots) -> None:
+    """Of a tree without an owner that takes slots back."""
+    del slots

@@ -22,13 +22,13 @@ class WindowSlots:
         self.given_at = np.zeros(num_full, dtype=np.int64)  # [full slots]; clock
         self.locks = np.zeros(num_full, dtype=np.int64)  # [full slots]; running requests that see it
         self.dropped = 0  # window slots taken back since the start
-        self._pool = PageAllocator(num_slots, 1)
+        self.pool = PageAllocator(num_slots, 1)
         self._changed: list[Slots] = []
 
     @property
     def free_slots(self) -> int:
         """Window slots that can be given now."""
-        return self._pool.free_pages
+        return self.pool.free_pages
 
     def resident(self, full: Slots) -> NDArray[np.bool_]:
         """Whether each full slot has a window slot."""
@@ -36,7 +36,7 @@ class WindowSlots:
 
     def give(self, full: Slots) -> None:
         """A window slot for each of these tombstones. The caller has checked free_slots."""
-        self._assign(full, self._pool.allocate(full.size))
+        self._assign(full, self.pool.allocate(full.size))
 
     def drop(self, full: Slots) -> int:
         """Take their window slots from these full slots, where they have one; returns how many."""
@@ -46,7 +46,7 @@ class WindowSlots:
                 f"window slots of full slots {full[self.locks[full] > 0][:8].tolist()}... are in the window "
                 "of a running request; unlock first"
             )
-        self._pool.free(self.of[full])
+        self.pool.free(self.of[full])
         self.owner[self.of[full]] = NONE
         self.of[full] = NONE
         self._changed.append(full)

@@ -214,9 +214,9 @@ class DecodeSide:
         waiting = [one for one in self._arrived if one.request.status is Status.WAITING]
         for one in self._arrived:
             if one.request.status is not Status.WAITING:
-                scheduler.cache.unlock(one.node)
                 if scheduler.windows is not None:
                     scheduler.windows.let_go(one.seen)
+                scheduler.cache.unlock(one.node)  # its slots may be freed now
         self._arrived = waiting
 
 

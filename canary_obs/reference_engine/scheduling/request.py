@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from canary_obs.reference_engine.cache.radix_cache import Node
 
 
+ALL = 1 << 62  # of any number of positions
+
+
 class Status(StrEnum):
     """Where a request stands."""
 
@@ -24,6 +27,7 @@ class Status(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     ABORTED = "aborted"
+    FAILED = "failed"  # ended with an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,7 @@ class Request:
     window_start: int = 0  # first position that sliding windows still see
     drafted: int = 0  # positions whose draft KV is in the pool; the draft of p is computed from token p + 1
     drafts: int = 0  # proposed tokens behind `length`, for the next forward to check
+    cacheable: int = ALL  # leading positions that may go to the prefix cache
     node: Node | None = field(default=None, repr=False)  # locked end of the shared prefix
 
     @property
@@ -72,7 +77,7 @@ class Request:
     @property
     def done(self) -> bool:
         """Whether generation has ended, one way or another."""
-        return self.status in (Status.FINISHED, Status.ABORTED)
+        return self.status in (Status.FINISHED, Status.ABORTED, Status.FAILED)
 
     def append(self, token: int) -> None:
         """One more generated token."""

@@ -11,7 +11,7 @@ from canary_obs.reference_engine.cache.host_tier import HostTier
 from canary_obs.reference_engine.cache.pool import PageAllocator
 from canary_obs.reference_engine.cache.radix_cache import Node, RadixCache, Slots, Tokens
 from canary_obs.reference_engine.cache.window_slots import HybridAllocator, WindowSlots
-from canary_obs.reference_engine.scheduling.request import Request, Status
+from canary_obs.reference_engine.scheduling.request import ALL, Request, Status
 from canary_obs.reference_engine.scheduling.windows import SlidingWindows
 from canary_obs.reference_engine.settings import EngineConfig
 
@@ -34,6 +34,7 @@ class Statistics:
     reloaded_slots: int = 0  # from the host tier
     preemptions: int = 0
     aborts: int = 0
+    failures: int = 0  # requests ended with an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +62,11 @@ class Scheduler:
             slots = WindowSlots(config.shape.window, config.num_slots, config.swa_slots)
             self.windows = SlidingWindows(slots, self.cache)
             self.allocator = HybridAllocator(config.num_slots, config.page_size, slots)
+        self.cache.unused = self.allocator.free
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest admission first
         self._rows = list(range(config.max_running - 1, -1, -1))
+        self.withdrawn_rows: set[int] = set()  # not given to requests
 
     def schedule(self) -> Plan:
         """The next forward: one token of every running request first, prompts with the rest of the budget."""
@@ -110,6 +113,9 @@ class Scheduler:
         """Take a running request off its row; what it computed goes to the prefix cache."""
         page = self.config.page_size
         kept = min(request.computed, request.drafted) if self._drafting else request.computed
+        kept = min(kept, request.cacheable)
+        if request.node is not None and (attached := self.cache.attached(request.node)) < request.shared:
+            kept = min(kept, attached)  # the rest went on from what was discarded
         kept -= kept % page
         held = self.cache.insert(self.keys(request.tokens, kept), request.slots[:kept])
         if self.windows is not None:
@@ -118,23 +124,41 @@ class Scheduler:
             self.windows.slots.move(request.slots[request.shared : held], cached[request.shared :])
         # Between `shared` and `held` another request cached the same tokens first: ours are spare.
         self.allocator.free(request.slots[request.shared : held])
-        self.allocator.free(request.slots[kept : request.allocated])
+        self.allocator.free(request.slots[max(kept, request.shared) : request.allocated])
         if request.node is not None:
             self.cache.unlock(request.node)
         self.running.remove(request)
-        self._rows.append(request.row)
-        request.node, request.row = None, -1
+        if request.row not in self.withdrawn_rows:
+            self._rows.append(request.row)
+        request.node, request.row, request.cacheable = None, -1, ALL
         request.computed = request.allocated = request.shared = request.drafted = request.drafts = 0
         request.status = status
+
+    def preempt(self, request: Request) -> None:
+        """A running request waits again, before all others."""
+        self.release(request, Status.WAITING)
+        self.waiting.appendleft(request)
+        self.statistics.preemptions += 1
+
+    def withdraw_row(self, row: int) -> None:
+        """Give this row to no request any more; whoever has it keeps it."""
+        self.withdrawn_rows.add(row)
+        if row in self._rows:
+            self._rows.remove(row)
+
+    def restore_row(self, row: int) -> None:
+        """Give a withdrawn row to requests again."""
+        if row in self.withdrawn_rows:
+            self.withdrawn_rows.remove(row)
+            if all(request.row != row for request in self.running):
+                self._rows.append(row)
 
     def _make_room(self, request: Request, extend: int) -> bool:
         """Slots for `extend` more tokens, preempting the youngest while there are none. True = preempted."""
         preempted = False
         while not self._extend_slots(request, extend):
             youngest = self.running[-1]
-            self.release(youngest, Status.WAITING)
-            self.waiting.appendleft(youngest)
-            self.statistics.preemptions += 1
+            self.preempt(youngest)
             preempted = True
             if youngest is request:
                 break
@@ -249,6 +273,7 @@ class Scheduler:
         return needed <= self.windows.available(self.running)
 
     def live_slots(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Slots with content: computed positions of running requests and everything the cache holds."""
+        """Slots with content: what running requests have computed or use, and all that the cache holds."""
         own = [request.slots[request.shared : request.computed] for request in self.running]
-        return np.concatenate([self.cache.held(), *own])
+        detached = np.flatnonzero(self.cache.detached)
+        return np.concatenate([self.cache.held(), detached, *own])

@@ -86,7 +86,9 @@ class GoodChecks:
         )
         if hits.size:
             best = max(best, GoodTime(int(np.max(hits)) * _PER_FORWARD + _BEFORE, GoodCheck.HIT))
+        # One after this finding was of what has been written since.
+        latest = row.step if row.phase in (Phase.PATROL, Phase.SWEEP) else row.step - 1
         passed = self._patrolled(row.group, row.slot)
-        if passed is not None:
+        if passed is not None and passed <= latest:
             best = max(best, GoodTime(passed * _PER_FORWARD + _AFTER, GoodCheck.PATROL))
         return best

@@ -409,3 +409,14 @@ def test_a_preempted_request_is_one_entry_from_its_first_reading_on(engine: Engi
     engine.forward()
     (row,) = engine.damages[0].message(identity(), engine.tracker.readers, {"writer": 6}).requests
     assert (row.step, row.first_output, row.outputs) == (1, 0, 6)
+
+
+def test_a_check_of_what_was_written_after_the_finding_is_none_of_it(engine: Engine) -> None:
+    engine.begin("writer", [1])
+    engine.forward(3)
+    engine.end("writer")
+    engine.begin("next", [1])
+    engine.forward()
+    engine.patrolled[1 * SIZE + 1] = engine.step  # of what `next` has written
+    engine.find(1, phase=Phase.HEAD)
+    assert engine.tainted() == {"writer": (1, False)}

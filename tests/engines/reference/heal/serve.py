@@ -1,0 +1,171 @@
+"""Serves the same requests on a reference engine, with faults or without, and says who was listed."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from canary_obs.attach import install_canary
+from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.heals import Heal, HealStatus
+from canary_obs.records import Tainted
+from canary_obs.reference_engine import settings
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.scheduling.request import Sampling, Status
+from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy
+from tests.engines.reference.heal.faults import Faults
+
+IN_FLIGHT = 8
+FREE = {"heal_actions_per_minute": 10**6, "heal_pool_share": 1.0}  # limits are another test's
+_STEPS_PER_FAULT, _FAMILIES, _REPEATED = 12, 12, 0.3
+
+
+@dataclass(slots=True, kw_only=True)
+class Listing:
+    """A request that was listed."""
+
+    first_output: int | None
+    derived: bool
+    alive: bool  # it had not ended yet, some time that it was listed
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """One run."""
+
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    errors: set[str] = field(default_factory=set)
+    seconds_of: list[float] = field(default_factory=list)
+    listed: dict[str, Listing] = field(default_factory=dict)
+    damages: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    planted: dict[str, int] = field(default_factory=dict)
+    steps_to_find: list[int] = field(default_factory=list)  # from planting bytes to the first listing
+    heals: list[Heal] = field(default_factory=list)
+    status: HealStatus | None = None
+    tokens: int = 0  # put through the model
+    steps: int = 0
+    seconds: float = 0.0
+    faults: dict[str, int] = field(default_factory=dict)  # of the observer
+    leaked: list[str] = field(default_factory=list)
+
+    def actions(self, outcome: HealOutcome) -> Counter[HealAction]:
+        return Counter(heal.action for heal in self.heals if heal.outcome is outcome)
+
+
+def prompts(count: int, seed: int, longest: int) -> list[tuple[np.ndarray, int]]:
+    """Token ids and answer lengths: families that share their beginnings, and follow-ups of earlier ones."""
+    draw = random.Random(seed)
+    ids = lambda size: [draw.randrange(4, 200) for _ in range(size)]  # noqa: E731
+    common = [ids(draw.randint(longest // 8, longest // 3)) for _ in range(_FAMILIES)]
+    made: list[tuple[np.ndarray, int]] = []
+    for _ in range(count):
+        before = common[draw.randrange(_FAMILIES)]
+        if made and draw.random() < _REPEATED:
+            before = draw.choice(made[-40:])[0].tolist()[: longest // 2]
+        prompt = np.array(before + ids(draw.randint(2, longest // 6)), dtype=np.int32)
+        made.append((prompt, draw.randint(4, 24)))
+    return made
+
+
+def serve(
+    count: int, *, model: str = "llama", policy: str = "off", faults: int | None = None, seed: int = 1,
+    engine: dict[str, object] | None = None, **changes: object,
+) -> Served:  # fmt: skip
+    """Keep IN_FLIGHT requests running until all are answered; `faults`: a seed, None = no faults."""
+    runner = Engine(settings.with_model(settings.tiny(seed=3, **({"page_size": 4} | (engine or {}))), model))
+    given = {"endpoint": IN_PROCESS, "verify_on_hit": True, "patrol_budget": "0.05"} | FREE
+    canary = install_canary(runner, CanaryConfig(**given, heal=HealPolicy(policy), **changes))  # type: ignore[arg-type]
+    assert canary is not None
+    canary.mark_ready()
+    served, harm = Served(), None if faults is None else Faults(runner, canary._adapter, faults)
+    _listen(canary, served, harm)
+    waiting = list(enumerate(prompts(count, seed, runner.config.max_context)))[::-1]
+    draw, began, started = random.Random(faults), dict[str, float](), time.monotonic()
+    try:
+        while waiting or runner.has_work():
+            while waiting and len(runner.unfinished) < IN_FLIGHT:
+                number, (prompt, length) = waiting.pop()
+                sampling = Sampling(max_tokens=length, stop_at_eos=False)
+                began[f"r{number}"] = time.monotonic()
+                runner.add_request(prompt, sampling, f"r{number}")
+            if harm is not None:
+                harm.settle(served.steps)
+                if draw.random() < 1 / _STEPS_PER_FAULT:
+                    harm.plant(served.steps)
+            for request in runner.step():
+                served.answers[request.id] = request.output.tolist()
+                served.seconds_of.append(time.monotonic() - began[request.id])
+                if request.status is Status.FAILED:
+                    served.errors.add(request.id)
+            served.steps += 1
+        served.seconds, served.tokens = time.monotonic() - started, runner.statistics.tokens
+        if harm is not None:
+            harm.settle(None)
+            served.planted = dict(harm.planted)
+        canary.check_everything()
+        runner.idle()
+        served.faults, served.status = dict(canary.health.faults), canary.healing.status
+    finally:
+        canary.detach()
+    served.leaked = leaks(runner)
+    return served
+
+
+def leaks(engine: Engine) -> list[str]:
+    """What an idle engine holds that the prefix cache does not account for."""
+    scheduler, found = engine.scheduler, []
+    cache, page = scheduler.cache, engine.config.page_size
+    expected = scheduler.allocator.num_pages - cache.held().size // page
+    if scheduler.allocator.free_pages != expected:
+        found.append(f"{scheduler.allocator.free_pages} pages are free, not {expected}")
+    if cache.evictable != cache.size or cache.locked.any() or cache.detached.any():
+        found.append("slots are locked or detached")
+    if sorted(scheduler._rows) != list(range(engine.config.max_running)):
+        found.append(f"free rows: {scheduler._rows}")
+    if scheduler.windows is not None:
+        slots = scheduler.windows.slots
+        resident = int(slots.resident(cache.held()).sum())
+        if slots.locks.any() or slots.free_slots + resident != engine.config.swa_slots:
+            found.append("window slots are locked or lost")
+    return found
+
+
+def _listen(canary: object, served: Served, harm: Faults | None) -> None:
+    """Take what the rank would send a service."""
+    taint, healing = canary.taint, canary.healing  # type: ignore[attr-defined]
+    send, report = taint.send, healing._send
+    known: set[int] = set()
+
+    def listen(message: Tainted) -> bool:
+        if message.number not in known:
+            known.add(message.number)
+            served.damages += 1
+            if message.cause is not None:
+                served.causes[message.cause] += 1
+            for place in harm.places if harm is not None else ():
+                if (place.group, place.slot) == (message.group, message.slot):
+                    served.steps_to_find.append(served.steps - place.step)
+        for one in message.requests:
+            before = served.listed.get(one.request)
+            if before is None:
+                served.listed[one.request] = Listing(
+                    first_output=one.first_output, derived=one.derived, alive=one.running
+                )
+                continue
+            before.alive |= one.running
+            if one.first_output is not None and before.first_output is not None:
+                before.first_output = min(before.first_output, one.first_output)
+        send(message)
+        return True
+
+    def healed(heals: Sequence[Heal]) -> None:
+        served.heals += heals
+        report(heals)
+
+    taint.send, healing._send = listen, healed
