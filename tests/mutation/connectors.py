@@ -235,6 +235,20 @@ RECEIVED = mutants(
     ),
 )
 
+SENDS = mutants(
+    "canary_obs/engines/vllm/sent_blocks.py",
+    (
+        "known.update(of_step)",
+        "known.update({**of_step, **known})",
+        _RECEIVED + "test_a_prompt_that_was_computed_again_elsewhere_is_sent_as_it_lies_now",
+    ),
+    (
+        "computed < request.num_prompt_tokens <= computed + count",
+        "request.num_prompt_tokens <= computed + count",
+        _RECEIVED + "test_a_prompt_that_has_ended_is_not_taken_again_with_each_token",
+    ),
+)
+
 _DISKS = "tests/engines/vllm/test_disk_records.py::"
 DISKS = mutants(
     "canary_obs/engines/vllm/disk_records.py",
@@ -255,4 +269,17 @@ DISKS = mutants(
     ),
 )
 
-ALL = (*DISKS, *SENT, *RECEIVED, *STORED, *RECORD_FILES, *OFFLOADS, *KEYS, *LOADS, *BLOCKS, *JUDGED, *FOLDS)
+ALL = (
+    *SENDS,
+    *DISKS,
+    *SENT,
+    *RECEIVED,
+    *STORED,
+    *RECORD_FILES,
+    *OFFLOADS,
+    *KEYS,
+    *LOADS,
+    *BLOCKS,
+    *JUDGED,
+    *FOLDS,
+)

@@ -83,10 +83,8 @@ def send_blocks(scheduler: Any, output: Any, metadata: Any) -> None:
     for name, count in output.num_scheduled_tokens.items():
         request = scheduler.requests[name]
         params = request.kv_transfer_params or {}
-        if (
-            params.get("do_remote_decode")
-            and request.num_computed_tokens + count >= request.num_prompt_tokens
-        ):
+        computed = request.num_computed_tokens
+        if params.get("do_remote_decode") and computed < request.num_prompt_tokens <= computed + count:
             blocks = scheduler.kv_cache_manager.get_block_ids(name)
             sent.append(Sent(name, tuple(map(list, blocks)), int(request.num_prompt_tokens)))
     if sent:
@@ -152,10 +150,11 @@ def _around_update(scheduler: Any, original: Callable[..., Any]) -> Callable[...
 
 
 def _keep(scheduler: Any, ranks: Iterable[Found]) -> None:
-    known = vars(scheduler).setdefault(_KNOWN, {})
+    known, of_step = vars(scheduler).setdefault(_KNOWN, {}), dict[str, list[dict[str, RankShare]]]()
     for rank in ranks:
         for request, groups in rank.items():
-            known.setdefault(request, []).append(groups)
+            of_step.setdefault(request, []).append(groups)
+    known.update(of_step)  # a request that was preempted has other blocks now
     while len(known) > _MOST:
         del known[next(iter(known))]
 

@@ -15,6 +15,7 @@ from canary_obs.engines.vllm.received_blocks import TransferRecords
 from canary_obs.engines.vllm.sent_blocks import (
     EXPECTED_ATTRIBUTE,
     PARAMETER,
+    SENT_ATTRIBUTE,
     Expected,
     instrument_sends,
 )
@@ -76,7 +77,15 @@ def sent(ranks: list[TransferRecords], computed: int = TOKENS) -> dict[str, Any]
         num_prompt_tokens=TOKENS,
     )  # fmt: skip
     own = scheduler(request)
+    step(own, ranks, 1)
+    params: dict[str, Any] = own._connector_finished(request)[1]
+    return params
+
+
+def step(own: Any, ranks: list[TransferRecords], tokens: int) -> None:
+    """One of the prefill engine: the request's next tokens."""
     scheduled = output()
+    scheduled.num_scheduled_tokens = {"r": tokens}
     own.connector.build_connector_meta(scheduled)
     found: Any = None
     for each in ranks:
@@ -89,8 +98,6 @@ def sent(ranks: list[TransferRecords], computed: int = TOKENS) -> dict[str, Any]
     given = SimpleNamespace(kv_connector_output=SimpleNamespace(kv_connector_worker_meta=found))
     own.update_from_output(scheduled, given)
     assert given.kv_connector_output.kv_connector_worker_meta is None
-    params: dict[str, Any] = own._connector_finished(request)[1]
-    return params
 
 
 def copy(filled: int, fold: int) -> SentCopies:
@@ -141,6 +148,30 @@ def test_a_rank_takes_the_shares_of_its_own_heads() -> None:
     params = sent([rank(0, 2), rank(2, 2)])
     assert received(params, [13], first=2, heads=2) == {("full", 13): copy(2, 4)}
     assert received(sent([rank(0, 4)]), [13], first=2, heads=2)["full", 13].folds == ()
+
+
+def test_a_prompt_that_was_computed_again_elsewhere_is_sent_as_it_lies_now() -> None:
+    """After a preemption; what was found of its first blocks says nothing of those it has now."""
+    request = SimpleNamespace(
+        request_id="r", kv_transfer_params={"do_remote_decode": True}, num_computed_tokens=0,
+        num_prompt_tokens=TOKENS,
+    )  # fmt: skip
+    own, ranks = scheduler(request), [rank(0, 2), rank(2, 2)]
+    own.kv_cache_manager.get_block_ids = lambda _: ([1, 2, 4],)
+    step(own, ranks, TOKENS)
+    own.kv_cache_manager.get_block_ids = lambda _: ([3, 5, 8],)
+    step(own, ranks, TOKENS)
+    assert received(own._connector_finished(request)[1], [13]) == {("full", 13): copy(2, 8)}
+
+
+def test_a_prompt_that_has_ended_is_not_taken_again_with_each_token() -> None:
+    request = SimpleNamespace(
+        request_id="r", kv_transfer_params={"do_remote_decode": True}, num_computed_tokens=TOKENS,
+        num_prompt_tokens=TOKENS,
+    )  # fmt: skip
+    scheduled = output()
+    scheduler(request).connector.build_connector_meta(scheduled)
+    assert not hasattr(scheduled, SENT_ATTRIBUTE)
 
 
 def test_before_a_prompt_has_ended_nothing_is_sent() -> None:
