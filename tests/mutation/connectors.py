@@ -44,6 +44,11 @@ LOADS = mutants(
         _LOADS + "test_a_load_that_is_reported_as_failed_leaves_nothing",
     ),
     (
+        "del self._waiting[request]  #",
+        "pass  #",
+        _LOADS + "test_a_load_that_is_reported_as_failed_leaves_nothing",
+    ),
+    (
         "self._failed.update(blocks)",
         "self._failed.update(())",
         _LOADS + "test_blocks_that_could_not_be_loaded_must_be_written",

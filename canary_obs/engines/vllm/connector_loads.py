@@ -88,6 +88,7 @@ class ConnectorLoads:
         for request in finished:
             if request in self._open and request in lost:
                 self._open.discard(request)
+                del self._waiting[request]  # when it is scheduled, nothing in its blocks was loaded
                 observer.load_failed(request)
             elif request in self._open:
                 for name, slots in self._end(request, self._waiting[request], None, observer):
