@@ -36,6 +36,16 @@ ALL = (
             "                pass\n",
             f"{_TESTS}test_disaggregation.py::test_what_comes_without_records_gets_a_baseline",
         ),
+        (
+            "not in _TRIED_BACKENDS:",
+            "is None:",
+            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+        ),
+        (
+            '{request.bootstrap_port}" if sent else ""',
+            '{request.bootstrap_port}" if not sent else ""',
+            f"{_TESTS}test_disaggregation.py::test_records_leave_with_the_kv_and_are_compared_when_it_is_there",
+        ),
     ),
     *mutants(
         "canary_obs/copy_records/draft_trees.py",

@@ -15,7 +15,7 @@ from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, Wind
 from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
-from canary_obs.engines.sglang.disaggregation import ROLES, TransferHooks
+from canary_obs.engines.sglang.disaggregation import ROLES, TransferHooks, untried_pair
 from canary_obs.engines.sglang.freed_slots import freed_slots
 from canary_obs.engines.sglang.groups import FULL, SWA, draft_group, find_groups, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
@@ -48,8 +48,7 @@ class SglangAdapter(EngineAdapter):
         check_version(self.version)
         check_hooks(self.version)
         check_scheduler(scheduler, self.version)
-        if scheduler.server_args.disaggregation_mode in ROLES:
-            self.untried = "prefill and decode on different servers of SGLang: no pair of them was tested"
+        self.untried = untried_pair(scheduler.server_args)
         self.scheduler, self.runner = scheduler, scheduler.tp_worker.model_runner
         runners = self.runner, *draft_runners(scheduler)
         if "run_batch" in vars(scheduler) or any("forward" in vars(runner) for runner in runners):

@@ -17,10 +17,25 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import KVCacheViolation
 
 ROLES = ("prefill", "decode")
+_TRIED_BACKENDS = ("nixl",)  # of `disaggregation_transfer_backend`: those of which pairs were run
+_RANKS = ("tp_size", "pp_size", "dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 # A component of state of this type is sent whole: all pages of a prompt, and those of its window.
 _COMPONENTS = {FULL: "BLOCK_SCALE", SWA: "BLOCK_SCALE_SWA"}
+
+
+def untried_pair(arguments: Any) -> str | None:
+    """What of a server's place in a pair has not been run to its end; None = nothing."""
+    if arguments.disaggregation_mode not in ROLES:
+        return None
+    pair = "prefill and decode on different servers of SGLang"
+    if (backend := arguments.disaggregation_transfer_backend) not in _TRIED_BACKENDS:
+        return f"{pair} over {backend}: tested are those over {', '.join(_TRIED_BACKENDS)}"
+    for name in _RANKS:
+        if (value := getattr(arguments, name)) > 1:
+            return f"{pair} with {name}={value}: tested are those of one rank each"
+    return None
 
 
 @contextmanager
@@ -120,9 +135,11 @@ class TransferHooks:
                 earlier = own[: max(length - group.view.window + 1 - first, 0)]
                 self._observer.invalidated(name, earlier[earlier > 0])
                 own = own[earlier.shape[0] :]
-            self._arrived(name, own[own > 0])
+            self._arrived(
+                name, own[own > 0], f"{request.bootstrap_host}:{request.bootstrap_port}" if sent else ""
+            )
 
-    def _arrived(self, name: str, slots: Tensor) -> None:
+    def _arrived(self, name: str, slots: Tensor, peer: str) -> None:
         spliced = self._spliced.get(name)
         if spliced is None:
             known = torch.zeros(slots.shape, dtype=torch.bool)
@@ -131,9 +148,9 @@ class TransferHooks:
         self.compared += (compared := int(known.sum()))
         self.without += int(slots.numel()) - compared
         if compared:
-            self._observer.received(name, slots[known], records[known])
+            self._observer.received(name, slots[known], records[known], peer)
         if compared < slots.numel():
-            self._observer.received(name, slots[~known])
+            self._observer.received(name, slots[~known], peer=peer)
 
     def _guarded(self, act: Callable[[Any], None], request: Any) -> None:
         try:

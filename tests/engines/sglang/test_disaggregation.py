@@ -10,7 +10,7 @@ import torch
 
 from canary_kernels.layout import RECORD_WORDS
 from canary_obs.copy_records.spliced_records import SplicedRecords
-from canary_obs.engines.sglang.disaggregation import _NOWHERE, _SPLICED, TransferHooks
+from canary_obs.engines.sglang.disaggregation import _NOWHERE, _SPLICED, TransferHooks, untried_pair
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
@@ -22,11 +22,13 @@ class Arrivals:
     def __init__(self) -> None:
         self.arrived: list[tuple[str, list[int], bool]] = []
         self.faults: list[str] = []
+        self.peers: list[str] = []
 
     def records_of(self, group: str, slots: Any) -> Any:
         return slots[:, None].expand(-1, RECORD_WORDS)
 
-    def received(self, group: str, slots: Any, records: Any = None) -> None:
+    def received(self, group: str, slots: Any, records: Any = None, peer: str = "") -> None:
+        self.peers.append(peer)
         if records is not None:
             assert records.tolist() == [[slot] * RECORD_WORDS for slot in slots.tolist()]
         self.arrived.append((group, slots.tolist(), records is not None))
@@ -45,7 +47,7 @@ def group(own: Any = None, window: int | None = None) -> Any:
 def request(first: int = 0, length: int = 6, host: str = "127.0.0.1") -> Any:
     return SimpleNamespace(
         kv=SimpleNamespace(req_pool_idx=2, cache_protected_len=first), origin_input_ids=[1] * length,
-        extend_end=length, bootstrap_host=host,
+        extend_end=length, bootstrap_host=host, bootstrap_port=8998,
     )  # fmt: skip
 
 
@@ -78,6 +80,7 @@ def test_records_leave_with_the_kv_and_are_compared_when_it_is_there() -> None:
     decode, observer, made = hooks("decode", spliced, {"full": group()})
     decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=request(first=2)))
     assert observer.arrived == [("full", [22, 23, 24, 25], True)]
+    assert observer.peers == ["127.0.0.1:8998"]
     assert (made.compared, made.without) == (4, 0)
     # What came for the two that were cached here is not kept for the next request in their slots.
     assert not spliced["full"].take(torch.arange(40))[1].any()
@@ -105,6 +108,7 @@ def test_what_comes_without_records_gets_a_baseline(host: str, spliced: bool) ->
     decode, observer, made = hooks("decode", sent, {"full": group()})
     decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=request(host=host)))
     assert observer.arrived == [("full", [20, 21, 22, 23, 24, 25], False)]
+    assert observer.peers == ["" if host == _NOWHERE else f"{host}:8998"]
     assert (made.compared, made.without) == (0, 6)
 
 
@@ -112,3 +116,23 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
     decode, observer, _ = hooks("decode", {}, {"full": group()})
     decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=None))
     assert observer.faults == ["transfer"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, None),
+        ({"disaggregation_mode": "null", "disaggregation_transfer_backend": "mooncake"}, None),
+        ({"disaggregation_transfer_backend": "mooncake"}, "over mooncake: tested are those over nixl"),
+        ({"tp_size": 2}, "with tp_size=2: tested are those of one rank each"),
+        ({"dp_size": 2}, "with dp_size=2: tested are those of one rank each"),
+    ],
+)
+def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str | None) -> None:
+    run = {
+        "disaggregation_mode": "decode", "disaggregation_transfer_backend": "nixl",
+        "tp_size": 1, "pp_size": 1, "dp_size": 1,
+    }  # fmt: skip
+    untried = untried_pair(SimpleNamespace(**(run | given)))
+    assert (untried or "").endswith(reason or "")
+    assert (untried is None) == (reason is None)

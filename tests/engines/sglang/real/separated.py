@@ -11,14 +11,20 @@ import os
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.engines.sglang.real import stand_ins, streams
+from canary_obs.vocabulary import Part
+from tests.engines.sglang.real import host_memory, stand_ins, streams
+from tests.engines.sglang.real.planted import flip_bit
+from tests.engines.sglang.real.rig import Rig
+from tests.engines.sglang.real.traffic import prompts
 
+TOKENS = 8
 _SECONDS = 240.0
 _ROOM = 1000
 
@@ -30,20 +36,38 @@ class Plan(msgspec.Struct, kw_only=True):
     port: int
     folder: str  # where outcomes are written
     settings: dict[str, Any] = {}
-    damaged: list[str] = []  # groups of which a slot is damaged before it is sent
+    damaged: list[str] = []  # groups of which a slot is damaged before it is sent, after sound requests
     requests: int = 6
 
 
+class Found(msgspec.Struct, kw_only=True, frozen=True):
+    """One violation."""
+
+    group: str
+    reason: str
+    phase: str
+    part: str | None
+    slot: int
+    position: int | None
+    peer: str | None
+
+
 class Outcome(msgspec.Struct, kw_only=True):
-    """What one of them says at its end."""
+    """What one of them says: after the sound requests, and at its end."""
 
     answers: dict[str, list[int]]
-    violations: list[tuple[str, str, str, int]]  # group, reason, phase, slot
-    requests: list[str]  # of the violations
-    state: list[str]  # and its reasons
+    sound: list[Found]
+    sound_state: list[str]  # and its reasons
+    violations: list[Found]  # all of them
+    state: list[str]
     compared: int
     without: int
-    damaged: dict[str, str]  # by group, the request
+    damaged: dict[str, int]  # by group, the position in its prompt
+
+
+def prompts_of(plan: Plan) -> dict[str, list[int]]:
+    """Of the sound requests: beginnings alike, some longer than a chunk of a prefill."""
+    return prompts(plan.requests, longest=200)
 
 
 def main(role: str, plan: Plan) -> None:
@@ -54,9 +78,6 @@ def main(role: str, plan: Plan) -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    from tests.engines.sglang.real import host_memory
-    from tests.engines.sglang.real.rig import Rig
-
     host_memory.install()
     rig = Rig(
         Path(plan.model), disaggregation_mode=role, disaggregation_transfer_backend="nixl",
@@ -64,40 +85,52 @@ def main(role: str, plan: Plan) -> None:
         hicache_io_backend="direct", hicache_mem_layout="layer_first", **plan.settings,
     )  # fmt: skip
     (Path(plan.folder) / f"{role}.up").touch()
-    damaged: dict[str, str] = {}
-    if role == "prefill":
-        _damage_before_sending(rig, list(plan.damaged), damaged)
-    rig.run(_script(rig, role, plan))
-    found = rig.settle()
-    state, reasons = rig.canary.verdict()
+    _run(rig, role, plan, prompts_of(plan))
+    sound, sound_state = _found(rig), _state(rig)
+    damaged: dict[str, int] = {}
+    if plan.damaged:
+        if role == "prefill":
+            _damage_before_sending(rig, list(plan.damaged), damaged)
+        _run(rig, role, plan, prompts(len(plan.damaged), seed=1, longest=200))
     transfer = rig.adapter.transfer
     assert transfer is not None
     outcome = Outcome(
-        answers=rig.answers,
-        violations=[(item.group, item.reason.value, item.phase.value, int(item.slot or 0)) for item in found],
-        requests=sorted({str(item.request) for item in found}), state=[state.value, *reasons],
+        answers=rig.answers, sound=sound, sound_state=sound_state, violations=_found(rig), state=_state(rig),
         compared=transfer.compared, without=transfer.without, damaged=damaged,
     )  # fmt: skip
     (Path(plan.folder) / f"{role}.json").write_bytes(msgspec.json.encode(outcome))
 
 
-def _script(rig: Any, role: str, plan: Plan) -> Iterator[Iterable[Any]]:
-    """The requests one after another; then turns until both sides are done."""
-    from tests.engines.sglang.real.traffic import prompts
+def _found(rig: Rig) -> list[Found]:
+    return [
+        Found(
+            group=item.group, reason=item.reason.value, phase=item.phase.value, slot=item.slot,
+            part=None if item.part is None else item.part.value, position=item.position, peer=item.peer,
+        )
+        for item in rig.settle()
+    ]  # fmt: skip
 
+
+def _state(rig: Rig) -> list[str]:
+    state, reasons = rig.canary.verdict()
+    return [state.value, *reasons]
+
+
+def _run(rig: Rig, role: str, plan: Plan, asked: dict[str, list[int]]) -> None:
+    """The requests one after another, until both sides are done with them."""
+    rig.run(_script(rig, role, plan, asked))
+
+
+def _script(rig: Rig, role: str, plan: Plan, asked: dict[str, list[int]]) -> Iterator[Iterable[Any]]:
     folder, deadline = Path(plan.folder), time.monotonic() + _SECONDS
-    asked = prompts(plan.requests, longest=200)
+    room = _ROOM + len(rig.finished)
     requests = [
         rig.request(
-            name,
-            prompt,
-            8,
-            bootstrap_host="127.0.0.1",
-            bootstrap_port=plan.port,
-            bootstrap_room=_ROOM + number,
+            name, prompt, TOKENS, bootstrap_host="127.0.0.1", bootstrap_port=plan.port,
+            bootstrap_room=room + number,
         )
         for number, (name, prompt) in enumerate(asked.items())
-    ]
+    ]  # fmt: skip
     while not (folder / "prefill.up").exists():  # it serves the addresses
         assert time.monotonic() < deadline
         yield ()
@@ -107,19 +140,17 @@ def _script(rig: Any, role: str, plan: Plan) -> Iterator[Iterable[Any]]:
     while not names <= rig.finished:
         assert time.monotonic() < deadline, sorted(names - rig.finished)
         yield ()
-    (folder / f"{role}.done").touch()
-    other = folder / f"{'decode' if role == 'prefill' else 'prefill'}.done"
+    last = requests[-1].rid
+    (folder / f"{role}.{last}").touch()
+    other = folder / f"{'decode' if role == 'prefill' else 'prefill'}.{last}"
     while not other.exists():  # the other side still reads what this one keeps
         assert time.monotonic() < deadline
         yield ()
     yield from [()] * 3
 
 
-def _damage_before_sending(rig: Any, groups: list[str], damaged: dict[str, str]) -> None:
+def _damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, int]) -> None:
     """A bit of a slot that is sent flips, after the canary has fingerprinted it."""
-    from canary_obs.vocabulary import Part
-    from tests.engines.sglang.real.planted import flip_bit
-
     send = rig.scheduler.send_kv_chunk
     pool = rig.runner.token_to_kv_pool
 
@@ -130,7 +161,7 @@ def _damage_before_sending(rig: Any, groups: list[str], damaged: dict[str, str])
             slot = int(rig.table[req.kv.req_pool_idx, place])
             own = rig.adapter._by_name[name].own_slots
             part = pool if not hasattr(pool, "full_kv_pool") else getattr(pool, f"{name}_kv_pool")
-            damaged[name] = req.rid
+            damaged[name] = place
             flip_bit(part, Part.K, 1, slot if own is None else int(own[slot]))
         return send(req, *more, **named)
 
@@ -189,4 +220,12 @@ if __name__ == "__main__":
     )  # fmt: skip
     streams.install()
     stand_ins.install()
-    main(sys.argv[1], msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=Plan))
+    code = 1
+    try:
+        main(sys.argv[1], msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=Plan))
+        code = 0
+    except BaseException:  # noqa: BLE001 - printed; the process ends with it below
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # SGLang's threads of a transfer never end, and Python would wait for them
