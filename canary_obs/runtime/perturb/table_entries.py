@@ -61,7 +61,7 @@ class TableEntries:
             also.add(target.slot_at(table, row, following))
         injection = target.injection(
             PerturbMode.REQ_TO_TOKEN, wrong, step, position=position,
-            also=frozenset((target.name, slot) for slot in also),
+            also=frozenset((name, slot) for name in target.sharing(view) for slot in also),
             detail=f"row={row}, column={column}, entry={wrong_entry} instead of {entry}",
         )  # fmt: skip
         self._redirects.append(

@@ -54,6 +54,11 @@ class Target:
         """The forward's slot table."""
         return view.groups[self.name].slot_table
 
+    def sharing(self, view: StepView) -> list[str]:
+        """The groups of the forward that read the same table: a wrong entry misleads all of them."""
+        own = self.table(view)
+        return [name for name, shown in view.groups.items() if shown.slot_table.data_ptr() == own.data_ptr()]
+
     def slot_at(self, table: Tensor, row: int, position: int) -> int:
         """The slot of a position, by the table."""
         page = self.page_size

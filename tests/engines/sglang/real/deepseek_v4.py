@@ -1,7 +1,7 @@
 """Gives the model "windows" the pools of DeepSeek-V4, whose attention runs on GPUs only.
 
-The pools are SGLang's own classes, made where SGLang makes its pools, and written by their own methods. Each
-attention layer writes rows that depend on its keys; it computes with a pool of the usual kind, kept beside.
+The pools are SGLang's own classes, made where SGLang makes its pools. Each attention layer writes
+rows that depend on its keys; it computes with a pool of the usual kind, kept with them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.engines.sglang.real.index_keys import put_keys
 from tests.engines.sglang.real.models import WINDOW
 
 PAGE = 256  # tokens
@@ -86,9 +87,9 @@ def write(pool: Any, layer: int, keys: Tensor, batch: Any) -> None:
     if ratio in pool.index_pools:
         key = keys[ends].repeat(1, 2)
         scale = key.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448.0
-        pool.index_pools[ratio].set_index_k_scale_buffer(
-            index, entries, (key / scale).to(torch.float8_e4m3fn), scale
-        )
+        held = pool.index_pools[ratio]
+        pages, quantised = held.index_k_with_scale_buffer[index], (key / scale).to(torch.float8_e4m3fn)
+        put_keys(pages, int(held.page_size), entries, quantised, scale)
 
 
 def row(keys: Tensor) -> Any:

@@ -1,7 +1,7 @@
 """Gives the model "latent" the pool of DeepSeek-V3.2, whose attention runs on GPUs only.
 
-The pool is SGLang's own class, made where SGLang makes its pools, and written by its own method. All prompts
-are shorter than what its indexer would choose, so that it would choose everything, as latent attention does.
+The pool is SGLang's own class, made where SGLang makes its pools. All prompts are shorter
+than what its indexer would choose, so that it would choose everything, as latent attention does.
 """
 
 from __future__ import annotations
@@ -41,9 +41,17 @@ def add_index_keys(patch: Callable[..., None]) -> None:
             keys = hidden_states[:, :SIZE].float() + 0.01 * positions[:, None]
             scales = keys.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448.0
             quantised = (keys / scales).to(torch.float8_e4m3fn)
-            pool.set_index_k_scale_buffer(self.layer_id, forward_batch.out_cache_loc, quantised, scales)
+            pages = pool.get_index_k_with_scale_buffer(self.layer_id)
+            put_keys(pages, pool.index_page_size, forward_batch.out_cache_loc, quantised, scales)
         return run(
             self, positions=positions, hidden_states=hidden_states, forward_batch=forward_batch, **more
         )
 
     patch(Attention, "forward", forward)
+
+
+def put_keys(pages: Tensor, page_size: int, slots: Tensor, keys: Tensor, scales: Tensor) -> None:
+    """What the pools' `set_index_k_scale_buffer` writes, whose kernel takes milliseconds a key on a CPU."""
+    page, place = (slots // page_size)[:, None], (slots % page_size)[:, None]
+    pages[page, place * SIZE + torch.arange(SIZE)] = keys.view(torch.uint8)
+    pages[page, page_size * SIZE + place * 4 + torch.arange(4)] = scales.view(torch.uint8)

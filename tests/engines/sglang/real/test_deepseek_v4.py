@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.vocabulary import Phase, Reason, State
+from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
+from canary_obs.runtime.perturb.injection import Injection
+from canary_obs.vocabulary import PerturbMode, Phase, Reason, State
+from tests.engines.perturbed import PERTURB, SETTINGS
 from tests.engines.sglang.real.deepseek_v4 import PAGE, add_pools, make_pool, put_rows, row
+from tests.engines.sglang.real.index_keys import put_keys
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts, storm
 
@@ -49,6 +53,12 @@ def _check_the_stand_in() -> None:
         put_rows(getattr(written, inner), 0, own, rows)
         assert getattr(real, inner).kv_buffer[0].any()
         assert torch.equal(getattr(real, inner).kv_buffer[0], getattr(written, inner).kv_buffer[0])
+    keys, scales = torch.randn(3, 128).to(torch.float8_e4m3fn), torch.rand(3, 1)
+    pages = written.c4_indexer_kv_pool.index_k_with_scale_buffer[0]
+    real.c4_indexer_kv_pool.set_index_k_scale_buffer(0, slots // 4, keys, scales)
+    put_keys(pages, PAGE // 4, slots // 4, keys, scales)
+    assert pages.any()
+    assert torch.equal(real.c4_indexer_kv_pool.index_k_with_scale_buffer[0], pages)
 
 
 def test_a_bit_of_each_sub_pool_flips(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +85,53 @@ def _flip(rig: Rig, group: str, pages: torch.Tensor, size: int, data: int, scale
         found = {(each.group, each.slot, each.reason) for each in rig.found}
         assert found == {(group, slot, Reason.KV_DATA)}
         rig.found.clear()
+
+
+def test_every_injection_is_accounted_for(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All modes at once, in each sub-pool. Entries hold no tokens of the forward that could be exchanged."""
+    from sglang.srt.managers.io_struct import FlushCacheReqInput
+
+    add_pools(monkeypatch.setattr)
+    modes = ",".join(f"{mode.value}=0.4" for mode in PerturbMode)
+    # Each step reads the log of five groups: with many rows that takes most of its time.
+    for name, value in (SETTINGS | {PERTURB: modes, "KV_CANARY_LANE_ROWS": "128"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KV_CANARY_IDLE_SWEEP_SECONDS", "0.01")
+    monkeypatch.setenv(f"{PERTURB}_GROUP", "c4")
+    rig = make_rig("windows", **_SMALL)
+    for group in ("c4", "c4_indexer", "c128"):
+        monkeypatch.setenv(f"{PERTURB}_GROUP", group)
+        rig.run([[FlushCacheReqInput()], (), ()])
+        attach_to_scheduler(rig.scheduler, "perturbed")
+        rig.collect_from()
+        rig.found.clear()
+        _check_injections(rig, group)
+
+
+def _check_injections(rig: Rig, group: str) -> None:
+    injector = rig.canary.injector
+    assert injector is not None
+    injections, made = injector.injections, list[Injection]()
+    add = injections.add
+
+    def added(injection: Injection) -> None:
+        made.append(injection)
+        add(injection)
+
+    injections.add = added  # type: ignore[method-assign]
+    for seed in range(2):
+        given = {f"{group}.{name}": (prompt * 9)[:290] for name, prompt in prompts(4, seed).items()}
+        rig.generate(given, 12)
+    rig.settle()
+    for mode, tally in injections.summary().items():
+        assert (tally["missed"], tally["open"]) == (0, 0), (group, mode, tally, made)
+        assert tally["detected"] + tally["masked"] == tally["injected"], (group, mode, tally)
+        assert "" not in tally["masked_because"]
+        if mode == PerturbMode.NEXT_TOKEN_SWAP:
+            assert tally["injected"] == 0
+            assert "the group's entries are not the tokens of the forward" in tally["skipped"]
+        else:
+            assert tally["detected"] > 0, (group, mode, tally)
+    unexplained = [row for row in rig.found if not any(one.explains(row) for one in made)]
+    assert unexplained == [], group
+    assert rig.canary.health.faults == {}
