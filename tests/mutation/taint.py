@@ -26,6 +26,11 @@ READING = mutants(
 CHECKS = mutants(
     "canary_obs/runtime/taint/good_checks.py",
     ("joined & (starts < row.step)", "joined", _TRACKER + "test_the_hit_that_finds_it_is_none"),
+    (
+        "if passed is not None and passed <= latest:",
+        "if passed is not None:",
+        _TRACKER + "test_a_check_of_what_was_written_after_the_finding_is_none_of_it",
+    ),
 )
 
 TRACKER = mutants(
@@ -47,4 +52,13 @@ TRACKER = mutants(
     ),
 )
 
-ALL = (*READING, *CHECKS, *TRACKER)
+CONTENTS = mutants(
+    "canary_obs/runtime/taint/contents.py",
+    (
+        "if readers.computed_at(life, until - 1) > position:",
+        "if True:",
+        _TRACKER + "test_a_slot_that_the_next_holders_of_its_block_never_wrote",
+    ),
+)
+
+ALL = (*CONTENTS, *READING, *CHECKS, *TRACKER)

@@ -56,7 +56,7 @@ class EntryGroup:
     def __init__(self, engine: Engine, tokens: EntryTokens, rows: EntryRows | IndexRows, name: str) -> None:
         pool = tokens.pool
         self._engine, self._pool, self._tokens, self._mark = engine, pool, tokens, -1
-        self.numbering = entry_slots(pool.ratio)
+        self.numbering, self.ratio = entry_slots(pool.ratio), pool.ratio
         self.view = GroupView(
             name=name, num_slots=pool.num_entries, page_size=pool.per_page, sources=_sources(pool, rows)
         )

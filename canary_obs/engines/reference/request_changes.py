@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, RequestChange
-from canary_obs.engines.reference.full_group import FullGroup
+from canary_obs.engines.reference.compressed_groups import EntryGroup, StateGroup
+from canary_obs.engines.reference.swa_group import SwaGroup
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.reference_engine.cache.window_slots import Slots
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.request import Request, Status
 from canary_obs.slot_facts import request_name
 
-_SLOTS = "slots"  # of positions; windows and compressed entries have numberings of their own
+_SLOTS, _WINDOW = "slots", "window"  # numberings: of positions, and of their window slots
 
 
 class RequestChanges:
@@ -23,10 +27,14 @@ class RequestChanges:
 
     def __init__(self, engine: Engine, groups: Mapping[str, object]) -> None:
         self._engine = engine
-        self.tables = {
-            name: BlockTable(_SLOTS, 1, 1) for name, group in groups.items() if isinstance(group, FullGroup)
+        self.tables = {name: _table(group, engine) for name, group in groups.items()}
+        # Numberings of compressed entries, by their ratios, and of rows of states.
+        self._ratios = {
+            group.numbering: group.ratio for group in groups.values() if isinstance(group, EntryGroup)
         }
+        self._rows = [name for name, group in groups.items() if isinstance(group, StateGroup)]
         self._shown: dict[int, int] = {}  # by serial of a request that runs: how many of its slots
+        self._windows_shown: dict[int, int] = {}  # ... and the first position whose window slot was not
 
     @property
     def running(self) -> int:
@@ -44,6 +52,20 @@ class RequestChanges:
             return observed
 
         patches.wrap(self._engine.scheduler, "release", make)
+        if self._engine.scheduler.windows is not None:
+            patches.wrap(
+                self._engine.scheduler.windows.slots, "drop", lambda drop: self._around_drop(drop, observer)
+            )
+
+    def _around_drop(self, drop: Callable[[Slots], int], observer: Observer) -> Callable[[Slots], int]:
+        """Others may get a window slot in the same step that a request leaves it."""
+
+        def observed(full: Slots) -> int:
+            if full.size:
+                self.show(observer)
+            return drop(full)
+
+        return observed
 
     def before(self, forward: Callable[[ForwardBatch], Any], observer: Observer) -> Callable[..., Any]:
         """A forward that shows who begins with it."""
@@ -66,6 +88,7 @@ class RequestChanges:
 
     def _end(self, request: Request, observer: Observer) -> None:
         self.show(observer)
+        self._windows_shown.pop(request.serial, None)
         if self._shown.pop(request.serial, None) is not None:
             observer.requests_changed(ChangedRequests(ended={request.id: _emitted(request)}))
 
@@ -73,14 +96,32 @@ class RequestChanges:
         for request in self._engine.scheduler.running:
             shown = self._shown.get(request.serial)
             first = shown or 0
-            if shown is None or request.allocated > first:
-                joined = request.shared if shown is None else 0
-                added = AddedBlocks(request.slots[first : request.allocated].copy(), first, joined)
-                self._shown[request.serial] = request.allocated
+            joined = request.shared if shown is None else 0
+            added = dict(self._added(request, first, joined))
+            if shown is None and self._rows:
+                added |= dict.fromkeys(self._rows, AddedBlocks(np.array([request.row]), 0, 0))
+            self._shown[request.serial] = request.allocated
+            if added or shown is None:
                 yield RequestChange(
                     request=request.id, begins=shown is None, prompt=request.prompt_length,
-                    computed=max(first, joined), added={_SLOTS: added},
+                    computed=max(first, joined), added=added,
                 )  # fmt: skip
+
+    def _added(self, request: Request, first: int, joined: int) -> Iterator[tuple[str, AddedBlocks]]:
+        """What it has got since its first `first` slots; the first `joined` of all are shared."""
+        if request.allocated > first:
+            yield _SLOTS, AddedBlocks(request.slots[first : request.allocated].copy(), first, joined)
+            for numbering, ratio in self._ratios.items():
+                entries = request.slots[first + ratio - 1 : request.allocated : ratio] // ratio
+                yield numbering, AddedBlocks(entries, first // ratio, joined // ratio)
+        if (windows := self._engine.scheduler.windows) is not None:
+            start = self._windows_shown.get(request.serial, request.window_start)
+            given = windows.slots.of[request.slots[start : request.allocated]]
+            bare = np.flatnonzero(given < 0)
+            given = given[: bare[0]] if bare.size else given
+            if given.size:
+                self._windows_shown[request.serial] = start + given.size
+                yield _WINDOW, AddedBlocks(given.copy(), start, max(0, joined - start))
 
     def emitted(self, name: str) -> int | None:
         """Tokens of a running request, by its name in reports."""
@@ -95,7 +136,7 @@ class FollowsRequests(EngineAdapter):
     _observer: Observer | None
 
     def block_tables(self) -> dict[str, BlockTable]:
-        """Of the groups that share the slot numbers of `full`."""
+        """Of every group: by positions, window slots, compressed entries, or rows of states."""
         return self.requests.tables
 
     def requests_running(self) -> int:
@@ -114,3 +155,13 @@ class FollowsRequests(EngineAdapter):
 
 def _emitted(request: Request) -> int:
     return request.length - request.prompt_length
+
+
+def _table(group: object, engine: Engine) -> BlockTable:
+    if isinstance(group, SwaGroup):
+        return BlockTable(_WINDOW, 1, 1)
+    if isinstance(group, EntryGroup):
+        return BlockTable(group.numbering, 1, group.ratio)
+    if isinstance(group, StateGroup):  # a row's two buffers are its request's alone, all of its life
+        return BlockTable(group.view.name, 2 * group.ratio, engine.config.max_context + 1)
+    return BlockTable(_SLOTS, 1, 1)

@@ -65,6 +65,11 @@ class GoodChecks:
         self.began = 0  # the last forward before records were kept
         self.dropped = -1  # the last forward whose findings were not all read: a hit may have failed
 
+    def written(self, row: Violation) -> int | None:
+        """The forward of the last write of the row's slot, where it was before the check."""
+        found = self._written(row.group, row.slot)
+        return found if found is not None and found <= row.step else None
+
     def last(self, row: Violation, content: Content, joins: tuple[Ints, Bools]) -> GoodTime:
         """The last good check of the slot's bytes before this row; `joins`: forwards since which lives hold
         the block, and which of them joined it."""

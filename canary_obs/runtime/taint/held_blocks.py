@@ -84,6 +84,12 @@ class HeldBlocks:
             until = int(later.min()) if later.size else None
         return Content(int(fills[-1]) if fills.size else None, until)
 
+    def fillers(self, block: int, since: int) -> list[tuple[int, int]]:
+        """Lives that began to fill a block in this forward, and its number in their lists."""
+        rows = self._rows[:, : self.count]
+        mine = (rows[_BLOCK] == block) & (rows[_JOINED] == 0) & (rows[_START] == since)
+        return list(zip(rows[_LIFE, mine].tolist(), rows[_NUMBER, mine].tolist(), strict=True))
+
     def of_content(self, block: int, content: Content) -> tuple[Ints, Ints, Bools]:
         """Lives that held this content of a block, the forward each began to, and who joined it."""
         rows = self._rows[:, : self.count]

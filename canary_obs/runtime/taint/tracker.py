@@ -15,6 +15,7 @@ from canary_obs.engine_api.requests import (
     RequestChange,
 )
 from canary_obs.records import Violation
+from canary_obs.runtime.taint.contents import slot_content
 from canary_obs.runtime.taint.damage import Damage
 from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row, of_row
 from canary_obs.runtime.taint.held_blocks import HeldBlocks
@@ -192,12 +193,19 @@ class TaintTracker:
 
     def _find_content(self, row: Violation, incident: str, step: int, *, arrived: bool) -> None:
         held, block = self._held(row)
-        table = self._tables[row.group].name
+        own = self._tables[row.group]
+        table = own.name
         if row.redetection and self._is_followed(row.group, block, self.watch.at(table, block)):
             return
         overwritten = row.phase is Phase.HEAD and row.reason is Reason.KV_DATA
         before_refill = overwritten and not (arrived or self._rewrites)
-        content = held.content(block, row.step + arrived, before_refill=before_refill)
+        if arrived:
+            content = held.content(block, row.step + 1, before_refill=False)
+        else:
+            written = self._checks.written(row)
+            content = slot_content(
+                row, own, self.readers, row.step, overwritten=before_refill, written=written
+            )
         place = row.group, block, False, content.since
         damage = self._by_place.get(place)
         if damage is not None and row.redetection:

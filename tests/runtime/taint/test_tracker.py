@@ -420,3 +420,30 @@ def test_a_check_of_what_was_written_after_the_finding_is_none_of_it(engine: Eng
     engine.patrolled[1 * SIZE + 1] = engine.step  # of what `next` has written
     engine.find(1, phase=Phase.HEAD)
     assert engine.tainted() == {"writer": (1, False)}
+
+
+@pytest.mark.parametrize("phase", [Phase.HEAD, Phase.PATROL])
+def test_a_slot_that_the_next_holders_of_its_block_never_wrote(engine: Engine, phase: Phase) -> None:
+    engine.begin("writer", [1, 2], prompt=SIZE + 1)
+    engine.forward(3)
+    engine.end("writer", SIZE - 1)
+    engine.begin("short", [2], prompt=1)
+    engine.forward(2)
+    engine.end("short", 1)  # of block 2, it has computed one token
+    engine.begin("next", [2], prompt=1)
+    engine.forward()
+    engine.find(2, phase=phase)
+    listed = {"writer", "short"} | ({"next"} if phase is Phase.PATROL else set())
+    assert set(engine.tainted()) == listed
+    assert engine.damages[0].good.step == 1
+
+
+def test_a_slot_that_was_certainly_written_is_that_of_its_last_writer(engine: Engine) -> None:
+    engine.begin("writer", [1])
+    engine.forward(3)
+    engine.end("writer", 1)
+    engine.begin("long", [1, 2], prompt=SIZE + 1)
+    engine.forward(2)
+    engine.end("long", 1)
+    engine.find(1)
+    assert set(engine.tainted()) == {"long"}

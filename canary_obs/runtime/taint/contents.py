@@ -1,0 +1,54 @@
+"""What a slot held when it was found damaged: what filled it last, which need not be who holds its block."""
+
+from __future__ import annotations
+
+from canary_obs.engine_api.requests import BlockTable
+from canary_obs.records import Violation
+from canary_obs.runtime.taint.held_blocks import Content
+from canary_obs.runtime.taint.reading import Readers
+
+
+def slot_content(
+    row: Violation, table: BlockTable, readers: Readers, step: int, *, overwritten: bool, written: int | None
+) -> Content:
+    """The content of the row's slot in forward `step`; `overwritten`: before the last filling of its block.
+
+    A request fills a block slot by slot, and may end before the last: earlier contents are part of this
+    one as long as it is not known that the slot was written since. `written`: forward of the slot's last
+    write, as far as it is known.
+    """
+    held = readers.held[table.name]
+    block, offset = divmod(row.slot, table.block_slots)
+    content = held.content(block, step, before_refill=overwritten)
+    if row.redetection:
+        return content  # what was there before is followed since it was found
+    since = content.since
+    while since is not None:
+        if not overwritten and written is not None:
+            filled = written >= since
+        else:
+            own = offset * table.block_tokens // table.block_slots
+            filling = [
+                (life, number * table.block_tokens + own) for life, number in held.fillers(block, since)
+            ]
+            filled = _wrote(readers, filling, step if content.until is None else content.until)
+        if filled:
+            break
+        earlier = held.content(block, since - 1, before_refill=False).since
+        if earlier is None and readers.forgotten_until(step) < 0:
+            break  # nobody held it before
+        content, since = Content(earlier, content.until), earlier
+    return content
+
+
+def _wrote(readers: Readers, filling: list[tuple[int, int]], until: int) -> bool:
+    """Whether one of these lives has certainly computed the token at its position, before forward `until`."""
+    lives = readers.lives
+    for life, position in filling:
+        if readers.computed_at(life, until - 1) > position:
+            return True
+        emitted, name = lives.emitted[life], lives.names[life]
+        # A request that came back counts the tokens of its earlier lives, too.
+        if emitted and name not in lives.names[:life] and lives.prompts[life] + emitted - 1 > position:
+            return True
+    return False
