@@ -2,7 +2,7 @@
 
 Greedy requests on a real vLLM, with faults at random and without: which wrong answers were delivered, and
 whether each of them is listed as tainted. Every runner is a process of its own. Exit code 1 when a wrong
-answer is not listed, or when runs without faults differ or list anybody.
+answer is not listed, or delivered after its detection under `protect`, or when runs without faults differ.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.heal.table import passed
+from tests.engines.vllm.heal.table import passed, row_in
 
 RUNNERS = ("V1", "V2")
 _START_SECONDS, _SECONDS_PER_REQUEST = 300.0, {"V1": 2.0, "V2": 12.0}
 
 
-def measure(runner: str, requests: int, seed: int, policy: str) -> dict[str, Any]:
-    """The row of one runner. Raises RuntimeError with the end of its log when it failed."""
+def measure(runner: str, requests: int, seed: int, policy: str, output: Path) -> dict[str, Any]:
+    """The row of one runner in `output`. Raises RuntimeError with the end of its log when it failed."""
     with tempfile.TemporaryDirectory() as folder:
-        result, log = Path(folder) / "row.json", Path(folder) / "log"
-        arguments = [runner, str(requests), str(seed), policy, str(result)]
+        log = Path(folder) / "log"
+        arguments = [runner, str(requests), str(seed), policy, str(output)]
         command = [sys.executable, "-m", "tests.engines.vllm.heal.program", *arguments]
         patience = _START_SECONDS + requests * _SECONDS_PER_REQUEST[runner]
         with log.open("wb") as file:
             ended = subprocess.run(command, stdout=file, stderr=file, timeout=patience, check=False)
-        if ended.returncode or not result.exists():
+        row = row_in(output, runner, policy)
+        if ended.returncode or row is None:
             raise RuntimeError(f"{runner} ended with {ended.returncode}: {log.read_text()[-8000:]}")
-        row: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return row
 
 
@@ -43,14 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--policy", default="off", help="of KV_CANARY_HEAL")
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="default: both")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, required=True, help="goes on where an earlier call ended")
     given = parser.parse_args(arguments)
     rows = []
     for runner in given.runner or RUNNERS:
-        rows.append(measure(runner, given.requests, given.seed, given.policy))
+        rows.append(measure(runner, given.requests, given.seed, given.policy, given.output))
         print(json.dumps(rows[-1], indent=1), flush=True)
-        if given.output:
-            given.output.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
     return int(not all(map(passed, rows)))
 
 

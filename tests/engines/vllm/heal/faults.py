@@ -19,8 +19,10 @@ class Faults:
 
     def __init__(self, rig: Rig, seed: int) -> None:
         self._rig, self._draw = rig, random.Random(seed)
+        self._block = 0  # of the fault planted last
         self._undo: list[tuple[int, Callable[[], None]]] = []  # step, and what to do then
         self.planted: Counter[str] = Counter()
+        self.places: list[tuple[str, int, int]] = []  # kind, step, block
         self.kinds: dict[str, Callable[[int], bool]] = {
             "idle block, one word": lambda step: self._bytes(idle=True, words=1),
             "idle block, whole": lambda step: self._bytes(idle=True, words=None),
@@ -35,6 +37,7 @@ class Faults:
         for kind in self._draw.sample(sorted(self.kinds), len(self.kinds)):
             if self.kinds[kind](step):
                 self.planted[kind] += 1
+                self.places.append((kind, step, self._block))
                 return
 
     def settle(self, step: int | None) -> None:
@@ -49,7 +52,7 @@ class Faults:
         found = rig.idle_blocks() if idle else self._used()
         if not found:
             return False
-        block = draw.choice(found)
+        block = self._block = draw.choice(found)
         layers = rig.runner.kv_cache_config.kv_cache_groups[0].layer_names
         with rig.adapter.hooks.lock:
             cache = rig.layer_cache(0, draw.randrange(len(layers)))
@@ -91,7 +94,7 @@ class Faults:
         right, wrong = int(table[row, column]), draw.randrange(1, pool.num_gpu_blocks)
         if wrong == right:
             return False
-        table[row, column] = wrong
+        table[row, column] = self._block = wrong
 
         def undo() -> None:
             table, rows = self._tables()
@@ -123,7 +126,7 @@ class Faults:
                 return second
             return find(key)
 
-        cache.get_one_block = get_one_block
+        cache.get_one_block, self._block = get_one_block, second.block_id
         self._undo.append(
             (step + self._draw.randint(2, _MAPPING_STEPS), lambda: vars(cache).pop("get_one_block"))
         )

@@ -1,24 +1,24 @@
-"""One runner in this process.
+"""One runner in this process: rounds of requests, each added to the row of its runner and policy in a file.
 
 python -m tests.engines.vllm.heal.program V1 REQUESTS SEED POLICY RESULT.json
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+ROUND = 100  # requests with one seed
 ENGINE: dict[str, Any] = {
     "max_num_seqs": 8, "max_model_len": 1024, "max_num_batched_tokens": 256, "block_size": 32,
     "num_gpu_blocks_override": 96,
 }  # fmt: skip
 
 
-def prepare(runner: str, policy: str) -> None:
+def prepare(runner: str) -> None:
     """The environment, before vLLM is imported."""
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_CI_ENV="1", VLLM_NO_USAGE_STATS="1",
@@ -28,8 +28,6 @@ def prepare(runner: str, policy: str) -> None:
         VLLM_USE_V2_MODEL_RUNNER=str(int(runner == "V2")),
         VLLM_CPU_OMP_THREADS_BIND="0", OMP_NUM_THREADS="1",  # on shared cores threads wait for each other
     )  # fmt: skip
-    if policy != "off":
-        os.environ["KV_CANARY_HEAL"] = policy
     if runner == "V2":
         from tests.engines.vllm.real.interpreted import stand_in_driver
 
@@ -37,25 +35,30 @@ def prepare(runner: str, policy: str) -> None:
         stand_in_driver()
 
 
-def run(runner: str, count: int, seed: int, policy: str) -> dict[str, Any]:
-    """The row of the table for this runner."""
-    prepare(runner, policy)
+def run(runner: str, count: int, seed: int, policy: str, result: Path) -> None:
+    """Rounds until the row has so many requests; those that the file has already count."""
+    prepare(runner)
+    from canary_obs.vocabulary import HealPolicy
     from tests.engines.vllm.heal.requests import asks
-    from tests.engines.vllm.heal.serve import serve
-    from tests.engines.vllm.heal.table import row_of
+    from tests.engines.vllm.heal.serve import serve, under
+    from tests.engines.vllm.heal.table import add_round, round_of, row_in
     from tests.engines.vllm.real.models import make_model
     from tests.engines.vllm.real.rig import Rig
 
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(make_model(Path(folder), "llama"), **ENGINE)
-        requests, runs = asks(count, seed), []
-        for faults in (None, None, seed):
-            runs.append(serve(rig, requests, seed=faults))
-            rig.fresh()
+        while (row := row_in(result, runner, policy)) is None or row["requests"] < count:
+            done, rounds = (0, 0) if row is None else (row["requests"], row["rounds"])
+            number = seed + rounds
+            requests, runs = asks(min(ROUND, count - done), number), []
+            for chosen, faults in (("off", None), (policy, None), (policy, number)):
+                under(rig, HealPolicy(chosen))
+                runs.append(serve(rig, requests, seed=faults))
+                under(rig, HealPolicy.OFF)
+            add_round(result, {"runner": runner, "policy": policy, "seed": seed} | round_of(*runs))
         rig.close()
-    return {"runner": runner, "policy": policy, "seed": seed} | row_of(*runs)
 
 
 if __name__ == "__main__":
     kind, number, start, named, output = sys.argv[1:]
-    Path(output).write_text(json.dumps(run(kind, int(number), int(start), named)), encoding="utf-8")
+    run(kind, int(number), int(start), named, Path(output))

@@ -27,6 +27,7 @@ class Answer:
     error: str | None = None
     seconds: float = 0.0
     step: int = -1  # when it ended
+    sent: list[int] = field(default_factory=list)  # by token: in which step it was delivered
 
 
 def asks(count: int, seed: int) -> list[Ask]:

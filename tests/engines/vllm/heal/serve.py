@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from canary_obs.healing.guard_rail import Limits
 from canary_obs.hub.taint_store import TaintStore
 from canary_obs.records import Tainted
+from canary_obs.vocabulary import HealPolicy
 from tests.engines.vllm.heal.faults import Faults
 from tests.engines.vllm.heal.requests import Answer, Ask
 from tests.engines.vllm.real.rig import Rig
@@ -42,6 +44,9 @@ class Served:
     seconds: float = 0.0
     state: str = ""
     faults: dict[str, int] = field(default_factory=dict)  # of the observer
+    heals: dict[str, int] = field(default_factory=dict)  # "action outcome": how often
+    limited: str | None = None  # why healing did less than was asked for
+    found_after: dict[str, list[int]] = field(default_factory=dict)  # by kind of fault: steps to detection
 
 
 def serve(rig: Rig, requests: list[Ask], *, seed: int | None) -> Served:
@@ -53,6 +58,7 @@ def serve(rig: Rig, requests: list[Ask], *, seed: int | None) -> Served:
     draw, waiting, begun = random.Random(seed), list(reversed(requests)), dict[str, float]()
     engine = rig.llm.llm_engine
     restore = _listen(rig, served, taints)
+    before, sent = _heals(rig), dict[str, list[int]]()
     started = time.monotonic()
     try:
         while waiting or engine.has_unfinished_requests():
@@ -66,9 +72,13 @@ def serve(rig: Rig, requests: list[Ask], *, seed: int | None) -> Served:
                 if draw.random() < 1 / _STEPS_PER_FAULT:
                     faults.plant(served.steps)
             for output in engine.step():
+                steps = sent.setdefault(output.request_id, [])
+                steps += [served.steps] * (len(output.outputs[0].token_ids) - len(steps))
                 if output.finished:
-                    served.answers[output.request_id] = _answer(output, begun, served.steps)
+                    served.answers[output.request_id] = _answer(output, begun, served.steps, steps)
             served.steps += 1
+            if faults is not None:
+                _match(rig, served, faults)
         served.seconds = time.monotonic() - started
         if faults is not None:
             faults.settle(None)
@@ -83,14 +93,47 @@ def serve(rig: Rig, requests: list[Ask], *, seed: int | None) -> Served:
     served.unknown = sum(taint.cause is not None for taint in kept)
     served.state = rig.canary.verdict()[0].value
     served.faults = dict(rig.canary.health.faults)
+    served.heals = {what: count - before.get(what, 0) for what, count in _heals(rig).items()}
+    served.limited = rig.canary.healing.status.why
     return served
 
 
-def _answer(output: Any, begun: dict[str, float], step: int) -> Answer:
+def under(rig: Rig, policy: HealPolicy) -> None:
+    """Let healing follow this policy, with an empty cache and nothing in quarantine."""
+    # A fault every twelfth step is a flood by the limits that suit a service: whole pools leave in a minute.
+    rig.canary.healing._limits = Limits(1_000_000, 1_000.0)
+    rig.canary.healing.choose(policy)
+    rig.canary.healing.release(None)
+    for seed in (1, 2):  # the scheduler hears of it, and answers
+        rig.generate([[4 + seed] * 8], tokens=1)
+    rig.fresh()
+
+
+def _heals(rig: Rig) -> dict[str, int]:
+    return {
+        f"{action} {outcome}": count
+        for action, outcomes in rig.canary.healing.counts.items()
+        for outcome, count in outcomes.items()
+        if count
+    }
+
+
+def _match(rig: Rig, served: Served, faults: Faults) -> None:
+    """Count for each fault how many steps it took until its block was found damaged, or misread."""
+    size = rig.adapter.vllm_groups[0].block_slots
+    found = {violation.slot // size for violation in rig.found}
+    rig.found.clear()
+    for place in [one for one in faults.places if one[2] in found]:
+        faults.places.remove(place)
+        kind, step, _ = place
+        served.found_after.setdefault(kind, []).append(served.steps - 1 - step)
+
+
+def _answer(output: Any, begun: dict[str, float], step: int, sent: list[int]) -> Answer:
     own = output.outputs[0]
     error = None if own.finish_reason == "length" else str(own.finish_reason)
     seconds = time.monotonic() - begun[output.request_id]
-    return Answer(tokens=list(own.token_ids), error=error, seconds=seconds, step=step)
+    return Answer(tokens=list(own.token_ids), error=error, seconds=seconds, step=step, sent=sent)
 
 
 def _listen(rig: Rig, served: Served, taints: TaintStore) -> Callable[[], None]:

@@ -1,57 +1,111 @@
-"""Compares a run with faults with one without, request by request."""
+"""Compares a run with faults with one without, request by request, and adds rounds to a file of rows."""
 
 from __future__ import annotations
 
+import json
 import statistics
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.engines.vllm.heal.requests import Answer
 from tests.engines.vllm.heal.serve import Served
 
 
-def row_of(clean: Served, again: Served, faulty: Served) -> dict[str, Any]:
-    """The numbers that count. `again`: a second run without faults, which ought to be equal to the first."""
+def round_of(clean: Served, again: Served, faulty: Served) -> dict[str, Any]:
+    """The numbers that count. `again`: without faults under the policy, which ought to equal `clean`."""
     wrong = {name for name, right in clean.answers.items() if _differs(right, faulty.answers[name])}
     errors = {name for name, answer in faulty.answers.items() if answer.error is not None}
     delivered, listed = wrong - errors, set(faulty.listed)
     late = [one for one in delivered & listed if _first_wrong(clean, faulty, one) < _from(faulty, one)]
-    known = [name for name in delivered & listed if faulty.listed[name].step < faulty.answers[name].step]
+    after = {name: sum(_wrong_after(clean, faulty, name)) for name in wrong & listed}
     return {
+        "rounds": 1,
         "requests": len(clean.answers),
         "faults": dict(sorted(faulty.planted.items())),
+        "steps_to_detection": dict(sorted(faulty.found_after.items())),
         "damages": faulty.damages,
         "damages_unknown": faulty.unknown,
         "unknown_causes": faulty.causes,
         "wrong_delivered": len(delivered),
-        "wrong_delivered_after_listing": len(known),
+        "wrong_delivered_after_detection": sorted(name for name in delivered & listed if after[name]),
+        "wrong_tokens_after_detection": sum(after.values()),
+        "wrong_tokens_before_detection": sum(
+            not late for name in wrong & listed for late in _wrong_after(clean, faulty, name)
+        ),
+        "ended_after_wrong_tokens": sum(any(_wrong(clean, faulty, name)) for name in errors),
         "wrong_not_listed": sorted(delivered - listed),
         "wrong_before_first_output": sorted(late),
         "correct_listed": len((listed - wrong) & set(clean.answers)),
         "listed": len(listed),
         "listed_derived": sum(one.derived for one in faulty.listed.values()),
         "ended_with_error": len(errors),
+        "heals": faulty.heals,
+        "healing_limited": [] if faulty.limited is None else [faulty.limited],
         "recomputed_tokens": faulty.scheduled - clean.scheduled,
-        "median_latency_ms": [_median(clean), _median(faulty)],
-        "seconds": [round(one.seconds, 1) for one in (clean, again, faulty)],
-        "steps": [clean.steps, again.steps, faulty.steps],
+        "median_latency_ms": [[_median(one) for one in (clean, again, faulty)]],
+        "seconds": [[round(one.seconds, 1) for one in (clean, again, faulty)]],
+        "steps": [[one.steps for one in (clean, again, faulty)]],
         "differing_without_faults": sum(
             _differs(right, again.answers[name]) for name, right in clean.answers.items()
         ),
+        "heals_without_faults": sum(again.heals.values()),
         "listed_without_faults": len(clean.listed) + len(again.listed),
         "observer_faults": faulty.faults,
     }
 
 
 def passed(row: dict[str, Any]) -> bool:
-    """Acceptance with policy off: whoever is wrong is listed, and nobody is without a fault."""
+    """Whoever is wrong is listed, and nobody is without a fault; `protect` lets nothing wrong leave."""
     return not (
         row["wrong_not_listed"] or row["wrong_before_first_output"] or row["differing_without_faults"]
-        or row["listed_without_faults"] or row["observer_faults"]
+        or row["listed_without_faults"] or row["heals_without_faults"] or row["observer_faults"]
+        or (row["policy"] == "protect" and row["wrong_tokens_after_detection"]) or row["healing_limited"]
     )  # fmt: skip
+
+
+def row_in(file: Path, runner: str, policy: str) -> dict[str, Any] | None:
+    """The row of a runner and a policy; None = the file has none."""
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    return next((row for row in rows if (row["runner"], row["policy"]) == (runner, policy)), None)
+
+
+def add_round(file: Path, row: dict[str, Any]) -> None:
+    """Add the numbers of a round to its row: counts are summed, lists go on."""
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    kept = next((one for one in rows if all(one[key] == row[key] for key in ("runner", "policy"))), None)
+    if kept is None:
+        rows.append(row)
+    else:
+        for key, value in row.items():
+            if key not in ("runner", "policy", "seed"):
+                kept[key] = _sum(kept[key], value)
+    file.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def _sum(first: Any, second: Any) -> Any:
+    if not isinstance(first, dict):
+        return first + second
+    return {
+        key: _sum(first[key], second[key]) if key in first and key in second else {**first, **second}[key]
+        for key in sorted({*first, *second})
+    }
 
 
 def _differs(right: Answer, other: Answer) -> bool:
     return right.tokens != other.tokens
+
+
+def _wrong(clean: Served, faulty: Served, name: str) -> Iterator[bool]:
+    """By token that was delivered: whether it is another one than the right one, or after such a one."""
+    first = _first_wrong(clean, faulty, name)
+    return (at >= first for at in range(len(faulty.answers[name].tokens)))
+
+
+def _wrong_after(clean: Served, faulty: Served, name: str) -> list[bool]:
+    """By wrong token that was delivered: whether its request was listed before, or in the same step."""
+    sent, listed = faulty.answers[name].sent, faulty.listed[name].step
+    return [sent[at] >= listed for at, wrong in enumerate(_wrong(clean, faulty, name)) if wrong]
 
 
 def _first_wrong(clean: Served, faulty: Served, name: str) -> int:

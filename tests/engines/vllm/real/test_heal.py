@@ -7,7 +7,7 @@ from typing import Any
 from tests.engines.vllm.heal.program import ENGINE
 from tests.engines.vllm.heal.requests import asks
 from tests.engines.vllm.heal.serve import serve
-from tests.engines.vllm.heal.table import passed, row_of
+from tests.engines.vllm.heal.table import passed, round_of
 
 
 def test_every_wrong_answer_is_listed(make_rig: Any) -> None:
@@ -16,7 +16,7 @@ def test_every_wrong_answer_is_listed(make_rig: Any) -> None:
     for faults in (None, None, 1):
         runs.append(serve(rig, requests, seed=faults))
         rig.fresh()
-    row = row_of(*runs)
+    row = {"policy": "off"} | round_of(*runs)
     assert passed(row), row
     assert row["wrong_delivered"] > 5
     assert row["listed_derived"] > 0
