@@ -1,6 +1,7 @@
 """A vLLM that prefills prompts for another engine, in a process of its own: a line of JSON in, one out.
 
-In: {"prompt": token ids, "flip": whether to damage the KV once it was computed}. Out: `kv_transfer_params`.
+In: {"prompt": token ids, "flip": whether to damage the KV once it was computed, "expire": whether what was
+not fetched yet has waited for too long}. Out: `kv_transfer_params`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
-def settings(role: str, blocks: int) -> dict[str, Any]:
+def settings(role: str, blocks: int, ranks: int = 1) -> dict[str, Any]:
     """Of an engine of this role; pools of different sizes, so that block numbers differ."""
     transfer = {
-        "kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu", "engine_id": role,
-        "kv_load_failure_policy": "recompute",
+        "kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu",
+        "engine_id": f"{role}-{ranks}", "kv_load_failure_policy": "recompute",
     }  # fmt: skip
     return {"kv_transfer_config": transfer, "num_gpu_blocks_override": blocks}
 
@@ -62,16 +63,20 @@ class Prefill:
 def main() -> None:
     """Serve standard input."""
     from vllm import LLM, SamplingParams
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     from tests.engines.vllm.real.rig import DEFAULTS
 
     model, tensor_parallel = sys.argv[1], int(sys.argv[2])
-    how = DEFAULTS | settings("kv_producer", 90) | {"tensor_parallel_size": tensor_parallel}
+    how = DEFAULTS | settings("kv_producer", 90, tensor_parallel) | {"tensor_parallel_size": tensor_parallel}
     llm = LLM(model=model, **how)
     wanted = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
               "remote_block_ids": None, "remote_host": None, "remote_port": None}  # fmt: skip
     for line in sys.stdin:
         asked = json.loads(line)
+        if asked.get("expire"):
+            waiting = get_kv_transfer_group().connector_worker._reqs_to_send
+            waiting.update(dict.fromkeys(waiting, 0.0))
         sampling = SamplingParams(
             temperature=0, max_tokens=1, ignore_eos=True, extra_args={"kv_transfer_params": wanted}
         )

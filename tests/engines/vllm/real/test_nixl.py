@@ -20,8 +20,8 @@ LENGTH = 207  # tokens: six blocks and a part of the seventh
 class Pair:
     """A prefill engine in another process, and a decode engine in this one."""
 
-    def __init__(self, model: Path, tensor_parallel: int = 1) -> None:
-        self.prefill = Prefill(model, _free_port(), tensor_parallel)
+    def __init__(self, model: Path) -> None:
+        self.model, self.prefill = model, Prefill(model, _free_port())
         self.rig = Rig(model, **settings("kv_consumer", 60))
         self._seed = 100
 
@@ -140,6 +140,22 @@ def test_blocks_of_another_request_are_found(pair: Pair) -> None:
     assert pair.served(stale) == {DATA}
 
 
+def test_a_sender_that_gave_up_waiting_and_used_the_blocks_again_is_found(pair: Pair) -> None:
+    """Its time-out has passed when the decode engine reads: nobody says that the bytes are others' by now."""
+    prompt = pair.prompt()
+    params = pair.prefill.ask(prompt)
+    mine = set(params["remote_block_ids"][0])
+    for _ in range(40):
+        mine -= set(pair.prefill.ask(pair.prompt(), expire=True)["remote_block_ids"][0])
+        if not mine:
+            break
+    assert not mine, "blocks that were not used again"
+    pair.rig.fresh()
+    pair.decode(params, prompt)
+    pair.rig.settle()
+    assert set(pair.rig.reasons()) == {DATA}
+
+
 def test_a_receive_that_lands_when_its_blocks_were_freed_is_found(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,3 +210,24 @@ def test_records_that_cannot_be_believed_leave_a_receive_unverified(pair: Pair, 
 
     assert pair.served(change) == set()
     assert pair.loads() == (0, LENGTH)
+
+
+@pytest.fixture
+def two_ranks(pair: Pair) -> Iterator[Pair]:
+    """The decode engine, and a prefill engine of two ranks."""
+    one, pair.prefill = pair.prefill, Prefill(pair.model, _free_port(), tensor_parallel=2)
+    yield pair
+    pair.prefill.close()
+    pair.prefill = one
+
+
+def test_what_two_ranks_send_is_what_one_receives(two_ranks: Pair) -> None:
+    """Each has half of the heads; the folds of both sum to what lies here."""
+    assert two_ranks.served() == set()
+    assert two_ranks.loads() == (LENGTH, 0)
+    answer = two_ranks.answer
+    two_ranks.rig.fresh()
+    assert two_ranks.rig.generate([two_ranks.asked], 6) == [answer]
+    assert two_ranks.served(_exchange) == {DATA}
+    assert two_ranks.served(lambda params: params.pop("kv_canary")) == set()
+    assert two_ranks.loads() == (0, LENGTH)
