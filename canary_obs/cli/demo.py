@@ -38,7 +38,7 @@ def demo(
     device: Device = "auto",
     threads: Threads = 1,
     checkpoint: Checkpoint = None,
-    engine: Annotated[str, typer.Option(help="reference, or vllm where it is installed.")] = "reference",
+    engine: Annotated[str, typer.Option(help="reference, or an installed vllm or sglang.")] = "reference",
     disaggregated: Annotated[
         bool, typer.Option("--disaggregated", help="Prefill in one process, decode in another.")
     ] = False,
@@ -46,9 +46,9 @@ def demo(
     """Run a small LLM engine under load with the canary attached."""
     from canary_obs.demo.plan import DemoPlan
 
-    if engine not in ("reference", "vllm"):
-        raise ConfigurationError("--engine", engine, "no such engine", "Use reference or vllm.")
-    if engine == "vllm" and disaggregated:
+    if engine not in ("reference", "vllm", "sglang"):
+        raise ConfigurationError("--engine", engine, "no such engine", "Use reference, vllm or sglang.")
+    if engine != "reference" and disaggregated:
         rule = "--disaggregated joins two reference engines"
         raise ConfigurationError("--engine", engine, rule, "Leave out one of the two options.")
     settings: dict[str, Any] = {"perturb_seed": seed}
@@ -66,6 +66,8 @@ def demo(
     )  # fmt: skip
     if engine == "vllm":
         _demo_vllm(plan, json)
+    elif engine == "sglang":
+        _demo_sglang(plan, json)
     elif disaggregated:
         _demo_disaggregated(plan, json)
     else:
@@ -88,6 +90,15 @@ def _demo_vllm(plan: DemoPlan, json: bool) -> None:
     # Not on standard output, where vLLM writes.
     with DemoProgress() as progress:
         summary = run_vllm_demo(plan, notify_stderr, progress)
+    _print_summary(plan, summary, json)
+
+
+def _demo_sglang(plan: DemoPlan, json: bool) -> None:
+    from canary_obs.cli.demo_progress import DemoProgress
+    from canary_obs.demo.sglang import run_sglang_demo
+
+    with DemoProgress() as progress:
+        summary = run_sglang_demo(plan, notify_stderr, progress)
     _print_summary(plan, summary, json)
 
 

@@ -71,7 +71,7 @@ class InProcessVllm:
         self._random = random.Random(seed)
         self._vocabulary = SHAPES[shape]["vocab_size"]
         self._requests = 0
-        _draw_weights(self.runner.get_model())
+        draw_weights(self.runner.get_model())
 
     @property
     def latest_request(self) -> int:
@@ -162,8 +162,8 @@ def tiny_vllm(folder: Path, requests: int, seed: int) -> InProcessVllm:
     )  # fmt: skip
 
 
-def _draw_weights(model: torch.nn.Module) -> None:
-    # Dummy weights are nearly 0, on which a GPU computes faster than on real ones.
+def draw_weights(model: torch.nn.Module) -> None:
+    """Random weights. Dummy ones are nearly 0, on which a GPU computes faster than on real ones."""
     with torch.inference_mode():
         for weights in model.parameters():
             if weights.dim() == 1:

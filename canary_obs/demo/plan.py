@@ -91,6 +91,13 @@ def canary_config(plan: DemoPlan) -> CanaryConfig:
     return load(CanaryConfig, overrides=canary_settings(plan))
 
 
+def export_settings(plan: DemoPlan, config: CanaryConfig) -> None:
+    """Into the environment, where an engine's plugin reads them; `config` is the plan's configuration."""
+    settings = canary_settings(plan) | {"endpoint": config.endpoint}
+    os.environ |= {PREFIX + name.upper(): str(value) for name, value in settings.items()}
+    os.environ.setdefault(PREFIX + "MODE", config.mode.value)
+
+
 @contextmanager
 def service_of(
     plan: DemoPlan, config: CanaryConfig, progress: Progress | None = None

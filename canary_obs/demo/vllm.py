@@ -17,7 +17,7 @@ from canary_obs.demo.plan import (
     Notify,
     Progress,
     canary_config,
-    canary_settings,
+    export_settings,
     invitation,
     service_of,
 )
@@ -40,10 +40,7 @@ def run_vllm_demo(plan: DemoPlan, notify: Notify, progress: Progress | None = No
             "--engine", "vllm", "vLLM is not installed", "Install vllm, or use --engine reference."
         )
     config = canary_config(plan)
-    # The plugin reads the environment, as it does in any vLLM.
-    settings = canary_settings(plan) | {"endpoint": config.endpoint}
-    os.environ |= {PREFIX + name.upper(): str(value) for name, value in settings.items()}
-    os.environ.setdefault(PREFIX + "MODE", config.mode.value)
+    export_settings(plan, config)
     progress = Progress() if progress is None else progress
     with service_of(plan, config, progress) as service, TemporaryDirectory() as folder:
         if service is not None:
