@@ -53,11 +53,17 @@ ALL = (
             _CHAINS + "test_a_request_that_ended_may_come_back_with_other_tokens",
         ),
         (
-            "last.stops == stops and last.names == names",
-            "last.stops == stops",
+            "last is not None and last.names == names",
+            "last is not None and len(last.names) == len(names)",
             _CHAINS + "test_another_request_that_is_as_far_is_not_taken_for_the_one_before",
         ),
-        ("last.stops == stops and last.names == names", "last.names == names", _DECODING),
+        ("    if computed == stops:\n", "    if computed:\n", _ANY_ORDER),
+        ("if not all(map(ge, computed, stops)):", "if False:", _ANY_ORDER),
+        (
+            "count != stop != there for",
+            "False for",
+            _CHAINS + "test_requests_whose_newest_tokens_are_not_known_yet",
+        ),
         (
             "            counts = [stop - 1 for stop in last.stops]\n",
             "            counts = last.stops\n",

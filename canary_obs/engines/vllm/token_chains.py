@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from operator import ge
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,36 @@ class _Decoding(NamedTuple):
     names: tuple[str, ...]
     stops: list[int]  # of the next batch, if it is
     chains: NDArray[np.uint64]  # up to the token before
+    positions: NDArray[np.int64]  # of the last token of each chain
+
+    def go_on(self, newest: list[int]) -> NDArray[np.int64]:
+        """By these tokens; int64 [2, n] as TokenChains.advance returns it."""
+        self.positions[:] += 1
+        self.chains[:] += mix_arrays(np.array(newest, dtype=np.int32), self.positions)
+        sent = np.empty((2, len(newest)), dtype=np.int64)
+        np.add(self.positions, 1, out=sent[0])
+        sent[1] = self.chains.view(np.int64)
+        self.stops[:] = (sent[0] + 1).tolist()
+        return sent
+
+
+def _gone_on(stops: list[int], found: list[Any]) -> list[int] | None:
+    """The newest known token of each request, if every one of them is known up to its stop and no further."""
+    computed = [request.num_computed_tokens for request in found]
+    try:
+        newest = [request.all_token_ids[stop - 1] for request, stop in zip(found, stops, strict=True)]
+    except IndexError:  # a token is not known yet
+        return None
+    if computed == stops:
+        return newest
+    # As with asynchronous scheduling, which counts tokens that are still to be sampled.
+    if not all(map(ge, computed, stops)):
+        return None
+    known = [request.num_tokens for request in found]
+    ahead = zip(computed, known, stops, strict=True)
+    if known != stops and any(count != stop != there for count, there, stop in ahead):
+        return None
+    return newest
 
 
 class TokenChains:
@@ -44,13 +75,11 @@ class TokenChains:
         """
         names = tuple(scheduled)
         found = [requests[name] for name in names]
+        last = self._decoding
+        newest = _gone_on(last.stops, found) if last is not None and last.names == names else None
+        if last is not None and newest is not None:
+            return last.go_on(newest)
         stops = [min(request.num_computed_tokens, request.num_tokens) for request in found]
-        if (last := self._decoding) is not None and last.stops == stops and last.names == names:
-            newest = [request.all_token_ids[stop - 1] for request, stop in zip(found, stops, strict=True)]
-            positions = np.array(stops, dtype=np.int64)
-            last.chains[:] += mix_arrays(np.array(newest, dtype=np.int32), positions - 1)
-            last.stops[:] = [stop + 1 for stop in stops]
-            return np.stack((positions, last.chains.view(np.int64)))
         self._leave_decoding()
         return self._advance(names, found, stops)
 
@@ -72,7 +101,7 @@ class TokenChains:
         chains = added_chains(before, np.array(ids, dtype=np.int32), np.array(starts, dtype=np.int64), ends)
         known.update(zip(names, zip(lens, chains, strict=True), strict=True))
         if min(lens, default=-1) >= 0:
-            self._decoding = _Decoding(names, [stop + 1 for stop in lens], chains)
+            self._decoding = _Decoding(names, [stop + 1 for stop in lens], chains, ends - 1)
         return np.stack((ends, chains.view(np.int64)))
 
     def _leave_decoding(self) -> None:

@@ -71,6 +71,17 @@ def test_chains_of_decoding_requests(steps: list[tuple[str, int]]) -> None:
             ]
 
 
+def test_requests_whose_newest_tokens_are_not_known_yet() -> None:
+    """As with asynchronous scheduling: more is computed than known, then one token comes, none, or two."""
+    chains, lengths = TokenChains(), {"a": 4, "b": 7}
+    tokens = {name: [3 * place + ord(name) for place in range(40)] for name in lengths}
+    for added in ((1, 1), (1, 1), (0, 1), (1, 1), (1, 1), (2, 1), (1, 1), (1, 1)):
+        for name, more in zip(lengths, added, strict=True):
+            lengths[name] += more
+        requests = {name: request(tokens[name][:known], known + 1) for name, known in lengths.items()}
+        assert told(chains, requests) == [expected(tokens[name], known) for name, known in lengths.items()]
+
+
 def test_another_request_that_is_as_far_is_not_taken_for_the_one_before() -> None:
     chains = TokenChains()
     tokens = {"a": [1] * 9, "b": [2] * 9}
