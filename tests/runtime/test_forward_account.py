@@ -67,7 +67,8 @@ def test_a_draft_pass_that_is_not_shown(make_rig, unchecked: Report) -> None:
     rig.run(3)
     verdict, seconds = rig.canary.verdict(), time.monotonic() - started
     unchecked("a draft pass is not shown", "reference", verdict, names=NOT_SHOWN, seconds=seconds)
-    assert verdict[1][-1] == f"{NOT_SHOWN}: draft {rig.canary.forwards._missing['draft']}"
+    # Among others: on a slow machine the slots that it adopted still wait for their baselines.
+    assert f"{NOT_SHOWN}: draft {rig.canary.forwards._missing['draft']}" in verdict[1]
     rig.run(100)
     rig.canary.check_everything()
     assert rig.canary.counter_reader.violations == 0
@@ -194,7 +195,7 @@ def test_a_step_that_begins_while_an_idle_call_looks(make_rig) -> None:
     rig.engine.statistics.forwards += 1
     rig.canary.idle()
     rig.canary.idle()
-    assert rig.canary.verdict()[1][-1] == f"{NOT_SHOWN}: full 1"
+    assert f"{NOT_SHOWN}: full 1" in rig.canary.verdict()[1]
 
 
 def test_slots_are_adopted_before_the_next_forward_is_checked(make_rig) -> None:
@@ -208,7 +209,7 @@ def test_slots_are_adopted_before_the_next_forward_is_checked(make_rig) -> None:
     rig.finish_requests()
     rig.canary.check_everything()
     assert rig.canary.counter_reader.violations == 0
-    assert rig.canary.verdict()[1][0] == f"{NOT_SHOWN}: full 30"
+    assert f"{NOT_SHOWN}: full 30" in rig.canary.verdict()[1]
 
 
 def test_forwards_before_the_start_are_not_missed() -> None:
