@@ -110,7 +110,8 @@ class Healer:
     def heal(self, damages: Iterable[Damage]) -> None:
         """Do what the policy says about each of these; never raises."""
         # A request that is computed again for one must not escape another that asks for its end.
-        for damage in sorted(damages, key=lambda damage: damage.good is not None):
+        # What was found before has had its answer, unless the limits prevented it.
+        for damage in sorted(damages, key=lambda damage: damage.good is not None or damage.again):
             if self.effective is HealPolicy.OFF:
                 return
             try:
