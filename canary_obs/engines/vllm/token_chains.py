@@ -26,8 +26,10 @@ class _Decoding(NamedTuple):
 
     def go_on(self, newest: list[int]) -> NDArray[np.int64]:
         """By these tokens; int64 [2, n] as TokenChains.advance returns it."""
+        added = mix_arrays(np.array(newest, dtype=np.int32), self.positions + 1)
+        # From here on nothing fails, which would leave the fields apart.
         self.positions[:] += 1
-        self.chains[:] += mix_arrays(np.array(newest, dtype=np.int32), self.positions)
+        self.chains[:] += added
         sent = np.empty((2, len(newest)), dtype=np.int64)
         np.add(self.positions, 1, out=sent[0])
         sent[1] = self.chains.view(np.int64)
