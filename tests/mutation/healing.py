@@ -107,7 +107,7 @@ IN_THE_REFERENCE_ENGINE = (
         (
             "                self._read_findings()\n",
             "",
-            _REFERENCE + "nothing_wrong_leaves_after_detection_and_nothing_leaks",
+            _REFERENCE + "nothing_wrong_leaves_after_detection_and_nothing_leaks[llama]",
         ),
     ),
 )
