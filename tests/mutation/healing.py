@@ -102,14 +102,6 @@ IN_THE_REFERENCE_ENGINE = (
             _REFERENCE + "what_requests_use_is_freed_once_after_it_was_discarded",
         ),
     ),
-    *mutants(
-        "canary_obs/engines/reference/heal_link.py",
-        (
-            "                self._read_findings()\n",
-            "",
-            _REFERENCE + "nothing_wrong_leaves_after_detection_and_nothing_leaks[llama]",
-        ),
-    ),
 )
 
 ALL = *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED

@@ -123,3 +123,11 @@ def test_an_output_without_requests_and_one_that_fails() -> None:
     again = SimpleNamespace(num_scheduled_tokens={"a": 1}, finished_req_ids=set())
     send_tokens(scheduler, again)
     np.testing.assert_array_equal(getattr(again, TOKENS_ATTRIBUTE)[:, 0], expected([3], 1))
+
+
+def test_a_preempted_request_that_knows_the_next_token_is_computed_anew() -> None:
+    """Its batch would go on with that token, were what it has computed not fewer."""
+    chains, tokens = TokenChains(), list(range(20, 40))
+    for computed in (5, 6, 3):
+        found = {"a": request(tokens[:7], computed)}
+        assert told(chains, found) == [expected(tokens, computed)]
