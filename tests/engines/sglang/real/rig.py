@@ -18,6 +18,8 @@ from canary_obs.vocabulary import Phase, Reason
 from tests.engines.sglang.real import linear_attention, stand_ins
 
 DEFAULTS: dict[str, Any] = {
+    # After so many seconds in a batch that a test has left, it would end the parent of the test run.
+    "watchdog_timeout": 1e6,
     "device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch", "dtype": "float32",
     "disable_cuda_graph": True, "disable_overlap_schedule": True, "skip_tokenizer_init": True,
     "max_total_tokens": 2048, "max_running_requests": 8, "chunked_prefill_size": 128, "log_level": "warning",
