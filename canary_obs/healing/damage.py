@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from canary_obs.records import Violation
@@ -68,3 +69,11 @@ def damage_of(
         again=violation.redetection,
         incident=incident,
     )
+
+
+def in_order(damages: Iterable[Damage]) -> list[Damage]:
+    """Those that may end a request go first: one that is computed again must not escape its end.
+
+    What was found before has had its answer, unless the limits prevented it.
+    """
+    return sorted(damages, key=lambda damage: damage.good is not None or damage.again)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from canary_obs.healing.damage import Damage
+from canary_obs.healing.damage import Damage, in_order
 from canary_obs.healing.guard_rail import GuardRail, Limits
 from canary_obs.healing.lineage import Lineage
 from canary_obs.healing.messages import DamageMessage, HealsMessage
@@ -109,9 +109,7 @@ class Healer:
 
     def heal(self, damages: Iterable[Damage]) -> None:
         """Do what the policy says about each of these; never raises."""
-        # A request that is computed again for one must not escape another that asks for its end.
-        # What was found before has had its answer, unless the limits prevented it.
-        for damage in sorted(damages, key=lambda damage: damage.good is not None or damage.again):
+        for damage in in_order(damages):
             if self.effective is HealPolicy.OFF:
                 return
             try:

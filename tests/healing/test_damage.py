@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from canary_obs.healing.damage import Damage, damage_of
+from canary_obs.healing.damage import Damage, damage_of, in_order
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.messages import DamageOutbox
 from canary_obs.records import Violation
@@ -78,3 +78,11 @@ def test_a_flood_is_bounded() -> None:
     for _ in range(5000):
         outbox.add(of())
     assert len(outbox.empty().damages) == 1024
+
+
+def test_what_may_end_a_request_goes_first_unless_it_was_found_before() -> None:
+    links = {"reason": Reason.CHAIN, "phase": Phase.HEAD, "request": "r"}
+    again, new, stored = of(**links, redetection=True), of(**links), of(slot=71)
+    assert (again.good, new.good, stored.good) == (None, 8, None)
+    assert in_order([again, new, stored]) == [stored, again, new]
+    assert in_order([new, again]) == [new, again]

@@ -104,4 +104,13 @@ IN_THE_REFERENCE_ENGINE = (
     ),
 )
 
-ALL = *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED
+ORDERED = mutants(
+    "canary_obs/healing/damage.py",
+    (
+        "damage.good is not None or damage.again)",
+        "damage.good is not None)",
+        "tests/healing/test_damage.py::test_what_may_end_a_request_goes_first_unless_it_was_found_before",
+    ),
+)
+
+ALL = *ORDERED, *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED

@@ -14,7 +14,7 @@ from canary_obs.engines.reference.heal_actions import ReferenceActions
 from canary_obs.engines.reference.heal_groups import Place, heal_groups
 from canary_obs.engines.reference.heal_rehearsal import rehearse_healing
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.healing.damage import damage_of
+from canary_obs.healing.damage import damage_of, in_order
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.healer import Healer
 from canary_obs.healing.messages import DamageOutbox
@@ -153,7 +153,7 @@ class ReferenceHealing:
             return
         message = self._outbox.empty()
         healer.receive(message._replace(damages=()), self._problem)
-        for damage in sorted(message.damages, key=lambda damage: damage.good is not None):  # as `heal`
+        for damage in in_order(message.damages):
             actions.damage = damage
             healer.receive(message._replace(damages=(damage,), releases=None), self._problem)
         actions.damage = None
