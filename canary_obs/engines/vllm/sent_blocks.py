@@ -143,7 +143,10 @@ def _around_update(scheduler: Any, original: Callable[..., Any]) -> Callable[...
         records = getattr(given, "kv_connector_worker_meta", None)
         if given is not None and isinstance(records, WorkerRecords):
             given.kv_connector_worker_meta = records.inner
-            _keep(scheduler, records.ranks)
+            try:
+                _keep(scheduler, records.ranks)
+            except Exception as error:  # noqa: BLE001 - what is sent is unverified at the receiver
+                log_fault(scheduler, "sent_records", error)
         return original(scheduled, output, *args, **kwargs)
 
     return update_from_output
