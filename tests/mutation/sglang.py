@@ -42,6 +42,11 @@ ALL = (
             f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
         ),
         (
+            "not in _TRIED_POOLS:",
+            "is None:",
+            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+        ),
+        (
             '{request.bootstrap_port}" if sent else ""',
             '{request.bootstrap_port}" if not sent else ""',
             f"{_TESTS}test_disaggregation.py::test_records_leave_with_the_kv_and_are_compared_when_it_is_there",

@@ -48,8 +48,8 @@ class SglangAdapter(EngineAdapter):
         check_version(self.version)
         check_hooks(self.version)
         check_scheduler(scheduler, self.version)
-        self.untried = untried_pair(scheduler.server_args)
         self.scheduler, self.runner = scheduler, scheduler.tp_worker.model_runner
+        self.untried = untried_pair(scheduler.server_args, self.runner.token_to_kv_pool)
         runners = self.runner, *draft_runners(scheduler)
         if "run_batch" in vars(scheduler) or any("forward" in vars(runner) for runner in runners):
             raise UnsupportedEngine(

@@ -18,6 +18,7 @@ from canary_obs.errors import KVCacheViolation
 
 ROLES = ("prefill", "decode")
 _TRIED_BACKENDS = ("nixl",)  # of `disaggregation_transfer_backend`: those of which pairs were run
+_TRIED_POOLS = ("MHATokenToKVPool", "SWAKVPool")
 _RANKS = ("tp_size", "pp_size", "dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
@@ -25,13 +26,15 @@ _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 _COMPONENTS = {FULL: "BLOCK_SCALE", SWA: "BLOCK_SCALE_SWA"}
 
 
-def untried_pair(arguments: Any) -> str | None:
+def untried_pair(arguments: Any, pool: Any) -> str | None:
     """What of a server's place in a pair has not been run to its end; None = nothing."""
     if arguments.disaggregation_mode not in ROLES:
         return None
     pair = "prefill and decode on different servers of SGLang"
     if (backend := arguments.disaggregation_transfer_backend) not in _TRIED_BACKENDS:
         return f"{pair} over {backend}: tested are those over {', '.join(_TRIED_BACKENDS)}"
+    if (held := type(pool).__name__) not in _TRIED_POOLS:
+        return f"{pair} with a {held}: tested are those with {' or '.join(_TRIED_POOLS)}"
     for name in _RANKS:
         if (value := getattr(arguments, name)) > 1:
             return f"{pair} with {name}={value}: tested are those of one rank each"

@@ -126,13 +126,17 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
         ({"disaggregation_transfer_backend": "mooncake"}, "over mooncake: tested are those over nixl"),
         ({"tp_size": 2}, "with tp_size=2: tested are those of one rank each"),
         ({"dp_size": 2}, "with dp_size=2: tested are those of one rank each"),
+        (
+            {"disaggregation_mode": "prefill", "pool": "MLATokenToKVPool"},
+            "with a MLATokenToKVPool: tested are those with MHATokenToKVPool or SWAKVPool",
+        ),
     ],
 )
 def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str | None) -> None:
     run = {
         "disaggregation_mode": "decode", "disaggregation_transfer_backend": "nixl",
-        "tp_size": 1, "pp_size": 1, "dp_size": 1,
-    }  # fmt: skip
-    untried = untried_pair(SimpleNamespace(**(run | given)))
+        "tp_size": 1, "pp_size": 1, "dp_size": 1, "pool": "SWAKVPool",
+    } | given  # fmt: skip
+    untried = untried_pair(SimpleNamespace(**run), type(run.pop("pool"), (), {})())
     assert (untried or "").endswith(reason or "")
     assert (untried is None) == (reason is None)
