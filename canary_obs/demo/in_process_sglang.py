@@ -19,6 +19,8 @@ _SETTINGS: dict[str, Any] = {
     "device": _DEVICE, "attention_backend": "torch_native", "sampling_backend": "pytorch", "dtype": "float32",
     "disable_cuda_graph": True, "disable_overlap_schedule": True, "grammar_backend": "none",
     "load_format": "dummy", "skip_tokenizer_init": True, "log_level": "warning", "mem_fraction_static": 0.2,
+    # It would end this process's parent, the user's shell, once a batch has waited for so many seconds.
+    "watchdog_timeout": 1e6,
     "page_size": 16, "chunked_prefill_size": 256, "max_total_tokens": 16384, "context_length": TINY_CONTEXT,
 }  # fmt: skip
 
