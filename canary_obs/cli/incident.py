@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from canary_obs.cli.exit_codes import CommandFailed, ExitCode
-from canary_obs.cli.output import note, print_rich, print_table, write_out
+from canary_obs.cli.output import id_column, note, print_rich, print_table, write_out
 from canary_obs.cli.service_client import client_of
 from canary_obs.cli.service_options import (
     AsJson,
@@ -65,7 +65,15 @@ def incidents(limit: Limit = 20, url: Url = None, token_file: TokenFile = None, 
         print_json(answer)
         return
     table = Table(
-        "incident", "engine", "ranks", "opened", "last", "state", "violations", "reasons", "seen by"
+        id_column("incident"),
+        "engine",
+        "ranks",
+        "opened",
+        "last",
+        "state",
+        "violations",
+        "reasons",
+        "seen by",
     )
     for found in answer["incidents"]:
         seen = [made for made in found["acknowledgements"] if made["undone_ns"] is None]

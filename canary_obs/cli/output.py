@@ -7,6 +7,7 @@ import os
 import sys
 
 from rich.console import Console, RenderableType
+from rich.table import Column
 
 _WIDE = 200  # columns where nobody looks: in a pipe a cut or broken row is worth nothing
 
@@ -32,6 +33,11 @@ def print_table(content: RenderableType) -> None:
     """The same for a table of many columns: wide enough where standard output is no terminal."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     print_rich(content, width=None if terminal or "COLUMNS" in os.environ else _WIDE)
+
+
+def id_column(header: str) -> Column:
+    """A column of ids, which are arguments of other commands: where it is narrow, the others wrap."""
+    return Column(header, no_wrap=True)
 
 
 def note(text: str) -> None:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from canary_obs.cli.exit_codes import ExitCode, code_of_sweep, end_with
-from canary_obs.cli.output import note, print_table
+from canary_obs.cli.output import id_column, note, print_table
 from canary_obs.cli.service_client import ServiceClient, client_of
 from canary_obs.cli.service_options import (
     AsJson,
@@ -89,7 +89,15 @@ def list_sweeps(
         print_json(answer)
         return
     table = Table(
-        "sweep", "started by", "status", "requested", "ranks", "checked", "rate", "left", "violations"
+        id_column("sweep"),
+        "started by",
+        "status",
+        "requested",
+        "ranks",
+        "checked",
+        "rate",
+        "left",
+        "violations",
     )
     for record in answer["sweeps"]:
         word = "paused" if record["paused"] and record["ended_ns"] is None else record["status"]

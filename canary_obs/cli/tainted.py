@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from canary_obs.cli.output import note, print_table
+from canary_obs.cli.output import id_column, note, print_table
 from canary_obs.cli.service_client import client_of
 from canary_obs.cli.service_options import AsJson, Limit, OfEngine, OfInstance, TokenFile, Url
 from canary_obs.cli.words import plain, print_json, rank_of
@@ -31,8 +31,8 @@ def tainted(
         print_json(page)
         return
     table = Table(
-        "number", "incident", "rank", "damage", "request", "state", "read from step", "wrong from output",
-        "outputs since",
+        "number", id_column("incident"), "rank", "damage", "request", "state", "read from step",
+        "wrong from output", "outputs since",
     )  # fmt: skip
     for taint in page["tainted"]:
         for row in _rows(taint):

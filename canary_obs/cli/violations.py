@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from canary_obs.cli.output import note, print_table
+from canary_obs.cli.output import id_column, note, print_table
 from canary_obs.cli.service_client import client_of
 from canary_obs.cli.service_options import AsJson, OfEngine, OfInstance, TokenFile, Url
 from canary_obs.cli.words import moment, plain, print_json, rank_of
@@ -45,7 +45,7 @@ def violations(
         "position",
         "step",
         "request",
-        "incident",
+        id_column("incident"),
     )
     for event in page["violations"]:
         row, who = event["violation"], event["identity"]

@@ -112,6 +112,21 @@ def test_an_incident_is_shown_by_id_and_from_a_file(cli, asked, fleet, tmp_path)
     assert cli("incident show none.json")[0] == 2
 
 
+@pytest.mark.parametrize("line", ["incidents", "violations", "tainted"])
+def test_an_incidents_id_is_whole_on_a_narrow_terminal(line, cli, fleet, monkeypatch):
+    """It is an argument of other commands."""
+    incident = fleet.damage(5)
+    fleet.ranks[5].send(tainted(fleet.ranks[5].identity, 1, "chat-7", incident=incident))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert incident in cli(line)[1]
+
+
+def test_a_sweeps_id_is_whole_on_a_narrow_terminal(cli, asked, monkeypatch):
+    sweep = asked("sweep")["id"]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert sweep in cli("sweeps")[1]
+
+
 def test_who_read_damage_is_listed_and_in_the_incident(cli, asked, fleet):
     incident, rank = fleet.damage(5), fleet.ranks[5]
     rank.send(tainted(rank.identity, 1, "chat-7"))

@@ -125,6 +125,7 @@ def test_it_is_operated_by_commands_and_a_dead_worker_is_seen(
     assert {rank["state"] for rank in seen} == {"ok"}
     assert {rank["identity"]["instance"] for rank in seen} == {"engine-0"}, "the pod's name"
 
+    monkeypatch.setenv("COLUMNS", "200")  # where xdist runs the test, the terminal is narrow
     monkeypatch.setenv("KV_CANARY_URL", canary)
     monkeypatch.setenv("KV_CANARY_TOKEN_FILE", str(tokens / "oncall"))
     monkeypatch.setenv("KV_CANARY_ENDPOINT", f"ipc://{pod.path('/run/canary')}/socket/service.sock")
