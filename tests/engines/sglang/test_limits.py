@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from canary_obs.engines.sglang.deepseek_v4 import POOL
 from canary_obs.engines.sglang.limits import (
     _CLASSES,
     _CLASSES_ON_GPUS,
     _ON_GPUS,
     _SETTINGS,
     _WITH_DRAFTS,
+    _WITH_OWN_KEYS,
     check_scheduler,
 )
 from canary_obs.errors import UnsupportedEngine
@@ -180,3 +182,42 @@ def test_windows_are_covered() -> None:
 def test_parts_of_a_window_pool_that_are_not_covered_are_named(other: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedEngine, match=f"{named} is not covered yet"):
         check_scheduler(with_windows(**other), CPU)
+
+
+def of_kind(name: str, **given: Any) -> Any:
+    """A scheduler whose KV pool is of that class and has these attributes."""
+    settings = {key: given.pop(key) for key in list(given) if key in _WITH_OWN_KEYS}
+    found = scheduler({"KV pool": name}, **settings)
+    vars(found.tp_worker.model_runner.token_to_kv_pool).update(given)
+    return found
+
+
+def test_settings_that_are_not_covered_with_keys_of_their_own_are_named() -> None:
+    kinds = {"index keys": ("DSATokenToKVPool", "index_key_cache"), "DeepSeek-V4": (POOL, "swa_kv_pool")}
+    for what, (name, attribute) in kinds.items():
+        check_scheduler(of_kind(name, **{attribute: object()}), CPU)
+        for setting in _WITH_OWN_KEYS:
+            other = {"speculative_algorithm": "NGRAM", "disaggregation_mode": "prefill"}.get(setting, True)
+            match = rf"^SGLang with {what} and {setting}={other!r} is not covered yet"
+            with pytest.raises(UnsupportedEngine, match=match):
+                check_scheduler(of_kind(name, **{attribute: object(), setting: other}), CPU)
+
+
+def with_states(part: str = "MHATokenToKVPool", **settings: Any) -> Any:
+    """A scheduler whose model has layers of linear attention beside those of that pool."""
+    pool = {"mamba_pool": object(), "full_kv_pool": type(part, (), {})()}
+    return of_kind("HybridLinearKVPool", **pool, **settings)
+
+
+def test_states_are_taken_with_the_pools_that_are_covered_beside_them() -> None:
+    check_scheduler(with_states(), CPU)
+    check_scheduler(with_states("MLATokenToKVPool"), CPU)
+    with pytest.raises(UnsupportedEngine, match="AnotherPool in its HybridLinearKVPool is not covered yet"):
+        check_scheduler(with_states("AnotherPool"), CPU)
+
+
+def test_what_is_not_covered_beside_states_is_named() -> None:
+    with pytest.raises(UnsupportedEngine, match="states in a hierarchical cache is not covered yet"):
+        check_scheduler(with_states(enable_hierarchical_cache=True), CPU)
+    with pytest.raises(UnsupportedEngine, match="'NGRAM' and states is not covered yet"):
+        check_scheduler(with_states(speculative_algorithm="NGRAM"), CPU)

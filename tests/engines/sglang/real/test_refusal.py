@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from canary_obs.engines.sglang import limits, plugin, versions
 from canary_obs.engines.sglang.scheduler_canary import canary_of
+from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.vocabulary import State
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
+from tests.engines.vllm.real.server import Process, call, wait_until
 
 
 @pytest.fixture
@@ -94,6 +99,59 @@ def test_an_attachment_that_fails_does_not_end_the_engine(
     assert given.refusal.reason == "made up"
     monkeypatch.setattr(scheduler_canary, "attach_to_scheduler", fail)
     assert len(make_rig().generate(prompts(2), 4)) == 2
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[tuple[str, str]]:
+    """The service's endpoint and address."""
+    port = free_port()
+    with TemporaryDirectory(prefix="kvc") as folder:
+        endpoint = f"ipc://{folder}/s.sock"
+        command = [sys.executable, "-m", "canary_obs", "serve", "--endpoint", endpoint, "--port", str(port)]
+        process, address = Process(command, {}, Path(folder) / "service.log"), f"http://127.0.0.1:{port}"
+        try:
+            process.wait_for(f"{address}/healthz")
+            yield endpoint, address
+        finally:
+            process.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("version", "SGLang 0.5.23: supported are 0.5.22"),
+        ("pool class", "SGLang with KV pool MHATokenToKVPool is not covered yet"),
+        ("hook", "SGLang did not apply the hooks on sglang.srt.managers.scheduler.Scheduler.gone"),
+    ],
+)
+def test_log_api_and_metric_say_why(
+    reason: Any, service: tuple[str, str], monkeypatch: pytest.MonkeyPatch, kind: str, named: str
+) -> None:
+    """That it serves, and that the log has the reason, `reason` asserts."""
+    endpoint, address = service
+    monkeypatch.setenv("KV_CANARY_ENDPOINT", endpoint)
+    if kind == "version":
+        monkeypatch.setattr(versions, "VERSIONS", ("0.5.22",))
+    elif kind == "hook":
+        monkeypatch.setitem(plugin.HOOKS, f"{plugin._SCHEDULER}.gone", plugin.attach_after_init)
+    else:
+        monkeypatch.setitem(limits._CLASSES, "KV pool", ("AnotherPool",))
+    assert named in reason()
+
+    def ranks() -> list[Any]:
+        held = call(f"{address}/canary/status")[1]["ranks"]
+        return [rank for rank in held if rank["snapshot"] and named in rank["reasons"][0]]
+
+    (rank,) = wait_until(ranks)
+    assert rank["state"] == "blind"
+    own = f'instance="{rank["identity"]["instance"]}"'
+    lines = [line for line in call(f"{address}/metrics")[1].splitlines() if own in line]
+    for name, label in (("state", 'state="blind"'), ("observer_faults_total", 'part="attach"')):
+        (line,) = (line for line in lines if line.startswith(f"kv_canary_{name}{{") and label in line)
+        assert line.endswith("} 1.0")
+    status, sweep = call(f"{address}/canary/sweep?wait=true", {})
+    assert (status, sweep["status"]) == (200, "failed")
+    assert any(named in (each["error"] or "") for each in sweep["ranks"])
 
 
 # What is attached, and does not check -------------------------------------------------------------------

@@ -1,0 +1,161 @@
+"""Seeded defects of what the adapter for SGLang refuses or leaves out, and of compressed entries."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import mutants
+
+_TESTS = "tests/engines/sglang/"
+_LIMITS, _LEFT_OUT, _ENTRIES = (f"{_TESTS}test_{name}.py::" for name in ("limits", "left_out", "entry_steps"))
+_OWN_KEYS = _LIMITS + "test_settings_that_are_not_covered_with_keys_of_their_own_are_named"
+_DRAFTS = _LIMITS + "test_drafts_that_are_not_covered_are_named"
+_PAIRS = _LIMITS + "test_both_roles_of_separated_servers_pass"
+_BESIDE_STATES = _LIMITS + "test_what_is_not_covered_beside_states_is_named"
+_WINDOWS = _LIMITS + "test_parts_of_a_window_pool_that_are_not_covered_are_named"
+_SUB_POOLS = _LEFT_OUT + "test_layouts_of_sub_pools_that_are_not_covered_are_named"
+
+LIMITS = mutants(
+    "canary_obs/engines/sglang/limits.py",
+    (
+        "if (value := getattr(arguments, name, covered[0])) not in covered:",
+        "if (value := getattr(arguments, name, covered[0])) is covered:",
+        _LIMITS + "test_every_setting_that_is_not_covered_is_named",
+    ),
+    (
+        "        if getattr(model, name):",
+        "        if False:",
+        _LIMITS + "test_models_that_are_not_covered_are_named",
+    ),
+    ("if not scheduler.is_generation:", "if False:", _LIMITS + "test_models_that_do_not_generate_are_named"),
+    (
+        "if (name := type(thing).__name__) not in classes[what]:",
+        "if (name := type(thing).__name__) is classes:",
+        _LIMITS + "test_memory_of_an_unknown_class_is_named",
+    ),
+    ("        _check_windows(runner)\n", "        pass\n", _WINDOWS),
+    ('if (name := type(part).__name__) != "MHATokenToKVPool":', 'if (name := "") != "":', _WINDOWS),
+    (
+        'if (name := type(part).__name__) not in _CLASSES["slot allocator"][:2]:',
+        'if (name := "") != "":',
+        _WINDOWS,
+    ),
+    ("    if allocator.swa_req_ring:", "    if False:", _WINDOWS),
+    ('        _check_own_keys("index keys", arguments)\n', "        pass\n", _OWN_KEYS),
+    ('        _check_own_keys("DeepSeek-V4", arguments)\n', "        pass\n", _OWN_KEYS),
+    ("        _check_drafts(scheduler)\n", "        pass\n", _DRAFTS),
+    ("    if len(runners) > 1:", "    if False:", _DRAFTS),
+    (
+        "if has_states(scheduler.tp_worker.model_runner.token_to_kv_pool):",
+        "if False:",
+        _BESIDE_STATES,
+    ),
+    (
+        'not in (known := _CLASSES["KV pool"][:2]):',
+        'not in (known := _CLASSES["KV pool"]):',
+        _DRAFTS,
+    ),
+    (
+        '        if arguments.enable_hierarchical_cache:\n            raise _refused("a hier',
+        '        if False:\n            raise _refused("a hier',
+        _PAIRS,
+    ),
+    (
+        "        if has_states(runner.token_to_kv_pool):\n            raise",
+        "        if False:\n            raise",
+        _PAIRS,
+    ),
+    (
+        '        if arguments.enable_hierarchical_cache:\n            raise _refused("states in',
+        '        if False:\n            raise _refused("states in',
+        _BESIDE_STATES,
+    ),
+    (
+        'if part not in (known := ("MHATokenToKVPool", "MLATokenToKVPool")):',
+        "if not (known := (part,)):",
+        _LIMITS + "test_states_are_taken_with_the_pools_that_are_covered_beside_them",
+    ),
+)
+
+LEFT_OUT = (
+    *mutants(
+        "canary_obs/engines/sglang/left_out.py",
+        (
+            "self.bytes / total if total",
+            "total / self.bytes if total",
+            _LEFT_OUT + "test_a_part_is_described_with_its_share_of_all_bytes",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/deepseek_v4.py",
+        ("pool.request_window is not None or ", "", _SUB_POOLS),
+        (" or pool.swa_req_ring_size is not None:", ":", _SUB_POOLS),
+        ("    if pool.kv_pools[ratio] is None:", "    if False:", _SUB_POOLS),
+        ("    if keys.use_fp4_indexer:", "    if False:", _SUB_POOLS),
+        (
+            'if (kind, layout) != ("DeepSeekV4SingleKVPool", "v4"):',
+            'if kind != "DeepSeekV4SingleKVPool":',
+            _LEFT_OUT + "test_rows_of_another_class_or_layout_are_named",
+        ),
+        (
+            "        refused[UNIFIED] = ",
+            "        refused[WINDOWS] = ",
+            _LEFT_OUT + "test_windows_and_entries_in_one_pool_are_left_out_together",
+        ),
+        (
+            "bytes=bytes_of(tensors), reason=",
+            "bytes=len(tensors), reason=",
+            _LEFT_OUT + "test_each_sub_pool_that_is_refused_is_left_out_with_its_bytes",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/groups.py",
+        (
+            "            refused[what] = _reason(error)\n",
+            "            pass\n",
+            _LEFT_OUT + "test_an_engine_whose_sub_pools_are_all_refused_keeps_the_group_of_its_table",
+        ),
+        (
+            "left_out=(LeftOut(what=what, bytes=size, reason=reason),)",
+            "left_out=()",
+            _LEFT_OUT + "test_index_keys_that_are_not_covered_are_left_out_beside_their_latent_vectors",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/index_keys.py",
+        (
+            "(count := int(pool.index_kpool)) != 1:",
+            "(count := int(pool.index_kpool)) < 1:",
+            _LEFT_OUT + "test_index_keys_that_are_not_covered_are_left_out_beside_their_latent_vectors",
+        ),
+    ),
+)
+
+ENTRY_STEPS = mutants(
+    "canary_obs/engines/sglang/entry_steps.py",
+    (
+        "(entries + 1) * ratio - 1",
+        "entries * ratio",
+        _ENTRIES + "test_a_run_may_be_of_several_forwards_and_of_prompt_and_output",
+    ),
+    (
+        "prefix - prefix % ratio, prefix)",
+        "prefix, prefix)",
+        _ENTRIES + "test_a_run_may_be_of_several_forwards_and_of_prompt_and_output",
+    ),
+    (
+        "found += output[max(start - length, 0) : stop - length]",
+        "pass",
+        _ENTRIES + "test_a_run_may_be_of_several_forwards_and_of_prompt_and_output",
+    ),
+    (
+        "            if start <= first[place]:",
+        "            if True:",
+        _ENTRIES + "test_a_request_that_was_taken_back_is_computed_anew",
+    ),
+    (
+        "self._table[rows, ratio - 1 : ",
+        "self._table[0, ratio - 1 : ",
+        _ENTRIES + "test_a_run_may_be_of_several_forwards_and_of_prompt_and_output",
+    ),
+)
+
+ALL = LIMITS + LEFT_OUT + ENTRY_STEPS
