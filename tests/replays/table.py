@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.replays.replay import ENGINES, Replay, collected
-from tests.replays.unread import UNREAD
+from tests.replays.unread import SEARCHED, UNREAD
 
 _HEAD = """# Incident replays
 
@@ -28,9 +28,8 @@ def table() -> str:
     lines = [_HEAD, f"## The fifteen reports: {seen} of 15 seen\n"]
     lines += _rows(listed)
     lines += [
-        "\nNot replayed, and so not known to be seen, as their texts could not be read: "
-        + ", ".join(map(_link, UNREAD))
-        + ".",
+        f"\nNot replayed, and so not known to be seen: {', '.join(map(_link, UNREAD))}. Their texts were not "
+        f"found. Searched were {SEARCHED}.",
     ]
     if others:
         lines += ["\n## Others of the same kinds\n", *_rows(others)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 UNREAD = (
-    "https://github.com/ai-dynamo/dynamo/issues/15079",
     "https://github.com/vllm-project/vllm/issues/55766",
     "https://github.com/sgl-project/sglang/issues/39982",
     "https://github.com/sgl-project/sglang/issues/38586",
     "https://github.com/sgl-project/sglang/issues/36886",
-    "https://github.com/sgl-project/sglang/issues/33656",
+)
+SEARCHED = (
+    "indexes of public issues, pull requests, web pages and source text, by number, by link and by mechanism "
+    "(HiCache, storage, transfers, retraction, prefix trees, drafts, states, windows, index keys, pools)"
 )
