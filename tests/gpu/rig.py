@@ -17,6 +17,7 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.execution.runner import Runner
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.transport.links import EngineLink
 
 HOOKS = ("before_write", "forward_launched", "after_forward", "after_step")
 
@@ -41,12 +42,14 @@ def make_rig(
     model: str = "llama",
     engine: dict[str, object] | None = None,
     runner: type[Runner] = Runner,
+    link: EngineLink | None = None,
     **changes: object,
 ) -> Rig:
     preset = settings.tiny(seed=seed, **{"device": "cuda", **(engine or {})})  # type: ignore[arg-type]
     built = Engine(settings.with_model(preset, model))
     built.runner.__class__ = runner
-    canary = install_canary(built, CanaryConfig(endpoint=IN_PROCESS, **changes))  # type: ignore[arg-type]
+    config = CanaryConfig(endpoint=IN_PROCESS, **changes)  # type: ignore[arg-type]
+    canary = install_canary(built, config, link=link)
     assert canary is not None
     canary.mark_ready()
     traffic = Traffic(scaled_traffic(built.config.max_context, built.config.max_running), seed)

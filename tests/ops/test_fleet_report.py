@@ -23,13 +23,14 @@ from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.fleet.prometheus import PrometheusSource
 from canary_obs.serve import ServiceThread
 from tests.devices.fake_nvml import FakeDriver, FakeGpu
-from tests.ops.dcgm_page import FROM_4_9, UP_TO_4_8, Exporter, page
+from tests.ops.dcgm_page import FROM_4_9, UP_TO_4_8, Exporter, Gpu, page
 from tests.ops.tools import ROOT
 
 HOUR = 3  # seconds
 GPUS = [f"GPU-{number:08d}-aaaa-bbbb-cccc-dddddddddddd" for number in range(12)]
 NODES = [GPUS[first : first + 3] for first in range(0, 12, 3)]
 CULPRIT = GPUS[7]
+FAILING = {"xid": 64.0, "remapped_uncorrectable": 8.0, "remap_failed": 1.0}
 _SECONDS = 200.0
 _TIMES = {
     "167h59m": 168 * HOUR - 1, "5h59m": 6 * HOUR - 1, "offset 7d": 168 * HOUR, "[3h]": 3 * HOUR,
@@ -90,8 +91,11 @@ def exporters() -> Iterator[list[Exporter]]:
     started = []
     for node, uuids in enumerate(NODES):
         # Each engine process numbers its own GPUs from the first bus on.
-        gpus = [(uuid, f"00000000:{16 + number:02X}:00.0") for number, uuid in enumerate(uuids)]
-        started.append(Exporter(page(UP_TO_4_8 if node < 2 else FROM_4_9, gpus, f"n{node}", CULPRIT)))
+        gpus = [
+            Gpu(uuid=uuid, bus=f"00000000:{16 + number:02X}:00.0", values=FAILING if uuid == CULPRIT else {})
+            for number, uuid in enumerate(uuids)
+        ]
+        started.append(Exporter(page(UP_TO_4_8 if node < 2 else FROM_4_9, gpus, f"n{node}")))
     yield started
     for exporter in started:
         exporter.close()
