@@ -2,45 +2,70 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from canary_obs.devices.identity import GpuIdentity
+from canary_obs.devices.nvml import NoLibrary
 
 
-def find_identity(address: str) -> GpuIdentity | None:
-    """The GPU at a PCI address; None = without amdsmi, or amdsmi does not know it."""
+@contextmanager
+def library() -> Iterator[Any]:
+    """The module amdsmi, initialised. Raises NoLibrary."""
     try:
         smi = import_module("amdsmi")
-    except (ImportError, OSError, KeyError):  # it looks for its library in $ROCM_PATH as it is imported
-        return None
-    smi.amdsmi_init()
+    except (ImportError, OSError, KeyError, AttributeError) as error:
+        # It looks for its library in $ROCM_PATH as it is imported, and for each function in that.
+        raise NoLibrary(f"amdsmi is not installed: {error}") from None
     try:
-        for handle in smi.amdsmi_get_processor_handles():
-            own = _full_address(str(smi.amdsmi_get_gpu_device_bdf(handle)))
-            if own == address:
-                return _identity(smi, handle, own)
-        return None
+        smi.amdsmi_init()
+    except smi.AmdSmiException as error:
+        raise NoLibrary(f"amdsmi cannot be initialised: {error}") from None
+    try:
+        yield smi
     finally:
         smi.amdsmi_shut_down()
 
 
-def _identity(smi: Any, handle: Any, address: str) -> GpuIdentity:
-    model = driver = ""
-    with suppress(smi.AmdSmiException, KeyError):
-        model = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
-    with suppress(smi.AmdSmiException, KeyError):
-        driver = str(smi.amdsmi_get_gpu_driver_info(handle)["driver_version"])
+def find_identity(address: str) -> GpuIdentity | None:
+    """The GPU at a PCI address; None = amdsmi does not know it. Raises NoLibrary."""
+    with library() as smi:
+        for handle in smi.amdsmi_get_processor_handles():
+            found = identity_of(smi, handle)
+            if found is not None and found.pci_bus_id == address:
+                return found
+    return None
+
+
+def identity_of(smi: Any, handle: Any) -> GpuIdentity | None:
+    """What amdsmi says of one GPU; None = not even its UUID."""
+    uuid = value_of(smi, "amdsmi_get_gpu_device_uuid", handle)
+    if uuid is None:
+        return None
+    asic = value_of(smi, "amdsmi_get_gpu_asic_info", handle) or {}
+    driver = value_of(smi, "amdsmi_get_gpu_driver_info", handle) or {}
     return GpuIdentity(
-        gpu_uuid=str(smi.amdsmi_get_gpu_device_uuid(handle)),
-        pci_bus_id=address,
-        gpu_model=model,
-        driver_version=driver,
+        gpu_uuid=str(uuid),
+        pci_bus_id=_full_address(str(value_of(smi, "amdsmi_get_gpu_device_bdf", handle) or "")),
+        gpu_model=str(asic.get("market_name", "")),
+        driver_version=str(driver.get("driver_version", "")),
     )
+
+
+def value_of(smi: Any, function: str, *arguments: Any) -> Any:
+    """What a function returns; None where this ROCm lacks it, or this driver or this user cannot read it."""
+    read: Callable[..., Any] | None = getattr(smi, function, None)
+    if read is None:
+        return None
+    try:
+        return read(*arguments)
+    except (smi.AmdSmiException, AttributeError):  # AttributeError: the library below lacks the function
+        return None
 
 
 def _full_address(text: str) -> str:
     """`0000:1b:00.0` as `00000000:1B:00.0`."""
     domain, _, rest = text.partition(":")
-    return f"{domain:0>8}:{rest}".upper()
+    return f"{domain:0>8}:{rest}".upper() if rest else ""

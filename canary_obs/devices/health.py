@@ -36,9 +36,10 @@ class DeviceHealth:
     identity: GpuIdentity
     time: float  # time.time() of the sample
     ecc_errors: dict[tuple[str, str], int] = field(default_factory=dict)  # by (volatile|aggregate, error)
+    block_errors: dict[tuple[str, str], int] = field(default_factory=dict)  # AMD: by (block, error)
     sram_threshold_exceeded: bool | None = None
-    remapped_rows: dict[str, int] = field(default_factory=dict)  # by error: correctable, uncorrectable
-    remap_pending: bool | None = None
+    remapped_rows: dict[str, int] = field(default_factory=dict)  # by error; AMD: pages that were retired
+    remap_pending: bool | None = None  # AMD: a page that the next reset retires
     remap_failed: bool | None = None
     recovery_action: str | None = None
     throttles: dict[str, bool] = field(default_factory=dict)  # by reason

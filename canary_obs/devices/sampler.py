@@ -6,9 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
+from canary_obs.devices import amd, nvml
+from canary_obs.devices.amd_health import AmdHealth
 from canary_obs.devices.health import DeviceHealth
-from canary_obs.devices.nvml import NoLibrary, library
+from canary_obs.devices.nvml import NoLibrary
 from canary_obs.devices.nvml_health import NvmlHealth
 
 log = logging.getLogger("canary_obs")
@@ -47,22 +50,32 @@ class DeviceSampler:
 
     def _run(self) -> None:
         try:
-            with library() as nvml:
-                health = NvmlHealth(nvml)
-                try:
-                    while not self._stop.is_set():
-                        self._latest = health.sample(self._wall)
-                        self.sampled.set()
-                        self._wait(health)
-                finally:
-                    health.close()
-        except NoLibrary as reason:
-            log.info("no device health: %s", reason)
+            with ExitStack() as opened:
+                health = _open(opened)
+                if health is None:
+                    return
+                opened.callback(health.close)
+                while not self._stop.is_set():
+                    self._latest = health.sample(self._wall)
+                    self.sampled.set()
+                    self._wait(health)
         except Exception as error:  # noqa: BLE001 - the service's other work goes on
             self._on_fault(error)
 
-    def _wait(self, health: NvmlHealth) -> None:
+    def _wait(self, health: NvmlHealth | AmdHealth) -> None:
         due = time.monotonic() + self._interval
         while not self._stop.is_set() and (left := due - time.monotonic()) > 0:
             if not health.wait(min(left, _WAIT_SECONDS)):
                 self._stop.wait(left)
+
+
+def _open(opened: ExitStack) -> NvmlHealth | AmdHealth | None:
+    """The health of this node's GPUs, of whichever maker; None = no library that knows them."""
+    reasons = []
+    for library, health in ((nvml.library, NvmlHealth), (amd.library, AmdHealth)):
+        try:
+            return health(opened.enter_context(library()))
+        except NoLibrary as reason:
+            reasons.append(str(reason))
+    log.info("no device health: %s", "; ".join(reasons))
+    return None

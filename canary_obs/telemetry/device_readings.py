@@ -27,6 +27,12 @@ def ecc_errors(service: ServiceView) -> Iterator[Reading]:
             yield (health.identity.gpu_uuid, counter, error), float(count)
 
 
+def block_errors(service: ServiceView) -> Iterator[Reading]:
+    for health in service.devices:
+        for (block, error), count in health.block_errors.items():
+            yield (health.identity.gpu_uuid, block, error), float(count)
+
+
 def sram_threshold(service: ServiceView) -> Iterator[Reading]:
     for health in service.devices:
         yield from _flag(health.identity.gpu_uuid, health.sram_threshold_exceeded)

@@ -20,6 +20,7 @@ from canary_obs.reference_engine.settings import tiny
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.device import gpu_identity
 from canary_obs.runtime.report import reporter
+from tests.devices.fake_amdsmi import NO_PERM, FakeAmdSmi, FakeCard, Refused as AmdRefused, mi300x
 from tests.devices.fake_nvml import FakeDriver, FakeGpu, Refused
 
 FIRST = FakeGpu("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52", "00000000:1B:00.0")
@@ -136,31 +137,20 @@ def test_nodes_are_named_as_dcgm_exporter_names_them(monkeypatch):
     assert bus_id(0x10000, 0xE1, 0x1F) == "00010000:E1:1F.0"
 
 
-class _AmdError(Exception):
-    pass
+def test_an_amd_gpu_is_found_by_its_address():
+    other = FakeCard(mi300x() | {"amdsmi_get_gpu_device_bdf": "0000:05:00.0"})
+    own = FakeCard(mi300x() | {"amdsmi_get_gpu_driver_info": AmdRefused(NO_PERM)})
+    with FakeAmdSmi([FakeCard({}), other, own]).installed() as driver:
+        assert amd.find_identity("00000000:C6:00.0") == GpuIdentity(
+            gpu_uuid="73ff74a1-0000-1000-8038-1b8d0e2f8a4c", pci_bus_id="00000000:C6:00.0",
+            gpu_model="AMD Instinct MI300X",
+        )  # fmt: skip
+        assert amd.find_identity("00000000:FF:00.0") is None
+        assert driver.initialised == 0
 
 
-def _refuse(handle: object) -> None:
-    raise _AmdError
-
-
-def test_an_amd_gpu_is_found_by_its_address(monkeypatch):
-    """Answers as ROCm 7's amdsmi gives them."""
-    smi = types.SimpleNamespace(
-        AmdSmiException=_AmdError,
-        amdsmi_init=lambda: None,
-        amdsmi_shut_down=lambda: None,
-        amdsmi_get_processor_handles=lambda: [1, 2],
-        amdsmi_get_gpu_device_bdf=lambda handle: {1: "0000:05:00.0", 2: "0000:c6:00.0"}[handle],
-        amdsmi_get_gpu_asic_info=lambda handle: {"market_name": "AMD Instinct MI300X"},
-        amdsmi_get_gpu_driver_info=_refuse,
-        amdsmi_get_gpu_device_uuid=lambda handle: "73ff74a1-0000-1000-8038-1b8d0e2f8a4c",
-    )
-    monkeypatch.setitem(sys.modules, "amdsmi", smi)
-    assert amd.find_identity("00000000:C6:00.0") == GpuIdentity(
-        gpu_uuid="73ff74a1-0000-1000-8038-1b8d0e2f8a4c", pci_bus_id="00000000:C6:00.0",
-        gpu_model="AMD Instinct MI300X",
-    )  # fmt: skip
-    assert amd.find_identity("00000000:FF:00.0") is None
+def test_without_amdsmi_an_amd_gpu_has_no_identity(monkeypatch):
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert amd.find_identity("00000000:C6:00.0") is None
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: seen("x"))
+    assert gpu_identity.read_identity(torch.device("cuda:0")) is None

@@ -59,6 +59,32 @@ HEALTH = mutants(
     ),
 )
 
+_AMD = "tests/devices/test_amd_health.py::"
+
+AMD = mutants(
+    "canary_obs/devices/amd_health.py",
+    (
+        'f"{error}_count")',
+        'f"{error}_count", 0)',
+        _AMD + "test_rocm_6_0_says_less_and_lists_pages_otherwise",
+    ),
+    (
+        "if states is not None and block not in enabled:",
+        "if False:",
+        _AMD + "test_every_value_is_a_series_under_the_names_of_nvidias",
+    ),
+    (
+        "if isinstance(said.get(name), bool)",
+        "if name in said",
+        _AMD + "test_every_value_is_a_series_under_the_names_of_nvidias",
+    ),
+    (
+        "[] if isinstance(pages, str) else [int",
+        "[int",
+        _AMD + "test_rocm_6_0_says_less_and_lists_pages_otherwise",
+    ),
+)
+
 SAMPLER = mutants(
     "canary_obs/devices/sampler.py",
     (
@@ -68,4 +94,4 @@ SAMPLER = mutants(
     ),
 )
 
-ALL = (*NVML, *READER, *ADDRESSES, *HEALTH, *SAMPLER)
+ALL = (*NVML, *READER, *ADDRESSES, *HEALTH, *AMD, *SAMPLER)

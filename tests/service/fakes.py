@@ -67,6 +67,7 @@ HEALTH = DeviceHealth(
     identity=GPU,
     time=1_000.0,
     ecc_errors={("volatile", "correctable"): 3},
+    block_errors={("umc", "correctable"): 2},
     sram_threshold_exceeded=False,
     remapped_rows={"uncorrectable": 1},
     remap_pending=True,
