@@ -24,6 +24,7 @@ from alerts.links import (
     ServiceUrl,
 )
 from canary_obs.config import RUNBOOK_BASE
+from canary_obs.devices.health import RECOVERY_ACTIONS, THROTTLES
 from canary_obs.telemetry.catalog import RANK_METRICS
 
 HERE = Path(__file__).parent
@@ -36,18 +37,34 @@ _COUNTED = re.compile(r"<<counted:([^<>]+)>>")
 _ALERT = re.compile(r"^ +- alert: (\w+)$", re.MULTILINE)
 _COUNTED_BY_HOUR = re.compile(r"<<by_hour:([^<>]+)>>")
 _KIND = re.compile(r"\bkind: (\w+)")
+_DCGM_CLOCKS = 'max by (cluster, UUID) ({__name__=~"DCGM_FI_DEV_(CLOCKS_EVENT|CLOCK_THROTTLE)_REASONS"})'
+_DCGM_RECOVERY = "max by (cluster, UUID) (DCGM_FI_DEV_GPU_RECOVERY_ACTION)"
+
+
+def _dcgm_labels(label: str, cases: dict[str, str]) -> str:
+    """PromQL that turns numbers of dcgm-exporter into series with a label, one for each case that holds."""
+    return " or ".join(f'label_replace({case}, "{label}", "{name}", "", "")' for name, case in cases.items())
+
+
 # Placeholders of the templates that are not thresholds.
 _TEXTS = {
     "rank": "{{ $labels.engine }}/{{ $labels.instance }} rank {{ $labels.rank }}",
     "finding": FINDING,
     # Labels of kv_canary_rank_info that other series of a rank do not have.
     "identity": ", ".join(next(own.labels for own in RANK_METRICS if own.name == "kv_canary_rank_info")),
-    # dcgm-exporter's names up to 4.8, and from 4.9 on.
+    # dcgm-exporter's names up to 4.8, and from 4.9 on. Under MIG each instance repeats its card's values.
     "dcgm_xids": '{__name__=~"DCGM_FI_DEV_XID_ERRORS?"}',
     "dcgm_remaps": (
         '{__name__=~"DCGM_FI_DEV_((UN)?CORRECTABLE_REMAPPED_ROWS|ROW_REMAP_(UN)?CORRECTABLE_TOTAL)"}'
     ),
     "dcgm_remap_states": '{__name__=~"DCGM_FI_DEV_ROW_REMAP_(PENDING|FAILURE|FAILED)"}',
+    "dcgm_throttles": _dcgm_labels(
+        "reason", {reason: f"floor({_DCGM_CLOCKS} / {bit}) % 2 == 1" for reason, bit in THROTTLES.items()}
+    ),
+    "dcgm_recoveries": _dcgm_labels(
+        "action",
+        {action: f"{_DCGM_RECOVERY} == {i}" for i, action in enumerate(RECOVERY_ACTIONS) if action != "none"},
+    ),
 }
 
 

@@ -5,85 +5,64 @@ from __future__ import annotations
 from dashboards.board import BAD_FROM_ONE, SERVICE, Board, Panel, PanelType, Query, Section, service
 
 NO_GPU = "only where the service samples GPUs"
+NO_DEVICE_NEWS = "only where a driver, or dcgm-exporter, says something bad"
 
 
-def _device(title: str, name: str, description: str, *, by: str = "") -> Panel:
-    expression = f"topk(100, max by (gpu_uuid{by}) ({service(f'device_{name}')} > 0))"
-    return Panel(
-        title=title,
-        description=description,
-        queries=(Query(expression=expression, legend="", empty=NO_GPU),),
-        type=PanelType.TABLE,
-        width=8,
-    )
+def _table(title: str, description: str, *queries: Query, width: int = 8) -> Panel:
+    return Panel(title=title, description=description, queries=queries, type=PanelType.TABLE, width=width)
+
+
+def _device(title: str, name: str, description: str) -> Panel:
+    """GPUs of which their driver says so; the rules leave out those with a 0."""
+    expression = f"topk(100, gpu:kv_canary_device_{name}{{{SERVICE}}})"
+    return _table(title, description, Query(expression=expression, legend="", empty=NO_DEVICE_NEWS))
 
 
 DEVICES = Section(
     title="What drivers say",
     panels=(
-        Panel(
-            title="GPUs sampled",
-            description="GPUs whose health was read within the last minute, by model and driver.",
-            queries=(
-                Query(
-                    expression=f"count by (gpu_model, driver_version) ({service('device_info')})",
-                    legend="",
-                    empty=NO_GPU,
-                ),
-                Query(
-                    expression=f"time() - min({service('device_sampled_timestamp_seconds')})",
-                    legend="oldest sample",
-                    empty=NO_GPU,
-                ),
+        _table(
+            "GPUs sampled",
+            "GPUs whose health the service read within the last minute, by model and driver; not dcgm-exporter's.",
+            Query(
+                expression=f"count by (gpu_model, driver_version) ({service('device_info')})",
+                legend="",
+                empty=NO_GPU,
             ),
-            type=PanelType.TABLE,
-            width=8,
-        ),
-        Panel(
-            title="Xids",
-            description="Xid errors since the service listens, by GPU and number.",
-            queries=(
-                Query(
-                    expression=f"topk(100, gpu:kv_canary_device_xid_events:sum{{{SERVICE}}})",
-                    legend="",
-                    empty=NO_GPU,
-                ),
+            Query(
+                expression=f"time() - min({service('device_sampled_timestamp_seconds')})",
+                legend="oldest sample",
+                empty=NO_GPU,
             ),
-            type=PanelType.TABLE,
-            width=8,
-            steps=BAD_FROM_ONE,
-        ),
-        Panel(
-            title="Memory errors",
-            description="Uncorrectable memory errors: since the driver was loaded, and over the GPU's life.",
-            queries=(
-                Query(
-                    expression=f"topk(100, gpu:kv_canary_device_uncorrectable:sum{{{SERVICE}}})",
-                    legend="",
-                    empty=NO_GPU,
-                ),
-            ),
-            type=PanelType.TABLE,
-            width=8,
         ),
         _device(
-            "Remapped rows", "remapped_rows_total", "Rows replaced by spare ones, by error.", by=", error"
+            "Xids",
+            "xid_events:sum",
+            "Xid errors since the service listens, by GPU and number; of dcgm-exporter the last one.",
         ),
-        _device("Remaps pending", "remap_pending", "A reset of the GPU completes them."),
-        _device("Remaps failed", "remap_failed", "No spare rows are left: the GPU should be replaced."),
-        _device("SRAM beyond its threshold", "sram_threshold_exceeded", "The GPU should be replaced."),
-        Panel(
-            title="Recovery actions",
-            description="What drivers ask for, other than nothing.",
-            queries=(
-                Query(
-                    expression=f"topk(100, gpu:kv_canary_device_recovery:group{{{SERVICE}}})",
-                    legend="",
-                    empty=NO_GPU,
-                ),
+        _device(
+            "Memory errors",
+            "uncorrectable:sum",
+            "Uncorrectable memory errors: since the driver was loaded, and over the GPU's life.",
+        ),
+        _device(
+            "Remapped rows",
+            "remapped_rows:max",
+            "Rows replaced by spare ones, by error; on AMD retired pages.",
+        ),
+        _device("Remaps pending", "remap_pending:max", "A reset of the GPU completes them."),
+        _device("Remaps failed", "remap_failed:max", "No spare rows are left: the GPU should be replaced."),
+        _device("SRAM beyond its threshold", "sram_threshold_exceeded:max", "The GPU should be replaced."),
+        _device("Recovery actions", "recovery:group", "What drivers ask for, other than nothing."),
+        _table(
+            "Errors by block",
+            "AMD: errors since the driver was loaded; umc is memory, xgmi_wafl the links between GPUs.",
+            Query(
+                expression="topk(100, max by (gpu_uuid, block, error) ("
+                f"{service('device_block_errors_total')} > 0))",
+                legend="",
+                empty=NO_DEVICE_NEWS,
             ),
-            type=PanelType.TABLE,
-            width=8,
         ),
         Panel(
             title="Throttled",
@@ -92,7 +71,7 @@ DEVICES = Section(
                 Query(
                     expression=f"gpu:kv_canary_device_throttled:count{{{SERVICE}}}",
                     legend="{{reason}}",
-                    empty=NO_GPU,
+                    empty=NO_DEVICE_NEWS,
                 ),
             ),
             width=8,
@@ -103,9 +82,8 @@ DEVICES = Section(
 NO_SUSPECT = "only while findings of seven days are known"
 
 
-def _of_gpu(title: str, name: str, description: str, legend: str = "") -> Panel:
-    query = Query(expression=name, legend=legend, empty=NO_SUSPECT)
-    return Panel(title=title, description=description, queries=(query,), type=PanelType.TABLE, width=8)
+def _findings(title: str, expression: str, description: str) -> Panel:
+    return _table(title, description, Query(expression=expression, legend="", empty=NO_SUSPECT))
 
 
 def _number(title: str, expression: str, description: str) -> Panel:
@@ -134,32 +112,32 @@ VERDICTS = Section(
             width=6,
             height=4,
         ),
-        _of_gpu(
+        _findings(
             "Verdicts",
             "topk(100, gpu:kv_canary_verdict:periods7d)",
             "GPUs with findings: what they point to, and in how many periods of six hours there were new ones.",
         ),
-        _of_gpu(
+        _findings(
             "Scores",
             "topk(100, gpu:kv_canary_score:decades)",
             "By how many decades chance is unlikely, raised by memory Xids and remapped rows.",
         ),
-        _of_gpu(
+        _findings(
             "Expected",
             "topk(100, gpu:kv_canary_expected:periods7d)",
             "What peers predict for the bytes that the GPU verified.",
         ),
-        _of_gpu(
+        _findings(
             "Flipped bits",
             'topk(100, sum by (instance, rank, bit, direction) (kv_canary_changed_bits_total{cluster=~"$cluster"}))',
             "Bits that changed in damaged slots: one position in one direction is a stuck line or cell.",
         ),
-        _of_gpu(
+        _findings(
             "Findings by release",
             "topk(100, release:kv_canary_finding_periods:sum7d)",
             "Periods of six hours with findings, of each GPU three at most.",
         ),
-        _of_gpu(
+        _findings(
             "Bytes verified by release",
             "topk(100, release:kv_canary_bytes_verified:sum7d)",
             "What findings are compared with.",

@@ -7,8 +7,9 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,7 +18,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from canary_obs.engines.toolkit.service_process import free_port
 
-Ask = Callable[[str], list[dict[str, str]]]  # labels of what an expression returns, with `value`
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A running Prometheus; called with an expression it returns the labels of each series, with `value`."""
+
+    url: str
+
+    def __call__(self, expression: str) -> list[dict[str, str]]:
+        address = f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            rows: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return [{**row["metric"], "value": row["value"][1]} for row in rows]
+
 
 # Whatever its release, an exporter's series have the identity that the rank has, address and model and all.
 JOINED = (
@@ -62,12 +75,7 @@ def prometheus_of(
             stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def ask(expression: str) -> list[dict[str, str]]:
-        address = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            rows: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-        return [{**row["metric"], "value": row["value"][1]} for row in rows]
-
+    ask = Ask(f"http://127.0.0.1:{port}")
     try:
         deadline = time.monotonic() + seconds
         while not _scraped(ask, len(ports)):

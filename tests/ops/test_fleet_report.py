@@ -1,5 +1,6 @@
-"""Several engine processes, one GPU of which flips bits; a real Prometheus; the report names it.
+"""Several engine processes, one GPU of which flips bits; two real Prometheus; the reports name it.
 
+One Prometheus has what drivers say from dcgm-exporter alone, the other from a service that asks the driver.
 A week is too long to wait for: an hour of the rules takes three seconds here, and nothing else is changed.
 """
 
@@ -11,26 +12,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from alerts.render import RULES
-from canary_obs.config import ServiceConfig
-from canary_obs.engines.toolkit.service_process import free_port
-from canary_obs.fleet.prometheus import PrometheusSource
+from canary_obs.config import ServiceConfig, load
 from canary_obs.serve import ServiceThread
 from tests.devices.fake_nvml import FakeDriver, FakeGpu
 from tests.ops.dcgm_page import FROM_4_9, UP_TO_4_8, Exporter, Gpu, page
+from tests.ops.joins import JOINED, Ask, prometheus_of
 from tests.ops.tools import ROOT
 
 HOUR = 3  # seconds
 GPUS = [f"GPU-{number:08d}-aaaa-bbbb-cccc-dddddddddddd" for number in range(12)]
 NODES = [GPUS[first : first + 3] for first in range(0, 12, 3)]
 CULPRIT = GPUS[7]
-FAILING = {"xid": 64.0, "remapped_uncorrectable": 8.0, "remap_failed": 1.0}
+FAILING = {"xid": 63.0, "remapped_uncorrectable": 8.0, "remap_failed": 1.0}
+REASONS = {
+    "its driver reported a memory Xid (48, 63 or 94)", "rows of its memory were remapped, or wait for it",
+}  # fmt: skip
 _SECONDS = 200.0
 _TIMES = {
     "167h59m": 168 * HOUR - 1, "5h59m": 6 * HOUR - 1, "offset 7d": 168 * HOUR, "[3h]": 3 * HOUR,
@@ -50,14 +55,34 @@ def quick_rules() -> str:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[ServiceThread]:
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceThread]:
+    """The service of all engines; it asks no driver."""
+    monkeypatch.setenv("KV_CANARY_DEVICE_HEALTH", "dcgm")
+    with running(f"ipc://{tmp_path}/canary.sock") as built:
+        yield built
+
+
+@pytest.fixture
+def sampling(
+    tmp_path: Path, service: ServiceThread, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServiceThread]:
+    """Another service, without engines, which samples the same GPUs; their driver tells of one."""
+    monkeypatch.setenv("KV_CANARY_DEVICE_HEALTH", "nvml")
     gpus = [FakeGpu(uuid, f"00000000:{16 + i:02X}:00.0") for i, uuid in enumerate(GPUS)]
-    with FakeDriver(gpus, events=[(GPUS.index(CULPRIT), 94)]).installed():
-        built = ServiceThread(ServiceConfig(endpoint=f"ipc://{tmp_path}/canary.sock", port=0))
-        try:
-            yield built
-        finally:
-            built.close()
+    gpus[GPUS.index(CULPRIT)].answers["nvmlDeviceGetRemappedRows"] = (0, 8, 1, 0)
+    driver = FakeDriver(gpus, events=[(GPUS.index(CULPRIT), 94)])
+    with driver.installed(), running(f"ipc://{tmp_path}/sampling.sock") as built:
+        yield built
+
+
+@contextmanager
+def running(endpoint: str) -> Iterator[ServiceThread]:
+    """A service as its environment sets it."""
+    built = ServiceThread(replace(load(ServiceConfig), endpoint=endpoint, port=0))
+    try:
+        yield built
+    finally:
+        built.close()
 
 
 @pytest.fixture
@@ -102,29 +127,11 @@ def exporters() -> Iterator[list[Exporter]]:
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path, service: ServiceThread, exporters: list[Exporter]) -> Iterator[str]:
-    if shutil.which("prometheus") is None:
+def binary() -> str:
+    found = shutil.which("prometheus")
+    if found is None:
         pytest.skip("prometheus is NOT INSTALLED: apt-get install prometheus")
-    port = free_port()
-    (tmp_path / "fleet.yml").write_text(quick_rules())
-    (tmp_path / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [fleet.yml]\nscrape_configs:\n"
-        "- job_name: kv-canary\n  honor_labels: true\n"
-        f"  static_configs: [{{targets: ['127.0.0.1:{service.port}']}}]\n"
-        "- job_name: dcgm-exporter\n"
-        f"  static_configs: [{{targets: {[f'127.0.0.1:{exporter.port}' for exporter in exporters]}}}]\n"
-    )
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
-             f"--web.listen-address=127.0.0.1:{port}"],
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
+    return found
 
 
 def report(url: str) -> dict[str, Any] | None:
@@ -134,33 +141,44 @@ def report(url: str) -> dict[str, Any] | None:
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
-@pytest.mark.ops
-@pytest.mark.usefixtures("engines")
-def test_the_report_names_the_gpu_that_flips_bits(prometheus: str) -> None:
+def named(ask: Ask) -> dict[str, Any]:
+    """The report as soon as it suspects a GPU for every reason there is, and the alert fires."""
     deadline = time.monotonic() + _SECONDS
     while True:
-        found = report(prometheus)
+        found = report(ask.url)
         suspects = [row for row in found["gpus"] if row["verdict"] == "suspect_gpu"] if found else []
-        if suspects:
-            break
+        alerts = ask('group by (gpu_uuid) (ALERTS{alertname="KVCanarySuspectGPU"})')
+        if found and suspects and alerts and set(suspects[0]["reasons"]) >= REASONS:
+            assert [alert["gpu_uuid"] for alert in alerts] == [suspects[0]["gpu_uuid"]]
+            return found
         assert time.monotonic() < deadline, found
         Event().wait(1.0)
-    (row,) = suspects
-    print(json.dumps(row, indent=1))
-    assert (row["gpu_uuid"], row["gpu_model"]) == (CULPRIT, "NVIDIA H200")
-    assert row["observed"] >= 3
-    assert row["expected"] < 0.1
-    assert "its driver reported a memory Xid (48, 63 or 94)" in row["reasons"]
-    assert "rows of its memory were remapped, or wait for it" in row["reasons"], "as dcgm-exporter says"
-    assert row["score"] > 3
-    # Whatever its release, an exporter's series have the identity that the rank has, address and all.
-    joined = PrometheusSource(prometheus).query(
-        "kv_canary_rank_info * on (gpu_uuid, pci_bus_id, gpu_model) group_left () "
-        "label_replace(label_replace("
-        '{__name__=~"DCGM_FI_DEV_ROW_REMAP_(FAILURE|FAILED)"} * 0 + 1,'
-        ' "gpu_uuid", "$1", "UUID", "(.*)"), "gpu_model", "$1", "modelName", "(.*)")'
-    )
-    assert {labels["gpu_uuid"] for labels, _ in joined} == set(GPUS)
-    assert found is not None
-    assert [other["gpu_uuid"] for other in found["gpus"]] == [CULPRIT], "no peer has findings"
-    assert found["releases"] == []
+
+
+@pytest.mark.ops
+@pytest.mark.usefixtures("engines")
+def test_the_reports_name_the_gpu_that_flips_bits(
+    binary: str, tmp_path: Path, service: ServiceThread, sampling: ServiceThread, exporters: list[Exporter]
+) -> None:
+    sources = {"dcgm": [exporter.port for exporter in exporters], "nvml": [sampling.port]}
+    with ExitStack() as opened:
+        asks = {}
+        for name, ports in sources.items():
+            (tmp_path / name).mkdir()
+            live = prometheus_of(binary, tmp_path / name, [service.port, *ports], rules=quick_rules())
+            asks[name] = opened.enter_context(live)
+        for name, ask in asks.items():
+            found = named(ask)
+            (row,) = (row for row in found["gpus"] if row["verdict"] == "suspect_gpu")
+            print(name, json.dumps(row, indent=1))
+            assert (row["gpu_uuid"], row["gpu_model"]) == (CULPRIT, "NVIDIA H200")
+            assert row["observed"] >= 3
+            assert row["expected"] < 0.1
+            assert row["score"] > 3
+            assert [other["gpu_uuid"] for other in found["gpus"]] == [CULPRIT], "no peer has findings"
+            assert found["releases"] == []
+        assert {labels["gpu_uuid"] for labels in asks["dcgm"](JOINED)} == set(GPUS)
+        assert asks["dcgm"]('{__name__=~"kv_canary_device_.*"}') == [], "dcgm-exporter has it"
+        assert asks["nvml"]('{__name__=~"DCGM_.*"}') == []
+        sampled = asks["nvml"]("kv_canary_rank_info * on (gpu_uuid) group_left () kv_canary_device_info")
+        assert {labels["gpu_uuid"] for labels in sampled} == set(GPUS)

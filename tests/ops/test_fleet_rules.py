@@ -15,7 +15,7 @@ from canary_obs.fleet import thresholds as in_code
 from canary_obs.fleet.evidence import Release
 from canary_obs.fleet.verdict import Verdict, assess
 from tests.fleet.cases import CASES, few_peers
-from tests.fleet.histories import HOURS, History, random_history, rule_test
+from tests.fleet.histories import HOURS, MINUTES, SAMPLES, History, random_history, rule_test
 from tests.ops.tools import judge
 
 AT = f"{HOURS - 1}h"
@@ -122,3 +122,34 @@ def test_the_rules_judge_each_case_and_alert(tmp_path: Path) -> None:
         ]  # fmt: skip
         tests.append(rule_test(name, history, {"promql_expr_test": checks + alerts}))
     promtool(tmp_path, tests)
+
+
+@pytest.mark.ops
+def test_only_rows_that_are_remapped_count_as_remapped(tmp_path: Path) -> None:
+    """Not a card that is divided into more MIG instances, an exporter's new names or a second service."""
+    half = SAMPLES // 2
+    old, new = "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"
+    ours = 'kv_canary_device_remapped_rows_total{gpu_uuid="GPU-two-services"'
+    series = {
+        f'{old}{{UUID="GPU-mig",GPU_I_ID="1"}}': f"2x{SAMPLES}",
+        f'{old}{{UUID="GPU-mig",GPU_I_ID="2"}}': f"_x{half} 2x{half}",
+        f'{old}{{UUID="GPU-upgraded"}}': f"3x{half} stale",
+        f'{new}{{UUID="GPU-upgraded"}}': f"_x{half + 1} 3x{half}",
+        f'{ours},error="correctable",instance="a"}}': f"1x{SAMPLES}",
+        f'{ours},error="uncorrectable",instance="a"}}': f"4x{SAMPLES}",
+        f'{ours},error="uncorrectable",instance="b"}}': f"_x{half} 4x{half}",
+        f'{new}{{UUID="GPU-worse",GPU_I_ID="1"}}': f"2x{half} 3x{half}",
+        f'{new}{{UUID="GPU-worse",GPU_I_ID="2"}}': f"2x{half} 3x{half}",
+        'kv_canary_device_remapped_rows_total{gpu_uuid="GPU-ours",error="correctable"}': f"0x{half} 1x{half}",
+        'DCGM_FI_DEV_ROW_REMAP_PENDING{UUID="GPU-waits"}': f"1x{SAMPLES}",
+    }
+    remapped = [
+        {"labels": f'{{gpu_uuid="{uuid}"}}', "value": 1} for uuid in ("GPU-ours", "GPU-waits", "GPU-worse")
+    ]
+    check = {"expr": "sum by (gpu_uuid) (gpu:kv_canary_device_remaps:group)", "eval_time": AT}
+    test = {
+        "name": "remaps", "interval": f"{MINUTES}m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{**check, "exp_samples": remapped}],
+    }  # fmt: skip
+    promtool(tmp_path, [test])
