@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from canary_obs.config import ServiceConfig
 from canary_obs.devices import sampler as sampler_module
 from canary_obs.devices.health import RECOVERY_ACTIONS, DeviceHealth, xid_label
+from canary_obs.devices.identity import node_name
 from canary_obs.devices.nvml import library
 from canary_obs.devices.nvml_health import NvmlHealth
 from canary_obs.devices.sampler import KEPT_SECONDS, DeviceSampler
@@ -28,6 +29,7 @@ _CORRECTED, _UNCORRECTED = (
     pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
 )
 _RECOVERY = f"field {pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION}"
+_IDENTITY = (UUID, BUS, "NVIDIA H200", "580.95.05")
 # As an H200 with driver 580 answers that has a row to remap at its next reset.
 R580: dict[str, Any] = {
     "nvmlDeviceGetTotalEccErrors": {
@@ -42,6 +44,10 @@ R580: dict[str, Any] = {
 # A T4 with driver 470: no row remapper, no SRAM status, no recovery action, the older name of clock reasons.
 R470 = {name: R580[name] for name in ("nvmlDeviceGetTotalEccErrors", "clocks")}
 R470_LACKS = frozenset({"nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetCurrentClocksEventReasons"})
+# An A100 with driver 535: rows are remapped, clock reasons have their new name; it knows no recovery action.
+R535 = {name: R580[name] for name in (*R470, "nvmlDeviceGetRemappedRows")}
+R535 |= {_RECOVERY: Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)}
+R535_LACKS = frozenset({"nvmlDeviceGetSramEccErrorStatus"})
 
 
 def health_of(driver: FakeDriver) -> DeviceHealth:
@@ -97,6 +103,22 @@ def test_an_older_generation_says_less():
     assert found.throttles["sw_power_cap"]
     assert (found.remapped_rows, found.remap_pending, found.recovery_action) == ({}, None, None)
     assert found.sram_threshold_exceeded is None
+
+
+def test_a_generation_between_says_all_but_the_newest():
+    gpu = FakeGpu(UUID, BUS, "NVIDIA A100-SXM4-80GB", answers=R535)
+    found = health_of(FakeDriver([gpu], version="535.183.01", lacks=R535_LACKS))
+    assert found.identity.driver_version == "535.183.01"
+    assert (found.remapped_rows, found.remap_pending) == ({"correctable": 1, "uncorrectable": 2}, True)
+    assert found.throttles["sw_power_cap"]
+    assert (found.sram_threshold_exceeded, found.recovery_action) == (None, None)
+
+
+def test_a_card_in_mig_mode_is_sampled_once_as_the_whole_card():
+    instances = {"MIG-deadbeef-0000-5e5e-9d9d-000000000001": 3, "MIG-deadbeef-0000-5e5e-9d9d-000000000002": 5}
+    found = series((health_of(FakeDriver([FakeGpu(UUID, BUS, answers=R580, mig=instances)])),))
+    assert {key for key in found if key[0] == "info"} == {("info", *sorted((*_IDENTITY, node_name())))}
+    assert found["ecc_errors_total", UUID, "aggregate", "uncorrectable"] == 2
 
 
 def test_recovery_actions_are_numbered_as_nvml_numbers_them():

@@ -47,6 +47,20 @@ def too_little() -> History:
     return History(gpus=gpus)
 
 
+def reset_without_findings() -> History:
+    """The engine of a GPU with two findings restarts, and so do those of all others."""
+    gpus = fleet(32, resets=(500, 700))
+    gpus[5].findings = (100, 300)
+    return History(gpus=gpus)
+
+
+def everywhere_a_new_driver() -> History:
+    """The whole fleet is upgraded while one GPU goes on failing."""
+    gpus = fleet(32, changes=400, new_driver="590.10")
+    gpus[17].findings = (100, 300, 500)
+    return History(gpus=gpus)
+
+
 def one_burst() -> History:
     """Findings in three periods, of two bursts: one of them goes on past the end of its period."""
     gpus = fleet(32)
@@ -82,7 +96,22 @@ CASES = {
     "fails in every hour": (all_the_time(), {"GPU-0005": Verdict.SUSPECT_GPU}, ()),
     "too few peers": (few_peers(), {"GPU-0001": Verdict.NOT_ENOUGH_EVIDENCE}, ()),
     "counter resets": (one_bad_gpu(resets=(150, 501, 800)), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
-    "moved to another node, new driver": (one_bad_gpu(moves=400), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
+    "counter resets of a GPU that is fine": (
+        reset_without_findings(),
+        {"GPU-0005": Verdict.NOT_ENOUGH_EVIDENCE},
+        (),
+    ),
+    "moved to another node": (
+        one_bad_gpu(changes=400, new_node="n-new"),
+        {"GPU-0017": Verdict.SUSPECT_GPU},
+        (),
+    ),
+    "a new driver": (one_bad_gpu(changes=400, new_driver="590.10"), {"GPU-0017": Verdict.SUSPECT_GPU}, ()),
+    "all peers have a new driver": (
+        everywhere_a_new_driver(),
+        {"GPU-0017": Verdict.SUSPECT_GPU},
+        (),
+    ),
     "one bad release": (
         bad_release(),
         {f"GPU-1{i:03d}": Verdict.SOFTWARE for i in range(20)},

@@ -58,8 +58,15 @@ class Gpu:
     remaps: bool = False
     resets: tuple[int, ...] = ()  # samples at which the counters begin again
     driver: str = "580.95.05"
-    moves: int = 0  # sample from which on it is on another node with another driver; 0 = never
+    changes: int = 0  # sample from which on it has `new_node` and `new_driver`; 0 = never
+    new_node: str = ""  # "" = the same as before
+    new_driver: str = ""
     per_finding: int = 1  # slots that a finding damages
+
+    @property
+    def last_node(self) -> str:
+        """Where it is at the end."""
+        return (self.changes and self.new_node) or self.node
 
     @property
     def periods(self) -> set[int]:
@@ -111,9 +118,11 @@ def _series(number: int, gpu: Gpu) -> Iterator[tuple[str, str]]:
     versions = f'engine_version="{gpu.release.engine_version}",model="{gpu.release.model}"'
     info = f'kv_canary_rank_info{{{rank},{versions},mode="log",gpu_uuid="{gpu.uuid}"'
     before = f'{info},node="{gpu.node}",driver_version="{gpu.driver}"}}'
-    if gpu.moves:
-        yield before, f"1x{gpu.moves - 1} stale"
-        yield f'{info},node="n-new",driver_version="590.10"}}', f"_x{gpu.moves} 1x{SAMPLES - gpu.moves}"
+    if gpu.changes:
+        driver = gpu.new_driver or gpu.driver
+        yield before, f"1x{gpu.changes - 1} stale"
+        after = f'{info},node="{gpu.last_node}",driver_version="{driver}"}}'
+        yield after, f"_x{gpu.changes} 1x{SAMPLES - gpu.changes}"
     else:
         yield before, f"1x{SAMPLES}"
     count, values = 0, []

@@ -108,7 +108,7 @@ def test_the_rules_judge_each_case_and_alert(tmp_path: Path) -> None:
     tests = []
     for name, (history, verdicts, _) in CASES.items():
         checks = expected(history)
-        nodes = {gpu.uuid: "n-new" if gpu.moves else gpu.node for gpu in history.gpus}
+        nodes = {gpu.uuid: gpu.last_node for gpu in history.gpus}
         paged = [
             {"labels": f'{{gpu_uuid="{uuid}",node="{nodes[uuid]}"}}', "value": 1}
             for uuid, verdict in verdicts.items()
