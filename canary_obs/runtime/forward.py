@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -20,6 +23,25 @@ from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
 
 
+class _Shown(NamedTuple):
+    """Groups of a view: known ones in its order."""
+
+    view: StepView
+    groups: tuple[tuple[Group, Tensor], ...]  # each with its new slots, which checks are launched for
+    owed: tuple[
+        tuple[int, int], ...
+    ]  # number of each group, count of its new slots: apart from what launches
+
+
+def _shown(view: StepView, state: DeviceState) -> _Shown:
+    known = state.by_name
+    owed = [
+        (known[name].index, step.out_slots.shape[0]) for name, step in view.groups.items() if name in known
+    ]
+    groups = [(group, view.groups[group.name].out_slots) for group in state.named(view.groups)]
+    return _Shown(view, tuple(groups), tuple(owed))
+
+
 class ForwardChecks:
     """Launches only; waits for the device nowhere but in `prefix_slots`."""
 
@@ -30,8 +52,9 @@ class ForwardChecks:
         self._state, self._health, self._account, self._first_reads = state, health, account, first_reads
         self._scheduled, self._compared = adapter.requests_scheduled, 0
         self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
-        self._batches: list[tuple[Group, RowBatch]] = []
+        self._batches: Sequence[tuple[Group, RowBatch]] = ()
         self._owing: StepView | None = None  # whose new slots are to be fingerprinted
+        self._last: _Shown | None = None
 
     def start(self) -> None:
         """Begin: what the engine has scheduled so far is not compared."""
@@ -46,22 +69,21 @@ class ForwardChecks:
             compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HIT)
             self._health.count_launch(group.index, layout.Phase.HIT)
         state.tick(step)
+        shown = self._show(view)
         if self._reuse:
-            for index, given in self._new_slots(view):
+            for index, given in shown.owed:
                 state.owed.compared(index, layout.Phase.HEAD, given)
-            for group in state.named(view.groups):
-                slots = view.groups[group.name].out_slots
+            for group, slots in shown.groups:
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
-        for group in state.named(view.groups):
+        for group, slots in shown.groups:
             if (layer := group.layers.next_layer()) is not None:
-                slots = view.groups[group.name].out_slots
                 note_layer(state.backend, group.buffers, layer, group.layers.witness, slots)
 
     def head(self, view: StepView) -> None:
         """Write the identities of the new tokens; verify the links of every prefix."""
         state = self._state
         self._owing = view
-        self._batches = [(group, group.batch(view)) for group in state.named(view.groups)]
+        self._batches = [(group, group.batch(view)) for group, _ in self._show(view).groups]
         for group, batch in self._batches:
             write_identities(state.backend, group.buffers, batch)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.HEAD)
@@ -70,7 +92,7 @@ class ForwardChecks:
     def tail(self) -> None:
         """Fingerprint the new slots; verify all links; compare prefix bytes where configured."""
         state = self._state
-        for index, given in self._new_slots(self._owing):
+        for index, given in () if self._owing is None else self._show(self._owing).owed:
             state.owed.fingerprinted(index, given)
             state.owed.layer_checked(index, state.groups[index].layers.share_of(given))
         self._owe_tokens(self._owing)
@@ -85,13 +107,15 @@ class ForwardChecks:
                 slots = prefix_slots(batch)
                 state.owed.compared(group.index, layout.Phase.TAIL, slots.shape[0])
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.TAIL)
-        self._batches = []
+        self._batches = ()
         self._account.end()
 
-    def _new_slots(self, view: StepView | None) -> list[tuple[int, int]]:
-        """Number of each group shown, and its new slots: what is owed is counted apart from what launches."""
-        shown, known = {} if view is None else view.groups, self._state.by_name
-        return [(known[name].index, step.out_slots.shape[0]) for name, step in shown.items() if name in known]
+    def _show(self, view: StepView) -> _Shown:
+        """What a view shows; engines whose batch repeats show the same view again."""
+        last = self._last
+        if last is None or last.view is not view:
+            last = self._last = _shown(view, self._state)
+        return last
 
     def _owe_tokens(self, view: StepView | None) -> None:
         """Every request that was scheduled is due a comparison of its tokens; the engine counts them."""
@@ -107,7 +131,7 @@ class ForwardChecks:
 
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""
-        self._batches, self._owing = [], None
+        self._batches, self._owing = (), None
         self._compared = self._scheduled() or 0
         for group in self._state.named(view.groups):
             group.adopt(view.groups[group.name].out_slots)

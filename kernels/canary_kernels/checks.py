@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from canary_kernels.layout import RECORD_WORDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers, RowBatch
@@ -28,6 +31,20 @@ class Backend(Enum):
 
 class KernelArgumentError(ValueError):
     """An argument breaks an operation's contract. The message gives the value, the rule and the remedy."""
+
+
+def launched_again(cache: dict[Any, Any], what: object, *given: object) -> bool:
+    """Launch what `keep_launch` kept of this operation for these very objects; False = nothing was kept."""
+    kept = cache.get(what)
+    if kept is None or not all(map(operator.is_, kept[0], given)):
+        return False
+    kept[1]()
+    return True
+
+
+def keep_launch(cache: dict[Any, Any], what: object, launch: Callable[[], None], *given: object) -> None:
+    """Keep a launch whose arguments are checked, for the next call with the same objects."""
+    cache[what] = given, launch
 
 
 def check_buffers(backend: Backend, buffers: GroupBuffers) -> None:

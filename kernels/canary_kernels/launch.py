@@ -92,6 +92,16 @@ class Start:
         stream = self._stream(self._device) if self._fixed is None else self._fixed
         self._run(*grid, 1, stream, *self._compiled, *self._head, *changing, *self._tail)
 
+    def again(self, grid: tuple[int, int], changing: tuple[int, ...]) -> Callable[[], None]:
+        """What launches it with these arguments, on the stream that is current then: put together once."""
+        run, current, device, fixed = self._run, self._stream, self._device, self._fixed
+        first, rest = (*grid, 1), (*self._compiled, *self._head, *changing, *self._tail)
+
+        def launch() -> None:
+            run(*first, current(device) if fixed is None else fixed, *rest)
+
+        return launch
+
 
 def prepare(
     kernel: Any,

@@ -50,6 +50,9 @@ class V1Adapter(VllmAdapter):
         # The last view's fields, and what they depend on: requests, tokens, addresses of the input tensors.
         self._columns: dict[str, Any] = {}
         self._columns_key: tuple[int, ...] = ()
+        # The last view as it is built and as it was completed: a batch that repeats is shown as the same one.
+        self._begun: tuple[dict[str, Any], StepView] | None = None
+        self._shown: tuple[dict[str, Any], StepView] | None = None
 
     @property
     def step_types(self) -> StepTypes:
@@ -136,25 +139,30 @@ class V1Adapter(VllmAdapter):
             inputs = {"input_ids": ids[:total], "positions": places[:total]}
             self._columns, self._columns_key = self._batch_columns(count, total) | inputs, key
         if self._states is not None:
-            self._columns["groups"] |= self._state_steps(count)
+            self._columns = self._columns | {"groups": self._columns["groups"] | self._state_steps(count)}
         context, own = self._forward_context(), self._columns["groups"]
         mappings = getattr(context, "slot_mapping", None)  # not in all versions
         groups = self._attention.given(context.attn_metadata, mappings, own, total)
         if groups is not own:  # in this forward
             self._columns, self._columns_key = self._columns | {"groups": groups}, ()
-        return StepView(request_ids=(), digests=None, **self._columns)
+        if self._begun is None or self._begun[0] is not self._columns:
+            self._begun = self._columns, StepView(request_ids=(), digests=None, **self._columns)
+        return self._begun[1]
 
     def complete_view(self, view: StepView) -> StepView:
         """Adds request ids, digests and what the scheduler knows."""
         requests = list(self.runner.input_batch.req_ids[: view.rows.shape[0]])
-        known = self.known_tokens.columns(requests)
-        return StepView(
-            request_ids=requests,
-            digests=self._prefix_digests(requests),
-            known_lens=known.lens,
-            known_digests=known.digests,
+        known, digests = self.known_tokens.columns(requests), self._prefix_digests(requests)
+        if self._shown is not None and self._shown[0] is self._columns:
+            shown = self._shown[1]
+            if shown.digests is digests and shown.request_ids == requests:
+                return shown
+        complete = StepView(
+            request_ids=requests, digests=digests, known_lens=known.lens, known_digests=known.digests,
             **self._columns,
-        )
+        )  # fmt: skip
+        self._shown = self._columns, complete
+        return complete
 
     def _batch_columns(self, count: int, total: int) -> dict[str, Any]:
         """Fields of views that stay the same as long as the batch keeps its size."""
@@ -188,5 +196,7 @@ class V1Adapter(VllmAdapter):
         if self._input_digests is None:
             return self._token_digests.advance(requests, tokens, ends).to(runner.device, non_blocking=True)
         self._input_digests.set_batch(requests, tokens, ends, runner.num_scheduled_tokens.np[:count])
-        starts = runner.query_start_loc.gpu[: count + 1]
-        return self._input_digests.advance(runner.input_ids.gpu, starts, runner.num_computed_tokens[:count])
+        columns = self._columns
+        return self._input_digests.advance(
+            runner.input_ids.gpu, columns["token_starts"], columns["prefix_lens"]
+        )

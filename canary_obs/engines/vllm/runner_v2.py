@@ -16,6 +16,8 @@ from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.versions import V2_VERSIONS
 
+_MAX_COLUMNS = 512  # sizes of batches whose slices are kept
+
 
 class V2Adapter(VllmAdapter):
     """Views are slices of the batch that `prepare_attn` is called with."""
@@ -28,6 +30,9 @@ class V2Adapter(VllmAdapter):
         self._digests = ListDigests(runner.max_num_reqs, runner.device)
         self._blocks: dict[str, tuple[list[int], ...]] = {}
         self._prepared: tuple[Any, ...] | None = None  # batch and tables of the forward that is next
+        # What views of a batch's size have in common, by size and addresses of the runner's tensors.
+        self._columns: dict[tuple[int, ...], dict[str, Any]] = {}
+        self._shown: StepView | None = None  # the last view
 
     @property
     def step_types(self) -> StepTypes:
@@ -104,6 +109,8 @@ class V2Adapter(VllmAdapter):
             self._blocks[new.req_id] = tuple(list(ids) for ids in new.block_ids)
             self._digests.start_request(new.req_id)
         cached = output.scheduled_cached_reqs
+        if cached.new_block_ids.count(None) == len(cached.new_block_ids):  # as in most decode steps
+            return
         for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if blocks is not None:
                 for known, ids in zip(self._blocks[request], blocks, strict=False):
@@ -112,29 +119,52 @@ class V2Adapter(VllmAdapter):
     def _view(
         self, metadata: Any, batch: Any, block_tables: Sequence[Tensor], slot_mappings: Tensor
     ) -> StepView:
-        states, count, total = self.runner.req_states, batch.num_reqs, batch.num_tokens
-        starts = batch.query_start_loc[: count + 1]
-        self._digests.advance(states.req_id_to_index, self._lists(states, batch.idx_mapping[:count], starts))
-        memory, known = self._digests.memory, self.known_tokens.columns(batch.req_ids[:count])
+        count, total = batch.num_reqs, batch.num_tokens
+        # The slices keep their tensors alive, so no other tensor can get the same address.
+        key = (
+            count, total, block_tables[0].shape[0], slot_mappings.data_ptr(), batch.input_ids.data_ptr(),
+            batch.positions.data_ptr(), batch.query_start_loc.data_ptr(),
+            *map(Tensor.data_ptr, block_tables),
+        )  # fmt: skip
+        columns = self._columns.get(key) or self._add_columns(key, batch, block_tables, slot_mappings)
+        states, own = self.runner.req_states, columns["groups"]
+        lists = self._lists(states, batch.idx_mapping[:count], columns["token_starts"])
+        self._digests.advance(states.req_id_to_index, lists)
+        requests = batch.req_ids[:count]
+        known = self.known_tokens.columns(requests)
+        groups = self._attention.given(metadata, None, own, total)
+        shown = self._shown
+        if shown is not None and shown.groups is groups and shown.request_ids == requests:
+            return shown
+        self._shown = shown = StepView(
+            request_ids=requests, known_lens=known.lens, known_digests=known.digests,
+            **(columns | {"groups": groups}),
+        )  # fmt: skip
+        return shown
+
+    def _add_columns(
+        self, key: tuple[int, ...], batch: Any, block_tables: Sequence[Tensor], slot_mappings: Tensor
+    ) -> dict[str, Any]:
+        count, total, memory = batch.num_reqs, batch.num_tokens, self._digests.memory
         groups = {
             group.view.name: GroupStep(
                 slot_table=block_tables[group.number], out_slots=slot_mappings[group.number, :total]
             )
             for group in self.vllm_groups
         }
-        return StepView(
-            request_ids=list(batch.req_ids[:count]),
-            rows=self._rows[:count],
-            prefix_lens=memory.prefix_lens[:count],
-            extend_lens=memory.extend_lens[:count],
-            token_starts=starts,
-            input_ids=batch.input_ids[:total],
-            positions=batch.positions[:total],
-            digests=memory.digests[:count],
-            known_lens=known.lens,
-            known_digests=known.digests,
-            groups=self._attention.given(metadata, None, groups, total),
-        )
+        if len(self._columns) >= _MAX_COLUMNS:
+            self._columns.clear()
+        self._columns[key] = columns = {
+            "rows": self._rows[:count],
+            "prefix_lens": memory.prefix_lens[:count],
+            "extend_lens": memory.extend_lens[:count],
+            "token_starts": batch.query_start_loc[: count + 1],
+            "input_ids": batch.input_ids[:total],
+            "positions": batch.positions[:total],
+            "digests": memory.digests[:count],
+            "groups": groups,
+        }
+        return columns
 
     @staticmethod
     def _lists(states: Any, rows: Tensor, starts: Tensor) -> TokenLists:

@@ -122,12 +122,13 @@ def launch(
     slots: Tensor | range,
     phase: Phase = Phase.TAIL,
     stream: torch.Stream | None = None,
-) -> None:
+) -> Callable[[], None] | None:
     """One launch per bundle of the plan, at least one; op is COMPLETING, BASELINING or COMPARING.
 
     Sums of several bundles wait in the plan's scratch, so slots then come in chunks of SCRATCH_SLOTS.
+    Returns what does it again; None = it was compiled, or takes several launches.
     """
-    scratch = plan.scratch
+    scratch, again = plan.scratch, None
     starts = (0,) if scratch is None else range(0, max(1, len(slots)), SCRATCH_SLOTS)
     for first in starts:
         chunk, hashes = (
@@ -145,7 +146,9 @@ def launch(
             _prepare(buffers, plan, (op, phase, counted, kind, stream), grid, (given, count, hashes))
             continue
         for start in ready[1]:
-            start(grid, (place, count, hashes.data_ptr()))
+            again = start.again(grid, (place, count, hashes.data_ptr()))
+            again()
+    return again if scratch is None else None
 
 
 complete_slots = functools.partial(launch, COMPLETING.value)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from canary_kernels.checks import Backend, KernelArgumentError, check_buffers, check_slots
+from canary_kernels.checks import (
+    Backend,
+    KernelArgumentError,
+    check_buffers,
+    check_slots,
+    keep_launch,
+    launched_again,
+)
 from canary_kernels.fingerprint import reference
 
 if TYPE_CHECKING:
@@ -39,6 +46,8 @@ def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPla
 
     Logs LOST_WRITE where a replaced record's fingerprints still hold. Records in other states are left alone.
     """
+    if launched_again(buffers.cache, complete_slots, plan, slots):
+        return
     _check(backend, buffers, plan, slots)
     if backend is Backend.NUMBA:
         _cpu().complete_slots(buffers, plan, slots)
@@ -46,7 +55,9 @@ def complete_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPla
     if backend is Backend.TORCH:
         reference.complete_slots(buffers, plan, slots)
         return
-    _kernel().complete_slots(buffers, plan, slots)
+    launch = _kernel().complete_slots(buffers, plan, slots)
+    if launch is not None:
+        keep_launch(buffers.cache, complete_slots, launch, plan, slots)
 
 
 def baseline_slots(backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor) -> None:
@@ -82,6 +93,8 @@ def compare_slots(
     Logs KV_DATA, and RECORD at HEAD, PATROL and HIT, where nothing verifies these slots. Without coverage,
     counts NO_FINGERPRINT. PATROL and HIT count runs, PATROL also ADOPTED and PENDING, as verify elsewhere.
     """
+    if launched_again(buffers.cache, (compare_slots, phase), plan, slots):
+        return
     _check(backend, buffers, plan, slots)
     if backend is Backend.NUMBA:
         _cpu().compare_slots(buffers, plan, slots, phase)
@@ -89,7 +102,9 @@ def compare_slots(
     if backend is Backend.TORCH:
         reference.compare_slots(buffers, plan, slots, phase)
         return
-    _kernel().compare_slots(buffers, plan, slots, phase)
+    launch = _kernel().compare_slots(buffers, plan, slots, phase)
+    if launch is not None:
+        keep_launch(buffers.cache, (compare_slots, phase), launch, plan, slots)
 
 
 def compare_range(

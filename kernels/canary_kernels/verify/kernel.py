@@ -34,6 +34,8 @@ from canary_kernels.layout import Phase
 from canary_kernels.verify.digests import TOKEN_REASON, check_digest, check_known
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers, RowBatch
@@ -256,8 +258,8 @@ def list_kernel(
     count(counters, COUNT_VERIFIED + PHASE, verified)
 
 
-def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
-    """Launch the row check; see `op.verify_rows`."""
+def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> Callable[[], None] | None:
+    """Launch the row check, see `op.verify_rows`; returns what does it again. None = it was compiled."""
     columns = columns_of(batch)
     requests, capacity = columns.addresses[NUM_ROW_COLUMNS - 1], columns.addresses[3]
     blocks = max(1, -(-capacity // (BLOCK - 1)))
@@ -266,8 +268,9 @@ def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
     key = "rows_kernel", phase, columns.kind
     start: Start | None = buffers.cache.get(key)
     if start is not None:
-        start(grid, columns.addresses[:NUM_ROW_COLUMNS])
-        return
+        launch = start.again(grid, columns.addresses[:NUM_ROW_COLUMNS])
+        launch()
+        return launch
     constants = {
         "PHASE": int(phase), "PAGE_SIZE": batch.page_size, "BLOCK": BLOCK,
         "HAS_DIGESTS": batch.digests is not None,
@@ -275,6 +278,7 @@ def verify_rows(buffers: GroupBuffers, batch: RowBatch, phase: Phase) -> None:
     }  # fmt: skip
     given = columns.tensors[:NUM_ROW_COLUMNS]
     buffers.cache[key] = prepare(rows_kernel, buffers, grid, given, {**constants, "num_warps": _WARPS})
+    return None
 
 
 def verify_list(

@@ -6,7 +6,14 @@ import functools
 import importlib
 from typing import TYPE_CHECKING
 
-from canary_kernels.checks import Backend, check_batch, check_buffers, check_slots
+from canary_kernels.checks import (
+    Backend,
+    check_batch,
+    check_buffers,
+    check_slots,
+    keep_launch,
+    launched_again,
+)
 from canary_kernels.verify import reference
 
 if TYPE_CHECKING:
@@ -38,6 +45,8 @@ def verify_rows(backend: Backend, buffers: GroupBuffers, batch: RowBatch, phase:
     request adds nothing, as this forward may have written its prefix. At TAIL, with known_lens, WRITE_TOKEN:
     the chain after as many tokens as the scheduler knows is compared with its digest.
     """
+    if launched_again(batch.cache, phase, buffers):
+        return
     check_buffers(backend, buffers)
     check_batch(buffers, batch)
     if backend is Backend.NUMBA:
@@ -46,7 +55,9 @@ def verify_rows(backend: Backend, buffers: GroupBuffers, batch: RowBatch, phase:
     if backend is Backend.TORCH:
         reference.verify_rows(buffers, batch, phase)
         return
-    _kernel().verify_rows(buffers, batch, phase)
+    launch = _kernel().verify_rows(buffers, batch, phase)
+    if launch is not None:
+        keep_launch(batch.cache, phase, launch, buffers)
 
 
 def verify_list(

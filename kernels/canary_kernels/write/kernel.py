@@ -32,6 +32,8 @@ from canary_kernels.launch import columns_of, prepare
 from canary_kernels.write.inputs import HEAD, POSITION_REASON, check_inputs, load_new
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from canary_kernels.buffers import GroupBuffers, RowBatch
     from canary_kernels.launch import Start
 
@@ -267,8 +269,8 @@ def write_kernel(
         _count_out(sums, request, split, tl.cdiv(extend, BLOCK))
 
 
-def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
-    """Launch the write; see `op.write_identities`."""
+def write_identities(buffers: GroupBuffers, batch: RowBatch) -> Callable[[], None] | None:
+    """Launch the write, see `op.write_identities`; returns what does it again. None = it was compiled."""
     columns = columns_of(batch)
     requests, tokens = batch.rows.shape[0], batch.input_ids.shape[0]
     shape = _LONG if tokens > _DECODE_TOKENS * requests else _SHORT
@@ -277,8 +279,9 @@ def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     key = "write_kernel", shape, columns.kind
     start: Start | None = buffers.cache.get(key)
     if start is not None:
-        start(grid, columns.addresses)
-        return
+        launch = start.again(grid, columns.addresses)
+        launch()
+        return launch
     block, wide, warps = shape
     sums = buffers.sums if shape is _LONG and _ATTEMPTS > 0 else None
     constants = {
@@ -289,3 +292,4 @@ def write_identities(buffers: GroupBuffers, batch: RowBatch) -> None:
     }  # fmt: skip
     given = columns.tensors
     buffers.cache[key] = prepare(write_kernel, buffers, grid, given, {**constants, "num_warps": warps})
+    return None

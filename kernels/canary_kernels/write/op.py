@@ -6,7 +6,14 @@ import functools
 import importlib
 from typing import TYPE_CHECKING
 
-from canary_kernels.checks import Backend, check_batch, check_buffers, check_slots
+from canary_kernels.checks import (
+    Backend,
+    check_batch,
+    check_buffers,
+    check_slots,
+    keep_launch,
+    launched_again,
+)
 from canary_kernels.write import reference
 
 if TYPE_CHECKING:
@@ -45,6 +52,8 @@ def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -
     same token may rightly leave equal bytes: with ALiBi or without rotation K and V do not depend on the
     position. Without digests, tokens that continue a slot that this forward writes become ADOPTED.
     """
+    if launched_again(batch.cache, write_identities, buffers):
+        return
     check_buffers(backend, buffers)
     check_batch(buffers, batch)
     if backend is Backend.NUMBA:
@@ -53,7 +62,9 @@ def write_identities(backend: Backend, buffers: GroupBuffers, batch: RowBatch) -
     if backend is Backend.TORCH:
         reference.write_identities(buffers, batch)
         return
-    _kernel().write_identities(buffers, batch)
+    launch = _kernel().write_identities(buffers, batch)
+    if launch is not None:
+        keep_launch(batch.cache, write_identities, launch, buffers)
 
 
 def reset_slots(backend: Backend, buffers: GroupBuffers, slots: Tensor, state: RecordState) -> None:
