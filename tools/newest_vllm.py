@@ -5,7 +5,7 @@
     python tools/newest_vllm.py report.json --run PYTHON     the suite, too, with this interpreter's vLLM
 
 Sources are read, not imported: neither a GPU nor vLLM's dependencies are needed. Exits with 1 when a method
-that is wrapped is missing or takes other parameters, or the suite fails.
+that is wrapped is missing or takes other parameters, a field that is read is missing, or the suite fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from canary_obs.engines.vllm.drafters import KNOWN_DRAFTERS
 from canary_obs.engines.vllm.groups import COVERED_SPECS
-from canary_obs.engines.vllm.versions import HOOKS, RUNNER_HOOKS, V1_VERSIONS
+from canary_obs.engines.vllm.versions import FIELDS, HOOKS, RUNNER_HOOKS, V1_VERSIONS
 
 ROOT = Path(__file__).parents[1]
 _SPECS = "vllm/v1/kv_cache_interface.py"
@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
     report["suite"] = run_suite(given.run) if given.run else None
     given.report.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(summary(report))
-    return int(bool(report["differing"]) or (report["suite"] or {}).get("status", 0) != 0)
+    changed = report["differing"] or report["fields_missing"]
+    return int(bool(changed) or (report["suite"] or {}).get("status", 0) != 0)
 
 
 def download(version: str | None, folder: Path) -> Path:
@@ -78,6 +79,11 @@ def read(source: Path) -> dict[str, Any]:
         for method, wanted in methods.items()
         if (found := parameters(source, path, method)) is None or found[: len(wanted)] != list(wanted)
     ]
+    missing = [
+        {"class": path, "fields": gone}
+        for path, wanted in FIELDS.items()
+        if (gone := sorted(wanted - fields(source, path)))
+    ]
     specs = {found.name for found in classes(source / _SPECS) if found.name.endswith("Spec")}
     drafters = {
         found.name
@@ -88,6 +94,7 @@ def read(source: Path) -> dict[str, Any]:
     }
     return {
         "differing": differing,
+        "fields_missing": missing,
         "groups_left_out": sorted(specs - COVERED_SPECS),
         "drafters_not_checked": sorted(drafters - KNOWN_DRAFTERS),
         "drafters_gone": sorted(KNOWN_DRAFTERS - drafters),
@@ -104,6 +111,20 @@ def parameters(source: Path, path: str, method: str) -> list[str] | None:
                 return [one.arg for one in [*item.args.posonlyargs, *item.args.args][1:]]
         name = next((base.id for base in known[name].bases if isinstance(base, ast.Name)), "")
     return None
+
+
+def fields(source: Path, path: str) -> set[str]:
+    """Fields, properties and methods in the body of `module:class`; empty if there is no such class."""
+    module, name = path.split(":")
+    found: set[str] = set()
+    for one in classes(source / f"{module.replace('.', '/')}.py"):
+        if one.name == name:
+            for item in one.body:
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                    found.add(item.target.id)
+                elif isinstance(item, ast.FunctionDef):
+                    found.add(item.name)
+    return found
 
 
 def classes(file: Path) -> Iterator[ast.ClassDef]:
@@ -142,6 +163,7 @@ def summary(report: dict[str, Any]) -> str:
         f"  {found['method']} takes {found['found']}, expected {found['expected']} first"
         for found in report["differing"]
     ]
+    lines += [f"  {found['class']} has no {', '.join(found['fields'])}" for found in report["fields_missing"]]
     lines += [
         f"  {key.replace('_', ' ')}: {', '.join(report[key]) or 'none'}"
         for key in ("groups_left_out", "drafters_not_checked", "drafters_gone")

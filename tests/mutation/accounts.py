@@ -45,8 +45,8 @@ COMPARED = mutants(
 CHECKED = mutants(
     "canary_obs/runtime/forward.py",
     (
-        "        self._batches = []\n        self._account.end()\n",
-        "        self._batches = []\n",
+        "        self._batches = ()\n        self._account.end()\n",
+        "        self._batches = ()\n",
         _FORWARDS + "test_a_clean_engine_is_in_balance",
     ),
 )

@@ -30,10 +30,11 @@ RECONCILED = mutants(
 FORWARDS = mutants(
     "canary_obs/runtime/forward.py",
     (
-        "            for group in state.named(view.groups):\n                slots =",
-        "            for group in state.named(view.groups)[:1]:\n                slots =",
+        "            for group, slots in shown.groups:\n",
+        "            for group, slots in shown.groups[:1]:\n",
         _WINDOWS,
     ),
+    ("if last is None or last.view is not view:", "if last is None:", _CLEAN),
     (
         "                state.owed.compared(index, layout.Phase.HEAD, given)\n",
         "                pass\n",

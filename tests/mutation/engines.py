@@ -46,6 +46,15 @@ CAPTURED = mutants(
     ),
 )
 
+PROMPTS = mutants(
+    "canary_obs/engines/vllm/request_changes.py",
+    (
+        "return len(ids if ids is not None else new.prompt_embeds)",
+        "return int(new.prompt_len)",
+        "tests/engines/vllm/test_scheduler_fields.py::test_every_field_that_is_read_is_listed",
+    ),
+)
+
 INPUTS = mutants(
     "canary_obs/engines/toolkit/device_digests.py",
     (
@@ -160,5 +169,5 @@ SCHEDULER = (
 
 ALL = (
     *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *TOKENS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS,
-    *SCHEDULER,
+    *SCHEDULER, *PROMPTS,
 )  # fmt: skip

@@ -243,7 +243,16 @@ ARRIVAL_TRITON = mutants(
     ),
 )
 
+KEPT_LAUNCHES = mutants(
+    "kernels/canary_kernels/checks.py",
+    (
+        "if kept is None or not all(map(operator.is_, kept[0], given)):",
+        "if kept is None:",
+        "tests/kernels/test_launched_again.py::test_equal_objects_are_others",
+    ),
+)
+
 ALL = (
     *ARRIVAL, *ARRIVAL_TRITON, *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *WRITE_TRITON,
-    *FINGERPRINT, *FINGERPRINT_TRITON, *PLAN, *LOCATE, *LOG, *DIGEST, *DRAFTS,
+    *FINGERPRINT, *FINGERPRINT_TRITON, *PLAN, *LOCATE, *LOG, *DIGEST, *DRAFTS, *KEPT_LAUNCHES,
 )  # fmt: skip

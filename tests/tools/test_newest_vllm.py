@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from canary_obs.engines.vllm.versions import HOOKS, RUNNER_HOOKS
+from canary_obs.engines.vllm.versions import FIELDS, HOOKS, RUNNER_HOOKS
 
 SCRIPT = Path(__file__).parents[2] / "tools/newest_vllm.py"
 
@@ -36,6 +36,12 @@ def release(tmp_path: Path) -> Path:
         lines += [f"    def {method}(self, {', '.join(wanted)}): ..." for method, wanted in methods.items()]
         with file.open("a", encoding="utf-8") as written:
             written.write("\n".join(lines) + "\n")
+    for path, names in FIELDS.items():
+        module, name = path.split(":")
+        file = tmp_path / f"{module.replace('.', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as written:
+            written.write("\n".join([f"class {name}:", *(f"    {one}: int" for one in sorted(names))]) + "\n")
     (tmp_path / "vllm-9.9.dist-info").mkdir()
     (tmp_path / "vllm-9.9.dist-info/METADATA").write_text("Name: vllm\nVersion: 9.9\n")
     specs = tmp_path / "vllm/v1/kv_cache_interface.py"
@@ -99,3 +105,14 @@ def test_a_suite_that_fails_fails_the_job(tool: ModuleType, release: Path) -> No
     status, report = reported(tool, release, "--run", str(broken))
     assert status == 1
     assert report["suite"] == {"status": 1, "failed": ["FAILED one"], "last": "1 failed"}
+
+
+def test_a_field_that_is_read_and_gone_is_named(
+    tool: ModuleType, release: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = release / "vllm/v1/core/sched/output.py"
+    file.write_text(file.read_text().replace("    prompt_token_ids: int\n", ""))
+    status, report = reported(tool, release)
+    gone = {"class": "vllm.v1.core.sched.output:NewRequestData", "fields": ["prompt_token_ids"]}
+    assert (status, report["fields_missing"]) == (1, [gone])
+    assert "NewRequestData has no prompt_token_ids" in capsys.readouterr().out

@@ -75,7 +75,7 @@ class RequestChanges:
     def _begun(self, output: Any, loaded_from: Mapping[str, int]) -> Iterator[RequestChange]:
         for new in output.scheduled_new_reqs:
             name, computed = new.req_id, int(new.num_computed_tokens)
-            self._prompts[name] = int(new.prompt_len)
+            self._prompts[name] = _prompt_tokens(new)
             joined = min(computed, loaded_from.get(name, computed))
             yield self._change(name, computed, new.block_ids, joined)
 
@@ -131,6 +131,12 @@ class FollowsRequests(EngineAdapter):
     def tokens_emitted(self, request: str) -> int | None:
         """By the last scheduler output, where it was in it: with drafted tokens, the fewest there can be."""
         return self.requests.emitted(request)
+
+
+def _prompt_tokens(new: Any) -> int:
+    # Newer versions have a property for it, 0.26 has not.
+    ids = new.prompt_token_ids
+    return len(ids if ids is not None else new.prompt_embeds)
 
 
 def _without_null(added: AddedBlocks) -> AddedBlocks:

@@ -52,6 +52,24 @@ RUNNER_HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm.v1.worker.gpu.model_states.default:DefaultModelState": {"prepare_attn": ("input_batch",)},
 }
 
+# What is read of the scheduler's data: module:class -> names. A version without one of them would be found
+# out by the first request. tests/engines/vllm/scheduler_fields.json has what versions have.
+FIELDS: dict[str, frozenset[str]] = {
+    "vllm.v1.core.sched.output:NewRequestData": frozenset(
+        {"req_id", "prompt_token_ids", "prompt_embeds", "block_ids", "num_computed_tokens"}
+    ),
+    "vllm.v1.core.sched.output:CachedRequestData": frozenset(
+        {"req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens"}
+    ),
+    "vllm.v1.core.sched.output:SchedulerOutput": frozenset(
+        {
+            "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens",
+            "total_num_scheduled_tokens", "scheduled_spec_decode_tokens", "finished_req_ids",
+            "preempted_req_ids", "kv_connector_metadata", "new_block_ids_to_zero", "kv_cache_block_copies",
+        }
+    ),
+}  # fmt: skip
+
 
 def check_version(version: str, supported: tuple[str, ...] = V1_VERSIONS) -> str | None:
     """Raises UnsupportedEngine for a version that was not tested, unless it is newer than all that were.

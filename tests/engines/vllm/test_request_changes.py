@@ -38,7 +38,9 @@ def output(*new: Any, cached: Any = (), finished: Any = (), preempted: Any = (),
 
 
 def new(name: str, *blocks: list[int], computed: int = 0, prompt: int = 6) -> Any:
-    return SimpleNamespace(req_id=name, block_ids=blocks, num_computed_tokens=computed, prompt_len=prompt)
+    return SimpleNamespace(
+        req_id=name, block_ids=blocks, num_computed_tokens=computed, prompt_token_ids=[5] * prompt
+    )
 
 
 @pytest.fixture

@@ -43,7 +43,12 @@ def outputs(changing: bool) -> Iterator[Any]:
         blocks = list(range(free, free + CONTEXT // BLOCK))
         free += len(blocks)
         new.append(
-            SimpleNamespace(req_id=name, block_ids=(blocks,), num_computed_tokens=0, prompt_len=CONTEXT)
+            SimpleNamespace(
+                req_id=name,
+                block_ids=(blocks,),
+                num_computed_tokens=0,
+                prompt_token_ids=[5] * CONTEXT,
+            )
         )
     yield _output(new, _cached([], [], []), dict.fromkeys(names, CONTEXT))
     ones = dict.fromkeys(names, 1)
