@@ -238,6 +238,16 @@ RECEIVED = mutants(
         "expected is not None:",
         _RECEIVED + "test_of_a_receive_that_failed_nothing_is_kept",
     ),
+    (
+        "self._ended = partial(self._guarded, folds)",
+        "pass",
+        _RECEIVED + "test_records_may_be_complete_before_the_connector_is_asked",
+    ),
+    (
+        "getattr(output, SENT_ATTRIBUTE, ()), None, None",
+        "getattr(output, SENT_ATTRIBUTE, ()), None, self._ended",
+        _RECEIVED + "test_records_may_be_complete_before_the_connector_is_asked",
+    ),
 )
 
 SENDS = mutants(

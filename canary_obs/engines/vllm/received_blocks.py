@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class TransferRecords:
         self._copies, self._observer = copies, observer
         self._sent: Sequence[Sent] = ()
         self._open: WorkerRecords | None = None  # of the forward under way
+        self._ended: Callable[[], Found] | None = None  # of a forward whose connector was not asked yet
         self._expected: dict[str, Expected] = {}
 
     def wrap(self, patches: MethodPatches, connector: Any) -> None:
@@ -40,7 +42,7 @@ class TransferRecords:
 
     def follow(self, output: Any) -> None:
         """What a scheduler output says is sent after its forward, and received from now on."""
-        self._sent, self._open = getattr(output, SENT_ATTRIBUTE, ()), None
+        self._sent, self._open, self._ended = getattr(output, SENT_ATTRIBUTE, ()), None, None
         for request in output.finished_req_ids:
             self._expected.pop(request, None)
         for expected in getattr(output, EXPECTED_ATTRIBUTE, ()):
@@ -78,25 +80,33 @@ class TransferRecords:
 
     def _around_meta(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def build_connector_worker_meta(*args: Any, **kwargs: Any) -> Any:
-            inner = original(*args, **kwargs)
-            if not self._sent:
+            inner, ended = original(*args, **kwargs), self._ended
+            if ended is None and not self._sent:
                 return inner
-            self._open = WorkerRecords(inner, [])
-            return self._open
+            records, self._ended = WorkerRecords(inner, []), None
+            records.pending = ended
+            self._open = records if ended is None else None
+            return records
 
         return build_connector_worker_meta
 
     def end_forward(self) -> None:
-        """The records of what the forward has written are complete: take the folds of what is sent."""
+        """The records of what the forward has written are complete: take the folds of what is sent.
+
+        The V1 model runner has asked its connector by then, the V2 model runner asks it after sampling.
+        """
         (sent, self._sent), (records, self._open) = (self._sent, ()), (self._open, None)
-        if records is None or not sent:
+        if not sent:
             return
         try:
             folds = [(each, group, self._folds(group, each)) for each in sent for group in self._groups]
         except Exception as error:  # noqa: BLE001 - what is sent is unverified at the receiver
             self._observer.fault("announce", error)
             return
-        records.pending = lambda: self._guarded(folds)
+        if records is not None:
+            records.pending = partial(self._guarded, folds)
+        else:
+            self._ended = partial(self._guarded, folds)
 
     def _guarded(self, pending: Iterable[tuple[Sent, VllmGroup, _Folds | None]]) -> Found:
         try:

@@ -104,6 +104,32 @@ def copy(filled: int, fold: int) -> SentCopies:
     return SentCopies(filled, ((fold, -fold),), "default@127.0.0.1")
 
 
+def test_records_may_be_complete_before_the_connector_is_asked() -> None:
+    """As with the V2 model runner, which asks it when it has sampled."""
+    copies = received(sent([rank(0, 4)]), [11, 12, 13])
+    own = rank(0, 4)
+    request = SimpleNamespace(
+        request_id="r", kv_transfer_params={"do_remote_decode": True}, num_computed_tokens=TOKENS - 1,
+        num_prompt_tokens=TOKENS,
+    )  # fmt: skip
+    sender, scheduled = scheduler(request), output()
+    sender.connector.build_connector_meta(scheduled)
+    connector = SimpleNamespace(build_connector_worker_meta=lambda: None)
+    own.wrap(MethodPatches(), connector)
+    own.follow(scheduled)
+    own.end_forward()
+    meta = connector.build_connector_worker_meta()
+    assert connector.build_connector_worker_meta() is None, "once"
+    given = SimpleNamespace(kv_connector_output=SimpleNamespace(kv_connector_worker_meta=meta))
+    sender.update_from_output(scheduled, given)
+    assert received(sender._connector_finished(request)[1], [11, 12, 13]) == copies
+    assert copies
+    own.follow(scheduled)
+    own.end_forward()
+    own.follow(output())
+    assert connector.build_connector_worker_meta() is None, "of the step that was followed last"
+
+
 def _completed(own: TransferRecords, meta: Any) -> Any:
     """The forward's records are complete only after the connector was asked."""
     own.end_forward()

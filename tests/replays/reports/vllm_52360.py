@@ -46,8 +46,8 @@ REPLAY = Replay(
         "overwrite them, so that the tier keeps KV that is not its key's and serves it as a prefix hit"
     ),
     rebuilt=(
-        "vLLM's own stores to memory, whose copies are made when the blocks have new owners; they are freed by "
-        "a reset of the prefix cache"
+        "vLLM's own stores to memory, whose copies are made when the blocks have new owners; they were freed "
+        "by a reset of the prefix cache"
     ),
     rig="vllm_offload",
     perform=perform,

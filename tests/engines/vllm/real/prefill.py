@@ -62,6 +62,10 @@ class Prefill:
 
 def main() -> None:
     """Serve standard input."""
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+        from tests.engines.vllm.real.interpreted import stand_in_driver
+
+        stand_in_driver()
     from vllm import LLM, SamplingParams
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 

@@ -1,0 +1,17 @@
+"""Run as a program: tests of this folder on the V2 model runner. usage: on_v2.py TEST...
+
+Its Triton kernels run in the interpreter, which has to be chosen before vLLM is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.engines.vllm.real.interpreted import stand_in_driver
+
+if __name__ == "__main__":
+    stand_in_driver()
+    own = ["-o", "filterwarnings=", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"]
+    sys.exit(pytest.main([*own, *sys.argv[1:]]))
