@@ -220,6 +220,8 @@ class Healer:
 
     def _say(self, plan: Plan, damage: Damage, outcome: HealOutcome, *, quarantine: bool) -> None:
         """Note what is not done, each once."""
+        if damage.request is not None and not self._first(None, damage.request):
+            return  # a request that had started again or ended would not have read it once more
         content = tuple(self._actor.keys_of((damage.group, damage.block)))
         of = damage.group, damage.block, damage.request, content
         if plan.evict and self._first(HealAction.EVICT, *of):

@@ -262,6 +262,16 @@ def test_a_dry_run_says_each_thing_once() -> None:
     }
 
 
+def test_a_dry_run_leaves_out_what_a_request_reads_after_it_would_have_started_again() -> None:
+    healer = made(shared(), HealPolicy.DRY_RUN)
+    healer.heal([misread("a", 5, good=9)])
+    healer.heal([misread("a", 1), misread("a", 5)])
+    assert said(healer.drain()) == {
+        (HealAction.EVICT, HealOutcome.WOULD): 1,
+        (HealAction.RECOMPUTE, HealOutcome.WOULD): 1,
+    }
+
+
 def test_an_action_that_fails_ends_healing_until_an_operator_chooses() -> None:
     cache = shared()
     cache.broken = True

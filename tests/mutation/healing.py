@@ -60,6 +60,11 @@ LIMITED = mutants(
 DONE = mutants(
     "canary_obs/healing/healer.py",
     (
+        "if damage.request is not None and not self._first(None, damage.request):",
+        "if False:",
+        _HEALER + "a_dry_run_leaves_out_what_a_request_reads_after_it_would_have_started_again",
+    ),
+    (
         "        if self.effective is HealPolicy.DRY_RUN:\n            self._say",
         "        if self.policy is HealPolicy.DRY_RUN:\n            self._say",
         _HEALER + "an_engine_that_does_not_agree_with_the_rehearsal_gets_a_dry_run",

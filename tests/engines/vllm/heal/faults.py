@@ -23,6 +23,7 @@ class Faults:
         self._undo: list[tuple[int, Callable[[], None]]] = []  # step, and what to do then
         self.planted: Counter[str] = Counter()
         self.places: list[tuple[str, int, int]] = []  # kind, step, block
+        self.last: dict[int, int] = {}  # by block: the step of the last one in it
         self.kinds: dict[str, Callable[[int], bool]] = {
             "idle block, one word": lambda step: self._bytes(idle=True, words=1),
             "idle block, whole": lambda step: self._bytes(idle=True, words=None),
@@ -38,6 +39,7 @@ class Faults:
             if self.kinds[kind](step):
                 self.planted[kind] += 1
                 self.places.append((kind, step, self._block))
+                self.last[self._block] = step
                 return
 
     def settle(self, step: int | None) -> None:

@@ -41,7 +41,7 @@ def asks(count: int, seed: int) -> list[Ask]:
         else:
             before = draw.choice(common)
         prompt = (*before, *_ids(draw, draw.randint(*_OWN)))
-        made.append(Ask(name=f"r{number}", prompt=prompt, tokens=draw.randint(*_TOKENS)))
+        made.append(Ask(name=f"{seed}.{number}", prompt=prompt, tokens=draw.randint(*_TOKENS)))
     return made
 
 

@@ -22,11 +22,14 @@ _STEPS_PER_FAULT = 12
 
 @dataclass(slots=True, kw_only=True)
 class Listing:
-    """A request that was listed; `step`: when it was first."""
+    """A damage that a request was listed for; `step`: since when."""
 
+    damage: int
     step: int
     first_output: int | None
     derived: bool
+    reason: str
+    planted: int | None  # the step of the last fault in the damaged block; None = there was none
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class Served:
     """One run."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
-    listed: dict[str, Listing] = field(default_factory=dict)
+    listed: dict[str, list[Listing]] = field(default_factory=dict)  # by request, oldest first
     unknown: int = 0  # damages whose readers are not all known
     damages: int = 0
     causes: list[str] = field(default_factory=list)
@@ -57,7 +60,7 @@ def serve(rig: Rig, requests: list[Ask], *, seed: int | None) -> Served:
     faults = None if seed is None else Faults(rig, seed)
     draw, waiting, begun = random.Random(seed), list(reversed(requests)), dict[str, float]()
     engine = rig.llm.llm_engine
-    restore = _listen(rig, served, taints)
+    restore = _listen(rig, served, taints, faults)
     before, sent = _heals(rig), dict[str, list[int]]()
     started = time.monotonic()
     try:
@@ -136,20 +139,25 @@ def _answer(output: Any, begun: dict[str, float], step: int, sent: list[int]) ->
     return Answer(tokens=list(own.token_ids), error=error, seconds=seconds, step=step, sent=sent)
 
 
-def _listen(rig: Rig, served: Served, taints: TaintStore) -> Callable[[], None]:
+def _listen(rig: Rig, served: Served, taints: TaintStore, faults: Faults | None) -> Callable[[], None]:
     """Take what the rank would send a service, and count what its scheduler hands out."""
     taint, worker = rig.canary.taint, rig.worker
     send, execute = taint.send, worker.execute_model
 
     def listen(message: Tainted) -> bool:
         taints.add(message, "incident")
+        block = message.slot // rig.adapter.vllm_groups[0].block_slots
         for one in message.requests:
-            name = one.request.rsplit("-", 1)[0]
-            before = served.listed.get(name)
+            own = served.listed.setdefault(one.request.rsplit("-", 1)[0], [])
+            before = next((listing for listing in own if listing.damage == message.number), None)
             if before is None:
-                served.listed[name] = Listing(
-                    step=served.steps, first_output=one.first_output, derived=one.derived
-                )
+                own.append(
+                    Listing(
+                        damage=message.number, step=served.steps, first_output=one.first_output,
+                        derived=one.derived, reason=message.reason.value,
+                        planted=None if faults is None else faults.last.get(block),
+                    )
+                )  # fmt: skip
             elif one.first_output is not None and before.first_output is not None:
                 before.first_output = min(before.first_output, one.first_output)
         send(message)

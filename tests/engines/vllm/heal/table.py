@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.engines.vllm.heal.requests import Answer
-from tests.engines.vllm.heal.serve import Served
+from tests.engines.vllm.heal.serve import Listing, Served
 
 
 def round_of(clean: Served, again: Served, faulty: Served) -> dict[str, Any]:
@@ -18,7 +17,8 @@ def round_of(clean: Served, again: Served, faulty: Served) -> dict[str, Any]:
     errors = {name for name, answer in faulty.answers.items() if answer.error is not None}
     delivered, listed = wrong - errors, set(faulty.listed)
     late = [one for one in delivered & listed if _first_wrong(clean, faulty, one) < _from(faulty, one)]
-    after = {name: sum(_wrong_after(clean, faulty, name)) for name in wrong & listed}
+    after = {name: _wrong_after(clean, faulty, name) for name in wrong & listed}
+    cured = {name for name in delivered & listed if _is_listed_before(clean, faulty, name)}
     return {
         "rounds": 1,
         "requests": len(clean.answers),
@@ -28,17 +28,20 @@ def round_of(clean: Served, again: Served, faulty: Served) -> dict[str, Any]:
         "damages_unknown": faulty.unknown,
         "unknown_causes": faulty.causes,
         "wrong_delivered": len(delivered),
-        "wrong_delivered_after_detection": sorted(name for name in delivered & listed if after[name]),
-        "wrong_tokens_after_detection": sum(after.values()),
-        "wrong_tokens_before_detection": sum(
-            not late for name in wrong & listed for late in _wrong_after(clean, faulty, name)
+        "wrong_delivered_after_detection": {
+            name: _story(clean, faulty, name) for name in sorted(delivered & listed) if any(after[name])
+        },
+        "wrong_by_a_later_fault": sorted(name for name in cured if not any(after[name])),
+        "wrong_tokens_after_detection": sum(sum(late) for late in after.values()),
+        "wrong_tokens_before_detection": sum(len(late) - sum(late) for late in after.values()),
+        "ended_after_wrong_tokens": sum(
+            _first_wrong(clean, faulty, name) < len(faulty.answers[name].tokens) for name in errors
         ),
-        "ended_after_wrong_tokens": sum(any(_wrong(clean, faulty, name)) for name in errors),
         "wrong_not_listed": sorted(delivered - listed),
         "wrong_before_first_output": sorted(late),
         "correct_listed": len((listed - wrong) & set(clean.answers)),
         "listed": len(listed),
-        "listed_derived": sum(one.derived for one in faulty.listed.values()),
+        "listed_derived": sum(all(one.derived for one in own) for own in faulty.listed.values()),
         "ended_with_error": len(errors),
         "heals": faulty.heals,
         "healing_limited": [] if faulty.limited is None else [faulty.limited],
@@ -96,16 +99,39 @@ def _differs(right: Answer, other: Answer) -> bool:
     return right.tokens != other.tokens
 
 
-def _wrong(clean: Served, faulty: Served, name: str) -> Iterator[bool]:
-    """By token that was delivered: whether it is another one than the right one, or after such a one."""
-    first = _first_wrong(clean, faulty, name)
-    return (at >= first for at in range(len(faulty.answers[name].tokens)))
-
-
 def _wrong_after(clean: Served, faulty: Served, name: str) -> list[bool]:
-    """By wrong token that was delivered: whether its request was listed before, or in the same step."""
-    sent, listed = faulty.answers[name].sent, faulty.listed[name].step
-    return [sent[at] >= listed for at, wrong in enumerate(_wrong(clean, faulty, name)) if wrong]
+    """By wrong token that was delivered: whether all damage that can have made it wrong was found by then.
+
+    A request that was cured of one damage may read another one, planted since and not found yet.
+    """
+    first, sent, listings = _first_wrong(clean, faulty, name), faulty.answers[name].sent, faulty.listed[name]
+    return [
+        any(one.step <= step for one in listings)
+        and not any(_unknown(one, step, at) and _planted(one, sent[first]) for one in listings)
+        for at, step in enumerate(sent)
+        if at >= first
+    ]
+
+
+def _story(clean: Served, faulty: Served, name: str) -> dict[str, Any]:
+    """What one has to know to find out why: steps of its first and last wrong token, and its listings."""
+    sent = faulty.answers[name].sent
+    listed = [[one.step, one.planted, one.first_output, one.reason] for one in faulty.listed[name]]
+    return {"wrong_steps": [sent[_first_wrong(clean, faulty, name)], sent[-1]], "listed": listed}
+
+
+def _unknown(listing: Listing, step: int, token: int) -> bool:
+    return listing.step > step and (listing.first_output or 0) <= token
+
+
+def _planted(listing: Listing, step: int) -> bool:
+    return listing.planted is not None and listing.planted <= step
+
+
+def _is_listed_before(clean: Served, faulty: Served, name: str) -> bool:
+    """Whether the request was listed before the last wrong token was delivered, or with it."""
+    sent = faulty.answers[name].sent[_first_wrong(clean, faulty, name) :]
+    return bool(sent) and any(one.step <= sent[-1] for one in faulty.listed[name])
 
 
 def _first_wrong(clean: Served, faulty: Served, name: str) -> int:
@@ -116,7 +142,7 @@ def _first_wrong(clean: Served, faulty: Served, name: str) -> int:
 
 
 def _from(served: Served, name: str) -> int:
-    return served.listed[name].first_output or 0
+    return min(one.first_output or 0 for one in served.listed[name])
 
 
 def _median(served: Served) -> float:

@@ -1,0 +1,61 @@
+"""What the table of wrong answers counts as delivered after the detection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.engines.vllm.heal.requests import Answer
+from tests.engines.vllm.heal.serve import Listing, Served
+from tests.engines.vllm.heal.table import passed, round_of
+
+RIGHT = [7] * 10
+
+
+def row(*listings: Listing, wrong_from: int = 6) -> dict[str, Any]:
+    """One request, delivered a token per step from step 100 on, that turns wrong."""
+    wrong = RIGHT[:wrong_from] + [9] * (10 - wrong_from)
+    clean = Served(answers={"1.0": Answer(tokens=RIGHT, sent=list(range(100, 110)))})
+    faulty = Served(
+        answers={"1.0": Answer(tokens=wrong, sent=list(range(100, 110)))}, listed={"1.0": list(listings)}
+    )
+    return {"policy": "protect"} | round_of(clean, clean, faulty)
+
+
+def listing(step: int, planted: int | None, damage: int = 1, first_output: int = 0) -> Listing:
+    return Listing(
+        damage=damage, step=step, first_output=first_output, derived=False, reason="chain", planted=planted
+    )
+
+
+def test_tokens_count_from_the_step_of_the_detection_on() -> None:
+    found = row(listing(step=108, planted=104))
+    assert found["wrong_tokens_before_detection"] == 2
+    assert found["wrong_tokens_after_detection"] == 2
+    story = {"wrong_steps": [106, 109], "listed": [[108, 104, 0, "chain"]]}
+    assert found["wrong_delivered_after_detection"] == {"1.0": story}
+    assert not passed(found)
+
+
+def test_a_damage_that_was_planted_and_not_found_yet_explains_a_wrong_token() -> None:
+    found = row(listing(step=102, planted=90), listing(step=110, planted=105, damage=2))
+    assert found["wrong_tokens_after_detection"] == 0
+    assert found["wrong_tokens_before_detection"] == 4
+    assert found["wrong_by_a_later_fault"] == ["1.0"]
+    assert passed(found)
+
+
+def test_a_later_damage_explains_nothing_before_it_was_planted_or_in_tokens_before_its_first() -> None:
+    cured = listing(step=102, planted=90)
+    for later in (
+        listing(step=110, planted=107, damage=2),
+        listing(step=110, planted=None, damage=2),
+        listing(step=110, planted=105, damage=2, first_output=9),
+    ):
+        found = row(cured, later)
+        assert found["wrong_delivered_after_detection"].keys() == {"1.0"}, later
+        assert found["wrong_by_a_later_fault"] == []
+
+
+def test_a_second_detection_ends_the_excuse() -> None:
+    found = row(listing(step=102, planted=90), listing(step=108, planted=105, damage=2))
+    assert found["wrong_tokens_after_detection"] == 2
