@@ -37,8 +37,9 @@ _COUNTED = re.compile(r"<<counted:([^<>]+)>>")
 _ALERT = re.compile(r"^ +- alert: (\w+)$", re.MULTILINE)
 _COUNTED_BY_HOUR = re.compile(r"<<by_hour:([^<>]+)>>")
 _KIND = re.compile(r"\bkind: (\w+)")
-_DCGM_CLOCKS = 'max by (cluster, UUID) ({__name__=~"DCGM_FI_DEV_(CLOCKS_EVENT|CLOCK_THROTTLE)_REASONS"})'
-_DCGM_RECOVERY = "max by (cluster, UUID) (DCGM_FI_DEV_GPU_RECOVERY_ACTION)"
+# Nearly all GPUs are idle (1) or have no reason, and no action is asked for: few are left to look at.
+_DCGM_CLOCKS = 'max by (cluster, UUID) ({__name__=~"DCGM_FI_DEV_(CLOCKS_EVENT|CLOCK_THROTTLE)_REASONS"} > 1)'
+_DCGM_RECOVERY = "max by (cluster, UUID) (DCGM_FI_DEV_GPU_RECOVERY_ACTION > 0)"
 
 
 def _dcgm_labels(label: str, cases: dict[str, str]) -> str:
