@@ -5,6 +5,7 @@ Its Triton kernels run in the interpreter, which has to be chosen before vLLM is
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.engines.vllm.real.interpreted import stand_in_driver
 
 if __name__ == "__main__":
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")  # on shared cores threads wait for each other
     stand_in_driver()
     own = ["-o", "filterwarnings=", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"]
     sys.exit(pytest.main([*own, *sys.argv[1:]]))
