@@ -72,7 +72,7 @@ def find_groups(runner: Any) -> FoundGroups:
         try:
             specs = _specs(runner, number, layers)
             if keeps_states(specs):
-                base, own = "state", _state_group(runner, number, layers, tokens_per_state(runner, specs))
+                base, own = "state", _state_group(runner, number, layers, tokens_per_state(specs))
             else:
                 base, window = _attention(specs)
                 base = "indexer" if keeps_index_keys(runner, layers[0]) else base

@@ -13,6 +13,7 @@ from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import ListDigests
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.states import StateSteps
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.versions import V2_VERSIONS
 
@@ -28,6 +29,11 @@ class V2Adapter(VllmAdapter):
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
         super().__init__(runner, **options)
         self._digests = ListDigests(runner.max_num_reqs, runner.device)
+        states = [group for group in self.vllm_groups if group.states]
+        self._attended = [group for group in self.vllm_groups if not group.states]
+        self._states = (
+            StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
+        )
         self._blocks: dict[str, tuple[list[int], ...]] = {}
         self._prepared: tuple[Any, ...] | None = None  # batch and tables of the forward that is next
         # What views of a batch's size have in common, by size and addresses of the runner's tensors.
@@ -133,6 +139,9 @@ class V2Adapter(VllmAdapter):
         requests = batch.req_ids[:count]
         known = self.known_tokens.columns(requests)
         groups = self._attention.given(metadata, None, own, total)
+        if self._states is not None:
+            lens = columns["prefix_lens"], columns["extend_lens"]
+            groups = {**groups, **self._states.steps(dict(enumerate(block_tables)), *lens)}
         shown = self._shown
         if shown is not None and shown.groups is groups and shown.request_ids == requests:
             return shown
@@ -150,7 +159,7 @@ class V2Adapter(VllmAdapter):
             group.view.name: GroupStep(
                 slot_table=block_tables[group.number], out_slots=slot_mappings[group.number, :total]
             )
-            for group in self.vllm_groups
+            for group in self._attended
         }
         if len(self._columns) >= _MAX_COLUMNS:
             self._columns.clear()

@@ -19,7 +19,7 @@ def keeps_states(specs: Sequence[Any]) -> bool:
     return bool(specs) and all(type(spec).__name__ == "MambaSpec" for spec in specs)
 
 
-def tokens_per_state(runner: Any, specs: Sequence[Any]) -> int | None:
+def tokens_per_state(specs: Sequence[Any]) -> int | None:
     """Tokens after which a request's state moves on to its next block; None = it stays in its first.
 
     Raises UnsupportedEngine where it is not known which states a forward writes.
@@ -29,8 +29,6 @@ def tokens_per_state(runner: Any, specs: Sequence[Any]) -> int | None:
         raise UnsupportedEngine(
             f"it holds states with blocks of {spec.block_size} and other numbers of tokens"
         )
-    if not hasattr(runner, "input_batch"):
-        raise UnsupportedEngine("it holds states, which are followed with the V1 model runner only")
     if count := getattr(spec, "num_speculative_blocks", 0):
         raise UnsupportedEngine(
             f"it holds states with num_speculative_blocks={count}: which of them a request goes on with is "

@@ -114,20 +114,18 @@ def spec(**given: Any) -> Any:
 
 
 def test_kinds_of_states() -> None:
-    v1 = SimpleNamespace(input_batch=None)
     assert keeps_states([spec()])
     assert not keeps_states([spec(), SimpleNamespace()])
     assert not keeps_states([])
-    assert tokens_per_state(v1, [spec(), spec()]) == 8
-    assert tokens_per_state(v1, [spec(mamba_cache_mode="none")]) is None
-    for runner, specs, named in (
-        (v1, [spec(num_speculative_blocks=2)], "num_speculative_blocks=2"),
-        (v1, [spec(mamba_cache_mode="all")], "'all'"),
-        (v1, [spec(), spec(block_size=16)], "other numbers of tokens"),
-        (SimpleNamespace(), [spec()], "V1 model runner only"),
+    assert tokens_per_state([spec(), spec()]) == 8
+    assert tokens_per_state([spec(mamba_cache_mode="none")]) is None
+    for specs, named in (
+        ([spec(num_speculative_blocks=2)], "num_speculative_blocks=2"),
+        ([spec(mamba_cache_mode="all")], "'all'"),
+        ([spec(), spec(block_size=16)], "other numbers of tokens"),
     ):
         with pytest.raises(UnsupportedEngine, match=named):
-            tokens_per_state(runner, specs)
+            tokens_per_state(specs)
 
 
 def test_every_byte_of_a_state_has_a_source() -> None:

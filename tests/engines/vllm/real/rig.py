@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,15 @@ class Rig:
 
     def blocks_of(self, request: str, group: int = 0) -> list[int]:
         """By the public id or the one vLLM made of it."""
-        for name, state in self.runner.requests.items():
+        for name, blocks in self._blocks(group):
             if name.startswith(request):
-                return list(state.block_ids[group])
+                return list(blocks)
         raise KeyError(request)
+
+    def _blocks(self, group: int) -> Iterator[tuple[str, Sequence[int]]]:
+        if hasattr(self.runner, "requests"):
+            return ((name, state.block_ids[group]) for name, state in self.runner.requests.items())
+        return self.adapter.request_blocks(group)  # V2 has them on the device only
 
     def row_of(self, request: str) -> int:
         batch = self.runner.input_batch

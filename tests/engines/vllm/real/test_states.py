@@ -63,6 +63,16 @@ def test_clean_through_hits_copies_preemption_reset_and_sleep(make_rig: Any) -> 
     assert traffic(plain) == answers
 
 
+def test_a_state_moves_to_the_next_block_and_is_joined_from_the_cache(rig: Rig) -> None:
+    rig.fresh()
+    assert rig.canary.state.coverage == 1.0
+    prompt = list(range(10, 130))
+    rig.generate([prompt], 12)  # its 128th token fills the first block
+    rig.generate([[*prompt, 5, 6, 7, 8, 9, 10, 11, 12, 13]], 4)
+    assert rig.settle() == []
+    assert rig.canary.verdict() == (State.OK, ())
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("part", [Part.K, Part.V])
 def test_a_flip_in_a_cached_state_is_found(rig: Rig, layer: int, part: Part) -> None:
