@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.heals import Heal, HealStatus
@@ -11,6 +11,23 @@ from canary_obs.records import Violation
 from canary_obs.vocabulary import HealPolicy
 
 Healed = Callable[[Sequence[Heal], HealStatus], None]
+
+
+class Reached(NamedTuple):
+    """How far one damage has come."""
+
+    violation: Violation  # the first finding
+    overwritten: bool  # its slot holds something else by now
+    readers: tuple[tuple[str, int], ...]  # requests, by their names in reports: tokens that came before
+    filled: Mapping[str, tuple[int, ...]]  # by group: slots that may hold what was computed from it
+
+
+@runtime_checkable
+class FollowsReaders(Protocol):
+    """A HealingLink that can heal whom damage has reached, also when its slot is written over."""
+
+    def reached(self, damages: Sequence[Reached], incident: str, step: int) -> None:
+        """With the findings of the same forward."""
 
 
 class HealingLink(Protocol):

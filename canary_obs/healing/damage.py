@@ -36,6 +36,10 @@ class Damage(NamedTuple):
     fresh: bool = False  # found after a forward, in what it has read or written
     again: bool = False  # a redetection
     incident: str = ""
+    # Requests that read it, by the name that violations give them: output tokens that came before.
+    readers: tuple[tuple[str, int], ...] = ()
+    filled: tuple[tuple[int, int], ...] = ()  # blocks (group, number) that hold what was computed from it
+    overwritten: bool = False  # the block holds something else by now
 
 
 def damage_of(

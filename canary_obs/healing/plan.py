@@ -15,7 +15,7 @@ Block = tuple[int, int]  # the engine's group number, block number
 
 
 class HeldRequest(NamedTuple):
-    """A request that holds blocks."""
+    """A request that holds blocks, or held some before it was preempted."""
 
     request: str
     name: str  # as violations name it
@@ -42,7 +42,7 @@ class CacheView(Protocol):
         """Number of the last forward whose tokens were given out."""
 
     def requests(self) -> Iterable[HeldRequest]:
-        """All requests that hold blocks."""
+        """All requests that hold blocks, and those without that have given out tokens."""
 
     def keys_of(self, block: Block) -> Sequence[bytes]:
         """The keys that the block is cached under; none = it is not cached."""
@@ -74,18 +74,22 @@ def make_plan(damage: Damage, view: CacheView, lineage: Lineage, policy: HealPol
     requests = list(view.requests())
     victim: HeldRequest | None = None
     if damage.request is None:
-        roots = list(view.keys_of((damage.group, damage.block)))
+        roots = [] if damage.overwritten else list(view.keys_of((damage.group, damage.block)))
+        roots += [key for block in damage.filled for key in view.keys_of(block)]
     else:
         victim = next((held for held in requests if held.name == damage.request), None)
         chain = view.finished_keys(damage.request) if victim is None else victim.keys
         roots = list(chain[damage.position // view.key_tokens :])
     keys = lineage.descendants(roots)
     cached = dict.fromkeys(block for key in keys for block in view.blocks_of(key))
-    recompute, end, left = [], [], []
+    recompute, end, left, readers = [], [], [], dict(damage.readers)
     for held in () if damage.kv_intact else requests:
-        if held is not victim and not harmed(held, damage) and not _holds(held, cached):
+        before = readers.get(held.name)
+        if before is None and held is not victim and not harmed(held, damage) and not _holds(held, cached):
             continue
-        unsent = held.sent == 0 or (damage.good is not None and damage.good >= view.given_out)
+        unsent = held.sent <= (before or 0) or (damage.good is not None and damage.good >= view.given_out)
+        if not any(held.blocks) and (unsent or policy is HealPolicy.EVICT):
+            continue  # it waits, and computes all of it again
         again = held.restartable and held.restarts < MOST_RESTARTS
         if unsent and again and (held.sent == 0 or policy is not HealPolicy.EVICT):
             recompute.append(held.request)
@@ -99,7 +103,7 @@ def make_plan(damage: Damage, view: CacheView, lineage: Lineage, policy: HealPol
 
 def harmed(held: HeldRequest, damage: Damage) -> bool:
     """Whether the request has what was damaged, and not what was written over it since."""
-    if damage.request is not None or damage.group >= len(held.blocks):
+    if damage.request is not None or damage.overwritten or damage.group >= len(held.blocks):
         return False
     blocks, size = held.blocks[damage.group], held.block_tokens[damage.group]
     if damage.block not in blocks:

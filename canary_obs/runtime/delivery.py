@@ -59,15 +59,14 @@ class ViolationDelivery:
         elif found:
             incidents.seen_again()
         self._reporter.send_violations(self._traced(findings))  # before anything that may fail
+        if found:
+            self._faults.guard(ObserverPart.TAINT, self._find_readers, found)
         if self.healing is not None and self.healing.active and found:
-            named = incidents.names[-1] if incidents.names else ""
-            self._faults.guard(ObserverPart.HEALING, self.healing.found, found, named, self._run.step)
+            self._faults.guard(ObserverPart.HEALING, self._heal, self.healing, found)
         if findings:
             self._log.update(findings, incident)
             # Before the injector restores the bytes that it flipped.
             self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, findings, self._run.step)
-        if found:
-            self._faults.guard(ObserverPart.TAINT, self._find_readers, found)
         if self._injector is not None:
             self._faults.guard(ObserverPart.PERTURBATION, self._match, self._injector, found)
 
@@ -79,9 +78,15 @@ class ViolationDelivery:
             return findings
 
     def _find_readers(self, found: list[Violation]) -> None:
+        self.taint.found(found, self._incident, self._run.step)
+
+    def _heal(self, healing: Healing, found: list[Violation]) -> None:
+        healing.found(found, self.taint.reached(), self._incident, self._run.step)
+
+    @property
+    def _incident(self) -> str:
         names = self._reporter.incidents.names
-        incident = names[-1] if names else ""
-        self.taint.found(found, incident, self._run.step)
+        return names[-1] if names else ""
 
     def _match(self, injector: Injector, found: list[Violation]) -> None:
         injector.match(found, settled=self._counter_reader.settled(self._run.step))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
+from canary_obs.engine_api.healing import FollowsReaders, Reached
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.heals import Heal, HealStatus
 from canary_obs.records import Violation
@@ -89,11 +90,16 @@ class Healing:
         if (link := self._adapter.healing) is not None:
             link.release(blocks)
 
-    def found(self, violations: Sequence[Violation], incident: str, step: int) -> None:
-        """Hand over what was read in forward `step`."""
+    def found(
+        self, violations: Sequence[Violation], reached: Sequence[Reached], incident: str, step: int
+    ) -> None:
+        """Hand over what was read in forward `step`, and whom it has reached."""
         link = self._adapter.healing
-        if self.policy is not HealPolicy.OFF and violations and link is not None:
-            link.damaged(violations, incident, step)
+        if self.policy is HealPolicy.OFF or not violations or link is None:
+            return
+        link.damaged(violations, incident, step)
+        if reached and isinstance(link, FollowsReaders):
+            link.reached(reached, incident, step)
 
     def _healed(self, heals: Sequence[Heal], status: HealStatus) -> None:
         before, self._status = self._status, status

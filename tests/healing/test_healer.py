@@ -340,3 +340,25 @@ def test_quarantine_takes_no_more_than_the_share_of_the_pool() -> None:
             healer.heal([bytes_of(block)])
             clock.now += 61
     assert len(cache.out) == 2
+
+
+def test_who_read_damage_before_it_was_written_over_is_ended_and_what_came_of_it_leaves() -> None:
+    cache = Cache()
+    cache.add("left", range(4), [1], sent=3)  # its window has left the damaged block
+    cache.add("waits", [], [], sent=2)
+    cache.add("spared", range(8, 12), [3], sent=3)
+    cache.add("early", range(12, 16), [4], sent=2)
+    healer = made(cache, HealPolicy.PROTECT)
+    readers = (("left", 1), ("waits", 0), ("early", 2), ("gone", 0))
+    healer.heal([bytes_of(3, overwritten=True, readers=readers, filled=((0, 1),))])
+    assert sorted(cache.ended) == ["left", "waits"]
+    assert cache.again == ["early"]  # none of its tokens came after
+    assert sorted(cache.cached) == [3, 4]
+
+
+def test_a_request_that_waits_and_has_sent_nothing_wrong_is_let_be() -> None:
+    cache = Cache()
+    cache.add("waits", [], [], sent=2)
+    healer = made(cache, HealPolicy.PROTECT)
+    healer.heal([bytes_of(3, overwritten=True, readers=(("waits", 2),))])
+    assert not cache.ended + cache.again

@@ -15,6 +15,16 @@ DECIDED = mutants(
         _HEALER + "tokens_of_forwards_that_are_known_to_be_good_do_not_end_a_request",
     ),
     (
+        "held.sent <= (before or 0)",
+        "held.sent == 0",
+        _HEALER + "who_read_damage_before_it_was_written_over_is_ended_and_what_came_of_it_leaves",
+    ),
+    (
+        "for block in damage.filled for key",
+        "for block in () for key",
+        _HEALER + "who_read_damage_before_it_was_written_over_is_ended_and_what_came_of_it_leaves",
+    ),
+    (
         "keys = lineage.descendants(roots)",
         "keys = roots",
         _HEALER + "evict_takes_all_that_was_computed_from_it_and_starts_what_has_sent_nothing_again",
@@ -105,6 +115,14 @@ IN_THE_REFERENCE_ENGINE = (
             "kept = min(kept, attached)",
             "kept = min(kept, request.shared)",
             _REFERENCE + "what_requests_use_is_freed_once_after_it_was_discarded",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/reference/request_changes.py",
+        (
+            "request.serial == self._ending",
+            "request.serial == -1",
+            _REFERENCE + "nothing_wrong_leaves_after_detection_and_nothing_leaks",
         ),
     ),
 )

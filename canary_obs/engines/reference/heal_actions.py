@@ -60,7 +60,7 @@ class ReferenceActions:
     # The view --------------------------------------------------------------------------------------
 
     def requests(self) -> Iterator[HeldRequest]:
-        """Running requests; those that wait hold nothing."""
+        """Running requests, and those that wait again: they hold nothing."""
         for request in self._engine.scheduler.running:
             keys = self._keys.of(request, self._prefix(request))
             self.lineage.follow(keys, len(keys))  # they may be cached when it ends
@@ -70,6 +70,13 @@ class ReferenceActions:
                 computed=request.computed, since=self.since.get(request.serial, 0), joined=request.shared,
                 sent=len(request.output), restartable=True, restarts=self._restarts[request.serial],
             )  # fmt: skip
+        for request in self._engine.scheduler.waiting:
+            if request.output.size:
+                yield HeldRequest(
+                    request=request.id, name=request_name(request.id), blocks=[[] for _ in self._groups],
+                    keys=(), block_tokens=self._block_tokens, computed=0, since=0, joined=0,
+                    sent=len(request.output), restartable=False, restarts=0,
+                )  # fmt: skip
 
     def finished_keys(self, name: str) -> Sequence[bytes]:
         """Of the last requests that have ended."""

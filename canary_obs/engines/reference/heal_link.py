@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from canary_obs.engine_api.healing import Healed
+from canary_obs.engine_api.healing import Healed, Reached
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.reference.groups import ReferenceGroup
 from canary_obs.engines.reference.heal_actions import ReferenceActions
 from canary_obs.engines.reference.heal_groups import Place, heal_groups
 from canary_obs.engines.reference.heal_rehearsal import rehearse_healing
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.healing.damage import damage_of, in_order
+from canary_obs.healing.damage import Damage, damage_of, in_order
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.healer import Healer
 from canary_obs.healing.messages import DamageOutbox
 from canary_obs.records import Violation
 from canary_obs.reference_engine.engine import Engine
-from canary_obs.vocabulary import HealPolicy, ObserverPart
+from canary_obs.vocabulary import HealPolicy, ObserverPart, Reason
 
 _FORWARDS_KEPT = 4096
 
@@ -86,6 +86,26 @@ class ReferenceHealing:
                 tokens = group.block_tokens // group.block_slots
                 damage = damage._replace(offset=(damage.offset + 1) * tokens - 1)
             self._outbox.add(damage)
+
+    def reached(self, damages: Sequence[Reached], incident: str, step: int) -> None:
+        """What was computed from damage, too, and who read it before a preemption or a window's end."""
+        for violation, overwritten, readers, filled in damages:
+            group, forward = self._groups[violation.group], self._forward(step - violation.step)
+            if group.draft or violation.reason is Reason.RECORD:
+                continue  # requests compute what is right
+            blocks = {
+                (self._groups[name].number, slot // self._groups[name].block_slots)
+                for name, slots in filled.items()
+                for slot in slots
+            }
+            self._outbox.add(
+                Damage(
+                    group=group.number, block=violation.slot // group.block_slots, slot=violation.slot,
+                    offset=violation.slot % group.block_slots, reason=violation.reason,
+                    group_name=violation.group, found=forward, incident=incident, readers=readers,
+                    filled=tuple(sorted(blocks)), overwritten=overwritten,
+                )
+            )  # fmt: skip
 
     def _is_used(self, violation: Violation) -> bool:
         return bool(self._views[violation.group].holders(violation.slot))

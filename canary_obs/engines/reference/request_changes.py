@@ -35,6 +35,8 @@ class RequestChanges:
         self._rows = [name for name, group in groups.items() if isinstance(group, StateGroup)]
         self._shown: dict[int, int] = {}  # by serial of a request that runs: how many of its slots
         self._windows_shown: dict[int, int] = {}  # ... and the first position whose window slot was not
+        self._computed: dict[int, int] = {}  # ... and the positions that it had computed then
+        self._ending: int | None = None  # serial of a request whose release is under way
 
     @property
     def running(self) -> int:
@@ -47,7 +49,11 @@ class RequestChanges:
         def make(release: Callable[[Request, Status], None]) -> Callable[..., None]:
             def observed(request: Request, status: Status) -> None:
                 self._end(request, observer)
-                release(request, status)
+                self._ending = request.serial  # it runs until its slots are given back
+                try:
+                    release(request, status)
+                finally:
+                    self._ending = None
 
             return observed
 
@@ -89,14 +95,20 @@ class RequestChanges:
     def _end(self, request: Request, observer: Observer) -> None:
         self.show(observer)
         self._windows_shown.pop(request.serial, None)
+        self._computed.pop(request.serial, None)
         if self._shown.pop(request.serial, None) is not None:
             observer.requests_changed(ChangedRequests(ended={request.id: _emitted(request)}))
 
     def _changes(self) -> Iterator[RequestChange]:
         for request in self._engine.scheduler.running:
+            if request.serial == self._ending:
+                continue
             shown = self._shown.get(request.serial)
             first = shown or 0
             joined = request.shared if shown is None else 0
+            # What is added may be held since the last time, when not all that had slots was computed.
+            computed = self._computed.get(request.serial, joined)
+            self._computed[request.serial] = request.computed
             added = dict(self._added(request, first, joined))
             if shown is None and self._rows:
                 added |= dict.fromkeys(self._rows, AddedBlocks(np.array([request.row]), 0, 0))
@@ -104,7 +116,7 @@ class RequestChanges:
             if added or shown is None:
                 yield RequestChange(
                     request=request.id, begins=shown is None, prompt=request.prompt_length,
-                    computed=max(first, joined), added=added,
+                    computed=computed, added=added,
                 )  # fmt: skip
 
     def _added(self, request: Request, first: int, joined: int) -> Iterator[tuple[str, AddedBlocks]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from canary_obs.engine_api.healing import Reached
 from canary_obs.records import Identity, Tainted, Violation
 from canary_obs.runtime.taint.good_checks import GoodTime
 from canary_obs.runtime.taint.lives import RUNNING, Lives
@@ -54,6 +56,16 @@ class Damage:
         if self.cause is None:
             self.cause, self.changed = cause, True
 
+    def reached(self, readers: Readers, slots: Mapping[str, tuple[int, ...]], overwritten: bool) -> Reached:
+        """Its readers with what they had given out before, and the slots that hold it."""
+        before: dict[str, int] = {}
+        for reading in self.readings.values():
+            name, first = readers.lives.names[reading.life], _first_output(reading, readers)
+            # Without a good account of who has read, no token is known to be right.
+            first = 0 if self.cause is not None else first
+            before[name] = min(first, before.get(name, first))
+        return Reached(self.row, overwritten, tuple(before.items()), slots)
+
     def renumber(self, numbers: dict[int, int]) -> None:
         """Lives have new numbers; those that are forgotten have none."""
         self.readings = {
@@ -93,13 +105,17 @@ def _entry(reading: Reading, readers: Readers, emitted: dict[str, int | None]) -
     lives: Lives = readers.lives
     life, name = reading.life, lives.names[reading.life]
     running = bool(lives.last[life] == RUNNING)
-    prompt, total = lives.prompts[life], emitted.get(name) if running else lives.emitted[life]
-    # A forward emits the token after the last one that it computes.
-    first = max(0, readers.computed_at(life, reading.step) + 1 - prompt)
+    total, first = emitted.get(name) if running else lives.emitted[life], _first_output(reading, readers)
     return TaintedRequest(
         request=name, running=running, step=reading.step, derived=reading.derived, first_output=first,
         outputs=None if total is None else max(0, total - first),
     )  # fmt: skip
+
+
+def _first_output(reading: Reading, readers: Readers) -> int:
+    """A forward emits the token after the last one that it computes."""
+    computed = readers.computed_at(reading.life, reading.step)
+    return max(0, computed + 1 - readers.lives.prompts[reading.life])
 
 
 def _merged(earlier: TaintedRequest, later: TaintedRequest) -> TaintedRequest:

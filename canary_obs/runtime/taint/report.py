@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from canary_obs.engine_api.adapter import EngineAdapter
+from canary_obs.engine_api.healing import Reached
 from canary_obs.engine_api.requests import ChangedRequests
 from canary_obs.records import Identity, Tainted, Violation
 from canary_obs.runtime.device.violation_log import ViolationLog
@@ -55,6 +56,10 @@ class TaintReporter:
         before, self._dropped = self._dropped, self._log.dropped
         self.tracker.found(rows, incident, step, dropped=self._dropped > before)
         self.report()
+
+    def reached(self) -> list[Reached]:
+        """How far the damages have come whose bytes were first found by the last call of `found`."""
+        return self.tracker.reached()
 
     def report(self) -> None:
         """Send what changed."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from canary_obs.engine_api.healing import Reached
 from canary_obs.engine_api.requests import (
     AddedBlocks,
     BlockTable,
@@ -65,6 +66,7 @@ class TaintTracker:
         self._by_place: dict[Place, Damage] = {}
         self._lost = _AT_ATTACH if running != 0 else None  # why nothing is known
         self._dropping = False  # findings were lost among those that are read now
+        self._fresh: dict[int, bool] = {}  # damages of bytes found now: whether they are written over
         self._checks.began = self._followed = step  # followed: the forward before the last changes
         self.pending = False  # there is something to report
 
@@ -147,6 +149,7 @@ class TaintTracker:
         `dropped`: others were found and overwritten before they could be read.
         """
         self._dropping = dropped
+        self._fresh.clear()
         if dropped:
             self._checks.dropped = step
         for row in sorted(rows, key=lambda row: row.step):
@@ -222,10 +225,20 @@ class TaintTracker:
             damage.good = good
             if (doubt := self._doubt(good, step)) is not None:
                 damage.doubt(doubt)
+        if not row.redetection:
+            self._fresh[damage.number] = content.until is not None or overwritten
         first = damage.good.first_forward
         there = self.readers.lives.last[lives] >= first
         for life, start in zip(lives[there].tolist(), starts[there].tolist(), strict=True):
             self._reads(damage, Reading(life, max(start, first), False))
+
+    def reached(self) -> list[Reached]:
+        """How far the damages of bytes have come that the last `found` was of."""
+        return [
+            self.damages[number].reached(self.readers, self.watch.slots(number, self._tables), gone)
+            for number, gone in self._fresh.items()
+            if number in self.damages
+        ]
 
     def _is_followed(self, group: str, block: int, number: int) -> bool:
         row = self.damages[number].row if number else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from canary_obs.engine_api.requests import AddedBlocks, Blocks
+from canary_obs.engine_api.requests import AddedBlocks, Blocks, BlockTable
 
 
 class Watch:
@@ -36,6 +36,15 @@ class Watch:
     def set(self, table: str, blocks: Blocks | int, damage: int) -> None:
         """These blocks hold it."""
         self._damage[table][blocks] = damage
+
+    def slots(self, damage: int, tables: Mapping[str, BlockTable]) -> dict[str, tuple[int, ...]]:
+        """By group: the first slots of the blocks that hold it."""
+        found = {name: np.flatnonzero(damaged == damage).tolist() for name, damaged in self._damage.items()}
+        return {
+            group: tuple(block * table.block_slots for block in found[table.name])
+            for group, table in tables.items()
+            if found.get(table.name)
+        }
 
     def joined(self, table: str, added: AddedBlocks) -> list[int]:
         """Every damage in blocks that a request joins."""

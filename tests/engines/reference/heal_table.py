@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from canary_obs.vocabulary import HealAction, HealOutcome
-from tests.engines.reference.heal.serve import Served, serve
+from tests.engines.reference.heal.serve import Served, late, serve
 
 MODELS = ("llama", "swa", "speculative", "host_tier", "compressed")
 POLICIES = ("off", "dry_run", "evict", "protect")
@@ -35,7 +35,7 @@ def row_of(clean: Served, faulty: Served) -> dict[str, Any]:
         "damages": faulty.damages,
         "damages_unknown": sum(faulty.causes.values()),
         "wrong_delivered": len(delivered),
-        "wrong_delivered_after_detection": len([n for n in delivered & listed if faulty.listed[n].alive]),
+        "wrong_delivered_after_detection": len(late(clean, faulty)),
         "wrong_not_listed": sorted(delivered - listed),
         "correct_listed": len(listed - wrong - faulty.errors),
         "ended_with_error": len(faulty.errors),

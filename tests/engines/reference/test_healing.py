@@ -13,10 +13,10 @@ from canary_obs.reference_engine.cache.pool import PageAllocator
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling, Status
 from canary_obs.vocabulary import HealAction, HealOutcome
-from tests.engines.reference.heal.serve import Served, leaks, serve
+from tests.engines.reference.heal.serve import Served, late, leaks, serve
 
 REQUESTS = 24
-MODELS = ["llama"]  # further kinds: python -m tests.engines.reference.heal_table, see docs/healing.md
+MODELS = ["llama", "swa", "speculative", "host_tier"]  # compressed: see docs/healing.md
 
 
 @cache
@@ -35,8 +35,9 @@ def test_nothing_wrong_leaves_after_detection_and_nothing_leaks(model: str) -> N
     served = serve(REQUESTS, model=model, policy="protect", faults=7)
     delivered = wrong(model, served)
     assert delivered <= set(served.listed)
-    assert not [name for name in delivered if served.listed[name].alive]
+    assert late(clean(model), served) == set()
     assert served.causes == {}
+    assert served.ghosts == set()
     assert (served.leaked, served.faults, served.status and served.status.why) == ([], {}, None)
     done = served.actions(HealOutcome.DONE)
     assert done[HealAction.END] == len(served.errors)

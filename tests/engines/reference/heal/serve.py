@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from tests.engines.reference.heal.faults import Faults
 IN_FLIGHT = 8
 FREE = {"heal_actions_per_minute": 10**6, "heal_pool_share": 1.0}  # limits are another test's
 _STEPS_PER_FAULT, _FAMILIES, _REPEATED = 12, 12, 0.3
+_PATROLLED = 2 / 3  # of the steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Listing:
 
     first_output: int | None
     derived: bool
-    alive: bool  # it had not ended yet, some time that it was listed
+    alive: bool  # it had not ended yet, some time that it was listed since it was last computed again
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +55,8 @@ class Served:
     seconds: float = 0.0
     faults: dict[str, int] = field(default_factory=dict)  # of the observer
     leaked: list[str] = field(default_factory=list)
+    kept: dict[str, int] = field(default_factory=dict)  # tokens that a request computed again had sent
+    ghosts: set[str] = field(default_factory=set)  # listed as running after their end
 
     def actions(self, outcome: HealOutcome) -> Counter[HealAction]:
         return Counter(heal.action for heal in self.heals if heal.outcome is outcome)
@@ -79,12 +83,12 @@ def serve(
 ) -> Served:  # fmt: skip
     """Keep IN_FLIGHT requests running until all are answered; `faults`: a seed, None = no faults."""
     runner = Engine(settings.with_model(settings.tiny(seed=3, **({"page_size": 4} | (engine or {}))), model))
-    given = {"endpoint": IN_PROCESS, "verify_on_hit": True, "patrol_budget": "0.05"} | FREE
+    given = {"endpoint": IN_PROCESS, "verify_on_hit": True, "patrol_budget": "1B/s"} | FREE
     canary = install_canary(runner, CanaryConfig(**given, heal=HealPolicy(policy), **changes))  # type: ignore[arg-type]
     assert canary is not None
     canary.mark_ready()
     served, harm = Served(), None if faults is None else Faults(runner, canary._adapter, faults)
-    _listen(canary, served, harm)
+    _listen(canary, runner, served, harm)
     waiting = list(enumerate(prompts(count, seed, runner.config.max_context)))[::-1]
     draw, began, started = random.Random(faults), dict[str, float](), time.monotonic()
     try:
@@ -98,6 +102,7 @@ def serve(
                 harm.settle(served.steps)
                 if draw.random() < 1 / _STEPS_PER_FAULT:
                     harm.plant(served.steps)
+            pace(canary, draw)
             for request in runner.step():
                 served.answers[request.id] = request.output.tolist()
                 served.seconds_of.append(time.monotonic() - began[request.id])
@@ -115,6 +120,22 @@ def serve(
         canary.detach()
     served.leaked = leaks(runner)
     return served
+
+
+def pace(canary: Any, draw: random.Random) -> None:
+    """Let the patrol check a chunk in two of three steps: by its own clock no run is like another."""
+    canary.patrol._credit = 1.0 if draw.random() < _PATROLLED else -1e15
+
+
+def late(clean: Served, served: Served) -> set[str]:
+    """Requests that got a wrong token after they were known to have read damage."""
+    found = set()
+    for name in set(served.listed) - served.errors:
+        right, own = clean.answers[name], served.answers[name]
+        first = next((at for at, (a, b) in enumerate(zip(right, own, strict=True)) if a != b), None)
+        if first is not None and (served.listed[name].alive or first < served.kept.get(name, 0)):
+            found.add(name)
+    return found
 
 
 def leaks(engine: Engine) -> list[str]:
@@ -136,11 +157,12 @@ def leaks(engine: Engine) -> list[str]:
     return found
 
 
-def _listen(canary: object, served: Served, harm: Faults | None) -> None:
+def _listen(canary: Any, engine: Engine, served: Served, harm: Faults | None) -> None:
     """Take what the rank would send a service."""
-    taint, healing = canary.taint, canary.healing  # type: ignore[attr-defined]
+    taint, healing = canary.taint, canary.healing
     send, report = taint.send, healing._send
     known: set[int] = set()
+    readings: set[tuple[int, str, int]] = set()
 
     def listen(message: Tainted) -> bool:
         if message.number not in known:
@@ -151,14 +173,20 @@ def _listen(canary: object, served: Served, harm: Faults | None) -> None:
             for place in harm.places if harm is not None else ():
                 if (place.group, place.slot) == (message.group, message.slot):
                     served.steps_to_find.append(served.steps - place.step)
+        unfinished = {request.id for request in engine.unfinished}
         for one in message.requests:
+            if one.running and one.request not in unfinished:
+                served.ghosts.add(one.request)
+            reading = message.number, one.request, one.step
+            alive = one.request in unfinished and reading not in readings  # which are sent more than once
+            readings.add(reading)
             before = served.listed.get(one.request)
             if before is None:
                 served.listed[one.request] = Listing(
-                    first_output=one.first_output, derived=one.derived, alive=one.running
+                    first_output=one.first_output, derived=one.derived, alive=alive
                 )
                 continue
-            before.alive |= one.running
+            before.alive |= alive
             if one.first_output is not None and before.first_output is not None:
                 before.first_output = min(before.first_output, one.first_output)
         send(message)
@@ -166,6 +194,13 @@ def _listen(canary: object, served: Served, harm: Faults | None) -> None:
 
     def healed(heals: Sequence[Heal]) -> None:
         served.heals += heals
+        sent = {request.id: len(request.output) for request in engine.unfinished}
+        for heal in heals:
+            if heal.action is HealAction.RECOMPUTE and heal.outcome is HealOutcome.DONE:
+                assert heal.request is not None
+                served.kept[heal.request] = sent.get(heal.request, 0)
+                if heal.request in served.listed:
+                    served.listed[heal.request].alive = False
         report(heals)
 
     taint.send, healing._send = listen, healed
