@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -38,9 +38,18 @@ class StoredCopies:
     A load must equal one of its key's copies: two engines that compute the same tokens may differ in bytes.
     """
 
-    def __init__(self, formats: Callable[[], dict[str, int]], record_files: RecordFiles | None) -> None:
-        """`formats`: a number by group; equal ones = made of the same heads and layers, and comparable."""
-        self._formats, self._files = formats, record_files
+    def __init__(
+        self,
+        formats: Callable[[], dict[str, int]],
+        record_files: RecordFiles | None,
+        *,
+        rewritten: bool = False,
+    ) -> None:
+        """`formats`: a number by group; equal ones = made of the same heads and layers, and comparable.
+
+        rewritten: who stores a key again replaces its file. Then its record file is read each time.
+        """
+        self._formats, self._files, self._rewritten = formats, record_files, rewritten
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
     def add(
@@ -66,21 +75,32 @@ class StoredCopies:
 
     def find(self, key: bytes, place: Place, path: str) -> tuple[Fold, ...]:
         """The copies that may be stored under a key; empty = not known."""
+        return tuple(self.copies(key, path).get(place) or ())
+
+    def copies(self, key: bytes, path: str) -> Mapping[Place, Sequence[Fold] | None]:
+        """The same of all places in a copy."""
         known = self._known.get(key)
-        if path and self._files is not None and not (known is not None and known.filed):
+        filed = known is not None and known.filed
+        if path and self._files is not None and (self._rewritten or not filed):
             if known is None:
                 known = self._known[key] = _Known()
             record_file = self._files.read(self.record_file_of(path), key)
             if record_file is None or record_file.formats != self._formats():
-                if os.path.exists(path):  # stored by somebody who left no record: any load may be of that
-                    return ()
+                # Stored by somebody who left no record: any load may be of that.
+                if not filed and os.path.exists(path):
+                    return {}
             else:
                 known.filed = True
                 for name, places in record_file.folds.items():
                     for number, copies in places.items():
                         for fold in copies:
                             known.add((name, number), fold)
-        return tuple(known.folds.get(place) or ()) if known is not None else ()
+        return {} if known is None else known.folds
+
+    def described(self, key: bytes, path: str) -> bool:
+        """Whether a file has a record file, or will have one."""
+        known = self._known.get(key)
+        return (known is not None and known.filed) or os.path.exists(self.record_file_of(path))
 
     def record_file_of(self, path: str) -> str:
         """Where what is known of a file's copy lies: ranks that hold other heads have files of their own."""

@@ -90,6 +90,35 @@ def test_records_of_two_writers_are_joined(record_files: RecordFiles, tmp_path: 
     assert copies(record_files).find(KEY, PLACE, path) == ((1, 2), (3, 4))
 
 
+def test_where_files_are_replaced_what_others_say_is_read_each_time(
+    record_files: RecordFiles, tmp_path: Path
+) -> None:
+    path = tmp_path / "copy.data"
+    ours = StoredCopies(lambda: FORMATS, record_files, rewritten=True)
+    ours.add(KEY, {PLACE: (1, 2)}, str(path), existed=False)
+    record_files.settle()
+    path.write_bytes(b"kv")
+    others = StoredCopies(lambda: FORMATS, record_files, rewritten=True)
+    others.add(KEY, {PLACE: (3, 4)}, str(path), existed=False)
+    record_files.settle()
+    assert ours.find(KEY, PLACE, str(path)) == ((1, 2), (3, 4))
+    Path(record_path(str(path))).unlink()
+    assert ours.find(KEY, PLACE, str(path)) == ((1, 2), (3, 4)), "it was read before it was lost"
+    later = StoredCopies(lambda: FORMATS, record_files, rewritten=True)
+    assert later.find(KEY, PLACE, str(path)) == ()
+
+
+def test_a_file_is_described_once_its_record_waits_to_be_written(tmp_path: Path) -> None:
+    record_files = RecordFiles(None)
+    record_files.close()  # nothing is written any more
+    path, stored = str(tmp_path / "copy.data"), copies(record_files)
+    assert not stored.described(KEY, path)
+    stored.add(KEY, {PLACE: (1, 2)}, path)
+    assert stored.described(KEY, path)
+    Path(record_path(path)).write_bytes(b"")
+    assert copies(record_files).described(OTHER, path)
+
+
 def test_a_file_that_is_there_already_is_somebody_elses(record_files: RecordFiles, tmp_path: Path) -> None:
     path = tmp_path / "copy.bin"
     path.write_bytes(b"kv")

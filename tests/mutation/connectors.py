@@ -131,8 +131,8 @@ _STORED = "tests/copy_records/test_stored_copies.py::"
 STORED = mutants(
     "canary_obs/copy_records/stored_copies.py",
     (
-        "if os.path.exists(path):  # stored by somebody",
-        "if not path:  # stored by somebody",
+        "if not filed and os.path.exists(path):",
+        "if False:",
         _STORED + "test_a_file_that_is_there_already_is_somebody_elses",
     ),
     (
@@ -268,13 +268,13 @@ _DISKS = "tests/engines/vllm/test_disk_records.py::"
 DISKS = mutants(
     "canary_obs/engines/vllm/disk_records.py",
     (
-        "self._stores = []\n        for request",
-        "for request",
+        "self.stores.begin_forward()",
+        "pass",
         _DISKS + "test_a_forward_that_failed_has_stored_nothing",
     ),
     (
-        "self._blocks(request), os.path.exists(folder)",
-        "self._blocks(request), False",
+        "Store(named, blocks, os.path.exists(folder))",
+        "Store(named, blocks, False)",
         _DISKS + "test_a_folder_that_was_there_already_is_somebody_elses",
     ),
     (

@@ -68,6 +68,11 @@ class ConnectorLoads:
                 self._waiting[request] = loads
                 self._open.add(request)
 
+    def rewritten(self, load: str, blocks: Sequence[Loaded], tokens: bytes, observer: Observer) -> None:
+        """The step that has begun writes these blocks again, which were found in the prefix cache."""
+        self._begin(load, blocks, tokens, observer)
+        self._landing[load] = list(blocks), len(tokens) // 4  # int32
+
     def end_step(self, observer: Observer) -> None:
         """After the forward, on a stream that waits for it."""
         landing, self._landing = self._landing, {}

@@ -14,11 +14,12 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.disk_records import DiskRecords
 from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.lmcache_records import LmcacheRecords
 from canary_obs.engines.vllm.offload_keys import connectors_named
 from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of
 from canary_obs.engines.vllm.received_blocks import TransferRecords
 
-_STORES = "OffloadingConnector", "ExampleConnector"
+_STORES = "OffloadingConnector", "ExampleConnector", "LMCacheConnectorV1"
 
 
 def worker_connector() -> Any:
@@ -40,6 +41,7 @@ class ConnectorReports:
         self._results: Any = None  # of `get_transfer_results`, until the failed blocks are known as well
         self.offloads: list[OffloadRecords] = []
         self.disks: list[DiskRecords] = []
+        self.lmcaches: list[LmcacheRecords] = []
         self.record_files: RecordFiles | None = None
         self.transfers: TransferRecords | None = None
 
@@ -61,9 +63,16 @@ class ConnectorReports:
             self.transfers = TransferRecords(self._groups, self._loads.copies, observer)
             self.transfers.wrap(patches, connector)
             after_checks.append(self.transfers.end_forward)
-        offloads, disks = (list(connectors_named(connector, {name})) for name in _STORES)
-        if (offloads or disks) and config.copy_records:
-            self.record_files = RecordFiles(read_key(config.copy_records_key_file))
+            self._follow_stores(patches, config, after_checks)
+
+    def _follow_stores(
+        self, patches: MethodPatches, config: CanaryConfig, after_checks: list[Callable[[], None]]
+    ) -> None:
+        found = [list(connectors_named(worker_connector(), {name})) for name in _STORES]
+        if not any(found):
+            return
+        offloads, disks, lmcaches = found
+        self.record_files = RecordFiles(read_key(config.copy_records_key_file))
         for each in offloads:
             stored = StoredCopies(self._formats, self.record_files)
             records = OffloadRecords(self._groups, self._loads.copies, self._observer, stored)
@@ -73,8 +82,14 @@ class ConnectorReports:
             stored = StoredCopies(self._formats, self.record_files)
             files = DiskRecords(self._groups, self._loads.copies, self._observer, stored)
             files.wrap(patches, each)
-            after_checks.append(files.end_forward)
+            after_checks.append(files.stores.end_forward)
             self.disks.append(files)
+        for each in lmcaches:
+            stored = StoredCopies(self._formats, self.record_files, rewritten=True)
+            chunks = LmcacheRecords(self._groups, self._loads, self._observer, stored)
+            if chunks.wrap(patches, each):
+                after_checks.append(chunks.stores.end_forward)
+                self.lmcaches.append(chunks)
 
     def follow(self, output: Any) -> None:
         """The jobs of a scheduler output, before the runner acts on them."""
@@ -83,11 +98,14 @@ class ConnectorReports:
         if self.offloads:
             for records, (metadata, keys) in zip(self.offloads, jobs_of(output), strict=False):
                 records.follow(metadata, keys)
+        for chunks in self.lmcaches:
+            chunks.follow(output)
 
     def close(self) -> None:
         """Write what is still to be written."""
         self.offloads.clear()
         self.disks.clear()
+        self.lmcaches.clear()
         if self.record_files is not None:
             self.record_files.close()
 

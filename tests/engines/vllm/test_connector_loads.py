@@ -86,6 +86,20 @@ FIRST, LAST = (
 )  # seven tokens, the match ends in a block
 
 
+def test_blocks_that_are_written_again_arrive_with_the_step(
+    loads: ConnectorLoads, recorder: Recorder
+) -> None:
+    tokens = np.arange(9, dtype=np.int32).tobytes()
+    loads.begin_step(output(new={"a": 9}), (), recorder)
+    loads.rewritten("a: rewritten", [Loaded(0, 7, 1, 0, SIZE, "a")], tokens, recorder)
+    loads.copies["full", 7] = SentCopies(SIZE, ((1, 2),))
+    loads.end_step(recorder)
+    assert recorder.take() == [("begun", "full", [28, 29, 30, 31]), ("ended", "full", [28, 29, 30, 31])]
+    assert recorder.arrived is not None
+    assert recorder.arrived.sent.tolist() == [[[1, 2]]]
+    assert loads.loaded_from == {}, "they were in the prefix cache"
+
+
 def test_whole_blocks_are_awaited(loads: ConnectorLoads, recorder: Recorder) -> None:
     loads.begin_step(output(), (FIRST, LAST), recorder)
     assert recorder.take() == [("begun", "full", [28, 29, 30, 31, 36, 37, 38, 39])]

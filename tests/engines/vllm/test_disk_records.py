@@ -71,7 +71,7 @@ class Worker:
         """One step."""
         self.connector.bind_connector_metadata(SimpleNamespace(requests=[request(tokens, blocks, True)]))
         (self.folder / str(tokens)).mkdir(exist_ok=True)
-        self.records.end_forward()
+        self.records.stores.end_forward()
         self.files.settle()
 
     def loaded(self, tokens: int, blocks: list[int]) -> list[tuple[tuple[int, int], ...]]:
@@ -134,7 +134,7 @@ def test_a_forward_that_failed_has_stored_nothing(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     worker.connector.bind_connector_metadata(SimpleNamespace(requests=[request(70, [2], True)]))
     worker.connector.bind_connector_metadata(SimpleNamespace(requests=[]))
-    worker.records.end_forward()
+    worker.records.stores.end_forward()
     assert worker.loaded(70, [2]) == [()]
     worker.files.close()
 
