@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -113,7 +114,8 @@ class NvmlHealth:
         if status_type is None:
             return None
         status = status_type()
-        done = self._read(self._nvml.nvmlDeviceGetSramEccErrorStatus, handle, status)
+        # nvidia-ml-py hands it on as it is: by value, the driver refuses it.
+        done = self._read(self._nvml.nvmlDeviceGetSramEccErrorStatus, handle, ctypes.byref(status))
         return None if done is None else bool(status.bThresholdExceeded)
 
     def _recovery_action(self, handle: Any) -> str | None:

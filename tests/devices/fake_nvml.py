@@ -139,7 +139,7 @@ class FakeDriver:
         answer = self._gpu(device).answers.get("nvmlDeviceGetSramEccErrorStatus", Refused(_NOT_SUPPORTED))
         if isinstance(answer, Refused):
             return answer.code
-        status.bThresholdExceeded = answer
+        status._obj.bThresholdExceeded = answer  # as in C: a pointer, not the structure
         return pynvml.NVML_SUCCESS
 
     def _nvmlDeviceGetFieldValues(self, device: Any, count: Any, values: Any) -> int:  # noqa: N802

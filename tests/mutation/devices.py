@@ -48,6 +48,11 @@ _HEALTH = "tests/devices/test_health.py::"
 HEALTH = mutants(
     "canary_obs/devices/nvml_health.py",
     (
+        "handle, ctypes.byref(status))",
+        "handle, status)",
+        _HEALTH + "test_every_value_of_a_present_driver_is_a_series",
+    ),
+    (
         "values[0].nvmlReturn != self._nvml.NVML_SUCCESS",
         "False",
         _HEALTH + "test_an_older_generation_says_less",
