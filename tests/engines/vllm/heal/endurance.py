@@ -67,7 +67,7 @@ def _round(rig: Any, draw: random.Random, events: Counter[str]) -> None:
         rig.step(draw.randrange(1, 6))
         blocks = sorted({block for name in names for block in _held_by(rig, name)})
         wrong = [false_finding(block) for block in draw.sample(blocks, min(3, len(blocks)))]
-        rig.canary.healing.found(wrong, "", rig.canary.step)
+        rig.canary.healing.found(wrong, (), "", rig.canary.step)
         rig.step(2)
     if number % 3 == 0:
         engine.abort_request([f"{number}-0", f"{number}-1"])

@@ -178,7 +178,7 @@ def test_a_flood_of_false_findings_stops_at_the_limit(rig: Rig) -> None:
     rig.canary.healing.choose(HealPolicy.PROTECT)
     rig.generate([prompt(20 + number, 64) for number in range(30)], tokens=2)
     before, held = counts(rig), len(rig.idle_blocks())
-    rig.canary.healing.found([false_finding(block) for block in rig.idle_blocks()], "", rig.canary.step)
+    rig.canary.healing.found([false_finding(block) for block in rig.idle_blocks()], (), "", rig.canary.step)
     rig.generate([prompt(50, 20)], tokens=2)
     rig.generate([prompt(51, 20)], tokens=2)
     found = since(rig, before)
