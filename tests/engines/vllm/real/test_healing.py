@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from canary_obs.healing.guard_rail import Limits
+from canary_obs.healing.quarantine import RepeatedDamage
 from canary_obs.heals import Heal
 from canary_obs.vocabulary import HealOutcome, HealPolicy
 from tests.engines.vllm.heal.endurance import endure, false_finding, references
@@ -216,6 +217,8 @@ def heals_of(rig: Rig, policy: HealPolicy, harm: str) -> list[tuple[str, str | N
     rig.generate([prompt(30, 40)], tokens=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rig.canary.healing, "_send", found.extend)
+        # Damaged once by each policy, the same block may be damaged for the second time with the second one.
+        patch.setattr(RepeatedDamage, "again", lambda *_: False)
         rig.start({"a": prompt(31), "b": prompt(32)})
         rig.step(2 if harm == "young" else 8)
         if harm == "table":
