@@ -86,7 +86,9 @@ class Observer(Protocol):
         The copies are compared when the next forward begins: by then they must have been made.
         """
 
-    def received(self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "") -> None:
+    def received(
+        self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "", request: str = ""
+    ) -> None:
         """KV bytes arrived from outside the engine in `slots` (int64 [n], each once): they are there.
 
         Call on the stream that the bytes were written on, or on one that waits for it.
@@ -96,7 +98,8 @@ class Observer(Protocol):
         mode `raise` a mismatch raises KVCacheViolation here. Without records the bytes are fingerprinted as
         they arrived (a baseline): damage after that is seen, damage on the way is not.
 
-        `peer` names the instance that sent them, one of few, and never a request; "" = unknown.
+        `peer` names the instance that sent them, one of few, and never a request; `request` is the one that
+        they are for, which findings then name. "" = unknown.
         """
 
     def awaited(self, group: str, slots: Tensor) -> None:
@@ -106,7 +109,9 @@ class Observer(Protocol):
         """
 
     def load_begun(self, load: str, group: str, blocks: LoadedBlocks) -> None:
-        """A load of this name will fill these blocks: like `awaited`, and what they hold now is remembered.
+        """A load will fill these blocks: like `awaited`, and what they hold now is remembered.
+
+        `load` is the name of the request that it is for.
 
         Call before the first byte may arrive. `load_ended`, `load_failed` or `load_dropped` follows.
         """

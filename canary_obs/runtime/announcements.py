@@ -40,13 +40,15 @@ class Announcements:
         group.await_bytes(slots)
         self._history.record_announcement(SlotEventKind.AWAITED, group, slots, step)
 
-    def received(self, name: str, slots: Tensor, records: Tensor | None, peer: str, step: int) -> None:
+    def received(
+        self, name: str, slots: Tensor, records: Tensor | None, peer: str, request: str, step: int
+    ) -> None:
         """Compare received bytes of slots (int64 [n], each once) with their records.
 
         Slots without records, or whose sender knew no fingerprint of them, get a baseline now.
 
         records: int64 [n, RECORD_WORDS], or [shares, n, RECORD_WORDS] from several senders.
-        peer: who sent them; "" = unknown.
+        peer: who sent them; request: whose they are; "" = unknown.
         """
         (group,) = self.state.named((name,))
         if records is None:
@@ -54,7 +56,7 @@ class Announcements:
         else:
             group.store(slots, join_records(records.to(slots.device, non_blocking=True)))
             self.state.tick()
-            self.state.arrivals.compared(self.state.now, peer)
+            self.state.arrivals.compared(self.state.now, peer, request)
             self.state.owed.compared(group.index, layout.Phase.HEAD, slots.shape[0])
             compare_slots(self.state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
             group.take_baseline(slots)

@@ -73,7 +73,7 @@ class Loads:
             group.receive(slots.flatten())
         else:
             self._state.tick()
-            self._state.arrivals.compared(self._state.now, arrived.peer)
+            self._state.arrivals.compared(self._state.now, arrived.peer, load)
             now = hash_slots(group.backend, group.plan, begun.slots.flatten()).view(*slots.shape, 2)
             matched = self._judge(group, begun, now, within, arrived)
             identity, chain = begun.identities.unbind(-1)

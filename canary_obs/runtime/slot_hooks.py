@@ -58,9 +58,11 @@ class SlotHooks:
         """Copy the records of copied slots; compare the copies before the next forward."""
         self._announce(self._announcements.copied, group, source, destination)
 
-    def received(self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "") -> None:
+    def received(
+        self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "", request: str = ""
+    ) -> None:
         """Compare received bytes with the records that came with them; without records: a baseline."""
-        self._announce(self._announcements.received, group, slots, records, peer)
+        self._announce(self._announcements.received, group, slots, records, peer, request)
         if records is not None:
             self.taint.tracker.arrived(group, self._hook_run.step)
             self._raise_what_arrived()

@@ -69,7 +69,7 @@ DAMAGE = mutants(
 ARRIVALS = mutants(
     "canary_obs/runtime/announcements.py",
     (
-        "self.state.arrivals.compared(self.state.now, peer)",
+        "self.state.arrivals.compared(self.state.now, peer, request)",
         "pass",
         "tests/runtime/test_transfer.py::test_records_that_arrive_are_compared_and_kept",
     ),

@@ -51,6 +51,20 @@ ALL = (
             '{request.bootstrap_port}" if not sent else ""',
             f"{_TESTS}test_disaggregation.py::test_records_leave_with_the_kv_and_are_compared_when_it_is_there",
         ),
+        (
+            "own[own > 0], peer, str(request.rid))",
+            'own[own > 0], peer, "")',
+            f"{_TESTS}test_disaggregation.py::test_records_leave_with_the_kv_and_are_compared_when_it_is_there",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/device/violation_log.py",
+        (
+            "request = arrivals.request_of(row[layout.ROW_STEP])",
+            "request = None",
+            "tests/runtime/device/test_arrivals.py"
+            "::test_a_row_of_an_arrival_names_its_request_and_one_of_a_forward_the_forwards_own",
+        ),
     ),
     *mutants(
         "canary_obs/copy_records/draft_trees.py",

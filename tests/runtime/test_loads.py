@@ -122,7 +122,7 @@ def test_a_byte_that_changed_on_the_way_is_found(rig, places) -> None:
     load(rig, source, destination, sent=sent, fault=flipped)
     rig.canary.reporter.send_violations = (rows := []).extend
     assert found_at_head(rig) == {Reason.KV_DATA: 1}
-    assert [row.peer for row in rows] == ["prefill-1"]
+    assert [(row.peer, row.request) for row in rows] == [("prefill-1", "a")]
     assert state_of(rig, destination[:SIZE]) == {RecordState.COMPLETE}
     assert state_of(rig, destination[SIZE:]) == {RecordState.BASELINE}
     assert counted(rig) == {}, "found once"

@@ -138,11 +138,10 @@ class TransferHooks:
                 earlier = own[: max(length - group.view.window + 1 - first, 0)]
                 self._observer.invalidated(name, earlier[earlier > 0])
                 own = own[earlier.shape[0] :]
-            self._arrived(
-                name, own[own > 0], f"{request.bootstrap_host}:{request.bootstrap_port}" if sent else ""
-            )
+            peer = f"{request.bootstrap_host}:{request.bootstrap_port}" if sent else ""
+            self._arrived(name, own[own > 0], peer, str(request.rid))
 
-    def _arrived(self, name: str, slots: Tensor, peer: str) -> None:
+    def _arrived(self, name: str, slots: Tensor, peer: str, request: str) -> None:
         spliced = self._spliced.get(name)
         if spliced is None:
             known = torch.zeros(slots.shape, dtype=torch.bool)
@@ -151,9 +150,9 @@ class TransferHooks:
         self.compared += (compared := int(known.sum()))
         self.without += int(slots.numel()) - compared
         if compared:
-            self._observer.received(name, slots[known], records[known], peer)
+            self._observer.received(name, slots[known], records[known], peer, request)
         if compared < slots.numel():
-            self._observer.received(name, slots[~known], peer=peer)
+            self._observer.received(name, slots[~known], peer=peer, request=request)
 
     def _guarded(self, act: Callable[[Any], None], request: Any) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Remembers whose bytes a comparison on arrival was of, by the clock that its violations are stamped with."""
+"""Remembers what a comparison on arrival was of, by the clock that its violations are stamped with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from canary_obs.vocabulary import UNKNOWN_PEER
 
 PEER_LENGTH = 64
 _KEPT = 4096
+_NOTHING = (None, None)
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._:/@-]")
 
 
@@ -16,17 +17,21 @@ class Arrivals:
     """On the host alone: the device knows no names. Bounded; of older comparisons nothing is known."""
 
     def __init__(self) -> None:
-        self._peers: OrderedDict[int, str] = OrderedDict()
+        self._known: OrderedDict[int, tuple[str, str | None]] = OrderedDict()
 
-    def compared(self, clock: int, peer: str) -> None:
-        """The comparison launched at this clock is of bytes from `peer`; "" = the adapter cannot say."""
-        self._peers[clock] = peer_name(peer)
-        if len(self._peers) > _KEPT:
-            self._peers.popitem(last=False)
+    def compared(self, clock: int, peer: str, request: str = "") -> None:
+        """The comparison launched at this clock is of bytes from `peer`, for `request`; "" = unknown."""
+        self._known[clock] = peer_name(peer), request or None
+        if len(self._known) > _KEPT:
+            self._known.popitem(last=False)
 
     def peer_of(self, clock: int) -> str | None:
         """Who had sent what was compared at this clock; None = it was no comparison on arrival."""
-        return self._peers.get(clock)
+        return self._known.get(clock, _NOTHING)[0]
+
+    def request_of(self, clock: int) -> str | None:
+        """The request that what was compared at this clock is for; None = unknown, or no such comparison."""
+        return self._known.get(clock, _NOTHING)[1]
 
 
 def peer_name(peer: str) -> str:

@@ -136,8 +136,12 @@ class ViolationLog:
         reason = Reason.from_code(number % layout.NUM_REASONS)
         hidden = reason in _PRIVATE and not self._reveal
         row_step = row[layout.ROW_STEP] >> layout.TICK_BITS
-        requests = self.requests_at(row_step)
+        arrivals = self._state.arrivals
         ordinal, part = row[layout.ROW_REQUEST], row[layout.ROW_PART]
+        request = arrivals.request_of(row[layout.ROW_STEP])  # of a comparison on arrival
+        if ordinal >= 0:
+            requests = self.requests_at(row_step)
+            request = requests[ordinal % len(requests)] if requests else None
         return Violation(
             phase=phase,
             reason=reason,
@@ -147,13 +151,13 @@ class ViolationLog:
             event=row[layout.ROW_EVENT],
             slot=row[layout.ROW_SLOT],
             position=row[layout.ROW_POSITION] if row[layout.ROW_POSITION] >= 0 else None,
-            request=request_name(requests[ordinal % len(requests)]) if ordinal >= 0 and requests else None,
+            request=None if request is None else request_name(request),
             expected=None if hidden else f"{layout.unsigned(row[layout.ROW_EXPECTED]):#x}",
             actual=None if hidden else f"{layout.unsigned(row[layout.ROW_ACTUAL]):#x}",
             lag_steps=step - row_step,
             time_ns=now,
             sweep_id=self._sweep_id() if phase is Phase.SWEEP else None,
-            peer=self._state.arrivals.peer_of(row[layout.ROW_STEP]),
+            peer=arrivals.peer_of(row[layout.ROW_STEP]),
         )
 
 

@@ -62,7 +62,9 @@ class Recorder:
     def copied(self, group: str, source: Tensor, destination: Tensor) -> None:
         raise AssertionError("the reference engine copies no slots")
 
-    def received(self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "") -> None:
+    def received(
+        self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "", request: str = ""
+    ) -> None:
         raise AssertionError("the reference engine receives no slots")
 
     def record_format(self, group: str) -> int | None:

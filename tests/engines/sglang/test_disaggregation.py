@@ -23,12 +23,16 @@ class Arrivals:
         self.arrived: list[tuple[str, list[int], bool]] = []
         self.faults: list[str] = []
         self.peers: list[str] = []
+        self.requests: list[str] = []
 
     def records_of(self, group: str, slots: Any) -> Any:
         return slots[:, None].expand(-1, RECORD_WORDS)
 
-    def received(self, group: str, slots: Any, records: Any = None, peer: str = "") -> None:
+    def received(
+        self, group: str, slots: Any, records: Any = None, peer: str = "", request: str = ""
+    ) -> None:
         self.peers.append(peer)
+        self.requests.append(request)
         if records is not None:
             assert records.tolist() == [[slot] * RECORD_WORDS for slot in slots.tolist()]
         self.arrived.append((group, slots.tolist(), records is not None))
@@ -47,7 +51,7 @@ def group(own: Any = None, window: int | None = None) -> Any:
 def request(first: int = 0, length: int = 6, host: str = "127.0.0.1") -> Any:
     return SimpleNamespace(
         kv=SimpleNamespace(req_pool_idx=2, cache_protected_len=first), origin_input_ids=[1] * length,
-        extend_end=length, bootstrap_host=host, bootstrap_port=8998,
+        extend_end=length, bootstrap_host=host, bootstrap_port=8998, rid="asked",
     )  # fmt: skip
 
 
@@ -81,6 +85,7 @@ def test_records_leave_with_the_kv_and_are_compared_when_it_is_there() -> None:
     decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=request(first=2)))
     assert observer.arrived == [("full", [22, 23, 24, 25], True)]
     assert observer.peers == ["127.0.0.1:8998"]
+    assert observer.requests == ["asked"]
     assert (made.compared, made.without) == (4, 0)
     # What came for the two that were cached here is not kept for the next request in their slots.
     assert not spliced["full"].take(torch.arange(40))[1].any()

@@ -27,7 +27,9 @@ class Observer:
         assert group == "full"
         return None if bool((slots == 0).any()) else slots[:, None].repeat(1, layout.RECORD_WORDS)
 
-    def received(self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "") -> None:
+    def received(
+        self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "", request: str = ""
+    ) -> None:
         assert group == "full"
         self.received_slots.append((slots.tolist(), None if records is None else records[:, 0].tolist()))
 

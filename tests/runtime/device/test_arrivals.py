@@ -18,6 +18,18 @@ def test_the_clock_says_which_comparison_a_row_is_of() -> None:
     assert [row.peer for row in log.read(state.flat.clone(), 8)] == ["prefill-1", None]
 
 
+def test_a_row_of_an_arrival_names_its_request_and_one_of_a_forward_the_forwards_own() -> None:
+    state, log = make()
+    log.remember_requests(7, ["decoding"])
+    state.tick(7)
+    state.arrivals.compared(state.now, "prefill-1", "arriving")
+    report(state, Phase.HEAD, Reason.KV_DATA, 3, 7, tick=1)
+    state.arrivals.compared(state.now + 1, "prefill-1")
+    report(state, Phase.HEAD, Reason.KV_DATA, 4, 7, tick=2)
+    report(state, Phase.HEAD, Reason.KV_DATA, 5, 7, tick=3, request=0)
+    assert [row.request for row in log.read(state.flat.clone(), 8)] == ["arriving", None, "decoding"]
+
+
 def test_names_are_bounded_and_so_is_their_number() -> None:
     arrivals = Arrivals()
     for clock in range(_KEPT + 1):

@@ -50,6 +50,7 @@ class Found(msgspec.Struct, kw_only=True, frozen=True):
     slot: int
     position: int | None
     peer: str | None
+    request: str | None
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -62,7 +63,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     state: list[str]
     compared: int
     without: int
-    damaged: dict[str, int]  # by group, the position in its prompt
+    damaged: dict[str, tuple[str, int]]  # by group, its request and the position in its prompt
 
 
 def prompts_of(plan: Plan) -> dict[str, list[int]]:
@@ -87,7 +88,7 @@ def main(role: str, plan: Plan) -> None:
     (Path(plan.folder) / f"{role}.up").touch()
     _run(rig, role, plan, prompts_of(plan))
     sound, sound_state = _found(rig), _state(rig)
-    damaged: dict[str, int] = {}
+    damaged: dict[str, tuple[str, int]] = {}
     if plan.damaged:
         if role == "prefill":
             _damage_before_sending(rig, list(plan.damaged), damaged)
@@ -106,6 +107,7 @@ def _found(rig: Rig) -> list[Found]:
         Found(
             group=item.group, reason=item.reason.value, phase=item.phase.value, slot=item.slot,
             part=None if item.part is None else item.part.value, position=item.position, peer=item.peer,
+            request=item.request,
         )
         for item in rig.settle()
     ]  # fmt: skip
@@ -149,7 +151,7 @@ def _script(rig: Rig, role: str, plan: Plan, asked: dict[str, list[int]]) -> Ite
     yield from [()] * 3
 
 
-def _damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, int]) -> None:
+def _damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, tuple[str, int]]) -> None:
     """A bit of a slot that is sent flips, after the canary has fingerprinted it."""
     send = rig.scheduler.send_kv_chunk
     pool = rig.runner.token_to_kv_pool
@@ -161,7 +163,7 @@ def _damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, int])
             slot = int(rig.table[req.kv.req_pool_idx, place])
             own = rig.adapter._by_name[name].own_slots
             part = pool if not hasattr(pool, "full_kv_pool") else getattr(pool, f"{name}_kv_pool")
-            damaged[name] = place
+            damaged[name] = str(req.rid), place
             flip_bit(part, Part.K, 1, slot if own is None else int(own[slot]))
         return send(req, *more, **named)
 

@@ -86,7 +86,7 @@ def test_a_slot_that_was_damaged_before_it_was_sent(
     first = {item.group: item for item in reversed(decode.violations)}
     for group, item in first.items():
         assert (item.phase, item.reason, item.part) == ("head", "kv_data", "k")
-        assert item.position == prefill.damaged[group]
+        assert (item.request, item.position) == prefill.damaged[group]
         assert item.peer == f"127.0.0.1:{plan.port}"
     assert {(item.group, item.reason, item.slot) for item in decode.violations} == {
         (group, "kv_data", item.slot) for group, item in first.items()
