@@ -18,7 +18,7 @@ NAMES = mutants(
 USES = (
     *mutants(
         "canary_obs/runtime/device/violation_log.py",
-        ("request_name(requests[ordinal % len(requests)])", "requests[ordinal % len(requests)]", _ROWS),
+        ("else request_name(request),", "else request,", _ROWS),
     ),
     *mutants(
         "canary_obs/runtime/evidence/history.py",
