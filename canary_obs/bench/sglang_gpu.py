@@ -13,13 +13,14 @@ from typing import Any
 
 from canary_obs.bench.engine_process import EngineProcess
 from canary_obs.bench.environment import environment
+from canary_obs.bench.load_figures import LOG, NONE, LoadFigures, host_measures
 from canary_obs.bench.result import BenchResult, Measure
-from canary_obs.bench.sglang_loads import LOADS, Answer, SglangLoads
+from canary_obs.bench.sglang_loads import LOADS, SglangLoads
 from canary_obs.bench.statistics import overhead_measure, paired_overhead
+from canary_obs.bench.step_log import Answer
 from canary_obs.engines.toolkit.service_process import ServiceProcess, free_port
 from canary_obs.errors import ConfigurationError
 
-NONE, LOG = "none", "log"
 # By engine: arguments of SGLang. Those of its own canary are named as it names what it compares.
 ENGINES: dict[str, dict[str, Any]] = {
     NONE: {},
@@ -30,6 +31,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "sglang-sweep": {"kv_canary": "log", "kv_canary_real_data": "all", "kv_canary_sweep_interval": 32},
 }
 _GOALS = {"decode": 0.003, "few": 0.003, "single": 0.003, "prefill": 0.005, "mixed": 0.005}
+_STEADY = "decode", "few", "single"  # loads of equal steps
 _HOST_BOUND_GOAL = 0.05  # of every load of a model so small that the host is the limit
 _LONGER_STEP_GOAL_MS = 2.0  # by which a sweep may lengthen a step
 _ENTRY_POINTS = "[sglang.srt.plugins]\nkv_canary_bench = canary_obs.bench.sglang_taps:register\n"
@@ -118,12 +120,16 @@ class _Runs:
         self._answers: dict[str, dict[str, list[Answer]]] = {
             load: {engine: [] for engine in plan.engines} for load in plan.names
         }
+        self._steps = LoadFigures(plan.seed, {})
 
     def add(self, load: str, engine: str, answer: Answer) -> None:
-        self._answers[load][engine].append(answer)
+        self._steps.add(load, engine, answer)
+        each_step = "itl_ms", "host_us"  # of which the percentiles are told
+        self._answers[load][engine].append({key: answer[key] for key in answer if key not in each_step})
 
     def figures(self) -> dict[str, Any]:
-        """Per load: overhead of each engine over the one without a canary, and all answers."""
+        """Per load: overhead of each engine over the one without a canary, percentiles, and all answers."""
+        steps = self._steps.figures()["loads"]
         found = {}
         for load, answers in self._answers.items():
             found[load] = {
@@ -133,15 +139,19 @@ class _Runs:
                     if engine != NONE
                 },
                 "answers": answers,
+                **steps[load],
             }
         return {"loads": found}
 
     def measures(self) -> dict[str, Measure]:
-        """Our overhead in each load; how much longer a step is under a sweep than the longest without."""
+        """Our overhead, host time; how much longer a step is under a sweep than the longest without."""
         found = {}
+        steps = self._steps.figures()["loads"]
         for load in self._plan.names:
             goal = _GOALS.get(load) if self._plan.shape == "8b" else _HOST_BOUND_GOAL
             found[load] = overhead_measure(paired_overhead(self._pairs(load, LOG), 1, self._plan.seed), goal)
+            if load in _STEADY and steps[load]["host_us"]:
+                found |= host_measures(load, steps[load]["host_us"], goals={})
             if load == "sweep":
                 ours, plain = (self._answers[load][name] for name in (LOG, NONE))
                 longer = [

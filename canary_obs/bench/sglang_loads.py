@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from canary_obs.bench.step_log import Answer, spent_us
+
 _FIRST_TOKEN = 3  # smaller ids are special tokens
 _SETTLING_STEPS = 3  # of a decode, before they are timed
-Answer = dict[str, Any]  # seconds, and what else a load measures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,8 @@ def _sweep(engine: SglangEngine, plan: SglangLoads, draw: random.Random) -> Answ
 def _prefill(engine: SglangEngine, plan: SglangLoads, draw: random.Random) -> Answer:
     """Long prompts, one after the other."""
     prompts = engine.prompts(draw, [plan.prefill] * plan.prefills)
-    return {"seconds": sum(engine.generate([prompt], 1) for prompt in prompts)}
+    seconds = sum(engine.generate([prompt], 1) for prompt in prompts)
+    return {"seconds": seconds, "tokens": plan.prefill * plan.prefills}
 
 
 def _mixed(engine: SglangEngine, plan: SglangLoads, draw: random.Random) -> Answer:
@@ -91,7 +93,9 @@ def _mixed(engine: SglangEngine, plan: SglangLoads, draw: random.Random) -> Answ
         (prompt,) = engine.prompts(draw, [length])
         prompts.append((draw.choice(shared) if draw.random() < 0.5 else []) + prompt)
         tokens.append(draw.randint(plan.steps // 8 + 1, plan.steps))
-    return {"seconds": engine.generate(prompts, tokens)}
+    engine.ask_scheduler("begin")
+    seconds = engine.generate(prompts, tokens)
+    return {"seconds": seconds, "tokens": sum(tokens)} | _step_values(engine.ask_scheduler("end")["steps"])
 
 
 LOADS: dict[str, Callable[[SglangEngine, SglangLoads, random.Random], Answer]] = {
@@ -116,10 +120,19 @@ def _steps(engine: SglangEngine, prompts: list[list[int]], steps: int, *, sweep:
     under_sweep = [gap for gap, step in zip(gaps, timed, strict=False) if step[3]]
     return {
         "seconds": sum(gaps),
+        "tokens": len(gaps) * len(prompts),
         "steps": len(gaps),
         "median_ms": round(1e3 * statistics.median(gaps), 4),
         "longest_ms": round(1e3 * max(gaps), 4),
         "swept_steps": len(under_sweep),
         "longest_swept_ms": round(1e3 * max(under_sweep, default=0.0), 4),
         "sweep": found.get("sweep"),
+    } | _step_values(timed)
+
+
+def _step_values(steps: list[list[Any]]) -> Answer:
+    """Of the taps' steps: what passes from one to the next, and the canary's host time by hook."""
+    return {
+        "itl_ms": [round(1e3 * (after[0] - before[0]), 4) for before, after in pairwise(steps)],
+        "host_us": spent_us(clocks for *_, clocks in steps),
     }

@@ -32,7 +32,8 @@ class StepTimes:
 
     def __init__(self, runtime: CanaryRuntime | None) -> None:
         self._runtime = runtime
-        self.steps: list[tuple[float, str, int, bool]] = []  # began at (s), mode, requests, under a sweep
+        # Began at (s), mode, requests, under a sweep, the canary's clocks.
+        self.steps: list[tuple[float, str, int, bool, dict[str, float]]] = []
         self.sweep_due = False
 
     def note(self, batch: Any) -> None:
@@ -41,7 +42,8 @@ class StepTimes:
             self.sweep_due = False
             self._runtime.sweeper.request(StartSweep(id=f"bench-{time.time_ns():x}"), self._runtime.run.step)
         sweeping = self._runtime is not None and self._runtime.sweeper.running
-        self.steps.append((time.perf_counter(), batch.forward_mode.name, len(batch.reqs), sweeping))
+        clocks = {} if self._runtime is None else dict(self._runtime.overhead)
+        self.steps.append((time.perf_counter(), batch.forward_mode.name, len(batch.reqs), sweeping, clocks))
 
 
 def register() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from canary_obs.bench.result import Measure
@@ -76,6 +77,29 @@ def percentiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     found = {name: round(ordered[int(share * len(ordered))], 1) for name, share in _QUANTILES.items()}
     return found | {"max": round(ordered[-1], 1), "calls": len(ordered)}
+
+
+def median_ratio(pairs: Pairs, seed: int) -> dict[str, Any]:
+    """Medians of both columns, and their ratio (with / without) with a 95 % bootstrap interval over pairs."""
+    none, log = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return {
+        "pairs": len(pairs),
+        "none": round(none, 4),
+        "log": round(log, 4),
+        "ratio": round(_ratio_of_medians(pairs), 5),
+        "ratio_95": [round(end, 5) for end in _interval(_ratio_of_medians, pairs, seed)],
+        "each": [[round(value, 4) for value in pair] for pair in pairs],
+    }
+
+
+def rank(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+
+
+def _ratio_of_medians(pairs: Pairs) -> float:
+    return statistics.median(log for _, log in pairs) / statistics.median(none for none, _ in pairs)
 
 
 def _interval(of: Callable[[Any], float], values: list[Any], seed: int) -> list[float]:

@@ -1,8 +1,9 @@
 """One engine of `canary-obs bench vllm-load`, in a process of its own as in production.
 
 Arguments: a JSON object with the engine's settings, and the descriptors to read requests from and to write
-answers to, a line each. A request is the JSON list [workload, seed], `["flips", seed]` or `["report", 0]`; an
-answer is an object.
+answers to, a line each. A request is the JSON list [load, seed], `["flips", seed]` or `["report", 0]`; an
+answer is an object. While the engine waits for a request its canary neither patrols nor sweeps, which would
+take bandwidth from the engine that is measured meanwhile on the same GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,8 +19,16 @@ from typing import Any
 import torch
 
 from canary_obs.bench.vllm_flips import flip_everywhere, incomplete
-from canary_obs.bench.vllm_workloads import LoadPlan, fill_pool, run_workload
-from canary_obs.demo.in_process_vllm import InProcessVllm
+from canary_obs.bench.vllm_workloads import (
+    BATCH_CONTEXT,
+    FIRST_TOKEN_PROMPT,
+    LoadedVllm,
+    LoadPlan,
+    busy_length,
+    fill_pool,
+    run_workload,
+)
+from canary_obs.demo.in_process_vllm import SHAPES, InProcessVllm
 from canary_obs.engines.vllm.worker import attached_adapter, runtime_of
 from canary_obs.runtime.report.snapshot import group_counters
 
@@ -34,42 +43,62 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
         vllm = _start(Path(folder), settings, load)
         written = fill_pool(vllm, load, _FILLS)
         print(json.dumps({"engine": vllm.description(), "tokens_before": written}), file=out, flush=True)
-        for line in lines:
+        engine = LoadedVllm(vllm=vllm, clocks=lambda: _clocks(vllm))
+        for line in _requests(vllm, lines):
             name, seed = json.loads(line)
             if name == "flips":
                 answer = _flips(vllm, load, seed)
             elif name == "report":
                 answer = _report(vllm)
             else:
-                before, started = _hooks(vllm), time.perf_counter()
-                seconds = run_workload(name, vllm, load, seed)
-                passed = time.perf_counter() - started  # with what is not timed: filling contexts, aborts
-                spent = {
-                    hook: (after - before.get(hook, 0.0)) / passed for hook, after in _hooks(vllm).items()
-                }
-                answer = {"seconds": seconds, "host_share": spent}
+                answer = run_workload(name, engine, load, seed)
             print(json.dumps(answer), file=out, flush=True)
         vllm.shutdown()
 
 
+def _requests(vllm: InProcessVllm, lines: Iterator[str]) -> Iterator[str]:
+    canary = runtime_of(vllm.worker)
+    while True:
+        if canary is not None:
+            canary.run.paused = True
+        line = next(lines, None)
+        if canary is not None:
+            canary.run.paused = False
+        if line is None:
+            return
+        yield line
+
+
 def _start(folder: Path, settings: dict[str, Any], load: LoadPlan) -> InProcessVllm:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    longest = load.context + load.steps + 2 * load.requests + 32
-    block_size = _BLOCK_SIZE[device]
-    # All requests of `decode` with the steps that they may run, and a long prompt.
-    pool = int(1.1 * load.requests * longest) + load.prefill
+    on_gpu = torch.cuda.is_available()
+    block_size = _BLOCK_SIZE["cuda" if on_gpu else "cpu"]
+    together = [(load.requests, load.context), *((count, BATCH_CONTEXT) for count in settings["batches"])]
+    # All requests of a load with the steps that they may run, and a long prompt.
+    decoding = max(count * load.decoding_length(count, context) for count, context in together)
+    pool = int(1.1 * max(decoding, (load.busy + 1) * busy_length(load))) + load.prefill
+    blocks = pool // block_size + 1
+    longest = max(
+        *(context + load.steps + 2 * count + 32 for count, context in together),
+        busy_length(load), FIRST_TOKEN_PROMPT + 32, load.prefill + 32,
+    )  # fmt: skip
+    shape = SHAPES[settings["shape"]]
+    block_bytes = (
+        block_size * 4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    )
+    # With it vLLM measures no memory, which would fail while another engine starts on the same GPU.
+    measured = {"kv_cache_memory_bytes": (blocks + 1) * block_bytes} if on_gpu else {}
     return InProcessVllm(
-        folder, settings["shape"], settings["seed"], enable_prefix_caching=True, max_num_seqs=load.requests,
-        max_model_len=max(longest, load.prefill + 32), max_num_batched_tokens=load.prefill,
-        gpu_memory_utilization=settings["memory"], block_size=block_size,
-        num_gpu_blocks_override=pool // block_size + 1,
+        folder, settings["shape"], settings["seed"], enable_prefix_caching=True,
+        max_num_seqs=max(load.requests, load.busy + 1, *settings["batches"]), max_model_len=longest,
+        max_num_batched_tokens=load.prefill, gpu_memory_utilization=settings["memory"],
+        block_size=block_size, num_gpu_blocks_override=blocks, **measured,
     )  # fmt: skip
 
 
-def _hooks(vllm: InProcessVllm) -> dict[str, float]:
+def _clocks(vllm: InProcessVllm) -> Mapping[str, float]:
     """Seconds of each hook since the start; empty without a canary."""
     canary = runtime_of(vllm.worker)
-    return {} if canary is None else dict(canary.overhead)
+    return {} if canary is None else canary.overhead
 
 
 def _report(vllm: InProcessVllm) -> dict[str, Any]:

@@ -113,43 +113,6 @@ def vllm_gpu(
     exit_with(result, baseline)
 
 
-@bench.command("vllm-load")
-def vllm_load(
-    shape: StepShape = "8b",
-    runner: Runner = "v2",
-    requests: Requests = 64,
-    context: Context = 2048,
-    steps: Annotated[int, typer.Option(min=8, help="Steps of the loads that decode.")] = 128,
-    prefill: Annotated[int, typer.Option(min=64, help="Tokens of one prefill.")] = 8192,
-    prefills: Annotated[int, typer.Option(min=1, help="Prefills per round.")] = 6,
-    mixed: Annotated[int, typer.Option(min=1, help="Requests of the mixed load.")] = 128,
-    short: Annotated[int, typer.Option(min=1, help="Requests of the load of short ones.")] = 1024,
-    rounds: Annotated[int, typer.Option(min=2, help="Rounds in which every engine runs every load.")] = 6,
-    memory: Memory = 0.3,
-    control: Annotated[bool, typer.Option(help="Run a second engine without a canary, too.")] = True,
-    seed: Seed = 1,
-    output: Output = None,
-    baseline: Baseline = None,
-) -> None:
-    """What users run, on pools long in use: with the canary at its defaults, without, and without again."""
-    require_vllm()
-    from canary_obs.bench.vllm_load import VllmLoadPlan, run_vllm_load
-    from canary_obs.bench.vllm_workloads import LoadPlan
-
-    load = LoadPlan(
-        requests=requests, context=context, steps=steps, prefill=prefill, prefills=prefills,
-        mixed=mixed, short=short,
-    )  # fmt: skip
-    plan = VllmLoadPlan(
-        shape=shape, runner=runner, load=load, rounds=rounds, memory=memory, control=control, seed=seed
-    )
-    # Written after each round: a borrowed machine may be reclaimed before the end.
-    result = run_vllm_load(plan, on_progress=lambda figures: write_json(output, figures))
-    write_json(output, result.to_json())
-    print_result(result, as_json=False)
-    exit_with(result, baseline)
-
-
 @bench.command("hit")
 def hit(
     shape: StepShape = "8b",

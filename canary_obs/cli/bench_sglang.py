@@ -31,7 +31,8 @@ def sglang_gpu(
 ) -> None:
     """Loads of a real SGLang: with the canary at its defaults, with SGLang's own canary, and without."""
     require_sglang()
-    from canary_obs.bench.sglang_gpu import LOG, NONE, SglangGpuPlan, run_sglang_gpu
+    from canary_obs.bench.load_figures import LOG, NONE
+    from canary_obs.bench.sglang_gpu import SglangGpuPlan, run_sglang_gpu
     from canary_obs.bench.sglang_loads import LOADS, SglangLoads
 
     few = max(requests // 4, 1)

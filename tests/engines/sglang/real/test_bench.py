@@ -38,6 +38,13 @@ def test_every_load_and_a_flip_in_every_layer(tmp_path: Path) -> None:
     assert set(figures["loads"]) == _LOADS
     for load in figures["loads"].values():
         assert [len(load["answers"][name]) for name in ("none", "log")] == [2, 2]
+        assert load["throughput"]["pairs"] == 2
+    for name in _LOADS - {"prefill"}:
+        load = figures["loads"][name]
+        assert 0 < load["host_us"]["head"]["p50"] < load["host_us"]["all"]["p50"]
+        assert load["host_us"]["all"]["p50"] <= load["host_us"]["all"]["p99"]
+        assert 0 < load["itl_p50_ms"]["none"] <= load["itl_p99_ms"]["none"]
+    assert {"decode: host time p50, us", "single: host time p99, us"} <= set(figures["measures"])
     for answer in figures["loads"]["sweep"]["answers"]["log"]:
         assert answer["sweep"]["status"] in ("passed", "running")
         assert answer["swept_steps"] > 0

@@ -11,15 +11,15 @@ from typing import Any
 
 SMALL = "--shape small --runner v1 --requests 4 --context 200 --steps 8 --prefill 256 --prefills 1 --pairs 2"
 LOADS = (
-    "--shape tiny --runner v1 --requests 3 --context 128 --steps 16 --prefill 256 --prefills 1 --mixed 6 "
-    "--short 8 --rounds 2 --memory 0.1 --no-control"
+    "--shape tiny --runner v1 --requests 3 --context 96 --steps 8 --prefill 256 --prefills 1 --mixed 4 "
+    "--short 4 --batches 1 --batches 4 --rounds 2 --memory 0.1 --no-control"
 )
 
 
 def run_bench(name: str, options: str, output: Path) -> tuple[dict[str, Any], str]:
     """Its figures, and what it said. Tiny models on a CPU miss most goals, and then it ends with 1."""
     command = [sys.executable, "-m", "canary_obs", "bench", name, *options.split(), "--output", str(output)]
-    done = subprocess.run(command, env=os.environ, timeout=240, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ, timeout=400, capture_output=True, text=True, check=False)
     assert done.returncode == ("goal missed: " in done.stderr), done.stderr[-2000:]
     assert "do not count" not in done.stderr
     return json.loads(output.read_text()), done.stderr
@@ -44,14 +44,33 @@ def test_pairs_and_flips(tmp_path: Path) -> None:
 
 
 def test_every_load_on_a_pool_in_use(tmp_path: Path) -> None:
-    figures, _ = run_bench("vllm-load", LOADS, tmp_path / "load.json")
+    figures, said = run_bench("vllm-load", LOADS, tmp_path / "load.json")
     assert "unfinished" not in figures
-    assert (
-        set(figures["measures"]) == {"decode", "single", "prefill", "mixed", "short"} == set(figures["loads"])
-    )
-    for load in figures["loads"].values():
-        assert [len(load["seconds"][name]) for name in ("none", "log")] == [2, 2]
-        assert load["host_share"]["head"] > 0
+    loads = figures["loads"]
+    decoding = {"decode", "single", "mixed", "short"}
+    assert set(loads) == decoding | {"prefill", "ttft", "ttft-busy", "batch-1", "batch-4"}
+    for name, load in loads.items():
+        # Only the canary's engine runs the batches.
+        assert ("throughput" in load) == (name in decoding | {"prefill"})
+        assert ("itl_p99_ms" in load) == (name in decoding | {"ttft-busy"})
+        assert ("ttft_ms" in load) == name.startswith("ttft")
+        for figure in ("throughput", "itl_p50_ms", "itl_p99_ms", "ttft_ms"):
+            if figure in load:
+                assert [load[figure]["pairs"], len(load[figure]["each"])] == [2, 2]
+                low, high = load[figure]["ratio_95"]
+                assert 0.0 < low <= load[figure]["ratio"] <= high
+        assert set(load["host_us"]) >= {"all", "head", "tail", "patrol", "pump", "adapter", "scheduler"}
+        assert 0.0 < load["host_us"]["head"]["p50"] < load["host_us"]["all"]["p50"]
+        assert load["host_us"]["all"]["p50"] <= load["host_us"]["all"]["p99"]
+    # Steps or requests of two rounds.
+    assert loads["batch-4"]["host_us"]["all"]["count"] == loads["decode"]["host_us"]["all"]["count"] == 2 * 8
+    assert (loads["prefill"]["host_us"]["per"], loads["prefill"]["host_us"]["all"]["count"]) == ("request", 2)
+    assert (loads["ttft"]["host_us"]["per"], loads["ttft"]["host_us"]["all"]["count"]) == ("request", 16)
+    assert "goal missed: rounds is 2, must be at least 8" in said
+    assert set(figures["measures"]) >= {
+        "decode: throughput", "mixed: inter-token latency p99", "ttft: time to first token",
+        "batch-1: host time p50, us", "batch-4: host time p99, us",
+    }  # fmt: skip
     # The bytes of earlier requests are compared before they are overwritten.
     assert figures["canary"]["hashed"]["head"] > 1_000
     assert (figures["canary"]["violations"], figures["canary"]["state"]) == (0, ["ok"])

@@ -1,0 +1,44 @@
+"""Which rounds and loads `bench vllm-load` runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from canary_obs.bench.vllm_load import LOADS, VllmLoadPlan, rounds_in_time, run_vllm_load
+from canary_obs.bench.vllm_workloads import LoadPlan
+from canary_obs.errors import ConfigurationError
+
+PLAN = VllmLoadPlan(
+    shape="tiny", runner="v1", names=LOADS, batches=(1, 4), rounds=2, seconds=None, memory=0.1, control=False,
+    seed=1,
+    load=LoadPlan(requests=4, context=64, steps=8, prefill=256, prefills=1, mixed=4, short=4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age", "numbers"),
+    [
+        (None, 1e6, [0, 1, 2, 3]),
+        (1e6, 0.0, [0, 1, 2, 3]),
+        (1.0, 0.0, [0, 1]),  # whatever was asked for, one round counts
+        (280.0, 270.0, [0, 1]),  # the end takes longer than what is left
+    ],
+)
+def test_rounds_end_in_time(seconds: float | None, age: float, numbers: list[int]) -> None:
+    assert list(rounds_in_time(3, seconds, time.monotonic() - age)) == numbers
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"names": ("decode", "prefil")}, "--loads='prefil': known are decode, single"),
+        ({"batches": (1, 512)}, "--prefill=256: a step of 512 requests has a token of each"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_refused_before_engines_start(change: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        run_vllm_load(replace(PLAN, **change), on_progress=lambda _: pytest.fail("it ran"))
