@@ -14,14 +14,14 @@ WANTED_PAIRS = 8
 LATENCY_GOAL = 1.01  # with / without
 _PERCENTILES = {"p50": 0.5, "p99": 0.99}
 HOST_GOALS_US = {"p50": 100.0, "p99": 150.0}  # of a steady step
-# By figure: its value in one answer, if the load can tell.
+# By figure: its value in one answer, if the load has it.
 _VALUES: dict[str, Callable[[Answer], float | None]] = {
     "throughput": lambda answer: None if "ttft_ms" in answer else answer["tokens"] / answer["seconds"],
     "ttft_ms": lambda answer: rank(answer["ttft_ms"], 0.5) if answer.get("ttft_ms") else None,
     "itl_p50_ms": lambda answer: rank(answer["itl_ms"], 0.5) if answer.get("itl_ms") else None,
     "itl_p99_ms": lambda answer: rank(answer["itl_ms"], 0.99) if answer.get("itl_ms") else None,
 }
-_GOALS = {"ttft_ms": LATENCY_GOAL, "itl_p99_ms": LATENCY_GOAL}  # beside that of the throughput
+_GOALS = {"ttft_ms": LATENCY_GOAL, "itl_p99_ms": LATENCY_GOAL}  # next to that of the throughput
 _SAID = {
     "throughput": "throughput", "ttft_ms": "time to first token", "itl_p99_ms": "inter-token latency p99",
 }  # fmt: skip

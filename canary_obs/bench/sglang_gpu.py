@@ -124,7 +124,7 @@ class _Runs:
 
     def add(self, load: str, engine: str, answer: Answer) -> None:
         self._steps.add(load, engine, answer)
-        each_step = "itl_ms", "host_us"  # of which the percentiles are told
+        each_step = "itl_ms", "host_us"  # whose percentiles are shown
         self._answers[load][engine].append({key: answer[key] for key in answer if key not in each_step})
 
     def figures(self) -> dict[str, Any]:

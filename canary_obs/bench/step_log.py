@@ -12,7 +12,7 @@ Clocks = Callable[[], Mapping[str, float]]  # the canary's seconds so far, by ho
 
 
 class StepLog:
-    """Steps of one load. The canary keeps sums; read after each step they tell what the step added."""
+    """Steps of one load. The canary keeps sums; read after each step they show what it added."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks

@@ -74,7 +74,7 @@ def fill_pool(vllm: InProcessVllm, plan: LoadPlan, times: int) -> int:
 def run_workload(name: str, engine: LoadedVllm, plan: LoadPlan, seed: int) -> Answer:
     """Run a load, which is the same for the same `seed`: one of WORKLOADS, or `batch-N`.
 
-    The answer has `seconds` and `tokens`, and of these what the load can tell: `itl_ms` (gaps between steps
+    The answer has `seconds` and `tokens`, and of these what the load has: `itl_ms` (gaps between steps
     that gave tokens), `ttft_ms` (of each request), `host_us` by hook, per step or as `host_per` says.
     """
     draw = random.Random(seed)
