@@ -106,10 +106,10 @@ def inputs_kernel(
 def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
     """Launch; see `op.follow_lists`."""
     tokens, computed, places, starts = lists.tokens, lists.computed, lists.rows, lists.token_starts
-    requests = places.shape[0]
+    requests, types = places.shape[0], (places.dtype, starts.dtype)
     # Most engines make the rows anew for each step, and keep the rest where it is.
     ready = memory.cache.get(follow_lists)
-    if ready is not None and ready[0] is tokens and ready[1] is computed and ready[2] is places.dtype:
+    if ready is not None and ready[0] is tokens and ready[1] is computed and ready[2] == types:
         ready[3]((requests, 1), (*ready[4], places.data_ptr(), starts.data_ptr()))
         return
     kept = memory.chains, memory.counts, memory.digests, memory.prefix_lens, memory.extend_lens
@@ -117,7 +117,7 @@ def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:
     given = tokens, tokens.stride(0), rows, tokens.shape[1], computed, places, starts
     start = _launch(lists_kernel, memory, requests, kept, given, {"BLOCK": _BLOCK})
     if start is not None:
-        memory.cache[follow_lists] = tokens, computed, places.dtype, start, _addresses(given[:-2])
+        memory.cache[follow_lists] = tokens, computed, types, start, _addresses(given[:-2])
 
 
 def follow_inputs(memory: DigestMemory, fed: InputTokens) -> None:

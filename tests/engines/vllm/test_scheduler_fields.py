@@ -37,5 +37,4 @@ def test_every_field_that_is_read_is_listed() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 read.get(CALLED.get(node.value.id, ""), set()).add(node.attr)
     read[OUTPUT] -= OTHERS
-    # `prompt_embeds` is read behind `prompt_token_ids`, of requests without token ids.
     assert {path: names - FIELDS[path] for path, names in read.items()} == {path: set() for path in FIELDS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +12,6 @@ import pytest
 from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.rig import Rig, prompts
-
-if importlib.util.find_spec("lmcache") is None:
-    pytest.skip("needs lmcache", allow_module_level=True)
 
 DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
 LENGTH, LOADED = 230, 192  # of a prompt, and of it three chunks of 64; LMCache keeps whole ones
