@@ -50,6 +50,11 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
         engine.shutdown()
 
 
+def engine_settings(*, on_gpu: bool) -> dict[str, Any]:
+    """Arguments of SGLang's engine that do not depend on the loads."""
+    return _ALL | (_GPU if on_gpu else _CPU)
+
+
 def _start(folder: Path, settings: dict[str, Any], loads: SglangLoads) -> SglangEngine:
     from sglang.srt.entrypoints.engine import Engine
 
@@ -57,7 +62,7 @@ def _start(folder: Path, settings: dict[str, Any], loads: SglangLoads) -> Sglang
     shape = SHAPES[settings["shape"]]
     (folder / "config.json").write_text(json.dumps(LLAMA | shape), "utf-8")
     longest = max(loads.context, loads.few_context) + loads.steps + 32
-    given = _ALL | (_GPU if on_gpu else _CPU)
+    given = engine_settings(on_gpu=on_gpu)
     if on_gpu:
         given["cuda_graph_bs_decode"] = sorted({1, loads.few, loads.requests})
     engine = Engine(

@@ -19,6 +19,7 @@ import msgspec
 
 from tests.engines.sglang.real import stand_ins, streams
 
+Named = list[tuple[str, str]]  # reason and group, once each
 BEGIN, END = "<!-- differential: begin -->\n", "<!-- differential: end -->\n"
 HEAD = "| fault | SGLang's, as shipped | SGLang's, with V and tokens | canary_obs |\n|---|---|---|---|\n"
 
@@ -109,6 +110,7 @@ def _try(folder: Path, fault: Any) -> Outcome:
 
 def _both(folder: Path, fault: Any) -> tuple[list[tuple[str, str]] | None, list[tuple[str, str]], list[int]]:
     """One run: reasons and groups of theirs and of ours, and slots that only theirs names."""
+    from tests.engines.sglang.real.faults import serve_with
     from tests.engines.sglang.real.models import make_model
     from tests.engines.sglang.real.rig import Rig
     from tests.engines.sglang.real.sglang_canary import SETTINGS, OwnLog
@@ -120,19 +122,27 @@ def _both(folder: Path, fault: Any) -> tuple[list[tuple[str, str]] | None, list[
         refused = True
         rig = Rig(model, **(settings | {"kv_canary": "none", "kv_canary_sweep_interval": 0}))
     with OwnLog() as own:
-        fault.run(rig, own)
+        serve_with(fault, rig, own)
         rig.settle()
     rig.close()
+    theirs, ours, unnamed = compared(own.lines, rig.found)
+    return None if refused else theirs, ours, unnamed
+
+
+def compared(theirs: Sequence[Any], ours: Sequence[Any]) -> tuple[Named, Named, list[int]]:
+    """Reasons and groups of lines of SGLang's canary and of our violations; slots that only theirs names."""
     unnamed = {
         line.slot
-        for line in own.lines
+        for line in theirs
         if not any(
-            item.group == line.group and item.slot <= line.slot < item.slot + item.slots for item in rig.found
+            item.group == line.group and item.slot <= line.slot < item.slot + item.slots for item in ours
         )
     }
-    theirs = sorted({(line.reason, line.group) for line in own.lines})
-    ours = sorted({(item.reason.value, item.group) for item in rig.found})
-    return None if refused else theirs, ours, sorted(unnamed)
+    return (
+        sorted({(line.reason, line.group) for line in theirs}),
+        sorted({(item.reason.value, item.group) for item in ours}),
+        sorted(unnamed),
+    )
 
 
 if __name__ == "__main__":

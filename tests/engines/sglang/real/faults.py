@@ -13,13 +13,17 @@ from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.sglang_canary import OwnLog, logged_rows, most_rows
 from tests.engines.sglang.real.traffic import prompts
 
+TURNS = 8  # of the loop after a fault
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault, and the traffic it is planted in."""
 
     name: str
-    run: Callable[[Rig, OwnLog], None]
+    plant: Callable[[Rig], object]
+    cached: bool = False  # planted in what earlier requests left in the cache; else while requests decode
+    run: Callable[[Rig, OwnLog], None] | None = None  # traffic of its own, which plants it
     model: str = "llama"
     settings: dict[str, Any] = field(default_factory=dict)
     # Whether ours names each slot that SGLang's does, which takes a request's length from the positions, and
@@ -29,14 +33,12 @@ class Fault:
 
 def _table(name: str, plant: Callable[[Rig], object], model: str = "llama", **settings: Any) -> Fault:
     """Planted between two turns of the loop."""
-    return Fault(name=name, run=lambda rig, _: serve(rig, plant, turns=8), model=model, settings=settings)
+    return Fault(name=name, plant=plant, model=model, settings=settings)
 
 
 def _given(name: str, change: Callable[[Rig, Any], None], *, same_slots: bool = True) -> Fault:
     """What one forward is given."""
-    return Fault(
-        name=name, run=lambda rig, _: serve(rig, lambda rig: once(rig, change), 8), same_slots=same_slots
-    )
+    return Fault(name=name, plant=lambda rig: once(rig, change), same_slots=same_slots)
 
 
 def _bit(part: Part, layer: int, model: str = "llama") -> Fault:
@@ -48,12 +50,10 @@ def _bit(part: Part, layer: int, model: str = "llama") -> Fault:
 
 
 def _cached(part: Part, layer: int) -> Fault:
-    def run(rig: Rig, _: OwnLog) -> None:
-        rig.generate(prompts(3))
+    def plant(rig: Rig) -> None:
         flip_bit(full_pool(rig), part, layer, planted.cached_slot(rig))
-        rig.generate(prompts(2, seed=9))
 
-    return Fault(name=f"a bit of {part.name} in layer {layer}, cached slot", run=run)
+    return Fault(name=f"a bit of {part.name} in layer {layer}, cached slot", plant=plant, cached=True)
 
 
 def _written(part: Part, layer: int) -> Fault:
@@ -62,6 +62,10 @@ def _written(part: Part, layer: int) -> Fault:
 
     name = f"a bit of {part.name} in layer {layer}, slot just written"
     return _table(name, lambda rig: once(rig, flip, after=True))
+
+
+def _flip_late(rig: Rig) -> None:
+    flip_bit(full_pool(rig), Part.K, 0, int(row(rig)[planted.LATE]))
 
 
 def _after_its_log_is_full(rig: Rig, own: OwnLog) -> None:
@@ -77,10 +81,22 @@ def _after_its_log_is_full(rig: Rig, own: OwnLog) -> None:
             yield ()
         rig.found.clear()
         own.lines.clear()
-        flip_bit(full_pool(rig), Part.K, 0, int(row(rig)[planted.LATE]))
+        _flip_late(rig)
         yield from [()] * 8
 
     rig.run(script())
+
+
+def serve_with(fault: Fault, rig: Rig, own: OwnLog) -> None:
+    """The traffic of a fault, in which it is planted."""
+    if fault.run is not None:
+        fault.run(rig, own)
+    elif fault.cached:
+        rig.generate(prompts(3))
+        fault.plant(rig)
+        rig.generate(prompts(2, seed=9))
+    else:
+        serve(rig, fault.plant, TURNS)
 
 
 FAULTS = (
@@ -125,5 +141,5 @@ FAULTS = (
     ),
     _bit(Part.K, 0, "latent"),
     _table("two table entries swapped", planted.swap_entries, "latent"),
-    Fault(name="a bit of K in layer 0, after 1024 violations", run=_after_its_log_is_full),
+    Fault(name="a bit of K in layer 0, after 1024 violations", plant=_flip_late, run=_after_its_log_is_full),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from canary_obs.engines.sglang.adapter import row_of
 from canary_obs.vocabulary import Part
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
@@ -38,6 +39,8 @@ def once(rig: Rig, change: Callable[[Rig, Any], None], *, after: bool = False) -
             change(rig, batch)
         result = given(batch, *args, **kwargs)
         if after:
+            if rig.table.is_cuda:  # what the canaries read of it is read
+                torch.cuda.synchronize()
             change(rig, batch)
         return result
 
@@ -46,7 +49,7 @@ def once(rig: Rig, change: Callable[[Rig, Any], None], *, after: bool = False) -
 
 def row(rig: Rig, place: int = 0) -> Any:
     """The table's row of a request that decodes."""
-    return rig.table[rig.running(3, DECODED)[place].kv.req_pool_idx]
+    return rig.table[row_of(rig.running(3, DECODED)[place])]
 
 
 def full_pool(rig: Rig) -> Any:
@@ -65,7 +68,7 @@ def take_entry(rig: Rig) -> None:
     """A request reads a slot of another one, past the prefix that they share."""
     mine, other = rig.running(3, DECODED)[:2]
     last = len(mine.origin_input_ids) - 2
-    rig.table[mine.kv.req_pool_idx, last] = rig.table[other.kv.req_pool_idx, len(other.origin_input_ids) - 2]
+    rig.table[row_of(mine), last] = rig.table[row_of(other), len(other.origin_input_ids) - 2]
 
 
 def drop_entry(rig: Rig) -> None:
@@ -87,7 +90,8 @@ def shift_entries(rig: Rig, place: int = 0) -> None:
 
 def point_at_free(rig: Rig) -> None:
     """An entry names a slot that nobody has."""
-    row(rig)[5] = int(rig.runner.token_to_kv_pool_allocator.get_all_free_pages()[-1])
+    allocator = rig.runner.token_to_kv_pool_allocator
+    row(rig)[5] = int(torch.cat([allocator.free_pages, allocator.release_pages])[-1])
 
 
 def exchange_rows(rig: Rig, batch: Any) -> None:
@@ -166,9 +170,7 @@ def window_slot(rig: Rig) -> int:
 
 def cached_slot(rig: Rig) -> int:
     """The last slot that the prefix cache alone holds."""
-    core = rig.scheduler.tree_cache.tree_core
-    walk = core.walk_for_kv_canary(unlocked_only=True, swa_resident_only=False)
-    return int(walk.slot_indices[-1])
+    return int(rig.adapter.prefix_cache.cached("full", unlocked_only=True).slots[-1])
 
 
 def buffers(pool: Any, part: Part) -> Any:

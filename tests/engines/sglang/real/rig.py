@@ -175,8 +175,11 @@ class Rig:
 
     def running(self, count: int = 2, at_least: int = 12) -> list[Any]:
         """Requests that decode now, the longest first; none while there are fewer, or shorter ones."""
-        requests = [
-            request for request in self.scheduler.running_batch.reqs if len(request.output_ids) >= at_least
-        ]
-        requests.sort(key=lambda request: -len(request.origin_input_ids))
-        return requests if len(requests) >= count else []
+        return decoding(self.scheduler, count, at_least)
+
+
+def decoding(scheduler: Any, count: int, at_least: int) -> list[Any]:
+    """Requests of a scheduler that decode now, as `Rig.running` has them."""
+    requests = [request for request in scheduler.running_batch.reqs if len(request.output_ids) >= at_least]
+    requests.sort(key=lambda request: -len(request.origin_input_ids))
+    return requests if len(requests) >= count else []
