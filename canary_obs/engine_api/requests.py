@@ -45,6 +45,7 @@ class RequestChange:
     prompt: int  # tokens of its prompt; read where it begins
     computed: int  # tokens whose KV is there before the next forward
     added: Mapping[str, AddedBlocks]  # by name of the numbering
+    emitted: int | None = None  # tokens, where it came back after a preemption; None = not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -247,6 +247,8 @@ class Healer:
         block = damage.group, damage.block
         if damage.again or damage.request is not None or damage.kv_intact or block in self.quarantined:
             return False
+        if damage.overwritten:
+            return False  # it is not known which content was damaged
         return self._repeated.again(damage.group, damage.block, damage.slot, self._generations.get(block, 0))
 
     def _quarantine_admitted(self) -> bool:

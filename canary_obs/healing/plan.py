@@ -85,7 +85,9 @@ def make_plan(damage: Damage, view: CacheView, lineage: Lineage, policy: HealPol
     recompute, end, left, readers = [], [], [], dict(damage.readers)
     for held in () if damage.kv_intact else requests:
         before = readers.get(held.name)
-        if before is None and held is not victim and not harmed(held, damage) and not _holds(held, cached):
+        # One that waits was started again for what is met once more.
+        misread = held is victim and (any(held.blocks) or not damage.again)
+        if before is None and not misread and not harmed(held, damage) and not _holds(held, cached):
             continue
         unsent = held.sent <= (before or 0) or (damage.good is not None and damage.good >= view.given_out)
         if not any(held.blocks) and (unsent or policy is HealPolicy.EVICT):

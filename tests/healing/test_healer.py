@@ -356,6 +356,26 @@ def test_who_read_damage_before_it_was_written_over_is_ended_and_what_came_of_it
     assert sorted(cache.cached) == [3, 4]
 
 
+def test_what_was_written_over_says_nothing_about_the_memory() -> None:
+    cache = Cache()
+    cache.add("a", range(4), [1])
+    healer = made(cache, HealPolicy.PROTECT)
+    healer.heal([bytes_of(1)])
+    cache.add("b", range(4, 8), [1])
+    healer.heal([bytes_of(1, overwritten=True)])
+    assert not cache.out
+
+
+def test_a_request_that_was_started_again_does_not_end_for_what_is_met_once_more() -> None:
+    cache = Cache()
+    cache.add("waits", [], [], sent=5)
+    healer = made(cache, HealPolicy.PROTECT)
+    healer.heal([misread("waits", 0)._replace(again=True)])
+    assert not cache.ended
+    healer.heal([misread("waits", 0)])  # what it sent before it was preempted
+    assert cache.ended == ["waits"]
+
+
 def test_a_request_that_waits_and_has_sent_nothing_wrong_is_let_be() -> None:
     cache = Cache()
     cache.add("waits", [], [], sent=2)

@@ -54,6 +54,11 @@ DECIDED = mutants(
         "damage.fresh or True",
         _HEALER + "what_was_written_over_since_harms_nobody",
     ),
+    (
+        "(any(held.blocks) or not damage.again)",
+        "True",
+        _HEALER + "a_request_that_was_started_again_does_not_end_for_what_is_met_once_more",
+    ),
 )
 
 LIMITED = mutants(
@@ -88,6 +93,11 @@ DONE = mutants(
         "self._generations.get(block, 0) + 1",
         "self._generations.get(block, 0)",
         _HEALER + "a_slot_that_is_damaged_again_after_it_was_written_anew_leaves_circulation",
+    ),
+    (
+        "        if damage.overwritten:\n",
+        "        if False:\n",
+        _HEALER + "what_was_written_over_says_nothing_about_the_memory",
     ),
     (
         "len(self.quarantined) + 1 <= self._share",

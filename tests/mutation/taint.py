@@ -6,6 +6,7 @@ from tests.mutation.mutant import mutants
 
 _TRACKER = "tests/runtime/taint/test_tracker.py::"
 _FORGOTTEN = _TRACKER + "test_finished_requests_that_are_forgotten_are_never_nobody"
+_RESUMED = _TRACKER + "test_a_request_that_comes_back_with_tokens_from_damage_runs_on_as_a_tainted_one"
 _DERIVED = _TRACKER + "test_blocks_that_a_reader_filled_taint_those_who_join_them"
 
 READING = mutants(
@@ -50,6 +51,21 @@ TRACKER = mutants(
         "                pass\n",
         _TRACKER + "test_a_wrong_table_taints_its_request_alone",
     ),
+    ("damage.note(self.readers.lives.up_to(life))", "damage.note([life])", _RESUMED),
+    (
+        "set(self.watch.carriers).union(*unsent, *earlier)",
+        "set(self.watch.carriers).union(*unsent)",
+        _RESUMED,
+    ),
+)
+
+RESUMED = mutants(
+    "canary_obs/runtime/taint/damage.py",
+    (
+        "emitted is not None and emitted <= first",
+        "False",
+        _TRACKER + "test_a_request_that_started_again_before_it_sent_a_token_from_damage_is_cured",
+    ),
 )
 
 CONTENTS = mutants(
@@ -61,4 +77,4 @@ CONTENTS = mutants(
     ),
 )
 
-ALL = (*CONTENTS, *READING, *CHECKS, *TRACKER)
+ALL = (*CONTENTS, *READING, *CHECKS, *TRACKER, *RESUMED)

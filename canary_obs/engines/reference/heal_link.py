@@ -14,7 +14,8 @@ from canary_obs.engines.reference.heal_actions import ReferenceActions
 from canary_obs.engines.reference.heal_groups import Place, heal_groups
 from canary_obs.engines.reference.heal_rehearsal import rehearse_healing
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.healing.damage import Damage, damage_of, in_order
+from canary_obs.engines.toolkit.reached_damage import reached_damage
+from canary_obs.healing.damage import damage_of, in_order
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.healer import Healer
 from canary_obs.healing.messages import DamageOutbox
@@ -89,23 +90,12 @@ class ReferenceHealing:
 
     def reached(self, damages: Sequence[Reached], incident: str, step: int) -> None:
         """What was computed from damage, too, and who read it before a preemption or a window's end."""
-        for violation, overwritten, readers, filled in damages:
-            group, forward = self._groups[violation.group], self._forward(step - violation.step)
-            if group.draft or violation.reason is Reason.RECORD:
+        for one in damages:
+            violation = one.violation
+            if self._groups[violation.group].draft or violation.reason is Reason.RECORD:
                 continue  # requests compute what is right
-            blocks = {
-                (self._groups[name].number, slot // self._groups[name].block_slots)
-                for name, slots in filled.items()
-                for slot in slots
-            }
-            self._outbox.add(
-                Damage(
-                    group=group.number, block=violation.slot // group.block_slots, slot=violation.slot,
-                    offset=violation.slot % group.block_slots, reason=violation.reason,
-                    group_name=violation.group, found=forward, incident=incident, readers=readers,
-                    filled=tuple(sorted(blocks)), overwritten=overwritten,
-                )
-            )  # fmt: skip
+            forward = self._forward(step - violation.step)
+            self._outbox.add(reached_damage(one, self._groups, forward, incident))
 
     def _is_used(self, violation: Violation) -> bool:
         return bool(self._views[violation.group].holders(violation.slot))

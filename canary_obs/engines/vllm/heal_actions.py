@@ -54,12 +54,15 @@ class VllmActions:
     # The view --------------------------------------------------------------------------------------
 
     def requests(self) -> Iterator[HeldRequest]:
-        """Running requests, and waiting ones that hold blocks."""
+        """Running requests, and waiting ones that hold blocks or have sent tokens."""
         from vllm.v1.request import RequestStatus
 
         for name, request in self._scheduler.requests.items():
             blocks = self._manager.get_block_ids(name)
-            if request.is_finished() or not any(blocks):
+            # Of a request that was preempted, vLLM still delivers the tokens of forwards under way.
+            late = 0 if request.drop_stale_output else request.num_stale_output_tokens
+            sent = request.num_output_tokens + late
+            if request.is_finished() or not (sent or any(blocks)):
                 continue
             restartable = request.status == RequestStatus.RUNNING and not request.resumable
             since, joined = self.begun.get(name, (0, 0))
@@ -67,7 +70,7 @@ class VllmActions:
                 block_tokens=self._block_tokens, since=since, joined=joined,
                 computed=request.num_computed_tokens - getattr(request, "num_in_flight_tokens", 0),
                 request=name, name=request_name(name), blocks=blocks, keys=request.block_hashes,
-                sent=request.num_output_tokens, restartable=restartable, restarts=self.restarts.get(name, 0),
+                sent=sent, restartable=restartable, restarts=self.restarts.get(name, 0),
             )  # fmt: skip
 
     def finished_keys(self, name: str) -> Sequence[bytes]:

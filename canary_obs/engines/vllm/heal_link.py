@@ -6,15 +6,16 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from canary_obs.engine_api.healing import Healed
+from canary_obs.engine_api.healing import Healed, Reached
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.toolkit.reached_damage import reached_damage
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.healing.damage import damage_of
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.messages import DamageMessage, DamageOutbox
 from canary_obs.records import Violation
-from canary_obs.vocabulary import HealPolicy
+from canary_obs.vocabulary import HealPolicy, Reason
 
 DAMAGE_ATTRIBUTE = "kv_canary_damage"  # of ModelRunnerOutput: a DamageMessage
 HEALS_ATTRIBUTE = "kv_canary_heals"  # of SchedulerOutput: a HealsMessage
@@ -66,6 +67,15 @@ class HealLink:
                     violation, group.number, group.block_slots, forward, incident, drafted=group.draft
                 )
                 self._outbox.add(damage)
+
+    def reached(self, damages: Sequence[Reached], incident: str, step: int) -> None:
+        """What was computed from damage, too, and who read it before a preemption."""
+        for one in damages:
+            violation = one.violation
+            if self._groups[violation.group].draft or violation.reason is Reason.RECORD:
+                continue  # requests compute what is right
+            forward = self._forwards.number - (step - violation.step)
+            self._outbox.add(reached_damage(one, self._groups, forward, incident))
 
     def note(self, output: Any) -> None:
         """Follow what the scheduler has sent with an output."""

@@ -70,7 +70,9 @@ class RequestChanges:
             computed = new.num_computed_tokens
         drafted = len(output.scheduled_spec_decode_tokens.get(name, ()))
         after = computed + output.num_scheduled_tokens[name] - drafted
-        return max(0, int(after) + 1 - self._prompts[name])
+        # One that came back computes tokens that it has emitted.
+        emitted = cached.num_output_tokens[cached.req_ids.index(name)] if name in cached.req_ids else 0
+        return max(emitted, int(after) + 1 - self._prompts[name])
 
     def _begun(self, output: Any, loaded_from: Mapping[str, int]) -> Iterator[RequestChange]:
         for new in output.scheduled_new_reqs:
@@ -83,13 +85,16 @@ class RequestChanges:
         self, cached: Any, loaded_from: Mapping[str, int], changed: list[RequestChange],
         grown: dict[str, list[GrownBlock]],
     ) -> None:  # fmt: skip
-        columns = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
-        for name, blocks, computed in columns:
+        columns = zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens,
+            strict=True,
+        )  # fmt: skip
+        for name, blocks, computed, emitted in columns:
             if blocks is None:
                 continue
             if name in cached.resumed_req_ids:
                 joined = min(computed, loaded_from.get(name, computed))
-                changed.append(self._change(name, int(computed), blocks, joined))
+                changed.append(self._change(name, int(computed), blocks, joined, int(emitted)))
             elif name in self._lengths and all(len(ids) < 2 for ids in blocks):
                 lengths = self._lengths[name]
                 for number in self._sizes:
@@ -101,9 +106,10 @@ class RequestChanges:
                 changed.append(self._change(name, int(computed), blocks, None))
 
     def _change(
-        self, name: str, computed: int, blocks: Sequence[Sequence[int]], joined: int | None
-    ) -> RequestChange:
-        """`joined`: tokens that were there when the request began; None = it goes on."""
+        self, name: str, computed: int, blocks: Sequence[Sequence[int]], joined: int | None,
+        emitted: int | None = None,
+    ) -> RequestChange:  # fmt: skip
+        """`joined`: tokens that were there when the request began; None = it goes on. `emitted`: by then."""
         if joined is not None:
             self._lengths[name] = dict.fromkeys(self._sizes, 0)
         lengths, added = self._lengths.setdefault(name, dict.fromkeys(self._sizes, 0)), {}
@@ -115,7 +121,7 @@ class RequestChanges:
                 lengths[number] += ids.size
         return RequestChange(
             request=name, begins=joined is not None, prompt=self._prompts.get(name, 0), computed=computed,
-            added=added,
+            added=added, emitted=emitted,
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from canary_obs.engine_api.healing import Reached
@@ -51,6 +51,13 @@ class Damage:
         self.changed = True
         return known is None
 
+    def note(self, lives: Sequence[int]) -> bool:
+        """These lives of one request have changed; returns whether it is a reader."""
+        read = self.readings.keys() & lives
+        self.unsent |= read
+        self.changed |= bool(read)
+        return bool(read)
+
     def doubt(self, cause: str) -> None:
         """Its readers are not all known, for this reason; the first one stays."""
         if self.cause is None:
@@ -63,6 +70,8 @@ class Damage:
             name, first = readers.lives.names[reading.life], _first_output(reading, readers)
             # Without a good account of who has read, no token is known to be right.
             first = 0 if self.cause is not None else first
+            if _is_cured(reading.life, first, readers.lives):
+                continue
             before[name] = min(first, before.get(name, first))
         return Reached(self.row, overwritten, tuple(before.items()), slots)
 
@@ -104,12 +113,20 @@ class Damage:
 def _entry(reading: Reading, readers: Readers, emitted: dict[str, int | None]) -> TaintedRequest:
     lives: Lives = readers.lives
     life, name = reading.life, lives.names[reading.life]
-    running = bool(lives.last[life] == RUNNING)
-    total, first = emitted.get(name) if running else lives.emitted[life], _first_output(reading, readers)
+    first = _first_output(reading, readers)
+    latest = life if _is_cured(life, first, lives) else lives.latest(life)
+    running = bool(lives.last[latest] == RUNNING)
+    total = emitted.get(name) if running else lives.emitted[latest]
     return TaintedRequest(
         request=name, running=running, step=reading.step, derived=reading.derived, first_output=first,
         outputs=None if total is None else max(0, total - first),
     )  # fmt: skip
+
+
+def _is_cured(life: int, first: int, lives: Lives) -> bool:
+    """Whether the life ended before it emitted its token number `first`: what it computed is gone."""
+    emitted = lives.emitted[life]
+    return bool(lives.last[life] != RUNNING) and emitted is not None and emitted <= first
 
 
 def _first_output(reading: Reading, readers: Readers) -> int:
@@ -119,7 +136,8 @@ def _first_output(reading: Reading, readers: Readers) -> int:
 
 
 def _merged(earlier: TaintedRequest, later: TaintedRequest) -> TaintedRequest:
-    if earlier.first_output is None or later.first_output is None:
+    cured = earlier.outputs == 0 and not earlier.running
+    if cured or earlier.first_output is None or later.first_output is None:
         return later
     first = min(earlier.first_output, later.first_output)
     more = later.first_output - first

@@ -17,12 +17,15 @@ class Lives:
         self.emitted: list[int | None] = []  # tokens, when it ended; None = not known
         self.last = np.empty(_FIRST_CAPACITY, dtype=np.int64)  # forward that it was in; RUNNING
         self.running: dict[str, int] = {}  # life by name
+        self._ended: dict[str, int] = {}  # the last one, by name of a request that does not run
+        self._before: dict[int, int] = {}  # by life that goes on from another one: that
+        self._after: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def begin(self, name: str, prompt: int) -> int:
-        """The number of a new life."""
+    def begin(self, name: str, prompt: int, emitted: int | None = None) -> int:
+        """The number of a new life. `emitted`: by the request that it goes on; None = by none or unknown."""
         number = len(self.names)
         if number == self.last.size:
             self.last = np.concatenate([self.last, np.empty_like(self.last)])
@@ -31,6 +34,10 @@ class Lives:
         self.prompts.append(prompt)
         self.emitted.append(None)
         self.running[name] = number
+        before = self._ended.pop(name, None)
+        if before is not None and emitted is not None:
+            self._before[number], self._after[before] = before, number
+            self.emitted[before] = emitted  # without tokens that were dropped
         return number
 
     def end(self, name: str, step: int, emitted: int | None) -> int | None:
@@ -38,7 +45,21 @@ class Lives:
         number = self.running.pop(name, None)
         if number is not None:
             self.last[number], self.emitted[number] = step, emitted
+            self._ended[name] = number
         return number
+
+    def up_to(self, life: int) -> list[int]:
+        """This life of a request and those before it, latest first."""
+        found = [life]
+        while (before := self._before.get(found[-1])) is not None:
+            found.append(before)
+        return found
+
+    def latest(self, life: int) -> int:
+        """The last life of the same request."""
+        while (after := self._after.get(life)) is not None:
+            life = after
+        return life
 
     def keep(self, kept: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         """Forget all lives but these (ascending), which are numbered anew."""
@@ -48,3 +69,10 @@ class Lives:
         self.last[: kept.size] = self.last[kept]
         renumbered = {int(old): new for new, old in enumerate(kept)}
         self.running = {name: renumbered[number] for name, number in self.running.items()}
+        self._ended = {name: renumbered[one] for name, one in self._ended.items() if one in renumbered}
+        self._before = {
+            renumbered[one]: renumbered[before]
+            for one, before in self._before.items()
+            if one in renumbered and before in renumbered
+        }
+        self._after = {before: one for one, before in self._before.items()}

@@ -64,7 +64,7 @@ class Readers:
         """The life of a request that begins or goes on; None = it is not followed."""
         if change.begins:
             self.end(name, step - 1, None)
-            return self.lives.begin(name, change.prompt)
+            return self.lives.begin(name, change.prompt, change.emitted)
         return self.life_of(name)
 
     def life_of(self, name: str) -> int | None:

@@ -74,7 +74,9 @@ class TaintReporter:
             if damage.cause is not None and not damage.counted:
                 damage.counted = True
                 self._unknown[damage.row.group] += 1
-            running = {lives.names[life] for life in damage.unsent if lives.last[life] == RUNNING}
+            running = {
+                lives.names[life] for life in damage.unsent if lives.last[lives.latest(life)] == RUNNING
+            }
             emitted = {name: self._adapter.tokens_emitted(name) for name in running}
             if self.send(damage.message(self._identity, tracker.readers, emitted)):
                 damage.sent()

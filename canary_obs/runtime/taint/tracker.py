@@ -90,8 +90,9 @@ class TaintTracker:
         self._rewrites |= shown.rewrites
         for name, emitted in shown.ended.items():
             life = self.readers.end(request_name(name), step, emitted)
-            if life is not None and self.damages:
-                self._note_end(life)
+            if life is not None:
+                self.watch.carriers.pop(life, None)
+                self._note(life)
         for change in shown.changed:
             self._change(change, self._followed + 1 if shown.late and not change.begins else step + 1)
         for table, grown in shown.grown.items():
@@ -107,6 +108,8 @@ class TaintTracker:
         self.readers.add(life, change, step)
         if not self.watch.active:
             return
+        if change.begins and change.emitted is not None:
+            self._note(life)
         for name, added in change.added.items():
             for number in self.watch.joined(name, added):
                 own, row = self._tables[self.damages[number].row.group], self.damages[number].row
@@ -127,15 +130,15 @@ class TaintTracker:
             for number in self.watch.arrived(table, added):
                 self._reads(self.damages[number], Reading(life, step, False))
 
-    def _note_end(self, life: int) -> None:
-        self.watch.carriers.pop(life, None)
+    def _note(self, life: int) -> None:
+        """A life ended, or goes on from another one: what is listed of its request changes."""
         for damage in self.damages.values():
-            if life in damage.readings:
-                damage.unsent.add(life)
-                damage.changed = self.pending = True
+            self.pending |= damage.note(self.readers.lives.up_to(life))
 
     def _forget(self, step: int) -> None:
-        pinned = set(self.watch.carriers).union(*(damage.unsent for damage in self.damages.values()))
+        lives, unsent = self.readers.lives, (damage.unsent for damage in self.damages.values())
+        earlier = (lives.up_to(life)[1:] for life in lives.running.values())
+        pinned = set(self.watch.carriers).union(*unsent, *earlier)
         numbers = {int(old): new for new, old in enumerate(self.readers.forget(pinned, step))}
         for damage in self.damages.values():
             damage.renumber(numbers)
@@ -262,10 +265,8 @@ class TaintTracker:
     def _life_at(self, request: str, step: int) -> int | None:
         """The life of a request in forward `step`."""
         lives = self.readers.lives
-        for life in np.flatnonzero(lives.last[: len(lives)] >= step).tolist():
-            if lives.names[life] == request:
-                return int(life)
-        return None
+        later = np.flatnonzero(lives.last[: len(lives)] >= step).tolist()
+        return next((life for life in later if lives.names[life] == request), None)
 
     def _add(
         self, place: Place, row: Violation, incident: str, doubt: str | None, good: GoodTime | None = None

@@ -22,14 +22,16 @@ def group(number: int = 0, size: int = 4, *, states: bool = False) -> Any:
 
 
 def output(*new: Any, cached: Any = (), finished: Any = (), preempted: Any = (), **more: Any) -> Any:
-    """`cached`: name, new blocks or None, computed, whether it resumed."""
+    """`cached`: name, new blocks or None, computed, whether it resumed; `emitted`: by name, so far."""
     names = [name for name, *_ in cached]
+    emitted = more.pop("emitted", {})
     scheduled = dict.fromkeys([*(one.req_id for one in new), *names], 1) | more.pop("scheduled", {})
     return SimpleNamespace(
         scheduled_new_reqs=list(new), finished_req_ids=set(finished), preempted_req_ids=set(preempted),
         scheduled_cached_reqs=SimpleNamespace(
             req_ids=names, new_block_ids=[blocks for _, blocks, _, _ in cached],
             num_computed_tokens=[computed for _, _, computed, _ in cached],
+            num_output_tokens=[emitted.get(name, 0) for name in names],
             resumed_req_ids={name for name, _, _, resumed in cached if resumed},
         ),
         num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()),
@@ -78,6 +80,20 @@ def test_who_ends_and_comes_back(changes: RequestChanges) -> None:
     changes.report(output(finished=["a"]), {}, shown)
     assert shown[-1].ended == {"a": 4}
     assert changes.emitted("a") is None
+
+
+def test_one_that_comes_back_has_emitted_what_it_computes_again(changes: RequestChanges) -> None:
+    shown = Shown()
+    changes.report(output(new("a", [1, 2]), scheduled={"a": 6}), {}, shown)
+    changes.report(output(preempted=["a"]), {}, shown)
+    changes.report(output(cached=[("a", ([7],), 0, True)], scheduled={"a": 4}, emitted={"a": 3}), {}, shown)
+    assert [change.emitted for one in shown for change in one.changed] == [None, 3]
+    assert changes.emitted("a") == 3
+    changes.report(
+        output(cached=[("a", ([8, 9],), 4, False)], scheduled={"a": 5}, emitted={"a": 3}), {}, shown
+    )
+    assert shown[-1].changed[0].emitted is None
+    assert changes.emitted("a") == 4
 
 
 def test_blocks_that_a_connector_fills_are_not_joined(changes: RequestChanges) -> None:

@@ -37,12 +37,20 @@ class Engine:
     def show(self, *changed: RequestChange, ended: dict[str, int | None] | None = None) -> None:
         self.tracker.follow(ChangedRequests(ended=ended or {}, changed=changed), self.step)
 
-    def begin(self, name: str, blocks: list[int], *, joined: int = 0, prompt: int | None = None) -> None:
-        """It begins in the next forward; its prompt fills the blocks, but for one token."""
+    def begin(
+        self, name: str, blocks: list[int], *, joined: int = 0, prompt: int | None = None,
+        emitted: int | None = None,
+    ) -> None:  # fmt: skip
+        """It begins in the next forward; its prompt fills the blocks, but for one token.
+
+        `emitted`: it was preempted, and comes back.
+        """
         self.lengths[name] = len(blocks)
         added = {"0": AddedBlocks(np.array(blocks), 0, joined)}
         prompt = len(blocks) * SIZE - 1 if prompt is None else prompt
-        change = RequestChange(request=name, begins=True, prompt=prompt, computed=joined * SIZE, added=added)
+        change = RequestChange(
+            request=name, begins=True, prompt=prompt, computed=joined * SIZE, added=added, emitted=emitted
+        )
         self.show(change)
 
     def grow(self, name: str, blocks: list[int]) -> None:
@@ -409,6 +417,53 @@ def test_a_preempted_request_is_one_entry_from_its_first_reading_on(engine: Engi
     engine.forward()
     (row,) = engine.damages[0].message(identity(), engine.tracker.readers, {"writer": 6}).requests
     assert (row.step, row.first_output, row.outputs) == (1, 0, 6)
+
+
+def test_a_request_that_comes_back_with_tokens_from_damage_runs_on_as_a_tainted_one(engine: Engine) -> None:
+    engine.begin("writer", [1], prompt=2)
+    engine.forward()
+    engine.find(1)
+    damage = engine.damages[0]
+
+    def entry(**emitted: int) -> tuple[bool, int | None, int | None]:
+        assert damage.changed
+        (row,) = damage.message(identity(), engine.tracker.readers, emitted).requests
+        damage.sent()
+        return row.running, row.first_output, row.outputs
+
+    assert entry(writer=3) == (True, 0, 3)
+    engine.show(ended={"writer": 4})
+    assert entry() == (False, 0, 4)
+    engine.begin("writer", [5], prompt=2, emitted=3)  # one was dropped
+    assert entry(writer=3) == (True, 0, 3)
+    engine.forward()
+    engine.show(ended={"writer": 5})
+    engine.begin("writer", [6], prompt=2, emitted=5)
+    assert entry(writer=5) == (True, 0, 5)
+    engine.begin("other", [9])
+    engine.end("other")
+    engine.tracker._forget(engine.step)
+    engine.end("writer", 9)
+    assert entry() == (False, 0, 9)
+    engine.begin("writer", [6], prompt=2)  # another one of that name
+    assert not damage.changed
+
+
+def test_a_request_that_started_again_before_it_sent_a_token_from_damage_is_cured(engine: Engine) -> None:
+    engine.begin("writer", [1, 2], prompt=SIZE)
+    engine.forward(3)
+    engine.patrolled |= {1 * SIZE + 1: 3, 1 * SIZE + 2: 3}
+    engine.grow("writer", [3])
+    engine.forward(2)
+    engine.find(1)
+    damage = engine.damages[0]
+    assert [one.readers for one in engine.tracker.reached()] == [(("writer", SIZE + 1),)]
+    engine.show(ended={"writer": SIZE + 2})
+    engine.begin("writer", [5], prompt=SIZE, emitted=SIZE + 1)
+    (row,) = damage.message(identity(), engine.tracker.readers, {"writer": SIZE + 9}).requests
+    assert (row.running, row.first_output, row.outputs) == (False, SIZE + 1, 0)
+    engine.find(1, slot=1 * SIZE + 2)
+    assert [one.readers for one in engine.tracker.reached()] == [()]
 
 
 def test_a_check_of_what_was_written_after_the_finding_is_none_of_it(engine: Engine) -> None:

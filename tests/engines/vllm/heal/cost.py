@@ -62,7 +62,11 @@ def outputs(changing: bool) -> Iterator[Any]:
 
 def _cached(names: list[str], blocks: list[Any], computed: list[int]) -> Any:
     return SimpleNamespace(
-        req_ids=names, new_block_ids=blocks, num_computed_tokens=computed, resumed_req_ids=set()
+        req_ids=names,
+        new_block_ids=blocks,
+        num_computed_tokens=computed,
+        resumed_req_ids=set(),
+        num_output_tokens=[0] * len(names),
     )
 
 

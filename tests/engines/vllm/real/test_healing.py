@@ -12,7 +12,7 @@ import pytest
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.quarantine import RepeatedDamage
 from canary_obs.heals import Heal
-from canary_obs.vocabulary import HealOutcome, HealPolicy
+from canary_obs.vocabulary import HealOutcome, HealPolicy, Phase
 from tests.engines.vllm.heal.endurance import endure, false_finding, references
 from tests.engines.vllm.real.rig import Rig
 
@@ -112,6 +112,30 @@ def test_a_preempted_request_that_has_sent_what_it_read_is_ended(rig: Rig) -> No
     preempt(rig, "sent")
     rig.settle()
     assert finish(rig) == {"sent": "error"}
+    assert set(references(rig)) == {0}
+
+
+@pytest.mark.parametrize("met", ["later", "as it is written over"])
+def test_who_has_sent_a_token_from_damage_is_ended_also_when_it_holds_the_block_no_more(
+    rig: Rig, met: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.canary.patrol, "advance", lambda **_: None)  # or it may meet the damage sooner
+    rig.canary.healing.choose(HealPolicy.PROTECT)
+    rig.start({"sent": prompt(16)}, tokens=120)
+    rig.step(8)
+    block = rig.blocks_of("sent")[1]
+    damage(rig, block)
+    rig.step()
+    preempt(rig, "sent")
+    assert rig.llm.reset_prefix_cache()  # it is computed again from its tokens: the wrong one is among them
+    if met == "later":
+        rig.settle()
+    else:
+        rig.start({f"other {number}": prompt(60 + number, 700) for number in range(8)}, tokens=2)
+    reasons = finish(rig)
+    assert reasons.pop("sent") == "error"
+    phases = {one.phase for one in rig.found if one.slot // 32 == block}
+    assert (Phase.HEAD in phases) == (met != "later")
     assert set(references(rig)) == {0}
 
 
