@@ -46,6 +46,10 @@ class WireError(CanaryError):
     """A message could not be decoded: wrong version, wrong schema, or not a message of canary_obs."""
 
 
+class QuarantineRefused(CanaryError):
+    """Without this block the engine could not serve every request that it accepts."""
+
+
 def describe(violation: Violation) -> str:
     """The fields of a violation as name=value, without those that it does not have."""
     return ", ".join(

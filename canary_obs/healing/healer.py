@@ -7,49 +7,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
 
+from canary_obs.errors import QuarantineRefused
+from canary_obs.healing.actor import Actor
 from canary_obs.healing.damage import Damage, in_order
 from canary_obs.healing.guard_rail import GuardRail, Limits
 from canary_obs.healing.lineage import Lineage
 from canary_obs.healing.messages import DamageMessage, HealsMessage
-from canary_obs.healing.plan import Block, CacheView, Plan, harmed, make_plan
+from canary_obs.healing.plan import Block, Plan, harmed, make_plan
 from canary_obs.healing.quarantine import RepeatedDamage
 from canary_obs.heals import Heal, HealStatus
 from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy
 
 _REMEMBERED = 8192  # actions that were left out, each said once
 log = logging.getLogger("canary_obs")
-
-
-class Actor(CacheView, Protocol):
-    """An engine that can be healed. Called between two steps; raises what the engine raises."""
-
-    @property
-    def pool_blocks(self) -> int:
-        """Blocks of the pool; those of several pools together."""
-
-    @property
-    def copies_elsewhere(self) -> str | None:
-        """Where copies of cached blocks may be that cannot be taken back; None = nowhere."""
-
-    def evict(self, blocks: Iterable[Block]) -> None:
-        """Take blocks out of the prefix cache, and with them what copies of them can be reached."""
-
-    def recompute(self, request: str) -> int:
-        """Compute a request again from its last cached token; tokens that it had computed."""
-
-    def end(self, request: str) -> None:
-        """End a request with an error that its client sees."""
-
-    def bar(self, request: str) -> None:
-        """Cache nothing any more that this request computes."""
-
-    def quarantine(self, block: Block) -> None:
-        """Never give this block to a request again, until `release`."""
-
-    def release(self, block: Block) -> None:
-        """Let the pool have a block back."""
 
 
 class Healer:
@@ -182,10 +153,9 @@ class Healer:
             self._recompute(request, damage)
         for request in plan.end:
             self._act(HealAction.END, damage, partial(self._actor.end, request), request=request)
+        if quarantine:
+            self._quarantine(damage)
         block = damage.group, damage.block
-        if quarantine and self._quarantine_admitted():
-            self._act(HealAction.QUARANTINE, damage, lambda: self._actor.quarantine(block))
-            self.quarantined[block] = damage.group_name
         if damage.request is None and not self._in_use(damage):
             self._generations[block] = self._generations.get(block, 0) + 1
 
@@ -251,8 +221,24 @@ class Healer:
             return False  # it is not known which content was damaged
         return self._repeated.again(damage.group, damage.block, damage.slot, self._generations.get(block, 0))
 
-    def _quarantine_admitted(self) -> bool:
-        return len(self.quarantined) + 1 <= self._share * self._actor.pool_blocks
+    def _quarantine(self, damage: Damage) -> None:
+        """Hold the block back; where the pool would be too small without it, say so and go on."""
+        block, pool = (damage.group, damage.block), self._actor.pool_blocks
+        try:
+            if len(self.quarantined) + 1 > self._share * pool:
+                raise QuarantineRefused(
+                    f"{len(self.quarantined)} of {pool} blocks are in quarantine, the limit is "
+                    f"{self._share:.0%} (heal_pool_share)"
+                )
+            self._actor.quarantine(block)
+        except QuarantineRefused as refused:
+            self._note(HealAction.QUARANTINE, HealOutcome.LIMITED, damage, detail=str(refused))
+        except Exception as error:
+            self._note(HealAction.QUARANTINE, HealOutcome.FAILED, damage, detail=_text(error))
+            raise
+        else:
+            self.quarantined[block] = damage.group_name
+            self._note(HealAction.QUARANTINE, HealOutcome.DONE, damage)
 
     def _in_use(self, damage: Damage) -> bool:
         """Whether what was damaged is still there for someone to read."""

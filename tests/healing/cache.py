@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from canary_obs.errors import QuarantineRefused
 from canary_obs.healing.plan import Block, HeldRequest
 
 KEY_TOKENS = 4
@@ -43,6 +44,7 @@ class Cache:
     again: list[str] = field(default_factory=list)
     barred: set[str] = field(default_factory=set)
     out: set[Block] = field(default_factory=set)
+    needed: set[int] = field(default_factory=set)  # blocks that cannot be left out
     broken: bool = False
 
     @property
@@ -91,6 +93,8 @@ class Cache:
         self.barred.add(request)
 
     def quarantine(self, block: Block) -> None:
+        if block[1] in self.needed:
+            raise QuarantineRefused("it would not hold one request")
         self.out.add(block)
 
     def release(self, block: Block) -> None:

@@ -340,6 +340,21 @@ def test_quarantine_takes_no_more_than_the_share_of_the_pool() -> None:
             healer.heal([bytes_of(block)])
             clock.now += 61
     assert len(cache.out) == 2
+    refused = [heal for heal in healer.drain() if heal.outcome is HealOutcome.LIMITED]
+    assert [(heal.action, heal.block) for heal in refused] == [(HealAction.QUARANTINE, n) for n in (3, 4, 5)]
+    assert "2 of 8 blocks are in quarantine, the limit is 25%" in str(refused[0].detail)
+
+
+def test_a_block_that_the_engine_cannot_do_without_stays_and_healing_goes_on() -> None:
+    cache = Cache(needed={1})
+    healer = made(cache, HealPolicy.PROTECT)
+    for content in range(2):
+        cache.add("r", [1, content, 0, 0], [1], sent=1)
+        healer.heal([bytes_of(1)])
+    assert (cache.out, cache.ended, healer.quarantined) == (set(), ["r", "r"], {})
+    (refused,) = (heal for heal in healer.drain() if heal.action is HealAction.QUARANTINE)
+    assert (refused.outcome, refused.detail) == (HealOutcome.LIMITED, "it would not hold one request")
+    assert healer.effective is HealPolicy.PROTECT
 
 
 def test_who_read_damage_before_it_was_written_over_is_ended_and_what_came_of_it_leaves() -> None:

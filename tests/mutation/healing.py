@@ -100,9 +100,14 @@ DONE = mutants(
         _HEALER + "what_was_written_over_says_nothing_about_the_memory",
     ),
     (
-        "len(self.quarantined) + 1 <= self._share",
-        "0 <= self._share",
+        "len(self.quarantined) + 1 > self._share",
+        "0 > self._share",
         _HEALER + "quarantine_takes_no_more_than_the_share_of_the_pool",
+    ),
+    (
+        "        except QuarantineRefused as refused:",
+        "        except KeyError as refused:",
+        _HEALER + "a_block_that_the_engine_cannot_do_without_stays_and_healing_goes_on",
     ),
 )  # fmt: skip
 
@@ -125,6 +130,19 @@ IN_THE_REFERENCE_ENGINE = (
             "kept = min(kept, attached)",
             "kept = min(kept, request.shared)",
             _REFERENCE + "what_requests_use_is_freed_once_after_it_was_discarded",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/reference/heal_actions.py",
+        (
+            'return None if enough else "what is left would not hold one request"',
+            "return None",
+            "tests/engines/reference/test_heal_storm.py::test_quarantine_leaves_room_for_the_longest_request",
+        ),
+        (
+            "self._out[place] -= 1",
+            "self._out[place] += 0",
+            "tests/engines/reference/test_heal_storm.py::test_a_storm_of_healing_leaves_a_clean_engine",
         ),
     ),
     *mutants(

@@ -10,6 +10,7 @@ import numpy as np
 from canary_obs.engines.reference.heal_groups import HealGroup, Place, RequestBlocks
 from canary_obs.engines.reference.page_keys import PageKeys, hasher
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.errors import QuarantineRefused
 from canary_obs.healing.damage import Damage
 from canary_obs.healing.lineage import Lineage
 from canary_obs.healing.plan import Block, HeldRequest
@@ -158,13 +159,13 @@ class ReferenceActions:
         found.cacheable = min(found.cacheable, self._good(found))
 
     def quarantine(self, block: Block) -> None:
-        """Give this page, window slot or row out no more. Raises ValueError where no request would fit."""
+        """Give this page, window slot or row out no more. Raises QuarantineRefused."""
         place = self._physical(block)
         self._out[place] += 1
         if self._out[place] == 1:
             if (problem := self._too_small(place[0])) is not None:
                 del self._out[place]
-                raise ValueError(f"{place[0].value} {place[1]} cannot be left out: {problem}")
+                raise QuarantineRefused(f"{place[0].value} {place[1]} cannot be left out: {problem}")
             self._set_out(*place, out=True)
 
     def release(self, block: Block) -> None:
