@@ -1,4 +1,4 @@
-"""Lets vLLM's OffloadingConnector run where the KV cache itself lies in CPU memory.
+"""Lets vLLM's OffloadingConnector run with KV that lies in CPU memory; on a GPU all is vLLM's own.
 
 Streams, events, the copy and one assertion are replaced. The worker with its handlers, the memory and file
 tiers, the scheduler's side and all bookkeeping are vLLM's own.
@@ -94,6 +94,8 @@ class HostSpec(TieringOffloadingSpec):
     """Memory tier, and file tier if one is asked for, for KV on the host."""
 
     def get_worker(self, kv_caches: Any) -> Any:
+        if kv_caches.tensors[0].tensor.is_cuda:
+            return super().get_worker(kv_caches)
         _install()
         if not self._worker:
             tensors = [

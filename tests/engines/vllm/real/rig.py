@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.records import Violation
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Phase, Reason
+from tests.engines.vllm.storm.legs import ON_GPU
 
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 1024, "enforce_eager": True, "enable_prefix_caching": True,
@@ -35,7 +38,8 @@ class Rig:
             gc.collect()
             gc.freeze()
         with _frozen():
-            self.llm = LLM(model=str(model), **(DEFAULTS | engine))
+            on_device = ON_GPU if torch.cuda.is_available() else {}
+            self.llm = LLM(model=str(model), **(DEFAULTS | on_device | engine))
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.worker = self.core.model_executor.driver_worker.worker
         self.found: list[Violation] = []
@@ -105,8 +109,15 @@ class Rig:
         return self.adapter.request_blocks(group)  # V2 has them on the device only
 
     def row_of(self, request: str) -> int:
+        _, rows = self.block_table()
+        return next(row for name, row in rows.items() if name.startswith(request))
+
+    def block_table(self) -> tuple[Any, dict[str, int]]:
+        """The first group's block table, which the next step copies from; rows by request."""
+        if hasattr(self.runner, "req_states"):
+            return self.runner.block_tables.block_tables[0].gpu, dict(self.runner.req_states.req_id_to_index)
         batch = self.runner.input_batch
-        return next(row for row, name in enumerate(batch.req_ids) if name.startswith(request))
+        return batch.block_table[0].block_table.np, dict(batch.req_id_to_index)
 
     def fresh(self) -> None:
         """Forget cached blocks, records and violations: the next test starts clean."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,8 +39,12 @@ def own(count: int, seed: int, length: int = 100) -> dict[str, list[int]]:
     return {f"r{i}-{seed}": [draw.randrange(4, 1024) for _ in range(length)] for i in range(count)}
 
 
-def raw(cache: torch.Tensor) -> torch.Tensor:
-    return cache.view(torch.int32)
+def words(cache: torch.Tensor, block: int, head: int) -> tuple[torch.Tensor, ...]:
+    """A head's K and V in a block, in words of 32 bits: [rows, words of a row]."""
+    page = cache.view(torch.int32)[block, head]
+    if page.is_cuda:
+        return page.chunk(2, dim=-1)  # side by side in each token
+    return tuple(page.view(2, len(page), -1))  # one after the other
 
 
 def slots_of(block: int) -> range:
@@ -50,13 +55,14 @@ def test_one_bit_in_every_layer_and_part_of_an_idle_block(rig: Rig) -> None:
     rig.generate(prompts(4))
     draw = random.Random(1)
     for layer in range(3):
-        for part in (0, 1):  # K is the first part of a head's page in this layout, V the second
+        for part in (0, 1):
             rig.found.clear()
-            block, head, word = draw.choice(rig.idle_blocks()), draw.randrange(2), draw.randrange(1024)
-            page, bit = raw(rig.layer_cache(0, layer))[block, head].view(2, -1), 1 << draw.randrange(31)
-            page[part, word] ^= bit
+            block, bit = draw.choice(rig.idle_blocks()), 1 << draw.randrange(31)
+            page = words(rig.layer_cache(0, layer), block, draw.randrange(2))[part]
+            place = draw.randrange(page.shape[0]), draw.randrange(page.shape[1])
+            page[place] ^= bit
             found = rig.settle()
-            page[part, word] ^= bit
+            page[place] ^= bit
             assert {violation.phase for violation in found} == {Phase.PATROL, Phase.SWEEP}, (layer, part)
             assert {violation.reason for violation in found} == {Reason.KV_DATA}
             assert {violation.part for violation in found} == {(Part.K, Part.V)[part]}
@@ -68,12 +74,11 @@ def test_one_bit_in_every_layer_and_part_of_a_block_in_use(rig: Rig) -> None:
     rig.step(4)
     block = rig.blocks_of("r0-2")[1]
     for layer in range(3):
-        page = raw(rig.layer_cache(0, layer))[block, 1].view(2, -1)
-        for part in (0, 1):
+        for page in words(rig.layer_cache(0, layer), block, 1):
             rig.found.clear()
-            page[part, 7] ^= 1 << 9
+            page[0, 7] ^= 1 << 9
             rig.settle()
-            page[part, 7] ^= 1 << 9
+            page[0, 7] ^= 1 << 9
             assert {violation.reason for violation in rig.found} == {Reason.KV_DATA}
             assert {violation.slot // 32 for violation in rig.found} == {block}
 
@@ -101,11 +106,11 @@ def test_page_zeroed(rig: Rig) -> None:
 def test_table_entry_of_another_request(rig: Rig) -> None:
     rig.start(own(2, seed=3))
     rig.step(4)
-    table = rig.runner.input_batch.block_table[0].block_table.np
-    own_row, other = rig.row_of("r0-3"), rig.row_of("r1-3")
-    right, table[own_row, 1] = table[own_row, 1].copy(), table[other, 1]
+    table, _ = rig.block_table()
+    first, second = rig.row_of("r0-3"), rig.row_of("r1-3")
+    right, table[first, 1] = int(table[first, 1]), int(table[second, 1])
     rig.step(2)
-    table[own_row, 1] = right
+    table[first, 1] = right
     found = rig.settle()
     assert {violation.reason for violation in found} <= LINKS
     assert {violation.phase for violation in found} == {Phase.HEAD, Phase.TAIL}
@@ -115,10 +120,11 @@ def test_table_entry_of_another_request(rig: Rig) -> None:
 def test_rows_exchanged(rig: Rig) -> None:
     rig.start(own(2, seed=4))
     rig.step(4)
-    table = rig.runner.input_batch.block_table[0].block_table.np
-    table[[0, 1]] = table[[1, 0]]
+    table, rows = rig.block_table()
+    pair = list(rows.values())
+    table[pair] = table[pair[::-1]]
     rig.step()
-    table[[0, 1]] = table[[1, 0]]
+    table[pair] = table[pair[::-1]]
     rig.settle()
     assert (Phase.HEAD, Reason.TOKEN) in rig.reasons()
     named = {violation.request[:4] for violation in rig.found if violation.request}
@@ -141,20 +147,32 @@ def test_freed_block_handed_to_a_second_request(rig: Rig) -> None:
     assert named == {"r0-5"}
 
 
+def off_by_one(rig: Rig) -> tuple[Any, str]:
+    """Let the runner compute each slot mapping one slot off; where, and under which name."""
+    if hasattr(rig.runner, "req_states"):
+        tables, name = rig.runner.block_tables, "compute_slot_mappings"
+        mapping = tables.slot_mappings
+    else:
+        tables, name = rig.runner.input_batch.block_table[0], "compute_slot_mapping"
+        mapping = tables.slot_mapping.gpu
+    compute = getattr(tables, name)
+
+    def shifted(*given: Any, **named: Any) -> Any:
+        result = compute(*given, **named)
+        mapping.add_(1)
+        return result
+
+    setattr(tables, name, shifted)
+    return tables, name
+
+
 def test_slot_mapping_off_by_one(rig: Rig) -> None:
-    table = rig.runner.input_batch.block_table[0]
-    compute = table.compute_slot_mapping
-
-    def shifted(*given: Any) -> None:
-        compute(*given)
-        table.slot_mapping.gpu += 1
-
-    table.compute_slot_mapping = shifted
+    tables, name = off_by_one(rig)
     try:
         rig.start(own(1, seed=7))
         rig.step(3)
     finally:
-        del table.compute_slot_mapping
+        delattr(tables, name)
     rig.settle()
     reasons = {violation.reason for violation in rig.found}
     assert Reason.POSITION in reasons
@@ -162,14 +180,15 @@ def test_slot_mapping_off_by_one(rig: Rig) -> None:
 
 
 def test_copy_that_skips_the_last_layer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.v1.worker import gpu_model_runner
+    runners = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"
+    copying = sys.modules[runners[hasattr(rig.runner, "req_states")]]
 
     def skipping(caches: Any, num_blocks: int, copies: Any) -> None:
         for cache in list(caches)[:-1]:
             for source, destination in copies:
                 cache[destination] = cache[source]
 
-    monkeypatch.setattr(gpu_model_runner, "copy_kv_cache_blocks_inplace", skipping)
+    monkeypatch.setattr(copying, "copy_kv_cache_blocks_inplace", skipping)
     rig.generate(prompts(4))
     source, destination = rig.idle_blocks()[0], 499
     schedule = rig.core.scheduler.schedule

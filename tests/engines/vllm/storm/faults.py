@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 from tests.engines.vllm.real.rig import Rig
 
@@ -26,7 +25,7 @@ def zero_block(rig: Rig) -> None:
 def exchange_table_entries(rig: Rig) -> None:
     """For one step two requests have one block of each other's in the worker's table."""
     _start_two(rig)
-    table, rows = _table(rig)
+    table, rows = rig.block_table()
     first, second = (row for name, row in rows.items() if name.startswith("fault-"))
     column = _POSITION // rig.adapter.vllm_groups[0].view.page_size
     kept = int(table[first, column]), int(table[second, column])
@@ -41,14 +40,6 @@ def _start_two(rig: Rig) -> None:
     prompts = {name: [draw.randrange(4, 1024) for _ in range(_PROMPT)] for name in ("fault-a", "fault-b")}
     rig.start(prompts, 30)
     rig.step(_STEPS)
-
-
-def _table(rig: Rig) -> tuple[Any, dict[str, int]]:
-    """The first group's block table, which the next step copies from; rows by request."""
-    if hasattr(rig.runner, "req_states"):
-        return rig.runner.block_tables.block_tables[0].gpu, dict(rig.runner.req_states.req_id_to_index)
-    batch = rig.runner.input_batch
-    return batch.block_table[0].block_table.np, dict(batch.req_id_to_index)
 
 
 FAULTS: dict[str, tuple[Callable[[Rig], None], frozenset[str]]] = {
