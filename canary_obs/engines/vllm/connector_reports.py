@@ -8,6 +8,7 @@ from typing import Any
 
 from canary_obs.config import CanaryConfig, load
 from canary_obs.copy_records.record_files import RecordFiles, read_key
+from canary_obs.copy_records.sent_records import Seals
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -15,6 +16,7 @@ from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.disk_records import DiskRecords
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.lmcache_records import LmcacheRecords
+from canary_obs.engines.vllm.mooncake_records import MooncakeRecords
 from canary_obs.engines.vllm.offload_keys import connectors_named
 from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of
 from canary_obs.engines.vllm.received_blocks import TransferRecords
@@ -42,6 +44,7 @@ class ConnectorReports:
         self.offloads: list[OffloadRecords] = []
         self.disks: list[DiskRecords] = []
         self.lmcaches: list[LmcacheRecords] = []
+        self.mooncakes: list[MooncakeRecords] = []
         self.record_files: RecordFiles | None = None
         self.transfers: TransferRecords | None = None
 
@@ -63,6 +66,13 @@ class ConnectorReports:
             self.transfers = TransferRecords(self._groups, self._loads.copies, observer)
             self.transfers.wrap(patches, connector)
             after_checks.append(self.transfers.end_forward)
+            for each in connectors_named(connector, {"MooncakeConnector"}):
+                seals = Seals(read_key(config.copy_records_key_file))
+                records = MooncakeRecords(self._groups, self.transfers, observer, seals, config.instance)
+                if records.wrap(patches, each):
+                    after_checks.append(records.end_forward)
+                    self.transfers.by_transfer = True
+                    self.mooncakes.append(records)
             self._follow_stores(patches, config, after_checks)
 
     def _follow_stores(
@@ -100,12 +110,15 @@ class ConnectorReports:
                 records.follow(metadata, keys)
         for chunks in self.lmcaches:
             chunks.follow(output)
+        for transfers in self.mooncakes:
+            transfers.follow(output)
 
     def close(self) -> None:
         """Write what is still to be written."""
         self.offloads.clear()
         self.disks.clear()
         self.lmcaches.clear()
+        self.mooncakes.clear()
         if self.record_files is not None:
             self.record_files.close()
 
@@ -138,6 +151,9 @@ class ConnectorReports:
                 failed = results.failed_recving if results is not None else ()
                 if self.transfers is not None:
                     self.transfers.arrived(finished or (), failed or ())
+                for each in self.mooncakes:
+                    each.arrived(finished or (), failed or ())
+                    each.left((results.finished_sending if results is not None else None) or ())
                 self._loads.reported(finished or (), failed or (), blocks or (), self._observer)
             except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
                 self._observer.fault("announce", error)

@@ -35,6 +35,7 @@ class TransferRecords:
         self._open: WorkerRecords | None = None  # of the forward under way
         self._ended: Callable[[], Found] | None = None  # of a forward whose connector was not asked yet
         self._expected: dict[str, Expected] = {}
+        self.by_transfer = False  # what has a transfer's id is followed elsewhere
 
     def wrap(self, patches: MethodPatches, connector: Any) -> None:
         """Records go along with what this connector reports to its scheduler."""
@@ -43,6 +44,8 @@ class TransferRecords:
     def follow(self, output: Any) -> None:
         """What a scheduler output says is sent after its forward, and received from now on."""
         self._sent, self._open, self._ended = getattr(output, SENT_ATTRIBUTE, ()), None, None
+        if self.by_transfer:
+            self._sent = [each for each in self._sent if not each.transfer]
         for request in output.finished_req_ids:
             self._expected.pop(request, None)
         for expected in getattr(output, EXPECTED_ATTRIBUTE, ()):
@@ -53,12 +56,17 @@ class TransferRecords:
         for request in finished:
             expected = self._expected.pop(request, None)
             if expected is not None and request not in failed:
-                for group in self._groups:
-                    self._expect(group, expected)
+                self.expect(expected)
+
+    def expect(self, expected: Expected) -> None:
+        """What a receive is compared with that was just reported complete."""
+        for group in self._groups:
+            if group.number < len(expected.blocks):
+                self._expect(group, expected)
 
     def _expect(self, group: VllmGroup, expected: Expected) -> None:
         name, blocks, records = group.view.name, expected.blocks[group.number], expected.records
-        own, folds = self._share(group), list[Fold | None]()
+        own, folds = self.share(group), list[Fold | None]()
         if own is not None and records is not None:
             folds = joined([rank[name] for rank in records.shares if name in rank], own)
         first = len(folds) - len(blocks)  # of a prefix that is cached here nothing is received
@@ -68,7 +76,8 @@ class TransferRecords:
                 filled = (records.tokens - 1) % group.block_size + 1
             self._copies[name, block] = SentCopies(filled, () if fold is None else (fold,), expected.peer)
 
-    def _share(self, group: VllmGroup) -> GroupShare | None:
+    def share(self, group: VllmGroup) -> GroupShare | None:
+        """What this rank holds of a group, without folds; None = its records cannot be compared."""
         number = self._observer.record_format(group.view.name)
         if number is None:
             return None
@@ -99,7 +108,7 @@ class TransferRecords:
         if not sent:
             return
         try:
-            folds = [(each, group, self._folds(group, each)) for each in sent for group in self._groups]
+            folds = [(each, group, self.folds(group, each)) for each in sent for group in self._groups]
         except Exception as error:  # noqa: BLE001 - what is sent is unverified at the receiver
             self._observer.fault("announce", error)
             return
@@ -108,24 +117,25 @@ class TransferRecords:
         else:
             self._ended = partial(self._guarded, folds)
 
-    def _guarded(self, pending: Iterable[tuple[Sent, VllmGroup, _Folds | None]]) -> Found:
+    def _guarded(self, pending: Iterable[tuple[Sent, VllmGroup, BlockFoldsOnHost | None]]) -> Found:
         try:
             return self._found(pending)
         except Exception as error:  # noqa: BLE001 - awaited where the engine's own results are
             self._observer.fault("announce", error)
             return {}
 
-    def _found(self, pending: Iterable[tuple[Sent, VllmGroup, _Folds | None]]) -> Found:
+    def _found(self, pending: Iterable[tuple[Sent, VllmGroup, BlockFoldsOnHost | None]]) -> Found:
         found: Found = {}
         for sent, group, folds in pending:
-            share = self._share(group)
+            share = self.share(group)
             if share is not None and folds is not None:
                 found.setdefault(sent.request, {})[group.view.name] = RankShare(
                     share, group.number, folds.by_block()
                 )
         return found
 
-    def _folds(self, group: VllmGroup, sent: Sent) -> _Folds | None:
+    def folds(self, group: VllmGroup, sent: Sent) -> BlockFoldsOnHost | None:
+        """Of the records of a request's blocks, as they are now."""
         size, blocks = group.block_size, sent.blocks[group.number]
         held = [(place, block) for place, block in enumerate(blocks) if block and place * size < sent.tokens]
         if not held:
@@ -135,10 +145,10 @@ class TransferRecords:
         slots = ids[:, None] * size + offsets
         slots[places[:, None] * size + offsets >= sent.tokens] = -1
         folds = self._observer.block_folds(group.view.name, slots)
-        return None if folds is None else _Folds([block for _, block in held], folds)
+        return None if folds is None else BlockFoldsOnHost([block for _, block in held], folds)
 
 
-class _Folds:
+class BlockFoldsOnHost:
     """Folds of blocks, on their way to the host."""
 
     def __init__(self, blocks: Sequence[int], folds: Tensor) -> None:

@@ -26,6 +26,7 @@ class Sent(NamedTuple):
     request: str
     blocks: tuple[list[int], ...]
     tokens: int
+    transfer: str = ""  # what names it at both engines, with Mooncake
 
 
 class Expected(NamedTuple):
@@ -86,7 +87,8 @@ def send_blocks(scheduler: Any, output: Any, metadata: Any) -> None:
         computed = request.num_computed_tokens
         if params.get("do_remote_decode") and computed < request.num_prompt_tokens <= computed + count:
             blocks = scheduler.kv_cache_manager.get_block_ids(name)
-            sent.append(Sent(name, tuple(map(list, blocks)), int(request.num_prompt_tokens)))
+            transfer = str(params.get("transfer_id") or "")
+            sent.append(Sent(name, tuple(map(list, blocks)), int(request.num_prompt_tokens), transfer))
     if sent:
         setattr(output, SENT_ATTRIBUTE, tuple(sent))
     expected = tuple(_expected(scheduler, metadata))

@@ -1,7 +1,8 @@
 """A vLLM that prefills prompts for another engine, in a process of its own: a line of JSON in, one out.
 
 In: {"prompt": token ids, "flip": whether to damage the KV once it was computed, "expire": whether what was
-not fetched yet has waited for too long}. Out: `kv_transfer_params`.
+not fetched yet has waited for too long, "send": a fault of the sends to come, "transfer": its id, with
+Mooncake}. Out: `kv_transfer_params`.
 """
 
 from __future__ import annotations
@@ -10,30 +11,44 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+NIXL, MOONCAKE = "NixlConnector", "MooncakeConnector"
 ENVIRONMENT = {
     "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    "VLLM_HOST_IP": "127.0.0.1",
 }  # fmt: skip
+_PORTS = {NIXL: "VLLM_NIXL_SIDE_CHANNEL_PORT", MOONCAKE: "VLLM_MOONCAKE_BOOTSTRAP_PORT"}
 
 
-def settings(role: str, blocks: int, ranks: int = 1) -> dict[str, Any]:
+def settings(role: str, blocks: int, ranks: int = 1, connector: str = NIXL) -> dict[str, Any]:
     """Of an engine of this role; pools of different sizes, so that block numbers differ."""
     transfer = {
-        "kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu",
+        "kv_connector": connector, "kv_role": role, "kv_buffer_device": "cpu",
         "engine_id": f"{role}-{ranks}", "kv_load_failure_policy": "recompute",
     }  # fmt: skip
+    if connector == MOONCAKE:
+        transfer |= {"kv_connector_extra_config": {"mooncake_protocol": "tcp"}}
     return {"kv_transfer_config": transfer, "num_gpu_blocks_override": blocks}
+
+
+def stand_in_accelerator(patch: Callable[..., None] = setattr) -> None:
+    """Mooncake's worker asks which device it is on, and a CPU build has no answer."""
+    import torch
+
+    patch(torch.accelerator, "current_device_index", lambda: 0)
 
 
 class Prefill:
     """The process, as its users see it."""
 
-    def __init__(self, model: Path, port: int, tensor_parallel: int = 1) -> None:
-        command = [sys.executable, "-m", __name__, str(model), str(tensor_parallel)]
-        more = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port), "KV_CANARY_ENDPOINT": "inproc"}
+    def __init__(self, model: Path, port: int, tensor_parallel: int = 1, connector: str = NIXL) -> None:
+        command = [sys.executable, "-m", __name__, str(model), str(tensor_parallel), connector]
+        more = {_PORTS[connector]: str(port), "KV_CANARY_ENDPOINT": "inproc"}
         if tensor_parallel > 1:
             more["VLLM_CPU_OMP_THREADS_BIND"] = "|".join("0" for _ in range(tensor_parallel))
         environment = os.environ | ENVIRONMENT | more
@@ -60,39 +75,65 @@ class Prefill:
         self._process.stdout.close()
 
 
+class _Engine:
+    """The engine in this process."""
+
+    def __init__(self, model: str, tensor_parallel: int, connector: str) -> None:
+        from vllm import LLM
+
+        from tests.engines.vllm.real.rig import DEFAULTS
+
+        stand_in_accelerator()
+        own = settings("kv_producer", 90, tensor_parallel, connector)
+        self.llm = LLM(model=model, **(DEFAULTS | own | {"tensor_parallel_size": tensor_parallel}))
+        self.core = self.llm.llm_engine.engine_core.engine_core
+
+    def prefill(self, prompt: list[int], wanted: dict[str, Any]) -> dict[str, Any] | None:
+        """What goes to the decode engine."""
+        from vllm import SamplingParams
+
+        extra = {"kv_transfer_params": wanted | {"do_remote_decode": True, "do_remote_prefill": False}}
+        sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, extra_args=extra)
+        (output,) = self.llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+        params: dict[str, Any] | None = output.kv_transfer_params
+        return params
+
+    def flip(self, block: int) -> None:
+        runner = self.core.model_executor.driver_worker.worker.model_runner
+        runner.kv_caches[-1][block].view(-1)[7] += 1
+
+
+def _by_nixl(engine: _Engine, asked: dict[str, Any]) -> dict[str, Any]:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    if asked.get("expire"):
+        waiting = get_kv_transfer_group().connector_worker._reqs_to_send
+        waiting.update(dict.fromkeys(waiting, 0.0))
+    names = "remote_engine_id", "remote_block_ids", "remote_host", "remote_port"
+    params = engine.prefill(asked["prompt"], dict.fromkeys(names))
+    assert params is not None
+    if asked.get("flip"):
+        engine.flip(params["remote_block_ids"][0][1])
+    return params
+
+
 def main() -> None:
     """Serve standard input."""
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
         from tests.engines.vllm.real.interpreted import stand_in_driver
 
         stand_in_driver()
-    from vllm import LLM, SamplingParams
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
+    model, tensor_parallel, connector = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    engine = _Engine(model, tensor_parallel, connector)
+    serve = partial(_by_nixl, engine)
+    if connector == MOONCAKE:
+        from tests.engines.vllm.real.mooncake_sends import MooncakeSends
 
-    from tests.engines.vllm.real.rig import DEFAULTS
-
-    model, tensor_parallel = sys.argv[1], int(sys.argv[2])
-    how = DEFAULTS | settings("kv_producer", 90, tensor_parallel) | {"tensor_parallel_size": tensor_parallel}
-    llm = LLM(model=model, **how)
-    wanted = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
-              "remote_block_ids": None, "remote_host": None, "remote_port": None}  # fmt: skip
+        serve = MooncakeSends(engine).serve
     for line in sys.stdin:
-        asked = json.loads(line)
-        if asked.get("expire"):
-            waiting = get_kv_transfer_group().connector_worker._reqs_to_send
-            waiting.update(dict.fromkeys(waiting, 0.0))
-        sampling = SamplingParams(
-            temperature=0, max_tokens=1, ignore_eos=True, extra_args={"kv_transfer_params": wanted}
-        )
-        (output,) = llm.generate([{"prompt_token_ids": asked["prompt"]}], sampling, use_tqdm=False)
-        params = output.kv_transfer_params
-        if asked.get("flip"):
-            core = llm.llm_engine.engine_core.engine_core
-            runner = core.model_executor.driver_worker.worker.model_runner
-            runner.kv_caches[-1][params["remote_block_ids"][0][1]].view(-1)[7] += 1
-        print(json.dumps(params), flush=True)
+        print(json.dumps(serve(json.loads(line))), flush=True)
     with suppress(Exception):
-        llm.llm_engine.engine_core.shutdown()
+        engine.core.shutdown()
     os._exit(0)  # what it holds is the system's to free, at once
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,67 +9,11 @@ from typing import Any
 import pytest
 
 from canary_obs.vocabulary import Phase, Reason, State
-from tests.engines.vllm.real.prefill import ENVIRONMENT, Prefill, settings
-from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.pair import LENGTH, Pair, free_port
+from tests.engines.vllm.real.prefill import ENVIRONMENT, Prefill
+from tests.engines.vllm.real.rig import prompts
 
 DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
-LENGTH = 207  # tokens: six blocks and a part of the seventh
-
-
-class Pair:
-    """A prefill engine in another process, and a decode engine in this one."""
-
-    def __init__(self, model: Path) -> None:
-        self.model, self.prefill = model, Prefill(model, _free_port())
-        self.rig = Rig(model, **settings("kv_consumer", 60))
-        self._seed = 100
-
-    def decode(self, params: dict[str, Any], prompt: list[int], tokens: int = 6) -> list[int]:
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=0, max_tokens=tokens, ignore_eos=True, extra_args={"kv_transfer_params": params}
-        )
-        given = [{"prompt_token_ids": prompt}]
-        (output,) = self.rig.llm.generate(given, sampling, use_tqdm=False)
-        return list(output.outputs[0].token_ids)
-
-    def prompt(self) -> list[int]:
-        """One that nobody has seen."""
-        self._seed += 1
-        return prompts(1, seed=self._seed, shared=LENGTH)[0][:LENGTH]
-
-    def loads(self) -> tuple[int, int]:
-        """Slots that were compared, and left out, since the last call."""
-        from canary_obs.runtime.report.snapshot import group_counters
-
-        self.rig.settle()
-        counters = group_counters(self.rig.canary.state, self.rig.canary.counter_reader)["full"]
-        now = counters.loads_compared, counters.loads_left_out
-        before, self._before = getattr(self, "_before", (0, 0)), now
-        return now[0] - before[0], now[1] - before[1]
-
-    def served(self, change: Callable[[dict[str, Any]], None] = lambda _: None, **how: Any) -> set[Any]:
-        """Serve a prompt by both engines; what was found."""
-        self.rig.fresh()
-        self.loads()
-        prompt = self.prompt()
-        params = self.prefill.ask(prompt, **how)
-        change(params)
-        self.answer = self.decode(params, prompt)
-        self.asked = prompt
-        self.rig.settle()
-        return set(self.rig.reasons())
-
-    def close(self) -> None:
-        self.rig.close()
-        self.prefill.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +21,7 @@ def pair(models: Callable[[str], Path]) -> Iterator[Pair]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        patch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(_free_port()))
+        patch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
         made = Pair(models("llama"))
         yield made
         made.close()
@@ -215,7 +158,7 @@ def test_records_that_cannot_be_believed_leave_a_receive_unverified(pair: Pair, 
 @pytest.fixture
 def two_ranks(pair: Pair) -> Iterator[Pair]:
     """The decode engine, and a prefill engine of two ranks."""
-    one, pair.prefill = pair.prefill, Prefill(pair.model, _free_port(), tensor_parallel=2)
+    one, pair.prefill = pair.prefill, Prefill(pair.model, free_port(), tensor_parallel=2)
     yield pair
     pair.prefill.close()
     pair.prefill = one

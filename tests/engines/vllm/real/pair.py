@@ -1,0 +1,69 @@
+"""A prefill engine in another process and a decode engine in this one, whose connectors pass KV on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.engines.vllm.real.prefill import NIXL, Prefill, settings
+from tests.engines.vllm.real.rig import Rig, prompts
+
+LENGTH = 207  # tokens: six blocks and a part of the seventh
+
+
+class Pair:
+    """A prefill engine in another process, and a decode engine in this one."""
+
+    def __init__(self, model: Path, connector: str = NIXL) -> None:
+        self.model, self.prefill = model, Prefill(model, free_port(), connector=connector)
+        self.rig = Rig(model, **settings("kv_consumer", 60, connector=connector))
+        self._seed = 100
+
+    def decode(self, params: dict[str, Any], prompt: list[int], tokens: int = 6) -> list[int]:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, extra_args={"kv_transfer_params": params}
+        )
+        given = [{"prompt_token_ids": prompt}]
+        (output,) = self.rig.llm.generate(given, sampling, use_tqdm=False)
+        return list(output.outputs[0].token_ids)
+
+    def prompt(self) -> list[int]:
+        """One that nobody has seen."""
+        self._seed += 1
+        return prompts(1, seed=self._seed, shared=LENGTH)[0][:LENGTH]
+
+    def loads(self) -> tuple[int, int]:
+        """Slots that were compared, and left out, since the last call."""
+        from canary_obs.runtime.report.snapshot import group_counters
+
+        self.rig.settle()
+        counters = group_counters(self.rig.canary.state, self.rig.canary.counter_reader)["full"]
+        now = counters.loads_compared, counters.loads_left_out
+        before, self._before = getattr(self, "_before", (0, 0)), now
+        return now[0] - before[0], now[1] - before[1]
+
+    def served(self, change: Callable[[dict[str, Any]], None] = lambda _: None, **how: Any) -> set[Any]:
+        """Serve a prompt by both engines; what was found."""
+        self.rig.fresh()
+        self.loads()
+        prompt = self.prompt()
+        params = self.prefill.ask(prompt, **how)
+        change(params)
+        self.answer = self.decode(params, prompt)
+        self.asked = prompt
+        self.rig.settle()
+        return set(self.rig.reasons())
+
+    def close(self) -> None:
+        self.rig.close()
+        self.prefill.close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
