@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.engines.vllm.heal.program import ASYNCHRONOUS, DEVICE
 from tests.engines.vllm.heal.table import passed, row_in
 
 RUNNERS = ("V1", "V2")
@@ -44,7 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="default: both")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, required=True, help="goes on where an earlier call ended")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--asynchronous",
+        action="store_true",
+        help="asynchronous scheduling also on a CPU; a GPU has it anyway",
+    )
     given = parser.parse_args(arguments)
+    os.environ[DEVICE] = given.device
+    os.environ[ASYNCHRONOUS] = str(int(given.asynchronous))
     rows = []
     for runner in given.runner or RUNNERS:
         rows.append(measure(runner, given.requests, given.seed, given.policy, given.output))

@@ -4,6 +4,7 @@ python -m tests.engines.vllm.heal.endurance V1 10000 RESULT.json [SECONDS]
 
 Blocks of running requests are reported as damaged although they are not, while requests are preempted,
 aborted, prefilled in chunks, and the prefix cache is reset. Exit code 1 when a reference was left behind.
+With HEAL_DEVICE=cuda it runs on a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.heal.program import prepare
+from tests.engines.vllm.heal.program import ON_GPU, on_gpu, prepare
 
 ENGINE: dict[str, Any] = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24, "max_model_len": 512}
 _REQUESTS, _TOKENS = 8, 40
@@ -131,7 +132,7 @@ def main(runner: str, actions: int, result: Path, seconds: float = 1e9) -> int:
     from tests.engines.vllm.real.rig import Rig
 
     with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(make_model(Path(folder), "llama"), **ENGINE)
+        rig = Rig(make_model(Path(folder), "llama"), **ENGINE | (ON_GPU if on_gpu() else {}))
         until = time.monotonic() + seconds
         enough = lambda done: done.total() >= actions or time.monotonic() > until  # noqa: E731
         found = {"runner": runner} | endure(rig, enough)

@@ -35,6 +35,8 @@ class Faults:
 
     def plant(self, step: int) -> None:
         """One fault; a kind that finds no place now is another one's turn."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # what is written to the cache has got its fingerprints
         for kind in self._draw.sample(sorted(self.kinds), len(self.kinds)):
             if self.kinds[kind](step):
                 self.planted[kind] += 1

@@ -11,10 +11,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
+DEVICE, ASYNCHRONOUS = "HEAL_DEVICE", "HEAL_ASYNCHRONOUS"  # variables: cpu or cuda; 0 or 1
 ROUND = 100  # requests with one seed
 ENGINE: dict[str, Any] = {
     "max_num_seqs": 8, "max_model_len": 1024, "max_num_batched_tokens": 256, "block_size": 32,
     "num_gpu_blocks_override": 96,
+}  # fmt: skip
+# With float32, and its products in full, answers do not depend on who else is in a batch: as on CPUs.
+ON_GPU: dict[str, Any] = {
+    "attention_backend": "TRITON_ATTN", "kv_cache_memory_bytes": 1 << 30, "enforce_eager": False,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
 }  # fmt: skip
 
 
@@ -28,11 +36,21 @@ def prepare(runner: str) -> None:
         VLLM_USE_V2_MODEL_RUNNER=str(int(runner == "V2")),
         VLLM_CPU_OMP_THREADS_BIND="0", OMP_NUM_THREADS="1",  # on shared cores threads wait for each other
     )  # fmt: skip
-    if runner == "V2":
+    if on_gpu():
+        os.environ["TRITON_F32_DEFAULT"] = "ieee"
+    elif runner == "V2":
         from tests.engines.vllm.real.interpreted import stand_in_driver
 
         os.environ["TRITON_INTERPRET"] = "1"
         stand_in_driver()
+
+
+def on_gpu() -> bool:
+    """Whether the engine is to run on a GPU. Raises RuntimeError where there is none."""
+    wanted = os.environ.get(DEVICE) == "cuda"
+    if wanted and not torch.cuda.is_available():
+        raise RuntimeError("--device cuda: torch finds no CUDA device")
+    return wanted
 
 
 def run(runner: str, count: int, seed: int, policy: str, result: Path) -> None:
@@ -43,10 +61,14 @@ def run(runner: str, count: int, seed: int, policy: str, result: Path) -> None:
     from tests.engines.vllm.heal.serve import serve, under
     from tests.engines.vllm.heal.table import add_round, round_of, row_in
     from tests.engines.vllm.real.models import make_model
-    from tests.engines.vllm.real.rig import Rig
+    from tests.engines.vllm.real.rig import Rig, keep_asynchronous
 
+    engine = ENGINE | (ON_GPU if on_gpu() else {})
+    if os.environ.get(ASYNCHRONOUS) == "1":
+        keep_asynchronous()
+        engine["async_scheduling"] = True
     with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(make_model(Path(folder), "llama"), **ENGINE)
+        rig = Rig(make_model(Path(folder), "llama"), **engine)
         while (row := row_in(result, runner, policy)) is None or row["requests"] < count:
             done, rounds = (0, 0) if row is None else (row["requests"], row["rounds"])
             number = seed + rounds
@@ -55,8 +77,20 @@ def run(runner: str, count: int, seed: int, policy: str, result: Path) -> None:
                 under(rig, HealPolicy(chosen))
                 runs.append(serve(rig, requests, seed=faults))
                 under(rig, HealPolicy.OFF)
-            add_round(result, {"runner": runner, "policy": policy, "seed": seed} | round_of(*runs))
+            add_round(
+                result,
+                {"runner": runner, "policy": policy, "seed": seed} | _engine_of(rig) | round_of(*runs),
+            )
         rig.close()
+
+
+def _engine_of(rig: Any) -> dict[str, Any]:
+    """What it ran on."""
+    import vllm
+
+    config = rig.llm.llm_engine.vllm_config.scheduler_config
+    device = torch.cuda.get_device_name() if on_gpu() else "cpu"
+    return {"vllm": vllm.__version__, "device": device, "asynchronous": bool(config.async_scheduling)}
 
 
 if __name__ == "__main__":

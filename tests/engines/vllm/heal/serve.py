@@ -22,10 +22,10 @@ _STEPS_PER_FAULT = 12
 
 @dataclass(slots=True, kw_only=True)
 class Listing:
-    """A damage that a request was listed for; `step`: since when."""
+    """A damage that a request was listed for."""
 
     damage: int
-    step: int
+    step: int  # whose tokens are the first that the scheduler can hold back
     first_output: int | None
     derived: bool
     reason: str
@@ -142,6 +142,8 @@ def _answer(output: Any, begun: dict[str, float], step: int, sent: list[int]) ->
 def _listen(rig: Rig, served: Served, taints: TaintStore, faults: Faults | None) -> Callable[[], None]:
     """Take what the rank would send a service, and count what its scheduler hands out."""
     taint, worker = rig.canary.taint, rig.worker
+    # With asynchronous scheduling the tokens of the forward before are on their way already.
+    ahead = int(rig.llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
     send, execute = taint.send, worker.execute_model
 
     def listen(message: Tainted) -> bool:
@@ -153,7 +155,7 @@ def _listen(rig: Rig, served: Served, taints: TaintStore, faults: Faults | None)
             if before is None:
                 own.append(
                     Listing(
-                        damage=message.number, step=served.steps, first_output=one.first_output,
+                        damage=message.number, step=served.steps + ahead, first_output=one.first_output,
                         derived=one.derived, reason=message.reason.value,
                         planted=None if faults is None else faults.last.get(block),
                     )

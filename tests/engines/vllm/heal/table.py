@@ -10,6 +10,8 @@ from typing import Any
 from tests.engines.vllm.heal.requests import Answer
 from tests.engines.vllm.heal.serve import Listing, Served
 
+_SAME = ("runner", "policy", "seed", "vllm", "device", "asynchronous")  # in all rounds of a row
+
 
 def round_of(clean: Served, again: Served, faulty: Served) -> dict[str, Any]:
     """The numbers that count. `again`: without faults under the policy, which ought to equal `clean`."""
@@ -81,7 +83,7 @@ def add_round(file: Path, row: dict[str, Any]) -> None:
         rows.append(row)
     else:
         for key, value in row.items():
-            if key not in ("runner", "policy", "seed"):
+            if key not in _SAME:
                 kept[key] = _sum(kept[key], value)
     file.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
