@@ -75,6 +75,21 @@ def mix_arrays(tokens: Integers, positions: Integers) -> Words:
     return _finalize(mixed)
 
 
+class MixesOfNext:
+    """What the next token of each of n sequences adds to its chain, position after position."""
+
+    def __init__(self, positions: Integers) -> None:
+        """`positions`: of the tokens that the first call of `mix` is of, [n]."""
+        self._terms = positions.astype(np.uint64) * _POSITION_FACTOR + _MIX_OFFSET
+
+    def mix(self, tokens: NDArray[np.int64]) -> Words:
+        """uint64 [n], as `mix_arrays` of these tokens; the next call is of the positions after them."""
+        mixed = tokens.view(np.uint64) * _TOKEN_FACTOR
+        np.add(mixed, self._terms, out=mixed)
+        np.add(self._terms, _POSITION_FACTOR, out=self._terms)
+        return _finalize(mixed)
+
+
 def flaws_of(identities: Integers, chains: Integers) -> NDArray[np.int64]:
     """int64 [n]: 0 where a record's check of itself holds; identities and chains are its words, int64 [n]."""
     bits = np.bitwise_xor(identities, chains).view(np.uint64)

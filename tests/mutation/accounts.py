@@ -181,6 +181,26 @@ BLOCKS = mutants(
         "pass",
         _MAP + "test_blocks_that_are_cached_in_part",
     ),
+    (
+        "        self._reported = None\n        keys = self._keys.get(block, 0)\n",
+        "        keys = self._keys.get(block, 0)\n",
+        _MAP + "test_what_a_map_holds_at_first_is_counted",
+    ),
+    (
+        "        self._reported = None\n        keys = self._keys.pop(block, 0)\n",
+        "        keys = self._keys.pop(block, 0)\n",
+        _MAP + "test_blocks_count_once_however_many_keys_they_have",
+    ),
+    (
+        "            self._reported = None\n            self._short",
+        "            self._short",
+        _MAP + "test_blocks_that_are_cached_in_part",
+    ),
+    (
+        "        self._reported = None\n        for group, cached",
+        "        for group, cached",
+        _MAP + "test_a_reset_removes_all_and_is_remembered_by_the_next_map",
+    ),
 )
 
 _COVERAGE = "tests/runtime/device/test_coverage.py::"

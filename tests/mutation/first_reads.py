@@ -95,6 +95,31 @@ WINDOW = mutants(
     ),
 )
 
+_ADMITTED = "tests/engines/vllm/test_admissions.py::"
+ADMISSIONS = mutants(
+    "canary_obs/engines/vllm/admissions.py",
+    (
+        "num_local_computed_tokens if any(new_computed_blocks) else 0",
+        "num_local_computed_tokens",
+        _ADMITTED + "test_hits_and_loads_are_noted_until_they_are_taken",
+    ),
+    (
+        "                vars(coordinator)[ADMITTED] = None\n",
+        "                pass\n",
+        _ADMITTED + "test_what_cannot_be_noted_is_said_and_vllm_goes_on",
+    ),
+    (
+        "            vars(coordinator)[ADMITTED] = None\n\n\ndef",
+        "            noted.clear()\n\n\ndef",
+        _ADMITTED + "test_a_coordinator_whose_scheduler_never_asks_says_that_it_stopped",
+    ),
+    (
+        "    if admitted is None:\n        raise LookupError",
+        "    if admitted is None:\n        return []\n        raise LookupError",
+        _ADMITTED + "test_what_cannot_be_noted_is_said_and_vllm_goes_on",
+    ),
+)
+
 VLLM = mutants(
     "canary_obs/engines/vllm/prefix_hits.py",
     (
@@ -106,6 +131,11 @@ VLLM = mutants(
         "            count = min(tokens.pop(request, 0), computed)",
         "            count = computed",
         _VLLM + "test_loaded_blocks_are_no_hit",
+    ),
+    (
+        "setattr(manager, UNCHANGED, HitBlocks(after, after))",
+        "setattr(manager, UNCHANGED, HitBlocks(before, before))",
+        _VLLM + "test_whole_blocks_of_every_group_without_null_blocks",
     ),
     (
         "            tokens.pop(request, None)\n",
@@ -146,4 +176,4 @@ KERNELS = mutants(
     ),
 )
 
-ALL = COMPARED + FORWARDS + ANNOUNCED + ACCOUNT + SETTLED + REFERENCE + WINDOW + VLLM + KERNELS
+ALL = COMPARED + FORWARDS + ANNOUNCED + ACCOUNT + SETTLED + REFERENCE + WINDOW + ADMISSIONS + VLLM + KERNELS

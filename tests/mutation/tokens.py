@@ -9,6 +9,8 @@ _LAG = "tests/kernels/test_records.py::test_what_a_scheduler_knew_long_ago_is_no
 _CHAINS = "tests/engines/vllm/test_token_chains.py::"
 _ANY_ORDER = _CHAINS + "test_chains_are_those_of_the_tokens_known"
 _DECODING = _CHAINS + "test_chains_of_decoding_requests"
+_WENT_ON = _CHAINS + "test_a_step_in_which_all_went_on_looks_at_their_new_tokens_alone"
+_OUTPUTS = _CHAINS + "test_an_output_that_does_not_go_on_by_one_token_of_each"
 _COLUMNS = "tests/engines/toolkit/test_known_tokens.py::"
 _OWED = "tests/runtime/test_known_tokens.py::"
 
@@ -42,37 +44,42 @@ ALL = (
     *mutants(
         "canary_obs/engines/vllm/token_chains.py",
         ("            if stop < count:", "            if False:", _ANY_ORDER),
-        (
-            "min(request.num_computed_tokens, request.num_tokens)",
-            "request.num_tokens",
-            _ANY_ORDER,
-        ),
+        ("min(count, request.num_tokens)", "request.num_tokens", _ANY_ORDER),
         (
             "                self._known.pop(request, None)\n",
             "                pass\n",
             _CHAINS + "test_a_request_that_ended_may_come_back_with_other_tokens",
         ),
         (
-            "last is not None and last.names == names",
-            "last is not None and len(last.names) == len(names)",
+            "last.names == list(scheduled)",
+            "len(last.names) == len(scheduled)",
             _CHAINS + "test_another_request_that_is_as_far_is_not_taken_for_the_one_before",
         ),
-        ("    if computed == stops:\n", "    if computed:\n", _ANY_ORDER),
         (
-            "if not all(map(ge, computed, stops)):",
-            "if False:",
+            "        if computed != self._computed:\n",
+            "        if False:\n",
             _CHAINS + "test_a_preempted_request_that_knows_the_next_token_is_computed_anew",
         ),
         (
-            "count != stop != there for",
-            "False for",
+            "if self._ahead is not None and sum(",
+            "if self._ahead is None and sum(",
             _CHAINS + "test_requests_whose_newest_tokens_are_not_known_yet",
         ),
+        ("    left.__setstate__(start)\n", "", _WENT_ON),
+        ("        self._known += len(newest)\n", "", _WENT_ON + "[1]"),
+        ("        return sent.copy()\n", "        return sent\n", _WENT_ON),
         (
-            "            counts = [stop - 1 for stop in last.stops]\n",
-            "            counts = last.stops\n",
-            _DECODING,
+            "            self._decoding = None  # if this fails",
+            "            pass  # if this fails",
+            _CHAINS + "test_a_token_that_is_none_costs_its_step_alone",
         ),
+        ("return self._state[0].tolist(),", "return (self._state[0] - 1).tolist(),", _DECODING),
+        (
+            "one_each = output.total_num_scheduled_tokens == len(scheduled) and ",
+            "one_each = ",
+            _OUTPUTS + "[tokens]",
+        ),
+        (" and cached.req_ids == list(scheduled)", "", _OUTPUTS + "[order]"),
         (
             "        if requests:\n            self._leave_decoding()\n",
             "        if requests:\n",

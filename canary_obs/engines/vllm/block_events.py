@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.engines.vllm.admissions import ADMITTED, around_new_computed_blocks, take_admitted
 from canary_obs.engines.vllm.cache_count import (
     carry_over,
     count_of,
@@ -29,7 +30,7 @@ from canary_obs.engines.vllm.cached_blocks import (
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 from canary_obs.engines.vllm.heal_scheduler import heal_all, heal_one, send_heals
 from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_connector, send_keys
-from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, note_hit, send_hits
+from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, UNCHANGED, note_hit, send_hits
 from canary_obs.engines.vllm.scheduler_reports import (
     FAULTS_ATTRIBUTE,
     SECONDS_ATTRIBUTE,
@@ -42,19 +43,20 @@ from canary_obs.engines.vllm.trace_headers import send_traces
 log = logging.getLogger("canary_obs")
 EVENTS_ATTRIBUTE = "kv_canary_block_events"  # of SchedulerOutput; sent with it to every worker
 _PENDING = "_kv_canary_pending"  # of BlockPool: events since the last `schedule`
+_ADMIT = "allocate_new_computed_blocks"
 _MAX_PENDING = 1 << 20  # bounds the memory of a pool whose scheduler is not instrumented
 
 
 def instrument_scheduler_classes(patches: MethodPatches) -> None:
     """Wrap the methods of vLLM's classes: every scheduler of this process reports."""
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
     from vllm.v1.core.sched.scheduler import Scheduler
 
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(BlockPool, name, make)
     instrument_map_class(patches)
-    patches.wrap(KVCacheManager, "allocate_slots", _around_allocate_slots)
+    patches.wrap(KVCacheCoordinator, _ADMIT, around_new_computed_blocks)
     patches.wrap(Scheduler, "schedule", _around_schedule)
     heal_all(patches, Scheduler)
     patches.wrap(Scheduler, "__init__", partial(follow_new_schedulers, patches))
@@ -67,6 +69,7 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     patches.set(scheduler, FORWARDS_ATTRIBUTE, 0)
     patches.set(manager, TOKENS, {})
     patches.set(manager, TOTALS, [0] * len(manager.kv_cache_config.kv_cache_groups))
+    patches.set(manager, UNCHANGED, None)
     patches.set(scheduler, CHAINS_ATTRIBUTE, TokenChains())
     patches.set(scheduler, SECONDS_ATTRIBUTE, 0.0)
     for owner in (scheduler, manager.block_pool):
@@ -75,7 +78,8 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     instrument_connector(patches, scheduler)
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
-    patches.wrap(manager, "allocate_slots", _bound(manager, _around_allocate_slots))
+    coordinator = manager.coordinator
+    patches.wrap(coordinator, _ADMIT, _bound(coordinator, around_new_computed_blocks))
     patches.wrap(scheduler, "schedule", _bound(scheduler, _around_schedule))
     heal_one(patches, scheduler)
 
@@ -231,30 +235,12 @@ def _around_reset(original: Callable[..., Any]) -> Callable[..., Any]:
     return reset_prefix_cache
 
 
-def _around_allocate_slots(original: Callable[..., Any]) -> Callable[..., Any]:
-    def allocate_slots(
-        manager: Any, request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0,
-        *rest: Any, num_external_computed_tokens: int = 0, **kwargs: Any,
-    ) -> Any:  # fmt: skip
-        if not (num_new_computed_tokens or num_external_computed_tokens):  # as for each request that runs
-            return original(manager, request, num_new_tokens, 0, *rest, **kwargs)
-        start = request.num_computed_tokens + num_new_computed_tokens
-        blocks = original(
-            manager, request, num_new_tokens, num_new_computed_tokens, *rest,
-            num_external_computed_tokens=num_external_computed_tokens, **kwargs,
-        )  # fmt: skip
-
-        def record() -> None:
-            if num_new_computed_tokens:
-                note_hit(manager, request.request_id, num_new_computed_tokens)
-            if num_external_computed_tokens:
-                _record_loads(manager, request, start, start + num_external_computed_tokens)
-
-        if blocks is not None:
-            _guarded(manager.block_pool, "allocate_slots", record)
-        return blocks
-
-    return allocate_slots
+def _record_admitted(scheduler: Any, manager: Any) -> None:
+    for request, hit, start, stop in take_admitted(manager.coordinator):
+        if hit:
+            note_hit(manager, request, hit)
+        if start < stop:
+            _record_loads(manager, scheduler.requests[request], start, stop)
 
 
 def _record_loads(manager: Any, request: Any, start: int, stop: int) -> None:
@@ -283,12 +269,18 @@ def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def send_events(scheduler: Any, output: Any) -> None:
     """Let the pool's events since the last output travel with this one to every worker."""
-    pending = vars(scheduler.kv_cache_manager.block_pool).setdefault(_PENDING, [])
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    if ADMITTED in vars(manager.coordinator):  # not when it is admitted: its blocks may still change
+        _guarded(pool, _ADMIT, lambda: _record_admitted(scheduler, manager))
+    pending = vars(pool).get(_PENDING, ())
     setattr(output, EVENTS_ATTRIBUTE, tuple(pending))
-    pending.clear()
+    if pending:
+        pending.clear()
 
 
-# In this order: counts are of the map as it is after the events.
+# In this order: counts are of the map as it is after the events. Each of them is called in every step, and
+# first asks whether there is anything new.
 _REPORTS = send_events, number_output, send_counts, send_hits, send_keys, send_tokens, send_traces, send_heals
 
 _POOL_WRAPPERS: dict[str, _Make] = {

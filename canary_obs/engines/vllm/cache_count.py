@@ -34,9 +34,11 @@ class MapCount:
         self._cached: dict[int, int] = {}  # by group, as are those below
         self._removed: dict[int, int] = {}
         self._short: dict[int, int] = {}
+        self._reported: tuple[BlockCounts, ...] | None = None  # by group, since the last change
 
     def insert(self, group: int, block: int) -> None:
         """The map has taken a new key of a block."""
+        self._reported = None
         keys = self._keys.get(block, 0)
         self._keys[block] = keys + 1
         if not keys:
@@ -44,6 +46,7 @@ class MapCount:
 
     def remove(self, group: int, block: int) -> None:
         """The map has dropped a key of a block."""
+        self._reported = None
         keys = self._keys.pop(block, 0)
         if keys > 1:
             self._keys[block] = keys - 1
@@ -56,11 +59,13 @@ class MapCount:
     def fill(self, group: int, block: int, room: int) -> None:
         """A key of this block leaves out its last `room` tokens; an earlier key of it leaves out fewer."""
         if self._keys.get(block) == 1:
+            self._reported = None
             self._short[group] = self._short.get(group, 0) + room - self._unfilled.get(block, 0)
             self._unfilled[block] = room
 
     def reset(self) -> None:
         """All blocks left the map."""
+        self._reported = None
         for group, cached in self._cached.items():
             self._removed[group] = self._removed.get(group, 0) + cached
         for counted in (self._keys, self._unfilled, self._cached, self._short):
@@ -69,6 +74,12 @@ class MapCount:
     def counts(self, group: int) -> BlockCounts:
         """Of one of vLLM's groups."""
         return BlockCounts(*(of.get(group, 0) for of in (self._cached, self._removed, self._short)))
+
+    def all_counts(self, groups: int) -> tuple[BlockCounts, ...]:
+        """Of the first `groups` groups: the same object until one of them changes."""
+        if self._reported is None or len(self._reported) != groups:
+            self._reported = tuple([self.counts(group) for group in range(groups)])
+        return self._reported
 
 
 def count_of(held: Any) -> MapCount:
@@ -112,8 +123,8 @@ def send_counts(scheduler: Any, output: Any) -> None:
     """Let the counts of a scheduler's block pool travel with an output to every worker."""
     manager = scheduler.kv_cache_manager
     count = count_of(manager.block_pool.cached_block_hash_to_block)
-    groups = range(len(manager.kv_cache_config.kv_cache_groups))
-    setattr(output, COUNTS_ATTRIBUTE, tuple([count.counts(group) for group in groups]))
+    groups = len(manager.kv_cache_config.kv_cache_groups)
+    setattr(output, COUNTS_ATTRIBUTE, count.all_counts(groups))
 
 
 def carry_over(before: Any, now: Any) -> None:

@@ -69,6 +69,8 @@ def follow_new_schedulers(patches: MethodPatches, original: Callable[..., Any]) 
 
 def send_keys(scheduler: Any, output: Any) -> None:
     """Let the keys of this step's jobs travel with them."""
+    if scheduler.connector is None:
+        return
     found = []
     for connector in offloading_connectors(scheduler.connector):
         manager = connector.connector_scheduler.manager

@@ -15,6 +15,7 @@ from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 HITS_ATTRIBUTE = "kv_canary_prefix_hits"  # of SchedulerOutput: HitBlocks
 TOKENS = "_kv_canary_hit_tokens"  # of KVCacheManager: by request that is still to be scheduled
 TOTALS = "_kv_canary_hit_blocks"  # of KVCacheManager: by group number
+UNCHANGED = "_kv_canary_hits_unchanged"  # of KVCacheManager: HitBlocks of an output that adds none
 
 
 class HitBlocks(NamedTuple):
@@ -32,8 +33,11 @@ def note_hit(manager: Any, request: str, tokens: int) -> None:
 def send_hits(scheduler: Any, output: Any) -> None:
     """Let the count of blocks that joined requests travel with an output to every worker."""
     manager = scheduler.kv_cache_manager
+    tokens, unchanged = vars(manager).get(TOKENS), vars(manager).get(UNCHANGED)
+    if not tokens and unchanged is not None:
+        setattr(output, HITS_ATTRIBUTE, unchanged)
+        return
     groups = manager.kv_cache_config.kv_cache_groups
-    tokens = vars(manager).setdefault(TOKENS, {})
     totals = vars(manager).setdefault(TOTALS, [0] * len(groups))
     before = tuple(totals)
     if tokens:
@@ -47,7 +51,9 @@ def send_hits(scheduler: Any, output: Any) -> None:
             tokens.pop(request, None)
         for number, found in enumerate(joined):
             totals[number] += len(found - copied)
-    setattr(output, HITS_ATTRIBUTE, HitBlocks(before, tuple(totals)))
+    after = tuple(totals)
+    setattr(manager, UNCHANGED, HitBlocks(after, after))
+    setattr(output, HITS_ATTRIBUTE, HitBlocks(before, after))
 
 
 class PrefixHits:

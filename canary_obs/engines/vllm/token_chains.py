@@ -2,58 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from operator import ge
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from struct import Struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from canary_kernels.hashing import mix_arrays
+from canary_kernels.hashing import MixesOfNext
 from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
 
 TOKENS_ATTRIBUTE = "kv_canary_tokens"  # of SchedulerOutput: TokenChains.advance of its requests
 CHAINS_ATTRIBUTE = "_kv_canary_chains"  # of Scheduler: its TokenChains
 
 
-class _Decoding(NamedTuple):
-    """A batch whose requests went on by one token each, if the next batch is the same again."""
+class _Decoding:
+    """A batch, if the next one is the same again and each of its requests goes on by one token."""
 
-    names: tuple[str, ...]
-    stops: list[int]  # of the next batch, if it is
-    chains: NDArray[np.uint64]  # up to the token before
-    positions: NDArray[np.int64]  # of the last token of each chain
+    # In each step of each request: no Python call, and as few passes over the requests as there can be.
 
-    def go_on(self, newest: list[int]) -> NDArray[np.int64]:
-        """By these tokens; int64 [2, n] as TokenChains.advance returns it."""
-        added = mix_arrays(np.array(newest, dtype=np.int32), self.positions + 1)
-        # From here on nothing fails, which would leave the fields apart.
-        self.positions[:] += 1
-        self.chains[:] += added
-        sent = np.empty((2, len(newest)), dtype=np.int64)
-        np.add(self.positions, 1, out=sent[0])
-        sent[1] = self.chains.view(np.int64)
-        self.stops[:] = (sent[0] + 1).tolist()
-        return sent
+    def __init__(
+        self, names: list[str], found: list[Any], computed: list[int], chains: NDArray[np.int64]
+    ) -> None:
+        """`found`: the requests; `computed`: their tokens after it; `chains` as `advance` returns them."""
+        self.names = names
+        self._found = found
+        self._computed = computed  # before the next batch, if it is the same again
+        self._state = chains.copy()
+        self._newest: Iterator[tuple[int, ...]] | None = None  # token after each chain, batch by batch
+
+    @property
+    def chains(self) -> tuple[list[int], NDArray[np.uint64]]:
+        """The tokens in each chain, and the chains."""
+        return self._state[0].tolist(), self._state[1].view(np.uint64)
+
+    def go_on(self, computed: list[int]) -> NDArray[np.int64] | None:
+        """As `advance` returns it; None = not each of them went on by one known token, so begin anew.
+
+        `computed`: tokens of each request before this batch, which adds one to each.
+        """
+        if computed != self._computed:
+            return None
+        if self._newest is None:
+            self._begin()
+        newest = next(self._newest, None) if self._newest is not None else None
+        if newest is None:  # a token is not known yet
+            return None
+        # Each has a token more, so the sum shows whether one has two.
+        if self._ahead is not None and sum([len(tokens) for tokens in self._tokens]) != self._known:
+            return None
+        self._known += len(newest)
+        sent = self._state
+        np.add(sent[0], 1, out=sent[0])
+        np.add(self._chains, self._mixes.mix(np.frombuffer(self._pack(*newest), np.int64)), out=self._chains)
+        ahead = self._ahead
+        self._computed = (sent[0] if ahead is None else sent[0] + ahead).tolist()
+        return sent.copy()
+
+    def _begin(self) -> None:
+        tokens = [_own_list(request) for request in self._found]
+        counts, chains = self._state
+        ahead = np.array(self._computed, dtype=np.int64) - counts
+        if all(type(each) is list for each in tokens):
+            self._tokens = tokens
+            self._known = int(counts.sum()) + len(tokens)  # of all requests, after the next batch
+            # With asynchronous scheduling, tokens that are still to be sampled count as computed.
+            self._ahead = ahead if ahead.any() else None
+            self._mixes, self._chains = MixesOfNext(counts), chains.view(np.uint64)
+            self._pack = Struct(f"{len(tokens)}q").pack
+            self._newest = zip(*map(_from, tokens, counts.tolist()), strict=False)
 
 
-def _gone_on(stops: list[int], found: list[Any]) -> list[int] | None:
-    """The newest known token of each request, if every one of them is known up to its stop and no further."""
-    computed = [request.num_computed_tokens for request in found]
-    try:
-        newest = [request.all_token_ids[stop - 1] for request, stop in zip(found, stops, strict=True)]
-    except IndexError:  # a token is not known yet
-        return None
-    if computed == stops:
-        return newest
-    # As with asynchronous scheduling, which counts tokens that are still to be sampled.
-    if not all(map(ge, computed, stops)):
-        return None
-    known = [request.num_tokens for request in found]
-    ahead = zip(computed, known, stops, strict=True)
-    if known != stops and any(count != stop != there for count, there, stop in ahead):
-        return None
-    return newest
+def _own_list(request: Any) -> Any:
+    """The list that vLLM appends a request's tokens to: each look into `all_token_ids` is a Python call."""
+    return getattr(request, "_all_token_ids", request.all_token_ids)
+
+
+def _from(tokens: list[int], start: int) -> Iterator[int]:
+    """Iterates from `start` on; what is appended before it has reached the end is still to come."""
+    left: Any = iter(tokens)
+    left.__setstate__(start)
+    given: Iterator[int] = left
+    return given
 
 
 class TokenChains:
@@ -70,27 +100,33 @@ class TokenChains:
             for request in requests:
                 self._known.pop(request, None)
 
-    def advance(self, requests: Mapping[str, Any], scheduled: Mapping[str, int]) -> NDArray[np.int64]:
+    def advance(
+        self, requests: Mapping[str, Any], scheduled: Mapping[str, int], computed: list[int] | None = None
+    ) -> NDArray[np.int64]:
         """int64 [2, n]: tokens known of each scheduled request, and the chain over them; -1 = unknown.
 
         Up to the end of the forward that was just scheduled, or to the newest token that is known.
+        `computed`: tokens of each before it, given only where the forward adds one to each.
         """
-        names = tuple(scheduled)
-        found = [requests[name] for name in names]
         last = self._decoding
-        newest = _gone_on(last.stops, found) if last is not None and last.names == names else None
-        if last is not None and newest is not None:
-            return last.go_on(newest)
-        stops = [min(request.num_computed_tokens, request.num_tokens) for request in found]
+        if last is not None and computed is not None and last.names == list(scheduled):
+            self._decoding = None  # if this fails, `_known` lags behind and is right
+            sent = last.go_on(computed)
+            self._decoding = last
+            if sent is not None:
+                return sent
         self._leave_decoding()
-        return self._advance(names, found, stops)
+        names = list(scheduled)
+        found = [requests[name] for name in names]
+        return self._advance(names, found)
 
-    def _advance(self, names: tuple[str, ...], found: list[Any], stops: list[int]) -> NDArray[np.int64]:
+    def _advance(self, names: list[str], found: list[Any]) -> NDArray[np.int64]:
         known, ids, starts = self._known, list[int](), list[int]()
+        computed = [request.num_computed_tokens for request in found]
+        lens = [min(count, request.num_tokens) for count, request in zip(computed, found, strict=True)]
         before = np.empty(len(names), dtype=np.uint64)
-        lens = stops.copy()
         for place, (name, request) in enumerate(zip(names, found, strict=True)):
-            stop = stops[place]
+            stop = lens[place]
             count, before[place] = known.get(name, (0, ANCHOR))
             if stop < count:  # preempted: it is computed anew
                 count, before[place] = 0, ANCHOR
@@ -102,15 +138,15 @@ class TokenChains:
         ends = np.array(lens, dtype=np.int64)
         chains = added_chains(before, np.array(ids, dtype=np.int32), np.array(starts, dtype=np.int64), ends)
         known.update(zip(names, zip(lens, chains, strict=True), strict=True))
+        sent = np.stack((ends, chains.view(np.int64)))
         if min(lens, default=-1) >= 0:
-            self._decoding = _Decoding(names, [stop + 1 for stop in lens], chains, ends - 1)
-        return np.stack((ends, chains.view(np.int64)))
+            self._decoding = _Decoding(names, found, computed, sent)
+        return sent
 
     def _leave_decoding(self) -> None:
         last, self._decoding = self._decoding, None
         if last is not None:
-            counts = [stop - 1 for stop in last.stops]
-            self._known.update(zip(last.names, zip(counts, last.chains, strict=True), strict=True))
+            self._known.update(zip(last.names, zip(*last.chains, strict=True), strict=True))
 
 
 def send_tokens(scheduler: Any, output: Any) -> None:
@@ -119,5 +155,9 @@ def send_tokens(scheduler: Any, output: Any) -> None:
     if chains is None:
         chains = TokenChains()
         setattr(scheduler, CHAINS_ATTRIBUTE, chains)
-    chains.forget(output.finished_req_ids)
-    setattr(output, TOKENS_ATTRIBUTE, chains.advance(scheduler.requests, output.num_scheduled_tokens))
+    if output.finished_req_ids:
+        chains.forget(output.finished_req_ids)
+    scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
+    one_each = output.total_num_scheduled_tokens == len(scheduled) and cached.req_ids == list(scheduled)
+    computed = cached.num_computed_tokens if one_each else None
+    setattr(output, TOKENS_ATTRIBUTE, chains.advance(scheduler.requests, scheduled, computed))

@@ -19,6 +19,8 @@ _VERSION_0 = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # clients s
 
 def send_traces(scheduler: Any, output: Any) -> None:
     """Let the trace contexts of new requests travel with an output to every worker."""
+    if not output.scheduled_new_reqs:
+        return
     found = {}
     for new in output.scheduled_new_reqs:
         headers = getattr(scheduler.requests.get(new.req_id), "trace_headers", None)

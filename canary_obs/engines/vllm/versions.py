@@ -28,9 +28,11 @@ HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
         "reset_prefix_cache": (),
     },
     "vllm.v1.core.block_pool:BlockHashToBlockMap": {"insert": ("key", "block"), "pop": ("key", "block_id")},
-    "vllm.v1.core.kv_cache_manager:KVCacheManager": {
-        "allocate_slots": ("request", "num_new_tokens", "num_new_computed_tokens"),
-        "get_block_ids": ("request_id",),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager": {"get_block_ids": ("request_id",)},
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": {
+        "allocate_new_computed_blocks": (
+            "request_id", "new_computed_blocks", "num_local_computed_tokens", "num_external_computed_tokens",
+        ),
     },
     WORKER: {"initialize_from_config": ("kv_cache_configs",)},
 }  # fmt: skip

@@ -45,41 +45,45 @@ def test_blocks_count_once_however_many_keys_they_have(held: Map) -> None:
     for key, number in (("a0", 1), ("a0", 2), ("b0", 2), ("c1", 3)):
         held.insert(key, block(number))
     count = cache_count.count_of(held)
-    assert [count.counts(group) for group in (0, 1, 2)] == [(2, 0, 0), (1, 0, 0), (0, 0, 0)]
+    assert list(count.all_counts(3)) == [(2, 0, 0), (1, 0, 0), (0, 0, 0)]
     held.pop("b0", 2)
     held.pop("b0", 9)
-    assert count.counts(0) == BlockCounts(2, 0, 0)
+    assert count.all_counts(1)[0] == BlockCounts(2, 0, 0)
     held.pop("a0", 2)
-    assert count.counts(0) == BlockCounts(1, 1, 0)
+    assert count.all_counts(1)[0] == BlockCounts(1, 1, 0)
 
 
 def test_what_a_map_holds_at_first_is_counted(held: Map, monkeypatch: pytest.MonkeyPatch) -> None:
     held._cache = {"a0": block(1), "b0": {2: block(2), 3: block(3)}, "c1": block(4)}
-    assert cache_count.count_of(held).counts(0) == BlockCounts(3, 0, 0)
+    assert cache_count.count_of(held).all_counts(1)[0] == BlockCounts(3, 0, 0)
     held.insert("d0", block(5))
-    assert cache_count.count_of(held).counts(0) == BlockCounts(4, 0, 0)
+    assert cache_count.count_of(held).all_counts(1)[0] == BlockCounts(4, 0, 0)
 
 
 def test_a_reset_removes_all_and_is_remembered_by_the_next_map(held: Map) -> None:
     held.insert("a0", block(1))
     following = Map()
+    assert cache_count.count_of(held).all_counts(1) == ((1, 0, 0),)
     cache_count.carry_over(held, following)
+    assert cache_count.count_of(following).all_counts(1) == ((0, 1, 0),)
     following.insert("a0", block(1))
-    assert cache_count.count_of(following).counts(0) == BlockCounts(1, 1, 0)
+    assert cache_count.count_of(following).all_counts(1)[0] == BlockCounts(1, 1, 0)
 
 
 def test_blocks_that_are_cached_in_part() -> None:
     count = MapCount()
     count.insert(0, 1)
+    assert count.all_counts(1) == ((1, 0, 0),)
     count.fill(0, 1, 10)
+    assert count.all_counts(1) is count.all_counts(1)
     count.fill(0, 1, 10)  # the same prompt again
-    assert count.counts(0) == BlockCounts(1, 0, 10)
+    assert count.all_counts(1)[0] == BlockCounts(1, 0, 10)
     count.insert(0, 2)
     count.insert(0, 2)
     count.fill(0, 2, 12)  # its first key stands for the whole block
-    assert count.counts(0) == BlockCounts(2, 0, 10)
+    assert count.all_counts(1)[0] == BlockCounts(2, 0, 10)
     count.remove(0, 1)
-    assert count.counts(0) == BlockCounts(1, 1, 0)
+    assert count.all_counts(1)[0] == BlockCounts(1, 1, 0)
 
 
 def test_the_mirror_and_the_count_agree_about_parts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,31 @@ def request(tokens: list[int], computed: int, embeds: Any = None) -> Any:
     )
 
 
+class Running:
+    """A request as vLLM keeps it: the same object and the same list in every step."""
+
+    prompt_embeds = None
+
+    def __init__(self, tokens: list[int], computed: int) -> None:
+        self.all_token_ids = tokens
+        self.num_computed_tokens = computed
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    def expected(self) -> tuple[int, int]:
+        return expected(self.all_token_ids, min(self.num_tokens, self.num_computed_tokens))
+
+
 def told(chains: TokenChains, requests: dict[str, Any]) -> list[tuple[int, int]]:
-    lens, digests = chains.advance(requests, dict.fromkeys(requests, 1))
-    return list(zip(lens.tolist(), digests.tolist(), strict=True))
+    """Of requests that this step has added one computed token to each, or one of them more or less."""
+    computed = [found.num_computed_tokens - 1 for found in requests.values()]
+    return pairs(chains.advance(requests, dict.fromkeys(requests, 1), computed))
+
+
+def pairs(sent: Any) -> list[tuple[int, int]]:
+    return list(zip(*sent.tolist(), strict=True))
 
 
 def expected(tokens: list[int], known: int) -> tuple[int, int]:
@@ -55,40 +78,79 @@ def test_chains_are_those_of_the_tokens_known(steps: list[list[tuple[str, int, i
 )
 def test_chains_of_decoding_requests(steps: list[tuple[str, int]]) -> None:
     """Requests go on by a token each; one may leave the batch, end, fall back or wait."""
-    chains, tokens = TokenChains(), {name: [ord(name)] * 40 for name in "ab"}
-    computed = dict.fromkeys("ab", 5)
+    chains, requests = TokenChains(), {name: Running([ord(name)] * 40, 5) for name in "ab"}
     for number, (event, repeats) in enumerate(steps):
         for _ in range(repeats):
             batch = "b" if event == "other" else "ab"
             if event == "end":
                 chains.forget({"a"})
-                tokens["a"], computed["a"] = [number] * 40, 0
+                requests["a"] = Running([number] * 40, 0)
             for name in batch:
-                computed[name] = computed[name] - 2 if event == "again" else computed[name] + (event != "lag")
-                computed[name] = min(max(computed[name], 1), 40)
-            assert told(chains, {name: request(tokens[name], computed[name]) for name in batch}) == [
-                expected(tokens[name], computed[name]) for name in batch
-            ]
+                found = requests[name]
+                found.num_computed_tokens += -2 if event == "again" else event != "lag"
+                found.num_computed_tokens = min(max(found.num_computed_tokens, 1), 40)
+            scheduled = {name: requests[name] for name in batch}
+            assert told(chains, scheduled) == [found.expected() for found in scheduled.values()]
 
 
-def test_requests_whose_newest_tokens_are_not_known_yet() -> None:
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(0, 2))
+def test_requests_whose_newest_tokens_are_not_known_yet(added: list[tuple[int, int]], ahead: int) -> None:
     """As with asynchronous scheduling: more is computed than known, then one token comes, none, or two."""
-    chains, lengths = TokenChains(), {"a": 4, "b": 7}
-    tokens = {name: [3 * place + ord(name) for place in range(40)] for name in lengths}
-    for added in ((1, 1), (1, 1), (0, 1), (1, 1), (1, 1), (2, 1), (1, 1), (1, 1)):
-        for name, more in zip(lengths, added, strict=True):
-            lengths[name] += more
-        requests = {name: request(tokens[name][:known], known + 1) for name, known in lengths.items()}
-        assert told(chains, requests) == [expected(tokens[name], known) for name, known in lengths.items()]
+    chains = TokenChains()
+    requests = {name: Running([ord(name)] * 4, 4 + ahead) for name in "ab"}
+    for number, counts in enumerate([(1, 1), (1, 1), *added]):
+        for found, count in zip(requests.values(), counts, strict=True):
+            found.all_token_ids += range(number, number + count)
+            found.num_computed_tokens += 1
+        assert told(chains, requests) == [found.expected() for found in requests.values()]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_step_in_which_all_went_on_looks_at_their_new_tokens_alone(ahead: int) -> None:
+    chains, requests = TokenChains(), {name: Running([ord(name)] * 4, 4 + ahead) for name in "ab"}
+    told(chains, requests)
+    sent = []
+    for number in range(3):
+        for found in requests.values():
+            found.all_token_ids.append(number)
+            found.num_computed_tokens += 1
+        computed = [found.num_computed_tokens - 1 for found in requests.values()]
+        sent.append(chains.advance({}, dict.fromkeys("ab", 1), computed))
+    wanted = [[expected([ord(name)] * 4 + [*range(more)], 4 + more) for name in "ab"] for more in (1, 2, 3)]
+    assert [pairs(each) for each in sent] == wanted, "and what was sent stays as it was"
+
+
+def test_a_token_that_is_none_costs_its_step_alone() -> None:
+    chains, tokens = TokenChains(), [5, 6, 7]
+    found = {"a": Running(tokens, 3)}
+    told(chains, found)
+    for newest in (8, "none"):
+        tokens.append(newest)  # type: ignore[arg-type]
+        found["a"].num_computed_tokens += 1
+        if newest == 8:
+            told(chains, found)
+    with pytest.raises(struct.error):
+        told(chains, found)
+    tokens[-1] = 9
+    assert told(chains, found) == [found["a"].expected()]
+
+
+def test_a_list_of_tokens_that_is_replaced_is_noticed() -> None:
+    chains, found = TokenChains(), {"a": Running([5, 6, 7], 3)}
+    for newest in (8, 9, 10):
+        told(chains, found)
+        found["a"].all_token_ids = [*found["a"].all_token_ids, newest]
+        found["a"].num_computed_tokens += 1
+        assert told(chains, found) == [found["a"].expected()]
 
 
 def test_another_request_that_is_as_far_is_not_taken_for_the_one_before() -> None:
     chains = TokenChains()
-    tokens = {"a": [1] * 9, "b": [2] * 9}
-    for name in "ab":
-        told(chains, {name: request(tokens[name], 4)})
-    assert told(chains, {"a": request(tokens["a"], 5)}) == [expected(tokens["a"], 5)]
-    assert told(chains, {"b": request(tokens["b"], 6)}) == [expected(tokens["b"], 6)]
+    requests = {"a": Running([1] * 9, 0), "b": Running([2] * 9, 0)}
+    for name, computed in (("a", 4), ("a", 5), ("b", 6), ("b", 7), ("a", 8)):
+        requests[name].num_computed_tokens = computed
+        assert told(chains, {name: requests[name]}) == [requests[name].expected()]
 
 
 def test_a_request_that_ended_may_come_back_with_other_tokens() -> None:
@@ -110,24 +172,53 @@ def test_nothing_is_known_of_a_prompt_without_tokens() -> None:
         assert other == expected([5], 1)
 
 
+def output_of(names: tuple[str, ...], computed: list[int], tokens: int = 1) -> Any:
+    return SimpleNamespace(
+        num_scheduled_tokens=dict.fromkeys(names, tokens), total_num_scheduled_tokens=tokens * len(names),
+        scheduled_cached_reqs=SimpleNamespace(req_ids=[*names], num_computed_tokens=computed),
+        finished_req_ids=set(),
+    )  # fmt: skip
+
+
 def test_an_output_without_requests_and_one_that_fails() -> None:
     scheduler = SimpleNamespace(requests={})
-    output = SimpleNamespace(num_scheduled_tokens={}, finished_req_ids=set())
+    output = output_of((), [])
     send_tokens(scheduler, output)
     assert getattr(output, TOKENS_ATTRIBUTE).shape == (2, 0)
-    failing = SimpleNamespace(num_scheduled_tokens={"unknown": 1}, finished_req_ids=set())
+    failing = output_of(("unknown",), [0])
     with pytest.raises(KeyError):
         send_tokens(scheduler, failing)
     assert not hasattr(failing, TOKENS_ATTRIBUTE)
     scheduler.requests["a"] = request([3], 1)
-    again = SimpleNamespace(num_scheduled_tokens={"a": 1}, finished_req_ids=set())
+    again = output_of(("a",), [0])
     send_tokens(scheduler, again)
     np.testing.assert_array_equal(getattr(again, TOKENS_ATTRIBUTE)[:, 0], expected([3], 1))
 
 
+@pytest.mark.parametrize("change", ["tokens", "order", "ended"])
+def test_an_output_that_does_not_go_on_by_one_token_of_each(change: str) -> None:
+    """Though what was computed before is what it would be if it did."""
+    requests = {name: Running([ord(name) + place for place in range(9)], 0) for name in "ab"}
+    scheduler = SimpleNamespace(requests=requests)
+    computed = {"a": 2, "b": 3}
+    for number in range(3):
+        last = number == 2
+        output = output_of(("a", "b"), [*computed.values()], 2 if last and change == "tokens" else 1)
+        if last and change == "order":
+            computed = {"a": 5, "b": 4}
+            output.scheduled_cached_reqs.req_ids.reverse()
+        if last and change == "ended":
+            output.finished_req_ids = {"a"}
+            requests["a"] = Running([5] * 9, 0)
+        computed = {name: count + output.num_scheduled_tokens[name] for name, count in computed.items()}
+        for name, count in computed.items():
+            requests[name].num_computed_tokens = count
+        send_tokens(scheduler, output)
+        assert pairs(getattr(output, TOKENS_ATTRIBUTE)) == [found.expected() for found in requests.values()]
+
+
 def test_a_preempted_request_that_knows_the_next_token_is_computed_anew() -> None:
     """Its batch would go on with that token, were what it has computed not fewer."""
-    chains, tokens = TokenChains(), list(range(20, 40))
-    for computed in (5, 6, 3):
-        found = {"a": request(tokens[:7], computed)}
-        assert told(chains, found) == [expected(tokens, computed)]
+    chains, found = TokenChains(), Running(list(range(20, 27)), 0)
+    for found.num_computed_tokens in (5, 6, 3):
+        assert told(chains, {"a": found}) == [found.expected()]

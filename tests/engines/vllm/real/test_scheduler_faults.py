@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.vllm import block_events, cache_count
+from canary_obs.engines.vllm import admissions, block_events, cache_count
 from canary_obs.vocabulary import State
 from tests.engines.vllm.real.rig import prompts
 
@@ -19,6 +19,7 @@ def fails(*_: Any) -> None:
 FAULTS: dict[str, tuple[Any, str]] = {
     "events": (block_events, "_cached_runs"),
     "hits": (block_events, "note_hit"),
+    "admissions": (admissions, "Admitted"),
     "count": (cache_count.MapCount, "insert"),
 }
 
