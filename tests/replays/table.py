@@ -28,7 +28,7 @@ def table() -> str:
     lines = [_HEAD, f"## The fifteen reports: {seen} of 15 seen\n"]
     lines += _rows(listed)
     lines += [
-        f"\nNot replayed, and so not known to be seen: {', '.join(map(_link, UNREAD))}. Their texts were not "
+        f"\nNot replayed, and so not known to be seen: {', '.join(map(_link, UNREAD))}. Its text was not "
         f"found. Searched were {SEARCHED}.",
     ]
     if others:
