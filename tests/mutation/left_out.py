@@ -31,6 +31,21 @@ LEFT_OUT = mutants(
     ),
 )
 
+_RANKS = "tests/engines/vllm/test_context_parallel.py::"
+RANKS = mutants(
+    "canary_obs/engines/vllm/context_parallel.py",
+    (
+        'any(getattr(spec, "dcp_sharded", True) for',
+        'any(getattr(spec, "dcp_sharded", False) for',
+        _RANKS + "test_a_group_whose_tokens_are_spread_over_ranks_is_not_followed",
+    ),
+    (
+        "size == 1 or keeps_states(specs)",
+        "size == 1",
+        _RANKS + "test_a_group_that_each_rank_keeps_whole_is_followed",
+    ),
+)
+
 _STATES = "tests/engines/vllm/test_states.py::"
 STATES = mutants(
     "canary_obs/engines/vllm/states.py",
@@ -76,4 +91,4 @@ INDEX_KEYS = mutants(
     ),
 )
 
-ALL = CHANGES + LEFT_OUT + STATES + SCALES + INDEX_KEYS
+ALL = CHANGES + LEFT_OUT + RANKS + STATES + SCALES + INDEX_KEYS

@@ -13,6 +13,7 @@ from torch import Tensor
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
+from canary_obs.engines.vllm.context_parallel import check_prompts_are_whole, check_tokens_are_whole
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
 from canary_obs.engines.vllm.index_keys import index_sources, keeps_index_keys
 from canary_obs.engines.vllm.kv_bytes import configured_bytes
@@ -62,7 +63,7 @@ def find_groups(runner: Any) -> FoundGroups:
 
     Raises UnsupportedEngine when none is left, or requests' slots cannot be followed in any of them.
     """
-    _check_ranks_hold_whole_requests(runner)
+    check_prompts_are_whole(runner)
     drafts, known = draft_layers(runner), drafter_is_known(runner)
     found: list[VllmGroup] = []
     left_out: list[LeftOut] = []
@@ -71,6 +72,7 @@ def find_groups(runner: Any) -> FoundGroups:
     def add(number: int, layers: list[str], hidden: Iterable[str] = (), *, draft: bool = False) -> None:
         try:
             specs = _specs(runner, number, layers)
+            check_tokens_are_whole(runner, specs)
             if keeps_states(specs):
                 base, own = "state", _state_group(runner, number, layers, tokens_per_state(specs))
             else:
@@ -102,18 +104,6 @@ def find_groups(runner: Any) -> FoundGroups:
             add(number, layers, draft=True)
     check_something_is_left(len(found), left_out)
     return FoundGroups(covered=tuple(found), left_out=tuple(left_out))
-
-
-def _check_ranks_hold_whole_requests(runner: Any) -> None:
-    # With context parallelism a token's slot is on one rank only, and the block table counts in units of
-    # all ranks: no group's slots could be followed.
-    parallel = runner.vllm_config.parallel_config
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) != 1:
-            raise UnsupportedEngine(
-                f"vLLM's {name}={getattr(parallel, name)}: a request's slots are spread over ranks, "
-                "which is not supported; use 1, or run without the canary"
-            )
 
 
 def _left_out(runner: Any, number: int, layers: list[str], reason: str, part_of: int = 0) -> LeftOut:

@@ -61,7 +61,7 @@ FIELDS: dict[str, frozenset[str]] = {
         {"req_id", "prompt_token_ids", "prompt_embeds", "block_ids", "num_computed_tokens"}
     ),
     "vllm.v1.core.sched.output:CachedRequestData": frozenset(
-        {"req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens"}
+        {"req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens", "num_output_tokens"}
     ),
     "vllm.v1.core.sched.output:SchedulerOutput": frozenset(
         {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from canary_obs.engines.vllm.worker import attach_to_worker, detach_from_worker
 from canary_obs.records import Violation
 from canary_obs.vocabulary import Part, Phase, Reason, State
 from tests.engines.vllm.real.rig import Rig, prompts
@@ -21,6 +22,21 @@ def rig(models: Callable[[str], Any]) -> Iterator[Rig]:
     made = Rig(models("falcon_h1"), **STATES)
     yield made
     made.close()
+
+
+@pytest.fixture
+def attached_again(rig: Rig) -> Iterator[None]:
+    """The test attaches a canary of its own; afterwards the engine has one as before."""
+    rig.fresh()
+    detach_from_worker(rig.worker)
+    yield
+    rig.finish()
+    rig.step()
+    assert rig.llm.reset_prefix_cache()
+    detach_from_worker(rig.worker)
+    attach_to_worker(rig.worker)
+    rig.collect_from()
+    rig.found.clear()
 
 
 def tensor(rig: Rig, layer: int, part: Part) -> torch.Tensor:
@@ -122,3 +138,29 @@ def test_a_copy_that_is_wrong_is_found_when_its_forward_begins(
     # The damaged bytes are compared as a copy, and as what the forward overwrites.
     assert found == {(phase, Reason.KV_DATA, block) for phase in (Phase.HIT, Phase.HEAD) for block in wrong}
     assert {violation.group for violation in rig.found} == {"state"}
+
+
+@pytest.mark.usefixtures("attached_again")
+def test_states_are_protected_where_tokens_are_spread_over_ranks(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode context parallelism does not run on CPUs: only the canary is told of a second rank."""
+    parallel = rig.runner.vllm_config.parallel_config
+    monkeypatch.setattr(parallel, "decode_context_parallel_size", 2)
+    attach_to_worker(rig.worker)
+    monkeypatch.undo()
+    rig.collect_from()
+    assert [group.name for group in rig.canary.state.groups] == ["state"]
+    state, reasons = rig.canary.verdict()
+    assert state is State.DEGRADED
+    share = 1 - rig.canary.state.coverage
+    assert 0.05 < share < 0.95
+    assert any("spread over 2 ranks" in text and f"{share:.1%}" in text for text in reasons), reasons
+    rig.generate(prompts(4, seed=5, shared=280, groups=2), 8)
+    rig.generate(prompts(4, seed=5, shared=280, groups=2), 8)
+    assert rig.settle() == []
+    assert rig.checks() > 0
+    assert not rig.canary.health.faults
+    block = rig.idle_blocks(group=1)[-1]
+    flip(tensor(rig, 0, Part.K)[block])
+    assert found_in(rig, {block}) == {(Phase.PATROL, Reason.KV_DATA), (Phase.SWEEP, Reason.KV_DATA)}
