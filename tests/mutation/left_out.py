@@ -46,6 +46,21 @@ RANKS = mutants(
     ),
 )
 
+_ENTRIES = "tests/engines/vllm/test_compressed.py::"
+ENTRIES = mutants(
+    "canary_obs/engines/vllm/compressed.py",
+    (
+        "return 1 if found == -1 else found",
+        "return 1",
+        _ENTRIES + "test_slots_that_are_not_tokens_are_not_taken_for_them",
+    ),
+    (
+        "name not in keys and name not in others",
+        "name not in keys",
+        _ENTRIES + "test_layers_of_one_group_are_told_apart",
+    ),
+)
+
 _STATES = "tests/engines/vllm/test_states.py::"
 STATES = mutants(
     "canary_obs/engines/vllm/states.py",
@@ -91,4 +106,4 @@ INDEX_KEYS = mutants(
     ),
 )
 
-ALL = CHANGES + LEFT_OUT + RANKS + STATES + SCALES + INDEX_KEYS
+ALL = CHANGES + LEFT_OUT + RANKS + ENTRIES + STATES + SCALES + INDEX_KEYS

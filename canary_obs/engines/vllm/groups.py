@@ -13,6 +13,7 @@ from torch import Tensor
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
+from canary_obs.engines.vllm.compressed import check_an_entry_is_a_token, checked_alike
 from canary_obs.engines.vllm.context_parallel import check_prompts_are_whole, check_tokens_are_whole
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
 from canary_obs.engines.vllm.index_keys import index_sources, keeps_index_keys
@@ -83,7 +84,9 @@ def find_groups(runner: Any) -> FoundGroups:
                     reason = next(iter(refused.values()))
                     left_out.append(_left_out(runner, number, list(refused), reason, len(layers)))
         except Exception as error:  # noqa: BLE001 - another backend's layout may fail in any way
-            left_out.append(_left_out(runner, number, layers, _text_of(error)))
+            count = len(runner.kv_cache_config.kv_cache_groups[number].layer_names)
+            part_of = count if count > len(layers) else 0
+            left_out.append(_left_out(runner, number, layers, _text_of(error), part_of))
             return
         name = _next_name("draft" if draft else base, names)
         found.append(replace(own, draft=draft, view=replace(own.view, name=name)))
@@ -95,10 +98,9 @@ def find_groups(runner: Any) -> FoundGroups:
             # The keys by which sparse attention chooses share a group with what it chooses from.
             keys = [name for name in layers if keeps_index_keys(runner, name)]
             hidden = () if known else drafts.intersection(group.layer_names)
-            for own in ([name for name in layers if name not in keys], keys):
-                if own:
-                    add(number, own, hidden)
-                    hidden = ()
+            for own in checked_alike(layers, keys, lambda name, of=number: _specs(runner, of, [name])[0]):
+                add(number, own, hidden)
+                hidden = ()
     for number, group in enumerate(runner.kv_cache_config.kv_cache_groups if known else ()):
         if layers := [name for name in group.layer_names if name in drafts]:
             add(number, layers, draft=True)
@@ -188,6 +190,7 @@ def _specs(runner: Any, number: int, layers: Iterable[str]) -> list[Any]:
 
 
 def _attention(specs: list[Any]) -> tuple[str, int | None]:
+    check_an_entry_is_a_token(specs)
     types = {type(spec).__name__ for spec in specs}
     if types <= _FULL:
         return "full", None
