@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,84 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from canary_obs.vocabulary import Part, Phase, Reason
-from tests.engines.vllm.real import prefix_hits, stale, test_faults, test_positions, tokens
-from tests.engines.vllm.real.forwards import acknowledge
+from canary_obs.vocabulary import Part, Phase, Reason, State
+from tests.engines.vllm.real import (
+    forwards,
+    perturbed,
+    prefix_hits,
+    stale,
+    test_faults,
+    test_positions,
+    test_scheduler_faults,
+    tokens,
+)
 from tests.engines.vllm.real.models import make_model
 from tests.engines.vllm.real.rig import Rig, prompts
+from tests.gpu.fault_verdicts import EngineFaults, Masked, Plant
 
-Plant = Callable[[Rig, pytest.MonkeyPatch], object]  # raises AssertionError where it is not found as expected
 _LINKS = {"chain", "position", "token", "unwritten"}
-
-
-@dataclass
-class EngineFaults:
-    """An engine, and its faults by name."""
-
-    rig: Rig
-    faults: dict[str, Plant]
-
-
-class Masked(Exception):
-    """What was planted changed nothing."""
-
-
-def planted(rig: Rig, plant: Plant) -> dict[str, Any]:
-    """What became of a fault: found as expected, found otherwise, masked, missed, or an error."""
-    began = time.monotonic()
-    result: dict[str, Any] = {"verdict": "found"}
-    try:
-        rig.fresh()
-        acknowledge(rig)
-        with pytest.MonkeyPatch.context() as patch:
-            plant(rig, patch)
-    except Masked:
-        result["verdict"] = "masked"
-    except AssertionError as error:
-        result = {"verdict": "otherwise" if rig.found else "missed", "why": _told(error)}
-    except Exception as error:  # noqa: BLE001 - the others are still to be planted
-        result = {"verdict": "error", "why": _told(error)}
-    seen = {(str(row.phase), str(row.reason), row.group) for row in rig.found}
-    return result | {"reasons": sorted(map(list, seen)), "seconds": round(time.monotonic() - began, 2)}
-
-
-def _told(error: Exception) -> str:
-    frames, trace = [], error.__traceback__
-    while trace is not None:
-        frames.append(f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    return f"{type(error).__name__}: {str(error)[:300]} at {' '.join(frames[1:][-3:])}"
-
-
-def facts(rig: Rig) -> dict[str, Any]:
-    """What is measured of an engine before anything is planted: it must be quiet."""
-    import vllm
-
-    rig.generate(prompts(12), 12)
-    found = [repr(row)[:300] for row in rig.settle()[:5]]
-    config = rig.llm.llm_engine.vllm_config
-    return {
-        "vllm": vllm.__version__, "runner": type(rig.runner).__module__,
-        "async_scheduling": bool(config.scheduler_config.async_scheduling),
-        "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
-        "groups": [group.name for group in rig.canary.state.groups],
-        "coverage": rig.canary.state.coverage, "checks": rig.checks(), "violations_when_clean": found,
-        "state_when_clean": list(map(str, rig.canary.verdict())),
-    }  # fmt: skip
-
-
-def after_all(rig: Rig) -> dict[str, Any]:
-    """What is found when nothing is planted any more."""
-    rig.fresh()
-    acknowledge(rig)
-    rig.generate(prompts(12), 12)
-    found = [repr(row)[:300] for row in rig.settle()[:5]]
-    faults = {part: count for part, count in rig.canary.health.faults.items() if count}
-    return {
-        "violations_after": found,
-        "observer_faults": faults,
-        "state_after": list(map(str, rig.canary.verdict())),
-    }
 
 
 def garbled_prompt(rig: Rig, _: pytest.MonkeyPatch) -> None:
@@ -151,6 +87,30 @@ def flips_in_all_layers(rig: Rig, _: pytest.MonkeyPatch) -> None:
                 assert found == {(Reason.KV_DATA, block)}, (group.view.name, layer, found)
 
 
+def scheduler_failure(owner: Any, name: str, rig: Rig, patch: pytest.MonkeyPatch) -> None:
+    """The canary fails in the scheduler: nothing is accused, and the state is not `ok`."""
+    patch.setattr(owner, name, test_scheduler_faults.fails)
+    for _ in range(2):
+        rig.generate(prompts(6), 4)
+    assert rig.settle() == []
+    assert rig.canary.verdict()[0] is not State.OK
+
+
+def forwards_not_shown(rig: Rig, _: pytest.MonkeyPatch) -> None:
+    for way, seen in forwards.tried(rig, 2).items():
+        assert seen["state"] != State.OK, way
+        assert seen["accused"] == [], way
+
+
+def injections(rig: Rig, _: pytest.MonkeyPatch) -> None:
+    """The canary's own, each mode in turn, with canaries that are attached anew."""
+    perturbed.check(perturbed.tried(rig))
+
+
+_SCHEDULER: dict[str, Plant] = {
+    f"failure in the scheduler, {name}": partial(scheduler_failure, *where)
+    for name, where in test_scheduler_faults.FAULTS.items()
+}
 _TABLES: dict[str, Plant] = {
     "attention gets two rows exchanged": partial(tables, lambda: stale.exchanged, 32, 2),
     "attention gets the tables of before": partial(tables, stale.Stale, 33, 12),
@@ -169,7 +129,8 @@ def of_llama(folder: Path) -> EngineFaults:
         "garbled prompt": garbled_prompt, "samples exchanged": samples_exchanged,
         "damaged block is hit": damaged_hit, "writes left out": writes_left_out,
     }  # fmt: skip
-    return EngineFaults(Rig(make_model(folder, "llama")), faults | _TABLES)
+    own: dict[str, Plant] = {"forwards that are not shown": forwards_not_shown, "injections": injections}
+    return EngineFaults(Rig(make_model(folder, "llama")), faults | _TABLES | _SCHEDULER | own)
 
 
 def _called(test: Callable[..., object]) -> Plant:

@@ -62,7 +62,8 @@ def plant_all(name: str, runner: str, output: Path) -> None:
 
         os.environ["TRITON_INTERPRET"] = "1"
         stand_in_driver()
-    from tests.gpu.vllm_fault_cases import ENGINE_FAULTS, after_all, facts, planted
+    from tests.gpu.fault_verdicts import after_all, facts, planted
+    from tests.gpu.vllm_fault_cases import ENGINE_FAULTS
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kvf") as folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ def find_groups(runner: Any) -> FoundGroups:
             # The keys by which sparse attention chooses share a group with what it chooses from.
             keys = [name for name in layers if keeps_index_keys(runner, name)]
             hidden = () if known else drafts.intersection(group.layer_names)
-            for own in checked_alike(layers, keys, lambda name, of=number: _specs(runner, of, [name])[0]):
+            for own in checked_alike(layers, keys, partial(_spec_of, runner, number)):
                 add(number, own, hidden)
                 hidden = ()
     for number, group in enumerate(runner.kv_cache_config.kv_cache_groups if known else ()):
@@ -181,6 +182,10 @@ def kernel_block_size(runner: Any, number: int) -> int:
         # 0.26 has both sizes, later versions only the kernels'.
         return int(getattr(tables, "kernel_block_sizes", tables.block_sizes)[number])
     return int(runner.input_batch.block_table[number].block_size)
+
+
+def _spec_of(runner: Any, number: int, layer: str) -> Any:
+    return _specs(runner, number, [layer])[0]
 
 
 def _specs(runner: Any, number: int, layers: Iterable[str]) -> list[Any]:

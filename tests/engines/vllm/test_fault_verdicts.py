@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import vllm_fault_cases, vllm_faults
-from tests.gpu.vllm_fault_cases import Masked, planted
+from tests.gpu import fault_verdicts, vllm_fault_cases, vllm_faults
+from tests.gpu.fault_verdicts import Masked, planted
 
 FOUND = SimpleNamespace(phase="tail", reason="kv_data", group="full")
 
@@ -53,7 +53,7 @@ PLANTS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
-    monkeypatch.setattr(vllm_fault_cases, "acknowledge", lambda _: None)
+    monkeypatch.setattr(fault_verdicts, "acknowledge", lambda _: None)
     return {name: planted(Quiet(), plant) for name, plant in PLANTS.items()}  # type: ignore[arg-type]
 
 
