@@ -28,6 +28,8 @@ class HeldRequest(NamedTuple):
     sent: int  # output tokens that the engine has given out
     restartable: bool
     restarts: int  # by healing, so far
+    # Number of the last forward whose tokens were given out when healing started it again; None = it did not.
+    dropped_after: int | None = None
 
 
 class CacheView(Protocol):
@@ -78,6 +80,8 @@ def make_plan(damage: Damage, view: CacheView, lineage: Lineage, policy: HealPol
         roots += [key for block in damage.filled for key in view.keys_of(block)]
     else:
         victim = next((held for held in requests if held.name == damage.request), None)
+        if victim is not None and _is_cured(victim, damage):
+            return Plan((), (), (), (), False)
         chain = view.finished_keys(damage.request) if victim is None else victim.keys
         roots = list(chain[damage.position // view.key_tokens :])
     keys = lineage.descendants(roots)
@@ -115,6 +119,12 @@ def harmed(held: HeldRequest, damage: Damage) -> bool:
         return True
     written = damage.fresh or position < held.computed or not size
     return written and held.since <= damage.found
+
+
+def _is_cured(held: HeldRequest, damage: Damage) -> bool:
+    """Whether what the forward computed was dropped when the request was started again."""
+    dropped = held.dropped_after is not None and held.dropped_after < damage.found
+    return dropped and (not any(held.blocks) or damage.found < held.since)
 
 
 def _holds(held: HeldRequest, tainted: Mapping[Block, None]) -> bool:

@@ -22,6 +22,7 @@ class Running:
     since: int = 0
     joined: int = 0
     restartable: bool = True
+    dropped_after: int | None = None
 
     @property
     def keys(self) -> list[bytes]:
@@ -64,6 +65,7 @@ class Cache:
                 block_tokens=[KEY_TOKENS],
                 computed=len(each.tokens) if each.computed is None else each.computed,
                 since=each.since, joined=each.joined, restartable=each.restartable, restarts=each.restarts,
+                dropped_after=each.dropped_after,
             )  # fmt: skip
 
     def finished_keys(self, name: str) -> Sequence[bytes]:

@@ -391,6 +391,21 @@ def test_a_request_that_was_started_again_does_not_end_for_what_is_met_once_more
     assert cache.ended == ["waits"]
 
 
+def test_what_was_dropped_when_a_request_started_again_does_not_end_it() -> None:
+    """A second finding of the same forward may be read later, or by another rank."""
+    for blocks, since, found, ended in (
+        ([], 3, 9, False),  # it waits
+        ([1], 12, 9, False),  # it runs again
+        ([1], 12, 12, True),  # and has read something wrong again
+        ([], 3, 7, True),  # tokens of that forward had left
+    ):
+        cache = Cache(given_out=20)
+        request = cache.add("a", range(4 * len(blocks)), blocks, sent=5)
+        request.since, request.dropped_after = since, 8
+        made(cache, HealPolicy.PROTECT).heal([misread("a", 0, good=found - 1)._replace(found=found)])
+        assert cache.ended == ["a"] * ended, (blocks, since, found)
+
+
 def test_a_request_that_waits_and_has_sent_nothing_wrong_is_let_be() -> None:
     cache = Cache()
     cache.add("waits", [], [], sent=2)

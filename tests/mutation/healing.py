@@ -59,6 +59,11 @@ DECIDED = mutants(
         "True",
         _HEALER + "a_request_that_was_started_again_does_not_end_for_what_is_met_once_more",
     ),
+    (
+        "held.dropped_after < damage.found",
+        "False",
+        _HEALER + "what_was_dropped_when_a_request_started_again_does_not_end_it",
+    ),
 )
 
 LIMITED = mutants(
@@ -164,4 +169,30 @@ ORDERED = mutants(
     ),
 )
 
-ALL = *ORDERED, *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED
+_RANKS = "tests/engines/vllm/test_heal_ranks.py::test_"
+
+OF_RANKS = (
+    *mutants(
+        "canary_obs/engines/vllm/heal_ranks.py",
+        (
+            "if rank != output_rank\n",
+            "if rank == output_rank\n",
+            _RANKS + "the_output_of_one_rank_brings_what_the_others_found",
+        ),
+        (
+            "if self._own is not None:",
+            "if False:",
+            _RANKS + "an_aggregator_that_vllm_has_goes_first",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/heal_link.py",
+        (
+            "due = self._outbox.due and self._heard",
+            "due = self._outbox.due",
+            _RANKS + "a_rank_keeps_what_it_found_until_its_results_are_taken",
+        ),
+    ),
+)
+
+ALL = *OF_RANKS, *ORDERED, *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED

@@ -26,6 +26,7 @@ class VllmActions:
         self._block_tokens = [int(manager.block_size) for manager in managers]
         self.begun: dict[str, tuple[int, int]] = {}  # by request: since, joined
         self.restarts: dict[str, int] = {}
+        self.dropped_after: dict[str, int] = {}  # by request that was started again: a forward
         self.barred: set[str] = set()  # requests whose blocks must not be cached
         self.ended: list[Any] = []  # requests whose clients must hear of it
         self._finished: OrderedDict[str, Sequence[bytes]] = OrderedDict()
@@ -71,6 +72,7 @@ class VllmActions:
                 computed=request.num_computed_tokens - getattr(request, "num_in_flight_tokens", 0),
                 request=name, name=request_name(name), blocks=blocks, keys=request.block_hashes,
                 sent=sent, restartable=restartable, restarts=self.restarts.get(name, 0),
+                dropped_after=self.dropped_after.get(name),
             )  # fmt: skip
 
     def finished_keys(self, name: str) -> Sequence[bytes]:
@@ -127,6 +129,7 @@ class VllmActions:
         # It may be scheduled in the next step: as one that was not in the step before.
         scheduler.prev_step_scheduled_req_ids.discard(request)
         self.restarts[request] = self.restarts.get(request, 0) + 1
+        self.dropped_after[request] = self.given_out
         self.barred.discard(request)
         return tokens
 
@@ -169,6 +172,7 @@ class VllmActions:
         if len(self._finished) > _REMEMBERED:
             self._finished.popitem(last=False)
         self.restarts.pop(name, None)
+        self.dropped_after.pop(name, None)
         self.begun.pop(name, None)
         self.barred.discard(name)
 

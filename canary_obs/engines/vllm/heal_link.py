@@ -31,6 +31,7 @@ class HealLink:
         self._speaks = int(getattr(worker, "rank", 0)) == 0
         self._patches: MethodPatches | None = None  # while attached
         self._wrapped = False
+        self._heard = self._speaks  # the scheduler takes the results of this rank
         self._outbox = DamageOutbox()
         self._healed: Healed | None = None
 
@@ -47,6 +48,7 @@ class HealLink:
         if policy is self._outbox.policy is HealPolicy.OFF:
             return
         self._outbox.choose(policy, limits)
+        self._heard = self._speaks
         if not self._wrapped and self._patches is not None:
             self._wrapped = True
             for name in RESULTS:
@@ -80,13 +82,18 @@ class HealLink:
     def note(self, output: Any) -> None:
         """Follow what the scheduler has sent with an output."""
         message = getattr(output, HEALS_ATTRIBUTE, None)
-        if message is not None and self._healed is not None:
+        if message is None:
+            return
+        # Once it follows the policy that the first rank brought, it takes the results of all.
+        self._heard |= message.status.policy is self._outbox.policy
+        if self._healed is not None:
             self._healed(message.heals if self._speaks else (), message.status)
 
     def _around_results(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def results(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            return self._with_damage(result) if self._outbox.due and result is not None else result
+            due = self._outbox.due and self._heard
+            return self._with_damage(result) if due and result is not None else result
 
         return results
 

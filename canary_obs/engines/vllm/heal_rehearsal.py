@@ -23,21 +23,44 @@ HEAL_HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
         "free_blocks": ("ordered_blocks",),
     },
 }
+RANK_HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
+    "vllm.v1.executor.multiproc_executor:MultiprocExecutor": {
+        "collective_rpc": (
+            "method", "timeout", "args", "kwargs", "non_block", "unique_reply_rank", "kv_output_aggregator",
+        ),
+    },
+}  # fmt: skip
 _TOKENS = 3
 
 
 def rehearse_healing(scheduler: Any) -> str | None:
     """Why this vLLM allows no more than a dry run; None = every function acts as expected."""
-    if (ranks := int(scheduler.parallel_config.world_size)) > 1:
-        return f"vLLM gives its scheduler the results of one of {ranks} ranks, and not what the others find"
+    ranks = int(scheduler.parallel_config.world_size)
+    if ranks > 1 and (problem := _unheard(scheduler.parallel_config)) is not None:
+        return problem
     try:
-        check_methods("vLLM", HEAL_HOOKS)
+        check_methods("vLLM", HEAL_HOOKS | (RANK_HOOKS if ranks > 1 else {}))
         found = _played(_small_scheduler(scheduler))
     except UnsupportedEngine as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - whatever differs in this version
         return f"the rehearsal of healing failed ({type(error).__name__}: {error})"
     return f"the rehearsal of healing did not agree: {found}" if found else None
+
+
+def _unheard(config: Any) -> str | None:
+    """Why what some ranks find cannot reach the scheduler; None = it can."""
+    if config.world_size != config.tensor_parallel_size:
+        return (
+            f"vLLM gives its scheduler the results of the last stage of {config.world_size} ranks, and not "
+            "what the others find"
+        )
+    if config.distributed_executor_backend != "mp":
+        return (
+            f"vLLM gives its scheduler the results of one of {config.world_size} ranks with "
+            f"distributed_executor_backend={config.distributed_executor_backend}; use mp"
+        )
+    return None
 
 
 def _small_scheduler(scheduler: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,14 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
 from canary_obs.engines.vllm.heal_actions import VllmActions
 from canary_obs.engines.vllm.heal_link import DAMAGE_ATTRIBUTE, HEALS_ATTRIBUTE
+from canary_obs.engines.vllm.heal_ranks import RANKS_ATTRIBUTE, hear_all_ranks
 from canary_obs.engines.vllm.heal_rehearsal import rehearse_healing
 from canary_obs.engines.vllm.scheduler_reports import log_fault
+from canary_obs.healing.damage import Damage
 from canary_obs.healing.healer import Healer
 from canary_obs.healing.lineage import Lineage
 from canary_obs.healing.messages import DamageMessage
+from canary_obs.vocabulary import HealPolicy
 
 HEALER_ATTRIBUTE = "_kv_canary_healer"  # of Scheduler: its SchedulerHealer, once a policy was chosen
 PATCHES_ATTRIBUTE = "_kv_canary_heal_patches"  # of Scheduler or its class: restored at detach
@@ -29,16 +32,25 @@ class SchedulerHealer:
         self._healer = Healer(self._actions, self._lineage, message.limits)
         self._scheduler = scheduler
         self._problem = rehearse_healing(scheduler)
-        self._follow_blocks(getattr(scheduler, PATCHES_ATTRIBUTE))
+        self._message = message  # the last one of the rank that speaks for all
+        patches: MethodPatches = getattr(scheduler, PATCHES_ATTRIBUTE)
+        self._follow_blocks(patches)
+        if self._problem is None and scheduler.parallel_config.world_size > 1:
+            hear_all_ranks(patches, scheduler, lambda: self._healer.policy is not HealPolicy.OFF)
         for request in scheduler.requests.values():
             self._follow(request, len(request.block_hashes) * self._actions.key_tokens)
         cached = self._actions.cached_keys()
         if any(key not in self._lineage for key in cached):
             self._lineage.older = frozenset(cached)
 
-    def receive(self, message: DamageMessage) -> None:
-        """Do what a worker's message asks for, before the results that it came with are given out."""
-        self._healer.receive(message, self._problem)
+    def receive(self, message: DamageMessage | None, others: Sequence[Damage] = ()) -> None:
+        """Do what a worker's message asks for, before the results that it came with are given out.
+
+        `others`: what other ranks found.
+        """
+        self._message = message or self._message._replace(damages=(), releases=None)
+        damages = (*self._message.damages, *others)
+        self._healer.receive(self._message._replace(damages=damages), self._problem)
 
     def given_out(self, output: Any, outputs: dict[int, Any]) -> None:
         """The results of this scheduler output are given out."""
@@ -151,9 +163,10 @@ def heal_one(patches: MethodPatches, scheduler: Any) -> None:
 def _around_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_from_output(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         message = getattr(model_runner_output, DAMAGE_ATTRIBUTE, None)
+        others = getattr(model_runner_output, RANKS_ATTRIBUTE, ())
         healer: SchedulerHealer | None = vars(scheduler).get(HEALER_ATTRIBUTE)
-        if message is not None:
-            healer = _received(scheduler, healer, message)
+        if message is not None or others:
+            healer = _received(scheduler, healer, message, others)
         outputs = original(scheduler, scheduler_output, model_runner_output)
         if healer is not None:
             try:
@@ -166,13 +179,14 @@ def _around_update(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _received(
-    scheduler: Any, healer: SchedulerHealer | None, message: DamageMessage
+    scheduler: Any, healer: SchedulerHealer | None, message: DamageMessage | None, others: Sequence[Damage]
 ) -> SchedulerHealer | None:
     try:
-        if healer is None:
+        if healer is None and message is not None:
             healer = SchedulerHealer(scheduler, message)
             setattr(scheduler, HEALER_ATTRIBUTE, healer)
-        healer.receive(message)
+        if healer is not None:
+            healer.receive(message, others)
     except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on
         log_fault(scheduler, "healing", error)
     return healer

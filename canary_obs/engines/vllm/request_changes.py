@@ -64,22 +64,24 @@ class RequestChanges:
             return None
         cached = output.scheduled_cached_reqs
         if name in cached.req_ids:
-            computed = cached.num_computed_tokens[cached.req_ids.index(name)]
+            place = cached.req_ids.index(name)
+            computed, emitted = cached.num_computed_tokens[place], cached.num_output_tokens[place]
         else:
             new = next(new for new in output.scheduled_new_reqs if new.req_id == name)
-            computed = new.num_computed_tokens
+            computed, emitted = new.num_computed_tokens, _emitted_before(new)
         drafted = len(output.scheduled_spec_decode_tokens.get(name, ()))
         after = computed + output.num_scheduled_tokens[name] - drafted
         # One that came back computes tokens that it has emitted.
-        emitted = cached.num_output_tokens[cached.req_ids.index(name)] if name in cached.req_ids else 0
-        return max(emitted, int(after) + 1 - self._prompts[name])
+        return max(int(emitted), int(after) + 1 - self._prompts[name])
 
     def _begun(self, output: Any, loaded_from: Mapping[str, int]) -> Iterator[RequestChange]:
         for new in output.scheduled_new_reqs:
             name, computed = new.req_id, int(new.num_computed_tokens)
+            # V2 is sent a request that comes back as if it were new.
+            emitted = _emitted_before(new) if name in self._prompts else None
             self._prompts[name] = _prompt_tokens(new)
             joined = min(computed, loaded_from.get(name, computed))
-            yield self._change(name, computed, new.block_ids, joined)
+            yield self._change(name, computed, new.block_ids, joined, emitted)
 
     def _go_on(
         self, cached: Any, loaded_from: Mapping[str, int], changed: list[RequestChange],
@@ -143,6 +145,11 @@ def _prompt_tokens(new: Any) -> int:
     # Newer versions have a property for it, 0.26 has not.
     ids = new.prompt_token_ids
     return len(ids if ids is not None else new.prompt_embeds)
+
+
+def _emitted_before(new: Any) -> int:
+    ids = new.prefill_token_ids  # None for V1, whose new requests have emitted nothing
+    return 0 if ids is None else len(ids) - _prompt_tokens(new)
 
 
 def _without_null(added: AddedBlocks) -> AddedBlocks:

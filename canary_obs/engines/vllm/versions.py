@@ -58,7 +58,10 @@ RUNNER_HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
 # out by the first request. tests/engines/vllm/scheduler_fields.json has what versions have.
 FIELDS: dict[str, frozenset[str]] = {
     "vllm.v1.core.sched.output:NewRequestData": frozenset(
-        {"req_id", "prompt_token_ids", "prompt_embeds", "block_ids", "num_computed_tokens"}
+        {
+            "req_id", "prompt_token_ids", "prefill_token_ids", "prompt_embeds", "block_ids",
+            "num_computed_tokens",
+        }
     ),
     "vllm.v1.core.sched.output:CachedRequestData": frozenset(
         {"req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens", "num_output_tokens"}

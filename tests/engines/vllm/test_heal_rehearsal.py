@@ -8,5 +8,8 @@ from canary_obs.engines.vllm.heal_rehearsal import rehearse_healing
 
 
 def test_findings_of_all_ranks_must_reach_the_scheduler() -> None:
-    scheduler = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2))
-    assert "one of 2 ranks" in str(rehearse_healing(scheduler))
+    ranks = {"world_size": 2, "tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    scheduler = SimpleNamespace(parallel_config=SimpleNamespace(**ranks))
+    assert "one of 2 ranks with distributed_executor_backend=ray" in str(rehearse_healing(scheduler))
+    scheduler = SimpleNamespace(parallel_config=SimpleNamespace(**ranks | {"tensor_parallel_size": 1}))
+    assert "results of the last stage of 2 ranks" in str(rehearse_healing(scheduler))

@@ -39,10 +39,11 @@ def output(*new: Any, cached: Any = (), finished: Any = (), preempted: Any = (),
     )  # fmt: skip
 
 
-def new(name: str, *blocks: list[int], computed: int = 0, prompt: int = 6) -> Any:
+def new(name: str, *blocks: list[int], computed: int = 0, prompt: int = 6, **more: Any) -> Any:
     return SimpleNamespace(
-        req_id=name, block_ids=blocks, num_computed_tokens=computed, prompt_token_ids=[5] * prompt
-    )
+        req_id=name, block_ids=blocks, num_computed_tokens=computed, prompt_token_ids=[5] * prompt,
+        **({"prefill_token_ids": None} | more),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -94,6 +95,15 @@ def test_one_that_comes_back_has_emitted_what_it_computes_again(changes: Request
     )
     assert shown[-1].changed[0].emitted is None
     assert changes.emitted("a") == 4
+
+
+def test_v2_is_sent_one_that_comes_back_as_if_it_were_new(changes: RequestChanges) -> None:
+    shown = Shown()
+    changes.report(output(new("a", [1, 2], prefill_token_ids=[5] * 6), scheduled={"a": 6}), {}, shown)
+    changes.report(output(preempted=["a"]), {}, shown)
+    changes.report(output(new("a", [7], prefill_token_ids=[5] * 9), scheduled={"a": 4}), {}, shown)
+    assert [change.emitted for one in shown for change in one.changed] == [None, 3]
+    assert changes.emitted("a") == 3
 
 
 def test_blocks_that_a_connector_fills_are_not_joined(changes: RequestChanges) -> None:

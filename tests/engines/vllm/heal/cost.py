@@ -48,6 +48,7 @@ def outputs(changing: bool) -> Iterator[Any]:
                 block_ids=(blocks,),
                 num_computed_tokens=0,
                 prompt_token_ids=[5] * CONTEXT,
+                prefill_token_ids=None,
             )
         )
     yield _output(new, _cached([], [], []), dict.fromkeys(names, CONTEXT))

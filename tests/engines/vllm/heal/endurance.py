@@ -1,6 +1,6 @@
 """Many healing actions on a real vLLM.
 
-python -m tests.engines.vllm.heal.endurance V1 10000 RESULT.json [SECONDS]
+python -m tests.engines.vllm.heal.endurance V1|V2|TP2 10000 RESULT.json [SECONDS]
 
 Blocks of running requests are reported as damaged although they are not, while requests are preempted,
 aborted, prefilled in chunks, and the prefix cache is reset. Exit code 1 when a reference was left behind.
@@ -22,6 +22,7 @@ from typing import Any
 from tests.engines.vllm.heal.program import ON_GPU, on_gpu, prepare
 
 ENGINE: dict[str, Any] = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24, "max_model_len": 512}
+TWO_RANKS = "TP2"  # with the V1 runner
 _REQUESTS, _TOKENS = 8, 40
 
 
@@ -31,29 +32,62 @@ def endure(rig: Any, enough: Callable[[Counter[str]], bool], seed: int = 3) -> d
     from canary_obs.vocabulary import HealPolicy
 
     draw, events, began = random.Random(seed), Counter[str](), time.monotonic()
-    rig.canary.healing._limits = Limits(1_000_000_000, 1_000.0)
-    pool, before = rig.core.scheduler.kv_cache_manager.block_pool, actions_of(rig)
+    limits, ranks = Limits(1_000_000_000, 1_000.0), rig if hasattr(rig, "of_ranks") else OneRank(rig)
+    pool, before = rig.core.scheduler.kv_cache_manager.block_pool, ranks.counts()
     clean, restore = (pool.get_num_free_blocks(), references(rig)), _count_preemptions(rig, events)
     try:
-        while not enough(actions_of(rig) - before):
-            rig.canary.healing.choose((HealPolicy.EVICT, HealPolicy.PROTECT)[events["rounds"] % 2])
-            _round(rig, draw, events)
+        while not enough(ranks.counts() - before):
+            ranks.choose((HealPolicy.EVICT, HealPolicy.PROTECT)[events["rounds"] % 2], limits)
+            _round(rig, ranks, draw, events)
     finally:
         restore()
-    rig.canary.healing.release(None)
+    ranks.release()
     for _ in range(2):  # the scheduler hears of it, and answers
         rig.generate([[5] * 20], tokens=1)
     return {
-        "actions": dict(sorted((actions_of(rig) - before).items())),
+        "actions": dict(sorted((ranks.counts() - before).items())),
         "events": dict(sorted(events.items())),
         "seconds": round(time.monotonic() - began, 1),
-        "healing": rig.canary.healing.status.why,
-        "observer_faults": dict(rig.canary.health.faults),
+        "healing": [why for _, why in ranks.healing() if why is not None],
+        "observer_faults": [faults for faults in ranks.faults() if faults],
         "references_as_before": (pool.get_num_free_blocks(), references(rig)) == clean,
     }
 
 
-def _round(rig: Any, draw: random.Random, events: Counter[str]) -> None:
+class OneRank:
+    """A rig whose worker is in this process, as one with several ranks answers."""
+
+    def __init__(self, rig: Any) -> None:
+        self._canary = rig.canary
+
+    def choose(self, policy: Any, limits: Any) -> None:
+        """This policy."""
+        self._canary.healing._limits = limits
+        self._canary.healing.choose(policy)
+
+    def release(self) -> None:
+        """All blocks."""
+        self._canary.healing.release(None)
+
+    def report(self, _rank: int, found: list[Any]) -> None:
+        """As if a check had found it."""
+        self._canary.healing.found(found, (), "", self._canary.step)
+
+    def counts(self) -> Counter[str]:
+        """How often each action had each outcome."""
+        return actions_of(self._canary)
+
+    def healing(self) -> list[tuple[str, str | None]]:
+        """What is followed, and why."""
+        status = self._canary.healing.status
+        return [(status.effective.value, status.why)]
+
+    def faults(self) -> list[dict[str, int]]:
+        """Of the observer."""
+        return [dict(self._canary.health.faults)]
+
+
+def _round(rig: Any, ranks: Any, draw: random.Random, events: Counter[str]) -> None:
     number, engine = events["rounds"], rig.llm.llm_engine
     events["rounds"] += 1
     prompts = random.Random(draw.randrange(6))
@@ -61,14 +95,14 @@ def _round(rig: Any, draw: random.Random, events: Counter[str]) -> None:
         f"{number}-{each}": [prompts.randrange(4, 1024) for _ in range(40 + 30 * each)]
         for each in range(_REQUESTS)
     }
-    rig.canary.healing.release(None)  # or quarantine leaves too few blocks for the longest request
+    ranks.release()  # or quarantine leaves too few blocks for the longest request
     rig.start(names, tokens=_TOKENS)
     events["requests"] += len(names)
     for _ in range(3):
         rig.step(draw.randrange(1, 6))
         blocks = sorted({block for name in names for block in _held_by(rig, name)})
         wrong = [false_finding(block) for block in draw.sample(blocks, min(3, len(blocks)))]
-        rig.canary.healing.found(wrong, (), "", rig.canary.step)
+        ranks.report(draw.randrange(2), wrong)
         rig.step(2)
     if number % 3 == 0:
         engine.abort_request([f"{number}-0", f"{number}-1"])
@@ -90,12 +124,12 @@ def _count_preemptions(rig: Any, events: Counter[str]) -> Callable[[], None]:
     return lambda: vars(scheduler).pop("_preempt_request")
 
 
-def actions_of(rig: Any) -> Counter[str]:
+def actions_of(canary: Any) -> Counter[str]:
     """How often each action had each outcome."""
     return Counter(
         {
             f"{action.value} {outcome.value}": count
-            for action, outcomes in rig.canary.healing.counts.items()
+            for action, outcomes in canary.healing.counts.items()
             for outcome, count in outcomes.items()
             if count
         }
@@ -110,7 +144,7 @@ def references(rig: Any) -> list[int]:
 def _held_by(rig: Any, name: str) -> list[int]:
     try:
         return list(rig.blocks_of(name))
-    except KeyError:  # it waits
+    except (KeyError, StopIteration):  # it waits
         return []
 
 
@@ -129,10 +163,12 @@ def main(runner: str, actions: int, result: Path, seconds: float = 1e9) -> int:
     """Write what happened, after so many actions or seconds."""
     prepare(runner)
     from tests.engines.vllm.real.models import make_model
+    from tests.engines.vllm.real.ranks import RanksRig
     from tests.engines.vllm.real.rig import Rig
 
+    kind = RanksRig if runner == TWO_RANKS else Rig
     with tempfile.TemporaryDirectory() as folder:
-        rig = Rig(make_model(Path(folder), "llama"), **ENGINE | (ON_GPU if on_gpu() else {}))
+        rig = kind(make_model(Path(folder), "llama"), **ENGINE | (ON_GPU if on_gpu() else {}))
         until = time.monotonic() + seconds
         enough = lambda done: done.total() >= actions or time.monotonic() > until  # noqa: E731
         found = {"runner": runner} | endure(rig, enough)

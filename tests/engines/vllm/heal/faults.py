@@ -88,7 +88,7 @@ class Faults:
         rig, draw = self._rig, self._draw
         size = rig.adapter.vllm_groups[0].block_size
         running = {one.request_id: one.num_computed_tokens for one in rig.core.scheduler.running}
-        table, rows = self._tables()
+        table, rows = rig.block_table()
         rows = {name: row for name, row in rows.items() if running.get(name, 0) >= size}
         if not rows:
             return False
@@ -101,19 +101,12 @@ class Faults:
         table[row, column] = self._block = wrong
 
         def undo() -> None:
-            table, rows = self._tables()
+            table, rows = rig.block_table()
             if name in rows and int(table[rows[name], column]) == wrong:
                 table[rows[name], column] = right
 
         self._undo.append((step + draw.randint(1, _TABLE_STEPS), undo))
         return True
-
-    def _tables(self) -> tuple[Any, dict[str, int]]:
-        runner = self._rig.runner
-        if hasattr(runner, "req_states"):
-            return runner.block_tables.block_tables[0].gpu, dict(runner.req_states.req_id_to_index)
-        batch = runner.input_batch
-        return batch.block_table[0].block_table.np, dict(batch.req_id_to_index)
 
     def _mapping(self, step: int) -> bool:
         """The cache finds a block by the hash of another one's tokens."""

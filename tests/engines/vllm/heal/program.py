@@ -79,12 +79,12 @@ def run(runner: str, count: int, seed: int, policy: str, result: Path) -> None:
                 under(rig, HealPolicy.OFF)
             add_round(
                 result,
-                {"runner": runner, "policy": policy, "seed": seed} | _engine_of(rig) | round_of(*runs),
+                {"runner": runner, "policy": policy, "seed": seed} | engine_of(rig) | round_of(*runs),
             )
         rig.close()
 
 
-def _engine_of(rig: Any) -> dict[str, Any]:
+def engine_of(rig: Any) -> dict[str, Any]:
     """What it ran on."""
     import vllm
 

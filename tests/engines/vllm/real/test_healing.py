@@ -103,6 +103,13 @@ def test_a_running_request_whose_tokens_left_is_ended_with_an_error(rig: Rig) ->
     assert set(references(rig)) == {0}
 
 
+@pytest.fixture
+def without_patrol(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it may meet the damage sooner."""
+    monkeypatch.setattr(rig.canary.patrol, "advance", lambda **_: None)
+
+
+@pytest.mark.usefixtures("without_patrol")
 def test_a_preempted_request_that_has_sent_what_it_read_is_ended(rig: Rig) -> None:
     rig.canary.healing.choose(HealPolicy.PROTECT)
     rig.start({"sent": prompt(16)})
@@ -115,11 +122,11 @@ def test_a_preempted_request_that_has_sent_what_it_read_is_ended(rig: Rig) -> No
     assert set(references(rig)) == {0}
 
 
+@pytest.mark.usefixtures("without_patrol")
 @pytest.mark.parametrize("met", ["later", "as it is written over"])
 def test_who_has_sent_a_token_from_damage_is_ended_also_when_it_holds_the_block_no_more(
-    rig: Rig, met: str, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, met: str
 ) -> None:
-    monkeypatch.setattr(rig.canary.patrol, "advance", lambda **_: None)  # or it may meet the damage sooner
     rig.canary.healing.choose(HealPolicy.PROTECT)
     rig.start({"sent": prompt(16)}, tokens=120)
     rig.step(8)
@@ -155,13 +162,19 @@ def test_a_request_that_read_another_block_is_computed_again_and_answers_right(r
     before, answers = counts(rig), {}
     rig.start(own, tokens=24)
     rig.step(8)
-    table = rig.runner.input_batch.block_table[0].block_table.np
-    table[rig.row_of("a"), 1] = table[rig.row_of("b"), 1]
+    read_another_block(rig)
     reasons = finish(rig, answers)
     assert reasons == {"a": "length", "b": "length"}
     assert [answers["a"], answers["b"]] == right
     assert since(rig, before)["recompute", "done"] == 1
     assert set(references(rig)) == {0}
+
+
+def read_another_block(rig: Rig) -> None:
+    """`a` reads a block of `b`."""
+    table, rows = rig.block_table()
+    first, second = (next(row for name, row in rows.items() if name.startswith(own)) for own in "ab")
+    table[first, 1] = int(table[second, 1])
 
 
 def test_a_slot_damaged_twice_leaves_circulation_and_comes_back(rig: Rig) -> None:
@@ -246,8 +259,7 @@ def heals_of(rig: Rig, policy: HealPolicy, harm: str) -> list[tuple[str, str | N
         rig.start({"a": prompt(31), "b": prompt(32)})
         rig.step(2 if harm == "young" else 8)
         if harm == "table":
-            table = rig.runner.input_batch.block_table[0].block_table.np
-            table[rig.row_of("a"), 1] = table[rig.row_of("b"), 1]
+            read_another_block(rig)
         else:
             damage(rig, rig.idle_blocks()[0] if harm == "idle" else rig.blocks_of("a")[1])
             rig.settle()

@@ -11,6 +11,10 @@ from tests.engines.vllm.real.server import Process
 
 # Each file starts engines of its own.
 TESTS = {
+    "test_healing.py": [
+        "who_has_sent_a_token_from_damage_is_ended_also_when_it_holds_the_block_no_more[later]",
+        "a_dry_run_says_what_protect_then_does[used]",
+    ],
     "test_nixl.py": ["what_was_sent_is_what_is_received", "damage_at_the_sender_is_found_at_the_receiver"],
     "test_offloading.py": ["what_was_stored_is_what_is_loaded[True]", "a_load_that_copied_nothing_is_lost"],
     "test_failed_loads.py": ["a_failure_that_the_scheduler_ignores_is_found[request]"],

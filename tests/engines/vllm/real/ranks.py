@@ -1,0 +1,165 @@
+"""A real vLLM with two tensor-parallel ranks on a CPU: each is a process, and its canary answers calls."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from canary_obs.engines.vllm.worker import runtime_of
+from canary_obs.healing.guard_rail import Limits
+from canary_obs.records import Violation
+from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.vocabulary import HealPolicy
+from tests.engines.vllm.real.rig import DEFAULTS, Rig
+
+RANKS = 2
+
+
+class RanksRig(Rig):
+    """The engine core runs here, the workers elsewhere."""
+
+    def __init__(self, model: Path, **engine: Any) -> None:
+        from vllm import LLM
+
+        with pytest.MonkeyPatch.context() as patch:  # other engines of this process have one rank
+            cores = "|".join(str(core % (os.cpu_count() or 1)) for core in range(RANKS))
+            patch.setenv("VLLM_CPU_OMP_THREADS_BIND", cores)
+            self.llm = LLM(model=str(model), **(DEFAULTS | {"tensor_parallel_size": RANKS} | engine))
+        self.core = self.llm.llm_engine.engine_core.engine_core
+
+    def of_ranks(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What a function of this module returns for each rank's worker."""
+        found: list[Any] = self.core.model_executor.collective_rpc(function, args=args)
+        return found
+
+    def damage(self, rank: int, block: int) -> None:
+        """Large enough to change what is answered."""
+        self.of_ranks(damage, rank, block)
+
+    def settle(self) -> list[Violation]:
+        """Everything checked on every rank."""
+        self.of_ranks(settle)
+        return []
+
+    def fresh(self) -> None:
+        """Forget cached blocks and records."""
+        self.finish()
+        self.step()
+        assert self.llm.reset_prefix_cache()
+        self.of_ranks(mark_ready)
+        self.settle()
+
+    def blocks_of(self, request: str, group: int = 0) -> list[int]:
+        """The blocks of a request that runs."""
+        scheduler = self.core.scheduler
+        name = next(one.request_id for one in scheduler.running if one.request_id.startswith(request))
+        found: list[int] = scheduler.kv_cache_manager.get_block_ids(name)[group]
+        return found
+
+    def choose(self, policy: HealPolicy, limits: Limits) -> None:
+        """On all ranks, as a service does."""
+        self.of_ranks(choose, policy.value, tuple(limits))
+
+    def release(self) -> None:
+        """Bring all quarantined blocks back."""
+        self.of_ranks(release)
+
+    def report(self, rank: int, found: Sequence[Violation]) -> None:
+        """One rank has found this."""
+        self.of_ranks(report, rank, list(found))
+
+    def counts(self) -> Counter[str]:
+        """How often each action had each outcome; the first rank speaks for all."""
+        first, *others = self.of_ranks(counts)
+        assert not any(others)
+        return Counter(first)
+
+    def healing(self) -> list[tuple[str, str | None]]:
+        """By rank: the policy that is followed, and why it is not another one."""
+        return self.of_ranks(healing)
+
+    def faults(self) -> list[dict[str, int]]:
+        """Of each rank's observer."""
+        return self.of_ranks(faults)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.core.shutdown()
+        self.__dict__.clear()
+
+
+# In the workers ------------------------------------------------------------------------------------
+
+
+def damage(worker: Any, rank: int, block: int) -> None:
+    """Of one rank alone."""
+    if worker.rank != rank:
+        return
+    runner = worker.model_runner
+    layers = runner.kv_cache_config.kv_cache_groups[0].layer_names
+    for name in layers:
+        runner.compilation_config.static_forward_context[name].kv_cache[block].mul_(-3.0).add_(1.0)
+
+
+def settle(worker: Any) -> None:
+    """Check everything."""
+    canary = _canary(worker)
+    with canary._adapter.hooks.lock:  # type: ignore[attr-defined]
+        canary.check_everything()
+
+
+def mark_ready(worker: Any) -> None:
+    """Forget records."""
+    _canary(worker).mark_ready()
+
+
+def choose(worker: Any, policy: str, limits: tuple[int, float]) -> None:
+    """This policy."""
+    healing = _canary(worker).healing
+    healing._limits = Limits(*limits)
+    healing.choose(HealPolicy(policy))
+
+
+def release(worker: Any) -> None:
+    """All blocks."""
+    _canary(worker).healing.release(None)
+
+
+def report(worker: Any, rank: int, found: list[Violation]) -> None:
+    """As if a check of this rank had found it."""
+    if worker.rank == rank:
+        canary = _canary(worker)
+        canary.healing.found(found, (), "", canary.step)
+
+
+def counts(worker: Any) -> dict[str, int]:
+    """Actions with outcomes."""
+    return {
+        f"{action.value} {outcome.value}": count
+        for action, outcomes in _canary(worker).healing.counts.items()
+        for outcome, count in outcomes.items()
+        if count
+    }
+
+
+def healing(worker: Any) -> tuple[str, str | None]:
+    """What is followed, and why."""
+    status = _canary(worker).healing.status
+    return status.effective.value, status.why
+
+
+def faults(worker: Any) -> dict[str, int]:
+    """Of the observer."""
+    return dict(_canary(worker).health.faults)
+
+
+def _canary(worker: Any) -> CanaryRuntime:
+    # A call with a function gets the wrapper that vLLM puts around its workers.
+    found = runtime_of(getattr(worker, "worker", worker))
+    assert found is not None
+    return found

@@ -1,0 +1,65 @@
+"""One scheduler heals what any of two tensor-parallel ranks finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from canary_obs.healing.guard_rail import Limits
+from canary_obs.vocabulary import HealPolicy
+from tests.engines.vllm.heal.endurance import endure, references
+from tests.engines.vllm.real.ranks import RanksRig
+from tests.engines.vllm.real.test_healing import finish, prompt
+
+WIDE = Limits(1000, 0.9)
+
+
+@pytest.fixture(scope="module")
+def rig(models: Any) -> Iterator[RanksRig]:
+    made = RanksRig(models("llama"), max_num_batched_tokens=64, num_gpu_blocks_override=120)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def protected(rig: RanksRig) -> None:
+    rig.choose(HealPolicy.PROTECT, WIDE)
+    rig.release()
+    for seed in (90, 91, 92):  # the scheduler hears of it, answers, and hears every rank
+        rig.generate([prompt(seed, 20)], tokens=1)
+    assert rig.healing() == [("protect", None)] * 2
+    rig.fresh()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_any_rank_finds_ends_who_has_sent_tokens_from_it(rig: RanksRig, rank: int) -> None:
+    before = rig.counts()
+    rig.start({"sent": prompt(7), "other": prompt(8)})
+    rig.step(8)
+    rig.damage(rank, rig.blocks_of("sent")[1])
+    rig.settle()
+    assert finish(rig) == {"sent": "error", "other": "length"}
+    assert (rig.counts() - before)["end done"] == 1
+    assert set(references(rig)) == {0}
+    assert rig.faults() == [{}, {}]
+
+
+def test_what_the_second_rank_finds_in_an_idle_block_is_not_read_again(rig: RanksRig) -> None:
+    asked = prompt(1)
+    right = rig.generate([asked])
+    rig.damage(1, rig.idle_blocks()[2])
+    rig.settle()
+    before = rig.counts()
+    rig.generate([prompt(2, 20)], tokens=2)
+    assert (rig.counts() - before)["evict done"] >= 1
+    assert rig.generate([asked]) == right
+
+
+def test_repeated_actions_of_both_ranks_leave_no_reference_behind(rig: RanksRig) -> None:
+    found = endure(rig, lambda actions: actions.total() >= 40)
+    assert found["references_as_before"], found
+    assert {action.rsplit(" ")[1] for action in found["actions"]} == {"done"}
+    assert min(found["actions"][f"{action} done"] for action in ("evict", "recompute", "end")) > 0
+    assert not found["observer_faults"]
