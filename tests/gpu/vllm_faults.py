@@ -79,14 +79,22 @@ def plant_all(name: str, runner: str, output: Path) -> None:
 
 
 def summary(engines: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """Faults by what became of them, and engines that did not run to their end."""
+    """Faults by what became of them, engines that did not run to their end, and those with false alarms."""
     counts = Counter(fault["verdict"] for found in engines.values() for fault in found["faults"].values())
-    return dict(counts) | {"engines_failed": sum("error" in found for found in engines.values())}
+    alarms = [
+        found["engine"].get(when)
+        for found in engines.values()
+        for when in ("violations_when_clean", "violations_after")
+        if "engine" in found
+    ]
+    failed = sum("error" in found for found in engines.values())
+    return dict(counts) | {"engines_failed": failed, "false_alarms": sum(map(bool, alarms))}
 
 
 def succeeded(counts: dict[str, int]) -> bool:
-    """Whether every engine ran to its end, and nothing was missed or found otherwise."""
-    return not counts["engines_failed"] and set(counts) <= {"found", "masked", "engines_failed"}
+    """Whether each engine ran to its end without a false alarm, and nothing was missed or found otherwise."""
+    bad = set(counts) - {"found", "masked", "engines_failed", "false_alarms"}
+    return not (bad or counts["engines_failed"] or counts["false_alarms"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

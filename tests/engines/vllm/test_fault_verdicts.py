@@ -74,5 +74,13 @@ def test_an_engine_that_did_not_end_is_no_success() -> None:
     assert not vllm_faults.succeeded(vllm_faults.summary({"llama": {"faults": {}, "error": "exit status 1"}}))
 
 
+@pytest.mark.parametrize("when", ["violations_when_clean", "violations_after"])
+def test_a_false_alarm_is_no_success(when: str) -> None:
+    engine = {"violations_when_clean": [], "violations_after": []}
+    assert vllm_faults.succeeded(vllm_faults.summary({"llama": {"faults": {}, "engine": engine}}))
+    noisy = {"faults": {}, "engine": engine | {when: ["Violation(...)"]}}
+    assert not vllm_faults.succeeded(vllm_faults.summary({"llama": noisy}))
+
+
 def test_every_engine_has_its_faults() -> None:
     assert tuple(vllm_fault_cases.ENGINE_FAULTS) == vllm_faults.ENGINES
