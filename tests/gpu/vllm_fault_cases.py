@@ -218,7 +218,7 @@ def of_hybrid(folder: Path) -> EngineFaults:
 def of_states(folder: Path) -> EngineFaults:
     from tests.engines.vllm.real import test_states as cases
 
-    rig = Rig(make_model(folder, "falcon_h1"), **cases.STATES)
+    rig = Rig(make_model(folder, "falcon_h1"), **(cases.STATES | {"max_model_len": 512}))
 
     def flipped(layer: int, part: Part) -> Plant:
         return lambda rig, patch: cases.test_a_flip_in_a_cached_state_is_found(rig, layer, part)

@@ -7,11 +7,11 @@ from typing import Any
 from canary_obs.engines.toolkit.engine_methods import check_methods
 from canary_obs.errors import UnsupportedEngine
 
-# Tested with tests/engines/vllm/real: 0.26 on an H200, the others on a CPU. On a CPU, with and without a
-# canary, the V2 model runner needs Triton up to 0.28 and fails in 0.29, and latent attention fails in 0.27
-# and 0.28.
-V1_VERSIONS = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32")
-V2_VERSIONS = ("0.26", "0.30", "0.31", "0.32")
+# Tested with tests/engines/vllm/real: 0.26 on an H200, 0.33 on an H100, the others on a CPU. There, with and
+# without a canary, the V2 model runner needs Triton up to 0.28 and fails in 0.29, and latent attention fails
+# in 0.27 and 0.28.
+V1_VERSIONS = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
+V2_VERSIONS = ("0.26", "0.30", "0.31", "0.32", "0.33")
 
 WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 

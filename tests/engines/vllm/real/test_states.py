@@ -49,8 +49,9 @@ def tensor(rig: Rig, layer: int, part: Part) -> torch.Tensor:
 
 
 def flip(state: torch.Tensor) -> None:
-    flat = state.view(-1)[3:4].view(torch.int32)
-    flat ^= 1 << 18
+    word = {2: torch.int16, 4: torch.int32}[state.element_size()]
+    flat = state.view(-1)[3:4].view(word)
+    flat ^= 1 << (8 * state.element_size() - 14)  # the same bit of a bfloat16 and of a float32
 
 
 def found_in(rig: Rig, blocks: set[int]) -> set[tuple[Phase, Reason]]:
