@@ -17,22 +17,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-NIXL, MOONCAKE = "NixlConnector", "MooncakeConnector"
+NIXL, MOONCAKE, MULTI = "NixlConnector", "MooncakeConnector", "MultiConnector"
 ENVIRONMENT = {
     "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
     "VLLM_HOST_IP": "127.0.0.1",
 }  # fmt: skip
-_PORTS = {NIXL: "VLLM_NIXL_SIDE_CHANNEL_PORT", MOONCAKE: "VLLM_MOONCAKE_BOOTSTRAP_PORT"}
+_PORTS = {
+    NIXL: "VLLM_NIXL_SIDE_CHANNEL_PORT", MOONCAKE: "VLLM_MOONCAKE_BOOTSTRAP_PORT",
+    MULTI: "VLLM_NIXL_SIDE_CHANNEL_PORT",
+}  # fmt: skip
 
 
 def settings(role: str, blocks: int, ranks: int = 1, connector: str = NIXL) -> dict[str, Any]:
-    """Of an engine of this role; pools of different sizes, so that block numbers differ."""
-    transfer = {
+    """Of an engine of this role; pools of different sizes, so that block numbers differ.
+
+    A MultiConnector is one of NIXL with an OffloadingConnector beside it.
+    """
+    transfer: dict[str, Any] = {
         "kv_connector": connector, "kv_role": role, "kv_buffer_device": "cpu",
         "engine_id": f"{role}-{ranks}", "kv_load_failure_policy": "recompute",
     }  # fmt: skip
     if connector == MOONCAKE:
         transfer |= {"kv_connector_extra_config": {"mooncake_protocol": "tcp"}}
+    if connector == MULTI:
+        from tests.engines.vllm.real.host_offload import transfer_config
+
+        own = {name: value for name, value in transfer.items() if name != "engine_id"}
+        children = [transfer_config(), own | {"kv_connector": NIXL}]
+        transfer |= {"kv_connector_extra_config": {"connectors": children}}
     return {"kv_transfer_config": transfer, "num_gpu_blocks_override": blocks}
 
 
@@ -107,7 +119,7 @@ def _by_nixl(engine: _Engine, asked: dict[str, Any]) -> dict[str, Any]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     if asked.get("expire"):
-        waiting = get_kv_transfer_group().connector_worker._reqs_to_send
+        waiting = get_kv_transfer_group().connector_worker._reqs_to_send  # not within a MultiConnector
         waiting.update(dict.fromkeys(waiting, 0.0))
     names = "remote_engine_id", "remote_block_ids", "remote_host", "remote_port"
     params = engine.prefill(asked["prompt"], dict.fromkeys(names))

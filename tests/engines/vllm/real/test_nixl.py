@@ -10,7 +10,7 @@ import pytest
 
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.pair import LENGTH, Pair, free_port
-from tests.engines.vllm.real.prefill import ENVIRONMENT, Prefill
+from tests.engines.vllm.real.prefill import ENVIRONMENT, MULTI, Prefill
 from tests.engines.vllm.real.rig import prompts
 
 DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
@@ -174,3 +174,28 @@ def test_what_two_ranks_send_is_what_one_receives(two_ranks: Pair) -> None:
     assert two_ranks.served(_exchange) == {DATA}
     assert two_ranks.served(lambda params: params.pop("kv_canary")) == set()
     assert two_ranks.loads() == (0, LENGTH)
+
+
+@pytest.fixture
+def multi(pair: Pair) -> Iterator[Pair]:
+    """Both engines with an OffloadingConnector beside NIXL, in a MultiConnector; the others end."""
+    pair.close()
+    made = Pair(pair.model, MULTI)
+    yield made
+    made.close()
+
+
+def test_what_each_connector_of_a_multi_connector_loads_is_compared(multi: Pair) -> None:
+    for _ in range(2):
+        assert multi.served() == set()
+        assert multi.loads() == (LENGTH, 0)
+        assert multi.rig.canary.verdict() == (State.OK, ())
+    answer = multi.answer
+    multi.rig.generate(prompts(2, seed=4, shared=0), 2)  # stores are submitted a step later
+    multi.rig.fresh()
+    assert multi.rig.generate([multi.asked], 6) == [answer]
+    assert multi.loads() == (LENGTH // 32 * 32, 0), "from its own memory tier"
+    assert multi.rig.settle() == []
+    assert multi.served(flip=True) == {DATA}
+    assert multi.served(lambda params: params.pop("kv_canary")) == set()
+    assert multi.loads() == (0, LENGTH)
