@@ -176,6 +176,13 @@ OFFLOADS = mutants(
         _OFFLOADS + "test_records_that_are_not_complete_vouch_for_nothing",
     ),
     (
+        "submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)\n"
+        "            self._guarded(self._load, job_id, dst_spec, src_spec)",
+        "self._guarded(self._load, job_id, dst_spec, src_spec)\n"
+        "            submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)",
+        _OFFLOADS + "test_no_copy_waits_for_its_records",
+    ),
+    (
         "keys = self._jobs.pop(job, {})\n        by_group",
         "keys = next(reversed(self._jobs.values()), {})\n        by_group",
         _OFFLOADS + "test_a_load_is_compared_with_what_its_key_was_stored_as",

@@ -68,15 +68,17 @@ class OffloadRecords:
 
     def _around_store(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_store(job_id: int, src_spec: Any, dst_spec: Any, *args: Any, **kwargs: Any) -> Any:
+            submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)
             self._guarded(self._store, job_id, src_spec, dst_spec)
-            return original(job_id, src_spec, dst_spec, *args, **kwargs)
+            return submitted
 
         return submit_store
 
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_load(job_id: int, src_spec: Any, dst_spec: Any, *args: Any, **kwargs: Any) -> Any:
+            submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)
             self._guarded(self._load, job_id, dst_spec, src_spec)
-            return original(job_id, src_spec, dst_spec, *args, **kwargs)
+            return submitted
 
         return submit_load
 

@@ -155,6 +155,20 @@ def test_a_load_is_compared_with_what_its_key_was_stored_as(followed: Any) -> No
     assert {sent.filled for sent in copies.values()} == {SIZE}
 
 
+def test_no_copy_waits_for_its_records() -> None:
+    """They are taken while it is under way: on a GPU it is made beside the engine's thread."""
+    records, order = OffloadRecords([], {}, Observer(), StoredCopies(dict, None)), list[str]()  # type: ignore[arg-type]
+    records._store = lambda *_: order.append("records")  # type: ignore[method-assign]
+    records._load = lambda *_: order.append("records")  # type: ignore[method-assign]
+    submit: Any = lambda *_: order.append("copy")  # noqa: E731
+    worker = SimpleNamespace(submit_store=submit, submit_load=submit)
+    spec = SimpleNamespace(blocks_per_chunk=1)
+    records.wrap(MethodPatches(), SimpleNamespace(connector_worker=SimpleNamespace(spec=spec, worker=worker)))
+    worker.submit_store(1, device([7], [1], [0]), tier([3]))
+    worker.submit_load(2, tier([3]), device([7], [1], [0]))
+    assert order == ["copy", "records"] * 2
+
+
 def test_records_that_are_not_complete_vouch_for_nothing(followed: Any) -> None:
     records, copies, worker = followed
     records.follow(jobs(stores={1: [3]}), {3: key(b"a", 0)})

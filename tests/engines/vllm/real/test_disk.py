@@ -129,13 +129,15 @@ def test_what_was_stored_is_what_is_loaded(disk: Disk, files: bool) -> None:
     assert disk.again == disk.first
 
 
-def test_a_byte_that_flips_in_the_file_of_one_layer_is_found(disk: Disk) -> None:
-    def flip(disk: Disk) -> None:
-        file = disk.layers()[-1]
-        data = bytearray(file.read_bytes())
-        data[-77] ^= 64
-        file.write_bytes(data)
+def flip(disk: Disk) -> None:
+    """A byte of the last layer's file."""
+    file = disk.layers()[-1]
+    data = bytearray(file.read_bytes())
+    data[-77] ^= 64
+    file.write_bytes(data)
 
+
+def test_a_byte_that_flips_in_the_file_of_one_layer_is_found(disk: Disk) -> None:
     assert disk.served(flip) == {DATA}
     assert disk.left_out == 0
 
@@ -150,6 +152,23 @@ def test_layers_that_change_places_are_found(disk: Disk) -> None:
     assert disk.served(exchange) == {DATA}
 
 
+@pytest.mark.parametrize("layers", [1, None])
+def test_layers_of_another_prompt_are_found(disk: Disk, layers: int | None) -> None:
+    """One of them, or all."""
+    others = list[bytes]()
+
+    def keep(disk: Disk) -> None:
+        others.extend(file.read_bytes() for file in disk.layers())
+
+    def replace(disk: Disk) -> None:
+        for file, data in list(zip(disk.layers(), others, strict=True))[:layers]:
+            file.write_bytes(data)
+
+    assert disk.served(keep) == set()
+    assert disk.served(replace) == {DATA}
+    assert disk.left_out == 0
+
+
 def test_a_load_that_copied_nothing_is_lost(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     def skip(disk: Disk) -> None:
         monkeypatch.setattr(disk.child, "start_load_kv", lambda *_, **__: None)
@@ -157,7 +176,7 @@ def test_a_load_that_copied_nothing_is_lost(disk: Disk, monkeypatch: pytest.Monk
     assert disk.served(skip) == {LOST}
 
 
-@pytest.mark.parametrize("way", ["another life", "lost", "forged"])
+@pytest.mark.parametrize("way", ["another life", "lost", "forged", "stale"])
 def test_only_records_that_can_be_believed_are_compared(disk: Disk, way: str) -> None:
     """Those of another engine, or of this one before it was restarted."""
 
@@ -170,9 +189,11 @@ def test_only_records_that_can_be_believed_are_compared(disk: Disk, way: str) ->
         elif way == "forged":
             data = path.read_bytes()
             path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        elif way == "stale":  # a file was replaced, and what was said of it was not
+            flip(disk)
 
-    assert disk.served(change) == set()
-    believed = way == "another life"
+    assert disk.served(change) == ({DATA} if way == "stale" else set())
+    believed = way in ("another life", "stale")
     assert (disk.compared, disk.left_out) == ((BLOCKS * 32, 0) if believed else (0, BLOCKS * 32))
 
 

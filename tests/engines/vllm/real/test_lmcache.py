@@ -208,6 +208,14 @@ def test_chunks_that_change_places_are_found(cache: Cache, tier: str) -> None:
     assert cache.served(exchange, tier) == {DATA}
 
 
+def test_a_layer_of_another_chunk_is_found(cache: Cache) -> None:
+    def exchange(cache: Cache) -> None:
+        one, other = (cache.tier("memory").hot_cache[key].tensor for key in cache.chunks[:2])
+        one[:, 1] = other[:, 1]
+
+    assert cache.served(exchange, "memory") == {DATA}
+
+
 def test_a_load_that_copied_nothing_is_lost(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     def skip(cache: Cache) -> None:
         monkeypatch.setattr(cache.engine.gpu_connector, "skip", True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from canary_obs.vocabulary import Phase, Reason, State
@@ -81,6 +82,25 @@ def test_blocks_of_another_request_are_found(pair: Pair) -> None:
         params["remote_block_ids"] = other["remote_block_ids"]
 
     assert pair.served(stale) == {DATA}
+
+
+def test_a_layer_of_other_blocks_is_found(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last region of each remote block is read seven blocks before it: the KV of another request."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    wrapper = get_kv_transfer_group().connector_worker.nixl_wrapper
+    make, blocks = wrapper.make_prepped_xfer, 90
+
+    def moved(kind: str, local: Any, own: Any, remote: Any, theirs: Any, *args: Any, **kwargs: Any) -> Any:
+        theirs = np.array(theirs)
+        last = theirs // blocks == theirs.max() // blocks
+        assert 0 < last.sum() < len(theirs)
+        theirs[last] -= 7
+        return make(kind, local, own, remote, theirs, *args, **kwargs)
+
+    pair.served()
+    monkeypatch.setattr(wrapper, "make_prepped_xfer", moved)
+    assert pair.served() == {DATA}
 
 
 def test_a_sender_that_gave_up_waiting_and_used_the_blocks_again_is_found(pair: Pair) -> None:

@@ -46,6 +46,12 @@ def exchange(rows: Any) -> None:
     rows[:] = rows.roll(1, 0)
 
 
+def exchange_layer(rows: Any) -> None:
+    """Each block gets one layer of another."""
+    third = rows.shape[1] // 3
+    rows[:, :third] = rows[:, :third].roll(1, 0)
+
+
 def test_a_clean_storm_through_both_tiers(tiers: Tiers) -> None:
     asked = prompts(16)
     first = tiers.rig.generate(asked, 12)
@@ -66,9 +72,9 @@ def test_what_was_stored_is_what_is_loaded(tiers: Tiers, memory: bool) -> None:
     assert (tiers.compared, tiers.left_out) == (BLOCKS * 32, 0)
 
 
-@pytest.mark.parametrize(("change", "reason"), [(flip, DATA), (exchange, DATA)])
-def test_a_changed_memory_tier_is_found(tiers: Tiers, change: Any, reason: Any) -> None:
-    assert tiers.loaded(each_chunk(change)) == {reason}
+@pytest.mark.parametrize("change", [flip, exchange, exchange_layer])
+def test_a_changed_memory_tier_is_found(tiers: Tiers, change: Any) -> None:
+    assert tiers.loaded(each_chunk(change)) == {DATA}
 
 
 def test_a_load_that_copied_nothing_is_lost(tiers: Tiers) -> None:
@@ -92,12 +98,16 @@ def test_a_byte_that_flips_in_a_file_is_found(tiers: Tiers) -> None:
     assert tiers.left_out == 0
 
 
-def test_files_that_change_places_are_found(tiers: Tiers) -> None:
+@pytest.mark.parametrize("layers", [1, 3])
+def test_files_that_change_places_are_found(tiers: Tiers, layers: int) -> None:
+    """Whole files, or the layers in them; the tiny model has three."""
+
     def exchanged(tiers: Tiers) -> None:
         files = tiers.files()
         contents = [file.read_bytes() for file in files]
-        for file, data in zip(files, [*contents[1:], contents[0]], strict=True):
-            file.write_bytes(data)
+        for file, own, other in zip(files, contents, [*contents[1:], contents[0]], strict=True):
+            cut = len(own) * layers // 3
+            file.write_bytes(other[:cut] + own[cut:])
 
     assert tiers.loaded(exchanged, memory=True) == {DATA}
 
