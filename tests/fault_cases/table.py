@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.fault_cases import cases as case_modules
 from tests.fault_cases.case import FaultCase
+from tests.fault_cases.connectors import FAULTS
 from tests.fault_cases.engines import RUNS
 from tests.fault_cases.transfers import TRANSFERS
 
@@ -40,6 +41,15 @@ fault is planted in the engine's own tensors, tables and methods; the others wer
 reference engine gets one fault of each reason (`tests/gpu/test_faults.py`), and vLLM flipped bits in every
 layer (`canary-obs bench vllm-gpu`).
 """
+_CONNECTORS = """
+## On vLLM's KV connectors
+
+Planted in real vLLM engines on a CPU, in the connector's own files, memory or transfer, never in the records
+(but for the last three). *Unverified* slots are counted as such, never as ok; tests are in
+`tests/engines/vllm/real` unless a path is given.
+
+| fault | connector | what is found | test |
+|---|---|---|---|"""
 PRODUCTION = Path(__file__).with_name("production.json")  # written by tests.fault_cases.production
 
 
@@ -80,7 +90,7 @@ def table() -> str:
     if harmless:
         lines += ["\nOutputs stay as they were, yet it is a fault:\n"]
         lines += [f"- {s.title}: {s.harmless}" for s in harmless]
-    return "\n".join(lines + _on_engines()) + "\n"
+    return "\n".join(lines + _on_engines() + _on_connectors()) + "\n"
 
 
 def _on_engines() -> list[str]:
@@ -92,6 +102,17 @@ def _on_engines() -> list[str]:
         "| fault | engine | test |",
         "|---|---|---|",
         *(f"| {title} | {engine} | `{test}` |" for title, engine, test in rows),
+    ]
+
+
+def _on_connectors() -> list[str]:
+    return [
+        _CONNECTORS,
+        *(
+            f"| {fault} | {connector} | {planted.found} | {f'`{planted.test}`' if planted.test else ''} |"
+            for fault, by_connector in FAULTS.items()
+            for connector, planted in by_connector.items()
+        ),
     ]
 
 
