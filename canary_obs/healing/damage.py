@@ -40,6 +40,7 @@ class Damage(NamedTuple):
     readers: tuple[tuple[str, int], ...] = ()
     filled: tuple[tuple[int, int], ...] = ()  # blocks (group, number) that hold what was computed from it
     overwritten: bool = False  # the block holds something else by now
+    listed: int | None = None  # number of the last forward when readers and blocks were listed
 
 
 def damage_of(

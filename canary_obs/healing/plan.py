@@ -30,6 +30,7 @@ class HeldRequest(NamedTuple):
     restarts: int  # by healing, so far
     # Number of the last forward whose tokens were given out when healing started it again; None = it did not.
     dropped_after: int | None = None
+    kept: int = 0  # of its output tokens, those that it began or went on with
 
 
 class CacheView(Protocol):
@@ -89,9 +90,11 @@ def make_plan(damage: Damage, view: CacheView, lineage: Lineage, policy: HealPol
     recompute, end, left, readers = [], [], [], dict(damage.readers)
     for held in () if damage.kv_intact else requests:
         before = readers.get(held.name)
+        if before is not None and _is_anew(held, damage) and held.kept <= before:
+            before = None  # it had sent none of them
         # One that waits was started again for what is met once more.
         misread = held is victim and (any(held.blocks) or not damage.again)
-        if before is None and not misread and not harmed(held, damage) and not _holds(held, cached):
+        if before is None and not misread and not harmed(held, damage) and not _holds(held, cached, damage):
             continue
         unsent = held.sent <= (before or 0) or (damage.good is not None and damage.good >= view.given_out)
         if not any(held.blocks) and (unsent or policy is HealPolicy.EVICT):
@@ -127,12 +130,20 @@ def _is_cured(held: HeldRequest, damage: Damage) -> bool:
     return dropped and (not any(held.blocks) or damage.found < held.since)
 
 
-def _holds(held: HeldRequest, tainted: Mapping[Block, None]) -> bool:
+def _is_anew(held: HeldRequest, damage: Damage) -> bool:
+    """Whether what it has filled since it began or went on is later than what is known of the damage."""
+    known = damage.found if damage.listed is None else max(damage.found, damage.listed)
+    return held.since > known and any(held.blocks)
+
+
+def _holds(held: HeldRequest, tainted: Mapping[Block, None], damage: Damage) -> bool:
     # Damage is in few groups: a list is searched only for those.
-    groups = {group for group, _ in tainted}
-    return any(
-        (group, block) in tainted
-        for group in groups
-        if group < len(held.blocks)
-        for block in held.blocks[group]
-    )
+    groups, anew = {group for group, _ in tainted}, _is_anew(held, damage)
+    for group in groups:
+        if group < len(held.blocks):
+            blocks, size = held.blocks[group], held.block_tokens[group]
+            if anew and size:
+                blocks = blocks[: -(-held.joined // size)]  # it fills the others itself
+            if any((group, block) in tainted for block in blocks):
+                return True
+    return False

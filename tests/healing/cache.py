@@ -23,6 +23,7 @@ class Running:
     joined: int = 0
     restartable: bool = True
     dropped_after: int | None = None
+    kept: int = 0
 
     @property
     def keys(self) -> list[bytes]:
@@ -65,7 +66,7 @@ class Cache:
                 block_tokens=[KEY_TOKENS],
                 computed=len(each.tokens) if each.computed is None else each.computed,
                 since=each.since, joined=each.joined, restartable=each.restartable, restarts=each.restarts,
-                dropped_after=each.dropped_after,
+                dropped_after=each.dropped_after, kept=each.kept,
             )  # fmt: skip
 
     def finished_keys(self, name: str) -> Sequence[bytes]:

@@ -406,6 +406,32 @@ def test_what_was_dropped_when_a_request_started_again_does_not_end_it() -> None
         assert cache.ended == ["a"] * ended, (blocks, since, found)
 
 
+def test_who_went_on_since_readers_were_listed_is_judged_by_what_it_had_sent_by_then() -> None:
+    """Findings travel for a step or more; by then a reader may have started again."""
+    for since, kept, again, ended in (
+        (12, 2, False, False),  # cured
+        (12, 3, False, True),  # goes on from a token of the damage
+        (11, 2, False, True),  # it was listed as it is
+    ):
+        cache = Cache(given_out=12)
+        request = cache.add("a", range(4), [1], sent=5)
+        request.since, request.kept = since, kept
+        healer = made(cache, HealPolicy.PROTECT)
+        healer.heal([bytes_of(7, readers=(("a", 2),), filled=((0, 1),), listed=11)])
+        assert (cache.again, cache.ended) == (["a"] * again, ["a"] * ended), (since, kept)
+
+
+def test_who_joined_what_was_computed_from_damage_before_it_left_starts_again() -> None:
+    cache = Cache(given_out=12)
+    request = cache.add("a", range(8), [1, 2])
+    request.since, request.joined = 12, 4
+    cache.add("b", [*range(4), 8, 9, 10, 11], [1, 3]).since = 12  # it has filled all of it itself
+    del cache.cached[3]
+    cache.add("c", range(20, 24), [4]).since = 11  # what it has filled was listed
+    made(cache, HealPolicy.PROTECT).heal([bytes_of(7, filled=((0, 1), (0, 4)), listed=11)])
+    assert (cache.again, cache.ended) == (["a", "c"], [])
+
+
 def test_a_request_that_waits_and_has_sent_nothing_wrong_is_let_be() -> None:
     cache = Cache()
     cache.add("waits", [], [], sent=2)

@@ -60,6 +60,21 @@ DECIDED = mutants(
         _HEALER + "a_request_that_was_started_again_does_not_end_for_what_is_met_once_more",
     ),
     (
+        "_is_anew(held, damage) and held.kept <= before",
+        "False",
+        _HEALER + "who_went_on_since_readers_were_listed_is_judged_by_what_it_had_sent_by_then",
+    ),
+    (
+        "if anew and size:",
+        "if size:",
+        _HEALER + "who_joined_what_was_computed_from_damage_before_it_left_starts_again",
+    ),
+    (
+        "blocks = blocks[: -(-held.joined // size)]",
+        "pass",
+        _HEALER + "who_joined_what_was_computed_from_damage_before_it_left_starts_again",
+    ),
+    (
         "held.dropped_after < damage.found",
         "False",
         _HEALER + "what_was_dropped_when_a_request_started_again_does_not_end_it",

@@ -59,6 +59,15 @@ TRACKER = mutants(
     ),
 )
 
+FILLED_ANEW = mutants(
+    "canary_obs/runtime/taint/contents.py",
+    (
+        "read = joined | (starts <= written)",
+        "read = joined | True",
+        _TRACKER + "test_who_fills_a_block_anew_has_not_read_what_he_has_not_come_to",
+    ),
+)
+
 RESUMED = mutants(
     "canary_obs/runtime/taint/damage.py",
     (
@@ -77,4 +86,4 @@ CONTENTS = mutants(
     ),
 )
 
-ALL = (*CONTENTS, *READING, *CHECKS, *TRACKER, *RESUMED)
+ALL = (*CONTENTS, *READING, *CHECKS, *TRACKER, *FILLED_ANEW, *RESUMED)

@@ -23,9 +23,13 @@ class NumberedGroup(Protocol):
 
 
 def reached_damage(
-    reached: Reached, groups: Mapping[str, NumberedGroup], forward: int, incident: str
-) -> Damage:
-    """`forward`: number of the one that the check was of, or that was the last. `groups`: by name."""
+    reached: Reached, groups: Mapping[str, NumberedGroup], forward: int, incident: str,
+    listed: int | None = None,
+) -> Damage:  # fmt: skip
+    """`forward`: number of the one that the check was of, or that was the last. `groups`: by name.
+
+    `listed`: number of the last forward, where requests may begin before anyone acts.
+    """
     violation = reached.violation
     own = groups[violation.group]
     filled = {
@@ -40,4 +44,5 @@ def reached_damage(
         offset=violation.slot % own.block_slots, reason=violation.reason, group_name=violation.group,
         good=forward - 1 if verified else None, found=forward, incident=incident,
         readers=reached.readers, filled=tuple(sorted(filled)), overwritten=reached.overwritten,
+        listed=listed,
     )  # fmt: skip

@@ -24,7 +24,7 @@ class VllmActions:
         self.key_tokens = int(self._pools[0].hash_block_size)
         self.given_out = int(vars(scheduler).get(FORWARDS_ATTRIBUTE, 0)) - 1  # the caller counts from then on
         self._block_tokens = [int(manager.block_size) for manager in managers]
-        self.begun: dict[str, tuple[int, int]] = {}  # by request: since, joined
+        self.begun: dict[str, tuple[int, int, int]] = {}  # by request: since, joined, kept
         self.restarts: dict[str, int] = {}
         self.dropped_after: dict[str, int] = {}  # by request that was started again: a forward
         self.barred: set[str] = set()  # requests whose blocks must not be cached
@@ -66,13 +66,13 @@ class VllmActions:
             if request.is_finished() or not (sent or any(blocks)):
                 continue
             restartable = request.status == RequestStatus.RUNNING and not request.resumable
-            since, joined = self.begun.get(name, (0, 0))
+            since, joined, kept = self.begun.get(name, (0, 0, 0))
             yield HeldRequest(
                 block_tokens=self._block_tokens, since=since, joined=joined,
                 computed=request.num_computed_tokens - getattr(request, "num_in_flight_tokens", 0),
                 request=name, name=request_name(name), blocks=blocks, keys=request.block_hashes,
                 sent=sent, restartable=restartable, restarts=self.restarts.get(name, 0),
-                dropped_after=self.dropped_after.get(name),
+                dropped_after=self.dropped_after.get(name), kept=kept,
             )  # fmt: skip
 
     def finished_keys(self, name: str) -> Sequence[bytes]:
@@ -159,11 +159,15 @@ class VllmActions:
         """Remember with which forward requests began or went on, and what they have from the cache."""
         number = int(getattr(output, FORWARDS_ATTRIBUTE, 0))
         for new in output.scheduled_new_reqs:
-            self.begun[new.req_id] = number, int(new.num_computed_tokens)
+            self._begin(new.req_id, number, int(new.num_computed_tokens))
         cached = output.scheduled_cached_reqs
         for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             if name in cached.resumed_req_ids:
-                self.begun[name] = number, int(computed)
+                self._begin(name, number, int(computed))
+
+    def _begin(self, name: str, number: int, joined: int) -> None:
+        request = self._scheduler.requests.get(name)
+        self.begun[name] = number, joined, 0 if request is None else request.num_output_tokens
 
     def note_finished(self, request: Any) -> None:
         """Remember the hashes of a request that ends: its forwards may still be found wrong."""

@@ -76,8 +76,9 @@ class HealLink:
             violation = one.violation
             if self._groups[violation.group].draft or violation.reason is Reason.RECORD:
                 continue  # requests compute what is right
-            forward = self._forwards.number - (step - violation.step)
-            self._outbox.add(reached_damage(one, self._groups, forward, incident))
+            newest = self._forwards.number
+            forward = newest - (step - violation.step)
+            self._outbox.add(reached_damage(one, self._groups, forward, incident, newest))
 
     def note(self, output: Any) -> None:
         """Follow what the scheduler has sent with an output."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from canary_obs.engine_api.requests import BlockTable
 from canary_obs.records import Violation
-from canary_obs.runtime.taint.held_blocks import Content
+from canary_obs.runtime.taint.held_blocks import Bools, Content, HeldBlocks, Ints
 from canary_obs.runtime.taint.reading import Readers
 
 
@@ -39,6 +39,20 @@ def slot_content(
             break  # nobody held it before
         content, since = Content(earlier, content.until), earlier
     return content
+
+
+def readers_of(
+    held: HeldBlocks, block: int, content: Content, written: int | None
+) -> tuple[Ints, Ints, Bools, bool]:
+    """Lives that held a content of a block, as `HeldBlocks.of_content`, and whether others fill it anew.
+
+    Those have not come to the slot yet, which was last `written` before: nobody reads what he has to fill.
+    """
+    lives, starts, joined = held.of_content(block, content)
+    if written is None:
+        return lives, starts, joined, False
+    read = joined | (starts <= written)
+    return lives[read], starts[read], joined[read], not read.all()
 
 
 def _wrote(readers: Readers, filling: list[tuple[int, int]], until: int) -> bool:

@@ -16,7 +16,7 @@ from canary_obs.engine_api.requests import (
     RequestChange,
 )
 from canary_obs.records import Violation
-from canary_obs.runtime.taint.contents import slot_content
+from canary_obs.runtime.taint.contents import readers_of, slot_content
 from canary_obs.runtime.taint.damage import Damage
 from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row, of_row
 from canary_obs.runtime.taint.held_blocks import HeldBlocks
@@ -205,10 +205,10 @@ class TaintTracker:
             return
         overwritten = row.phase is Phase.HEAD and row.reason is Reason.KV_DATA
         before_refill = overwritten and not (arrived or self._rewrites)
+        written = None if arrived or before_refill else self._checks.written(row)
         if arrived:
             content = held.content(block, row.step + 1, before_refill=False)
         else:
-            written = self._checks.written(row)
             content = slot_content(
                 row, own, self.readers, row.step, overwritten=before_refill, written=written
             )
@@ -216,11 +216,11 @@ class TaintTracker:
         damage = self._by_place.get(place)
         if damage is not None and row.redetection:
             return
-        lives, starts, joined = held.of_content(block, content)
+        lives, starts, joined, refilled = readers_of(held, block, content, written)
         good = of_row(row) if arrived else self._checks.last(row, content, (starts, joined))
         if damage is None or damage.incident != incident:
             damage = self._add(place, row, incident, self._doubt(good, step), good)
-            if content.until is None:
+            if content.until is None and not refilled:
                 self.watch.set(table, block, damage.number)
             if arrived:
                 self.watch.expect(table, block, damage.number)
@@ -229,7 +229,7 @@ class TaintTracker:
             if (doubt := self._doubt(good, step)) is not None:
                 damage.doubt(doubt)
         if not row.redetection:
-            self._fresh[damage.number] = content.until is not None or overwritten
+            self._fresh[damage.number] = content.until is not None or overwritten or refilled
         first = damage.good.first_forward
         there = self.readers.lives.last[lives] >= first
         for life, start in zip(lives[there].tolist(), starts[there].tolist(), strict=True):

@@ -419,6 +419,22 @@ def test_a_preempted_request_is_one_entry_from_its_first_reading_on(engine: Engi
     assert (row.step, row.first_output, row.outputs) == (1, 0, 6)
 
 
+def test_who_fills_a_block_anew_has_not_read_what_he_has_not_come_to(engine: Engine) -> None:
+    engine.tracker._checks._written = lambda group, slot: 2
+    engine.begin("writer", [1], prompt=2)
+    engine.forward(3)
+    engine.begin("reader", [1], joined=1)
+    engine.forward()
+    engine.end("writer", 2)
+    engine.end("reader", 1)
+    engine.begin("next", [1], prompt=1)
+    engine.forward()
+    engine.find(1)
+    assert set(engine.tainted()) == {"writer", "reader"}
+    (reached,) = engine.tracker.reached()
+    assert (reached.overwritten, dict(reached.filled)) == (True, {})
+
+
 def test_a_request_that_comes_back_with_tokens_from_damage_runs_on_as_a_tainted_one(engine: Engine) -> None:
     engine.begin("writer", [1], prompt=2)
     engine.forward()

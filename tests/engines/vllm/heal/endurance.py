@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tests.engines.vllm.heal.program import ON_GPU, on_gpu, prepare
 
 ENGINE: dict[str, Any] = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24, "max_model_len": 512}
@@ -71,7 +73,7 @@ class OneRank:
 
     def report(self, _rank: int, found: list[Any]) -> None:
         """As if a check had found it."""
-        self._canary.healing.found(found, (), "", self._canary.step)
+        self._canary.healing.found(found_now(found, self._canary.step), (), "", self._canary.step)
 
     def counts(self) -> Counter[str]:
         """How often each action had each outcome."""
@@ -122,6 +124,11 @@ def _count_preemptions(rig: Any, events: Counter[str]) -> Callable[[], None]:
 
     scheduler._preempt_request = counted
     return lambda: vars(scheduler).pop("_preempt_request")
+
+
+def found_now(found: list[Any], step: int) -> list[Any]:
+    """The same findings, made in this forward."""
+    return [msgspec.structs.replace(one, step=step) for one in found]
 
 
 def actions_of(canary: Any) -> Counter[str]:

@@ -12,6 +12,7 @@ from tests.engines.vllm.real.server import Process
 # Each file starts engines of its own.
 TESTS = {
     "test_healing.py": [
+        "a_damaged_idle_block_is_not_read_again",
         "who_has_sent_a_token_from_damage_is_ended_also_when_it_holds_the_block_no_more[later]",
         "a_dry_run_says_what_protect_then_does[used]",
     ],
