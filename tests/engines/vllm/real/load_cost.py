@@ -171,7 +171,10 @@ def phase(engine: Offloading, rounds: int, clock: Clock) -> dict[str, Any]:
 def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> Iterator[dict[str, Any]]:
     """What was found so far, after each pair; the first one warms up."""
     from canary_obs.bench.environment import environment
+    from canary_obs.engines.vllm.adapter import VllmAdapter
+    from canary_obs.engines.vllm.connector_loads import ConnectorLoads
     from canary_obs.engines.vllm.offload_records import OffloadRecords
+    from canary_obs.runtime.canary import CanaryRuntime
     from canary_obs.runtime.loads import Loads
     from canary_obs.runtime.report.snapshot import group_counters
 
@@ -180,6 +183,10 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
     clock.wrap(OffloadRecords, "_load", "records of the copy")
     clock.wrap(Loads, "begin", "what lay there before")
     clock.wrap(Loads, "end", "judged")
+    clock.wrap(VllmAdapter, "follow_output", "scheduler outputs followed")
+    clock.wrap(ConnectorLoads, "reported", "reports of loads followed")
+    for name in ("before_write", "forward_launched", "before_forward", "after_forward", "after_step"):
+        clock.wrap(CanaryRuntime, name, "checks of forwards")
     found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     totals: Counter[str] = Counter()
     with TemporaryDirectory() as folder:
