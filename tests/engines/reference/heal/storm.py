@@ -49,6 +49,7 @@ def endure(model: str, actions: int, seed: int = 3) -> dict[str, Any]:
         while stuck is None and sum(n for (_, how), n in noted(canary).items() if how == "done") < actions:
             stuck = storm.round()
         why = canary.healing.status.why
+        engine.idle()  # what was found last may be quarantined
         canary.healing.release(None)
         engine.idle()
         out = [*canary.healing.status.quarantined, *withdrawn(engine)]
