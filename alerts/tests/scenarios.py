@@ -247,6 +247,12 @@ DEBT = (
     ),
     Scenario(alert="KVCanaryHealingLimited", series=(rank_gauge("heal_limited", 0, 1),)),
     Scenario(
+        alert="KVCanaryHealed",
+        series=(rank_counter("heals", 0, 1, action="end", outcome="done"),),
+        shown="16",
+        labels=RANK | {"action": "end", "outcome": "done"},
+    ),
+    Scenario(
         alert="KVCanaryRestarting",
         series=(rank_counter("restarts", 0, 0.2),),
         shown="12",

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from canary_obs.heals import Heal
 from canary_obs.hub.incidents import Incident
 from canary_obs.hub.taint_store import Taint
 from canary_obs.hub.violation_store import ViolationEvent
@@ -27,6 +28,7 @@ def incident_text(bundle: IncidentBundle) -> Group:
     if not incident.evidence:
         parts.append("No rank has sent evidence.")
     parts += [_tainted(taint) for taint in bundle.tainted]
+    parts += [_heals(incident.heals)] if incident.heals else []
     parts += [_rank(hello) for hello in bundle.ranks]
     return Group(*parts)
 
@@ -102,6 +104,18 @@ def _tainted(taint: Taint) -> str:
     elif not taint.requests:
         lines.append("  no request")
     return escape("\n".join(lines))
+
+
+def _heals(heals: Iterable[Heal]) -> Table:
+    table = Table("time", "action", "outcome", "policy", "group", "block", "request", "blocks", "tokens",
+                  "reason", "detail", title="What was done about it")  # fmt: skip
+    for heal in heals:
+        reason = heal.reason.value if heal.reason else None
+        what = heal.action.value, heal.outcome.value, heal.policy.value
+        shown = (_time(heal.time_ns), *what, heal.group, heal.block, heal.request, heal.blocks or None,
+                 heal.tokens or None, reason, heal.detail)  # fmt: skip
+        table.add_row(*(escape(_text(value)) for value in shown))
+    return table
 
 
 def _verdict(slot: SlotFacts) -> str:

@@ -157,6 +157,17 @@ def event_text(kind: str, data: dict[str, Any]) -> str:
         case "incident_opened" | "incident_closed":
             state = kind.removeprefix("incident_")
             return f"{now}  incident {data['id']} {state}: canary-obs incident show {data['id']}"
+        case "heal":
+            heal = data["heal"]
+            of = f"group {heal['group']}, block {heal['block']}, request {heal['request']}"
+            why = f": {heal['detail']}" if heal["detail"] else ""
+            return (
+                f"{now}  healing: {heal['action']} {heal['outcome']}, {of}, incident {data['incident']}{why}"
+            )
+        case "tainted":
+            names = ", ".join(one["request"] for one in data["requests"][:5]) or "nobody"
+            where = f"slot {data['slot']} of {data['group']}, incident {data['incident']}"
+            return f"{now}  tainted: {names} read {where}"
         case "sweep_begun" | "sweep_ended":
             return f"{now}  sweep {data['id']} ({data['trigger']}): {data['status']}"
         case "sweep_progress":

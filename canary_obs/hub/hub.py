@@ -17,6 +17,7 @@ from canary_obs.hub.acknowledgements import AcknowledgementRecord, Acknowledgeme
 from canary_obs.hub.commands import StartSweepRequest
 from canary_obs.hub.counters import HubCounts
 from canary_obs.hub.drills import DrillStore
+from canary_obs.hub.heal_store import HealStore
 from canary_obs.hub.incident_store import IncidentStore
 from canary_obs.hub.message_check import LABEL_LENGTH, InvalidMessage, check_message
 from canary_obs.hub.problems import Problems
@@ -77,6 +78,7 @@ class Hub:
             self.config.incidents_kept, self.config.incident_quiet_seconds, wall_ns
         )
         self.taints = TaintStore()
+        self.heals = HealStore(self.incidents)
         self.drills = DrillStore(clock=clock, wall_ns=wall_ns)
         self._handshakes: Counter[HandshakeCause] = Counter()
         self._messages: Counter[str] = Counter(dict.fromkeys(_MESSAGE_TYPES.values(), 0))
@@ -149,7 +151,7 @@ class Hub:
         elif isinstance(message, SweepReport):
             self._sweeps.record_progress(message.identity, message.progress, now)
         elif isinstance(message, Heals):
-            self.incidents.add_heals(message)
+            self.heals.add(message)
         else:
             rank.update(message.final, now, self._wall_ns())
             rank.depart(now, acknowledged=False)

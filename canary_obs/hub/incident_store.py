@@ -10,6 +10,7 @@ from itertools import count
 
 import msgspec
 
+from canary_obs.heals import Heal
 from canary_obs.hub.damage_account import DamageAccount
 from canary_obs.hub.incidents import (
     ACKNOWLEDGEMENTS_KEPT,
@@ -23,7 +24,7 @@ from canary_obs.hub.incidents import (
 from canary_obs.hub.rank_selection import EVERY_RANK, RankSelection
 from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.incident_names import NAMES_KEPT, is_name, new_name
-from canary_obs.records import CollectEvidence, Evidence, Heals, Identity, RankKey
+from canary_obs.records import CollectEvidence, Evidence, Identity, RankKey
 
 EXEMPLARS_KEPT = 4096
 OTHER_NAMES_KEPT = 64
@@ -129,13 +130,12 @@ class IncidentStore:
                 incident.evidence.append(evidence)
                 self._damage.add(evidence)
 
-    def add_heals(self, message: Heals) -> None:
-        """Add what healing did to the incidents it was done for; the oldest are kept."""
+    def add_heal(self, incident: str, heal: Heal) -> None:
+        """Add what healing did to the incident with this id; the oldest are kept."""
         with self._lock:
-            for heal in message.rows:
-                incident = self._entry(heal.incident) if heal.incident else None
-                if incident is not None and len(incident.heals) < HEALS_KEPT:
-                    incident.heals.append(heal)
+            entry = self._entry(incident)
+            if entry is not None and len(entry.heals) < HEALS_KEPT:
+                entry.heals.append(heal)
 
     def damage(self) -> tuple[dict[tuple[RankKey, int, str], int], dict[tuple[RankKey, str], int]]:
         """Flipped bits by rank, position and direction; slots that arrived damaged by rank and sender."""

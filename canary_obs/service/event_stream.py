@@ -36,6 +36,7 @@ class EventKind(StrEnum):
     INCIDENT_OPENED = "incident_opened"
     INCIDENT_CLOSED = "incident_closed"
     TAINTED = "tainted"
+    HEAL = "heal"
     SWEEP_BEGUN = "sweep_begun"
     SWEEP_PROGRESS = "sweep_progress"
     SWEEP_ENDED = "sweep_ended"
@@ -95,7 +96,7 @@ class EventStream:
         self._sweeps: dict[str, SweepVersion] = {}
         self._progress: OrderedDict[str, SweepAdvance] = OrderedDict()  # the latest published, by sweep id
         self._progress_at = float("-inf")
-        self._taints = 0  # number of the newest one that is published
+        self._taints = self._heals = 0  # numbers of the newest ones that are published
         self.epoch = secrets.token_hex(4)  # part of event ids: numbers start again with each process
         self.last_number = 0
         self.open_streams = 0
@@ -120,6 +121,7 @@ class EventStream:
         self._publish_progress(now)
         self._publish_incidents()
         self._publish_taints()
+        self._publish_heals()
         self._publish_states()
 
     def current_state(self) -> StreamEvent:
@@ -184,6 +186,11 @@ class EventStream:
         for taint in self._hub.taints.after(self._taints):
             self._publish(self._others, EventKind.TAINTED, taint)
             self._taints = taint.number
+
+    def _publish_heals(self) -> None:
+        for heal in self._hub.heals.after(self._heals):
+            self._publish(self._others, EventKind.HEAL, heal)
+            self._heals = heal.number
 
     def _publish_states(self) -> None:
         state, reasons = self._hub.verdict()

@@ -15,6 +15,7 @@ from canary_obs.hub.violation_store import ViolationEvent
 from canary_obs.records import Identity, RankKey
 from canary_obs.telemetry.drill_spans import export_drill
 from canary_obs.telemetry.export_queue import ExportCounts, ExportQueue
+from canary_obs.telemetry.heal_spans import export_heal
 from canary_obs.telemetry.incident_spans import IncidentSpans
 from canary_obs.telemetry.log import violation_fields
 from canary_obs.telemetry.otlp import (
@@ -60,6 +61,7 @@ class Tracing:
         self._known_incidents: set[str] = set()
         self._exported_sweeps: dict[str, frozenset[RankKey]] = {}  # their ranks, by id
         self._exported_drills: set[str] = set()
+        self._exported_heals = 0  # number of the newest one
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="canary-tracing", daemon=True)
         self._thread.start()
@@ -129,6 +131,9 @@ class Tracing:
                 if incident is not None:
                     incidents.update(incident)
         self._known_incidents = {summary.id for summary in summaries}
+        for heal in self._hub.heals.after(self._exported_heals):
+            export_heal(spans, heal)
+            self._exported_heals = heal.number
 
     def _identity(self, key: RankKey) -> Identity | None:
         return next((rank.identity for rank in self._hub.ranks() if rank.identity.key == key), None)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from canary_obs.cli import run
-from canary_obs.records import Acknowledge, Pause, PauseSweep, Resume, StartSweep
-from canary_obs.vocabulary import Completeness, State, SweepStatus
+from canary_obs.cli.status import event_text
+from canary_obs.records import Acknowledge, Heals, Pause, PauseSweep, Resume, StartSweep
+from canary_obs.vocabulary import Completeness, HealAction, State, SweepStatus
 from tests.cli.conftest import DRILLS, RANKS, TOKEN
-from tests.service.fakes import tainted
+from tests.service.fakes import snapshot, tainted
+from tests.service.test_heal import LIMITED
+from tests.service.test_heal_account import ENDS, heal
 
 
 def received(fleet, kind):
@@ -179,6 +183,24 @@ def test_a_drill_needs_its_scope_and_says_how_each_rank_did(cli, fleet, tmp_path
     code, out, _ = cli(f"drill --ranks 2,3 --token-file {tmp_path}/token")
     assert code == 0
     assert out.count("detected") == 2
+
+
+def test_each_action_of_healing_is_shown(cli, fleet):
+    incident, rank = fleet.damage(5), fleet.ranks[5]
+    done = {end: heal(*end, incident) for end in ENDS}
+    rank.send(Heals(identity=rank.identity, rows=tuple(done.values())))
+    shown = [line.split("│") for line in cli(f"incident show {incident}")[1].splitlines()]
+    rows = {tuple(map(str.strip, line[2:4])) for line in shown if len(line) > 4 and "protect" in line[4]}
+    # A release is an operator's, and of no incident.
+    assert rows == {(action, outcome) for action, outcome in ENDS if action is not HealAction.RELEASE}
+    for number, ((action, outcome), one) in enumerate(done.items()):
+        counted = snapshot(
+            rank.identity, 10 + number, violations=1, healing=LIMITED, heals={action: {outcome: 3}}
+        )
+        rank.send(counted)
+        assert f"{action.value} {outcome.value} 3" in cli("heal")[1]
+        data = {"heal": msgspec.to_builtins(one), "incident": incident}
+        assert f"healing: {action.value} {outcome.value}, group full, block 3" in event_text("heal", data)
 
 
 def test_watch_prints_a_line_per_event_and_ends_by_the_state(cli, fleet):

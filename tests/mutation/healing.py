@@ -175,6 +175,27 @@ IN_THE_REFERENCE_ENGINE = (
     ),
 )
 
+_ACCOUNT = "tests/service/test_heal_account.py::test_"
+
+SEEN = (
+    *mutants(
+        "canary_obs/service/event_stream.py",
+        ("            self._heals = heal.number\n", "", _ACCOUNT + "in_its_incident_and_as_an_event"),
+    ),
+    *mutants(
+        "canary_obs/hub/heal_store.py",
+        (
+            "incident = self._incidents.id_for(message.identity, heal.incident)",
+            "incident = heal.incident",
+            _ACCOUNT + "in_its_incident_and_as_an_event",
+        ),
+    ),
+    *mutants(
+        "canary_obs/telemetry/tracing.py",
+        ("            export_heal(spans, heal)\n", "", _ACCOUNT + "as_a_span"),
+    ),
+)
+
 ORDERED = mutants(
     "canary_obs/healing/damage.py",
     (
@@ -210,4 +231,4 @@ OF_RANKS = (
     ),
 )
 
-ALL = *OF_RANKS, *ORDERED, *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED
+ALL = *SEEN, *OF_RANKS, *ORDERED, *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED

@@ -36,8 +36,8 @@ LastEventId = Annotated[str | None, Header(max_length=128)]
 )
 async def events(request: Request, last_event_id: LastEventId = None) -> Response:
     """Events state (StateChange), violation (ViolationEvent), incident_opened and incident_closed
-    (IncidentSummary), tainted (Taint), sweep_begun and sweep_ended (SweepRecord), sweep_progress
-    (SweepAdvance), dropped (Dropped). Last-Event-ID resumes."""
+    (IncidentSummary), tainted (Taint), heal (HealEvent), sweep_begun and sweep_ended (SweepRecord),
+    sweep_progress (SweepAdvance), dropped (Dropped). Last-Event-ID resumes."""
     context = context_of(request)
     if context.event_stream.open_streams >= STREAMS_MAX:
         raise Problem(503, "too-many-streams", f"{STREAMS_MAX} streams are open; close one, or poll instead")
