@@ -10,6 +10,19 @@ _STORED = "tests/copy_records/test_stored_copies.py::"
 
 ALL = (
     *mutants(
+        "canary_obs/engines/vllm/forward_stores.py",
+        (
+            "        if self._ended:",
+            "        if False:",
+            _RECORDS + "test_what_is_stored_when_the_forward_has_ended_is_known_a_step_later",
+        ),
+        (
+            "self._stores, self._ended = [], False",
+            "self._stores = []",
+            _RECORDS + "test_a_forward_that_failed_after_one_that_ended_has_stored_nothing",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/vllm/lmcache_records.py",
         (
             "known.get((name, place))",

@@ -28,12 +28,18 @@ class ForwardStores:
     def __init__(self, groups: Sequence[VllmGroup], observer: Observer, stored: StoredCopies) -> None:
         self._groups, self._observer, self._stored = groups, observer, stored
         self._stores: list[Store] = []  # of the forward under way
+        self._ended = False  # whether the records of that forward are complete
         self._fetches: list[tuple[Fetch, dict[StoredKey, bool]]] = []
 
     def begin_forward(self) -> None:
-        """What a forward that failed has stored stays unknown."""
+        """What a forward that failed has stored stays unknown.
+
+        The V2 model runner lets its connector store when the forward has ended, and sampled.
+        """
+        if self._ended:
+            self.end_forward()
         self.take()
-        self._stores = []
+        self._stores, self._ended = [], False
 
     def note(self, store: Store) -> None:
         """A copy is stored, or will be, during the forward under way."""
@@ -41,7 +47,7 @@ class ForwardStores:
 
     def end_forward(self) -> None:
         """The records of what the forward has written, and the connector stored, are complete."""
-        stores, self._stores = self._stores, []
+        stores, self._stores, self._ended = self._stores, [], True
         if not stores:
             return
         try:

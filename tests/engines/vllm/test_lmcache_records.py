@@ -180,6 +180,30 @@ def test_a_forward_that_failed_has_stored_nothing(workers: list[Worker]) -> None
     assert worker.loaded([10, 12], "a") == [(), ()]
 
 
+def test_a_forward_that_failed_after_one_that_ended_has_stored_nothing(workers: list[Worker]) -> None:
+    worker = Worker(cpu=LocalCPUBackend())
+    workers.append(worker)
+    worker.begin("before", [6])
+    worker.records.stores.end_forward()
+    worker.begin("first", [2, 4])
+    objects = [object()]
+    worker.cache.gpu_connector.batched_from_gpu(objects, [0], [CHUNK], req_id="first")
+    worker.cache.storage_manager.batched_put([Key("a")], objects)
+    assert worker.loaded([10, 12], "a") == [(), ()]
+
+
+def test_what_is_stored_when_the_forward_has_ended_is_known_a_step_later(workers: list[Worker]) -> None:
+    """The V2 model runner's connector stores after sampling."""
+    worker = Worker(cpu=LocalCPUBackend())
+    workers.append(worker)
+    worker.begin("first", [2, 4])
+    worker.records.stores.end_forward()
+    objects = [object()]
+    worker.cache.gpu_connector.batched_from_gpu(objects, [0], [CHUNK], req_id="first")
+    worker.cache.storage_manager.batched_put([Key("a")], objects)
+    assert worker.loaded([10, 12], "a") == [((2, -2),), ((4, -4),)]
+
+
 def test_what_is_put_without_being_copied_is_not_known(workers: list[Worker]) -> None:
     """What LMCache moves from tier to tier, for one."""
     worker = Worker(cpu=LocalCPUBackend())
