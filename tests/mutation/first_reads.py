@@ -147,6 +147,16 @@ VLLM = mutants(
         "            self._first = hits.after\n",
         _VLLM + "test_hits_before_the_first_output_were_not_asked_for",
     ),
+    (
+        "            self.counted = self._last = None\n",
+        "            self.counted = None\n",
+        _VLLM + "test_a_scheduler_that_does_not_report",
+    ),
+    (
+        "        if hits.after == self._last:\n",
+        "        if self._last is not None:\n",
+        _VLLM + "test_an_output_that_came_past_the_worker_is_missing",
+    ),
     ("loaded_from.get(request, computed)", "computed", _VLLM + "test_loaded_blocks_are_no_hit"),
     (
         "np.setdiff1d(found, left_out, assume_unique=True)",

@@ -29,6 +29,31 @@ COMPARED = mutants(
         "    if found:\n",
         _TABLES + "another_table_is_shown_instead_of_the_runners",
     ),
+    (
+        "        and len(set(map(id, metadata))) == 1\n",
+        "",
+        _TABLES + "another_table_is_shown_instead_of_the_runners",
+    ),
+    (
+        "        and table.stride() == own.stride()\n",
+        "",
+        _TABLES + "a_wrong_part_is_seen_in_its_rows",
+    ),
+    (
+        "        and table.shape[1] == own.shape[1]\n",
+        "",
+        _TABLES + "what_cannot_be_compared_is_not_counted",
+    ),
+    (
+        "        and (slots is None or slots.data_ptr() == step.out_slots.data_ptr())\n",
+        "",
+        _TABLES + "another_mapping_is_shown_instead_of_the_runners",
+    ),
+    (
+        "if not mappings and _same_memory(",
+        "if _same_memory(",
+        _TABLES + "another_mapping_is_shown_instead_of_the_runners",
+    ),
     ("start + first * row", "start", _TABLES + "the_runners_own_tensors_are_shown_as_they_are"),
     (
         "    return any(\n        part.data_ptr()",

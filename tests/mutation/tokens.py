@@ -94,6 +94,11 @@ ALL = (
             _COLUMNS + "test_columns_are_in_the_order_of_the_batch",
         ),
         (
+            "self.same = requests == sent",
+            "self.same = len(requests) == len(sent)",
+            _COLUMNS + "test_columns_are_in_the_order_of_the_batch",
+        ),
+        (
             "values[0, order.unknown] = -1",
             "pass",
             _COLUMNS + "test_a_request_of_which_nothing_was_said_is_unknown",

@@ -57,7 +57,10 @@ class KnownTokens:
             order = self._order
             if not order.holds(requests, self._sent_of):
                 order = self._order = _Order(requests, self._sent_of)
-            np.take(self._sent, order.places, axis=1, out=values[:, :count], mode="clip")
+            if order.same:
+                values[:, :count] = self._sent
+            else:
+                np.take(self._sent, order.places, axis=1, out=values[:, :count], mode="clip")
             if order.unknown is not None:  # the scheduler said nothing of these
                 values[0, order.unknown] = -1
         self._columns.copy_(staging, non_blocking=True)
@@ -69,6 +72,7 @@ class _Order:
 
     def __init__(self, requests: list[str], sent: list[str]) -> None:
         self._requests, self._sent = requests, sent
+        self.same = requests == sent
         known = {request: place for place, request in enumerate(sent)}
         self.places = np.array([known.get(request, -1) for request in requests], dtype=np.intp)
         missing = np.flatnonzero(self.places < 0)

@@ -66,6 +66,8 @@ class AttentionTables:
         self, name: str, metadata: Sequence[Any], mappings: Sequence[Any], step: GroupStep, total: int
     ) -> tuple[GroupStep, bool]:
         """The step as attention has it, and whether that holds for all layers."""
+        if not mappings and _same_memory(metadata, step):
+            return step, True
         own, slots = step.slot_table, step.out_slots
         distinct, written = _distinct(metadata), _distinct(mappings)
         for found in distinct:
@@ -92,6 +94,20 @@ class AttentionTables:
         if name not in self._slots or self._slots[name].shape[0] < total:
             self._slots[name] = torch.empty_like(own)
         return self._slots[name][:total].copy_(found[:total])
+
+
+def _same_memory(metadata: Sequence[Any], step: GroupStep) -> bool:
+    """Whether all layers share the runner's own table and slots, as is usual; False = look closer."""
+    first, own = metadata[0], step.slot_table
+    table, slots = getattr(first, "block_table", None), getattr(first, "slot_mapping", None)
+    return (
+        table is not None
+        and table.data_ptr() == own.data_ptr()
+        and table.stride() == own.stride()
+        and table.shape[1] == own.shape[1]
+        and (slots is None or slots.data_ptr() == step.out_slots.data_ptr())
+        and len(set(map(id, metadata))) == 1
+    )
 
 
 def _values_of(layers: Sequence[str]) -> _Layers:

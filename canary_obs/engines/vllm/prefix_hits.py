@@ -62,6 +62,7 @@ class PrefixHits:
     def __init__(self, groups: Sequence[VllmGroup]) -> None:
         self._groups = groups
         self._first: tuple[int, ...] | None = None  # the scheduler's totals when ours were 0
+        self._last: tuple[int, ...] | None = None  # its totals that `counted` is of
         # Slots by group name, by the scheduler's count; None = it does not report.
         self.counted: dict[str, int] | None = dict.fromkeys((group.view.name for group in groups), 0)
 
@@ -69,8 +70,11 @@ class PrefixHits:
         """Take up the scheduler's count."""
         hits: HitBlocks | None = getattr(output, HITS_ATTRIBUTE, None)
         if hits is None:
-            self.counted = None
+            self.counted = self._last = None
             return
+        if hits.after == self._last:
+            return
+        self._last = hits.after
         if self._first is None:
             self._first = hits.before
         if self.counted is None:

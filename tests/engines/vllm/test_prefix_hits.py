@@ -157,8 +157,14 @@ def test_an_output_that_came_past_the_worker_is_missing(side: Side) -> None:
 
 
 def test_a_scheduler_that_does_not_report(side: Side) -> None:
-    assert side.hits.counted == {"full": 0, "swa": 0, "draft": 0}
+    none = {"full": 0, "swa": 0, "draft": 0}
+    assert side.step(output()) == {}
+    assert side.hits.counted == none
     plain = output()
     assert not hasattr(plain, HITS_ATTRIBUTE)
     side.hits.note(plain)
     assert side.hits.counted is None
+    again = output()
+    send_hits(SimpleNamespace(kv_cache_manager=side.manager), again)
+    side.hits.note(again)
+    assert side.hits.counted == none
