@@ -66,12 +66,27 @@ def _finalize(bits: Words) -> Words:
 
 def mix_arrays(tokens: Integers, positions: Integers) -> Words:
     """uint64 [n]: what each token at its position adds to a chain."""
-    mixed = positions.astype(np.uint64)
-    mixed *= _POSITION_FACTOR
-    scaled = tokens.astype(np.uint64)  # negative tokens wrap, as they do in int64
-    scaled *= _TOKEN_FACTOR
-    mixed += scaled
-    mixed += _MIX_OFFSET
+    return mix_terms(tokens, position_terms(positions))
+
+
+def position_terms(positions: Integers) -> Words:
+    """uint64 [n]: what `mix_terms` takes for these positions."""
+    terms = positions.astype(np.uint64)
+    terms *= _POSITION_FACTOR
+    terms += _MIX_OFFSET
+    return terms
+
+
+def next_terms(terms: Words) -> Words:
+    """uint64 [n]: those of the positions that follow."""
+    return terms + _POSITION_FACTOR
+
+
+def mix_terms(tokens: Integers, terms: Words) -> Words:
+    """`mix_arrays` for positions whose terms are known."""
+    mixed = tokens.astype(np.uint64)  # negative tokens wrap, as they do in int64
+    mixed *= _TOKEN_FACTOR
+    mixed += terms
     return _finalize(mixed)
 
 

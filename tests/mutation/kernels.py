@@ -28,7 +28,7 @@ HASHING = mutants(
         "(value ^ value >> 26) * FINALIZE_SECOND",
         _HASH + "test_design_vectors",
     ),
-    ("    mixed += _MIX_OFFSET\n", "    mixed -= _MIX_OFFSET\n", _HASH + "test_mix64_equals_plain_integers"),
+    ("    terms += _MIX_OFFSET\n", "    terms -= _MIX_OFFSET\n", _HASH + "test_mix64_equals_plain_integers"),
     (
         "mix_arrays(tokens.numpy(), np.arange(tokens.shape[0]))",
         "mix_arrays(tokens.numpy(), np.zeros(tokens.shape[0]))",

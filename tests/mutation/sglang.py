@@ -24,6 +24,16 @@ ALL = (
             _CHAINS + "test_a_request_that_was_retracted_is_computed_anew",
         ),
         (
+            "            or prefixes.tolist() != repeats.prefixes\n",
+            "",
+            _CHAINS + "test_a_batch_that_repeats_but_for_its_prefixes_is_computed_anew",
+        ),
+        (
+            "list(map(len, outputs)) != repeats.lengths\n            or ",
+            "",
+            _CHAINS + "test_a_batch_whose_answers_grow_unevenly_is_computed_anew",
+        ),
+        (
             "min(int(ends[place]), total)",
             "int(ends[place])",
             _CHAINS + "test_the_newest_token_may_be_known_on_the_device_only",
@@ -197,6 +207,11 @@ ALL = (
             _STREAMS + "test_checks_follow_the_launch_on_a_stream_of_their_own",
         ),
         (
+            "                side_stream.wait_launched()\n",
+            "",
+            _STREAMS + "test_checks_follow_the_launch_on_a_stream_of_their_own",
+        ),
+        (
             "self._kept[1], view",
             "None, view",
             _STREAMS + "test_the_tensors_of_a_view_outlive_the_next_one",
@@ -208,6 +223,11 @@ ALL = (
             "slot_table=table, out",
             "slot_table=self._table, out",
             _COPIES + "test_what_sglang_writes_for_the_next_batch_does_not_change_this_ones_view",
+        ),
+        (
+            "shown.request_ids is names",
+            "len(shown.request_ids) == len(names)",
+            _COPIES + "test_a_batch_that_repeats_is_shown_as_the_same_view",
         ),
     ),
     *mutants(

@@ -38,6 +38,7 @@ class BatchViews:
         self._ones.fill_(1)
         self._counting = torch.arange(most + 1)
         self._chains = RequestChains()
+        self._names: tuple[list[Any], list[str]] = [], []  # requests of the last batch, and their names
 
     @property
     def step_types(self) -> StepTypes:
@@ -81,7 +82,7 @@ class BatchViews:
             raise UnsupportedEngine(f"SGLang's forward mode {mode} is not covered yet")
         before = prefixes.numpy()
         ends = np.add(before, extends.numpy())
-        chains = self._chains.advance(requests, before, ends)
+        digests, known_lens, known_digests = self._chains.advance(requests, before, ends).tensors()
         steps = {
             ratio: entries.build(batch, requests, before, ends) for ratio, entries in self._entries.items()
         }
@@ -93,22 +94,26 @@ class BatchViews:
             token_starts=starts,
             input_ids=batch.input_ids,
             positions=positions,
-            digests=chains.digests,
+            digests=digests,
             groups={
                 group.view.name: steps.get(group.ratio) or self._step(group, batch, int(ends.max()))
                 for group in self._groups
             },
-            known_lens=chains.known_lens,
-            known_digests=chains.known_digests,
+            known_lens=known_lens,
+            known_digests=known_digests,
         )
         if self._trees is not None and verifies:
             self._trees.verifying(view, batch.out_cache_loc, batch.positions)
         return view
 
-    @staticmethod
-    def _checked_requests(batch: Any, requests: Sequence[Any]) -> tuple[int, list[str]]:
-        """How many, and their names. Raises LookupError when the batch has others."""
-        count, names = int(batch.batch_size), [request.rid for request in requests]
+    def _checked_requests(self, batch: Any, requests: Sequence[Any]) -> tuple[int, list[str]]:
+        """How many, and their names: the same list for the same requests.
+
+        Raises LookupError when the batch has others.
+        """
+        if self._names[0] != requests:
+            self._names = list(requests), [request.rid for request in requests]
+        count, names = int(batch.batch_size), self._names[1]
         if batch.rids != names or count != batch.req_pool_indices.shape[0]:
             raise LookupError(
                 f"the forward has {count} requests, {batch.rids}; its scheduler handed out {names}"

@@ -43,7 +43,8 @@ class DraftViews:
             token_starts=starts,
             input_ids=batch.input_ids if self._pairs else _own_tokens(batch, requests, before, starts),
             positions=batch.positions,
-            digests=chains.digests,  # of what is new, the target's forward compares the same tokens
+            # Of what is new, the target's forward compares the same tokens.
+            digests=torch.from_numpy(chains.digests),
         )
         step = GroupStep(slot_table=self._table, out_slots=batch.out_cache_loc, tokens=tokens)
         return StepView(

@@ -11,18 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_kernels.hashing import mix_arrays
+from canary_kernels.hashing import mix_arrays, mix_terms, next_terms, position_terms
 from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
 
 _Longs = NDArray[np.int64]
 
 
 class BatchChains(NamedTuple):
-    """int64 [n] each, on the CPU, in the order of the batch."""
+    """int64 [n] each, in the order of the batch."""
 
-    digests: Tensor  # chain over the tokens before the forward
-    known_lens: Tensor  # tokens that the scheduler knows, up to the end of the forward
-    known_digests: Tensor  # chain over these
+    digests: _Longs  # chain over the tokens before the forward
+    known_lens: _Longs  # tokens that the scheduler knows, up to the end of the forward
+    known_digests: _Longs  # chain over these
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The three, on the CPU, in the same memory."""
+        return (
+            torch.from_numpy(self.digests), torch.from_numpy(self.known_lens),
+            torch.from_numpy(self.known_digests),
+        )  # fmt: skip
 
 
 class _LastBatch(NamedTuple):
@@ -31,6 +38,17 @@ class _LastBatch(NamedTuple):
     requests: list[Any]
     stops: _Longs  # tokens in the chain
     known: NDArray[np.uint64]
+    repeats: _Repeats | None = None
+
+
+class _Repeats(NamedTuple):
+    """A batch in which each request got one token; the next one most likely is like it, one token on."""
+
+    prefixes: list[int]  # that it will have
+    ends: list[int]
+    lengths: list[int]  # of the answers, then
+    terms: NDArray[np.uint64]  # of the positions of the tokens that will be new
+    late: bool  # whether the token of the forward is known on the device only
 
 
 class RequestChains:
@@ -47,6 +65,8 @@ class RequestChains:
 
         The newest token may be known on the device only. Raises LookupError when an earlier one is missing.
         """
+        if (found := self._repeated(requests, prefixes, ends)) is not None:
+            return found
         if (found := self._decoded(requests, prefixes, ends)) is not None:
             return found
         self._keep_last()
@@ -71,19 +91,44 @@ class RequestChains:
         digests = added_chains(before, np.array(head, dtype=np.int32), starts, prefixes)
         known = added_chains(digests, np.array(tail, dtype=np.int32), prefixes, stops)
         self._last = _LastBatch(list(requests), stops, known)
-        return _as_tensors(digests, stops, known)
+        return _chains(digests, stops, known)
+
+    def _repeated(self, requests: Sequence[Any], prefixes: _Longs, ends: _Longs) -> BatchChains | None:
+        """`_decoded` for a batch that is the last one, one token on. Half of its time, and nearly every step.
+
+        Lists of a batch's size are compared sooner than arrays.
+        """
+        last = self._last
+        if last is None or (repeats := last.repeats) is None or last.requests != requests:
+            return None
+        outputs = [request.output_ids for request in requests]
+        if (
+            list(map(len, outputs)) != repeats.lengths
+            or ends.tolist() != repeats.ends
+            or prefixes.tolist() != repeats.prefixes
+        ):
+            return None
+        new = np.array([output[-1] for output in outputs], dtype=np.int64)
+        known, stops = last.known + mix_terms(new, repeats.terms), last.stops + 1
+        following = _Repeats(
+            [prefix + 1 for prefix in repeats.prefixes], [end + 1 for end in repeats.ends],
+            [length + 1 for length in repeats.lengths], next_terms(repeats.terms), repeats.late,
+        )  # fmt: skip
+        self._last = _LastBatch(last.requests, stops, known, following)
+        return _chains(known if repeats.late else last.known, stops, known)
 
     def _decoded(self, requests: Sequence[Any], prefixes: _Longs, ends: _Longs) -> BatchChains | None:
         """`advance` for the requests of the last batch, of which at most one token is new for each.
 
-        Nearly every batch is one, and its time is the engine's. None = it is not one.
+        None = it is not one.
         """
         last = self._last
         if last is None or last.requests != requests:
             return None
         outputs = [request.output_ids for request in requests]
+        lengths = _lengths_of(outputs)
         prompts = _lengths_of([request.origin_input_ids for request in requests]) - self._first
-        totals = prompts + _lengths_of(outputs)
+        totals = prompts + lengths
         stops = np.minimum(ends, totals)
         heads, tails = prefixes - last.stops, stops - prefixes
         head, tail = int(heads[0]), int(tails[0])
@@ -99,8 +144,14 @@ class RequestChains:
         if tail:
             new = [output[place + head] for output, place in zip(outputs, places, strict=True)]
             known = digests + mix_arrays(np.array(new, dtype=np.int32), prefixes)
-        self._last = _LastBatch(last.requests, stops, known)
-        return _as_tensors(digests, stops, known)
+        repeats = None
+        if head + tail == 1 and (stops == totals).all():
+            prefixes_then, ends_then, lengths_then = (
+                (values + 1).tolist() for values in (prefixes, ends, lengths)
+            )
+            repeats = _Repeats(prefixes_then, ends_then, lengths_then, position_terms(stops), late=not tail)
+        self._last = _LastBatch(last.requests, stops, known, repeats)
+        return _chains(digests, stops, known)
 
     def _part(self, prompt: Sequence[int], output: Sequence[int], start: int, stop: int) -> list[int]:
         """What slots `start` to `stop` hold of a prompt and what follows it."""
@@ -122,9 +173,5 @@ def _lengths_of(lists: Sequence[Sequence[int]]) -> _Longs:
     return np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
 
 
-def _as_tensors(digests: NDArray[np.uint64], lens: _Longs, known: NDArray[np.uint64]) -> BatchChains:
-    return BatchChains(
-        torch.from_numpy(digests.view(np.int64)),
-        torch.from_numpy(lens),
-        torch.from_numpy(known.view(np.int64)),
-    )
+def _chains(digests: NDArray[np.uint64], lens: _Longs, known: NDArray[np.uint64]) -> BatchChains:
+    return BatchChains(digests.view(np.int64), lens, known.view(np.int64))

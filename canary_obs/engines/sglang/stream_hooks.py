@@ -75,9 +75,10 @@ class StreamHooks(StepHooks):
             except BaseException:
                 observer.forward_failed(view)
                 raise
+            side_stream.launched()
             with side_stream.after_mark:
                 observer.forward_launched(view)
-            with side_stream.after_all:
+                side_stream.wait_launched()
                 observer.after_forward(view)
             return result
 

@@ -57,6 +57,16 @@ class SideStream:
         if self._stream is not None:
             self._marked.record()
 
+    def launched(self) -> None:
+        """Record this point of the current stream for `wait_launched`."""
+        if self._stream is not None:
+            self._launched.record()
+
+    def wait_launched(self) -> None:
+        """Inside a context: what follows there waits for the last `launched`. Sooner than `after_all`."""
+        if self._stream is not None:
+            self._stream.wait_event(self._launched)
+
     def enter(self, wait_for: WaitFor) -> None:
         """Make the side stream the current one."""
         if self._stream is None:

@@ -12,6 +12,7 @@ from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.errors import UnsupportedEngine
 from tests.engines.sglang.test_batch_views import REQUESTS, batch
+from tests.engines.sglang.test_request_chains import Request
 
 
 def makers(table: torch.Tensor) -> tuple[BatchViews, DeviceViews]:
@@ -67,6 +68,21 @@ def test_each_decode_shows_the_same_tensors() -> None:
         assert getattr(first, name) is getattr(second, name)
     assert first.groups["full"].slot_table is second.groups["full"].slot_table
     assert first.groups["full"].out_slots is second.groups["full"].out_slots
+
+
+def test_a_batch_that_repeats_is_shown_as_the_same_view() -> None:
+    """And one of other requests, or after a prefill, as another."""
+    _, own = makers(torch.arange(40, dtype=torch.int32).view(4, 10))
+    first = own.build(a_decode(), REQUESTS)
+    assert own.build(a_decode(), REQUESTS) is first
+    others = [Request(one.rid + "x", one.tokens, []) for one in REQUESTS]
+    given = a_decode()
+    given.rids = [request.rid for request in others]
+    other = own.build(given, others)
+    assert list(other.request_ids) == given.rids
+    assert list(own.build(a_decode(), REQUESTS).request_ids) == [request.rid for request in REQUESTS]
+    own.build(an_extension("EXTEND"), REQUESTS)
+    assert own.build(a_decode(), REQUESTS) is not first
 
 
 def test_other_modes_and_other_requests_are_not_shown() -> None:

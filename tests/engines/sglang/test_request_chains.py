@@ -121,6 +121,38 @@ def test_a_batch_that_decodes_is_not_looked_up(late: int) -> None:
     assert len(chains._known) == 4
 
 
+def repeating() -> tuple[RequestChains, list[Request]]:
+    """Two requests whose newest tokens were sampled one by one, so that the next batch is foreseen."""
+    chains, batch = RequestChains(), [Request("a", [5, 6], []), Request("b", [7], [])]
+    for _ in range(4):
+        for request in batch:
+            request.output_ids.append(11)
+        ends = np.array([len(request.tokens) for request in batch])
+        chains.advance(batch, ends - 1, ends)
+    assert chains._last is not None
+    assert chains._last.repeats is not None
+    return chains, batch
+
+
+def test_a_batch_that_repeats_but_for_its_prefixes_is_computed_anew() -> None:
+    chains, batch = repeating()
+    for request in batch:
+        request.output_ids.append(12)
+    ends = np.array([len(request.tokens) for request in batch])
+    found = chains.advance(batch, ends - 3, ends)
+    assert found.digests.tolist() == [chain(request.tokens[:-3]) for request in batch]
+    assert found.known_digests.tolist() == [chain(request.tokens) for request in batch]
+
+
+def test_a_batch_whose_answers_grow_unevenly_is_computed_anew() -> None:
+    chains, batch = repeating()
+    batch[0].output_ids.append(12)
+    ends = np.array([len(batch[0].tokens), len(batch[1].tokens) + 1])
+    found = chains.advance(batch, ends - 1, ends)
+    assert found.known_lens.tolist() == [len(request.tokens) for request in batch]
+    assert found.known_digests.tolist() == [chain(request.tokens) for request in batch]
+
+
 def test_tokens_that_the_scheduler_does_not_have() -> None:
     with pytest.raises(
         LookupError, match=r"request a: the forward continues after 3 tokens, of which .* has 2"

@@ -18,7 +18,7 @@ class Streams:
         self.calls, self.busy = calls, False
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("join", "mark", "remember"):
+        if name in ("join", "mark", "remember", "launched", "wait_launched"):
             return lambda: self.calls.append(name)
         return self._entered(name)
 
@@ -45,9 +45,9 @@ def engine() -> Any:
 def test_checks_follow_the_launch_on_a_stream_of_their_own(engine: Any) -> None:
     assert engine.run_batch(mode(idle=False)) == "logits"
     assert engine.observer.calls == [
-        "remember", "join", "before_write a+b", "mark", "forward",
-        "after_mark", "forward_launched a+b", "end after_mark",
-        "after_all", "after_forward a+b", "end after_all", "after_step",
+        "remember", "join", "before_write a+b", "mark", "forward", "launched",
+        "after_mark", "forward_launched a+b", "wait_launched", "after_forward a+b", "end after_mark",
+        "after_step",
     ]  # fmt: skip
 
 
