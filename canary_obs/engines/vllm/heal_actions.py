@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
+from canary_obs.errors import QuarantineRefused
 from canary_obs.healing.plan import Block, HeldRequest
 from canary_obs.slot_facts import request_name
 
@@ -30,6 +31,7 @@ class VllmActions:
         self.barred: set[str] = set()  # requests whose blocks must not be cached
         self.ended: list[Any] = []  # requests whose clients must hear of it
         self._finished: OrderedDict[str, Sequence[bytes]] = OrderedDict()
+        self._out: Counter[tuple[int, int]] = Counter()  # quarantines by id of the pool and block number
 
     @property
     def pools_of_groups(self) -> list[Any]:
@@ -144,14 +146,29 @@ class VllmActions:
         self.barred.add(request)
 
     def quarantine(self, block: Block) -> None:
-        """Hold a reference to the block, which nobody ever gives back."""
+        """Hold a reference to the block, which nobody ever gives back. Raises QuarantineRefused."""
         pool = self._pools[block[0]]
+        out = {number for own, number in self._out if own == id(pool)} | {block[1]}
+        left, needed = int(pool.num_gpu_blocks) - 1 - len(out), self._longest_request(pool)
+        if left < needed:
+            raise QuarantineRefused(
+                f"block {block[1]} cannot be left out: {left} blocks would be left, and a request of "
+                f"max_model_len={self._scheduler.max_model_len} needs {needed}"
+            )
         pool.touch([pool.blocks[block[1]]])
+        self._out[id(pool), block[1]] += 1
+
+    def _longest_request(self, pool: Any) -> int:
+        """Blocks of the pool that one request can need."""
+        groups, config = self._manager.kv_cache_config.kv_cache_groups, self._scheduler.vllm_config
+        specs = [group.kv_cache_spec for group, own in zip(groups, self._pools, strict=True) if own is pool]
+        return sum(-(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes) for spec in specs)
 
     def release(self, block: Block) -> None:
         """Give back the reference."""
         pool = self._pools[block[0]]
         pool.free_blocks([pool.blocks[block[1]]])
+        self._out -= Counter({(id(pool), block[1]): 1})
 
     # Around a step's results -----------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from canary_obs.engines.vllm.heal_actions import VllmActions
+from canary_obs.errors import QuarantineRefused
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.quarantine import RepeatedDamage
 from canary_obs.heals import Heal
@@ -194,6 +196,21 @@ def test_a_slot_damaged_twice_leaves_circulation_and_comes_back(rig: Rig) -> Non
     release(rig)
     assert rig.canary.healing.status.quarantined == ()
     assert set(references(rig)) == {0}
+
+
+def test_quarantine_leaves_room_for_the_longest_request(rig: Rig) -> None:
+    actions, out = VllmActions(rig.core.scheduler), range(1, 88)  # of 119 blocks
+    for number in out:
+        actions.quarantine((0, number))
+    for again in range(2):
+        with pytest.raises(QuarantineRefused, match=r"31 blocks .* max_model_len=1024 needs 32"):
+            actions.quarantine((0, 88 + again))
+    assert len(rig.generate([prompt(15, 1000)])[0]) == 16
+    for number in out:
+        actions.release((0, number))
+    assert set(references(rig)) == {0}
+    actions.quarantine((0, 88))  # there is room again
+    actions.release((0, 88))
 
 
 def reuse(rig: Rig, block: int, seed: int) -> None:
