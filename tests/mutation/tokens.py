@@ -51,9 +51,14 @@ ALL = (
             _CHAINS + "test_a_request_that_ended_may_come_back_with_other_tokens",
         ),
         (
-            "last.names == list(scheduled)",
-            "len(last.names) == len(scheduled)",
+            "self.names == list(scheduled)",
+            "len(self.names) == len(scheduled)",
             _CHAINS + "test_another_request_that_is_as_far_is_not_taken_for_the_one_before",
+        ),
+        (
+            " and list(map(requests.get, self.names)) == self._found",
+            "",
+            _CHAINS + "test_another_request_of_the_same_name_is_computed_anew",
         ),
         (
             "        if computed != self._computed:\n",

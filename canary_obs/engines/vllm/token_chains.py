@@ -31,6 +31,10 @@ class _Decoding:
         self._state = chains.copy()
         self._newest: Iterator[tuple[int, ...]] | None = None  # token after each chain, batch by batch
 
+    def is_of(self, requests: Mapping[str, Any], scheduled: Mapping[str, int]) -> bool:
+        """Whether it is the batch of these requests, and each is still the same object."""
+        return self.names == list(scheduled) and list(map(requests.get, self.names)) == self._found
+
     @property
     def chains(self) -> tuple[list[int], NDArray[np.uint64]]:
         """The tokens in each chain, and the chains."""
@@ -109,7 +113,7 @@ class TokenChains:
         `computed`: tokens of each before it, given only where the forward adds one to each.
         """
         last = self._decoding
-        if last is not None and computed is not None and last.names == list(scheduled):
+        if last is not None and computed is not None and last.is_of(requests, scheduled):
             self._decoding = None  # if this fails, `_known` lags behind and is right
             sent = last.go_on(computed)
             self._decoding = last

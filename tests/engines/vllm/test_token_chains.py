@@ -70,6 +70,13 @@ def test_chains_are_those_of_the_tokens_known(steps: list[list[tuple[str, int, i
         ]
 
 
+def test_another_request_of_the_same_name_is_computed_anew() -> None:
+    chains = TokenChains()
+    assert told(chains, {"a": request([5] * 13, 12)}) == [expected([5] * 13, 12)]
+    assert told(chains, {"a": request([6] * 13, 13)}) == [expected([5] * 12 + [6], 13)]
+    assert told(chains, {"a": request([], 14)}) == [expected([], 0)]
+
+
 @settings(deadline=None)
 @given(
     st.lists(
@@ -106,6 +113,13 @@ def test_requests_whose_newest_tokens_are_not_known_yet(added: list[tuple[int, i
         assert told(chains, requests) == [found.expected() for found in requests.values()]
 
 
+class Unread(dict[str, Any]):
+    """Requests that are told apart, and not looked into."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise AssertionError(f"request {name} was looked at")
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_step_in_which_all_went_on_looks_at_their_new_tokens_alone(ahead: int) -> None:
     chains, requests = TokenChains(), {name: Running([ord(name)] * 4, 4 + ahead) for name in "ab"}
@@ -116,7 +130,7 @@ def test_a_step_in_which_all_went_on_looks_at_their_new_tokens_alone(ahead: int)
             found.all_token_ids.append(number)
             found.num_computed_tokens += 1
         computed = [found.num_computed_tokens - 1 for found in requests.values()]
-        sent.append(chains.advance({}, dict.fromkeys("ab", 1), computed))
+        sent.append(chains.advance(Unread(requests), dict.fromkeys("ab", 1), computed))
     wanted = [[expected([ord(name)] * 4 + [*range(more)], 4 + more) for name in "ab"] for more in (1, 2, 3)]
     assert [pairs(each) for each in sent] == wanted, "and what was sent stays as it was"
 
@@ -150,7 +164,8 @@ def test_another_request_that_is_as_far_is_not_taken_for_the_one_before() -> Non
     requests = {"a": Running([1] * 9, 0), "b": Running([2] * 9, 0)}
     for name, computed in (("a", 4), ("a", 5), ("b", 6), ("b", 7), ("a", 8)):
         requests[name].num_computed_tokens = computed
-        assert told(chains, {name: requests[name]}) == [requests[name].expected()]
+        sent = chains.advance(requests, {name: 1}, [computed - 1])  # the other one waits
+        assert pairs(sent) == [requests[name].expected()]
 
 
 def test_a_request_that_ended_may_come_back_with_other_tokens() -> None:
