@@ -19,6 +19,8 @@ class Quiet:
 
     def __init__(self) -> None:
         self.found: list[Any] = []
+        self.late: list[Any] = []  # on their way
+        self.canary = SimpleNamespace(delivery=SimpleNamespace(drain=lambda _: self.found.extend(self.late)))
 
     def fresh(self) -> None:
         self.found.clear()
@@ -45,6 +47,11 @@ def failing(rig: Any, _: pytest.MonkeyPatch) -> None:
     raise KeyError("no such block")
 
 
+def finding_late(rig: Any, _: pytest.MonkeyPatch) -> None:
+    rig.late.append(FOUND)
+    raise AssertionError("nothing yet")
+
+
 PLANTS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
     "found": finding, "otherwise": finding_elsewhere, "missed": missing, "masked": changing_nothing,
     "error": failing,
@@ -68,6 +75,11 @@ def test_each_verdict(verdicts: dict[str, dict[str, Any]]) -> None:
 def test_only_what_is_found_or_masked_is_a_success(verdicts: dict[str, Any], name: str) -> None:
     engines = {"llama": {"faults": {name: verdicts[name]}}}
     assert vllm_faults.succeeded(vllm_faults.summary(engines)) is (name in ("found", "masked"))
+
+
+def test_what_is_on_its_way_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_verdicts, "acknowledge", lambda _: None)
+    assert planted(Quiet(), finding_late)["verdict"] == "otherwise"  # type: ignore[arg-type]
 
 
 def test_an_engine_that_did_not_end_is_no_success() -> None:

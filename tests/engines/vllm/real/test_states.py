@@ -109,6 +109,7 @@ def test_a_flip_in_a_running_state_is_found_before_the_next_forward_overwrites_i
     block = rig.blocks_of("held", 1)[-1]
     flip(tensor(rig, 0, Part.V)[block])
     rig.step(1)
+    rig.canary.delivery.drain(5.0)  # on a GPU findings arrive later
     found = {(violation.phase, violation.reason, violation.slot) for violation in rig.found}
     assert found == {(Phase.HEAD, Reason.KV_DATA, block)}
     rig.finish()
