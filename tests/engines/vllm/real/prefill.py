@@ -62,7 +62,9 @@ class Prefill:
         command = [sys.executable, "-m", __name__, str(model), str(tensor_parallel), connector]
         more = {_PORTS[connector]: str(port), "KV_CANARY_ENDPOINT": "inproc"}
         if tensor_parallel > 1:
-            more["VLLM_CPU_OMP_THREADS_BIND"] = "|".join("0" for _ in range(tensor_parallel))
+            # Ranks wait for each other in busy loops: on one core each of them takes the other's time.
+            cores = os.cpu_count() or 1
+            more["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % cores) for rank in range(tensor_parallel))
         environment = os.environ | ENVIRONMENT | more
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, env=environment, text=True, **pipes)  # type: ignore[call-overload]
