@@ -43,6 +43,16 @@ _BY_MEMORY = Planted("as from memory: files are read into it first")
 _NO_FILE = Planted("has no file")
 _ALL_IN_MULTI = "the same tests: that connector is run within a MultiConnector"
 _OWN_MEMORY = Planted("has none: what it knows lies in the worker's memory, by key")
+# Records that came along, of a transfer or a key that is another one's.
+_REFUSED = {
+    NIXL: Planted(
+        "refused, unverified", "test_nixl.py::test_records_that_cannot_be_believed_leave_a_receive_unverified"
+    ),
+    MOONCAKE: Planted(
+        "refused, unverified",
+        "test_mooncake.py::test_records_that_cannot_be_believed_leave_a_receive_unverified",
+    ),
+}
 _STORE_SHAPES = Planted(
     "unverified: a copy of another share of the heads has another format of records",
     "tests/copy_records/test_stored_copies.py::test_records_of_another_format_are_not_compared",
@@ -161,14 +171,7 @@ FAULTS: dict[str, dict[str, Planted]] = {
         MEMORY: _OWN_MEMORY,
         FILES: Planted("`kv_data`", "test_offloading.py::test_a_stale_record_file_accuses_the_copy"),
         LMCACHE: Planted("`kv_data`", "test_lmcache.py::test_only_records_that_can_be_believed_are_compared"),
-        NIXL: Planted(
-            "refused, unverified",
-            "test_nixl.py::test_records_that_cannot_be_believed_leave_a_receive_unverified",
-        ),
-        MOONCAKE: Planted(
-            "refused, unverified",
-            "test_mooncake.py::test_records_that_cannot_be_believed_leave_a_receive_unverified",
-        ),
+        **_REFUSED,
         MULTI: Planted(f"as ExampleConnector: {_ALL_IN_MULTI}"),
     },
     "the records are lost": {
@@ -198,14 +201,7 @@ FAULTS: dict[str, dict[str, Planted]] = {
         LMCACHE: Planted(
             "refused, unverified", "test_lmcache.py::test_only_records_that_can_be_believed_are_compared"
         ),
-        NIXL: Planted(
-            "refused, unverified",
-            "test_nixl.py::test_records_that_cannot_be_believed_leave_a_receive_unverified",
-        ),
-        MOONCAKE: Planted(
-            "refused, unverified",
-            "test_mooncake.py::test_records_that_cannot_be_believed_leave_a_receive_unverified",
-        ),
+        **_REFUSED,
         MULTI: Planted(f"as ExampleConnector: {_ALL_IN_MULTI}"),
     },
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.engines.vllm.real.copying_connector import UnalignedConnector
 from tests.engines.vllm.real.rig import Rig, prompts
+from tests.replays.replay import Run
 
 
 class Arriving(UnalignedConnector):
@@ -56,3 +57,16 @@ def lost_from_device(rig: Rig, prompt: list[int]) -> None:
     assert rig.llm.reset_prefix_cache()
     rig.settle()
     rig.found.clear()
+
+
+def receive_under_way(rig: Rig, run: Run, request: str, prompt: list[int]) -> Callable[[], None]:
+    """Start a request whose KV is being received; returns what lets it land, of which nobody is told."""
+    lost_from_device(rig, prompt)
+    connector, in_flight = worker_connector(), list[Any]()
+    run.patch.setattr(connector, "_copy", in_flight.extend, raising=False)
+    run.patch.setattr(connector, "get_finished", lambda *_: (None, None), raising=False)
+    rig.start({request: prompt})
+    rig.step(3)
+    assert in_flight
+    connector._arrived.clear()
+    return lambda: type(connector)._copy(connector, in_flight)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.replays.replay import Replay, Run
 
@@ -11,23 +9,15 @@ PROMPT = prompts(1, shared=330, seed=27)[0][:330]
 
 
 def perform(rig: Rig, run: Run) -> None:
-    from tests.replays.vllm_engines import lost_from_device, worker_connector
+    from tests.replays.vllm_engines import receive_under_way
 
-    lost_from_device(rig, PROMPT)
-    connector, scheduler = worker_connector(), rig.core.scheduler
-    in_flight: list[Any] = []
-    run.patch.setattr(connector, "_copy", in_flight.extend, raising=False)
-    run.patch.setattr(connector, "get_finished", lambda *_: (None, None), raising=False)
-    rig.start({"receiving": PROMPT})
-    rig.step(3)
-    assert in_flight
-    connector._arrived.clear()
+    scheduler, land = rig.core.scheduler, receive_under_way(rig, run, "receiving", PROMPT)
     (name,) = scheduler.requests
     _move(rig, name, 1)
     rig.start({str(seed): prompts(1, seed=seed, shared=300)[0] for seed in range(70, 73)})
     rig.step(6)
     run.strike()
-    type(connector)._copy(connector, in_flight)
+    land()
     rig.step(2)
     scheduler.finished_recving_kv_req_ids.add(name)
     rig.llm.llm_engine.abort_request(["receiving"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,25 @@ class Pair:
         self.asked = prompt
         self.rig.settle()
         return set(self.rig.reasons())
+
+    def use_again(self, blocks: Iterable[int], others: Callable[[int], Iterable[int]]) -> None:
+        """Ask for `others`, which returns their blocks, until these have been given to them."""
+        mine = set(blocks)
+        for number in range(40):
+            mine -= set(others(number))
+            if not mine:
+                return
+        raise AssertionError(f"blocks {sorted(mine)} were not used again")
+
+    def give_away_received(self) -> None:
+        """Abort requests whose receives are under way, and let others decode in their blocks."""
+        rig = self.rig
+        requests = list(rig.core.scheduler.requests)
+        # vLLM would keep the blocks until the receive ends.
+        rig.core.scheduler.finished_recving_kv_req_ids.update(requests)
+        rig.llm.llm_engine.abort_request(["aborted"])
+        rig.start({str(seed): prompts(1, seed=seed, shared=300)[0] for seed in range(40, 44)})
+        rig.step(6)
 
     def close(self) -> None:
         self.rig.close()

@@ -16,7 +16,6 @@ import pytest
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.pair import LENGTH, Pair, free_port
 from tests.engines.vllm.real.prefill import ENVIRONMENT, MOONCAKE, stand_in_accelerator
-from tests.engines.vllm.real.rig import prompts
 
 DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
 _TRANSFERS = count()
@@ -72,13 +71,12 @@ def test_a_sender_that_gave_up_waiting_and_used_the_blocks_again_is_found(pair: 
     """Its time-out frees what is still to be sent, and nobody says that the bytes are others' by now."""
     prompt = pair.prompt()
     params = pair.prefill.ask(prompt, transfer="stale")
-    mine = set(params["blocks"])
-    for number in range(40):
-        other = pair.prefill.ask(pair.prompt(), transfer=f"other-{number}", expire=True)
-        mine -= set(other["blocks"])
-        if not mine:
-            break
-    assert not mine, "blocks that were not used again"
+
+    def others(number: int) -> list[int]:
+        asked = pair.prefill.ask(pair.prompt(), transfer=f"other-{number}", expire=True)
+        return list(asked["blocks"])
+
+    pair.use_again(params["blocks"], others)
     pair.rig.fresh()
     pair.decode(params, prompt)
     pair.rig.settle()
@@ -100,11 +98,7 @@ def test_a_receive_that_lands_when_its_blocks_were_freed_is_found(
     sampling = SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": params})
     rig.llm.llm_engine.add_request("aborted", {"prompt_token_ids": prompt}, sampling)
     rig.step(3)
-    for name in list(rig.core.scheduler.requests):
-        rig.core.scheduler.finished_recving_kv_req_ids.add(name)  # vLLM would keep the blocks until it ends
-    rig.llm.llm_engine.abort_request(["aborted"])
-    rig.start({str(seed): prompts(1, seed=seed, shared=300)[0] for seed in range(40, 44)})
-    rig.step(6)
+    pair.give_away_received()
     assert rig.settle() == []
     pair.prefill.ask([])
     assert ended.wait(60)

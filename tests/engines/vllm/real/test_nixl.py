@@ -107,12 +107,11 @@ def test_a_sender_that_gave_up_waiting_and_used_the_blocks_again_is_found(pair: 
     """Its time-out has passed when the decode engine reads: nobody says that the bytes are others' by now."""
     prompt = pair.prompt()
     params = pair.prefill.ask(prompt)
-    mine = set(params["remote_block_ids"][0])
-    for _ in range(40):
-        mine -= set(pair.prefill.ask(pair.prompt(), expire=True)["remote_block_ids"][0])
-        if not mine:
-            break
-    assert not mine, "blocks that were not used again"
+
+    def others(_: int) -> list[int]:
+        return list(pair.prefill.ask(pair.prompt(), expire=True)["remote_block_ids"][0])
+
+    pair.use_again(params["remote_block_ids"][0], others)
     pair.rig.fresh()
     pair.decode(params, prompt)
     pair.rig.settle()
@@ -140,13 +139,9 @@ def test_a_receive_that_lands_when_its_blocks_were_freed_is_found(
         if late:
             break
     assert late
-    for name in list(rig.core.scheduler.requests):
-        rig.core.scheduler.finished_recving_kv_req_ids.add(name)  # vLLM would keep the blocks until it ends
-    rig.llm.llm_engine.abort_request(["aborted"])
     worker._recving_transfers.clear()
     worker._recving_metadata.clear()
-    rig.start({str(seed): prompts(1, seed=seed, shared=300)[0] for seed in range(40, 44)})
-    rig.step(6)
+    pair.give_away_received()
     assert rig.settle() == []
     for handle in late:
         given = start(handle)
