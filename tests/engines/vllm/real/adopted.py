@@ -60,9 +60,10 @@ def _tried(rig: Rig, names: str, act: Callable[[], object]) -> dict[str, Any]:
     found |= {"after": str(rig.canary.verdict()[0]), "left": _adopted(rig)}
     rig.found.clear()
     block = rig.idle_blocks()[-1]
-    rig.layer_cache(0, 0)[block].view(-1)[3] += 1
-    found["damage"] = sorted({violation.reason.value for violation in rig.settle()})
-    rig.layer_cache(0, 0)[block].view(-1)[3] -= 1
+    with rig.at_rest():
+        rig.layer_cache(0, 0)[block].view(-1)[3] += 1
+        found["damage"] = sorted({violation.reason.value for violation in rig.settle()})
+        rig.layer_cache(0, 0)[block].view(-1)[3] -= 1
     acknowledge(rig)
     return found
 

@@ -6,7 +6,7 @@ import gc
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Rig:
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.worker = self.core.model_executor.driver_worker.worker
         self.found: list[Violation] = []
+        self._at_rest = False
         self.collect_from()
 
     def collect_from(self, canary: CanaryRuntime | None = None) -> None:
@@ -130,9 +131,19 @@ class Rig:
 
     def settle(self) -> list[Violation]:
         """Everything checked, patrol and sweep included; all violations so far."""
-        with self.adapter.hooks.lock:
+        with nullcontext() if self._at_rest else self.adapter.hooks.lock:
             self.canary.check_everything()
         return self.found
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """No step and no patrol by the idle thread: damage taken back within is found by `settle` alone."""
+        with self.adapter.hooks.lock:
+            self._at_rest = True
+            try:
+                yield
+            finally:
+                self._at_rest = False
 
     def reasons(self) -> Counter[tuple[Phase, Reason]]:
         return Counter((violation.phase, violation.reason) for violation in self.found)

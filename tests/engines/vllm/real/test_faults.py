@@ -60,9 +60,10 @@ def test_one_bit_in_every_layer_and_part_of_an_idle_block(rig: Rig) -> None:
             block, bit = draw.choice(rig.idle_blocks()), 1 << draw.randrange(31)
             page = words(rig.layer_cache(0, layer), block, draw.randrange(2))[part]
             place = draw.randrange(page.shape[0]), draw.randrange(page.shape[1])
-            page[place] ^= bit
-            found = rig.settle()
-            page[place] ^= bit
+            with rig.at_rest():
+                page[place] ^= bit
+                found = rig.settle()
+                page[place] ^= bit
             assert {violation.phase for violation in found} == {Phase.PATROL, Phase.SWEEP}, (layer, part)
             assert {violation.reason for violation in found} == {Reason.KV_DATA}
             assert {violation.part for violation in found} == {(Part.K, Part.V)[part]}
@@ -76,9 +77,10 @@ def test_one_bit_in_every_layer_and_part_of_a_block_in_use(rig: Rig) -> None:
     for layer in range(3):
         for page in words(rig.layer_cache(0, layer), block, 1):
             rig.found.clear()
-            page[0, 7] ^= 1 << 9
-            rig.settle()
-            page[0, 7] ^= 1 << 9
+            with rig.at_rest():
+                page[0, 7] ^= 1 << 9
+                rig.settle()
+                page[0, 7] ^= 1 << 9
             assert {violation.reason for violation in rig.found} == {Reason.KV_DATA}
             assert {violation.slot // 32 for violation in rig.found} == {block}
 

@@ -63,9 +63,10 @@ def test_a_flip_in_an_index_key_or_its_scale_is_found(make_rig: Any, monkeypatch
     block = rig.blocks_of("a")[2]
     flat = index_cache(rig, 1).view(-1, 16 * (SIZE + 4))
     for place in (5 * SIZE + 7, 16 * SIZE + 5 * 4 + 2):  # a key, a scale
-        flat[block, place] ^= 1 << 3
-        rig.settle()
-        flat[block, place] ^= 1 << 3
+        with rig.at_rest():
+            flat[block, place] ^= 1 << 3
+            rig.settle()
+            flat[block, place] ^= 1 << 3
         assert {(found.group, found.slot, found.reason) for found in rig.found} == {
             ("indexer", block * 16 + 5, Reason.KV_DATA)
         }

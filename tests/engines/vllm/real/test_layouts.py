@@ -95,9 +95,9 @@ def flip_everywhere(rig: Rig, blocks: list[int]) -> None:
 
 def flip(rig: Rig, page: torch.Tensor, byte: int, bits: int) -> list[Violation]:
     """What is found while a byte of a page differs."""
-    rig.found.clear()
-    page[byte] ^= bits
-    found = list(rig.settle())
-    page[byte] ^= bits
-    rig.found.clear()
+    with rig.at_rest():
+        rig.found.clear()
+        page[byte] ^= bits
+        found = list(rig.settle())
+        page[byte] ^= bits
     return found

@@ -37,9 +37,10 @@ def test_a_newer_version_is_rehearsed_and_protected(make_rig: Any, monkeypatch: 
     assert rig.settle() == []
     damaged = rig.layer_cache(0, 1)[rig.idle_blocks()[-1]]
     kept = damaged.clone()
-    damaged.zero_()
-    assert rig.settle()
-    damaged.copy_(kept)
+    with rig.at_rest():
+        damaged.zero_()
+        assert rig.settle()
+        damaged.copy_(kept)
     rig.found.clear()
 
     rig.llm.sleep(level=1)
