@@ -15,9 +15,11 @@ def row(*listings: Listing, wrong_from: int = 6) -> dict[str, Any]:
     """One request, delivered a token per step from step 100 on, that turns wrong."""
     wrong = RIGHT[:wrong_from] + [9] * (10 - wrong_from)
     clean = Served(answers={"1.0": Answer(tokens=RIGHT, sent=list(range(100, 110)))})
-    faulty = Served(
-        answers={"1.0": Answer(tokens=wrong, sent=list(range(100, 110)))}, listed={"1.0": list(listings)}
+    answer = Answer(
+        tokens=wrong, sent=list(range(100, 110)), behind=[0.0] * wrong_from, wrong_from=wrong_from
     )
+    answer.behind += [3.0] * (10 - wrong_from)
+    faulty = Served(answers={"1.0": answer}, listed={"1.0": list(listings)} if listings else {})
     return {"policy": "protect"} | round_of(clean, clean, faulty)
 
 
@@ -31,7 +33,7 @@ def test_tokens_count_from_the_step_of_the_detection_on() -> None:
     found = row(listing(step=108, planted=104))
     assert found["wrong_tokens_before_detection"] == 2
     assert found["wrong_tokens_after_detection"] == 2
-    story = {"wrong_steps": [106, 109], "listed": [[108, 104, 0, "chain"]]}
+    story = {"wrong_steps": [106, 109], "behind": [3.0] * 3, "listed": [[108, 104, 0, "chain"]]}
     assert found["wrong_delivered_after_detection"] == {"1.0": story}
     assert not passed(found)
 
@@ -59,3 +61,30 @@ def test_a_later_damage_explains_nothing_before_it_was_planted_or_in_tokens_befo
 def test_a_second_detection_ends_the_excuse() -> None:
     found = row(listing(step=102, planted=90), listing(step=108, planted=105, damage=2))
     assert found["wrong_tokens_after_detection"] == 2
+
+
+def test_a_wrong_answer_that_is_not_listed_fails_with_its_story() -> None:
+    found = row()
+    assert found["wrong_not_listed"] == {
+        "1.0": {"wrong_steps": [106, 109], "behind": [3.0] * 3, "listed": []}
+    }
+    assert not passed(found)
+
+
+def test_an_answer_that_differs_by_rounding_is_not_wrong_and_is_counted() -> None:
+    same = Served(answers={"1.0": Answer(tokens=RIGHT, sent=list(range(10)))})
+    tie = Answer(
+        tokens=[7] * 5 + [8] * 5, sent=list(range(10)), behind=[0.0] * 5 + [0.004, 0.0, 0.0, 0.0, 0.0]
+    )
+    found = round_of(same, same, Served(answers={"1.0": tie}), Served(answers={"1.0": tie}))
+    assert found["right_but_different"] == found["control_right_but_different"] == {"1.0": 0.004}
+    assert found["wrong_not_listed"] == found["control_wrong"] == {}
+    assert passed({"policy": "protect"} | found)
+
+
+def test_an_answer_that_is_wrong_without_damage_fails() -> None:
+    same = Served(answers={"1.0": Answer(tokens=RIGHT, sent=list(range(10)))})
+    wrong = Answer(tokens=[8] * 10, sent=list(range(10)), behind=[2.0] * 10, wrong_from=0)
+    found = round_of(same, same, same, Served(answers={"1.0": wrong}))
+    assert found["control_wrong"].keys() == {"1.0"}
+    assert not passed({"policy": "protect"} | found)

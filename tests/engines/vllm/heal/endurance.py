@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from tests.engines.vllm.heal.false_findings import add_findings, false_finding
 from tests.engines.vllm.heal.program import ON_GPU, on_gpu, prepare
 
 ENGINE: dict[str, Any] = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24, "max_model_len": 512}
@@ -73,7 +72,7 @@ class OneRank:
 
     def report(self, _rank: int, found: list[Any]) -> None:
         """As if a check had found it."""
-        self._canary.healing.found(found_now(found, self._canary.step), (), "", self._canary.step)
+        add_findings(self._canary, found)
 
     def counts(self) -> Counter[str]:
         """How often each action had each outcome."""
@@ -103,7 +102,7 @@ def _round(rig: Any, ranks: Any, draw: random.Random, events: Counter[str]) -> N
     for _ in range(3):
         rig.step(draw.randrange(1, 6))
         blocks = sorted({block for name in names for block in _held_by(rig, name)})
-        wrong = [false_finding(block) for block in draw.sample(blocks, min(3, len(blocks)))]
+        wrong = [false_finding(block, 32) for block in draw.sample(blocks, min(3, len(blocks)))]
         ranks.report(draw.randrange(2), wrong)
         rig.step(2)
     if number % 3 == 0:
@@ -124,11 +123,6 @@ def _count_preemptions(rig: Any, events: Counter[str]) -> Callable[[], None]:
 
     scheduler._preempt_request = counted
     return lambda: vars(scheduler).pop("_preempt_request")
-
-
-def found_now(found: list[Any], step: int) -> list[Any]:
-    """The same findings, made in this forward."""
-    return [msgspec.structs.replace(one, step=step) for one in found]
 
 
 def actions_of(canary: Any) -> Counter[str]:
@@ -153,17 +147,6 @@ def _held_by(rig: Any, name: str) -> list[int]:
         return list(rig.blocks_of(name))
     except (KeyError, StopIteration):  # it waits
         return []
-
-
-def false_finding(block: int) -> Any:
-    """A finding of the patrol that is none."""
-    from canary_obs.records import Violation
-    from canary_obs.vocabulary import Part, Phase, Reason
-
-    return Violation(
-        phase=Phase.PATROL, reason=Reason.KV_DATA, group="full", part=Part.K, step=1, event=1,
-        slot=block * 32, position=None, request=None, expected=None, actual=None, lag_steps=0, time_ns=0,
-    )  # fmt: skip
 
 
 def main(runner: str, actions: int, result: Path, seconds: float = 1e9) -> int:

@@ -1,4 +1,4 @@
-"""Faults at random moments in a real vLLM: bytes, table entries, the cache's mapping."""
+"""Faults at random moments in a real vLLM: bytes, table entries, the cache's mapping. And false findings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tests.engines.vllm.heal.false_findings import add_findings, false_finding
 from tests.engines.vllm.real.rig import Rig
 
 _TABLE_STEPS, _MAPPING_STEPS = 3, 8  # so long an entry stays wrong, at most
@@ -128,3 +129,19 @@ class Faults:
             (step + self._draw.randint(2, _MAPPING_STEPS), lambda: vars(cache).pop("get_one_block"))
         )
         return True
+
+
+class FalseFindings(Faults):
+    """Damages nothing: reports blocks of running requests, so that healing acts as it does on damage."""
+
+    def __init__(self, rig: Rig, seed: int) -> None:
+        super().__init__(rig, seed)
+        self.kinds = {"none": self._report}
+
+    def _report(self, step: int) -> bool:
+        used = self._used()
+        if used:
+            self._block = self._draw.choice(used)
+            slots = self._rig.adapter.vllm_groups[0].block_slots
+            add_findings(self._rig.canary, [false_finding(self._block, slots)])
+        return bool(used)

@@ -57,6 +57,8 @@ def run(runner: str, count: int, seed: int, policy: str, result: Path) -> None:
     """Rounds until the row has so many requests; those that the file has already count."""
     prepare(runner)
     from canary_obs.vocabulary import HealPolicy
+    from tests.engines.vllm.heal.faults import FalseFindings, Faults
+    from tests.engines.vllm.heal.judge import judge
     from tests.engines.vllm.heal.requests import asks
     from tests.engines.vllm.heal.serve import serve, under
     from tests.engines.vllm.heal.table import add_round, round_of, row_in
@@ -73,10 +75,14 @@ def run(runner: str, count: int, seed: int, policy: str, result: Path) -> None:
             done, rounds = (0, 0) if row is None else (row["requests"], row["rounds"])
             number = seed + rounds
             requests, runs = asks(min(ROUND, count - done), number), []
-            for chosen, faults in (("off", None), (policy, None), (policy, number)):
+            for chosen, kind, faults in (
+                ("off", Faults, None), (policy, Faults, None), (policy, Faults, number),
+                (policy, FalseFindings, number),
+            ):  # fmt: skip
                 under(rig, HealPolicy(chosen))
-                runs.append(serve(rig, requests, seed=faults))
+                runs.append(serve(rig, requests, seed=faults, kind=kind))
                 under(rig, HealPolicy.OFF)
+                judge(rig, requests, runs[0], runs[-1])
             add_round(
                 result,
                 {"runner": runner, "policy": policy, "seed": seed} | engine_of(rig) | round_of(*runs),

@@ -28,6 +28,8 @@ class Answer:
     seconds: float = 0.0
     step: int = -1  # when it ended
     sent: list[int] = field(default_factory=list)  # by token: in which step it was delivered
+    behind: list[float] = field(default_factory=list)  # by token, if some differ: the best one's lead
+    wrong_from: int | None = None  # the first token that is wrong
 
 
 def asks(count: int, seed: int) -> list[Ask]:

@@ -52,12 +52,12 @@ class Served:
     found_after: dict[str, list[int]] = field(default_factory=dict)  # by kind of fault: steps to detection
 
 
-def serve(rig: Rig, requests: list[Ask], *, seed: int | None) -> Served:
+def serve(rig: Rig, requests: list[Ask], *, seed: int | None, kind: type[Faults] = Faults) -> Served:
     """Keep IN_FLIGHT requests running until all are answered; `seed`: of the faults, None = no faults."""
     from vllm import SamplingParams
 
     served, taints = Served(), TaintStore()
-    faults = None if seed is None else Faults(rig, seed)
+    faults = None if seed is None else kind(rig, seed)
     draw, waiting, begun = random.Random(seed), list(reversed(requests)), dict[str, float]()
     engine = rig.llm.llm_engine
     restore = _listen(rig, served, taints, faults)

@@ -7,20 +7,23 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.heal.requests import Answer
 from tests.engines.vllm.heal.serve import Listing, Served
 
 _SAME = ("runner", "policy", "seed", "vllm", "device", "asynchronous")  # in all rounds of a row
 
 
-def round_of(clean: Served, again: Served, faulty: Served) -> dict[str, Any]:
-    """The numbers that count. `again`: without faults under the policy, which ought to equal `clean`."""
-    wrong = {name for name, right in clean.answers.items() if _differs(right, faulty.answers[name])}
+def round_of(clean: Served, again: Served, faulty: Served, disturbed: Served | None = None) -> dict[str, Any]:
+    """The numbers that count, of answers that have been judged.
+
+    `again`: without faults under the policy, which ought to equal `clean`. `disturbed`: likewise, with
+    false findings that are healed.
+    """
+    wrong = {name for name, answer in faulty.answers.items() if answer.wrong_from is not None}
     errors = {name for name, answer in faulty.answers.items() if answer.error is not None}
     delivered, listed = wrong - errors, set(faulty.listed)
-    late = [one for one in delivered & listed if _first_wrong(clean, faulty, one) < _from(faulty, one)]
-    after = {name: _wrong_after(clean, faulty, name) for name in wrong & listed}
-    cured = {name for name in delivered & listed if _is_listed_before(clean, faulty, name)}
+    late = [one for one in delivered & listed if _first_wrong(faulty, one) < _from(faulty, one)]
+    after = {name: _wrong_after(faulty, name) for name in wrong & listed}
+    cured = {name for name in delivered & listed if _is_listed_before(faulty, name)}
     return {
         "rounds": 1,
         "requests": len(clean.answers),
@@ -31,17 +34,16 @@ def round_of(clean: Served, again: Served, faulty: Served) -> dict[str, Any]:
         "unknown_causes": faulty.causes,
         "wrong_delivered": len(delivered),
         "wrong_delivered_after_detection": {
-            name: _story(clean, faulty, name) for name in sorted(delivered & listed) if any(after[name])
+            name: _story(faulty, name) for name in sorted(delivered & listed) if any(after[name])
         },
         "wrong_by_a_later_fault": sorted(name for name in cured if not any(after[name])),
         "wrong_tokens_after_detection": sum(sum(late) for late in after.values()),
         "wrong_tokens_before_detection": sum(len(late) - sum(late) for late in after.values()),
-        "ended_after_wrong_tokens": sum(
-            _first_wrong(clean, faulty, name) < len(faulty.answers[name].tokens) for name in errors
-        ),
-        "wrong_not_listed": sorted(delivered - listed),
+        "ended_after_wrong_tokens": len(wrong & errors),
+        "wrong_not_listed": {name: _story(faulty, name) for name in sorted(delivered - listed)},
         "wrong_before_first_output": sorted(late),
-        "correct_listed": len((listed - wrong) & set(clean.answers)),
+        "right_but_different": _by_rounding(faulty),
+        "correct_listed": len((listed - wrong - errors) & set(clean.answers)),
         "listed": len(listed),
         "listed_derived": sum(all(one.derived for one in own) for own in faulty.listed.values()),
         "ended_with_error": len(errors),
@@ -52,11 +54,30 @@ def round_of(clean: Served, again: Served, faulty: Served) -> dict[str, Any]:
         "seconds": [[round(one.seconds, 1) for one in (clean, again, faulty)]],
         "steps": [[one.steps for one in (clean, again, faulty)]],
         "differing_without_faults": sum(
-            _differs(right, again.answers[name]) for name, right in clean.answers.items()
+            right.tokens != again.answers[name].tokens for name, right in clean.answers.items()
         ),
         "heals_without_faults": sum(again.heals.values()),
         "listed_without_faults": len(clean.listed) + len(again.listed),
         "observer_faults": faulty.faults,
+    } | ({} if disturbed is None else _control(disturbed))
+
+
+def _control(disturbed: Served) -> dict[str, Any]:
+    """What comes of the actions alone: nothing is damaged, so that no answer may be wrong."""
+    wrong = {name for name, answer in disturbed.answers.items() if answer.wrong_from is not None}
+    return {
+        "control_heals": disturbed.heals,
+        "control_wrong": {name: _story(disturbed, name) for name in sorted(wrong)},
+        "control_right_but_different": _by_rounding(disturbed),
+    }
+
+
+def _by_rounding(served: Served) -> dict[str, float]:
+    """Answers that differ and are not wrong: the largest lead of a token that was not taken."""
+    return {
+        name: round(max(answer.behind), 6)
+        for name, answer in sorted(served.answers.items())
+        if answer.behind and answer.wrong_from is None
     }
 
 
@@ -66,6 +87,7 @@ def passed(row: dict[str, Any]) -> bool:
         row["wrong_not_listed"] or row["wrong_before_first_output"] or row["differing_without_faults"]
         or row["listed_without_faults"] or row["heals_without_faults"] or row["observer_faults"]
         or (row["policy"] == "protect" and row["wrong_tokens_after_detection"]) or row["healing_limited"]
+        or row.get("control_wrong")
     )  # fmt: skip
 
 
@@ -97,16 +119,12 @@ def _sum(first: Any, second: Any) -> Any:
     }
 
 
-def _differs(right: Answer, other: Answer) -> bool:
-    return right.tokens != other.tokens
-
-
-def _wrong_after(clean: Served, faulty: Served, name: str) -> list[bool]:
+def _wrong_after(faulty: Served, name: str) -> list[bool]:
     """By wrong token that was delivered: whether all damage that can have made it wrong was found by then.
 
     A request that was cured of one damage may read another one, planted since and not found yet.
     """
-    first, sent, listings = _first_wrong(clean, faulty, name), faulty.answers[name].sent, faulty.listed[name]
+    first, sent, listings = _first_wrong(faulty, name), faulty.answers[name].sent, faulty.listed[name]
     return [
         any(one.step <= step for one in listings)
         and not any(_unknown(one, step, at) and _planted(one, sent[first]) for one in listings)
@@ -115,11 +133,15 @@ def _wrong_after(clean: Served, faulty: Served, name: str) -> list[bool]:
     ]
 
 
-def _story(clean: Served, faulty: Served, name: str) -> dict[str, Any]:
+def _story(faulty: Served, name: str) -> dict[str, Any]:
     """What one has to know to find out why: steps of its first and last wrong token, and its listings."""
-    sent = faulty.answers[name].sent
-    listed = [[one.step, one.planted, one.first_output, one.reason] for one in faulty.listed[name]]
-    return {"wrong_steps": [sent[_first_wrong(clean, faulty, name)], sent[-1]], "listed": listed}
+    answer, first = faulty.answers[name], _first_wrong(faulty, name)
+    listings = faulty.listed.get(name, [])
+    return {
+        "wrong_steps": [answer.sent[first], answer.sent[-1]],
+        "behind": [round(gap, 4) for gap in answer.behind[first : first + 3]],
+        "listed": [[one.step, one.planted, one.first_output, one.reason] for one in listings],
+    }
 
 
 def _unknown(listing: Listing, step: int, token: int) -> bool:
@@ -130,17 +152,16 @@ def _planted(listing: Listing, step: int) -> bool:
     return listing.planted is not None and listing.planted <= step
 
 
-def _is_listed_before(clean: Served, faulty: Served, name: str) -> bool:
+def _is_listed_before(faulty: Served, name: str) -> bool:
     """Whether the request was listed before the last wrong token was delivered, or with it."""
-    sent = faulty.answers[name].sent[_first_wrong(clean, faulty, name) :]
+    sent = faulty.answers[name].sent[_first_wrong(faulty, name) :]
     return bool(sent) and any(one.step <= sent[-1] for one in faulty.listed[name])
 
 
-def _first_wrong(clean: Served, faulty: Served, name: str) -> int:
-    right, other = clean.answers[name].tokens, faulty.answers[name].tokens
-    return next(
-        (at for at, pair in enumerate(zip(right, other, strict=False)) if pair[0] != pair[1]), len(other)
-    )
+def _first_wrong(faulty: Served, name: str) -> int:
+    first = faulty.answers[name].wrong_from
+    assert first is not None
+    return first
 
 
 def _from(served: Served, name: str) -> int:

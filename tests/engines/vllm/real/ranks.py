@@ -15,7 +15,7 @@ from canary_obs.healing.guard_rail import Limits
 from canary_obs.records import Violation
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.vocabulary import HealPolicy
-from tests.engines.vllm.heal.endurance import found_now
+from tests.engines.vllm.heal.false_findings import add_findings
 from tests.engines.vllm.real.rig import DEFAULTS, Rig
 
 RANKS = 2
@@ -134,8 +134,7 @@ def release(worker: Any) -> None:
 def report(worker: Any, rank: int, found: list[Violation]) -> None:
     """As if a check of this rank had found it."""
     if worker.rank == rank:
-        canary = _canary(worker)
-        canary.healing.found(found_now(found, canary.step), (), "", canary.step)
+        add_findings(_canary(worker), found)
 
 
 def counts(worker: Any) -> dict[str, int]:

@@ -15,7 +15,8 @@ from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.quarantine import RepeatedDamage
 from canary_obs.heals import Heal
 from canary_obs.vocabulary import HealOutcome, HealPolicy, Phase
-from tests.engines.vllm.heal.endurance import endure, false_finding, references
+from tests.engines.vllm.heal.endurance import endure, references
+from tests.engines.vllm.heal.false_findings import add_findings, false_finding
 from tests.engines.vllm.real.rig import Rig
 
 
@@ -233,7 +234,7 @@ def test_a_flood_of_false_findings_stops_at_the_limit(rig: Rig) -> None:
     rig.canary.healing.choose(HealPolicy.PROTECT)
     rig.generate([prompt(20 + number, 64) for number in range(30)], tokens=2)
     before, held = counts(rig), len(rig.idle_blocks())
-    rig.canary.healing.found([false_finding(block) for block in rig.idle_blocks()], (), "", rig.canary.step)
+    add_findings(rig.canary, [false_finding(block, 32) for block in rig.idle_blocks()])
     rig.generate([prompt(50, 20)], tokens=2)
     rig.generate([prompt(51, 20)], tokens=2)
     found = since(rig, before)
