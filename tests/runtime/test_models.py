@@ -23,6 +23,7 @@ def groups_of(model: str) -> tuple[str, ...]:
 
 
 CASES = [(model, group) for model in MODELS for group in groups_of(model)]
+FEWER = [case for case in CASES if case[1] in (groups_of(case[0])[0], groups_of(case[0])[-1])]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -43,7 +44,7 @@ def test_traffic_is_clean(make_rig: MakeRig, model: str) -> None:
         assert sum(sum(reasons.values()) for reasons in group.violations.values()) == 0
 
 
-@pytest.mark.parametrize(("model", "group"), CASES)
+@pytest.mark.parametrize(("model", "group"), sized(CASES, FEWER))
 def test_no_injection_is_missed(make_rig: MakeRig, model: str, group: str) -> None:
     rig = make_rig(
         model=model, perturb=",".join(f"{mode.value}=0.15" for mode in PerturbMode), perturb_enabled=True,

@@ -163,7 +163,7 @@ def test_legs_that_crash_or_hang_do_not_stop_the_others(
 
     def own(command: list[str], log: Any, patience: float) -> str | None:
         name, output = command[3], command[6]
-        return ended([sys.executable, "-c", programs[name], output], log, 5.0)
+        return ended([sys.executable, "-c", programs[name], output], log, 3.0)
 
     ended = storm._ended
     monkeypatch.setattr(storm, "_ended", own)
@@ -173,7 +173,7 @@ def test_legs_that_crash_or_hang_do_not_stop_the_others(
     legs = {leg["leg"]: leg["problems"] for leg in json.loads(output.read_text())["legs"]}
     assert legs["llama"] == []
     assert legs["pressure"] == ["exit status 1: out of memory\n"]
-    assert legs["v2"] == ["did not end within 5 s: "]
+    assert legs["v2"] == ["did not end within 3 s: "]
 
 
 def test_inherited_settings_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
