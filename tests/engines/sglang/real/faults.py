@@ -97,6 +97,7 @@ def serve_with(fault: Fault, rig: Rig, own: OwnLog) -> None:
         rig.generate(prompts(2, seed=9))
     else:
         serve(rig, fault.plant, TURNS)
+        assert not hasattr(rig.runner.forward, "waits"), f"{fault.name}: no forward took it"
 
 
 FAULTS = (

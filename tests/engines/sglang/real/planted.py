@@ -44,6 +44,7 @@ def once(rig: Rig, change: Callable[[Rig, Any], None], *, after: bool = False) -
             change(rig, batch)
         return result
 
+    forward.waits = True  # type: ignore[attr-defined]
     rig.runner.forward = forward
 
 
@@ -126,9 +127,15 @@ def change_token(rig: Rig, batch: Any) -> None:
 
 
 def exchange_tokens(rig: Rig, batch: Any) -> None:
-    """Two requests are given each other's newest token."""
+    """Two requests are given each other's newest token, as soon as these differ."""
+    own = batch.input_ids.tolist()
+    pairs = ((one, two) for two in range(len(own)) for one in range(two) if own[one] != own[two])
+    one, two = next(pairs, (0, 0))
+    if one == two:
+        once(rig, exchange_tokens)
+        return
     batch.input_ids = batch.input_ids.clone()
-    batch.input_ids[[0, 1]] = batch.input_ids[[1, 0]]
+    batch.input_ids[[one, two]] = batch.input_ids[[two, one]]
 
 
 def write_elsewhere(rig: Rig, batch: Any) -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
-from canary_obs.runtime.perturb.injection import Injection
-from canary_obs.vocabulary import PerturbMode, Phase, Reason, State
-from tests.engines.perturbed import PERTURB, SETTINGS
+from canary_obs.vocabulary import Phase, Reason, State
+from tests.engines.perturbed import PERTURB
 from tests.engines.sglang.real.deepseek_v4 import PAGE, add_pools, make_pool, put_rows, row
 from tests.engines.sglang.real.index_keys import put_keys
+from tests.engines.sglang.real.perturbed import check_injections, inject_into
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts, storm
 
@@ -92,12 +92,7 @@ def test_every_injection_is_accounted_for(make_rig: Any, monkeypatch: pytest.Mon
     from sglang.srt.managers.io_struct import FlushCacheReqInput
 
     add_pools(monkeypatch.setattr)
-    modes = ",".join(f"{mode.value}=0.4" for mode in PerturbMode)
-    # Each step reads the log of five groups: with many rows that takes most of its time.
-    for name, value in (SETTINGS | {PERTURB: modes, "KV_CANARY_LANE_ROWS": "128"}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("KV_CANARY_IDLE_SWEEP_SECONDS", "0.01")
-    monkeypatch.setenv(f"{PERTURB}_GROUP", "c4")
+    inject_into("c4", monkeypatch)
     rig = make_rig("windows", **_SMALL)
     for group in ("c4", "c4_indexer", "c128"):
         monkeypatch.setenv(f"{PERTURB}_GROUP", group)
@@ -105,33 +100,4 @@ def test_every_injection_is_accounted_for(make_rig: Any, monkeypatch: pytest.Mon
         attach_to_scheduler(rig.scheduler, "perturbed")
         rig.collect_from()
         rig.found.clear()
-        _check_injections(rig, group)
-
-
-def _check_injections(rig: Rig, group: str) -> None:
-    injector = rig.canary.injector
-    assert injector is not None
-    injections, made = injector.injections, list[Injection]()
-    add = injections.add
-
-    def added(injection: Injection) -> None:
-        made.append(injection)
-        add(injection)
-
-    injections.add = added  # type: ignore[method-assign]
-    for seed in range(2):
-        given = {f"{group}.{name}": (prompt * 9)[:290] for name, prompt in prompts(4, seed).items()}
-        rig.generate(given, 12)
-    rig.settle()
-    for mode, tally in injections.summary().items():
-        assert (tally["missed"], tally["open"]) == (0, 0), (group, mode, tally, made)
-        assert tally["detected"] + tally["masked"] == tally["injected"], (group, mode, tally)
-        assert "" not in tally["masked_because"]
-        if mode == PerturbMode.NEXT_TOKEN_SWAP:
-            assert tally["injected"] == 0
-            assert "the group's entries are not the tokens of the forward" in tally["skipped"]
-        else:
-            assert tally["detected"] > 0, (group, mode, tally)
-    unexplained = [row for row in rig.found if not any(one.explains(row) for one in made)]
-    assert unexplained == [], group
-    assert rig.canary.health.faults == {}
+        check_injections(rig, group, "the group's entries are not the tokens of the forward")

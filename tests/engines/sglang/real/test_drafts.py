@@ -11,6 +11,7 @@ import pytest
 from canary_obs.vocabulary import Part, Phase, Reason, State
 from tests.engines.sglang.real import drafting
 from tests.engines.sglang.real.models import make_draft
+from tests.engines.sglang.real.perturbed import check_injections, inject_into
 from tests.engines.sglang.real.planted import flip_bit, row
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
@@ -90,6 +91,15 @@ def test_a_bit_of_a_draft_models_kv_flips(make_drafting: Any, part: Part) -> Non
     _serve(rig, flip)
     (found,) = {(item.reason, item.group, item.part, item.slot) for item in rig.settle()}
     assert found == (Reason.KV_DATA, "draft", part, slots[0])
+
+
+def test_every_injection_into_drafts_is_accounted_for(
+    make_drafting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft model is shown the tokens that were verified, several of each request."""
+    inject_into("draft", monkeypatch)
+    why = "fewer than two requests add one token each"
+    check_injections(make_drafting("eagle3"), "draft", why, longest=160)
 
 
 def test_a_move_copies_another_slot(make_drafting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
