@@ -37,11 +37,15 @@ class BlockFolds:
 
         Folds of shares (heads, layers) sum to the fold of the whole.
         """
-        size, device = fingerprints.shape[1], fingerprints.device
+        keys = self.keys(fingerprints.shape[1], fingerprints.device)
+        return (fingerprints * keys[:, None]).sum(1)
+
+    def keys(self, size: int, device: torch.device) -> Tensor:
+        """int64 [size]: of the slots of a block, on this device."""
         keys = self._keys.get((size, device))
         if keys is None:
-            keys = self._keys[size, device] = word_keys(0, size).to(device)[None, :, None]
-        return (fingerprints * keys).sum(1)
+            keys = self._keys[size, device] = word_keys(0, size).to(device)
+        return keys
 
 
 class RecordShares:

@@ -180,3 +180,4 @@ def unsigned(value: int) -> int:
 # Changes of state, by exclusive or: they carry damage along, where a new check would hide it.
 PENDING_TO_COMPLETE = sealed((RecordState.PENDING ^ RecordState.COMPLETE) << 32)
 ADOPTED_TO_BASELINE = sealed((RecordState.ADOPTED ^ RecordState.BASELINE) << 32)
+COMPLETE_TO_BASELINE = sealed((RecordState.COMPLETE ^ RecordState.BASELINE) << 32)

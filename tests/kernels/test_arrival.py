@@ -7,9 +7,20 @@ import random
 import pytest
 import torch
 
-from canary_kernels.arrival import ARRIVAL_WORDS, Unchanged, judge_arrivals
+from canary_kernels import layout
+from canary_kernels.arrival import (
+    ARRIVAL_WORDS,
+    Arrival,
+    ArrivedLoad,
+    Unchanged,
+    judge_arrivals,
+    keep_arrivals,
+    weigh_arrivals,
+)
 from canary_kernels.buffers import allocate_buffers
 from canary_kernels.checks import Backend, KernelArgumentError
+from canary_kernels.hashing import word_keys
+from canary_kernels.layout import RecordState
 from tests.kernels.scenes import STEP, assert_same, device_of
 from tests.oracles import records as oracle
 
@@ -80,3 +91,82 @@ def test_arguments_of_another_shape_are_refused():
     blocks = torch.zeros((2, ARRIVAL_WORDS), dtype=torch.int64)
     with pytest.raises(KernelArgumentError, match="of each copy"):
         judge_arrivals(Backend.TORCH, buffers, blocks, torch.zeros((2, 1, 2)))
+
+
+# Loads, before they are judged: the reference, whose faults are planted in runtime/test_loads.py, and the
+# kernels.
+
+
+def load_of(backend, seed, blocks=12):
+    """Few values, so that slots are the same as before, or hold the same tokens, or nothing at all."""
+    rng = random.Random(seed)
+    size = rng.choice([1, 4, 64, 100])
+    states = [RecordState.COMPLETE, RecordState.BASELINE, RecordState.ADOPTED, RecordState.EMPTY]
+
+    def identity(state):
+        position = rng.choice([0, 5]) if rng.random() < 0.1 else 5
+        token = rng.choice([7, 8]) if rng.random() < 0.1 else 7
+        return layout.sealed(token | (position << layout.STATE_BITS | int(state)) << 32, 3)
+
+    old, identities, now = [], [], []
+    for block in range(blocks):
+        changed, state = rng.random() < 0.3, rng.choice(states)
+        for offset in range(size):
+            before = rng.choice([0, 6]) if rng.random() < 0.2 else 0
+            after = [rng.choice([0, 6]) if changed else before for _ in range(2)]
+            old += [identity(state), rng.choice([0, 3]) if rng.random() < 0.1 else 3 * (block % 2), before, 0]
+            identities += [identity(RecordState.COMPLETE), block * size + offset]
+            now += [after[0], after[1] if changed else 0]
+    edges = []
+    for _ in range(blocks):
+        first = rng.randrange(size) if rng.random() < 0.3 else 0
+        stop = rng.randrange(first, size + 1) if rng.random() < 0.3 else size
+        edges.append((first, stop, rng.randrange(3), rng.randrange(1, size + 1)))
+    slots = list(range(blocks * size))
+    rng.shuffle(slots)
+    slots[rng.randrange(len(slots))] = -1
+    slots[rng.randrange(len(slots))] = blocks * size  # past the end of the pool
+    shapes = {
+        "slots": (slots, (blocks, size)),
+        "old": (old, (blocks, size, 4)),
+        "now": (now, (blocks, size, 2)),
+    }
+    shapes |= {"identities": (identities, (blocks, size, 2)), "edges": (edges, (blocks, 4))}
+    shapes |= {"keys": (word_keys(0, size).tolist(), (size,)), "held": ([1, seed % 2], (2,))}
+    device = device_of(backend)
+    made = {name: torch.tensor(what, device=device).view(shape) for name, (what, shape) in shapes.items()}
+    buffers = allocate_buffers(blocks * size, torch.zeros(1, dtype=torch.int64, device=device))
+    return buffers, ArrivedLoad(**made)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_are_weighed_alike(seed):
+    found = [
+        weigh_arrivals(backend, *load_of(backend, seed)).tolist()
+        for backend in (Backend.TORCH, Backend.TRITON)
+    ]
+    assert found[0] == found[1]
+    seen = {row[Arrival.UNCHANGED_K] for row in found[0]}
+    assert len(seen) > 1 or seed not in {0, 2}, "nothing was told apart"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_records_are_kept_alike(seed):
+    found = []
+    for backend in (Backend.TORCH, Backend.TRITON):
+        buffers, load = load_of(backend, seed)
+        matched = torch.arange(load.slots.shape[0], device=load.slots.device) % 2
+        keep_arrivals(backend, buffers, load, matched)
+        found.append((buffers.records.tolist(), load.slots.tolist()))
+    assert found[0] == found[1]
+    states = {oracle.Record.unpack(words).state for words in found[0][0]}
+    assert states == {oracle.EMPTY, oracle.COMPLETE, oracle.BASELINE}
+
+
+def test_a_load_of_another_shape_is_refused():
+    buffers, load = load_of(Backend.TORCH, 0)
+    broken = ArrivedLoad(
+        **{name: getattr(load, name) for name in load.__slots__} | {"now": load.now[:, :, :1]}
+    )
+    with pytest.raises(KernelArgumentError, match="give the columns of ArrivedLoad"):
+        weigh_arrivals(Backend.TORCH, buffers, broken)

@@ -216,6 +216,7 @@ DRAFTS = mutants(
 )
 
 _ARRIVAL = "tests/kernels/test_arrival.py::"
+_LOADED = "tests/runtime/test_loads.py::"
 ARRIVAL = mutants(
     _KERNELS + "arrival/reference.py",
     (
@@ -233,6 +234,26 @@ ARRIVAL = mutants(
         "equal[:, :1].all(2).any(1), equal.any(1)",
         _ARRIVAL + "test_unchanged_bytes_are_right_where_they_are_what_was_sent[Backend.TORCH]",
     ),
+    (
+        "same = (known & (now == old[:, :, layout.FINGERPRINT_K :])) | zero",
+        "same = known & (now == old[:, :, layout.FINGERPRINT_K :])",
+        _LOADED + "test_a_lost_load_into_a_pool_that_was_never_written_is_found",
+    ),
+    (
+        "(baseline & (old[:, :, layout.CHAIN] != 0))",
+        "baseline",
+        _LOADED + "test_what_lay_there_is_not_known_and_so_not_accused",
+    ),
+    (
+        "torch.stack((named & (token | position), named & token), -1)",
+        "torch.stack((named, named), -1)",
+        _LOADED + "test_the_same_tokens_may_leave_the_same_bytes",
+    ),
+    (
+        "torch.where(matched[:, None] != 0, identity,",
+        "torch.where(matched[:, None] == 0, identity,",
+        _LOADED + "test_bytes_that_equal_what_was_sent_are_as_good_as_written",
+    ),
 )
 ARRIVAL_TRITON = mutants(
     _KERNELS + "arrival/kernel.py",
@@ -240,6 +261,21 @@ ARRIVAL_TRITON = mutants(
         "((known == 0) & (unchanged == REPLACED))",
         "((known == 0) & (unchanged != CHANGED))",
         _ARRIVAL + "test_without_records_only_what_cannot_be_right_is_lost[Backend.TRITON]",
+    ),
+    (
+        "named = complete | (baseline & (chain != 0))",
+        "named = complete | baseline",
+        _ARRIVAL + "test_blocks_are_weighed_alike[2]",
+    ),
+    (
+        "inside & tl.where(copies > 0, offset < filled, within)",
+        "within",
+        _ARRIVAL + "test_blocks_are_weighed_alike[2]",
+    ),
+    (
+        "identity ^ COMPLETE_TO_BASELINE)",
+        "identity)",
+        _ARRIVAL + "test_records_are_kept_alike[2]",
     ),
 )
 

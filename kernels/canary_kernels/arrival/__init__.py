@@ -1,5 +1,17 @@
 """Judge blocks whose load was reported complete: by what was sent, and by what lay there before."""
 
-from canary_kernels.arrival.op import ARRIVAL_WORDS, Arrival, Unchanged, judge_arrivals
+from canary_kernels.arrival.columns import ARRIVAL_WORDS, EDGE_WORDS, Arrival, Edge, Unchanged
+from canary_kernels.arrival.load import ArrivedLoad
+from canary_kernels.arrival.op import judge_arrivals, keep_arrivals, weigh_arrivals
 
-__all__ = ["ARRIVAL_WORDS", "Arrival", "Unchanged", "judge_arrivals"]
+__all__ = [
+    "ARRIVAL_WORDS",
+    "EDGE_WORDS",
+    "Arrival",
+    "ArrivedLoad",
+    "Edge",
+    "Unchanged",
+    "judge_arrivals",
+    "keep_arrivals",
+    "weigh_arrivals",
+]

@@ -18,6 +18,18 @@ class Arrival(IntEnum):
     NOW_V = 7
 
 
+class Edge(IntEnum):
+    """Columns of what is said of a block. From FIRST up to STOP its slots have arrived.
+
+    COPIES as in `Arrival`; their fingerprints are those of the first FILLED slots.
+    """
+
+    FIRST = 0
+    STOP = 1
+    COPIES = 2
+    FILLED = 3
+
+
 class Unchanged(IntEnum):
     """Whether a part's bytes are those that lay there before the load.
 
@@ -30,3 +42,4 @@ class Unchanged(IntEnum):
 
 
 ARRIVAL_WORDS = len(Arrival)
+EDGE_WORDS = len(Edge)

@@ -9,23 +9,66 @@ from typing import TYPE_CHECKING
 import torch
 
 from canary_kernels.arrival import reference
-from canary_kernels.arrival.columns import ARRIVAL_WORDS, Arrival, Unchanged
+from canary_kernels.arrival.columns import ARRIVAL_WORDS, EDGE_WORDS
 from canary_kernels.checks import Backend, KernelArgumentError, check_buffers
+from canary_kernels.layout import RECORD_WORDS
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from torch import Tensor
 
+    from canary_kernels.arrival.load import ArrivedLoad
     from canary_kernels.buffers import GroupBuffers
-
-__all__ = ["ARRIVAL_WORDS", "Arrival", "Unchanged", "judge_arrivals"]
 
 
 @functools.cache
 def _kernel() -> ModuleType:
     """Triton is imported on first use."""
     return importlib.import_module("canary_kernels.arrival.kernel")
+
+
+def weigh_arrivals(backend: Backend, buffers: GroupBuffers, load: ArrivedLoad) -> Tensor:
+    """int64 [blocks, ARRIVAL_WORDS]: what `judge_arrivals` takes of these blocks.
+
+    Where nothing is known of a slot, bytes that are all zero are those of a pool that was never written.
+    """
+    check_buffers(backend, buffers)
+    _check_load(load)
+    room = reference if backend is not Backend.TRITON else _kernel()
+    blocks: Tensor = room.weigh_arrivals(buffers, load)
+    return blocks
+
+
+def keep_arrivals(backend: Backend, buffers: GroupBuffers, load: ArrivedLoad, matched: Tensor) -> None:
+    """Store the records of the slots that have arrived, and set the other ones in `load.slots` to -1.
+
+    matched: int64 [blocks]; the slots of a block where it is 0 get a baseline instead of a COMPLETE record.
+    """
+    check_buffers(backend, buffers)
+    _check_load(load)
+    room = reference if backend is not Backend.TRITON else _kernel()
+    room.keep_arrivals(buffers, load, matched)
+
+
+def _check_load(load: ArrivedLoad) -> None:
+    count, size = load.slots.shape
+    shapes = {
+        "slots": (count, size),
+        "old": (count, size, RECORD_WORDS),
+        "identities": (count, size, 2),
+        "now": (count, size, 2),
+        "edges": (count, EDGE_WORDS),
+        "keys": (size,),
+        "held": (2,),
+    }
+    for name, shape in shapes.items():
+        given = getattr(load, name)
+        if given.shape != shape or given.dtype is not torch.int64 or not given.is_contiguous():
+            raise KernelArgumentError(
+                f"{name} is {given.dtype} {list(given.shape)}; the rule is int64 {list(shape)}, contiguous; "
+                "give the columns of ArrivedLoad"
+            )
 
 
 def judge_arrivals(backend: Backend, buffers: GroupBuffers, blocks: Tensor, sent: Tensor) -> Tensor:

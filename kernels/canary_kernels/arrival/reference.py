@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from canary_kernels.arrival.columns import Arrival, Unchanged
+from canary_kernels import layout
+from canary_kernels.arrival.columns import Arrival, Edge, Unchanged
 from canary_kernels.layout import (
     COUNT_HASHED,
     COUNT_LOADS_COMPARED,
@@ -23,7 +24,10 @@ from canary_kernels.violations import report_where
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from canary_kernels.arrival.load import ArrivedLoad
     from canary_kernels.buffers import GroupBuffers
+
+_STATE_SHIFT, _POSITION_SHIFT = 32, 32 + layout.STATE_BITS
 
 
 def judge_arrivals(buffers: GroupBuffers, blocks: Tensor, sent: Tensor) -> Tensor:
@@ -54,3 +58,58 @@ def judge_arrivals(buffers: GroupBuffers, blocks: Tensor, sent: Tensor) -> Tenso
     ):  # fmt: skip
         counters[counter] += amount
     return torch.from_numpy(matched.astype(np.int64))
+
+
+def weigh_arrivals(_buffers: GroupBuffers, load: ArrivedLoad) -> Tensor:
+    """Fold what the blocks hold, and compare it with before; see `op.weigh_arrivals`."""
+    first, stop, copies, filled = load.edges.unbind(1)
+    within = _within(load)
+    offsets = torch.arange(load.slots.shape[1])
+    known = copies > 0
+    compared = torch.where(known[:, None], offsets < filled[:, None], within)
+    folds = (torch.where(compared[:, :, None], load.now, 0) * load.keys[:, None]).sum(1)
+    slots = torch.where(known, filled, (stop - first).clamp(min=0))
+    facts = load.slots[:, 0], _positions(load.identities[:, 0, 0]), slots, copies
+    return torch.cat((torch.stack(facts, 1), _unchanged(load, within) * load.held, folds), 1)
+
+
+def keep_arrivals(buffers: GroupBuffers, load: ArrivedLoad, matched: Tensor) -> None:
+    """Store the records of what has arrived; see `op.keep_arrivals`."""
+    load.slots[~_within(load)] = -1
+    identity, chain = load.identities.unbind(-1)
+    identity = torch.where(matched[:, None] != 0, identity, identity ^ layout.COMPLETE_TO_BASELINE)
+    records = torch.cat((torch.stack((identity, chain), -1), load.now), -1)
+    held = (load.slots >= 0) & (load.slots < buffers.num_slots)
+    buffers.records[load.slots[held]] = records[held]
+
+
+def _within(load: ArrivedLoad) -> Tensor:
+    offsets = torch.arange(load.slots.shape[1])
+    return (offsets >= load.edges[:, Edge.FIRST, None]) & (offsets < load.edges[:, Edge.STOP, None])
+
+
+def _positions(identities: Tensor) -> Tensor:
+    return identities >> _POSITION_SHIFT & layout.MAX_POSITION
+
+
+def _unchanged(load: ArrivedLoad, within: Tensor) -> Tensor:
+    """int64 [blocks, 2] of `Unchanged`: of each block and part, from its slots `within`."""
+    old, identity, now = load.old, load.identities[:, :, 0], load.now
+    state = old[:, :, layout.IDENTITY] >> _STATE_SHIFT & layout.STATE_MASK
+    complete = state == layout.RecordState.COMPLETE
+    # A baseline of bytes that were loaded has an identity, one that was taken of unknown bytes has no chain.
+    baseline = state == layout.RecordState.BASELINE
+    named = complete | (baseline & (old[:, :, layout.CHAIN] != 0))
+    differing = old[:, :, layout.IDENTITY] ^ identity
+    token = (differing & layout.TOKEN_MASK) != 0
+    position = _positions(differing) != 0
+    # V does not depend on the position in every model; a token alone may rightly leave zeros.
+    replaced = torch.stack((named & (token | position), named & token), -1)
+    known = (complete | baseline)[:, :, None]
+    zero = (now == 0) & ~known & (_positions(identity) > 0)[:, :, None]
+    same = (known & (now == old[:, :, layout.FINGERPRINT_K :])) | zero
+    inside = within[:, :, None]
+    left = (same | ~known | ~inside).all(1) & (same & inside).any(1)
+    wrong = (same & inside & (replaced | zero)).any(1)
+    code = torch.where(wrong, int(Unchanged.REPLACED), int(Unchanged.SAME))
+    return torch.where(left, code, int(Unchanged.CHANGED))
