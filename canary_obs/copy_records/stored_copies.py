@@ -60,8 +60,11 @@ class StoredCopies:
         A file that exists already stays as it is: what is said here does not describe it. existed: whether it
         did before this copy was stored; None = it is not stored yet.
         """
-        known = self._known.setdefault(key, _Known())
-        self._known.move_to_end(key)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Known()
+        else:
+            self._known.move_to_end(key)
         if len(self._known) > KEYS:
             self._known.popitem(last=False)
         for place, fold in folds.items():
@@ -76,6 +79,13 @@ class StoredCopies:
     def find(self, key: bytes, place: Place, path: str) -> tuple[Fold, ...]:
         """The copies that may be stored under a key; empty = not known."""
         return tuple(self.copies(key, path).get(place) or ())
+
+    def find_all(
+        self, group: str, named: Sequence[tuple[bytes, str]], places: Sequence[int]
+    ) -> list[Sequence[Fold]]:
+        """The same of several keys with their paths, and a place in each; a job has hundreds."""
+        copies = {each: self.copies(*each) for each in named}
+        return [copies[each].get((group, place)) or () for each, place in zip(named, places, strict=True)]
 
     def copies(self, key: bytes, path: str) -> Mapping[Place, Sequence[Fold] | None]:
         """The same of all places in a copy."""

@@ -29,8 +29,8 @@ LOADS = mutants(
         _LOADS + "test_a_step_that_failed_reports_no_arrival",
     ),
     (
-        "self.copies.pop((group.view.name, load.block), None)",
-        "pass",
+        "self.copies.take(group.view.name, rows.blocks)  #",
+        "pass  #",
         _LOADS + "test_what_is_known_of_a_load_that_never_arrived_is_forgotten",
     ),
     (
@@ -63,20 +63,21 @@ LOADS = mutants(
 BLOCKS = mutants(
     "canary_obs/engines/vllm/loaded_blocks.py",
     (
-        "else min(load.stop, computed - load.number * size)",
-        "else load.stop",
+        "else np.minimum(rows.stop, computed - rows.numbers * size)",
+        "else rows.stop",
         _LOADS + "test_what_the_forward_writes_gets_no_baseline",
     ),
     (
-        "if load.first or known.filled >",
-        "if known.filled >",
+        "(rows.first > 0) | written",
+        "written",
         _LOADS + "test_blocks_are_compared_with_copies_that_nothing_else_was_written_into",
     ),
     (
-        "known.filled > (size if computed is None else end)",
-        "known.filled > size",
+        "sent.filled > (size if computed is None else end)",
+        "sent.filled > size",
         _LOADS + "test_blocks_are_compared_with_copies_that_nothing_else_was_written_into",
     ),
+    ("if 0 in load.blocks:", "if False:", _LOADS + "test_blocks_that_a_window_has_left_are_not_loaded"),
 )
 
 _JUDGED = "tests/runtime/test_loads.py::"
@@ -104,6 +105,27 @@ FOLDS = mutants(
         "whole = (complete | ~filled).all(1) & filled.any(1)",
         "whole = filled.any(1)",
         _JUDGED + "test_folds_are_of_records_not_of_bytes",
+    ),
+)
+
+_COPIES = "tests/engines/vllm/test_sent_copies.py::"
+COPIES = mutants(
+    "canary_obs/engines/vllm/sent_copies.py",
+    ("if 0 < len(folds) <= MOST:", "if False:", _COPIES + "test_a_block_may_have_several_copies_or_none"),
+    (
+        "            if table is not None:\n                grown[:held] = table\n",
+        "",
+        _COPIES + "test_what_is_known_stays_when_a_higher_block_is_put",
+    ),
+    (
+        "table[blocks, _Column.KNOWN : _Column.FOLDS] = 0",
+        "pass",
+        _COPIES + "test_what_was_taken_is_known_no_more",
+    ),
+    (
+        "if len(peers) == 1 else",
+        "if peers else",
+        _COPIES + "test_several_peers_are_none",
     ),
 )
 
@@ -146,14 +168,19 @@ _OFFLOADS = "tests/engines/vllm/test_offload_records.py::"
 OFFLOADS = mutants(
     "canary_obs/engines/vllm/offload_records.py",
     (
-        "divmod(skipped + number, per_chunk)",
-        "divmod(number, per_chunk)",
+        "np.arange(int(size)) + first % per_chunk",
+        "np.arange(int(size))",
         _OFFLOADS + "test_blocks_and_chunks_are_paired_as_vllm_copies_them",
     ),
     (
         "(k, v) if whole else None",
         "(k, v)",
         _OFFLOADS + "test_records_that_are_not_complete_vouch_for_nothing",
+    ),
+    (
+        '"" if any(each.path for each in named) else HOST_PEER',
+        '""',
+        _OFFLOADS + "test_a_load_is_compared_with_what_its_key_was_stored_as",
     ),
     (
         "submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)\n"
@@ -163,8 +190,8 @@ OFFLOADS = mutants(
         _OFFLOADS + "test_no_copy_waits_for_its_records",
     ),
     (
-        "keys = self._jobs.pop(job, {})\n        by_group",
-        "keys = next(reversed(self._jobs.values()), {})\n        by_group",
+        "keys = self._jobs.pop(job, None)",
+        "keys = next(reversed(self._jobs.values()), None)",
         _OFFLOADS + "test_a_load_is_compared_with_what_its_key_was_stored_as",
     ),
 )
@@ -211,12 +238,12 @@ _RECEIVED = "tests/engines/vllm/test_received_blocks.py::"
 RECEIVED = mutants(
     "canary_obs/engines/vllm/received_blocks.py",
     (
-        "folds[first + number] if",
-        "folds[number] if",
+        "folds[first:] if",
+        "folds[: len(blocks)] if",
         _RECEIVED + "test_of_a_cached_prefix_nothing_is_received",
     ),
     (
-        "if records is not None and number == len(blocks) - 1:",
+        "if records is not None and filled:",
         "if False:",
         _RECEIVED + "test_shares_of_two_ranks_make_up_what_one_receives",
     ),
@@ -265,8 +292,8 @@ DISKS = mutants(
         _DISKS + "test_a_folder_that_was_there_already_is_somebody_elses",
     ),
     (
-        "self._stored.find(named.key, (name, number), folder)",
-        "self._stored.find(named.key, (name, 0), folder)",
+        "known.get((name, number))",
+        "known.get((name, 0))",
         _DISKS + "test_a_load_is_compared_with_what_its_folder_was_stored_as",
     ),
 )
@@ -274,6 +301,7 @@ DISKS = mutants(
 ALL = (
     *SENDS,
     *DISKS,
+    *COPIES,
     *SENT,
     *RECEIVED,
     *STORED,

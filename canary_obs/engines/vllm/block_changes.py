@@ -72,7 +72,7 @@ class BlockChanges:
             others = (blocks for number, blocks in assigned.items() if number != group.number)
             lost = set(chain(zeroed or (), *others))
             if group.states:  # what a connector fills has no record
-                lost.update(event.block for event in loads if event.group == group.number)
+                lost.update(chain.from_iterable(load.blocks for load in loads if load.group == group.number))
             lost.discard(NULL_BLOCK)
             if lost:
                 observer.invalidated(name, self._slots(sorted(lost), group))
@@ -90,7 +90,7 @@ class BlockChanges:
             for number in self._numbers
         }
         for load in loads:
-            found[load.group].add(load.block)
+            found[load.group].update(load.blocks)
         return found
 
     def _slots(self, blocks: Sequence[int], group: VllmGroup) -> Tensor:

@@ -251,11 +251,10 @@ def _record_loads(manager: Any, request: Any, start: int, stop: int) -> None:
     groups = zip(manager.kv_cache_config.kv_cache_groups, manager.get_block_ids(name), strict=True)
     for number, (group, blocks) in enumerate(groups):
         size = group.kv_cache_spec.block_size
-        for order in range(start // size, min(len(blocks), -(-stop // size))):
-            if blocks[order]:  # 0 is the null block: out of a window, never loaded
-                first, last = max(start - order * size, 0), min(stop - order * size, size)
-                load = Loaded(number, blocks[order], order, first, last, name)
-                _record(manager.block_pool, load)
+        first = start // size
+        ids = tuple(blocks[first : -(-stop // size)])
+        if any(ids):
+            _record(manager.block_pool, Loaded(number, ids, first, start, stop, name))
 
 
 def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,15 +54,15 @@ class Partial(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A KV connector fills the request's `number`-th block with bytes from outside.
+    """A KV connector fills consecutive blocks of a request with bytes from outside; one event per group.
 
-    It was asked for the tokens at offsets `first` to `stop`, and may write the others.
+    It was asked for the request's tokens from `start` up to `stop`, and may write the blocks' others.
     """
 
     group: int
-    block: int
-    number: int
-    first: int
+    blocks: tuple[int, ...]  # 0 = the null block: out of a window, never loaded
+    number: int  # of the first
+    start: int
     stop: int
     request: str
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, LoadTokens
 from canary_obs.engines.vllm.groups import VllmGroup
-from canary_obs.engines.vllm.loaded_blocks import Copies, arrived_blocks, loaded_blocks
+from canary_obs.engines.vllm.loaded_blocks import arrived_blocks, first_token, loaded_blocks, rows_of
+from canary_obs.engines.vllm.sent_copies import Copies
 
 
 class ConnectorLoads:
@@ -31,7 +32,7 @@ class ConnectorLoads:
         # Of those, slots by group that the step under way has read: vLLM computes that step again.
         self._stale: list[tuple[str, Tensor]] = []
         self._sizes = {group.number: group.block_size for group in groups}
-        self.copies: Copies = {}  # what is known of the copies that are on their way
+        self.copies = Copies()  # what is known of the copies that are on their way
         # By request of the step under way: the first token that was loaded, not found in the prefix cache.
         self.loaded_from: dict[str, int] = {}
 
@@ -100,19 +101,19 @@ class ConnectorLoads:
                     observer.invalidated(name, slots)
 
     def _begin(self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer) -> None:
-        self._failed.difference_update(load.block for load in loads)
+        self._failed.difference_update(*(load.blocks for load in loads))
         for group in self._groups:
             own = [load for load in loads if load.group == group.number]
             if not own:
                 continue
-            blocks = loaded_blocks(own, group.block_size, tokens)
+            rows = rows_of(own, group.block_size)
+            blocks = loaded_blocks(rows, group.block_size, tokens)
             slots = blocks.slots.flatten().to(self._device, non_blocking=True)
             # Whatever another group kept in these blocks is overwritten as well.
             for other in self._groups:
                 if other is not group:
                     observer.invalidated(other.view.name, slots)
-            for load in own:  # of one that never arrived
-                self.copies.pop((group.view.name, load.block), None)
+            self.copies.take(group.view.name, rows.blocks)  # of one that never arrived
             observer.load_begun(request, group.view.name, blocks)
 
     def _end(
@@ -128,10 +129,13 @@ class ConnectorLoads:
             own = [load for load in loads if load.group == group.number]
             if own:
                 named = group.view.name, group.block_size
-                arrived = arrived_blocks(own, named, computed, self._failed, self.copies)
+                rows = rows_of(own, group.block_size)
+                failed = rows.among(self._failed)
+                arrived = arrived_blocks(rows, named, computed, failed, self.copies)
                 observer.load_ended(request, group.view.name, arrived)
-                if failed := [load.block for load in own if load.block in self._failed]:
-                    missing.append((group.view.name, self._slots_of(failed, group.block_size)))
+                if failed.any():
+                    lost = rows.blocks[failed].tolist()
+                    missing.append((group.view.name, self._slots_of(lost, group.block_size)))
         return missing
 
     def _slots_of(self, blocks: Sequence[int], size: int) -> Tensor:
@@ -139,9 +143,7 @@ class ConnectorLoads:
         return (starts[:, None] + torch.arange(size)).flatten().to(self._device, non_blocking=True)
 
     def _first_token(self, loads: Sequence[Loaded]) -> int:
-        return min(
-            load.number * self._sizes[load.group] + load.first for load in loads if load.group in self._sizes
-        )
+        return min(first_token(load, self._sizes[load.group]) for load in loads if load.group in self._sizes)
 
 
 def _computed_tokens(output: Any) -> dict[str, int]:

@@ -11,8 +11,8 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.forward_stores import ForwardStores, Store
 from canary_obs.engines.vllm.groups import VllmGroup
-from canary_obs.engines.vllm.loaded_blocks import Copies, SentCopies
 from canary_obs.engines.vllm.offload_keys import StoredKey
+from canary_obs.engines.vllm.sent_copies import Copies
 
 
 class DiskRecords:
@@ -60,10 +60,10 @@ class DiskRecords:
                 self.stores.note(Store(named, blocks, os.path.exists(folder)))
                 continue
             for group in self._groups:
-                name = group.view.name
-                for number, block in enumerate(self._blocks(request)):
-                    found = self._stored.find(named.key, (name, number), folder)
-                    self._copies[name, block] = SentCopies(group.block_size, found)
+                name, held = group.view.name, self._blocks(request)
+                known = self._stored.copies(named.key, folder)
+                found = [known.get((name, number)) or () for number in range(len(held))]
+                self._copies.put(name, held, group.block_size, found)
 
     def _blocks(self, request: Any) -> list[int]:
         size = int(self._connector._block_size)

@@ -11,7 +11,7 @@ from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.offload_keys import StoredKey
-from canary_obs.engines.vllm.offload_records import Fetch, Part
+from canary_obs.engines.vllm.offload_records import Fetch
 
 
 class Store(NamedTuple):
@@ -58,11 +58,13 @@ class ForwardStores:
             self._observer.fault("announce", error)
 
     def _fetch(self, group: VllmGroup, stores: Sequence[Store]) -> None:
-        found = [(store.named, Part(block, 0, place)) for store in stores for place, block in store.blocks]
-        starts = torch.tensor([part.block for _, part in found], dtype=torch.int64) * group.block_size
+        named = [store.named for store in stores for _ in store.blocks]
+        places = [place for store in stores for place, _ in store.blocks]
+        blocks = [block for store in stores for _, block in store.blocks]
+        starts = torch.tensor(blocks, dtype=torch.int64) * group.block_size
         folds = self._observer.block_folds(group.view.name, starts[:, None] + torch.arange(group.block_size))
         if folds is not None:
-            fetch = Fetch(group.view.name, found, folds)
+            fetch = Fetch(group.view.name, named, places, folds)
             existed = dict[StoredKey, bool]()
             for store in stores:  # what is stored twice may be there when it is stored again
                 existed[store.named] = existed.get(store.named, True) and store.existed

@@ -15,7 +15,6 @@ from canary_obs.engines.vllm.cached_blocks import Loaded
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.forward_stores import ForwardStores, Store
 from canary_obs.engines.vllm.groups import VllmGroup
-from canary_obs.engines.vllm.loaded_blocks import SentCopies
 from canary_obs.engines.vllm.offload_keys import StoredKey
 from canary_obs.engines.vllm.sent_blocks import each_metadata
 from canary_obs.vocabulary import HOST_PEER
@@ -69,9 +68,10 @@ class LmcacheRecords:
         """A chunk is loaded whole, also over blocks of it that were found in the prefix cache."""
         size, chunk = self._groups[0].block_size, int(self._engine.config.chunk_size)
         first = cached // chunk * chunk
-        blocks = self._blocks(request.req_id, first, cached // size * size)
-        loads = [Loaded(0, block, first // size + place, 0, size, request.req_id) for place, block in blocks]
-        if loads:
+        end = cached // size * size
+        blocks = tuple(block for _, block in self._blocks(request.req_id, first, end))
+        if blocks:
+            loads = [Loaded(0, blocks, first // size, first, end, request.req_id)]
             tokens = np.asarray(request.token_ids[:cached], dtype=np.int32).tobytes()
             self._loads.rewritten(f"{request.req_id}: rewritten", loads, tokens, self._observer)
 
@@ -101,12 +101,11 @@ class LmcacheRecords:
         for key, _, start, end in chunks:
             named, size = self._named(key), self._groups[0].block_size
             peer = "" if named.path else HOST_PEER
-            known = self._stored.copies(named.key, named.path)
-            for place, block in self._blocks(request, start, end):
-                for group in self._groups:
-                    name = group.view.name
-                    sent = tuple(known.get((name, place)) or ())
-                    self._loads.copies[name, block] = SentCopies(size, sent, peer)
+            known, blocks = self._stored.copies(named.key, named.path), self._blocks(request, start, end)
+            for group in self._groups:
+                name = group.view.name
+                sent = [known.get((name, place)) or () for place, _ in blocks]
+                self._loads.copies.put(name, [block for _, block in blocks], size, sent, peer)
 
     def _around_copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def batched_from_gpu(objects: Any, starts: Any, ends: Any, *args: Any, **kwargs: Any) -> Any:

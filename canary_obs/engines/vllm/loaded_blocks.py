@@ -2,51 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_kernels.hashing import chain_of
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.engines.vllm.cached_blocks import Loaded
+from canary_obs.engines.vllm.sent_copies import Copies
+
+_Column = NDArray[np.int64]
 
 
-class SentCopies(NamedTuple):
-    """The copies that may be on their way into a block: folds of K and V over its first `filled` slots."""
+class BlockRows(NamedTuple):
+    """The blocks of some loads of one group, one row each."""
 
-    filled: int
-    folds: tuple[tuple[int, int], ...]
-    peer: str = ""  # who sent them, as in `Observer.received`
+    blocks: _Column
+    numbers: _Column  # in the request
+    first: _Column  # offset of the first token that was asked for
+    stop: _Column  # and behind the last one
+
+    def among(self, blocks: Collection[int]) -> NDArray[np.bool_]:
+        """Which of them are these."""
+        if not blocks:
+            return np.zeros(self.blocks.size, dtype=np.bool_)
+        return np.isin(self.blocks, np.fromiter(blocks, np.int64))
 
 
-Copies = dict[tuple[str, int], SentCopies]  # by group and block
-_UNKNOWN = SentCopies(0, ())
+def rows_of(loads: Iterable[Loaded], size: int) -> BlockRows:
+    """Without the null blocks of windows."""
+    found = [_rows(load, size) for load in loads]
+    return found[0] if len(found) == 1 else BlockRows(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def loaded_blocks(loads: Sequence[Loaded], size: int, tokens: bytes | None) -> LoadedBlocks:
+def _rows(load: Loaded, size: int) -> BlockRows:
+    blocks = np.array(load.blocks, dtype=np.int64)
+    numbers = np.arange(load.number, load.number + blocks.size)
+    if 0 in load.blocks:
+        blocks, numbers = blocks[held := blocks != 0], numbers[held]
+    starts = numbers * size
+    return BlockRows(
+        blocks, numbers, np.maximum(load.start - starts, 0), np.minimum(load.stop - starts, size)
+    )
+
+
+def first_token(load: Loaded, size: int) -> int:
+    """The first token that is loaded."""
+    held = next(place for place, block in enumerate(load.blocks) if block)
+    return max(load.start, (load.number + held) * size)
+
+
+def loaded_blocks(rows: BlockRows, size: int, tokens: bytes | None) -> LoadedBlocks:
     """Blocks of one group; tokens: int32 of the request, from its first on, as far as it is loaded."""
-    starts = torch.tensor([load.block for load in loads], dtype=torch.int64) * size
-    slots = starts[:, None] + torch.arange(size)
+    offsets = np.arange(size)
+    slots = torch.from_numpy(rows.blocks[:, None] * size + offsets)
     if tokens is None:
         return LoadedBlocks(slots=slots, tokens=None, positions=None, chains=None)
-    ids = torch.from_numpy(np.frombuffer(tokens, dtype=np.int32).astype(np.int64))
-    positions = torch.tensor([load.number for load in loads], dtype=torch.int64)[:, None] * size
-    positions = positions + torch.arange(size)
     # What lies behind the last known token is not announced as arrived.
-    known = torch.nn.functional.pad(ids, (0, size))
-    chains = torch.nn.functional.pad(chain_of(ids), (0, size))
-    places = positions.clamp(max=ids.shape[0])
-    return LoadedBlocks(slots=slots, tokens=known[places], positions=positions, chains=chains[places])
+    end = (int(rows.numbers.max()) + 1) * size
+    given = np.frombuffer(tokens, dtype=np.int32)[:end]
+    ids, chains = np.zeros(end, dtype=np.int64), np.zeros(end, dtype=np.int64)
+    ids[: given.size] = given
+    found = chain_of(torch.from_numpy(ids[: given.size])).numpy()[:end]
+    chains[: found.size] = found
+    return LoadedBlocks(
+        slots=slots,
+        tokens=torch.from_numpy(ids.reshape(-1, size)[rows.numbers]),
+        positions=torch.from_numpy(rows.numbers[:, None] * size + offsets),
+        chains=torch.from_numpy(chains.reshape(-1, size)[rows.numbers]),
+    )
 
 
 def arrived_blocks(
-    loads: Sequence[Loaded],
+    rows: BlockRows,
     group: tuple[str, int],
     computed: int | None,
-    failed: Collection[int],
+    failed: NDArray[np.bool_],
     copies: Copies,
 ) -> ArrivedBlocks:
     """Which slots of these blocks have arrived, of the tokens below `computed` (None = all); takes `copies`.
@@ -55,31 +90,21 @@ def arrived_blocks(
     below their end.
     """
     name, size = group
-    first, stop, filled, sent = list[int](), list[int](), list[int](), list[Sequence[tuple[int, int]]]()
-    peers = set[str]()
-    for load in loads:
-        end = load.stop if computed is None else min(load.stop, computed - load.number * size)
-        if load.block in failed:
-            end = load.first
-        known = copies.pop((name, load.block), _UNKNOWN)
-        peers.add(known.peer)
-        if load.first or known.filled > (size if computed is None else end) or end <= load.first:
-            known = _UNKNOWN
-        first.append(load.first)
-        stop.append(max(load.first, end))
-        filled.append(known.filled)
-        sent.append(known.folds)
-    width = max(map(len, sent), default=0)
-    padded = [[*folds, *[(0, 0)] * (width - len(folds))] for folds in sent]
+    end = rows.stop if computed is None else np.minimum(rows.stop, computed - rows.numbers * size)
+    end = np.where(failed, rows.first, end)
+    sent = copies.take(name, rows.blocks)
+    written = sent.filled > (size if computed is None else end)
+    unknown = (rows.first > 0) | written | (end <= rows.first)
+    counts = np.where(unknown, 0, sent.counts)
     return ArrivedBlocks(
-        first=_column(first),
-        stop=_column(stop),
-        filled=_column(filled),
-        copies=_column([len(folds) for folds in sent]),
-        sent=torch.tensor(padded, dtype=torch.int64).view(len(loads), width, 2),
-        peer=peers.pop() if len(peers) == 1 else "",
+        first=torch.from_numpy(rows.first),
+        stop=torch.from_numpy(np.maximum(rows.first, end)),
+        filled=torch.from_numpy(np.where(unknown, 0, sent.filled)),
+        copies=torch.from_numpy(counts),
+        sent=_given(sent.folds, int(counts.max(initial=0))),
+        peer=sent.peer,
     )
 
 
-def _column(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+def _given(folds: NDArray[np.int64], width: int) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(folds[:, :width]))

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.copy_records.stored_copies import Fold, Place, StoredCopies
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.groups import VllmGroup
-from canary_obs.engines.vllm.loaded_blocks import Copies, SentCopies
 from canary_obs.engines.vllm.offload_keys import KEYS_ATTRIBUTE, StoredKey
 from canary_obs.engines.vllm.sent_blocks import each_metadata
+from canary_obs.engines.vllm.sent_copies import Copies
 from canary_obs.vocabulary import HOST_PEER
 
 _GROUP_BYTES = 4  # at the end of a key
 _JOBS = 1 << 14  # that wait to be submitted
-
-
-class Part(NamedTuple):
-    """One device block of a job: the chunk of the tier, and the block's place in it."""
-
-    block: int
-    chunk: int
-    place: int
 
 
 class OffloadRecords:
@@ -89,36 +83,42 @@ class OffloadRecords:
             self._observer.fault("announce", error)
 
     def _store(self, job: int, device: Any, tier: Any) -> None:
-        keys = self._jobs.pop(job, {})
-        by_group: dict[str, list[tuple[StoredKey, Part]]] = {}
-        for part in parts_of(device, tier, self._per_chunk):
-            if (named := keys.get(part.chunk)) is not None:
-                for group in self._groups_of(named):
-                    by_group.setdefault(group.view.name, []).append((named, part))
-        sizes = {group.view.name: group.block_size for found in self._groups.values() for group in found}
-        for name, found in by_group.items():
-            starts = torch.tensor([part.block for _, part in found], dtype=torch.int64) * sizes[name]
-            folds = self._observer.block_folds(name, starts[:, None] + torch.arange(sizes[name]))
-            if folds is not None:
-                self._fetches.append(Fetch(name, found, folds))
+        for groups, (named, blocks, places) in self._parts(job, device, tier):
+            for group in groups:
+                starts = torch.tensor(blocks, dtype=torch.int64) * group.block_size
+                folds = self._observer.block_folds(
+                    group.view.name, starts[:, None] + torch.arange(group.block_size)
+                )
+                if folds is not None:
+                    self._fetches.append(Fetch(group.view.name, named, places, folds))
         self._take()
 
     def _load(self, job: int, device: Any, tier: Any) -> None:
         self._take()
-        keys = self._jobs.pop(job, {})
-        for part in parts_of(device, tier, self._per_chunk):
-            named = keys.get(part.chunk)
-            for group in self._groups_of(named):
-                assert named is not None
-                name = group.view.name
-                found = self._stored.find(named.key, (name, part.place), named.path)
-                # With a tier of files below, nobody says which of the two it came from.
-                peer = HOST_PEER if named.path is None else ""
-                self._copies[name, part.block] = SentCopies(group.block_size, found, peer)
+        for groups, (named, blocks, places) in self._parts(job, device, tier):
+            # With a tier of files below, nobody says which of the two it came from.
+            peer = "" if any(each.path for each in named) else HOST_PEER
+            for group in groups:
+                found = self._stored.find_all(group.view.name, named, places)
+                self._copies.put(group.view.name, blocks, group.block_size, found, peer)
 
-    def _groups_of(self, named: StoredKey | None) -> Sequence[VllmGroup]:
-        number = -1 if named is None else int.from_bytes(named.key[-_GROUP_BYTES:], "big")
-        return self._groups.get(number, ())
+    def _parts(
+        self, job: int, device: Any, tier: Any
+    ) -> Iterator[tuple[Sequence[VllmGroup], tuple[list[StoredKey], list[int], list[int]]]]:
+        """By vLLM's group: what a job copies under which keys, its blocks, and their places in the copies."""
+        keys = self._jobs.pop(job, None)
+        if not keys:
+            return
+        numbers = {named: int.from_bytes(named.key[-_GROUP_BYTES:], "big") for named in keys.values()}
+        found: dict[int, tuple[list[StoredKey], list[int], list[int]]] = {}
+        for block, chunk, place in parts_of(device, tier, self._per_chunk).tolist():
+            if (named := keys.get(chunk)) is not None:
+                own = found.setdefault(numbers[named], ([], [], []))
+                own[0].append(named)
+                own[1].append(block)
+                own[2].append(place)
+        for number, own in found.items():
+            yield self._groups.get(number, ()), own
 
     def _take(self) -> None:
         """Keep the fingerprints that have reached the host, in the order of their stores."""
@@ -130,8 +130,8 @@ class OffloadRecords:
 class Fetch:
     """Folds on their way to the host."""
 
-    def __init__(self, name: str, found: Sequence[tuple[StoredKey, Part]], folds: Tensor) -> None:
-        self._name, self._found = name, found
+    def __init__(self, name: str, named: Sequence[StoredKey], places: Sequence[int], folds: Tensor) -> None:
+        self._name, self._named, self._places = name, named, places
         self._event: Any = None
         self._folds = folds
         if folds.is_cuda:
@@ -148,23 +148,29 @@ class Fetch:
     def by_key(self) -> Iterator[tuple[StoredKey, dict[Place, Fold | None]]]:
         """What was found of each copy."""
         keys: dict[StoredKey, dict[Place, Fold | None]] = {}
-        for (named, part), (whole, k, v) in zip(self._found, self._folds.tolist(), strict=True):
-            keys.setdefault(named, {})[self._name, part.place] = (k, v) if whole else None
+        for named, place, (whole, k, v) in zip(self._named, self._places, self._folds.tolist(), strict=True):
+            own = keys.get(named)
+            if own is None:
+                own = keys[named] = {}
+            own[self._name, place] = (k, v) if whole else None
         return iter(keys.items())
 
 
-def parts_of(device: Any, tier: Any, per_chunk: int) -> Iterator[Part]:
-    """The copies that a job orders, block by block; see vLLM's GPULoadStoreSpec."""
-    blocks, chunks = device.block_ids.tolist(), tier.block_ids.tolist()
-    block_at = chunk_at = 0
+def parts_of(device: Any, tier: Any, per_chunk: int) -> NDArray[np.int64]:
+    """[n, 3]: block, chunk and place in it of each copy that a job orders; see vLLM's GPULoadStoreSpec."""
+    blocks, chunks = device.block_ids, tier.block_ids
+    held, places = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
+    first_chunk = 0
     for size, first in zip(device.group_sizes, device.block_indices, strict=True):
         if size:
-            skipped = first % per_chunk
-            for number in range(size):
-                chunk, place = divmod(skipped + number, per_chunk)
-                yield Part(blocks[block_at + number], chunks[chunk_at + chunk], place)
-            block_at += size
-            chunk_at += -(-(size + skipped) // per_chunk)
+            chunk, place = np.divmod(np.arange(int(size)) + first % per_chunk, per_chunk)
+            held.append(chunk + first_chunk)
+            places.append(place)
+            first_chunk += int(chunk[-1]) + 1
+    if not held:
+        return np.empty((0, 3), dtype=np.int64)
+    order = np.concatenate(held)
+    return np.stack((blocks[: order.size], chunks[order], np.concatenate(places)), 1)
 
 
 def jobs_of(output: Any) -> Iterator[tuple[Any, dict[int, StoredKey]]]:

@@ -13,7 +13,6 @@ from canary_obs.copy_records.sent_records import Fold, GroupShare, joined
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.groups import VllmGroup
-from canary_obs.engines.vllm.loaded_blocks import Copies, SentCopies
 from canary_obs.engines.vllm.sent_blocks import (
     EXPECTED_ATTRIBUTE,
     SENT_ATTRIBUTE,
@@ -23,6 +22,7 @@ from canary_obs.engines.vllm.sent_blocks import (
     Sent,
     WorkerRecords,
 )
+from canary_obs.engines.vllm.sent_copies import Copies
 
 
 class TransferRecords:
@@ -70,11 +70,12 @@ class TransferRecords:
         if own is not None and records is not None:
             folds = joined([rank[name] for rank in records.shares if name in rank], own)
         first = len(folds) - len(blocks)  # of a prefix that is cached here nothing is received
-        for number, block in enumerate(blocks):
-            fold, filled = folds[first + number] if first >= 0 else None, group.block_size
-            if records is not None and number == len(blocks) - 1:
-                filled = (records.tokens - 1) % group.block_size + 1
-            self._copies[name, block] = SentCopies(filled, () if fold is None else (fold,), expected.peer)
+        own_folds = folds[first:] if first >= 0 else [None] * len(blocks)
+        filled = [group.block_size] * len(blocks)
+        if records is not None and filled:
+            filled[-1] = (records.tokens - 1) % group.block_size + 1
+        found = [() if fold is None else (fold,) for fold in own_folds]
+        self._copies.put(name, blocks, filled, found, expected.peer)
 
     def share(self, group: VllmGroup) -> GroupShare | None:
         """What this rank holds of a group, without folds; None = its records cannot be compared."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from canary_kernels import layout
+from canary_kernels.arrival import EDGE_WORDS, ArrivedLoad, judge_arrivals, keep_arrivals, weigh_arrivals
 from canary_kernels.buffers import GroupBuffers, RowBatch
 from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import (
@@ -17,6 +18,7 @@ from canary_kernels.fingerprint import (
     compare_range,
     compare_slots,
     complete_slots,
+    hash_slots,
 )
 from canary_kernels.layer_write import check_layer, note_layer
 from canary_kernels.verify import verify_list, verify_rows
@@ -75,10 +77,32 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
             compare_slots(state.backend, buffers, group.plan, skipped, layout.Phase.PATROL)
             compare_slots(state.backend, buffers, group.plan, skipped, layout.Phase.HIT)
             baseline_slots(state.backend, buffers, group.plan, skipped)
+        _warm_up_loads(group, buffers, state.clock.device)
         compare_range(state.backend, buffers, group.plan, range(0), layout.Phase.PATROL)
         baseline_range(state.backend, buffers, group.plan, range(0))
     if state.clock.is_cuda:
         torch.cuda.synchronize(state.clock.device)
+
+
+def _warm_up_loads(group: Group, buffers: GroupBuffers, device: torch.device) -> None:
+    """Of one block, into which nothing has arrived."""
+
+    def nothing(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+
+    load = ArrivedLoad(
+        slots=nothing(1, 1) - 1,
+        old=nothing(1, 1, layout.RECORD_WORDS),
+        identities=nothing(1, 1, 2),
+        now=hash_slots(group.backend, group.plan, nothing(1) - 1).view(1, 1, 2),
+        edges=nothing(1, EDGE_WORDS),
+        keys=nothing(1),
+        held=nothing(2),
+    )
+    blocks = weigh_arrivals(group.backend, buffers, load)
+    keep_arrivals(
+        group.backend, buffers, load, judge_arrivals(group.backend, buffers, blocks, nothing(1, 1, 2))
+    )
 
 
 def _scratch(group: Group) -> GroupBuffers:

@@ -145,7 +145,10 @@ def _unchanged(changed, kept, wrong):
     return tl.where((changed == 0) & (kept > 0), tl.where(wrong > 0, REPLACED, SAME), CHANGED)
 
 
-@triton.jit(do_not_specialize=["num_slots", "lane_rows", "size"])
+@triton.jit(
+    do_not_specialize=["num_slots", "lane_rows", "size"],
+    do_not_specialize_on_alignment=["slots", "old", "identities", "now", "edges", "keys", "held", "blocks"],
+)
 def weigh_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     slots, old, identities, now, edges, keys, held, blocks, size, CHUNK: tl.constexpr,
@@ -200,7 +203,10 @@ def weigh_kernel(
     tl.store(row + NOW_V, fold_v)
 
 
-@triton.jit(do_not_specialize=["num_slots", "lane_rows", "size"])
+@triton.jit(
+    do_not_specialize=["num_slots", "lane_rows", "size"],
+    do_not_specialize_on_alignment=["slots", "identities", "now", "edges", "matched"],
+)
 def keep_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
     slots, identities, now, edges, matched, size, CHUNK: tl.constexpr,

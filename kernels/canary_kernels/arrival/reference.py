@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from canary_kernels import layout
-from canary_kernels.arrival.columns import Arrival, Edge, Unchanged
+from canary_kernels.arrival.columns import ARRIVAL_WORDS, Arrival, Edge, Unchanged
 from canary_kernels.layout import (
     COUNT_HASHED,
     COUNT_LOADS_COMPARED,
@@ -22,10 +22,12 @@ from canary_kernels.layout import (
 from canary_kernels.violations import report_where
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from canary_kernels.arrival.load import ArrivedLoad
     from canary_kernels.buffers import GroupBuffers
+    from canary_kernels.hashing import Integers
 
 _STATE_SHIFT, _POSITION_SHIFT = 32, 32 + layout.STATE_BITS
 
@@ -62,39 +64,48 @@ def judge_arrivals(buffers: GroupBuffers, blocks: Tensor, sent: Tensor) -> Tenso
 
 def weigh_arrivals(_buffers: GroupBuffers, load: ArrivedLoad) -> Tensor:
     """Fold what the blocks hold, and compare it with before; see `op.weigh_arrivals`."""
-    first, stop, copies, filled = load.edges.unbind(1)
-    within = _within(load)
-    offsets = torch.arange(load.slots.shape[1])
-    known = copies > 0
-    compared = torch.where(known[:, None], offsets < filled[:, None], within)
-    folds = (torch.where(compared[:, :, None], load.now, 0) * load.keys[:, None]).sum(1)
-    slots = torch.where(known, filled, (stop - first).clamp(min=0))
-    facts = load.slots[:, 0], _positions(load.identities[:, 0, 0]), slots, copies
-    return torch.cat((torch.stack(facts, 1), _unchanged(load, within) * load.held, folds), 1)
+    slots, now, edges = load.slots.numpy(), load.now.numpy(), load.edges.numpy()
+    identity = load.identities.numpy()[:, :, 0]
+    first, stop, copies, filled = edges.T
+    within, known = _within(edges, slots.shape[1]), copies > 0
+    compared = np.where(known[:, None], np.arange(slots.shape[1]) < filled[:, None], within)
+    blocks = np.empty((slots.shape[0], ARRIVAL_WORDS), dtype=np.int64)
+    blocks[:, Arrival.SLOT], blocks[:, Arrival.POSITION] = slots[:, 0], _positions(identity[:, 0])
+    blocks[:, Arrival.SLOTS] = np.where(known, filled, np.maximum(stop - first, 0))
+    blocks[:, Arrival.COPIES] = copies
+    unchanged = _unchanged(load.old.numpy(), identity, now, within)
+    blocks[:, Arrival.UNCHANGED_K : Arrival.NOW_K] = unchanged * load.held.numpy()
+    keys = np.where(compared, load.keys.numpy(), 0)
+    blocks[:, Arrival.NOW_K :] = (now * keys[:, :, None]).sum(1)
+    return torch.from_numpy(blocks)
 
 
 def keep_arrivals(buffers: GroupBuffers, load: ArrivedLoad, matched: Tensor) -> None:
     """Store the records of what has arrived; see `op.keep_arrivals`."""
-    load.slots[~_within(load)] = -1
-    identity, chain = load.identities.unbind(-1)
-    identity = torch.where(matched[:, None] != 0, identity, identity ^ layout.COMPLETE_TO_BASELINE)
-    records = torch.cat((torch.stack((identity, chain), -1), load.now), -1)
-    held = (load.slots >= 0) & (load.slots < buffers.num_slots)
-    buffers.records[load.slots[held]] = records[held]
+    slots, edges = load.slots.numpy(), load.edges.numpy()
+    slots[~_within(edges, slots.shape[1])] = -1
+    identity, chain = np.moveaxis(load.identities.numpy(), -1, 0)
+    baseline = identity ^ layout.COMPLETE_TO_BASELINE
+    identity = np.where(matched.numpy()[:, None] != 0, identity, baseline)
+    records = np.concatenate((np.stack((identity, chain), -1), load.now.numpy()), -1)
+    held = (slots >= 0) & (slots < buffers.num_slots)
+    buffers.records.numpy()[slots[held]] = records[held]
 
 
-def _within(load: ArrivedLoad) -> Tensor:
-    offsets = torch.arange(load.slots.shape[1])
-    return (offsets >= load.edges[:, Edge.FIRST, None]) & (offsets < load.edges[:, Edge.STOP, None])
+def _within(edges: Integers, size: int) -> NDArray[np.bool_]:
+    """bool [blocks, size]: the slots that have arrived."""
+    offsets = np.arange(size)
+    return (offsets >= edges[:, Edge.FIRST, None]) & (offsets < edges[:, Edge.STOP, None])
 
 
-def _positions(identities: Tensor) -> Tensor:
+def _positions(identities: Integers) -> Integers:
     return identities >> _POSITION_SHIFT & layout.MAX_POSITION
 
 
-def _unchanged(load: ArrivedLoad, within: Tensor) -> Tensor:
+def _unchanged(
+    old: Integers, identity: Integers, now: Integers, within: NDArray[np.bool_]
+) -> NDArray[np.int64]:
     """int64 [blocks, 2] of `Unchanged`: of each block and part, from its slots `within`."""
-    old, identity, now = load.old, load.identities[:, :, 0], load.now
     state = old[:, :, layout.IDENTITY] >> _STATE_SHIFT & layout.STATE_MASK
     complete = state == layout.RecordState.COMPLETE
     # A baseline of bytes that were loaded has an identity, one that was taken of unknown bytes has no chain.
@@ -104,12 +115,12 @@ def _unchanged(load: ArrivedLoad, within: Tensor) -> Tensor:
     token = (differing & layout.TOKEN_MASK) != 0
     position = _positions(differing) != 0
     # V does not depend on the position in every model; a token alone may rightly leave zeros.
-    replaced = torch.stack((named & (token | position), named & token), -1)
+    replaced = np.stack((named & (token | position), named & token), -1)
     known = (complete | baseline)[:, :, None]
     zero = (now == 0) & ~known & (_positions(identity) > 0)[:, :, None]
     same = (known & (now == old[:, :, layout.FINGERPRINT_K :])) | zero
     inside = within[:, :, None]
     left = (same | ~known | ~inside).all(1) & (same & inside).any(1)
     wrong = (same & inside & (replaced | zero)).any(1)
-    code = torch.where(wrong, int(Unchanged.REPLACED), int(Unchanged.SAME))
-    return torch.where(left, code, int(Unchanged.CHANGED))
+    code = np.where(wrong, int(Unchanged.REPLACED), int(Unchanged.SAME))
+    return np.where(left, code, int(Unchanged.CHANGED))

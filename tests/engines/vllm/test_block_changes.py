@@ -65,9 +65,9 @@ def test_blocks_of_the_own_group_and_null_blocks_end_nothing() -> None:
 
 
 def test_what_a_connector_fills_in_a_group_left_out_ends_records_before_its_request_is_scheduled() -> None:
-    load = Loaded(1, 9, 0, 0, SIZE, "waiting")
+    load = Loaded(1, (9,), 0, 0, SIZE, "waiting")
     assert invalid(output(), [load]) == [("full", [9])]
-    assert invalid(output(), [Loaded(0, 8, 0, 0, SIZE, "waiting")]) == []
+    assert invalid(output(), [Loaded(0, (8,), 0, 0, SIZE, "waiting")]) == []
 
 
 def test_one_group_alone_shares_its_blocks_with_nobody() -> None:
@@ -122,5 +122,5 @@ def test_a_state_that_a_connector_fills_has_no_record() -> None:
     given, seen = BlockChanges([states()], torch.device("cpu"), range(2)), Calls()
     nothing = output()
     nothing.num_scheduled_tokens = {}
-    given.report(nothing, [Loaded(1, 9, 0, 0, 4, "waiting")], seen)  # type: ignore[arg-type]
+    given.report(nothing, [Loaded(1, (9,), 0, 0, 4, "waiting")], seen)  # type: ignore[arg-type]
     assert seen.seen == [("invalidated", "state", [9])]

@@ -179,7 +179,7 @@ def test_no_slot_is_missed_or_shown_wrongly_while_the_cache_changes(first, chang
 
 def test_other_groups_loads_and_resets() -> None:
     blocks = mirror()
-    blocks.apply([Published(1, 2, 0, -1, 4), Loaded(0, 5, 0, 0, 4, "a"), Published(0, 3, 0, -1, 4)])
+    blocks.apply([Published(1, 2, 0, -1, 4), Loaded(0, (5,), 0, 0, 4, "a"), Published(0, 3, 0, -1, 4)])
     assert blocks.live_blocks("full") == {3}
     blocks.apply([None])
     assert blocks.live_blocks("full") == set()

@@ -12,7 +12,8 @@ import torch
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.engines.vllm.cached_blocks import Loaded
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
-from canary_obs.engines.vllm.loaded_blocks import SentCopies, loaded_blocks
+from canary_obs.engines.vllm.loaded_blocks import loaded_blocks, rows_of
+from canary_obs.engines.vllm.sent_copies import SentCopies
 from tests.oracles.records import digest_of, signed
 
 SIZE = 4
@@ -81,8 +82,8 @@ def loads() -> ConnectorLoads:
 
 
 FIRST, LAST = (
-    Loaded(0, 7, 0, 0, 4, "a"),
-    Loaded(0, 9, 1, 0, 3, "a"),
+    Loaded(0, (7,), 0, 0, 4, "a"),
+    Loaded(0, (9,), 1, 4, 7, "a"),
 )  # seven tokens, the match ends in a block
 
 
@@ -91,7 +92,7 @@ def test_blocks_that_are_written_again_arrive_with_the_step(
 ) -> None:
     tokens = np.arange(9, dtype=np.int32).tobytes()
     loads.begin_step(output(new={"a": 9}), (), recorder)
-    loads.rewritten("a: rewritten", [Loaded(0, 7, 1, 0, SIZE, "a")], tokens, recorder)
+    loads.rewritten("a: rewritten", [Loaded(0, (7,), 1, SIZE, 2 * SIZE, "a")], tokens, recorder)
     loads.copies["full", 7] = SentCopies(SIZE, ((1, 2),))
     loads.end_step(recorder)
     assert recorder.take() == [("begun", "full", [28, 29, 30, 31]), ("ended", "full", [28, 29, 30, 31])]
@@ -105,7 +106,7 @@ def test_whole_blocks_are_awaited(loads: ConnectorLoads, recorder: Recorder) -> 
     assert recorder.take() == [("begun", "full", [28, 29, 30, 31, 36, 37, 38, 39])]
     loads.end_step(recorder)
     assert recorder.take() == []
-    loads.begin_step(output(), (Loaded(0, 7, 0, 2, 3, "b"),), recorder)
+    loads.begin_step(output(), (Loaded(0, (7,), 0, 2, 3, "b"),), recorder)
     assert recorder.take() == [("begun", "full", [28, 29, 30, 31])]
 
 
@@ -216,7 +217,7 @@ def test_blocks_are_compared_with_copies_that_nothing_else_was_written_into(
 ) -> None:
     def compared(event: Loaded, filled: int, computed: int | None) -> bool:
         loads.begin_step(output(new={} if computed is None else {"a": computed}), (event,), recorder)
-        loads.copies["full", event.block] = SentCopies(filled, ((5, 6),), "prefill-1@host")
+        loads.copies["full", event.blocks[0]] = SentCopies(filled, ((5, 6),), "prefill-1@host")
         loads.reported(["a"] if computed is None else [], [], [], recorder)
         loads.end_step(recorder)
         assert recorder.arrived is not None
@@ -233,7 +234,7 @@ def test_blocks_are_compared_with_copies_that_nothing_else_was_written_into(
     assert compared(LAST, 4, None)  # it travels whole, and nothing else was written
     assert not compared(LAST, 4, 7)
     assert compared(LAST, 3, 7)
-    assert not compared(FIRST._replace(first=2), 4, None)  # it held tokens of its own
+    assert not compared(FIRST._replace(start=2), 4, None)  # it held tokens of its own
 
 
 @pytest.mark.parametrize("end", ["dropped", "failed", "another group's"])
@@ -241,10 +242,10 @@ def test_what_is_known_of_a_load_that_never_arrived_is_forgotten(recorder: Recor
     """Else the next load of its blocks, of which nothing is known, would be compared with that copy."""
     loads = ConnectorLoads([group("full", 0), group("swa", 1)], torch.device("cpu"))
     loads.begin_step(output(), (FIRST,), recorder)
-    loads.copies["full", FIRST.block] = SentCopies(4, ((5, 6),))
+    loads.copies["full", FIRST.blocks[0]] = SentCopies(4, ((5, 6),))
     if end == "dropped":
         loads.begin_step(output(ended="a"), (), recorder)
-        loads.copies["full", FIRST.block] = SentCopies(4, ((5, 6),))  # submitted all the same
+        loads.copies["full", FIRST.blocks[0]] = SentCopies(4, ((5, 6),))  # submitted all the same
     elif end == "failed":
         loads.reported(["a"], ["a"], [], recorder)
         loads.begin_step(output(new={"a": 0}), (), recorder)
@@ -260,8 +261,8 @@ def test_what_is_known_of_a_load_that_never_arrived_is_forgotten(recorder: Recor
 
 def test_blocks_from_several_peers_name_none(loads: ConnectorLoads, recorder: Recorder) -> None:
     loads.begin_step(output(), (FIRST, LAST), recorder)
-    loads.copies["full", FIRST.block] = SentCopies(4, ((5, 6),), "one@host")
-    loads.copies["full", LAST.block] = SentCopies(3, ((7, 8),), "two@host")
+    loads.copies["full", FIRST.blocks[0]] = SentCopies(4, ((5, 6),), "one@host")
+    loads.copies["full", LAST.blocks[0]] = SentCopies(3, ((7, 8),), "two@host")
     loads.reported(["a"], [], [], recorder)
     assert recorder.arrived is not None
     assert recorder.arrived.peer == ""
@@ -270,7 +271,7 @@ def test_blocks_from_several_peers_name_none(loads: ConnectorLoads, recorder: Re
 
 def test_blocks_are_to_hold_the_tokens_of_their_request() -> None:
     tokens = np.arange(10, 17, dtype=np.int32)
-    blocks = loaded_blocks([FIRST, LAST], SIZE, tokens.tobytes())
+    blocks = loaded_blocks(rows_of([FIRST, LAST], SIZE), SIZE, tokens.tobytes())
     assert blocks.tokens is not None
     assert blocks.positions is not None
     assert blocks.chains is not None
@@ -278,12 +279,23 @@ def test_blocks_are_to_hold_the_tokens_of_their_request() -> None:
     assert blocks.positions.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     expected = [signed(digest_of(range(10, 10 + count))) for count in range(8)]
     assert blocks.chains.flatten().tolist() == expected
-    assert loaded_blocks([FIRST], SIZE, None).tokens is None
+    assert loaded_blocks(rows_of([FIRST], SIZE), SIZE, None).tokens is None
+
+
+def test_blocks_that_a_window_has_left_are_not_loaded(loads: ConnectorLoads, recorder: Recorder) -> None:
+    run = Loaded(0, (0, 7, 0, 9), 2, 8, 23, "a")
+    rows = rows_of([run], SIZE)
+    assert [column.tolist() for column in rows] == [[7, 9], [3, 5], [0, 0], [4, 3]]
+    loads.begin_step(output(new={"a": 23}), (run,), recorder)
+    assert loads.loaded_from == {"a": 12}
+    loads.end_step(recorder)
+    assert recorder.take()[-1] == ("ended", "full", [28, 29, 30, 31, 36, 37, 38])
+    assert rows_of([run, run], SIZE).blocks.tolist() == [7, 9, 7, 9]
 
 
 def test_other_groups_lose_what_a_load_overwrites(recorder: Recorder) -> None:
     loads = ConnectorLoads([group("full", 0), group("swa", 1)], torch.device("cpu"))
-    loads.begin_step(output(new={"a": 4}), (Loaded(1, 2, 0, 0, 4, "a"),), recorder)
+    loads.begin_step(output(new={"a": 4}), (Loaded(1, (2,), 0, 0, 4, "a"),), recorder)
     assert recorder.take() == [("invalidated", "full", [8, 9, 10, 11]), ("begun", "swa", [8, 9, 10, 11])]
     loads.end_step(recorder)
     assert recorder.take() == [("ended", "swa", [8, 9, 10, 11])]

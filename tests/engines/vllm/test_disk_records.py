@@ -13,8 +13,8 @@ from canary_obs.copy_records.record_files import RecordFiles
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.disk_records import DiskRecords
-from canary_obs.engines.vllm.loaded_blocks import Copies, SentCopies
 from canary_obs.engines.vllm.offload_keys import connectors_named
+from canary_obs.engines.vllm.sent_copies import Copies, SentCopies
 
 SIZE = 4
 
@@ -59,7 +59,7 @@ class Worker:
             SimpleNamespace(number=0, block_size=SIZE, view=SimpleNamespace(name="full"), states=False),
             SimpleNamespace(number=1, block_size=SIZE, view=SimpleNamespace(name="other"), states=False),
         ]
-        self.copies: Copies = {}
+        self.copies: Copies = Copies()
         self.observer: Any = Observer()
         self.files = RecordFiles(None)
         stored = StoredCopies(lambda: {"full": 7}, self.files)

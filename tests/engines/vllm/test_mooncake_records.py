@@ -11,9 +11,9 @@ import pytest
 
 from canary_obs.copy_records.sent_records import Seals
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.engines.vllm.loaded_blocks import Copies
 from canary_obs.engines.vllm.mooncake_records import MooncakeRecords
 from canary_obs.engines.vllm.sent_blocks import SENT_ATTRIBUTE, Sent
+from canary_obs.engines.vllm.sent_copies import Copies
 from tests.engines.vllm.test_received_blocks import TOKENS, copy, rank
 
 
@@ -46,7 +46,7 @@ class Side:
     """A worker of either role, and what is known of its transfers."""
 
     def __init__(self, first: int, heads: int) -> None:
-        self.copies: Copies = {}
+        self.copies: Copies = Copies()
         self.transfers, self.worker = rank(first, heads, self.copies), Worker()
         groups: Any = self.transfers._groups
         self.records = MooncakeRecords(groups, self.transfers, self.transfers._observer, Seals(None), "i")

@@ -11,7 +11,6 @@ import torch
 
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.engines.vllm.loaded_blocks import Copies
 from canary_obs.engines.vllm.offload_keys import (
     KEYS_ATTRIBUTE,
     StoredKey,
@@ -20,6 +19,8 @@ from canary_obs.engines.vllm.offload_keys import (
     send_keys,
 )
 from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of, parts_of
+from canary_obs.engines.vllm.sent_copies import Copies, SentCopies
+from canary_obs.vocabulary import HOST_PEER
 
 SIZE = 4
 
@@ -121,7 +122,7 @@ def followed() -> tuple[OffloadRecords, Copies, Any]:
         SimpleNamespace(number=number, block_size=SIZE, view=SimpleNamespace(name=name))
         for number, name in ((0, "full"), (1, "swa"), (1, "draft"))
     ]
-    copies: Copies = {}
+    copies: Copies = Copies()
     records = OffloadRecords(groups, copies, Observer(), StoredCopies(dict, None))  # type: ignore[arg-type]
     worker = SimpleNamespace(submit_store=lambda *_: True, submit_load=lambda *_: True)
     spec = SimpleNamespace(blocks_per_chunk=1)
@@ -152,12 +153,20 @@ def test_a_load_is_compared_with_what_its_key_was_stored_as(followed: Any) -> No
     assert {place: sent.folds for place, sent in copies.items()} == {
         ("full", 20): ((8, -8),), ("swa", 21): ((6, -6),), ("draft", 21): ((6, -6),),
     }  # fmt: skip
-    assert {sent.filled for sent in copies.values()} == {SIZE}
+    assert {(sent.filled, sent.peer) for sent in copies.values()} == {(SIZE, HOST_PEER)}
+
+
+def test_with_files_below_nobody_says_where_a_copy_came_from(followed: Any) -> None:
+    records, copies, worker = followed
+    named = key(b"a", 0)._replace(path="/nowhere")
+    records.follow(jobs(loads={2: [9]}), {9: named})
+    worker.submit_load(2, tier([9]), device([20], [1], [0]))
+    assert copies == {("full", 20): SentCopies(SIZE, (), "")}
 
 
 def test_no_copy_waits_for_its_records() -> None:
     """They are taken while it is under way: on a GPU it is made beside the engine's thread."""
-    records, order = OffloadRecords([], {}, Observer(), StoredCopies(dict, None)), list[str]()  # type: ignore[arg-type]
+    records, order = OffloadRecords([], Copies(), Observer(), StoredCopies(dict, None)), list[str]()  # type: ignore[arg-type]
     records._store = lambda *_: order.append("records")  # type: ignore[method-assign]
     records._load = lambda *_: order.append("records")  # type: ignore[method-assign]
     submit: Any = lambda *_: order.append("copy")  # noqa: E731

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.engines.vllm.loaded_blocks import Copies, SentCopies
 from canary_obs.engines.vllm.received_blocks import TransferRecords
 from canary_obs.engines.vllm.sent_blocks import (
     EXPECTED_ATTRIBUTE,
@@ -19,6 +18,7 @@ from canary_obs.engines.vllm.sent_blocks import (
     Expected,
     instrument_sends,
 )
+from canary_obs.engines.vllm.sent_copies import Copies, SentCopies
 
 SIZE, TOKENS = 4, 10  # three blocks, the last of which holds two tokens
 
@@ -46,7 +46,7 @@ def rank(first: int, heads: int, copies: Copies | None = None) -> TransferRecord
     view = SimpleNamespace(name="full", sources=sources)
     group: Any = SimpleNamespace(number=0, block_size=SIZE, view=view, states=False)
     observer: Any = Observer(heads)
-    return TransferRecords([group], copies if copies is not None else {}, observer)
+    return TransferRecords([group], copies if copies is not None else Copies(), observer)
 
 
 def scheduler(request: Any) -> Any:
@@ -145,7 +145,7 @@ def received(params: dict[str, Any], local: list[int], first: int = 0, heads: in
     scheduled.kv_connector_metadata = SimpleNamespace(reqs_to_recv={"d": receive})
     scheduled.num_scheduled_tokens = {}
     scheduler(request).connector.build_connector_meta(scheduled)
-    copies: Copies = {}
+    copies: Copies = Copies()
     own = rank(first, heads, copies)
     own.follow(scheduled)
     assert copies == {}, "the blocks still hold what lay there"
@@ -215,7 +215,7 @@ def test_before_a_prompt_has_ended_nothing_is_sent() -> None:
 
 
 def test_a_request_that_ended_leaves_nothing_behind() -> None:
-    own = rank(0, 4, copies := {})
+    own = rank(0, 4, copies := Copies())
     own._expected["d"] = SimpleNamespace()  # type: ignore[assignment]
     ended = output()
     ended.finished_req_ids = {"d"}
@@ -233,7 +233,7 @@ def test_of_what_cannot_be_believed_only_the_host_is_known(text: str | None) -> 
 
 
 def test_of_a_receive_that_failed_nothing_is_kept() -> None:
-    copies: Copies = {}
+    copies: Copies = Copies()
     own = rank(0, 4, copies)
     scheduled = output()
     setattr(scheduled, EXPECTED_ATTRIBUTE, (Expected("d", ([11],), "127.0.0.1", None),))

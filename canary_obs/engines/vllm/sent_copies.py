@@ -1,0 +1,124 @@
+"""What is known of the copies that are on their way into a worker's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canary_obs.copy_records.stored_copies import MOST, Fold
+
+_Rows = NDArray[np.int64]
+_PEERS = 1 << 12  # names that are told apart
+
+
+class SentCopies(NamedTuple):
+    """The copies that may be on their way into a block: folds of K and V over its first `filled` slots."""
+
+    filled: int
+    folds: tuple[Fold, ...]
+    peer: str = ""  # who sent them, as in `Observer.received`
+
+
+class Taken(NamedTuple):
+    """The same of several blocks, int64."""
+
+    filled: _Rows  # [n]
+    counts: _Rows  # [n]: of folds; 0 = nothing is known
+    folds: _Rows  # [n, MOST, 2]
+    peer: str  # of all of them; "" = unknown, or several
+
+
+class _Column(IntEnum):
+    KNOWN = 0  # 1 = something was said of this block
+    FILLED = 1
+    COUNT = 2
+    PEER = 3
+    FOLDS = 4
+
+
+class Copies(MutableMapping[tuple[str, int], SentCopies]):
+    """By group and block. A table per group: the hundreds of blocks of a job are put and taken at once."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, _Rows] = {}
+        self._peers: dict[str, int] = {"": 0}
+
+    def put(
+        self,
+        group: str,
+        blocks: Sequence[int],
+        filled: int | Sequence[int],
+        found: Sequence[Sequence[Fold]],
+        peer: str = "",
+    ) -> None:
+        """The copies of each block; those of a block that are more than MOST are not known."""
+        if not blocks:
+            return
+        table, count = self._table(group, max(blocks)), len(blocks)
+        rows = np.zeros((count, table.shape[1]), dtype=np.int64)
+        rows[:, _Column.KNOWN], rows[:, _Column.FILLED] = 1, filled
+        if peer in self._peers or len(self._peers) < _PEERS:
+            rows[:, _Column.PEER] = self._peers.setdefault(peer, len(self._peers))
+        counts = list(map(len, found))
+        if counts == [1] * count:
+            rows[:, _Column.FOLDS : _Column.FOLDS + 2] = [fold for (fold,) in found]
+            rows[:, _Column.COUNT] = 1
+        else:
+            for row, folds in zip(rows, found, strict=True):
+                if 0 < len(folds) <= MOST:
+                    row[_Column.FOLDS : _Column.FOLDS + 2 * len(folds)] = np.ravel(folds)
+                    row[_Column.COUNT] = len(folds)
+        table[blocks] = rows
+
+    def take(self, group: str, blocks: _Rows) -> Taken:
+        """What is known of these blocks; nothing is known of them afterwards."""
+        table = self._table(group, int(blocks.max(initial=0)))
+        rows = table[blocks]
+        table[blocks, _Column.KNOWN : _Column.FOLDS] = 0
+        peers = set(rows[:, _Column.PEER].tolist())
+        folds = rows[:, _Column.FOLDS :].reshape(-1, MOST, 2)
+        peer = self._peer(peers.pop()) if len(peers) == 1 else ""
+        return Taken(rows[:, _Column.FILLED], rows[:, _Column.COUNT], folds, peer)
+
+    def _table(self, group: str, block: int) -> _Rows:
+        table = self._tables.get(group)
+        if table is None or table.shape[0] <= block:
+            held = 0 if table is None else table.shape[0]
+            # Memory that was never written takes no room.
+            grown = np.zeros((max(2 * held, block + 1, 1024), _Column.FOLDS + 2 * MOST), dtype=np.int64)
+            if table is not None:
+                grown[:held] = table
+            table = self._tables[group] = grown
+        return table
+
+    def _peer(self, number: int) -> str:
+        return next(peer for peer, known in self._peers.items() if known == number)
+
+    def __getitem__(self, place: tuple[str, int]) -> SentCopies:
+        group, block = place
+        row = self._table(group, block)[block]
+        if not row[_Column.KNOWN]:
+            raise KeyError(place)
+        folds = row[_Column.FOLDS :].reshape(MOST, 2)[: row[_Column.COUNT]].tolist()
+        return SentCopies(
+            int(row[_Column.FILLED]), tuple((k, v) for k, v in folds), self._peer(int(row[_Column.PEER]))
+        )
+
+    def __setitem__(self, place: tuple[str, int], sent: SentCopies) -> None:
+        self.put(place[0], [place[1]], sent.filled, [sent.folds], sent.peer)
+
+    def __delitem__(self, place: tuple[str, int]) -> None:
+        self[place]
+        self.take(place[0], np.array([place[1]]))
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        for group, table in self._tables.items():
+            for block in np.flatnonzero(table[:, _Column.KNOWN]).tolist():
+                yield group, block
+
+    def __len__(self) -> int:
+        return sum(int(table[:, _Column.KNOWN].sum()) for table in self._tables.values())
