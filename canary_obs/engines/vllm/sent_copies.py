@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from canary_obs.copy_records.stored_copies import MOST, Fold
 
 _Rows = NDArray[np.int64]
-_PEERS = 1 << 12  # names that are told apart
+_PEERS = 1 << 12  # distinct names
 
 
 class SentCopies(NamedTuple):
@@ -23,7 +23,7 @@ class SentCopies(NamedTuple):
     peer: str = ""  # who sent them, as in `Observer.received`
 
 
-class Taken(NamedTuple):
+class KnownCopies(NamedTuple):
     """The same of several blocks, int64."""
 
     filled: _Rows  # [n]
@@ -74,7 +74,7 @@ class Copies(MutableMapping[tuple[str, int], SentCopies]):
                     row[_Column.COUNT] = len(folds)
         table[blocks] = rows
 
-    def take(self, group: str, blocks: _Rows) -> Taken:
+    def take(self, group: str, blocks: _Rows) -> KnownCopies:
         """What is known of these blocks; nothing is known of them afterwards."""
         table = self._table(group, int(blocks.max(initial=0)))
         rows = table[blocks]
@@ -82,7 +82,7 @@ class Copies(MutableMapping[tuple[str, int], SentCopies]):
         peers = set(rows[:, _Column.PEER].tolist())
         folds = rows[:, _Column.FOLDS :].reshape(-1, MOST, 2)
         peer = self._peer(peers.pop()) if len(peers) == 1 else ""
-        return Taken(rows[:, _Column.FILLED], rows[:, _Column.COUNT], folds, peer)
+        return KnownCopies(rows[:, _Column.FILLED], rows[:, _Column.COUNT], folds, peer)
 
     def _table(self, group: str, block: int) -> _Rows:
         table = self._tables.get(group)
