@@ -28,6 +28,11 @@ CHECKS = mutants(
     "canary_obs/runtime/taint/good_checks.py",
     ("joined & (starts < row.step)", "joined", _TRACKER + "test_the_hit_that_finds_it_is_none"),
     (
+        "newest = row.step - 1 if row.phase is Phase.HEAD else row.step",
+        "newest = row.step",
+        _TRACKER + "test_what_a_drafting_request_wrote_over_was_read_by_who_held_the_slot_before",
+    ),
+    (
         "if passed is not None and passed <= latest:",
         "if passed is not None:",
         _TRACKER + "test_a_check_of_what_was_written_after_the_finding_is_none_of_it",

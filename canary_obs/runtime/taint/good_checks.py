@@ -68,7 +68,9 @@ class GoodChecks:
     def written(self, row: Violation) -> int | None:
         """The forward of the last write of the row's slot, where it was before the check."""
         found = self._written(row.group, row.slot)
-        return found if found is not None and found <= row.step else None
+        # A forward writes over what was compared before it.
+        newest = row.step - 1 if row.phase is Phase.HEAD else row.step
+        return found if found is not None and found <= newest else None
 
     def last(self, row: Violation, content: Content, joins: tuple[Ints, Bools]) -> GoodTime:
         """The last good check of the slot's bytes before this row; `joins`: forwards since which lives hold

@@ -28,7 +28,7 @@ class Engine:
         self.patrolled: dict[int, int] = {}
         self.doubt: str | None = None
         good = GoodChecks(
-            lambda group, slot: None, lambda group, slot: self.patrolled.get(slot),
+            checks.pop("written", lambda group, slot: None), lambda group, slot: self.patrolled.get(slot),
             **({"hits_compared": True} | checks),
         )  # fmt: skip
         self.tracker = TaintTracker(TABLES, {"0": 64}, good, lambda: self.doubt)
@@ -176,6 +176,20 @@ def test_tokens_that_may_be_written_twice_are_read_by_their_writer(engine: Engin
     engine.forward(2)
     engine.find(1, phase=Phase.HEAD)
     assert set(engine.tainted()) == {"writer"}
+
+
+def test_what_a_drafting_request_wrote_over_was_read_by_who_held_the_slot_before() -> None:
+    slot, step = 1 * SIZE + 1, 3  # the row is read after the forward that wrote over the slot
+    engine = Engine(written=lambda group, at: step if at == slot else None)
+    engine.tracker.follow(ChangedRequests(rewrites=True), 0)
+    engine.begin("reader", [1])
+    engine.forward(2)
+    engine.end("reader", 2)
+    engine.begin("drafting", [1])
+    engine.forward()
+    assert engine.step == step
+    engine.find(1, phase=Phase.HEAD)
+    assert engine.tainted()["reader"] == (1, False)
 
 
 def test_blocks_that_a_reader_filled_taint_those_who_join_them(engine: Engine) -> None:
