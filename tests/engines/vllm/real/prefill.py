@@ -28,6 +28,9 @@ _PORTS = {
 }  # fmt: skip
 
 
+_SPAWNED = Path(__file__).with_name("spawned")
+
+
 def settings(role: str, blocks: int, ranks: int = 1, connector: str = NIXL) -> dict[str, Any]:
     """Of an engine of this role; pools of different sizes, so that block numbers differ.
 
@@ -55,6 +58,10 @@ def stand_in_accelerator(patch: Callable[..., None] = setattr) -> None:
     patch(torch.accelerator, "current_device_index", lambda: 0)
 
 
+def _is_v2() -> bool:
+    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+
+
 class Prefill:
     """The process, as its users see it."""
 
@@ -65,6 +72,9 @@ class Prefill:
             # Ranks wait for each other in busy loops: on one core each of them takes the other's time.
             cores = os.cpu_count() or 1
             more["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % cores) for rank in range(tensor_parallel))
+            if _is_v2():
+                more["TORCHDYNAMO_DISABLE"] = "1"  # Inductor asks Triton's driver for more
+                more["PYTHONPATH"] = os.pathsep.join((str(_SPAWNED), *sys.path))
         environment = os.environ | ENVIRONMENT | more
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, env=environment, text=True, **pipes)  # type: ignore[call-overload]
@@ -133,7 +143,7 @@ def _by_nixl(engine: _Engine, asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Serve standard input."""
-    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    if _is_v2():
         from tests.engines.vllm.real.interpreted import stand_in_driver
 
         stand_in_driver()

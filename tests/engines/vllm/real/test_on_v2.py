@@ -1,4 +1,4 @@
-"""Loads and states on the V2 model runner: a few of the tests that the V1 runner passes, from each file."""
+"""Loads, transfers and states on the V2 model runner: some of the tests that the V1 runner passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ TESTS = {
         "who_has_sent_a_token_from_damage_is_ended_also_when_it_holds_the_block_no_more[later]",
         "a_dry_run_says_what_protect_then_does[used]",
     ],
-    "test_nixl.py": ["what_was_sent_is_what_is_received", "damage_at_the_sender_is_found_at_the_receiver"],
     "test_offloading.py": ["what_was_stored_is_what_is_loaded[True]", "a_load_that_copied_nothing_is_lost"],
     "test_failed_loads.py": ["a_failure_that_the_scheduler_ignores_is_found[request]"],
     "test_states.py": [
@@ -24,13 +23,20 @@ TESTS = {
         "a_flip_in_a_running_state_is_found_before_the_next_forward_overwrites_it",
     ],
 }
-SECONDS = 400.0
+TRANSFERS = {
+    "test_nixl.py": [
+        "what_two_ranks_send_is_what_one_receives",
+        "what_each_connector_of_a_multi_connector_loads_is_compared",
+    ]
+}
+SECONDS = 500.0
 
 
 @pytest.mark.timeout(SECONDS + 40)
-def test_loads_and_states_on_v2(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [TESTS, TRANSFERS], ids=["loads and states", "transfers"])
+def test_on_v2(own: dict[str, list[str]], tmp_path: Path) -> None:
     here = Path(__file__).parent
-    names = [f"{here / file}::test_{name}" for file, tests in TESTS.items() for name in tests]
+    names = [f"{here / file}::test_{name}" for file, tests in own.items() for name in tests]
     process = Process([sys.executable, "-m", "tests.engines.vllm.real.on_v2", *names], {}, tmp_path / "log")
     try:
         ended = process.wait(SECONDS)
