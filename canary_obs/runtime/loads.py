@@ -14,7 +14,7 @@ from canary_kernels.hashing import sealed_arrays
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.evidence.history import SlotHistory
-from canary_obs.runtime.transfer import BlockFolds
+from canary_obs.runtime.transfer import FoldKeys
 from canary_obs.vocabulary import SlotEventKind
 
 
@@ -33,7 +33,7 @@ class Loads:
     def __init__(self, state: DeviceState, history: SlotHistory) -> None:
         self._state, self._history = state, history
         self._begun: dict[tuple[str, str], _Begun] = {}
-        self._folds = BlockFolds()
+        self._keys = FoldKeys()
         self._held = [_parts_held(group) for group in state.groups]  # int64 [2]: 1 = the group has the part
 
     def begin(self, load: str, name: str, blocks: LoadedBlocks, step: int) -> None:
@@ -45,7 +45,7 @@ class Loads:
         identities = _identities(blocks)
         self._begun[load, name] = _Begun(
             slots=slots,
-            old=group.records_of(flat).view(*slots.shape, layout.RECORD_WORDS),
+            old=_records_of(group, blocks.slots, flat).view(*slots.shape, layout.RECORD_WORDS),
             identities=None if identities is None else identities.to(device, non_blocking=True),
         )
         group.await_bytes(flat)
@@ -102,13 +102,21 @@ class Loads:
             identities=identities,
             now=now.view(*begun.slots.shape, 2),
             edges=edges,
-            keys=self._folds.keys(begun.slots.shape[1], now.device),
+            keys=self._keys.of(begun.slots.shape[1], now.device),
             held=self._held[group.index],
         )
         blocks = weigh_arrivals(group.backend, group.buffers, loaded)
         sent = arrived.sent.to(now.device, non_blocking=True)
         matched = judge_arrivals(group.backend, group.buffers, blocks, sent)
         keep_arrivals(group.backend, group.buffers, loaded, matched)
+
+
+def _records_of(group: Group, known: Tensor, slots: Tensor) -> Tensor:
+    """int64 [n, RECORD_WORDS]; known: the same slots on the CPU, where it is seen that all of them exist."""
+    numbers = known.numpy()
+    if numbers.size and numbers.min() >= 0 and numbers.max() < group.view.num_slots:
+        return group.memory.index_select(0, slots)
+    return group.records_of(slots)
 
 
 def _identities(blocks: LoadedBlocks) -> Tensor | None:

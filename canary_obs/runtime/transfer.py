@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from canary_kernels import layout
+from canary_kernels.arrival import fold_records
 from canary_kernels.buffers import KVSource
 from canary_kernels.fingerprint import FingerprintPlan, hash_slots, plan_fingerprint
 from canary_kernels.hashing import word_keys
@@ -26,21 +27,16 @@ _LINK_WORDS = slice(layout.IDENTITY, layout.FINGERPRINT_K)
 _STATE_MASK = layout.STATE_MASK << 32
 
 
-class BlockFolds:
-    """Folds the fingerprints of a block's slots to one number per part."""
+class FoldKeys:
+    """By which the fingerprints of a block's slots are folded to one number per part.
+
+    Every slot has a key of its own. Folds of shares (heads, layers) sum to the fold of the whole.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[tuple[int, torch.device], Tensor] = {}  # by block size
 
-    def fold(self, fingerprints: Tensor) -> Tensor:
-        """int64 [blocks, 2] of int64 [blocks, size, 2]: every slot of a block has a key of its own.
-
-        Folds of shares (heads, layers) sum to the fold of the whole.
-        """
-        keys = self.keys(fingerprints.shape[1], fingerprints.device)
-        return (fingerprints * keys[:, None]).sum(1)
-
-    def keys(self, size: int, device: torch.device) -> Tensor:
+    def of(self, size: int, device: torch.device) -> Tensor:
         """int64 [size]: of the slots of a block, on this device."""
         keys = self._keys.get((size, device))
         if keys is None:
@@ -54,7 +50,7 @@ class RecordShares:
     def __init__(self, state: DeviceState, faults: Faults) -> None:
         self._state, self._faults = state, faults
         self._plans: dict[tuple[str, range], FingerprintPlan] = {}
-        self.folder = BlockFolds()
+        self._keys = FoldKeys()
 
     def format_of(self, name: str) -> int | None:
         """Number of the fingerprints' format: equal numbers are comparable. None = no such group."""
@@ -88,14 +84,9 @@ class RecordShares:
     def _folds(self, name: str, slots: Tensor) -> Tensor:
         (group,) = self._state.named((name,))
         slots = slots.to(group.memory.device, non_blocking=True)
-        records = group.records_of(slots.flatten()).view(*slots.shape, layout.RECORD_WORDS)
-        filled = slots >= 0
-        complete = (records[:, :, layout.IDENTITY] & _STATE_MASK) == int(layout.RecordState.COMPLETE) << 32
-        whole = (complete | ~filled).all(1) & filled.any(1)
-        if group.plan.coverage is layout.RealData.NONE:
-            whole = torch.zeros_like(whole)
-        fingerprints = torch.where(filled[:, :, None], records[:, :, layout.FINGERPRINT_K :], 0)
-        return torch.cat((whole[:, None].to(torch.int64), self.folder.fold(fingerprints)), 1)
+        if group.plan.coverage is layout.RealData.NONE:  # nothing is known of any
+            return torch.zeros((slots.shape[0], 3), dtype=torch.int64, device=slots.device)
+        return fold_records(group.backend, group.buffers, slots, self._keys.of(slots.shape[1], slots.device))
 
     def _read(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor:
         (group,) = self._state.named((name,))

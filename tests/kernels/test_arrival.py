@@ -13,6 +13,7 @@ from canary_kernels.arrival import (
     Arrival,
     ArrivedLoad,
     Unchanged,
+    fold_records,
     judge_arrivals,
     keep_arrivals,
     weigh_arrivals,
@@ -161,6 +162,24 @@ def test_records_are_kept_alike(seed):
     assert found[0] == found[1]
     states = {oracle.Record.unpack(words).state for words in found[0][0]}
     assert states == {oracle.EMPTY, oracle.COMPLETE, oracle.BASELINE}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_records_are_folded_alike(seed):
+    found = []
+    for backend in (Backend.TORCH, Backend.TRITON):
+        buffers, load = load_of(backend, seed)
+        keep_arrivals(backend, buffers, load, torch.ones_like(load.slots[:, 0]))
+        slots = torch.roll(load.slots, seed % 3)  # of parts of several blocks
+        found.append(fold_records(backend, buffers, slots, load.keys).tolist())
+    assert found[0] == found[1]
+    assert {row[0] for row in found[0]} == {0, 1} or seed not in {0, 2}
+
+
+def test_keys_of_other_blocks_are_refused():
+    buffers, load = load_of(Backend.TORCH, 0)
+    with pytest.raises(KernelArgumentError, match="and a key for each slot"):
+        fold_records(Backend.TORCH, buffers, load.slots, load.keys[:-1])
 
 
 def test_a_load_of_another_shape_is_refused():

@@ -235,6 +235,11 @@ ARRIVAL = mutants(
         _ARRIVAL + "test_unchanged_bytes_are_right_where_they_are_what_was_sent[Backend.TORCH]",
     ),
     (
+        "folds[:, 0] = (complete | ~filled).all(1) & filled.any(1)",
+        "folds[:, 0] = filled.any(1)",
+        _LOADED + "test_folds_are_of_records_not_of_bytes",
+    ),
+    (
         "same = (known & (now == old[:, :, layout.FINGERPRINT_K :])) | zero",
         "same = known & (now == old[:, :, layout.FINGERPRINT_K :])",
         _LOADED + "test_a_lost_load_into_a_pool_that_was_never_written_is_found",
@@ -262,6 +267,7 @@ ARRIVAL_TRITON = mutants(
         "((known == 0) & (unchanged != CHANGED))",
         _ARRIVAL + "test_without_records_only_what_cannot_be_right_is_lost[Backend.TRITON]",
     ),
+    ("(complete == filled)", "(complete > 0)", _ARRIVAL + "test_records_are_folded_alike[2]"),
     (
         "named = complete | (baseline & (chain != 0))",
         "named = complete | baseline",

@@ -248,13 +248,17 @@ def test_folds_are_of_records_not_of_bytes(rig, places) -> None:
 
 def test_folds_of_shares_add_up(rig, places) -> None:
     """What a receiver with other shards gets: one fold per sender."""
-    from canary_obs.runtime.transfer import BlockFolds
-
+    group = rig.canary.state.groups[0]
     draw = np.random.default_rng(3)
     shares = torch.from_numpy(draw.integers(-(2**63), 2**63 - 1, (3, 5, SIZE, 2)))
-    folder = BlockFolds()
-    assert torch.equal(sum(map(folder.fold, shares)), folder.fold(shares.sum(0)))
-    assert not torch.equal(folder.fold(shares[0]), folder.fold(shares[0].flip(1)))
+    slots = cached_slots(rig)[: 5 * SIZE]
+
+    def folded(fingerprints):
+        group.buffers.records[slots, layout.FINGERPRINT_K :] = fingerprints.reshape(-1, 2)
+        return rig.canary.block_folds("full", slots.view(-1, SIZE))[:, 1:].clone()
+
+    assert torch.equal(sum(map(folded, shares)), folded(shares.sum(0)))
+    assert not torch.equal(folded(shares[0]), folded(shares[0].flip(1)))
 
 
 def test_every_slot_of_a_load_is_accounted_for(rig, places) -> None:

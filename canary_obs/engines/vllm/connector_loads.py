@@ -108,10 +108,10 @@ class ConnectorLoads:
                 continue
             rows = rows_of(own, group.block_size)
             blocks = loaded_blocks(rows, group.block_size, tokens)
-            slots = blocks.slots.flatten().to(self._device, non_blocking=True)
             # Whatever another group kept in these blocks is overwritten as well.
-            for other in self._groups:
-                if other is not group:
+            if others := [other for other in self._groups if other is not group]:
+                slots = blocks.slots.flatten().to(self._device, non_blocking=True)
+                for other in others:
                     observer.invalidated(other.view.name, slots)
             self.copies.take(group.view.name, rows.blocks)  # of one that never arrived
             observer.load_begun(request, group.view.name, blocks)

@@ -9,7 +9,14 @@ from dataclasses import replace
 import torch
 
 from canary_kernels import layout
-from canary_kernels.arrival import EDGE_WORDS, ArrivedLoad, judge_arrivals, keep_arrivals, weigh_arrivals
+from canary_kernels.arrival import (
+    EDGE_WORDS,
+    ArrivedLoad,
+    fold_records,
+    judge_arrivals,
+    keep_arrivals,
+    weigh_arrivals,
+)
 from canary_kernels.buffers import GroupBuffers, RowBatch
 from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import (
@@ -99,6 +106,7 @@ def _warm_up_loads(group: Group, buffers: GroupBuffers, device: torch.device) ->
         keys=nothing(1),
         held=nothing(2),
     )
+    fold_records(group.backend, buffers, load.slots, load.keys)
     blocks = weigh_arrivals(group.backend, buffers, load)
     keep_arrivals(
         group.backend, buffers, load, judge_arrivals(group.backend, buffers, blocks, nothing(1, 1, 2))

@@ -2,7 +2,7 @@
 
 from canary_kernels.arrival.columns import ARRIVAL_WORDS, EDGE_WORDS, Arrival, Edge, Unchanged
 from canary_kernels.arrival.load import ArrivedLoad
-from canary_kernels.arrival.op import judge_arrivals, keep_arrivals, weigh_arrivals
+from canary_kernels.arrival.op import fold_records, judge_arrivals, keep_arrivals, weigh_arrivals
 
 __all__ = [
     "ARRIVAL_WORDS",
@@ -11,6 +11,7 @@ __all__ = [
     "ArrivedLoad",
     "Edge",
     "Unchanged",
+    "fold_records",
     "judge_arrivals",
     "keep_arrivals",
     "weigh_arrivals",

@@ -232,6 +232,41 @@ def keep_kernel(
     tl.store(record + FINGERPRINT_V, tl.load(now + place * 2 + 1, mask=inside, other=0), mask=known)
 
 
+@triton.jit(
+    do_not_specialize=["num_slots", "lane_rows", "size"],
+    do_not_specialize_on_alignment=["slots", "keys", "folds"],
+)
+def fold_kernel(
+    records, counters, violations, clock, num_slots, lane_rows,
+    slots, keys, folds, size, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Program i folds the records of the i-th block, of `size` slots."""
+    index = tl.program_id(0).to(tl.int64)
+    none = index * 0
+    fold_k, fold_v, filled, complete = none, none, none, none
+    for start in range(0, size, CHUNK):
+        offset = start + tl.arange(0, CHUNK)
+        slot = tl.load(slots + index * size + offset, mask=offset < size, other=-1)
+        key = tl.load(keys + offset, mask=offset < size, other=0)
+        held = (slot >= 0) & (slot < num_slots)
+        record = records + slot * RECORD_WORDS
+        state = state_of(tl.load(record + IDENTITY, mask=held, other=0))
+        fold_k += tl.sum(tl.load(record + FINGERPRINT_K, mask=held, other=0) * key, 0)
+        fold_v += tl.sum(tl.load(record + FINGERPRINT_V, mask=held, other=0) * key, 0)
+        filled += tl.sum((slot >= 0).to(tl.int64), 0)
+        complete += tl.sum((held & (state == COMPLETE)).to(tl.int64), 0)
+    tl.store(folds + index * 3, ((filled > 0) & (complete == filled)).to(tl.int64))
+    tl.store(folds + index * 3 + 1, fold_k)
+    tl.store(folds + index * 3 + 2, fold_v)
+
+
+def fold_records(buffers: GroupBuffers, slots: Tensor, keys: Tensor) -> Tensor:
+    """Launch; see `op.fold_records`."""
+    folds = torch.empty((slots.shape[0], 3), dtype=torch.int64, device=slots.device)
+    _launch(buffers, fold_kernel, (slots.shape[0], 1), (slots, keys, folds), slots.shape[1])
+    return folds
+
+
 def weigh_arrivals(buffers: GroupBuffers, load: ArrivedLoad) -> Tensor:
     """Launch; see `op.weigh_arrivals`."""
     count, size = load.slots.shape

@@ -51,6 +51,23 @@ def keep_arrivals(backend: Backend, buffers: GroupBuffers, load: ArrivedLoad, ma
     room.keep_arrivals(buffers, load, matched)
 
 
+def fold_records(backend: Backend, buffers: GroupBuffers, slots: Tensor, keys: Tensor) -> Tensor:
+    """int64 [blocks, 3] of slots (int64 [blocks, size]; -1 = left out): 1 = all COMPLETE; folds of K, V.
+
+    The fold of a block is the sum of its slots' fingerprints, as their records have them, each times its key
+    (int64 [size]).
+    """
+    check_buffers(backend, buffers)
+    if slots.dtype is not torch.int64 or keys.dtype is not torch.int64 or slots.shape[1:] != keys.shape:
+        raise KernelArgumentError(
+            f"slots are {slots.dtype} {list(slots.shape)} with {list(keys.shape)} keys; the rule is int64, "
+            "and a key for each slot of a block"
+        )
+    room = reference if backend is not Backend.TRITON else _kernel()
+    folds: Tensor = room.fold_records(buffers, slots.contiguous(), keys)
+    return folds
+
+
 def _check_load(load: ArrivedLoad) -> None:
     count, size = load.slots.shape
     shapes = {
