@@ -3,12 +3,15 @@
 python -m tests.engines.vllm.heal.endurance V1|V2|TP2 10000 RESULT.json [SECONDS]
 
 Blocks of running requests are reported as damaged although they are not, while requests are preempted,
-aborted, prefilled in chunks, and the prefix cache is reset. Exit code 1 when a reference was left behind.
-With HEAL_DEVICE=cuda it runs on a GPU.
+aborted, prefilled in chunks, and the prefix cache is reset. After each round the file has what was done
+so far. SECONDS count from the program's start: what runs then is aborted, and references are compared.
+Exit code 1 when one was left behind, when requests stood still, or when a step did not return (its stack
+is printed). With HEAL_DEVICE=cuda it runs on a GPU.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import random
 import sys
@@ -25,10 +28,22 @@ from tests.engines.vllm.heal.program import ON_GPU, on_gpu, prepare
 ENGINE: dict[str, Any] = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24, "max_model_len": 512}
 TWO_RANKS = "TP2"  # with the V1 runner
 _REQUESTS, _TOKENS = 8, 40
+_STANDSTILL = 500  # steps without a token; the prompts of a round take 25
+_GRACE = 45.0  # seconds for the last steps
 
 
-def endure(rig: Any, enough: Callable[[Counter[str]], bool], seed: int = 3) -> dict[str, Any]:
-    """Rounds of requests and false findings until `enough` says so of the actions so far."""
+def endure(
+    rig: Any,
+    enough: Callable[[Counter[str]], bool],
+    seed: int = 3,
+    *,
+    late: Callable[[], bool] = lambda: False,
+    report: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Rounds of requests and false findings until `enough` says so of the actions so far.
+
+    `late` is asked at every step, and ends a round where it is. `report` gets what was done after each.
+    """
     from canary_obs.healing.guard_rail import Limits
     from canary_obs.vocabulary import HealPolicy
 
@@ -36,19 +51,29 @@ def endure(rig: Any, enough: Callable[[Counter[str]], bool], seed: int = 3) -> d
     limits, ranks = Limits(1_000_000_000, 1_000.0), rig if hasattr(rig, "of_ranks") else OneRank(rig)
     pool, before = rig.core.scheduler.kv_cache_manager.block_pool, ranks.counts()
     clean, restore = (pool.get_num_free_blocks(), references(rig)), _count_preemptions(rig, events)
+    stuck: list[str] = []
+
+    def so_far() -> dict[str, Any]:
+        done, seconds = ranks.counts() - before, time.monotonic() - began
+        return {
+            "actions": dict(sorted(done.items())),
+            "actions_per_second": round(done.total() / seconds, 2),
+            "events": dict(sorted(events.items())),
+            "seconds": round(seconds, 1),
+            "stuck": stuck,
+        }
+
     try:
-        while not enough(ranks.counts() - before):
+        while not (stuck or late() or enough(ranks.counts() - before)):
             ranks.choose((HealPolicy.EVICT, HealPolicy.PROTECT)[events["rounds"] % 2], limits)
-            _round(rig, ranks, draw, events)
+            stuck += _round(rig, ranks, draw, events, late)
+            report(so_far())
     finally:
         restore()
     ranks.release()
     for _ in range(2):  # the scheduler hears of it, and answers
         rig.generate([[5] * 20], tokens=1)
-    return {
-        "actions": dict(sorted((ranks.counts() - before).items())),
-        "events": dict(sorted(events.items())),
-        "seconds": round(time.monotonic() - began, 1),
+    return so_far() | {
         "healing": [why for _, why in ranks.healing() if why is not None],
         "observer_faults": [faults for faults in ranks.faults() if faults],
         "references_as_before": (pool.get_num_free_blocks(), references(rig)) == clean,
@@ -88,7 +113,9 @@ class OneRank:
         return [dict(self._canary.health.faults)]
 
 
-def _round(rig: Any, ranks: Any, draw: random.Random, events: Counter[str]) -> None:
+def _round(
+    rig: Any, ranks: Any, draw: random.Random, events: Counter[str], late: Callable[[], bool]
+) -> list[str]:
     number, engine = events["rounds"], rig.llm.llm_engine
     events["rounds"] += 1
     prompts = random.Random(draw.randrange(6))
@@ -110,7 +137,27 @@ def _round(rig: Any, ranks: Any, draw: random.Random, events: Counter[str]) -> N
         events["aborts"] += 2
     if number % 3 == 1:
         events["resets"] += bool(engine.reset_prefix_cache(reset_running_requests=number % 2 == 0))
+    return _finish(rig, [*names], events, late)
+
+
+def _finish(rig: Any, names: list[str], events: Counter[str], late: Callable[[], bool]) -> list[str]:
+    """Serve what is left, or abort it once it is late. What the scheduler has, if it stands still."""
+    engine, silent, stuck = rig.llm.llm_engine, 0, list[str]()
+    while engine.has_unfinished_requests() and not stuck:
+        if late():
+            events["rounds_cut_short"] += 1
+            break
+        silent = 0 if engine.step() else silent + 1
+        if silent == _STANDSTILL:
+            scheduler = rig.core.scheduler
+            stuck = [
+                f"{one.request_id} {one.status.name}: {one.num_computed_tokens} of {one.num_tokens} tokens"
+                for one in [*scheduler.running, *scheduler.waiting]
+            ]
+    if engine.has_unfinished_requests():
+        engine.abort_request(names)
     rig.finish()
+    return stuck
 
 
 def _count_preemptions(rig: Any, events: Counter[str]) -> Callable[[], None]:
@@ -149,23 +196,30 @@ def _held_by(rig: Any, name: str) -> list[int]:
         return []
 
 
-def main(runner: str, actions: int, result: Path, seconds: float = 1e9) -> int:
+def main(runner: str, actions: int, result: Path, seconds: float = 86_400.0) -> int:
     """Write what happened, after so many actions or seconds."""
+    until = time.monotonic() + seconds
+    faulthandler.dump_traceback_later(seconds + _GRACE, exit=True)
     prepare(runner)
     from tests.engines.vllm.real.models import make_model
     from tests.engines.vllm.real.ranks import RanksRig
     from tests.engines.vllm.real.rig import Rig
 
+    def write(found: dict[str, Any]) -> None:
+        result.write_text(json.dumps({"runner": runner} | found, indent=1) + "\n", encoding="utf-8")
+        done = sum(found["actions"].values())
+        print(f"{found['seconds']} s, {done} actions, {dict(found['events'])}", flush=True)
+
     kind = RanksRig if runner == TWO_RANKS else Rig
     with tempfile.TemporaryDirectory() as folder:
         rig = kind(make_model(Path(folder), "llama"), **ENGINE | (ON_GPU if on_gpu() else {}))
-        until = time.monotonic() + seconds
-        enough = lambda done: done.total() >= actions or time.monotonic() > until  # noqa: E731
-        found = {"runner": runner} | endure(rig, enough)
+        found = endure(
+            rig, lambda done: done.total() >= actions, late=lambda: time.monotonic() > until, report=write
+        )
         rig.close()
-    result.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=1))
-    return int(not found["references_as_before"] or bool(found["observer_faults"]))
+    write(found)
+    faulthandler.cancel_dump_traceback_later()
+    return int(not found["references_as_before"] or bool(found["observer_faults"] or found["stuck"]))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import pytest
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.vocabulary import HealPolicy
 from tests.engines.vllm.heal.endurance import endure, references
+from tests.engines.vllm.real.heals import finish, prompt
 from tests.engines.vllm.real.ranks import RanksRig
-from tests.engines.vllm.real.test_healing import finish, prompt
 
 WIDE = Limits(1000, 0.9)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import time
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +13,20 @@ from canary_obs.errors import QuarantineRefused
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.quarantine import RepeatedDamage
 from canary_obs.heals import Heal
-from canary_obs.vocabulary import HealOutcome, HealPolicy, Phase
+from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, Phase
 from tests.engines.vllm.heal.endurance import endure, references
-from tests.engines.vllm.heal.false_findings import add_findings, false_finding
+from tests.engines.vllm.real.heals import (
+    counts,
+    damage,
+    finish,
+    flood,
+    preempt,
+    prompt,
+    read_another_block,
+    release,
+    reuse,
+    since,
+)
 from tests.engines.vllm.real.rig import Rig
 
 
@@ -39,26 +49,6 @@ def clean(rig: Rig) -> Iterator[None]:
     rig.canary.healing.choose(HealPolicy.OFF)
     rig.generate([prompt(0, 5)], tokens=1)
     rig.fresh()
-
-
-def prompt(seed: int, length: int = 150) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(4, 1024) for _ in range(length)]
-
-
-def damage(rig: Rig, block: int) -> None:
-    """Large enough to change what is answered."""
-    for layer in range(3):
-        rig.layer_cache(0, layer)[block].mul_(-3.0).add_(1.0)
-
-
-def counts(rig: Rig) -> dict[tuple[str, str], int]:
-    return {
-        (action.value, outcome.value): number
-        for action, of in rig.canary.healing.counts.items()
-        for outcome, number in of.items()
-        if number
-    }
 
 
 def test_a_damaged_idle_block_is_not_read_again(rig: Rig) -> None:
@@ -149,14 +139,6 @@ def test_who_has_sent_a_token_from_damage_is_ended_also_when_it_holds_the_block_
     assert set(references(rig)) == {0}
 
 
-def preempt(rig: Rig, name: str) -> None:
-    """As vLLM does for lack of blocks."""
-    scheduler = rig.core.scheduler
-    request = next(one for one in scheduler.running if one.request_id.startswith(name))
-    scheduler.running.remove(request)
-    scheduler._preempt_request(request, time.monotonic())
-
-
 def test_a_request_that_read_another_block_is_computed_again_and_answers_right(rig: Rig) -> None:
     own = {"a": prompt(9), "b": prompt(10)}
     right = rig.generate(list(own.values()), tokens=24)
@@ -171,13 +153,6 @@ def test_a_request_that_read_another_block_is_computed_again_and_answers_right(r
     assert [answers["a"], answers["b"]] == right
     assert since(rig, before)["recompute", "done"] == 1
     assert set(references(rig)) == {0}
-
-
-def read_another_block(rig: Rig) -> None:
-    """`a` reads a block of `b`."""
-    table, rows = rig.block_table()
-    first, second = (next(row for name, row in rows.items() if name.startswith(own)) for own in "ab")
-    table[first, 1] = int(table[second, 1])
 
 
 def test_a_slot_damaged_twice_leaves_circulation_and_comes_back(rig: Rig) -> None:
@@ -214,46 +189,61 @@ def test_quarantine_leaves_room_for_the_longest_request(rig: Rig) -> None:
     actions.release((0, 88))
 
 
-def reuse(rig: Rig, block: int, seed: int) -> None:
-    """Requests until one has cached something in the block."""
-    for number in range(20):
-        if block in rig.idle_blocks():
-            return
-        rig.generate([prompt(seed + number, 700)], tokens=1)
-    raise AssertionError(f"block {block} is not given to requests")
-
-
-def release(rig: Rig) -> None:
-    rig.canary.healing.release(None)
-    for seed in (14, 15):  # the scheduler hears of it, and answers
-        rig.generate([prompt(seed, 20)], tokens=1)
-
-
-def test_a_flood_of_false_findings_stops_at_the_limit(rig: Rig) -> None:
-    rig.canary.healing._limits = Limits(10, 0.5)
+def test_a_flood_of_false_findings_empties_no_cache_and_ends_few_requests(rig: Rig) -> None:
+    """Every slot in use, step after step; what is said once the limit is reached is only said."""
+    actions, share = 6, 0.25
+    rig.canary.healing._limits = Limits(actions, share)
     rig.canary.healing.choose(HealPolicy.PROTECT)
-    rig.generate([prompt(20 + number, 64) for number in range(30)], tokens=2)
-    before, held = counts(rig), len(rig.idle_blocks())
-    add_findings(rig.canary, [false_finding(block, 32) for block in rig.idle_blocks()])
-    rig.generate([prompt(50, 20)], tokens=2)
-    rig.generate([prompt(51, 20)], tokens=2)
-    found = since(rig, before)
-    assert sum(number for (_, outcome), number in found.items() if outcome == "done") <= 10
-    assert found["evict", "done"] >= 5  # a block that was damaged before is an action more
-    assert found["evict", "limited"] == 1
-    assert len(rig.idle_blocks()) >= held - 20
-    assert rig.canary.healing.status.effective is HealPolicy.DRY_RUN
-    assert "heal_actions_per_minute" in str(rig.canary.healing.status.why)
+    rig.generate([prompt(20 + number, 64) for number in range(20)], tokens=2)
+    names, held = {f"f{number}": prompt(50 + number % 4, 100) for number in range(8)}, len(rig.idle_blocks())
+    heals, reasons = flood(rig, names)
+    done = [heal for heal in heals if heal.outcome is HealOutcome.DONE]
+    ended = sum(heal.action is HealAction.END for heal in done)
+    assert 0 < len(done) <= actions
+    assert list(reasons.values()).count("error") == ended < actions
+    assert list(reasons.values()).count("length") == len(names) - ended
+    assert sum(heal.blocks for heal in done) <= share * rig.canary.healing.status.pool_blocks
+    assert len(rig.idle_blocks()) > held / 2
+    outcomes = {heal.outcome for heal in heals}
+    assert outcomes == {HealOutcome.DONE, HealOutcome.LIMITED, HealOutcome.WOULD}
+    status = rig.canary.healing.status
+    assert (status.policy, status.effective) == (HealPolicy.PROTECT, HealPolicy.DRY_RUN)
+    assert "heal_actions_per_minute" in str(status.why) or "heal_pool_share" in str(status.why)
+    assert any("healing is a dry run, not protect" in why for why in rig.canary.verdict()[1])
+    assert not rig.canary.health.faults
+    release(rig)
+    assert set(references(rig)) == {0}
 
 
 def test_repeated_actions_leave_no_reference_behind(rig: Rig) -> None:
     """A short form of `tests.engines.vllm.heal.endurance`, on an engine that has blocks to spare."""
-    found = endure(rig, lambda actions: actions.total() >= 40)
+    rounds: list[dict[str, Any]] = []
+    found = endure(rig, lambda actions: actions.total() >= 40, report=rounds.append)
     assert found["references_as_before"], found
+    assert len(rounds) == found["events"]["rounds"]
+    assert found["stuck"] == []
     assert set(references(rig)) == {0}
     assert {action.rsplit(" ")[1] for action in found["actions"]} == {"done"}
     assert min(found["actions"][f"{action} done"] for action in ("evict", "recompute", "end")) > 0
     assert not found["observer_faults"]
+
+
+def test_a_round_that_is_late_ends_at_once_and_leaves_no_reference_behind(rig: Rig) -> None:
+    calls = itertools.count()
+    found = endure(rig, lambda _: False, late=lambda: next(calls) > 4)
+    assert (found["events"]["rounds"], found["events"]["rounds_cut_short"]) == (1, 1)
+    assert found["references_as_before"], found
+    assert not rig.core.scheduler.running
+
+
+def test_requests_that_stand_still_are_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, calls = rig.llm.llm_engine, itertools.count()
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: [] if 30 <= next(calls) < 530 else step())
+    found = endure(rig, lambda _: False)
+    assert found["events"]["rounds"] == 1
+    assert any(" RUNNING: " in one for one in found["stuck"]), found
+    assert found["references_as_before"], found
 
 
 @pytest.mark.parametrize("harm", ["used", "idle", "young", "table"])
@@ -300,22 +290,3 @@ def test_without_damage_every_policy_answers_the_same(rig: Rig, policy: HealPoli
     assert [rig.generate(asked) for _ in range(2)] == [right, right]
     assert since(rig, before) == {}
     assert not rig.found
-
-
-def finish(rig: Rig, answers: dict[str, list[int]] | None = None) -> dict[str, str]:
-    reasons: dict[str, str] = {}
-    engine = rig.llm.llm_engine
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                reasons[output.request_id] = str(output.outputs[0].finish_reason)
-                if answers is not None:
-                    answers[output.request_id] = list(output.outputs[0].token_ids)
-    return reasons
-
-
-def since(rig: Rig, before: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    now = counts(rig)
-    return {
-        what: number - before.get(what, 0) for what, number in now.items() if number > before.get(what, 0)
-    }

@@ -15,6 +15,7 @@ TESTS = {
         "a_damaged_idle_block_is_not_read_again",
         "who_has_sent_a_token_from_damage_is_ended_also_when_it_holds_the_block_no_more[later]",
         "a_dry_run_says_what_protect_then_does[used]",
+        "a_flood_of_false_findings_empties_no_cache_and_ends_few_requests",
     ],
     "test_offloading.py": ["what_was_stored_is_what_is_loaded[True]", "a_load_that_copied_nothing_is_lost"],
     "test_failed_loads.py": ["a_failure_that_the_scheduler_ignores_is_found[request]"],
