@@ -161,8 +161,7 @@ FAULTS: dict[str, dict[str, Planted]] = {
             "compared: two ranks to one", "test_nixl.py::test_what_two_ranks_send_is_what_one_receives"
         ),
         MOONCAKE: Planted(
-            "compared, without a real Mooncake",
-            "tests/engines/vllm/test_mooncake_records.py::test_answers_of_two_ranks_make_up_what_one_receives",
+            "compared: two ranks to one", "test_mooncake.py::test_what_two_ranks_send_is_what_one_receives"
         ),
         MULTI: Planted("not run"),
     },

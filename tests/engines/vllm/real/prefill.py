@@ -1,8 +1,8 @@
 """A vLLM that prefills prompts for another engine, in a process of its own: a line of JSON in, one out.
 
 In: {"prompt": token ids, "flip": whether to damage the KV once it was computed, "expire": whether what was
-not fetched yet has waited for too long, "send": a fault of the sends to come, "transfer": its id, with
-Mooncake}. Out: `kv_transfer_params`.
+not fetched yet has waited for too long, "send": a fault of the sends to come, "rank": of which rank,
+"transfer": its id, with Mooncake}. Out: `kv_transfer_params`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 NIXL, MOONCAKE, MULTI = "NixlConnector", "MooncakeConnector", "MultiConnector"
+ACCELERATOR = "tests.engines.vllm.real.accelerator"
 ENVIRONMENT = {
     "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
     "VLLM_HOST_IP": "127.0.0.1",
@@ -49,13 +49,6 @@ def settings(role: str, blocks: int, ranks: int = 1, connector: str = NIXL) -> d
         children = [transfer_config(), own | {"kv_connector": NIXL}]
         transfer |= {"kv_connector_extra_config": {"connectors": children}}
     return {"kv_transfer_config": transfer, "num_gpu_blocks_override": blocks}
-
-
-def stand_in_accelerator(patch: Callable[..., None] = setattr) -> None:
-    """Mooncake's worker asks which device it is on, and a CPU build has no answer."""
-    import torch
-
-    patch(torch.accelerator, "current_device_index", lambda: 0)
 
 
 def _is_v2() -> bool:
@@ -107,8 +100,9 @@ class _Engine:
 
         from tests.engines.vllm.real.rig import DEFAULTS
 
-        stand_in_accelerator()
         own = settings("kv_producer", 90, tensor_parallel, connector)
+        if connector == MOONCAKE:
+            own["worker_extension_cls"] = f"{ACCELERATOR}.OfWorkers"
         self.llm = LLM(model=model, **(DEFAULTS | own | {"tensor_parallel_size": tensor_parallel}))
         self.core = self.llm.llm_engine.engine_core.engine_core
 
@@ -122,9 +116,15 @@ class _Engine:
         params: dict[str, Any] | None = output.kv_transfer_params
         return params
 
-    def flip(self, block: int) -> None:
-        runner = self.core.model_executor.driver_worker.worker.model_runner
-        runner.kv_caches[-1][block].view(-1)[7] += 1
+    def flip(self, block: int, rank: int = 0) -> None:
+        """A value of one rank."""
+        self.core.model_executor.collective_rpc(flip, args=(block, rank))
+
+
+def flip(worker: Any, block: int, rank: int) -> None:
+    """In a worker."""
+    if worker.rank == rank:
+        worker.model_runner.kv_caches[-1][block].view(-1)[7] += 1
 
 
 def _by_nixl(engine: _Engine, asked: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.pair import LENGTH, Pair, free_port
-from tests.engines.vllm.real.prefill import ENVIRONMENT, MOONCAKE, stand_in_accelerator
+from tests.engines.vllm.real.prefill import ENVIRONMENT, MOONCAKE, Prefill
 
 DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
 _TRANSFERS = count()
@@ -32,7 +32,7 @@ def pair(models: Callable[[str], Path]) -> Iterator[Pair]:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.setenv("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(free_port()))
-        stand_in_accelerator(patch.setattr)
+        patch.setattr("torch.accelerator.current_device_index", lambda: 0)  # a CPU build has no answer
         made = Pair(models("llama"), MOONCAKE)
         yield made
         made.close()
@@ -145,3 +145,28 @@ def test_records_that_cannot_be_believed_leave_a_receive_unverified(
     monkeypatch.undo()
     assert served(pair) == set()
     assert pair.loads() == (LENGTH, 0)
+
+
+@pytest.fixture
+def two_ranks(pair: Pair) -> Iterator[Pair]:
+    """The decode engine, and a prefill engine of two ranks."""
+    one = pair.prefill
+    pair.prefill = Prefill(pair.model, free_port(), tensor_parallel=2, connector=MOONCAKE)
+    yield pair
+    pair.prefill.close()
+    pair.prefill = one
+
+
+def test_what_two_ranks_send_is_what_one_receives(two_ranks: Pair) -> None:
+    """Each has half of the heads, and answers for itself; the folds of both sum to what lies here."""
+    for _ in range(3):
+        assert served(two_ranks) == set()
+        assert two_ranks.loads() == (LENGTH, 0)
+        answer = two_ranks.answer
+        two_ranks.rig.fresh()
+        assert two_ranks.rig.generate([two_ranks.asked], 6) == [answer]
+    assert served(two_ranks, flip=True, rank=1) == {DATA}
+    assert served(two_ranks, send="order", rank=1) == {DATA}
+    assert served(two_ranks, send="skip", rank=1) == {DATA}
+    assert served(two_ranks) == set()
+    assert two_ranks.loads() == (LENGTH, 0)
