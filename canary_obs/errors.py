@@ -50,6 +50,10 @@ class QuarantineRefused(CanaryError):
     """Without this block the engine could not serve every request that it accepts."""
 
 
+class RepairRefused(CanaryError):
+    """Which word of a slot changed, and to what, is not known for certain."""
+
+
 def describe(violation: Violation) -> str:
     """The fields of a violation as name=value, without those that it does not have."""
     return ", ".join(

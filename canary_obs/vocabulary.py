@@ -174,21 +174,24 @@ class HealPolicy(StrEnum):
     DRY_RUN = "dry_run"
     EVICT = "evict"
     PROTECT = "protect"
+    REPAIR = "repair"
 
 
 class HealAction(StrEnum):
-    """What healing does: to cached blocks, to a running request, or to a block of the pool."""
+    """What healing does: to cached blocks, a running request, a block of the pool, or a slot's bytes."""
 
     EVICT = "evict"
     RECOMPUTE = "recompute"
     END = "end"
     QUARANTINE = "quarantine"
     RELEASE = "release"
+    REPAIR = "repair"
 
 
 class HealOutcome(StrEnum):
     """How an action ended. WOULD: in a dry run; LIMITED: a guard rail forbade it; FAILED: the engine raised.
 
+    REFUSED: not done, for it is not known for certain what was there before.
     UNVERIFIED: done, and copies in lower tiers, or blocks cached before healing began, may be left.
     """
 
@@ -197,6 +200,7 @@ class HealOutcome(StrEnum):
     LIMITED = "limited"
     FAILED = "failed"
     UNVERIFIED = "unverified"
+    REFUSED = "refused"
 
 
 class SlotState(CodedWord):

@@ -97,7 +97,7 @@ class CanaryRuntime(SlotHooks):
         checks = self.history.written_step, self.patrol.intact_at, log, self.forwards
         sends, hits_compared = (self.reporter.identity, self.reporter.send), config.verify_on_hit
         taint = TaintReporter(adapter, sends, checks, hits_compared=hits_compared)
-        self.healing = Healing(adapter, config, self.reporter.send_heals, self.health)
+        self.healing = Healing(adapter, config, self.reporter.send_heals, self.health, self.state.by_name)
         self._sources = SnapshotSources(
             config=config, run=self.run, state=self.state, health=self.health,
             counter_reader=self.counter_reader, sweeper=self.sweeper, patrol=self.patrol, taint=taint,

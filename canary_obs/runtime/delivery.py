@@ -81,7 +81,9 @@ class ViolationDelivery:
         self.taint.found(found, self._incident, self._run.step)
 
     def _heal(self, healing: Healing, found: list[Violation]) -> None:
-        healing.found(found, self.taint.reached(), self._incident, self._run.step)
+        repaired = healing.repair(found, self.taint.tracker.repaired, self._incident)
+        left = [violation for violation in found if violation not in repaired]
+        healing.found(left, self.taint.reached(), self._incident, self._run.step)
 
     @property
     def _incident(self) -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.healing import FollowsReaders, Reached
-from canary_obs.healing.guard_rail import Limits
+from canary_obs.errors import RepairRefused
+from canary_obs.healing.guard_rail import GuardRail, Limits
 from canary_obs.heals import Heal, HealStatus
 from canary_obs.records import Violation
+from canary_obs.runtime.device.state import Group
 from canary_obs.runtime.health import Health
-from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, State
+from canary_obs.runtime.repair import repair_slot
+from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, Phase, Reason, State
 
 log = logging.getLogger("canary_obs")
 _IMPOSSIBLE = "damage in this engine cannot be healed: its adapter has no way to its scheduler"
@@ -29,10 +33,13 @@ class Healing:
         config: CanaryConfig,
         send: Callable[[Sequence[Heal]], None],
         health: Health,
+        slots: Mapping[str, Group],
     ) -> None:
-        """`send` reports actions to the service."""
+        """`send` reports actions to the service. `slots`: memory and records, by group."""
         self._limits = Limits(config.heal_actions_per_minute, config.heal_pool_share)
+        self._guard = GuardRail(self._limits)  # of repairs
         self._adapter, self._wanted, self._send = adapter, config.heal, send
+        self._slots = slots
         health.add_source(self)
         self.policy = HealPolicy.OFF
         self._status: HealStatus | None = None  # the scheduler's, of this policy
@@ -81,6 +88,7 @@ class Healing:
         if policy is not self.policy:
             log.warning("canary_obs: healing policy is %s, it was %s", policy.value, self.policy.value)
         self.policy = policy
+        self._guard.reopen(self._limits)
         if (link := self._adapter.healing) is not None:
             link.listen(self._healed)
             link.choose(policy, self._limits)
@@ -90,14 +98,57 @@ class Healing:
         if (link := self._adapter.healing) is not None:
             link.release(blocks)
 
+    def repair(
+        self, found: Sequence[Violation], readers_known: Callable[[str, int], bool], incident: str
+    ) -> list[Violation]:
+        """Put back what can be; returns the findings of which nothing is left but those who have read it.
+
+        `readers_known`: called with each slot that was put back.
+        """
+        if self.status.effective is not HealPolicy.REPAIR:
+            return []
+        repaired = []
+        for violation in found:
+            if violation.reason is not Reason.KV_DATA or violation.redetection:
+                continue
+            if violation.phase is not Phase.HEAD and self._repair(violation, incident):
+                # Without a good account of who has read, everything is done that `protect` does.
+                repaired += [violation] if readers_known(violation.group, violation.slot) else []
+        return repaired
+
+    def _repair(self, violation: Violation, incident: str) -> bool:
+        outcome = HealOutcome.DONE
+        try:
+            self._check_block(violation.group)
+            if self._guard.admits(1, 0, self.status.pool_blocks):
+                detail = repair_slot(self._slots[violation.group], violation.slot)
+            else:
+                outcome, detail = HealOutcome.LIMITED, str(self._guard.closed)
+        except RepairRefused as refused:
+            outcome, detail = HealOutcome.REFUSED, str(refused)
+        heal = Heal(
+            action=HealAction.REPAIR, outcome=outcome, policy=self.policy, group=violation.group, block=None,
+            time_ns=time.time_ns(), reason=violation.reason, incident=incident or None, detail=detail,
+        )  # fmt: skip
+        self._healed((heal,), self.status)
+        return outcome is HealOutcome.DONE
+
+    def _check_block(self, group: str) -> None:
+        table = (self._adapter.block_tables() or {}).get(group)
+        if table is None or table.block_slots > 1:
+            raise RepairRefused(
+                "other slots of its block may be damaged as well, and it leaves the cache whole"
+            )
+
     def found(
         self, violations: Sequence[Violation], reached: Sequence[Reached], incident: str, step: int
     ) -> None:
         """Hand over what was read in forward `step`, and whom it has reached."""
         link = self._adapter.healing
-        if self.policy is HealPolicy.OFF or not violations or link is None:
+        if self.policy is HealPolicy.OFF or link is None:
             return
-        link.damaged(violations, incident, step)
+        if violations:
+            link.damaged(violations, incident, step)
         if reached and isinstance(link, FollowsReaders):
             link.reached(reached, incident, step)
 

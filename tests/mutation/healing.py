@@ -231,4 +231,19 @@ OF_RANKS = (
     ),
 )
 
-ALL = *SEEN, *OF_RANKS, *ORDERED, *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED
+_REPAIR = "tests/runtime/test_repair.py::test_"
+REPAIRED = mutants(
+    "canary_obs/runtime/repair.py",
+    (
+        "if len(found) != 1:\n        raise RepairRefused(f",
+        "if not found:\n        raise RepairRefused(f",
+        _REPAIR + "a_change_that_two_words_would_explain_is_left",
+    ),
+    (
+        "    ((suspect, holds, written),) = found\n",
+        "    suspect, holds, written = found[0]\n    written ^= 1\n",
+        _REPAIR + "every_change_of_one_word_is_put_back",
+    ),
+)
+
+ALL = *REPAIRED, *SEEN, *OF_RANKS, *ORDERED, *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED

@@ -91,4 +91,20 @@ CONTENTS = mutants(
     ),
 )
 
-ALL = (*CONTENTS, *READING, *CHECKS, *TRACKER, *FILLED_ANEW, *RESUMED)
+REPAIRED = mutants(
+    "canary_obs/runtime/taint/damage.py",
+    (
+        "return same and self.covers == 0 and self.cause is None",
+        "return same",
+        _TRACKER + "test_readers_of_a_slot_that_was_put_back_may_not_all_be_known",
+    ),
+) + mutants(
+    "canary_obs/runtime/taint/tracker.py",
+    (
+        "        self._fresh[number] = True\n",
+        "        pass\n",
+        _TRACKER + "test_who_joins_a_slot_that_was_put_back_reads_no_damage",
+    ),
+)
+
+ALL = (*REPAIRED, *CONTENTS, *READING, *CHECKS, *TRACKER, *FILLED_ANEW, *RESUMED)

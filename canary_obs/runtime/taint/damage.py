@@ -31,6 +31,7 @@ class Damage:
     unsent: set[int] = field(default_factory=set)  # lives whose entry changed
     changed: bool = True  # there is something to send, if only the damage itself
     counted: bool = False  # as one whose readers are not all known
+    covers: int = 0  # the damage that its block held before
     rows: set[str] = field(default_factory=set)  # requests whose rows failed the check of a forward
 
     @property
@@ -74,6 +75,11 @@ class Damage:
                 continue
             before[name] = min(first, before.get(name, first))
         return Reached(self.row, overwritten, tuple(before.items()), slots)
+
+    def is_of(self, group: str, slot: int) -> bool:
+        """Whether this slot is all that its block had of damage, and its readers are known."""
+        same = (self.row.group, self.row.slot) == (group, slot)
+        return same and self.covers == 0 and self.cause is None
 
     def renumber(self, numbers: dict[int, int]) -> None:
         """Lives have new numbers; those that are forgotten have none."""

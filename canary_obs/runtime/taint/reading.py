@@ -143,6 +143,11 @@ class Readers:
         still: Ints = blocks[held.latest_fill(blocks) == since]
         return still
 
+    def life_at(self, request: str, step: int) -> int | None:
+        """The life of a request in forward `step`."""
+        later = np.flatnonzero(self.lives.last[: len(self.lives)] >= step).tolist()
+        return next((life for life in later if self.lives.names[life] == request), None)
+
     def computed_at(self, life: int, step: int) -> int:
         """Tokens that a life had at least, before forward `step`."""
         return max(held.computed_at(life, step) for held in self.held.values())

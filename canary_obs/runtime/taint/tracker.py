@@ -8,13 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from canary_obs.engine_api.healing import Reached
-from canary_obs.engine_api.requests import (
-    AddedBlocks,
-    BlockTable,
-    ChangedRequests,
-    GrownBlock,
-    RequestChange,
-)
+from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, GrownBlock, RequestChange
 from canary_obs.records import Violation
 from canary_obs.runtime.taint.contents import readers_of, slot_content
 from canary_obs.runtime.taint.damage import Damage
@@ -175,7 +169,7 @@ class TaintTracker:
         name = row.request
         if name is not None and name in damage.rows:
             return
-        named = None if name is None else self._life_at(name, row.step)
+        named = None if name is None else self.readers.life_at(name, row.step)
         if named is None and row.phase in (Phase.HEAD, Phase.TAIL):
             damage.doubt(_UNNAMED)
         if name is not None and named is not None:
@@ -221,6 +215,7 @@ class TaintTracker:
         if damage is None or damage.incident != incident:
             damage = self._add(place, row, incident, self._doubt(good, step), good)
             if content.until is None and not refilled:
+                damage.covers = self.watch.at(table, block)
                 self.watch.set(table, block, damage.number)
             if arrived:
                 self.watch.expect(table, block, damage.number)
@@ -243,6 +238,17 @@ class TaintTracker:
             if number in self.damages
         ]
 
+    def repaired(self, group: str, slot: int) -> bool:
+        """Bytes found damaged now are put back; returns whether all who have read them are known."""
+        own = self._tables[group]
+        number = self.watch.at(own.name, slot // own.block_slots)
+        if number not in self._fresh or not self.damages[number].is_of(group, slot):
+            return False
+        self.watch.set(own.name, slot // own.block_slots, 0)
+        self._fresh[number] = True
+        self._by_place = {place: one for place, one in self._by_place.items() if one.number != number}
+        return True
+
     def _is_followed(self, group: str, block: int, number: int) -> bool:
         row = self.damages[number].row if number else None
         return row is not None and row.group == group and self._held(row)[1] == block
@@ -261,12 +267,6 @@ class TaintTracker:
     def _held(self, row: Violation) -> tuple[HeldBlocks, int]:
         table = self._tables[row.group]
         return self.readers.held[table.name], row.slot // table.block_slots
-
-    def _life_at(self, request: str, step: int) -> int | None:
-        """The life of a request in forward `step`."""
-        lives = self.readers.lives
-        later = np.flatnonzero(lives.last[: len(lives)] >= step).tolist()
-        return next((life for life in later if lives.names[life] == request), None)
 
     def _add(
         self, place: Place, row: Violation, incident: str, doubt: str | None, good: GoodTime | None = None

@@ -30,9 +30,12 @@ def wrong(model: str, served: Served) -> set[str]:
     return {name for name, own in served.answers.items() if own != right[name]} - served.errors
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_nothing_wrong_leaves_after_detection_and_nothing_leaks(model: str) -> None:
-    served = serve(REQUESTS, model=model, policy="protect", faults=7)
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [*((model, "protect") for model in MODELS), ("llama", "repair"), ("host_tier", "repair")],
+)
+def test_nothing_wrong_leaves_after_detection_and_nothing_leaks(model: str, policy: str) -> None:
+    served = serve(REQUESTS, model=model, policy=policy, faults=7)
     delivered = wrong(model, served)
     assert delivered <= set(served.listed)
     assert late(clean(model), served) == set()
@@ -42,6 +45,7 @@ def test_nothing_wrong_leaves_after_detection_and_nothing_leaks(model: str) -> N
     done = served.actions(HealOutcome.DONE)
     assert done[HealAction.END] == len(served.errors)
     assert done[HealAction.END] + done[HealAction.RECOMPUTE] > 0
+    assert (done[HealAction.REPAIR] > 0) is (policy == "repair")
     assert clean(model).leaked == []
     assert set(served.answers) == set(clean(model).answers)
 

@@ -23,7 +23,7 @@ TABLES = {"full": BlockTable("0", SIZE, SIZE), "draft": BlockTable("0", SIZE, SI
 class Engine:
     """Shows what an engine would, in steps."""
 
-    def __init__(self, **checks: Any) -> None:
+    def __init__(self, tables: dict[str, BlockTable] = TABLES, **checks: Any) -> None:
         self.step = 0
         self.patrolled: dict[int, int] = {}
         self.doubt: str | None = None
@@ -31,7 +31,7 @@ class Engine:
             checks.pop("written", lambda group, slot: None), lambda group, slot: self.patrolled.get(slot),
             **({"hits_compared": True} | checks),
         )  # fmt: skip
-        self.tracker = TaintTracker(TABLES, {"0": 64}, good, lambda: self.doubt)
+        self.tracker = TaintTracker(tables, {"0": 64}, good, lambda: self.doubt)
         self.lengths: dict[str, int] = {}
 
     def show(self, *changed: RequestChange, ended: dict[str, int | None] | None = None) -> None:
@@ -521,6 +521,42 @@ def test_a_slot_that_the_next_holders_of_its_block_never_wrote(engine: Engine, p
     listed = {"writer", "short"} | ({"next"} if phase is Phase.PATROL else set())
     assert set(engine.tainted()) == listed
     assert engine.damages[0].good.step == 1
+
+
+SLOTS = {"full": BlockTable("0", 1, 1), "draft": BlockTable("0", 1, 1)}
+
+
+def test_who_joins_a_slot_that_was_put_back_reads_no_damage() -> None:
+    engine = Engine(SLOTS)
+    engine.begin("reader", [8], prompt=1)
+    engine.forward()
+    engine.find(8, slot=8)
+    assert engine.tracker.repaired("full", 8)
+    (reached,) = engine.tracker.reached()
+    assert (reached.overwritten, reached.filled) == (True, {})
+    engine.begin("later", [8], joined=1)
+    engine.forward()
+    assert set(engine.tainted()) == {"reader"}
+    engine.find(8, slot=8)
+    assert len(engine.damages) == 2
+    assert {"reader", "later"} == set(engine.tainted())
+
+
+def test_readers_of_a_slot_that_was_put_back_may_not_all_be_known() -> None:
+    engine = Engine(SLOTS)
+    engine.begin("writer", [7], prompt=1)
+    engine.forward()
+    engine.find(7, slot=7)
+    engine.begin("reader", [7, 8], joined=1)  # what it computes from damage lies in 8
+    engine.forward()
+    engine.find(8, slot=8)
+    assert not engine.tracker.repaired("full", 8)
+    assert not engine.tracker.repaired("draft", 8)
+    engine.doubt = "a forward was not shown"
+    engine.begin("apart", [9], prompt=1)
+    engine.forward()
+    engine.find(9, slot=9)
+    assert not engine.tracker.repaired("full", 9)
 
 
 def test_a_slot_that_was_certainly_written_is_that_of_its_last_writer(engine: Engine) -> None:

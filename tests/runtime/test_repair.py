@@ -1,0 +1,142 @@
+"""Which damage is put back, on a real engine's KV: one word, and nothing that may be more than one."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from canary_kernels import layout
+from canary_kernels.fingerprint import hash_slots
+from canary_kernels.fingerprint.locate import read_words
+from canary_kernels.hashing import layer_key_int, word_keys
+from canary_obs.errors import RepairRefused
+from canary_obs.runtime.device.byte_address import locate_byte
+from canary_obs.runtime.device.state import Group
+from canary_obs.runtime.repair import repair_slot
+from canary_obs.vocabulary import SlotState
+from tests.runtime.conftest import MakeRig, Rig
+from tests.sizes import sized
+
+TIMES = sized(1000, 100)
+WORD, MASK = 4, (1 << 64) - 1
+
+
+@pytest.fixture
+def rig(make_rig: MakeRig) -> Rig:
+    made = make_rig(patrol_budget="1B/s")
+    made.run(60)
+    return made
+
+
+def written_slots(group: Group) -> list[int]:
+    state = group.buffers.records[:, layout.IDENTITY] >> 32 & layout.STATE_MASK
+    found: list[int] = (state == SlotState.COMPLETE.code).nonzero().flatten().tolist()
+    return found
+
+
+def content(group: Group, slot: int) -> list[list[int]]:
+    return [
+        read_words(bundle.geometry, source, slot)
+        for bundle in group.plan.bundles
+        for source in bundle.sources
+    ]
+
+
+def change(group: Group, slot: int, source: int, word: int, flips: int) -> None:
+    """Invert the bits of `flips` in one word of a source."""
+    for byte in range(WORD):
+        locate_byte(group.view.sources[source], slot, word * WORD + byte).flip(flips >> 8 * byte & 0xFF)
+
+
+def attempt(group: Group, slot: int, before: list[list[int]]) -> str:
+    """What becomes of it; bytes that are not put back stay as they are."""
+    damaged = content(group, slot)
+    try:
+        repair_slot(group, slot)
+    except RepairRefused as refused:
+        assert content(group, slot) == damaged
+        return str(refused)
+    return "repaired" if content(group, slot) == before else "wrongly repaired"
+
+
+def outcomes(group: Group, draw: random.Random, words: int) -> Counter[str]:
+    """Of TIMES damages of so many words at most, more than one if it is not 1; all are undone."""
+    slots, sources, found = written_slots(group), group.view.sources, Counter[str]()
+    for _ in range(TIMES):
+        slot = draw.choice(slots)
+        before = content(group, slot)
+        count = 1 if words == 1 else draw.randint(2, words)
+        places = [
+            (one, word) for one in range(len(sources)) for word in range(sources[one].slot_bytes // WORD)
+        ]
+        kind = draw.choice([lambda: draw.randrange(1, 1 << 32), lambda: 1 << draw.randrange(32)])
+        damage = [(*place, kind()) for place in draw.sample(places, count)]
+        for one in damage:
+            change(group, slot, *one)
+        result = attempt(group, slot, before)
+        found[result] += 1
+        for one in () if result == "repaired" else damage:
+            change(group, slot, *one)
+        assert content(group, slot) == before
+    return found
+
+
+def test_every_change_of_one_word_is_put_back(rig: Rig) -> None:
+    assert outcomes(rig.canary.state.groups[0], random.Random(1), 1) == {"repaired": TIMES}
+
+
+def test_no_damage_of_several_words_is_taken_for_one(rig: Rig) -> None:
+    found = outcomes(rig.canary.state.groups[0], random.Random(2), 8)
+    assert set(found) == {"no single word would explain it", "keys and values have changed"}
+
+
+def both_explain(first: int, second: int) -> tuple[int, int]:
+    """Small a, b with a * first == b * second modulo 2^64: there always are some (Thue)."""
+    ratio = second * pow(first, -1, 1 << 64) & MASK
+    rows = (1 << 64, 0), (ratio, 1)
+    while rows[1][0] >= 1 << 32:
+        quotient = rows[0][0] // rows[1][0]
+        rows = rows[1], (rows[0][0] - quotient * rows[1][0], rows[0][1] - quotient * rows[1][1])
+    a, b = rows[1]
+    assert (a * first - b * second) & MASK == 0
+    return a, b
+
+
+def test_a_change_that_two_words_would_explain_is_left(rig: Rig) -> None:
+    group = rig.canary.state.groups[0]
+    slot, source = written_slots(group)[0], group.view.sources[0]
+    keys = [int(key) * layer_key_int(source.layer) & MASK for key in word_keys(0, 2).tolist()]
+    a, b = both_explain(*keys)
+    words = [0 if a > 0 else (1 << 32) - 1, (1 << 32) - 1 if b > 0 else 0]
+    for word, value in enumerate(words):  # so that both changes would be possible
+        now = content(group, slot)[0][word]
+        change(group, slot, 0, word, now ^ value)
+    hashes = hash_slots(group.backend, group.plan, torch.tensor([slot]))
+    group.buffers.records[slot, layout.FINGERPRINT_K :] = hashes[0]
+    before = content(group, slot)
+    change(group, slot, 0, 0, words[0] ^ (words[0] + a))
+    assert attempt(group, slot, before) == "2 single words would explain it"
+
+
+def test_what_is_not_certain_is_refused(rig: Rig, make_rig: MakeRig) -> None:
+    group = rig.canary.state.groups[0]
+    first, second, *_ = written_slots(group)
+    with pytest.raises(RepairRefused, match="something else by now"):
+        repair_slot(group, first)
+    change(group, first, 0, 0, 1)
+    group.buffers.records[first, layout.CHAIN] ^= 1
+    with pytest.raises(RepairRefused, match="record is damaged"):
+        repair_slot(group, first)
+    group.adopt(torch.tensor([second]))
+    with pytest.raises(RepairRefused, match="not written by a forward"):
+        repair_slot(group, second)
+    partly = make_rig(patrol_budget="1B/s", real_data="partial")
+    partly.run(20)
+    covered = partly.canary.state.groups[0]
+    slot = written_slots(covered)[0]
+    change(covered, slot, 0, 0, 1)
+    with pytest.raises(RepairRefused, match="do not cover all bytes"):
+        repair_slot(covered, slot)
