@@ -40,6 +40,8 @@ class Healer:
         self._repeated = RepeatedDamage(clock)
         self._generations: dict[Block, int] = {}  # how often healing has set a block free
         self._left_out: OrderedDict[tuple[object, ...], None] = OrderedDict()
+        # By what would have left the cache: who was there then, and may have read it all the same.
+        self._readers: OrderedDict[tuple[object, ...], frozenset[str]] = OrderedDict()
         self._problem: str | None = None  # why nothing may be done on this engine
         self.policy = HealPolicy.OFF  # as asked for
         self.quarantined: dict[Block, str] = {}  # by block: the group's name
@@ -77,6 +79,7 @@ class Healer:
         self._guard.reopen(limits)
         self._share = self._share if limits is None else limits.pool_share
         self._left_out.clear()
+        self._readers.clear()
 
     def heal(self, damages: Iterable[Damage]) -> None:
         """Do what the policy says about each of these; never raises."""
@@ -196,12 +199,21 @@ class Healer:
         of = damage.group, damage.block, damage.request, content
         if plan.evict and self._first(HealAction.EVICT, *of):
             self._note(HealAction.EVICT, outcome, damage, blocks=len(plan.evict))
+        readers = self._readers_of(of) if content else None
         for action, requests in ((HealAction.RECOMPUTE, plan.recompute), (HealAction.END, plan.end)):
             for request in requests:
-                if self._first(action, request):
+                if (readers is None or request in readers) and self._first(action, request):
                     self._note(action, outcome, damage, request=request)
         if quarantine and self._first(HealAction.QUARANTINE, *of):
             self._note(HealAction.QUARANTINE, outcome, damage)
+
+    def _readers_of(self, block: tuple[object, ...]) -> frozenset[str]:
+        """Requests that were there when the block would have left the cache: later ones would not get it."""
+        if block not in self._readers:
+            self._readers[block] = frozenset(held.request for held in self._actor.requests())
+            if len(self._readers) > _REMEMBERED:
+                self._readers.popitem(last=False)
+        return self._readers[block]
 
     def _first(self, *what: object) -> bool:
         known = what in self._left_out

@@ -272,6 +272,19 @@ def test_a_dry_run_leaves_out_what_a_request_reads_after_it_would_have_started_a
     }
 
 
+def test_a_dry_run_leaves_out_who_is_given_a_block_that_would_have_left() -> None:
+    cache = shared()
+    healer = made(cache, HealPolicy.DRY_RUN)
+    healer.heal([bytes_of(1)])
+    healer.drain()
+    cache.add("new", cache.cached[1], [1], sent=1)
+    healer.heal([bytes_of(1)])
+    assert healer.drain() == ()
+    healer.choose(HealPolicy.DRY_RUN)  # a new policy begins anew
+    healer.heal([bytes_of(1)])
+    assert (HealAction.END, "new") in [(heal.action, heal.request) for heal in healer.drain()]
+
+
 def test_an_action_that_fails_ends_healing_until_an_operator_chooses() -> None:
     cache = shared()
     cache.broken = True

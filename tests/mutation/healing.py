@@ -100,6 +100,11 @@ DONE = mutants(
         _HEALER + "a_dry_run_leaves_out_what_a_request_reads_after_it_would_have_started_again",
     ),
     (
+        "if (readers is None or request in readers) and self._first(action, request):",
+        "if self._first(action, request):",
+        _HEALER + "a_dry_run_leaves_out_who_is_given_a_block_that_would_have_left",
+    ),
+    (
         "        if self.effective is HealPolicy.DRY_RUN:\n            self._say",
         "        if self.policy is HealPolicy.DRY_RUN:\n            self._say",
         _HEALER + "an_engine_that_does_not_agree_with_the_rehearsal_gets_a_dry_run",
