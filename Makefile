@@ -23,7 +23,7 @@ test: setup lint
 # Everyday tests of which `make test` runs fewer examples, steps or cases.
 WHOLE_TESTS := tests/kernels/test_records.py tests/kernels/test_fingerprint.py tests/runtime/test_models.py \
 	tests/runtime/perturb/test_injector.py tests/runtime/report/test_swa_divergence.py \
-	tests/fault_cases/test_fault_cases.py
+	tests/fault_cases/test_fault_cases.py tests/runtime/test_repair.py
 
 test-slow: setup
 	$(BIN)/python -m pytest -s -m "slow and not gpu and not ops" tests
