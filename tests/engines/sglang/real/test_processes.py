@@ -20,6 +20,7 @@ from canary_obs.hub.hub import Hub
 from canary_obs.transport.listener import ZmqListener
 from canary_obs.vocabulary import Phase, State
 from tests.engines.sglang.real.engine_process import ROUNDS
+from tests.engines.sglang.real.refused import assert_told, web_service
 from tests.engines.sglang.real.server import ROOT, environment
 from tests.engines.sglang.real.traffic import prompts
 from tests.engines.vllm.real.server import wait_until
@@ -102,3 +103,29 @@ def test_every_rank_is_protected(start: Start, settings: dict[str, int]) -> None
                 assert rank.hello.expected_ranks == (0, 1)
                 assert rank.snapshot.groups["full"].verified[Phase.HEAD] > 5_000
         assert hub.violations() == []
+
+
+# Another plugin names its hook's type as text. SGLang then applies no hook at all to that method.
+_OTHER_PLUGIN = """
+def register():
+    from sglang.srt.plugins.hook_registry import HookRegistry
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", print, "around")
+"""
+
+
+def test_a_hook_that_sglang_failed_to_apply(start: Start, tmp_path: Path) -> None:
+    """Its registry fails in its own code; the engine serves, and log, API and metric say why it is blind."""
+    named = "SGLang did not run the hook on Scheduler.__init__"
+    (tmp_path / "other_plugin.py").write_text(_OTHER_PLUGIN, "utf-8")
+    info = tmp_path / "other_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 1\n", "utf-8")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nother = other_plugin:register\n", "utf-8")
+    with web_service() as (endpoint, address):
+        folder = str(Path(endpoint.removeprefix("ipc://")).parent)
+        with start(folder, {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}) as result:
+            assert len(json.loads(result.read_text("utf-8"))) == 12 * ROUNDS
+            log = (Path(folder) / "log").read_text("utf-8", "replace")
+            assert "Failed to apply hooks to sglang.srt.managers.scheduler.Scheduler.__init__" in log
+            assert f"this engine is not protected: {named}" in log
+            assert_told(address, named)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from canary_obs.engines.sglang import limits, plugin, versions
 from canary_obs.engines.sglang.scheduler_canary import canary_of
-from canary_obs.engines.toolkit.service_process import free_port
 from canary_obs.vocabulary import State
+from tests.engines.sglang.real.refused import assert_told, web_service
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
-from tests.engines.vllm.real.server import Process, call, wait_until
 
 
 @pytest.fixture
@@ -104,16 +100,8 @@ def test_an_attachment_that_fails_does_not_end_the_engine(
 @pytest.fixture(scope="module")
 def service() -> Iterator[tuple[str, str]]:
     """The service's endpoint and address."""
-    port = free_port()
-    with TemporaryDirectory(prefix="kvc") as folder:
-        endpoint = f"ipc://{folder}/s.sock"
-        command = [sys.executable, "-m", "canary_obs", "serve", "--endpoint", endpoint, "--port", str(port)]
-        process, address = Process(command, {}, Path(folder) / "service.log"), f"http://127.0.0.1:{port}"
-        try:
-            process.wait_for(f"{address}/healthz")
-            yield endpoint, address
-        finally:
-            process.stop()
+    with web_service() as found:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -138,20 +126,7 @@ def test_log_api_and_metric_say_why(
         monkeypatch.setitem(limits._CLASSES, "KV pool", ("AnotherPool",))
     assert named in reason()
 
-    def ranks() -> list[Any]:
-        held = call(f"{address}/canary/status")[1]["ranks"]
-        return [rank for rank in held if rank["snapshot"] and named in rank["reasons"][0]]
-
-    (rank,) = wait_until(ranks)
-    assert rank["state"] == "blind"
-    own = f'instance="{rank["identity"]["instance"]}"'
-    lines = [line for line in call(f"{address}/metrics")[1].splitlines() if own in line]
-    for name, label in (("state", 'state="blind"'), ("observer_faults_total", 'part="attach"')):
-        (line,) = (line for line in lines if line.startswith(f"kv_canary_{name}{{") and label in line)
-        assert line.endswith("} 1.0")
-    status, sweep = call(f"{address}/canary/sweep?wait=true", {})
-    assert (status, sweep["status"]) == (200, "failed")
-    assert any(named in (each["error"] or "") for each in sweep["ranks"])
+    assert_told(address, named)
 
 
 # What is attached, and does not check -------------------------------------------------------------------
