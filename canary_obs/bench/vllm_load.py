@@ -50,7 +50,7 @@ def run_vllm_load(plan: VllmLoadPlan, on_progress: Callable[[dict[str, Any]], No
     `on_progress` receives the figures so far, marked `unfinished`, after each round. Raises EngineEnded, and
     ConfigurationError for a plan that cannot be run.
     """
-    _check(plan)
+    check_plan(plan)
     begun = time.monotonic()
     names = [NONE, LOG, *([CONTROL] if plan.control else [])]
     figures: dict[str, Any] = {"bench": "vllm-load", "plan": asdict(plan), "environment": environment()}
@@ -59,7 +59,7 @@ def run_vllm_load(plan: VllmLoadPlan, on_progress: Callable[[dict[str, Any]], No
     with TemporaryDirectory() as folder, ExitStack() as opened:
         endpoint = f"ipc://{folder}/service.sock"
         opened.callback(ServiceProcess.start(endpoint, free_port()).stop)
-        engines = {name: opened.enter_context(_engine(plan, name, endpoint)) for name in names}
+        engines = {name: opened.enter_context(start_engine(plan, name, endpoint)) for name in names}
         for engine in engines.values():
             figures |= engine.answer()
         figures["started_seconds"] = round(time.monotonic() - begun, 1)
@@ -87,7 +87,8 @@ def run_vllm_load(plan: VllmLoadPlan, on_progress: Callable[[dict[str, Any]], No
     )
 
 
-def _check(plan: VllmLoadPlan) -> None:
+def check_plan(plan: VllmLoadPlan) -> None:
+    """Raises ConfigurationError for a plan that cannot be run."""
     if unknown := set(plan.names) - set(LOADS):
         raise ConfigurationError(
             "--loads", ", ".join(sorted(unknown)), f"known are {', '.join(LOADS)}", "Name some of them."
@@ -128,8 +129,12 @@ def _run_round(plan: VllmLoadPlan, engines: dict[str, EngineProcess], number: in
                     runs.add(load, engine, answer)
 
 
-def _engine(plan: VllmLoadPlan, name: str, endpoint: str) -> EngineProcess:
+def start_engine(
+    plan: VllmLoadPlan, name: str, endpoint: str, *, kernels_apart: bool = False
+) -> EngineProcess:
+    """An engine, of which LOG has a canary; on a CPU its kernels may have a clock of their own."""
     settings = {key: asdict(plan)[key] for key in ("shape", "load", "batches", "memory", "seed")}
+    settings["kernels_apart"] = kernels_apart
     # Two engines that start together must not write the same files of compiled code.
     cache = os.environ.get("VLLM_CACHE_ROOT") or Path("~/.cache/vllm").expanduser()
     environ = {

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from canary_obs.bench.kernel_clock import KernelClock
+from canary_obs.bench.step_log import Clocks
 from canary_obs.bench.vllm_flips import flip_everywhere, incomplete
 from canary_obs.bench.vllm_workloads import (
     BATCH_CONTEXT,
@@ -43,7 +45,7 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
         vllm = _start(Path(folder), settings, load)
         written = fill_pool(vllm, load, _FILLS)
         print(json.dumps({"engine": vllm.description(), "tokens_before": written}), file=out, flush=True)
-        engine = LoadedVllm(vllm=vllm, clocks=lambda: _clocks(vllm))
+        engine = LoadedVllm(vllm=vllm, clocks=_clocks(vllm, kernels_apart=settings["kernels_apart"]))
         for line in _requests(vllm, lines):
             name, seed = json.loads(line)
             if name == "flips":
@@ -95,10 +97,14 @@ def _start(folder: Path, settings: dict[str, Any], load: LoadPlan) -> InProcessV
     )  # fmt: skip
 
 
-def _clocks(vllm: InProcessVllm) -> Mapping[str, float]:
-    """Seconds of each hook since the start; empty without a canary."""
+def _clocks(vllm: InProcessVllm, *, kernels_apart: bool) -> Clocks:
+    """Reads the seconds of each hook since the start; none without a canary."""
     canary = runtime_of(vllm.worker)
-    return {} if canary is None else canary.overhead
+    if canary is None:
+        return dict
+    if kernels_apart and not torch.cuda.is_available():
+        return KernelClock(canary).read
+    return lambda: canary.overhead
 
 
 def _report(vllm: InProcessVllm) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import typer
 from canary_obs import __version__
 from canary_obs.cli.bench import bench
 from canary_obs.cli.bench_sglang import sglang_gpu
-from canary_obs.cli.bench_vllm_load import vllm_load
+from canary_obs.cli.bench_vllm_load import vllm_host, vllm_load
 from canary_obs.cli.completion import completion
 from canary_obs.cli.demo import demo
 from canary_obs.cli.doctor import doctor
@@ -50,6 +50,7 @@ for command in _COMMANDS:
 app.add_typer(sweeps, name="sweeps")
 bench.command("sglang-gpu")(sglang_gpu)
 bench.command("vllm-load")(vllm_load)
+bench.command("vllm-host")(vllm_host)
 app.add_typer(bench, name="bench")
 app.add_typer(incident, name="incident")
 app.add_typer(fleet, name="fleet")

@@ -1,4 +1,4 @@
-"""`canary-obs bench vllm-load`."""
+"""`canary-obs bench vllm-load` and `bench vllm-host`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from canary_obs.cli.bench import Context, Requests
 from canary_obs.cli.bench_report import exit_with, print_result, write_json
 from canary_obs.cli.options import Baseline, Memory, Output, Runner, Seed, StepShape, require_vllm
 
+Batches = Annotated[
+    list[int] | None, typer.Option(min=1, help="Sizes of the steady batches; 1, 8, 64, 256 by default.")
+]
+_BATCHES = (1, 8, 64, 256)
+
 
 def vllm_load(
     shape: StepShape = "8b",
     runner: Runner = "v2",
     loads: Annotated[list[str] | None, typer.Option(help="Loads to run; all by default.")] = None,
-    batches: Annotated[
-        list[int] | None, typer.Option(min=1, help="Sizes of the steady batches; 1, 8, 64, 256 by default.")
-    ] = None,
+    batches: Batches = None,
     requests: Requests = 64,
     context: Context = 2048,
     steps: Annotated[int, typer.Option(min=8, help="Steps of the loads that decode.")] = 128,
@@ -46,11 +49,43 @@ def vllm_load(
     )  # fmt: skip
     plan = VllmLoadPlan(
         shape=shape, runner=runner, load=load, names=tuple(loads or LOADS),
-        batches=tuple(batches or (1, 8, 64, 256)), rounds=rounds, seconds=seconds, memory=memory,
+        batches=tuple(batches or _BATCHES), rounds=rounds, seconds=seconds, memory=memory,
         control=control, seed=seed,
     )  # fmt: skip
     # Written after each round: a borrowed machine may be reclaimed before the end.
     result = run_vllm_load(plan, on_progress=lambda figures: write_json(output, figures))
+    write_json(output, result.to_json())
+    print_result(result, as_json=False)
+    exit_with(result, baseline)
+
+
+def vllm_host(
+    shape: StepShape = "tiny",
+    runner: Runner = "v1",
+    batches: Batches = None,
+    steps: Annotated[int, typer.Option(min=8, help="Decode steps of each batch and round.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which every batch runs.")] = 4,
+    memory: Memory = 0.1,
+    seed: Seed = 1,
+    output: Output = None,
+    baseline: Baseline = None,
+) -> None:
+    """Host time of the hooks per steady decode step; on a CPU without that of the kernels."""
+    require_vllm()
+    from canary_obs.bench.vllm_host import run_vllm_host
+    from canary_obs.bench.vllm_load import BATCH, VllmLoadPlan
+    from canary_obs.bench.vllm_workloads import BATCH_CONTEXT, LoadPlan
+
+    sizes = tuple(batches or _BATCHES)
+    load = LoadPlan(
+        requests=max(sizes), context=BATCH_CONTEXT, steps=steps, prefill=max(512, *sizes), prefills=1,
+        mixed=1, short=1,
+    )  # fmt: skip
+    plan = VllmLoadPlan(
+        shape=shape, runner=runner, load=load, names=(BATCH,), batches=sizes, rounds=rounds, seconds=None,
+        memory=memory, control=False, seed=seed,
+    )  # fmt: skip
+    result = run_vllm_host(plan, on_progress=lambda figures: write_json(output, figures))
     write_json(output, result.to_json())
     print_result(result, as_json=False)
     exit_with(result, baseline)

@@ -57,7 +57,7 @@ def test_a_refused_command_line_is_one_line(line, texts, capsys) -> None:
         assert text in err
 
 
-@pytest.mark.parametrize("name", ["vllm", "vllm-gpu", "vllm-load", "hit"])
+@pytest.mark.parametrize("name", ["vllm", "vllm-gpu", "vllm-load", "vllm-host", "hit"])
 def test_a_bench_of_vllm_says_that_vllm_is_missing(name, monkeypatch, capsys) -> None:
     monkeypatch.setattr("canary_obs.cli.options.find_spec", lambda _name: None)
     assert run(["bench", name]) == 2

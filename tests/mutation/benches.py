@@ -66,6 +66,19 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/bench/kernel_clock.py",
+        (
+            "spent - self._spent.get(hook, 0.0) for",
+            "spent for",
+            "tests/bench/test_kernel_clock.py::test_kernels_are_taken_from_the_hook_that_calls_them",
+        ),
+        (
+            "round(spent - kernels, 1)",
+            "round(spent, 1)",
+            "tests/bench/test_kernel_clock.py::test_all_hooks_together_leave_the_kernels_out",
+        ),
+    ),
+    *mutants(
         "canary_obs/bench/vllm_load.py",
         ("longest + _END_SECONDS", "longest", "tests/bench/test_vllm_load.py::test_rounds_end_in_time"),
     ),

@@ -15,6 +15,8 @@ LOADS = (
     "--short 4 --batches 1 --batches 4 --rounds 2 --memory 0.1 --no-control"
 )
 
+HOST = "--batches 1 --batches 4 --steps 8 --rounds 2"
+
 
 def run_bench(name: str, options: str, output: Path) -> tuple[dict[str, Any], str]:
     """Its figures, and what it said. Tiny models on a CPU miss most goals, and then it ends with 1."""
@@ -41,6 +43,17 @@ def test_pairs_and_flips(tmp_path: Path) -> None:
     assert set(figures["decode_host_us"]) >= {"head", "tail", "patrol", "pump", "adapter"}
     for flips in figures["flips"].values():
         assert flips == {"flips": 2 * 4, "caught": 2 * 4, "other_violations": 0}
+
+
+def test_host_time_of_steady_batches_without_kernels(tmp_path: Path) -> None:
+    figures, _ = run_bench("vllm-host", HOST, tmp_path / "host.json")
+    assert "unfinished" not in figures
+    assert set(figures["batches"]) == {"batch-1", "batch-4"}
+    for batch in figures["batches"].values():
+        assert (batch["per"], batch["all"]["count"]) == ("step", 2 * 8)
+        assert set(batch) >= {"adapter", "head", "kernels", "patrol", "pump", "scheduler", "tail"}
+        assert all(batch[hook]["p50"] > 0.0 for hook in ("adapter", "head", "kernels", "scheduler", "tail"))
+    assert (figures["canary"]["violations"], figures["canary"]["state"]) == (0, ["ok"])
 
 
 def test_every_load_on_a_pool_in_use(tmp_path: Path) -> None:
