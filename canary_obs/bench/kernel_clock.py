@@ -1,4 +1,4 @@
-"""Tells a canary's bookkeeping on the host from its kernels where these run on the same CPU."""
+"""Clocks of a canary's hooks without its kernels, where these run on the CPU as well."""
 
 from __future__ import annotations
 
