@@ -78,8 +78,17 @@ def test_an_answer_that_differs_by_rounding_is_not_wrong_and_is_counted() -> Non
     )
     found = round_of(same, same, Served(answers={"1.0": tie}), Served(answers={"1.0": tie}))
     assert found["right_but_different"] == found["control_right_but_different"] == {"1.0": 0.004}
+    assert found["right_but_different_not_listed"] == ["1.0"]
     assert found["wrong_not_listed"] == found["control_wrong"] == {}
     assert passed({"policy": "protect"} | found)
+
+
+def test_a_listed_answer_that_differs_and_is_not_wrong_is_told_from_one_that_is_not_listed() -> None:
+    same = Served(answers={"1.0": Answer(tokens=RIGHT, sent=list(range(10)))})
+    tie = Answer(tokens=[8] * 10, sent=list(range(10)), behind=[0.01] + [0.0] * 9)
+    faulty = Served(answers={"1.0": tie}, listed={"1.0": [listing(step=3, planted=1)]})
+    found = round_of(same, same, faulty)
+    assert (found["right_but_different"], found["right_but_different_not_listed"]) == ({"1.0": 0.01}, [])
 
 
 def test_an_answer_that_is_wrong_without_damage_fails() -> None:

@@ -42,7 +42,8 @@ def round_of(clean: Served, again: Served, faulty: Served, disturbed: Served | N
         "ended_after_wrong_tokens": len(wrong & errors),
         "wrong_not_listed": {name: _story(faulty, name) for name in sorted(delivered - listed)},
         "wrong_before_first_output": sorted(late),
-        "right_but_different": _by_rounding(faulty),
+        "right_but_different": _nearly_right(faulty),
+        "right_but_different_not_listed": sorted(_nearly_right(faulty).keys() - listed),
         "correct_listed": len((listed - wrong - errors) & set(clean.answers)),
         "listed": len(listed),
         "listed_derived": sum(all(one.derived for one in own) for own in faulty.listed.values()),
@@ -68,12 +69,15 @@ def _control(disturbed: Served) -> dict[str, Any]:
     return {
         "control_heals": disturbed.heals,
         "control_wrong": {name: _story(disturbed, name) for name in sorted(wrong)},
-        "control_right_but_different": _by_rounding(disturbed),
+        "control_right_but_different": _nearly_right(disturbed),
     }
 
 
-def _by_rounding(served: Served) -> dict[str, float]:
-    """Answers that differ and are not wrong: the largest lead of a token that was not taken."""
+def _nearly_right(served: Served) -> dict[str, float]:
+    """Answers that differ and are not wrong, by rounding or by a small damage.
+
+    Of each the largest lead of a token that was not taken.
+    """
     return {
         name: round(max(answer.behind), 6)
         for name, answer in sorted(served.answers.items())
