@@ -155,7 +155,7 @@ BOARD = Board(
                     description="Actions by outcome; would: in a dry run. GET /canary/heal says what may be done.",
                     queries=(
                         Query(
-                            expression=f"topk(30, sum by (action, outcome) ({rank('heals_total')}))",
+                            expression=f"topk(36, sum by (action, outcome) ({rank('heals_total')}))",
                             legend="{{action}} {{outcome}}",
                             empty=NO_HEALING,
                         ),
