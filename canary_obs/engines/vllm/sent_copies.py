@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from canary_obs.copy_records.stored_copies import MOST, Fold
 
 _Rows = NDArray[np.int64]
-_PEERS = 1 << 12  # distinct names
+_PEERS = 1 << 12  # names, before those that nothing known is from are forgotten
 
 
 class SentCopies(NamedTuple):
@@ -61,8 +61,7 @@ class Copies(MutableMapping[tuple[str, int], SentCopies]):
         table, count = self._table(group, max(blocks)), len(blocks)
         rows = np.zeros((count, table.shape[1]), dtype=np.int64)
         rows[:, _Column.KNOWN], rows[:, _Column.FILLED] = 1, filled
-        if peer in self._peers or len(self._peers) < _PEERS:
-            rows[:, _Column.PEER] = self._peers.setdefault(peer, len(self._peers))
+        rows[:, _Column.PEER] = self._number(peer)
         counts = list(map(len, found))
         if counts == [1] * count:
             rows[:, _Column.FOLDS : _Column.FOLDS + 2] = [fold for (fold,) in found]
@@ -94,6 +93,16 @@ class Copies(MutableMapping[tuple[str, int], SentCopies]):
                 grown[:held] = table
             table = self._tables[group] = grown
         return table
+
+    def _number(self, peer: str) -> int:
+        number = self._peers.get(peer)
+        if number is None:
+            if len(self._peers) >= _PEERS:  # most of them have sent all they had
+                known = [table[table[:, _Column.KNOWN] == 1] for table in self._tables.values()]
+                used = {0}.union(*(rows[:, _Column.PEER].tolist() for rows in known))
+                self._peers = {name: one for name, one in self._peers.items() if one in used}
+            number = self._peers[peer] = max(self._peers.values()) + 1
+        return number
 
     def _peer(self, number: int) -> str:
         return next(peer for peer, known in self._peers.items() if known == number)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from canary_obs.copy_records.stored_copies import MOST
+from canary_obs.engines.vllm import sent_copies
 from canary_obs.engines.vllm.sent_copies import Copies, SentCopies
 
 
@@ -47,3 +49,14 @@ def test_several_peers_are_none() -> None:
     copies.put("full", [2], 16, [[(5, 6)]], "two@host")
     assert copies["full", 2].peer == "two@host"
     assert copies.take("full", np.array([1, 2])).peer == ""
+
+
+def test_peers_that_have_nothing_on_its_way_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent_copies, "_PEERS", 4)
+    copies = Copies()
+    copies.put("full", [1], 16, [[(5, 6)]], "stays")
+    for number in range(20):
+        copies.put("full", [2], 16, [[(5, 6)]], f"peer {number}")
+        assert copies["full", 2].peer == f"peer {number}"
+        assert copies["full", 1].peer == "stays"
+        assert len(copies._peers) <= 4
