@@ -40,6 +40,7 @@ class Healing:
         self._guard = GuardRail(self._limits)  # of repairs
         self._adapter, self._wanted, self._send = adapter, config.heal, send
         self._slots = slots
+        self._refused: set[str] = set()  # groups of which nothing can be repaired, each said once
         health.add_source(self)
         self.policy = HealPolicy.OFF
         self._status: HealStatus | None = None  # the scheduler's, of this policy
@@ -89,6 +90,7 @@ class Healing:
             log.warning("canary_obs: healing policy is %s, it was %s", policy.value, self.policy.value)
         self.policy = policy
         self._guard.reopen(self._limits)
+        self._refused.clear()
         if (link := self._adapter.healing) is not None:
             link.listen(self._healed)
             link.choose(policy, self._limits)
@@ -111,6 +113,8 @@ class Healing:
         for violation in found:
             if violation.reason is not Reason.KV_DATA or violation.redetection:
                 continue
+            if violation.group in self._refused:
+                continue
             if violation.phase is not Phase.HEAD and self._repair(violation, incident):
                 # Without a good account of who has read, everything is done that `protect` does.
                 repaired += [violation] if readers_known(violation.group, violation.slot) else []
@@ -119,7 +123,7 @@ class Healing:
     def _repair(self, violation: Violation, incident: str) -> bool:
         outcome = HealOutcome.DONE
         try:
-            self._check_block(violation.group)
+            self._check_group(violation.group)
             if self._guard.admits(1, 0, self.status.pool_blocks):
                 detail = repair_slot(self._slots[violation.group], violation.slot)
             else:
@@ -133,9 +137,13 @@ class Healing:
         self._healed((heal,), self.status)
         return outcome is HealOutcome.DONE
 
-    def _check_block(self, group: str) -> None:
+    def _check_group(self, group: str) -> None:
         table = (self._adapter.block_tables() or {}).get(group)
+        if self._slots[group].plan.device.type != "cpu":
+            self._refused.add(group)
+            raise RepairRefused("on a GPU it would wait for the device")
         if table is None or table.block_slots > 1:
+            self._refused.add(group)
             raise RepairRefused(
                 "other slots of its block may be damaged as well, and it leaves the cache whole"
             )

@@ -136,6 +136,15 @@ DONE = mutants(
     ),
 )  # fmt: skip
 
+REFUSED_ONCE = mutants(
+    "canary_obs/runtime/healing.py",
+    (
+        "            if violation.group in self._refused:\n                continue\n",
+        "",
+        "tests/runtime/test_repair.py::test_a_group_of_which_nothing_can_be_repaired_is_named_once",
+    ),
+)  # fmt: skip
+
 REMEMBERED = mutants(
     "canary_obs/healing/lineage.py",
     (
@@ -251,4 +260,15 @@ REPAIRED = mutants(
     ),
 )
 
-ALL = *REPAIRED, *SEEN, *OF_RANKS, *ORDERED, *IN_THE_REFERENCE_ENGINE, *DECIDED, *LIMITED, *DONE, *REMEMBERED
+ALL = (
+    *REPAIRED,
+    *REFUSED_ONCE,
+    *SEEN,
+    *OF_RANKS,
+    *ORDERED,
+    *IN_THE_REFERENCE_ENGINE,
+    *DECIDED,
+    *LIMITED,
+    *DONE,
+    *REMEMBERED,
+)

@@ -13,10 +13,11 @@ from canary_kernels.fingerprint import hash_slots
 from canary_kernels.fingerprint.locate import read_words
 from canary_kernels.hashing import layer_key_int, word_keys
 from canary_obs.errors import RepairRefused
+from canary_obs.heals import Heal
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.device.state import Group
 from canary_obs.runtime.repair import repair_slot
-from canary_obs.vocabulary import SlotState
+from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, SlotState
 from tests.runtime.conftest import MakeRig, Rig
 from tests.sizes import sized
 
@@ -132,6 +133,26 @@ def test_a_change_that_two_words_would_explain_is_left(rig: Rig) -> None:
     before = content(group, slot)
     change(group, slot, 0, 0, words[0] ^ (words[0] + a))
     assert attempt(group, slot, before) == "2 single words would explain it"
+
+
+def test_a_group_of_which_nothing_can_be_repaired_is_named_once(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, sent = make_rig(patrol_budget="1B/s", heal=HealPolicy.REPAIR), list[Heal]()
+    rig.run(60)
+    rig.finish_requests()
+    monkeypatch.setattr(rig.canary._adapter, "block_tables", dict)
+    monkeypatch.setattr(rig.canary.healing, "_send", sent.extend)
+    group = rig.canary.state.groups[0]
+    slots = written_slots(group)
+    for few in (slots[:3], slots[3:6]):
+        for slot in few:
+            change(group, slot, 0, 0, 1)
+        rig.canary.check_everything()
+        refused = [heal for heal in sent if heal.action is HealAction.REPAIR]
+        assert [(heal.outcome, heal.group) for heal in refused] == [(HealOutcome.REFUSED, group.name)]
+        sent.clear()
+        rig.canary.healing.choose(HealPolicy.REPAIR)
 
 
 def test_what_is_not_certain_is_refused(rig: Rig, make_rig: MakeRig) -> None:
