@@ -40,13 +40,13 @@ class Loads:
         """Keep what is known of the blocks' slots; they are AWAITED from now on."""
         (group,) = self._state.named((name,))
         device = group.memory.device
-        slots = blocks.slots.to(device, non_blocking=True, copy=True)  # what has not arrived is taken out
+        slots = _uploaded(blocks.slots, device)  # what has not arrived is taken out
         flat = slots.flatten()
         identities = _identities(blocks)
         self._begun[load, name] = _Begun(
             slots=slots,
             old=_records_of(group, blocks.slots, flat).view(*slots.shape, layout.RECORD_WORDS),
-            identities=None if identities is None else identities.to(device, non_blocking=True),
+            identities=None if identities is None else _uploaded(identities, device),
         )
         group.await_bytes(flat)
         self._history.record_announcement(SlotEventKind.AWAITED, group, flat, step)
@@ -61,7 +61,7 @@ class Loads:
             return
         (group,) = self._state.named((name,))
         edges = torch.stack((arrived.first, arrived.stop, arrived.copies, arrived.filled), 1)
-        on_device = edges.to(group.memory.device, non_blocking=True)
+        on_device = _uploaded(edges, group.memory.device)
         if group.plan.coverage is layout.RealData.NONE or begun.identities is None:
             offsets = torch.arange(begun.slots.shape[1], device=on_device.device)
             within = (offsets >= on_device[:, :1]) & (offsets < on_device[:, 1:2])
@@ -106,9 +106,16 @@ class Loads:
             held=self._held[group.index],
         )
         blocks = weigh_arrivals(group.backend, group.buffers, loaded)
-        sent = arrived.sent.to(now.device, non_blocking=True)
+        sent = _uploaded(arrived.sent, now.device)
         matched = judge_arrivals(group.backend, group.buffers, blocks, sent)
         keep_arrivals(group.backend, group.buffers, loaded, matched)
+
+
+def _uploaded(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a CPU's tensor. Out of pinned memory: else the host may wait for the copies before it."""
+    if device.type == "cuda" and tensor.numel():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device, copy=True)
 
 
 def _records_of(group: Group, known: Tensor, slots: Tensor) -> Tensor:

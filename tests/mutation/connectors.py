@@ -19,9 +19,24 @@ LOADS = mutants(
         _LOADS + "test_a_request_that_ended_is_forgotten",
     ),
     (
-        "            own = [load for load in loads if load.group == group.number]\n            if not own:",
-        "            own = [load for load in loads if load.group != group.number]\n            if not own:",
+        "if own := [load for load in loads if load.group == group.number]:",
+        "if own := [load for load in loads if load.group != group.number]:",
         _LOADS + "test_other_groups_lose_what_a_load_overwrites",
+    ),
+    (
+        "                self._open.add(request)\n                self._due.append",
+        "                self._open.add(request)\n                list().append",
+        _LOADS + "test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted",
+    ),
+    (
+        "        self.begin_due(observer)\n        self._failed",
+        "        self._failed",
+        _LOADS + "test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted",
+    ),
+    (
+        "        self.begin_due(observer)\n        for request in self._landing",
+        "        for request in self._landing",
+        _LOADS + "test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted",
     ),
     (
         "        self._landing = {}\n        self.loaded_from",
@@ -29,8 +44,8 @@ LOADS = mutants(
         _LOADS + "test_a_step_that_failed_reports_no_arrival",
     ),
     (
-        "self.copies.take(group.view.name, rows.blocks)  #",
-        "pass  #",
+        "self.copies.take(group.view.name, rows.blocks)",
+        "pass",
         _LOADS + "test_what_is_known_of_a_load_that_never_arrived_is_forgotten",
     ),
     (

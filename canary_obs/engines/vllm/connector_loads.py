@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,13 @@ from torch import Tensor
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, LoadTokens
 from canary_obs.engines.vllm.groups import VllmGroup
-from canary_obs.engines.vllm.loaded_blocks import arrived_blocks, first_token, loaded_blocks, rows_of
+from canary_obs.engines.vllm.loaded_blocks import (
+    BlockRows,
+    arrived_blocks,
+    first_token,
+    loaded_blocks,
+    rows_of,
+)
 from canary_obs.engines.vllm.sent_copies import Copies
 
 
@@ -27,6 +33,8 @@ class ConnectorLoads:
         self._groups, self._device = groups, device
         self._waiting: dict[str, list[Loaded]] = {}  # by request; until it is scheduled
         self._open: set[str] = set()  # those of them whose arrival was not reported yet
+        # Of those, with tokens: not begun yet, as their copies have not been submitted.
+        self._due: list[tuple[str, list[Loaded], bytes | None]] = []
         self._landing: dict[str, tuple[list[Loaded], int]] = {}  # with the step under way: loads, computed
         self._failed: set[int] = set()  # blocks that the connector could not load
         # Of those, slots by group that the step under way has read: vLLM computes that step again.
@@ -38,6 +46,7 @@ class ConnectorLoads:
 
     def begin_step(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         """Before the forward of a scheduler output."""
+        self.begin_due(observer)
         for request in self._landing:  # of a step that failed: nobody knows what has arrived
             observer.load_dropped(request)
         self._landing = {}
@@ -61,16 +70,28 @@ class ConnectorLoads:
                     observer.invalidated(name, slots)
         tokens = {event.request: event.tokens for event in events or () if isinstance(event, LoadTokens)}
         for request, loads in _by_request(started).items():
-            self._begin(request, loads, tokens.get(request), observer)
+            self._forget_copies(loads)
             if request in computed:
+                self._begin(request, loads, tokens.get(request), observer)
                 self.loaded_from[request] = self._first_token(loads)
                 self._landing[request] = loads, computed[request]
             else:
                 self._waiting[request] = loads
                 self._open.add(request)
+                self._due.append((request, loads, tokens.get(request)))
+
+    def begin_due(self, observer: Observer) -> None:
+        """Begin the loads of requests that wait for them: once the runner has submitted their copies.
+
+        A GPU makes the copies meanwhile. No forward reads or writes their blocks before they are reported.
+        """
+        due, self._due = self._due, []
+        for request, loads, tokens in due:
+            self._begin(request, loads, tokens, observer)
 
     def rewritten(self, load: str, blocks: Sequence[Loaded], tokens: bytes, observer: Observer) -> None:
         """The step that has begun writes these blocks again, which were found in the prefix cache."""
+        self._forget_copies(blocks)
         self._begin(load, blocks, tokens, observer)
         self._landing[load] = list(blocks), len(tokens) // 4  # int32
 
@@ -89,6 +110,7 @@ class ConnectorLoads:
 
         Before anything reads what was loaded.
         """
+        self.begin_due(observer)
         self._failed.update(blocks)
         lost = set(failed)
         for request in finished:
@@ -100,20 +122,25 @@ class ConnectorLoads:
                 for name, slots in self._end(request, self._waiting[request], None, observer):
                     observer.invalidated(name, slots)
 
-    def _begin(self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer) -> None:
+    def _forget_copies(self, loads: Sequence[Loaded]) -> None:
+        """What is known of their blocks is of loads that have failed, or never arrived."""
         self._failed.difference_update(*(load.blocks for load in loads))
+        for group, rows in self._rows(loads):
+            self.copies.take(group.view.name, rows.blocks)
+
+    def _rows(self, loads: Sequence[Loaded]) -> Iterator[tuple[VllmGroup, BlockRows]]:
         for group in self._groups:
-            own = [load for load in loads if load.group == group.number]
-            if not own:
-                continue
-            rows = rows_of(own, group.block_size)
+            if own := [load for load in loads if load.group == group.number]:
+                yield group, rows_of(own, group.block_size)
+
+    def _begin(self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer) -> None:
+        for group, rows in self._rows(loads):
             blocks = loaded_blocks(rows, group.block_size, tokens)
             # Whatever another group kept in these blocks is overwritten as well.
             if others := [other for other in self._groups if other is not group]:
                 slots = blocks.slots.flatten().to(self._device, non_blocking=True)
                 for other in others:
                     observer.invalidated(other.view.name, slots)
-            self.copies.take(group.view.name, rows.blocks)  # of one that never arrived
             observer.load_begun(request, group.view.name, blocks)
 
     def _end(
@@ -125,17 +152,14 @@ class ConnectorLoads:
         """
         self._open.discard(request)
         missing = []
-        for group in self._groups:
-            own = [load for load in loads if load.group == group.number]
-            if own:
-                named = group.view.name, group.block_size
-                rows = rows_of(own, group.block_size)
-                failed = rows.among(self._failed)
-                arrived = arrived_blocks(rows, named, computed, failed, self.copies)
-                observer.load_ended(request, group.view.name, arrived)
-                if failed.any():
-                    lost = rows.blocks[failed].tolist()
-                    missing.append((group.view.name, self._slots_of(lost, group.block_size)))
+        for group, rows in self._rows(loads):
+            named = group.view.name, group.block_size
+            failed = rows.among(self._failed)
+            arrived = arrived_blocks(rows, named, computed, failed, self.copies)
+            observer.load_ended(request, group.view.name, arrived)
+            if failed.any():
+                lost = rows.blocks[failed].tolist()
+                missing.append((group.view.name, self._slots_of(lost, group.block_size)))
         return missing
 
     def _slots_of(self, blocks: Sequence[int], size: int) -> Tensor:

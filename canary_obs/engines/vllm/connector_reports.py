@@ -49,16 +49,22 @@ class ConnectorReports:
         self.transfers: TransferRecords | None = None
 
     def attach(
-        self, patches: MethodPatches, observer: Observer, after_checks: list[Callable[[], None]]
+        self,
+        patches: MethodPatches,
+        observer: Observer,
+        after_launch: list[Callable[[], None]],
+        after_checks: list[Callable[[], None]],
     ) -> None:
         """Follow the worker's connector, if it has one, and those inside of it, until `patches` are restored.
 
+        after_launch: what is called once the runner has acted on a scheduler output.
         after_checks: what is called once a forward's records are complete.
         Raises ConfigurationError for a key that cannot be used.
         """
         self._observer, connector = observer, worker_connector()
         if connector is None:
             return
+        after_launch.append(self._begin_loads)
         config = load(CanaryConfig)
         patches.wrap(connector, "get_transfer_results", self._around_results)
         patches.wrap(connector, "get_block_ids_with_load_errors", self._around_errors)
@@ -121,6 +127,12 @@ class ConnectorReports:
         self.mooncakes.clear()
         if self.record_files is not None:
             self.record_files.close()
+
+    def _begin_loads(self) -> None:
+        try:
+            self._loads.begin_due(self._observer)
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            self._observer.fault("announce", error)
 
     def _formats(self) -> dict[str, int]:
         """By group: format of the records, and the layers and heads that they are made of."""

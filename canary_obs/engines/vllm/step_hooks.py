@@ -69,6 +69,7 @@ class StepHooks:
         self._launched_due = False  # forward_launched is still to be called for it
         self._end_due = False  # `end_step` is still to be called
         self._host_seconds = 0.0  # spent in the adapter since the last report
+        self.after_launch: list[Callable[[], None]] = []  # called when execute_model returns, before checks
         self.after_checks: list[Callable[[], None]] = []  # called when a step's records are complete
 
     @contextmanager
@@ -163,6 +164,8 @@ class StepHooks:
                     self._source.follow_output(scheduler_output, self.observer)
                     self._host_seconds += time.perf_counter() - started
                     result = original(scheduler_output, *args, **kwargs)
+                    for act in self.after_launch:
+                        act()
                 except BaseException:
                     self._end_forward(self.observer.forward_failed)
                     if self._drafts is not None:

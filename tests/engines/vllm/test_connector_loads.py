@@ -13,7 +13,7 @@ from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.engines.vllm.cached_blocks import Loaded
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.loaded_blocks import loaded_blocks, rows_of
-from canary_obs.engines.vllm.sent_copies import SentCopies
+from tests.engines.vllm.taken_copies import taken
 from tests.oracles.records import digest_of, signed
 
 SIZE = 4
@@ -81,6 +81,12 @@ def loads() -> ConnectorLoads:
     return ConnectorLoads([group("full", 0)], torch.device("cpu"))
 
 
+def act_on(loads: ConnectorLoads, given: Any, events: tuple[Loaded, ...], recorder: Recorder) -> None:
+    """A scheduler output, and what the runner submits."""
+    loads.begin_step(given, events, recorder)
+    loads.begin_due(recorder)
+
+
 FIRST, LAST = (
     Loaded(0, (7,), 0, 0, 4, "a"),
     Loaded(0, (9,), 1, 4, 7, "a"),
@@ -93,7 +99,7 @@ def test_blocks_that_are_written_again_arrive_with_the_step(
     tokens = np.arange(9, dtype=np.int32).tobytes()
     loads.begin_step(output(new={"a": 9}), (), recorder)
     loads.rewritten("a: rewritten", [Loaded(0, (7,), 1, SIZE, 2 * SIZE, "a")], tokens, recorder)
-    loads.copies["full", 7] = SentCopies(SIZE, ((1, 2),))
+    loads.copies.put("full", [7], SIZE, [[(1, 2)]])
     loads.end_step(recorder)
     assert recorder.take() == [("begun", "full", [28, 29, 30, 31]), ("ended", "full", [28, 29, 30, 31])]
     assert recorder.arrived is not None
@@ -102,12 +108,32 @@ def test_blocks_that_are_written_again_arrive_with_the_step(
 
 
 def test_whole_blocks_are_awaited(loads: ConnectorLoads, recorder: Recorder) -> None:
-    loads.begin_step(output(), (FIRST, LAST), recorder)
+    act_on(loads, output(), (FIRST, LAST), recorder)
     assert recorder.take() == [("begun", "full", [28, 29, 30, 31, 36, 37, 38, 39])]
     loads.end_step(recorder)
     assert recorder.take() == []
-    loads.begin_step(output(), (Loaded(0, (7,), 0, 2, 3, "b"),), recorder)
+    act_on(loads, output(), (Loaded(0, (7,), 0, 2, 3, "b"),), recorder)
     assert recorder.take() == [("begun", "full", [28, 29, 30, 31])]
+
+
+@pytest.mark.parametrize("next_call", ["its runner returned", "reported", "the next output"])
+def test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted(
+    loads: ConnectorLoads, recorder: Recorder, next_call: str
+) -> None:
+    loads.begin_step(output(new={"b": 0}), (FIRST,), recorder)
+    assert recorder.take() == []
+    loads.copies.put("full", [7], SIZE, [[(1, 2)]])  # its records are looked up then as well
+    if next_call == "its runner returned":
+        loads.begin_due(recorder)
+    elif next_call == "reported":
+        loads.reported([], [], [], recorder)
+    else:
+        loads.begin_step(output(), (), recorder)
+    assert recorder.take() == [("begun", "full", [28, 29, 30, 31])]
+    loads.reported(["a"], [], [], recorder)
+    assert recorder.take() == [("ended", "full", [28, 29, 30, 31])]
+    assert recorder.arrived is not None
+    assert recorder.arrived.copies.tolist() == [1], "what was said of its copies is known"
 
 
 def test_a_load_of_the_forward_arrives_with_its_step(loads: ConnectorLoads, recorder: Recorder) -> None:
@@ -129,7 +155,7 @@ def test_what_the_forward_writes_gets_no_baseline(loads: ConnectorLoads, recorde
 def test_a_load_that_failed_is_computed_and_gets_no_baseline(
     loads: ConnectorLoads, recorder: Recorder
 ) -> None:
-    loads.begin_step(output(), (FIRST, LAST), recorder)
+    act_on(loads, output(), (FIRST, LAST), recorder)
     recorder.take()
     loads.begin_step(output(new={"a": 0}), (), recorder)
     assert recorder.take() == [("ended", "full", [])]
@@ -138,7 +164,7 @@ def test_a_load_that_failed_is_computed_and_gets_no_baseline(
 def test_a_waiting_request_gets_no_baseline_before_it_is_scheduled(
     loads: ConnectorLoads, recorder: Recorder
 ) -> None:
-    loads.begin_step(output(), (FIRST,), recorder)
+    act_on(loads, output(), (FIRST,), recorder)
     recorder.take()
     loads.begin_step(output(new={"b": 0}), (), recorder)
     loads.end_step(recorder)
@@ -150,7 +176,7 @@ def test_a_waiting_request_gets_no_baseline_before_it_is_scheduled(
 
 
 def test_a_request_that_ended_is_forgotten(loads: ConnectorLoads, recorder: Recorder) -> None:
-    loads.begin_step(output(), (FIRST,), recorder)
+    act_on(loads, output(), (FIRST,), recorder)
     recorder.take()
     loads.begin_step(output(ended="a"), (), recorder)
     assert recorder.take() == [("dropped", "a")]
@@ -170,7 +196,7 @@ def test_a_step_that_failed_reports_no_arrival(loads: ConnectorLoads, recorder: 
 def test_a_reported_load_is_judged_before_its_request_is_scheduled(
     loads: ConnectorLoads, recorder: Recorder
 ) -> None:
-    loads.begin_step(output(), (FIRST, LAST), recorder)
+    act_on(loads, output(), (FIRST, LAST), recorder)
     recorder.take()
     loads.reported(["other"], [], [], recorder)
     assert recorder.take() == []
@@ -183,7 +209,7 @@ def test_a_reported_load_is_judged_before_its_request_is_scheduled(
 
 
 def test_a_load_that_is_reported_as_failed_leaves_nothing(loads: ConnectorLoads, recorder: Recorder) -> None:
-    loads.begin_step(output(), (FIRST, LAST), recorder)
+    act_on(loads, output(), (FIRST, LAST), recorder)
     recorder.take()
     loads.reported(["a"], ["a"], [], recorder)
     assert recorder.take() == [("failed", "a")]
@@ -197,7 +223,7 @@ def test_a_load_that_is_reported_as_failed_leaves_nothing(loads: ConnectorLoads,
 def test_blocks_that_could_not_be_loaded_must_be_written(
     loads: ConnectorLoads, recorder: Recorder, with_the_step: bool
 ) -> None:
-    loads.begin_step(output(new={"a": 7} if with_the_step else {}), (FIRST, LAST), recorder)
+    act_on(loads, output(new={"a": 7} if with_the_step else {}), (FIRST, LAST), recorder)
     recorder.take()
     loads.reported([] if with_the_step else ["a"], [], [9], recorder)
     loads.end_step(recorder)
@@ -217,11 +243,11 @@ def test_blocks_are_compared_with_copies_that_nothing_else_was_written_into(
 ) -> None:
     def compared(event: Loaded, filled: int, computed: int | None) -> bool:
         loads.begin_step(output(new={} if computed is None else {"a": computed}), (event,), recorder)
-        loads.copies["full", event.blocks[0]] = SentCopies(filled, ((5, 6),), "prefill-1@host")
+        loads.copies.put("full", event.blocks, filled, [[(5, 6)]], "prefill-1@host")
         loads.reported(["a"] if computed is None else [], [], [], recorder)
         loads.end_step(recorder)
         assert recorder.arrived is not None
-        assert loads.copies == {}, "taken"
+        assert taken(loads.copies) == {}, "taken"
         loads.begin_step(output(ended="a"), (), recorder)
         found = int(recorder.arrived.copies[0])
         assert recorder.arrived.sent[0, :found].tolist() == [[5, 6]] * found
@@ -242,10 +268,10 @@ def test_what_is_known_of_a_load_that_never_arrived_is_forgotten(recorder: Recor
     """Else the next load of its blocks, of which nothing is known, would be compared with that copy."""
     loads = ConnectorLoads([group("full", 0), group("swa", 1)], torch.device("cpu"))
     loads.begin_step(output(), (FIRST,), recorder)
-    loads.copies["full", FIRST.blocks[0]] = SentCopies(4, ((5, 6),))
+    loads.copies.put("full", FIRST.blocks, 4, [[(5, 6)]])
     if end == "dropped":
         loads.begin_step(output(ended="a"), (), recorder)
-        loads.copies["full", FIRST.blocks[0]] = SentCopies(4, ((5, 6),))  # submitted all the same
+        loads.copies.put("full", FIRST.blocks, 4, [[(5, 6)]])  # submitted all the same
     elif end == "failed":
         loads.reported(["a"], ["a"], [], recorder)
         loads.begin_step(output(new={"a": 0}), (), recorder)
@@ -256,13 +282,13 @@ def test_what_is_known_of_a_load_that_never_arrived_is_forgotten(recorder: Recor
     loads.end_step(recorder)
     assert recorder.arrived is not None
     assert recorder.arrived.copies.tolist() == [0]
-    assert loads.copies == {}
+    assert taken(loads.copies) == {}
 
 
 def test_blocks_from_several_peers_name_none(loads: ConnectorLoads, recorder: Recorder) -> None:
     loads.begin_step(output(), (FIRST, LAST), recorder)
-    loads.copies["full", FIRST.blocks[0]] = SentCopies(4, ((5, 6),), "one@host")
-    loads.copies["full", LAST.blocks[0]] = SentCopies(3, ((7, 8),), "two@host")
+    loads.copies.put("full", FIRST.blocks, 4, [[(5, 6)]], "one@host")
+    loads.copies.put("full", LAST.blocks, 3, [[(7, 8)]], "two@host")
     loads.reported(["a"], [], [], recorder)
     assert recorder.arrived is not None
     assert recorder.arrived.peer == ""

@@ -184,6 +184,7 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
     clock.wrap(Loads, "begin", "what lay there before")
     clock.wrap(Loads, "end", "judged")
     clock.wrap(VllmAdapter, "follow_output", "scheduler outputs followed")
+    clock.wrap(ConnectorLoads, "begin_due", "what blocks are to hold, after the copy was submitted")
     clock.wrap(ConnectorLoads, "reported", "reports of loads followed")
     for name in ("before_write", "forward_launched", "before_forward", "after_forward", "after_step"):
         clock.wrap(CanaryRuntime, name, "checks of forwards")
