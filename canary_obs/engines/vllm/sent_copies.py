@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -15,21 +15,13 @@ _Rows = NDArray[np.int64]
 _PEERS = 1 << 12  # names, before those that nothing known is from are forgotten
 
 
-class SentCopies(NamedTuple):
-    """The copies that may be on their way into a block: folds of K and V over its first `filled` slots."""
-
-    filled: int
-    folds: tuple[Fold, ...]
-    peer: str = ""  # who sent them, as in `Observer.received`
-
-
 class KnownCopies(NamedTuple):
-    """The same of several blocks, int64."""
+    """The copies that may be on their way into some blocks, int64."""
 
-    filled: _Rows  # [n]
+    filled: _Rows  # [n]: the folds are of a block's first slots, so many
     counts: _Rows  # [n]: of folds; 0 = nothing is known
-    folds: _Rows  # [n, MOST, 2]
-    peer: str  # of all of them; "" = unknown, or several
+    folds: _Rows  # [n, MOST, 2]: of K and V
+    peer: str  # who sent all of them, as in `Observer.received`; "" = unknown, or several
 
 
 class _Column(IntEnum):
@@ -40,7 +32,7 @@ class _Column(IntEnum):
     FOLDS = 4
 
 
-class Copies(MutableMapping[tuple[str, int], SentCopies]):
+class Copies:
     """By group and block. A table per group: the hundreds of blocks of a job are put and taken at once."""
 
     def __init__(self) -> None:
@@ -106,28 +98,3 @@ class Copies(MutableMapping[tuple[str, int], SentCopies]):
 
     def _peer(self, number: int) -> str:
         return next(peer for peer, known in self._peers.items() if known == number)
-
-    def __getitem__(self, place: tuple[str, int]) -> SentCopies:
-        group, block = place
-        row = self._table(group, block)[block]
-        if not row[_Column.KNOWN]:
-            raise KeyError(place)
-        folds = row[_Column.FOLDS :].reshape(MOST, 2)[: row[_Column.COUNT]].tolist()
-        return SentCopies(
-            int(row[_Column.FILLED]), tuple((k, v) for k, v in folds), self._peer(int(row[_Column.PEER]))
-        )
-
-    def __setitem__(self, place: tuple[str, int], sent: SentCopies) -> None:
-        self.put(place[0], [place[1]], sent.filled, [sent.folds], sent.peer)
-
-    def __delitem__(self, place: tuple[str, int]) -> None:
-        self[place]
-        self.take(place[0], np.array([place[1]]))
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        for group, table in self._tables.items():
-            for block in np.flatnonzero(table[:, _Column.KNOWN]).tolist():
-                yield group, block
-
-    def __len__(self) -> int:
-        return sum(int(table[:, _Column.KNOWN].sum()) for table in self._tables.values())

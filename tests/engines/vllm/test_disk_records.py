@@ -14,7 +14,8 @@ from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.disk_records import DiskRecords
 from canary_obs.engines.vllm.offload_keys import connectors_named
-from canary_obs.engines.vllm.sent_copies import Copies, SentCopies
+from canary_obs.engines.vllm.sent_copies import Copies
+from tests.engines.vllm.taken_copies import taken
 
 SIZE = 4
 
@@ -59,7 +60,7 @@ class Worker:
             SimpleNamespace(number=0, block_size=SIZE, view=SimpleNamespace(name="full"), states=False),
             SimpleNamespace(number=1, block_size=SIZE, view=SimpleNamespace(name="other"), states=False),
         ]
-        self.copies: Copies = Copies()
+        self.copies = Copies()
         self.observer: Any = Observer()
         self.files = RecordFiles(None)
         stored = StoredCopies(lambda: {"full": 7}, self.files)
@@ -75,12 +76,13 @@ class Worker:
         self.files.settle()
 
     def loaded(self, tokens: int, blocks: list[int]) -> list[tuple[tuple[int, int], ...]]:
-        self.copies.clear()
         metadata = SimpleNamespace(requests=[request(tokens, blocks, False)])
         self.connector.bind_connector_metadata(metadata)
         assert self.connector.bound[-1] is metadata
-        assert {name for name, _ in self.copies} == {"full"}
-        return [self.copies["full", block].folds for block in blocks]
+        found = taken(self.copies)
+        assert set(found) == {("full", block) for block in blocks}
+        assert {(sent.filled, sent.peer) for sent in found.values()} == {(SIZE, "")}
+        return [found["full", block].folds for block in blocks]
 
 
 def request(tokens: int, blocks: list[int], store: bool) -> Any:
@@ -95,7 +97,6 @@ def test_a_load_is_compared_with_what_its_folder_was_stored_as(tmp_path: Path) -
     worker.store(70, [2, 4])
     worker.store(71, [6, 8])
     assert worker.loaded(71, [3, 5]) == [((6, -6),), ((8, -8),)]
-    assert worker.copies["full", 3] == SentCopies(SIZE, ((6, -6),))
     assert worker.loaded(72, [3]) == [()]
     worker.files.close()
 

@@ -16,6 +16,7 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.lmcache_records import LmcacheRecords
 from canary_obs.vocabulary import HOST_PEER
+from tests.engines.vllm.taken_copies import taken
 
 SIZE, CHUNK = 4, 8
 
@@ -123,13 +124,15 @@ class Worker:
     def loaded(self, blocks: Sequence[int], *keys: str) -> list[tuple[tuple[int, int], ...]]:
         """What these blocks of a request, to which chunks of these keys are copied, are compared with."""
         self.begin("later", blocks, SimpleNamespace(can_load=True, vllm_cached_tokens=0))
-        self.loads.copies.clear()
+        taken(self.loads.copies)
         self.cache.found = [
             (Key(key), object(), number * CHUNK, (number + 1) * CHUNK) for number, key in enumerate(keys)
         ]
         assert self.cache._process_tokens_internal([], None, None, req_id="later")[0] is self.cache.found
-        assert {name for name, _ in self.loads.copies} <= {"full"}
-        return [self.loads.copies["full", block].folds for block in blocks]
+        found = taken(self.loads.copies)
+        assert set(found) == {("full", block) for block in blocks}
+        self.peers = {sent.peer for sent in found.values()}
+        return [found["full", block].folds for block in blocks]
 
 
 class LMCacheConnectorMetadata:
@@ -150,7 +153,7 @@ def test_a_load_is_compared_with_what_its_chunk_was_stored_as(workers: list[Work
     workers.append(worker)
     worker.store("first", [2, 4, 6, 8], "a", "b")
     assert worker.loaded([10, 12, 14, 16], "b", "a") == [((6, -6),), ((8, -8),), ((2, -2),), ((4, -4),)]
-    assert worker.loads.copies["full", 10].peer == HOST_PEER
+    assert worker.peers == {HOST_PEER}
     assert worker.loaded([10, 12], "c") == [(), ()]
 
 
@@ -221,7 +224,7 @@ def test_records_lie_next_to_shared_files(workers: list[Worker], tmp_path: Path)
     lives[0].store("first", [2, 4], "a")
     (tmp_path / "a.data").write_bytes(b"kv")
     assert lives[1].loaded([10, 12], "a") == [((2, -2),), ((4, -4),)]
-    assert lives[1].loads.copies["full", 10].peer == "", "nobody says which tier it came from"
+    assert lives[1].peers == {""}, "nobody says which tier it came from"
     lives[1].store("second", [6, 8], "a")  # replaces the file, sooner or later
     assert lives[0].loaded([10, 12], "a") == [((2, -2), (6, -6)), ((4, -4), (8, -8))]
     for path in tmp_path.glob("*.kvcanary"):

@@ -14,6 +14,7 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.mooncake_records import MooncakeRecords
 from canary_obs.engines.vllm.sent_blocks import SENT_ATTRIBUTE, Sent
 from canary_obs.engines.vllm.sent_copies import Copies
+from tests.engines.vllm.taken_copies import Taken, taken
 from tests.engines.vllm.test_received_blocks import TOKENS, copy, rank
 
 
@@ -46,7 +47,7 @@ class Side:
     """A worker of either role, and what is known of its transfers."""
 
     def __init__(self, first: int, heads: int) -> None:
-        self.copies: Copies = Copies()
+        self.copies = Copies()
         self.transfers, self.worker = rank(first, heads, self.copies), Worker()
         groups: Any = self.transfers._groups
         self.records = MooncakeRecords(groups, self.transfers, self.transfers._observer, Seals(None), "i")
@@ -79,7 +80,7 @@ class Side:
         asyncio.run(self.worker.send_kv_to_decode(b"", sock, meta))  # type: ignore[arg-type]
         return answers[0]
 
-    def receive(self, answers: list[bytes], local: list[int], transfer: str = "t") -> Copies:
+    def receive(self, answers: list[bytes], local: list[int], transfer: str = "t") -> dict[Any, Taken]:
         """What this worker compares its blocks with when they have arrived."""
         pull = SimpleNamespace(
             local_block_ids=[local], transfer_id=transfer, remote_engine_id="p",
@@ -88,9 +89,9 @@ class Side:
         self.step(reqs_to_recv={"p": {"d": pull}})
         for data in answers:
             assert self.worker._xfer_resp_decoder.decode(data) == Answer(["d"])
-        assert self.copies == {}, "the blocks still hold what lay there"
+        assert taken(self.copies) == {}, "the blocks still hold what lay there"
         self.records.arrived({"d"}, ())
-        return self.copies
+        return taken(self.copies)
 
 
 def sender(first: int = 0, heads: int = 4) -> Side:
@@ -99,7 +100,7 @@ def sender(first: int = 0, heads: int = 4) -> Side:
     return made
 
 
-def known(copies: Copies) -> dict[int, Any]:
+def known(copies: dict[Any, Taken]) -> dict[int, Any]:
     return {block: sent._replace(peer="default@127.0.0.1") for (_, block), sent in copies.items()}
 
 
@@ -146,7 +147,7 @@ def test_of_a_receive_that_failed_nothing_is_kept() -> None:
     own.step(reqs_to_recv={"p": {"d": pull}})
     own.records.arrived({"d"}, {"d"})
     own.records.arrived({"d"}, ())
-    assert own.copies == {}
+    assert taken(own.copies) == {}
 
 
 def test_records_are_kept_until_nothing_is_sent_any_more() -> None:

@@ -19,8 +19,9 @@ from canary_obs.engines.vllm.offload_keys import (
     send_keys,
 )
 from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of, parts_of
-from canary_obs.engines.vllm.sent_copies import Copies, SentCopies
+from canary_obs.engines.vllm.sent_copies import Copies
 from canary_obs.vocabulary import HOST_PEER
+from tests.engines.vllm.taken_copies import Taken, taken
 
 SIZE = 4
 
@@ -122,7 +123,7 @@ def followed() -> tuple[OffloadRecords, Copies, Any]:
         SimpleNamespace(number=number, block_size=SIZE, view=SimpleNamespace(name=name))
         for number, name in ((0, "full"), (1, "swa"), (1, "draft"))
     ]
-    copies: Copies = Copies()
+    copies = Copies()
     records = OffloadRecords(groups, copies, Observer(), StoredCopies(dict, None))  # type: ignore[arg-type]
     worker = SimpleNamespace(submit_store=lambda *_: True, submit_load=lambda *_: True)
     spec = SimpleNamespace(blocks_per_chunk=1)
@@ -150,10 +151,11 @@ def test_a_load_is_compared_with_what_its_key_was_stored_as(followed: Any) -> No
     assert worker.submit_store(1, device([8, 6], [1, 1], [0, 0]), tier([3, 4]))
     records.follow(jobs(loads={2: [9, 4]}), {9: key(b"a", 0), 4: key(b"b", 1)})
     assert worker.submit_load(2, tier([9, 4]), device([20, 21], [1, 1], [0, 0]))
-    assert {place: sent.folds for place, sent in copies.items()} == {
+    found = taken(copies)
+    assert {place: sent.folds for place, sent in found.items()} == {
         ("full", 20): ((8, -8),), ("swa", 21): ((6, -6),), ("draft", 21): ((6, -6),),
     }  # fmt: skip
-    assert {(sent.filled, sent.peer) for sent in copies.values()} == {(SIZE, HOST_PEER)}
+    assert {(sent.filled, sent.peer) for sent in found.values()} == {(SIZE, HOST_PEER)}
 
 
 def test_with_files_below_nobody_says_where_a_copy_came_from(followed: Any) -> None:
@@ -161,7 +163,7 @@ def test_with_files_below_nobody_says_where_a_copy_came_from(followed: Any) -> N
     named = key(b"a", 0)._replace(path="/nowhere")
     records.follow(jobs(loads={2: [9]}), {9: named})
     worker.submit_load(2, tier([9]), device([20], [1], [0]))
-    assert copies == {("full", 20): SentCopies(SIZE, (), "")}
+    assert taken(copies) == {("full", 20): Taken(SIZE, ())}
 
 
 def test_no_copy_waits_for_its_records() -> None:
@@ -184,7 +186,7 @@ def test_records_that_are_not_complete_vouch_for_nothing(followed: Any) -> None:
     worker.submit_store(1, device([7], [1], [0]), tier([3]))
     records.follow(jobs(loads={2: [3]}), {3: key(b"a", 0)})
     worker.submit_load(2, tier([3]), device([20], [1], [0]))
-    assert copies["full", 20].folds == ()
+    assert taken(copies) == {("full", 20): Taken(SIZE, (), HOST_PEER)}
 
 
 def test_unknown_keys_and_groups_are_left_out(followed: Any) -> None:
@@ -193,7 +195,7 @@ def test_unknown_keys_and_groups_are_left_out(followed: Any) -> None:
     assert worker.submit_store(1, device([8, 6], [2], [0]), tier([3, 4]))
     assert worker.submit_load(2, tier([3, 4]), device([20, 21], [2], [0]))
     assert worker.submit_load(77, tier([3]), device([20], [1], [0])), "a job that was not announced"
-    assert copies == {}
+    assert taken(copies) == {}
 
 
 def test_metadata_within_metadata_is_found() -> None:

@@ -18,7 +18,8 @@ from canary_obs.engines.vllm.sent_blocks import (
     Expected,
     instrument_sends,
 )
-from canary_obs.engines.vllm.sent_copies import Copies, SentCopies
+from canary_obs.engines.vllm.sent_copies import Copies
+from tests.engines.vllm.taken_copies import Taken, taken
 
 SIZE, TOKENS = 4, 10  # three blocks, the last of which holds two tokens
 
@@ -100,8 +101,8 @@ def step(own: Any, ranks: list[TransferRecords], tokens: int) -> None:
     assert given.kv_connector_output.kv_connector_worker_meta is None
 
 
-def copy(filled: int, fold: int) -> SentCopies:
-    return SentCopies(filled, ((fold, -fold),), "default@127.0.0.1")
+def copy(filled: int, fold: int) -> Taken:
+    return Taken(filled, ((fold, -fold),), "default@127.0.0.1")
 
 
 def test_records_may_be_complete_before_the_connector_is_asked() -> None:
@@ -136,7 +137,7 @@ def _completed(own: TransferRecords, meta: Any) -> Any:
     return meta
 
 
-def received(params: dict[str, Any], local: list[int], first: int = 0, heads: int = 4) -> Copies:
+def received(params: dict[str, Any], local: list[int], first: int = 0, heads: int = 4) -> dict[Any, Taken]:
     """What the decode engine's rank compares its blocks with; `first`: its first head."""
     request = SimpleNamespace(request_id="d", kv_transfer_params=params)
     remote = SimpleNamespace(host="127.0.0.1", engine_id="p", request_id="r")
@@ -145,12 +146,12 @@ def received(params: dict[str, Any], local: list[int], first: int = 0, heads: in
     scheduled.kv_connector_metadata = SimpleNamespace(reqs_to_recv={"d": receive})
     scheduled.num_scheduled_tokens = {}
     scheduler(request).connector.build_connector_meta(scheduled)
-    copies: Copies = Copies()
+    copies = Copies()
     own = rank(first, heads, copies)
     own.follow(scheduled)
-    assert copies == {}, "the blocks still hold what lay there"
+    assert taken(copies) == {}, "the blocks still hold what lay there"
     own.arrived({"d", "other"}, ())
-    return copies
+    return taken(copies)
 
 
 def test_shares_of_two_ranks_make_up_what_one_receives() -> None:
@@ -221,26 +222,26 @@ def test_a_request_that_ended_leaves_nothing_behind() -> None:
     ended.finished_req_ids = {"d"}
     own.follow(ended)
     own.arrived({"d"}, ())
-    assert copies == {}
+    assert taken(copies) == {}
 
 
 @pytest.mark.parametrize("text", [None, "forged"])
 def test_of_what_cannot_be_believed_only_the_host_is_known(text: str | None) -> None:
     assert received({PARAMETER: text} if text else {}, [11, 12]) == {
-        ("full", 11): SentCopies(4, (), "127.0.0.1"),
-        ("full", 12): SentCopies(4, (), "127.0.0.1"),
+        ("full", 11): Taken(4, (), "127.0.0.1"),
+        ("full", 12): Taken(4, (), "127.0.0.1"),
     }
 
 
 def test_of_a_receive_that_failed_nothing_is_kept() -> None:
-    copies: Copies = Copies()
+    copies = Copies()
     own = rank(0, 4, copies)
     scheduled = output()
     setattr(scheduled, EXPECTED_ATTRIBUTE, (Expected("d", ([11],), "127.0.0.1", None),))
     own.follow(scheduled)
     own.arrived({"d"}, {"d"})
     own.arrived({"d"}, ())
-    assert copies == {}
+    assert taken(copies) == {}
 
 
 def test_records_that_do_not_reach_the_host_cost_the_engine_nothing() -> None:
