@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.engines.vllm.heal.serve import Listing, Served
 
-_SAME = ("runner", "policy", "seed", "vllm", "device", "asynchronous")  # in all rounds of a row
+_SAME = ("runner", "policy", "seed", "vllm", "device", "dtype", "asynchronous")  # in all rounds of a row
 
 
 def round_of(clean: Served, again: Served, faulty: Served, disturbed: Served | None = None) -> dict[str, Any]:
