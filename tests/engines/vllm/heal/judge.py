@@ -14,7 +14,7 @@ from tests.engines.vllm.heal.requests import Answer, Ask
 from tests.engines.vllm.heal.serve import Served
 from tests.engines.vllm.real.rig import Rig
 
-MARGIN = 0.02  # of natural logarithms; on an H100 rounding reached 0.0053
+MARGIN = 0.001  # of natural logarithms; rounding in float32, which all rows run in, stays far below
 
 
 def judge(rig: Rig, requests: list[Ask], clean: Served, other: Served) -> None:
