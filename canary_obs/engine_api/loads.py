@@ -8,19 +8,6 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedBlocks:
-    """Blocks of one group that a load fills: [blocks, block size] each, on the CPU.
-
-    The last three are None where the request's tokens are not known.
-    """
-
-    slots: Tensor  # int64
-    tokens: Tensor | None  # int64
-    positions: Tensor | None  # int64
-    chains: Tensor | None  # int64: over all tokens before
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivedBlocks:
     """Which slots of a load's blocks have arrived, and the copies that may have been sent; on the CPU.
 
@@ -33,3 +20,18 @@ class ArrivedBlocks:
     filled: Tensor  # int64 [blocks]: the copies' fingerprints are those of so many slots
     sent: Tensor  # int64 [blocks, most copies, 2]: of K and V
     peer: str = ""  # who sent them, as in `Observer.received`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBlocks:
+    """Blocks of one group that a load fills: [blocks, block size] each, on the CPU.
+
+    Tokens, positions and chains are None where the request's tokens are not known.
+    """
+
+    slots: Tensor  # int64
+    tokens: Tensor | None  # int64
+    positions: Tensor | None  # int64
+    chains: Tensor | None  # int64: over all tokens before
+    # What `Observer.load_ended` will be given if all of it arrives: it has less to do then. None = not known.
+    expected: ArrivedBlocks | None = None

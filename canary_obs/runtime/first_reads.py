@@ -9,6 +9,7 @@ from canary_kernels.fingerprint import compare_slots
 from canary_obs.config import CanaryConfig
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.device.upload_ring import UploadRing
+from canary_obs.runtime.device.uploads import uploaded
 from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
 
@@ -62,7 +63,6 @@ class FirstReads:
         if self._device.type == "cpu":
             return slots.contiguous()
         if self._uploads.ready:
-            (uploaded,) = self._uploads.put(slots)
-            return uploaded
-        # More hits at once than the ring holds. Pinned, because a copy from other memory would wait.
-        return slots.pin_memory().to(self._device, non_blocking=True)
+            (on_device,) = self._uploads.put(slots)
+            return on_device
+        return uploaded(slots, self._device)  # more hits at once than the ring holds

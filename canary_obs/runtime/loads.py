@@ -13,9 +13,20 @@ from canary_kernels.fingerprint import hash_slots
 from canary_kernels.hashing import sealed_arrays
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.runtime.device.state import DeviceState, Group
+from canary_obs.runtime.device.uploads import uploaded
 from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.transfer import FoldKeys
 from canary_obs.vocabulary import SlotEventKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expected:
+    """What has arrived, or is to arrive, on the device."""
+
+    arrived: ArrivedBlocks
+    edges: Tensor  # int64 [blocks, 4]: first, stop, copies, filled
+    sent: Tensor  # int64 [blocks, copies, 2]
+    compared: int  # slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +36,7 @@ class _Begun:
     slots: Tensor  # int64 [blocks, size]
     old: Tensor  # int64 [blocks, size, RECORD_WORDS]: what was known of these slots before it
     identities: Tensor | None  # int64 [blocks, size, 2]: IDENTITY and CHAIN of COMPLETE records
+    expected: _Expected | None
 
 
 class Loads:
@@ -40,13 +52,14 @@ class Loads:
         """Keep what is known of the blocks' slots; they are AWAITED from now on."""
         (group,) = self._state.named((name,))
         device = group.memory.device
-        slots = _uploaded(blocks.slots, device)  # what has not arrived is taken out
+        slots = uploaded(blocks.slots, device)  # what has not arrived is taken out
         flat = slots.flatten()
         identities = _identities(blocks)
         self._begun[load, name] = _Begun(
             slots=slots,
             old=_records_of(group, blocks.slots, flat).view(*slots.shape, layout.RECORD_WORDS),
-            identities=None if identities is None else _uploaded(identities, device),
+            identities=None if identities is None else uploaded(identities, device),
+            expected=None if blocks.expected is None else _expected(blocks.expected, device),
         )
         group.await_bytes(flat)
         self._history.record_announcement(SlotEventKind.AWAITED, group, flat, step)
@@ -60,17 +73,18 @@ class Loads:
         if begun is None:
             return
         (group,) = self._state.named((name,))
-        edges = torch.stack((arrived.first, arrived.stop, arrived.copies, arrived.filled), 1)
-        on_device = _uploaded(edges, group.memory.device)
+        expected = begun.expected
+        if expected is None or expected.arrived is not arrived:
+            expected = _expected(arrived, group.memory.device)
         if group.plan.coverage is layout.RealData.NONE or begun.identities is None:
-            offsets = torch.arange(begun.slots.shape[1], device=on_device.device)
-            within = (offsets >= on_device[:, :1]) & (offsets < on_device[:, 1:2])
+            offsets = torch.arange(begun.slots.shape[1], device=group.memory.device)
+            within = (offsets >= expected.edges[:, :1]) & (offsets < expected.edges[:, 1:2])
             slots = torch.where(within, begun.slots, -1).flatten()
             group.receive(slots)
         else:
             self._state.tick()
             self._state.arrivals.compared(self._state.now, arrived.peer, load)
-            self._judge(group, begun, begun.identities, on_device, arrived)
+            self._judge(group, begun, begun.identities, expected)
             slots = begun.slots.flatten()
         self._history.record_announcement(SlotEventKind.RECEIVED, group, slots, step)
 
@@ -87,35 +101,33 @@ class Loads:
         for key in [key for key in self._begun if key[0] == load]:
             del self._begun[key]
 
-    def _judge(
-        self, group: Group, begun: _Begun, identities: Tensor, edges: Tensor, arrived: ArrivedBlocks
-    ) -> None:
+    def _judge(self, group: Group, begun: _Begun, identities: Tensor, expected: _Expected) -> None:
         """As few launches as can be: they wait for nothing, but each takes 10 us or more to put together."""
-        compared = torch.where(
-            arrived.copies > 0, arrived.filled, (arrived.stop - arrived.first).clamp(min=0)
-        )
-        self._state.owed.compared(group.index, layout.Phase.HEAD, int(compared.sum()))
+        self._state.owed.compared(group.index, layout.Phase.HEAD, expected.compared)
         now = hash_slots(group.backend, group.plan, begun.slots.flatten())
         loaded = ArrivedLoad(
             slots=begun.slots,
             old=begun.old,
             identities=identities,
             now=now.view(*begun.slots.shape, 2),
-            edges=edges,
+            edges=expected.edges,
             keys=self._keys.of(begun.slots.shape[1], now.device),
             held=self._held[group.index],
         )
         blocks = weigh_arrivals(group.backend, group.buffers, loaded)
-        sent = _uploaded(arrived.sent, now.device)
-        matched = judge_arrivals(group.backend, group.buffers, blocks, sent)
+        matched = judge_arrivals(group.backend, group.buffers, blocks, expected.sent)
         keep_arrivals(group.backend, group.buffers, loaded, matched)
 
 
-def _uploaded(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy of a CPU's tensor. Out of pinned memory: else the host may wait for the copies before it."""
-    if device.type == "cuda" and tensor.numel():
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device, copy=True)
+def _expected(arrived: ArrivedBlocks, device: torch.device) -> _Expected:
+    edges = torch.stack((arrived.first, arrived.stop, arrived.copies, arrived.filled), 1)
+    compared = torch.where(arrived.copies > 0, arrived.filled, (arrived.stop - arrived.first).clamp(min=0))
+    return _Expected(
+        arrived=arrived,
+        edges=uploaded(edges, device),
+        sent=uploaded(arrived.sent, device),
+        compared=int(compared.sum()),
+    )
 
 
 def _records_of(group: Group, known: Tensor, slots: Tensor) -> Tensor:

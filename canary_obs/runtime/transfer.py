@@ -19,6 +19,7 @@ from canary_kernels.fingerprint import FingerprintPlan, hash_slots, plan_fingerp
 from canary_kernels.hashing import word_keys
 from canary_obs.errors import EngineContractError
 from canary_obs.runtime.device.state import DeviceState, Group
+from canary_obs.runtime.device.uploads import uploaded
 from canary_obs.runtime.faults import Faults
 from canary_obs.vocabulary import ObserverPart
 
@@ -83,7 +84,7 @@ class RecordShares:
 
     def _folds(self, name: str, slots: Tensor) -> Tensor:
         (group,) = self._state.named((name,))
-        slots = slots.to(group.memory.device, non_blocking=True)
+        slots = uploaded(slots, group.memory.device)  # behind a forward, where a store is submitted
         if group.plan.coverage is layout.RealData.NONE:  # nothing is known of any
             return torch.zeros((slots.shape[0], 3), dtype=torch.int64, device=slots.device)
         return fold_records(group.backend, group.buffers, slots, self._keys.of(slots.shape[1], slots.device))

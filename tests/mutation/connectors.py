@@ -39,13 +39,23 @@ LOADS = mutants(
         _LOADS + "test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted",
     ),
     (
+        "and computed is None and not failed.any() and sent.equals(known[0]):",
+        "and computed is None and sent.equals(known[0]):",
+        _LOADS + "test_what_will_have_arrived_is_said_while_the_copies_are_made",
+    ),
+    (
+        "and not failed.any() and sent.equals(known[0]):",
+        "and not failed.any():",
+        _LOADS + "test_what_will_have_arrived_is_said_while_the_copies_are_made",
+    ),
+    (
         "        self._landing = {}\n        self.loaded_from",
         "        self.loaded_from",
         _LOADS + "test_a_step_that_failed_reports_no_arrival",
     ),
     (
-        "self.copies.take(group.view.name, rows.blocks)",
-        "pass",
+        "            self.copies.take(group.view.name, rows.blocks)\n",
+        "            pass\n",
         _LOADS + "test_what_is_known_of_a_load_that_never_arrived_is_forgotten",
     ),
     (
@@ -104,7 +114,12 @@ JUDGED = mutants(
         _JUDGED + "test_slots_of_a_failed_load_must_be_written_before_they_are_read",
     ),
     (
-        "self._state.owed.compared(group.index, layout.Phase.HEAD, int(compared.sum()))",
+        "expected is None or expected.arrived is not arrived:",
+        "expected is None:",
+        _JUDGED + "test_what_was_said_beforehand_of_a_load_is_taken_if_all_of_it_arrives",
+    ),
+    (
+        "self._state.owed.compared(group.index, layout.Phase.HEAD, expected.compared)",
         "pass",
         _JUDGED + "test_every_slot_of_a_load_is_accounted_for",
     ),
@@ -128,7 +143,7 @@ COPIES = mutants(
         _COPIES + "test_what_is_known_stays_when_a_higher_block_is_put",
     ),
     (
-        "table[blocks, _Column.KNOWN : _Column.FOLDS] = 0",
+        "self._tables[group][blocks, _Column.KNOWN : _Column.FOLDS] = 0",
         "pass",
         _COPIES + "test_what_was_taken_is_known_no_more",
     ),

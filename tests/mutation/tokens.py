@@ -7,6 +7,7 @@ from tests.mutation.mutant import mutants
 _KNOWN = "tests/kernels/test_records.py::test_tokens_are_compared_with_what_the_scheduler_knows"
 _LAG = "tests/kernels/test_records.py::test_what_a_scheduler_knew_long_ago_is_not_compared"
 _CHAINS = "tests/engines/vllm/test_token_chains.py::"
+_LOADED = _CHAINS + "test_what_was_said_of_a_load_is_not_believed_later"
 _ANY_ORDER = _CHAINS + "test_chains_are_those_of_the_tokens_known"
 _DECODING = _CHAINS + "test_chains_of_decoding_requests"
 _WENT_ON = _CHAINS + "test_a_step_in_which_all_went_on_looks_at_their_new_tokens_alone"
@@ -44,6 +45,8 @@ ALL = (
     *mutants(
         "canary_obs/engines/vllm/token_chains.py",
         ("            if stop < count:", "            if False:", _ANY_ORDER),
+        ("self._known[name] = tokens.size, chain", "self._known[name] = tokens.size - 1, chain", _LOADED),
+        ("                self._due.pop(request, None)\n", "", _LOADED + "[ended a step later]"),
         ("min(count, request.num_tokens)", "request.num_tokens", _ANY_ORDER),
         (
             "                self._known.pop(request, None)\n",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -137,6 +139,21 @@ def test_slots_exchanged_within_a_block_are_found(rig, places) -> None:
 
     load(rig, source, destination, sent=sent, fault=exchanged)
     assert found_at_head(rig) == {Reason.KV_DATA: 2}
+
+
+@pytest.mark.parametrize("as_expected", [True, False])
+def test_what_was_said_beforehand_of_a_load_is_taken_if_all_of_it_arrives(rig, places, as_expected) -> None:
+    source, destination = places
+    sent = [[copy] for copy in folds(rig, source)]
+    wrong = arrived(2, [[(1, 2)], [(3, 4)]])
+    right = arrived(2, sent)
+    expected = right if as_expected else wrong
+    rig.canary.load_begun("a", "full", replace(blocks_of(rig, destination), expected=expected))
+    kv = rig.engine.runner.pool.kv
+    kv[:, :, destination] = kv[:, :, source]
+    rig.canary.load_ended("a", "full", right)
+    assert found_at_head(rig) == {}
+    assert loads(rig) == (2 * SIZE, 0)
 
 
 @pytest.mark.parametrize("known", [True, False])

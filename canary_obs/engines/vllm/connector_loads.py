@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canary_obs.engine_api.loads import ArrivedBlocks
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, LoadTokens
 from canary_obs.engines.vllm.groups import VllmGroup
@@ -18,7 +19,7 @@ from canary_obs.engines.vllm.loaded_blocks import (
     loaded_blocks,
     rows_of,
 )
-from canary_obs.engines.vllm.sent_copies import Copies
+from canary_obs.engines.vllm.sent_copies import Copies, KnownCopies
 
 
 class ConnectorLoads:
@@ -39,6 +40,8 @@ class ConnectorLoads:
         self._failed: set[int] = set()  # blocks that the connector could not load
         # Of those, slots by group that the step under way has read: vLLM computes that step again.
         self._stale: list[tuple[str, Tensor]] = []
+        # By request that waits and group: what is known of its copies, and what is to arrive then.
+        self._expected: dict[str, dict[str, tuple[KnownCopies, ArrivedBlocks]]] = {}
         self._sizes = {group.number: group.block_size for group in groups}
         self.copies = Copies()  # what is known of the copies that are on their way
         # By request of the step under way: the first token that was loaded, not found in the prefix cache.
@@ -60,6 +63,7 @@ class ConnectorLoads:
         for request in output.finished_req_ids | (output.preempted_req_ids or set()):
             if self._waiting.pop(request, None) is not None:
                 self._open.discard(request)
+                self._expected.pop(request, None)
                 observer.load_dropped(request)
         computed = _computed_tokens(output)
         for request in self._waiting.keys() & computed.keys():
@@ -72,7 +76,7 @@ class ConnectorLoads:
         for request, loads in _by_request(started).items():
             self._forget_copies(loads)
             if request in computed:
-                self._begin(request, loads, tokens.get(request), observer)
+                self._begin(request, loads, tokens.get(request), observer, waits=False)
                 self.loaded_from[request] = self._first_token(loads)
                 self._landing[request] = loads, computed[request]
             else:
@@ -87,12 +91,12 @@ class ConnectorLoads:
         """
         due, self._due = self._due, []
         for request, loads, tokens in due:
-            self._begin(request, loads, tokens, observer)
+            self._begin(request, loads, tokens, observer, waits=True)
 
     def rewritten(self, load: str, blocks: Sequence[Loaded], tokens: bytes, observer: Observer) -> None:
         """The step that has begun writes these blocks again, which were found in the prefix cache."""
         self._forget_copies(blocks)
-        self._begin(load, blocks, tokens, observer)
+        self._begin(load, blocks, tokens, observer, waits=False)
         self._landing[load] = list(blocks), len(tokens) // 4  # int32
 
     def end_step(self, observer: Observer) -> None:
@@ -116,6 +120,7 @@ class ConnectorLoads:
         for request in finished:
             if request in self._open and request in lost:
                 self._open.discard(request)
+                self._expected.pop(request, None)
                 del self._waiting[request]  # when it is scheduled, nothing in its blocks was loaded
                 observer.load_failed(request)
             elif request in self._open:
@@ -133,15 +138,27 @@ class ConnectorLoads:
             if own := [load for load in loads if load.group == group.number]:
                 yield group, rows_of(own, group.block_size)
 
-    def _begin(self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer) -> None:
+    def _begin(
+        self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer, *, waits: bool
+    ) -> None:
         for group, rows in self._rows(loads):
-            blocks = loaded_blocks(rows, group.block_size, tokens)
+            expected = self._expect(request, group, rows) if waits else None
+            blocks = loaded_blocks(rows, group.block_size, tokens, expected)
             # Whatever another group kept in these blocks is overwritten as well.
             if others := [other for other in self._groups if other is not group]:
                 slots = blocks.slots.flatten().to(self._device, non_blocking=True)
                 for other in others:
                     observer.invalidated(other.view.name, slots)
             observer.load_begun(request, group.view.name, blocks)
+
+    def _expect(self, request: str, group: VllmGroup, rows: BlockRows) -> ArrivedBlocks | None:
+        """What will have arrived when the load is complete, if the copies are known by now."""
+        sent = self.copies.known(group.view.name, rows.blocks)
+        if not sent.counts.any():
+            return None
+        arrived = arrived_blocks(rows, group.block_size, None, rows.among(()), sent)
+        self._expected.setdefault(request, {})[group.view.name] = sent, arrived
+        return arrived
 
     def _end(
         self, request: str, loads: Sequence[Loaded], computed: int | None, observer: Observer
@@ -151,11 +168,14 @@ class ConnectorLoads:
         What is computed from `computed` on is written by the forward; None = there was none yet.
         """
         self._open.discard(request)
-        missing = []
+        missing, expected = [], self._expected.pop(request, {})
         for group, rows in self._rows(loads):
-            named = group.view.name, group.block_size
-            failed = rows.among(self._failed)
-            arrived = arrived_blocks(rows, named, computed, failed, self.copies)
+            failed, sent = rows.among(self._failed), self.copies.take(group.view.name, rows.blocks)
+            known = expected.get(group.view.name)
+            if known is not None and computed is None and not failed.any() and sent.equals(known[0]):
+                arrived = known[1]
+            else:
+                arrived = arrived_blocks(rows, group.block_size, computed, failed, sent)
             observer.load_ended(request, group.view.name, arrived)
             if failed.any():
                 lost = rows.blocks[failed].tolist()

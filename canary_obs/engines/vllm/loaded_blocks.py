@@ -13,7 +13,7 @@ from torch import Tensor
 from canary_kernels.hashing import chain_of
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.engines.vllm.cached_blocks import Loaded
-from canary_obs.engines.vllm.sent_copies import Copies
+from canary_obs.engines.vllm.sent_copies import KnownCopies
 
 _Column = NDArray[np.int64]
 
@@ -56,12 +56,14 @@ def first_token(load: Loaded, size: int) -> int:
     return max(load.start, (load.number + held) * size)
 
 
-def loaded_blocks(rows: BlockRows, size: int, tokens: bytes | None) -> LoadedBlocks:
+def loaded_blocks(
+    rows: BlockRows, size: int, tokens: bytes | None, expected: ArrivedBlocks | None = None
+) -> LoadedBlocks:
     """Blocks of one group; tokens: int32 of the request, from its first on, as far as it is loaded."""
     offsets = np.arange(size)
     slots = torch.from_numpy(rows.blocks[:, None] * size + offsets)
     if tokens is None:
-        return LoadedBlocks(slots=slots, tokens=None, positions=None, chains=None)
+        return LoadedBlocks(slots=slots, tokens=None, positions=None, chains=None, expected=expected)
     # What lies behind the last known token is not announced as arrived.
     end = (int(rows.numbers.max()) + 1) * size
     given = np.frombuffer(tokens, dtype=np.int32)[:end]
@@ -74,25 +76,23 @@ def loaded_blocks(rows: BlockRows, size: int, tokens: bytes | None) -> LoadedBlo
         tokens=torch.from_numpy(ids.reshape(-1, size)[rows.numbers]),
         positions=torch.from_numpy(rows.numbers[:, None] * size + offsets),
         chains=torch.from_numpy(chains.reshape(-1, size)[rows.numbers]),
+        expected=expected,
     )
 
 
 def arrived_blocks(
     rows: BlockRows,
-    group: tuple[str, int],
+    size: int,
     computed: int | None,
     failed: NDArray[np.bool_],
-    copies: Copies,
+    sent: KnownCopies,
 ) -> ArrivedBlocks:
-    """Which slots of these blocks have arrived, of the tokens below `computed` (None = all); takes `copies`.
+    """Which slots of these blocks have arrived, of the tokens below `computed` (None = all).
 
-    group: name and block size. A block is compared with copies only if nothing else was, or will be, written
-    below their end.
+    A block is compared with copies only if nothing else was, or will be, written below their end.
     """
-    name, size = group
     end = rows.stop if computed is None else np.minimum(rows.stop, computed - rows.numbers * size)
     end = np.where(failed, rows.first, end)
-    sent = copies.take(name, rows.blocks)
     written = sent.filled > (size if computed is None else end)
     unknown = (rows.first > 0) | written | (end <= rows.first)
     counts = np.where(unknown, 0, sent.counts)

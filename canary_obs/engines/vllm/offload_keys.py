@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -119,9 +120,9 @@ def _note(manager: Any, keys: Any, spec: Any) -> None:
         tiers = getattr(manager, "secondary_tiers", ())
         if not _only_files(tiers):
             return
-        for key, chunk in zip(keys, spec.block_ids.tolist(), strict=True):
-            path = str(tiers[0].file_mapper.get_file_name(key)) if tiers else ""
-            noted[chunk] = StoredKey(bytes(key), path)
+        keys = list(keys)
+        paths = map(str, map(tiers[0].file_mapper.get_file_name, keys)) if tiers else repeat("")
+        noted.update(zip(spec.block_ids.tolist(), map(StoredKey, map(bytes, keys), paths), strict=True))
     except Exception as error:  # noqa: BLE001 - what is loaded under these keys is unverified
         log_fault(manager, "offload_keys", error)
 

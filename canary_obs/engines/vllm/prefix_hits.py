@@ -89,9 +89,9 @@ class PrefixHits:
         `loaded_from`: by request, the first token that a connector loads or has loaded.
         """
         hits = [
-            (min(computed, loaded_from.get(request, computed)), blocks)
+            (joined, blocks)
             for request, computed, blocks in _admitted(output)
-            if computed
+            if (joined := min(computed, loaded_from.get(request, computed)))
         ]
         if not hits:
             return

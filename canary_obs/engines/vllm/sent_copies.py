@@ -23,6 +23,10 @@ class KnownCopies(NamedTuple):
     folds: _Rows  # [n, MOST, 2]: of K and V
     peer: str  # who sent all of them, as in `Observer.received`; "" = unknown, or several
 
+    def equals(self, other: KnownCopies) -> bool:
+        """Whether the same is known."""
+        return self.peer == other.peer and all(map(np.array_equal, self[:3], other[:3]))
+
 
 class _Column(IntEnum):
     KNOWN = 0  # 1 = something was said of this block
@@ -67,9 +71,13 @@ class Copies:
 
     def take(self, group: str, blocks: _Rows) -> KnownCopies:
         """What is known of these blocks; nothing is known of them afterwards."""
-        table = self._table(group, int(blocks.max(initial=0)))
-        rows = table[blocks]
-        table[blocks, _Column.KNOWN : _Column.FOLDS] = 0
+        found = self.known(group, blocks)
+        self._tables[group][blocks, _Column.KNOWN : _Column.FOLDS] = 0
+        return found
+
+    def known(self, group: str, blocks: _Rows) -> KnownCopies:
+        """What is known of these blocks."""
+        rows = self._table(group, int(blocks.max(initial=0)))[blocks]
         peers = set(rows[:, _Column.PEER].tolist())
         folds = rows[:, _Column.FOLDS :].reshape(-1, MOST, 2)
         peer = self._peer(peers.pop()) if len(peers) == 1 else ""

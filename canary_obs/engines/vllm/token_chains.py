@@ -96,6 +96,16 @@ class TokenChains:
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, np.uint64]] = {}  # by request: tokens, the chain over them
         self._decoding: _Decoding | None = None  # the last batch, which `_known` lags behind
+        # First tokens of requests that wait for a load: of the last output, and of the one before.
+        self._announced: dict[str, NDArray[np.int32]] = {}
+        self._due: dict[str, NDArray[np.int32]] = {}
+
+    def expect(self, request: str, tokens: NDArray[np.int32]) -> None:
+        """A connector loads these first tokens of a request with the output that is being made.
+
+        Their chain is computed with the next one, while they are on their way.
+        """
+        self._announced[request] = tokens
 
     def forget(self, requests: Collection[str]) -> None:
         """These requests have ended."""
@@ -103,6 +113,8 @@ class TokenChains:
             self._leave_decoding()
             for request in requests:
                 self._known.pop(request, None)
+                self._announced.pop(request, None)
+                self._due.pop(request, None)
 
     def advance(
         self, requests: Mapping[str, Any], scheduled: Mapping[str, int], computed: list[int] | None = None
@@ -112,6 +124,8 @@ class TokenChains:
         Up to the end of the forward that was just scheduled, or to the newest token that is known.
         `computed`: tokens of each before it, given only where the forward adds one to each.
         """
+        if self._due or self._announced:
+            self._add_loaded()
         last = self._decoding
         if last is not None and computed is not None and last.is_of(requests, scheduled):
             self._decoding = None  # if this fails, `_known` lags behind and is right
@@ -123,6 +137,13 @@ class TokenChains:
         names = list(scheduled)
         found = [requests[name] for name in names]
         return self._advance(names, found)
+
+    def _add_loaded(self) -> None:
+        due, self._due, self._announced = self._due, self._announced, {}
+        for name, tokens in due.items():
+            ends = np.array([0]), np.array([tokens.size])
+            (chain,) = added_chains(np.array([ANCHOR]), tokens, *ends)
+            self._known[name] = tokens.size, chain
 
     def _advance(self, names: list[str], found: list[Any]) -> NDArray[np.int64]:
         known, ids, starts = self._known, list[int](), list[int]()
@@ -153,12 +174,18 @@ class TokenChains:
             self._known.update(zip(last.names, zip(*last.chains, strict=True), strict=True))
 
 
-def send_tokens(scheduler: Any, output: Any) -> None:
-    """Let the chains travel with an output to every worker, which compares them with what it has written."""
+def chains_of(scheduler: Any) -> TokenChains:
+    """Those of a scheduler, which has them from the first call on."""
     chains: TokenChains | None = vars(scheduler).get(CHAINS_ATTRIBUTE)
     if chains is None:
         chains = TokenChains()
         setattr(scheduler, CHAINS_ATTRIBUTE, chains)
+    return chains
+
+
+def send_tokens(scheduler: Any, output: Any) -> None:
+    """Let the chains travel with an output to every worker, which compares them with what it has written."""
+    chains = chains_of(scheduler)
     if output.finished_req_ids:
         chains.forget(output.finished_req_ids)
     scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs

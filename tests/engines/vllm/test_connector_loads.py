@@ -29,13 +29,14 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.arrived: ArrivedBlocks | None = None
+        self.expected: ArrivedBlocks | None = None
         self._slots: dict[tuple[str, str], torch.Tensor] = {}
 
     def invalidated(self, group: str, slots: torch.Tensor) -> None:
         self.calls.append(("invalidated", group, slots.tolist()))
 
     def load_begun(self, load: str, group: str, blocks: LoadedBlocks) -> None:
-        self._slots[load, group] = blocks.slots
+        self._slots[load, group], self.expected = blocks.slots, blocks.expected
         self.calls.append(("begun", group, blocks.slots.flatten().tolist()))
 
     def load_ended(self, load: str, group: str, arrived: ArrivedBlocks) -> None:
@@ -134,6 +135,47 @@ def test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted(
     assert recorder.take() == [("ended", "full", [28, 29, 30, 31])]
     assert recorder.arrived is not None
     assert recorder.arrived.copies.tolist() == [1], "what was said of its copies is known"
+
+
+@pytest.mark.parametrize("then", ["all of it arrives", "a block fails", "another copy was sent"])
+def test_what_will_have_arrived_is_said_while_the_copies_are_made(
+    loads: ConnectorLoads, recorder: Recorder, then: str
+) -> None:
+    loads.begin_step(output(), (FIRST, LAST), recorder)
+    loads.copies.put("full", [7, 9], SIZE, [[(1, 2)], [(3, 4)]])
+    loads.begin_due(recorder)
+    assert recorder.expected is not None
+    assert recorder.expected.sent.tolist() == [[[1, 2]], [[3, 4]]]
+    if then == "another copy was sent":
+        loads.copies.put("full", [7], SIZE, [[(5, 6)]])
+    loads.reported(["a"], [], [9] if then == "a block fails" else [], recorder)
+    assert (recorder.arrived is recorder.expected) == (then == "all of it arrives")
+    assert recorder.arrived is not None
+    assert recorder.arrived.copies.tolist() == ([1, 0] if then == "a block fails" else [1, 1])
+    first = [5, 6] if then == "another copy was sent" else [1, 2]
+    assert recorder.arrived.sent[0].tolist() == [first]
+    assert loads._expected == {}
+
+
+def test_of_a_load_of_which_nothing_is_known_nothing_is_said(
+    loads: ConnectorLoads, recorder: Recorder
+) -> None:
+    act_on(loads, output(), (FIRST,), recorder)
+    assert recorder.expected is None
+
+
+@pytest.mark.parametrize("end", ["dropped", "failed"])
+def test_what_was_said_of_a_load_that_never_arrived_is_forgotten(
+    loads: ConnectorLoads, recorder: Recorder, end: str
+) -> None:
+    loads.begin_step(output(), (FIRST,), recorder)
+    loads.copies.put("full", [7], SIZE, [[(1, 2)]])
+    loads.begin_due(recorder)
+    if end == "dropped":
+        loads.begin_step(output(ended="a"), (), recorder)
+    else:
+        loads.reported(["a"], ["a"], [], recorder)
+    assert loads._expected == {}
 
 
 def test_a_load_of_the_forward_arrives_with_its_step(loads: ConnectorLoads, recorder: Recorder) -> None:

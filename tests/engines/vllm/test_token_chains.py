@@ -237,3 +237,35 @@ def test_a_preempted_request_that_knows_the_next_token_is_computed_anew() -> Non
     chains, found = TokenChains(), Running(list(range(20, 27)), 0)
     for found.num_computed_tokens in (5, 6, 3):
         assert told(chains, {"a": found}) == [found.expected()]
+
+
+@pytest.mark.parametrize("in_between", [0, 1, 2])
+def test_the_chain_of_loaded_tokens_is_computed_while_they_are_on_their_way(in_between: int) -> None:
+    chains, loading = TokenChains(), [7 * number for number in range(40)]
+    chains.expect("a", np.array(loading[:32], dtype=np.int32))
+    assert told(chains, {"b": request([1, 2, 3], 2)}) == [expected([1, 2, 3], 2)]
+    assert "a" not in chains._known, "it would hold up the load"
+    for _ in range(in_between):
+        told(chains, {})
+    assert ("a" in chains._known) == (in_between > 0)
+    assert told(chains, {"a": request(loading, 36)}) == [expected(loading, 36)]
+    assert (chains._announced, chains._due) == ({}, {})
+
+
+@pytest.mark.parametrize("how", ["with its load", "computed again", "ended", "ended a step later"])
+def test_what_was_said_of_a_load_is_not_believed_later(how: str) -> None:
+    chains, tokens = TokenChains(), list(range(100, 140))
+    chains.expect("a", np.array(tokens[:32], dtype=np.int32))
+    if how == "with its load":
+        told(chains, {"a": request(tokens, 33)})
+    elif how == "ended a step later":
+        told(chains, {})
+    if how.startswith("ended"):
+        chains.forget({"a"})
+        tokens = list(range(40))
+    told(chains, {})
+    told(chains, {})
+    known = {"with its load": 33, "computed again": 32}.get(how)
+    assert {name: count for name, (count, _) in chains._known.items()} == ({"a": known} if known else {})
+    computed = 8 if how == "computed again" else 40
+    assert told(chains, {"a": request(tokens, computed)}) == [expected(tokens, computed)]

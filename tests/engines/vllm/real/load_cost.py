@@ -199,6 +199,7 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
                 if protected:
                     with engine.protected() as canary:
                         result = phase(engine, rounds, clock)
+                        canary.delivery.drain(5.0)
                         counters = group_counters(canary.state, canary.counter_reader)["full"]
                         totals["loads_compared"] += counters.loads_compared
                         totals["loads_left_out"] += counters.loads_left_out
