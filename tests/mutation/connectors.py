@@ -85,6 +85,15 @@ LOADS = mutants(
     ),
 )
 
+ENDS = mutants(
+    "canary_obs/engines/vllm/step_hooks.py",
+    (
+        "if not self.late_reports():",
+        "if True:",
+        "tests/engines/vllm/test_step_hooks.py::test_a_step_whose_connector_reports_after_sampling_ends_then",
+    ),
+)
+
 BLOCKS = mutants(
     "canary_obs/engines/vllm/loaded_blocks.py",
     (
@@ -334,6 +343,7 @@ ALL = (
     *OFFLOADS,
     *KEYS,
     *LOADS,
+    *ENDS,
     *BLOCKS,
     *JUDGED,
     *FOLDS,

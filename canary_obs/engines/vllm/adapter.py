@@ -217,7 +217,7 @@ class VllmAdapter(FollowsRequests):
         counted = self.runner if self._worker is None else self._worker
         self._patches.wrap(counted, "execute_model", self._forwards.around_execute_model)
         self.healing.attach(self._patches)
-        self.connector.attach(self._patches, observer, hooks.after_launch, hooks.after_checks)
+        self.connector.attach(self._patches, observer, hooks)
         if self._wrap_engine is not None:
             self._wrap_engine(self._patches)
         keep_modules_readable()

@@ -84,6 +84,11 @@ class ConnectorLoads:
                 self._open.add(request)
                 self._due.append((request, loads, tokens.get(request)))
 
+    @property
+    def landing(self) -> bool:
+        """Whether the forward of the step under way loads KV, which may be reported as failed after it."""
+        return bool(self._landing)
+
     def begin_due(self, observer: Observer) -> None:
         """Begin the loads of requests that wait for them: once the runner has submitted their copies.
 

@@ -20,6 +20,7 @@ from canary_obs.engines.vllm.mooncake_records import MooncakeRecords
 from canary_obs.engines.vllm.offload_keys import connectors_named
 from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of
 from canary_obs.engines.vllm.received_blocks import TransferRecords
+from canary_obs.engines.vllm.step_hooks import StepHooks
 
 _STORES = "OffloadingConnector", "ExampleConnector", "LMCacheConnectorV1"
 
@@ -48,23 +49,17 @@ class ConnectorReports:
         self.record_files: RecordFiles | None = None
         self.transfers: TransferRecords | None = None
 
-    def attach(
-        self,
-        patches: MethodPatches,
-        observer: Observer,
-        after_launch: list[Callable[[], None]],
-        after_checks: list[Callable[[], None]],
-    ) -> None:
+    def attach(self, patches: MethodPatches, observer: Observer, hooks: StepHooks) -> None:
         """Follow the worker's connector, if it has one, and those inside of it, until `patches` are restored.
 
-        after_launch: what is called once the runner has acted on a scheduler output.
-        after_checks: what is called once a forward's records are complete.
         Raises ConfigurationError for a key that cannot be used.
         """
         self._observer, connector = observer, worker_connector()
         if connector is None:
             return
-        after_launch.append(self._begin_loads)
+        hooks.after_launch.append(self._begin_loads)
+        hooks.late_reports = lambda: self._loads.landing
+        after_checks = hooks.after_checks
         config = load(CanaryConfig)
         patches.wrap(connector, "get_transfer_results", self._around_results)
         patches.wrap(connector, "get_block_ids_with_load_errors", self._around_errors)

@@ -43,8 +43,9 @@ class StepHooks:
         the step ends             `end_step`: after_forward, after_step, on the side stream
 
     The step ends when execute_model returns (V1), in sample_tokens after the logits (V2), or, where a draft
-    model runs, after sample_tokens. Where a forward's inputs change before the next step, which is what
-    `inputs_persist=False` says, all of its checks precede it: before_forward replaces the first two.
+    model runs or this forward has loaded KV, after sample_tokens. Where a forward's inputs change before the
+    next step, which is what `inputs_persist=False` says, all of its checks precede it: before_forward
+    replaces the first two.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class StepHooks:
         self._launched_due = False  # forward_launched is still to be called for it
         self._end_due = False  # `end_step` is still to be called
         self._host_seconds = 0.0  # spent in the adapter since the last report
+        # Whether the step must end after sampling, when the runner has asked its connector what was loaded.
+        self.late_reports: Callable[[], bool] = lambda: False
         self.after_launch: list[Callable[[], None]] = []  # called when execute_model returns, before checks
         self.after_checks: list[Callable[[], None]] = []  # called when a step's records are complete
 
@@ -215,13 +218,14 @@ class StepHooks:
 
         def compute_logits(*args: Any, **kwargs: Any) -> Any:
             logits = original(*args, **kwargs)
-            self.end_step()
+            if not self.late_reports():
+                self.end_step()
             return logits
 
         return compute_logits
 
     def around_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps the runner's `sample_tokens`; ends the step when no logits were computed."""
+        """Wraps the runner's `sample_tokens`; ends the step if that was not done with the logits."""
 
         def sample_tokens(*args: Any, **kwargs: Any) -> Any:
             with self.lock:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
-from tests.engines.vllm.real.copying_connector import STORE, UnalignedConnector
+from tests.engines.vllm.real.copying_connector import STORE, CopyingConnector, UnalignedConnector
 
 Copy = tuple[int, list[Any]]  # block, and its bytes layer by layer
 
@@ -18,6 +18,7 @@ class Failures:
 
     fail: str = ""  # "request" or "block"; empty = nothing fails
     forget: bool = False  # what failed is not there any more when it is asked for again
+    at_once: bool = False  # loads are made before the forward of the step in which they are asked for
     hold: bool = False  # the next load is under way, and nobody hears of it
     held: list[Copy] = field(default_factory=list)
     waiting: set[str] = field(default_factory=set)  # requests whose loads are held
@@ -36,7 +37,7 @@ BAD = 2  # of a load's blocks, the one that fails
 
 
 class FailingConnector(UnalignedConnector):
-    """Its loads end a step after they began."""
+    """Its loads end a step after they began, or before the forward."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -47,7 +48,24 @@ class FailingConnector(UnalignedConnector):
         super().register_kv_caches(kv_caches)
         FAILURES.caches = self._caches
 
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        if FAILURES.at_once:
+            return CopyingConnector.get_num_new_matched_tokens(self, request, num_computed_tokens)
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if FAILURES.at_once:
+            CopyingConnector.update_state_after_alloc(self, request, blocks, num_external_tokens)
+        else:
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+
     def start_load_kv(self, forward_context: Any, **how: Any) -> None:
+        if (loads := self._get_connector_metadata().loads) and FAILURES.fail == "block":
+            FAILURES.held.append(loads[BAD])
+            self._bad.add(loads[BAD][0])
+            self._copy(loads[:BAD] + loads[BAD + 1 :])
+            STORE.clear()
+            FAILURES.fail = ""
         for request, loads in self._arriving.items():
             if FAILURES.hold:
                 FAILURES.held += loads

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from canary_obs.engines.vllm.runner_v2 import V2Adapter
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.rig import Rig, prompts
 
@@ -59,6 +60,25 @@ def test_a_failed_load_is_computed_again_without_an_alarm(
     assert failures.held, "nothing failed"
     assert rig.settle() == []
     assert rig.canary.verdict() == (State.OK, ())
+
+
+def test_a_block_that_fails_with_the_forward_is_no_lost_load(rig: Rig, failures: Any) -> None:
+    """vLLM hears of it after the forward that has read it, and computes that one again."""
+    prompt, answer = stored(rig, 65)
+    failures.fail, failures.at_once = "block", True
+    again = rig.generate([prompt], 6)
+    assert failures.held, "nothing failed"
+    rig.settle()
+    if isinstance(rig.adapter, V2Adapter):
+        # Its runner counts on from where it was, on the device: the tokens are computed at wrong positions.
+        found = set(rig.reasons())
+        assert (Phase.HEAD, Reason.POSITION) in found
+        assert not found & {(Phase.HEAD, Reason.LOST_LOAD), (Phase.HEAD, Reason.KV_DATA)}
+        assert again != answer
+    else:
+        assert rig.found == []
+        assert again == answer
+        assert rig.canary.verdict() == (State.OK, ())
 
 
 @pytest.mark.parametrize("fail", ["request", "block"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from canary_obs.engines.vllm.runner_v2 import V2Adapter
 from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.rig import Rig, prompts
@@ -183,8 +184,15 @@ def test_a_truncated_file_that_lmcache_reports_is_computed_again(cache: Cache) -
         path = in_last(cache, "files")
         path.write_bytes(path.read_bytes()[:-4096])
 
-    assert cache.served(truncate, "files") == set()
-    assert cache.again == cache.first
+    found = cache.served(truncate, "files")
+    if isinstance(cache.rig.adapter, V2Adapter):
+        # Its runner counts on from where it was, on the device: it computes the tokens at wrong positions.
+        assert (Phase.HEAD, Reason.POSITION) in found
+        assert LOST not in found, "that block was reported"
+        assert cache.again != cache.first
+    else:
+        assert found == set()
+        assert cache.again == cache.first
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -18,7 +18,10 @@ TESTS = {
         "a_flood_of_false_findings_empties_no_cache_and_ends_few_requests",
     ],
     "test_offloading.py": ["what_was_stored_is_what_is_loaded[True]", "a_load_that_copied_nothing_is_lost"],
-    "test_failed_loads.py": ["a_failure_that_the_scheduler_ignores_is_found[request]"],
+    "test_failed_loads.py": [
+        "a_failure_that_the_scheduler_ignores_is_found[request]",
+        "a_block_that_fails_with_the_forward_is_no_lost_load",
+    ],
     "test_states.py": [
         "a_state_moves_to_the_next_block_and_is_joined_from_the_cache",
         "a_flip_in_a_running_state_is_found_before_the_next_forward_overwrites_it",
