@@ -77,11 +77,6 @@ def position_terms(positions: Integers) -> Words:
     return terms
 
 
-def next_terms(terms: Words) -> Words:
-    """uint64 [n]: those of the positions that follow."""
-    return terms + _POSITION_FACTOR
-
-
 def mix_terms(tokens: Integers, terms: Words) -> Words:
     """`mix_arrays` for positions whose terms are known."""
     mixed = tokens.astype(np.uint64)  # negative tokens wrap, as they do in int64

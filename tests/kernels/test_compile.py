@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from canary_kernels.arrival import kernel as arrival
+from canary_kernels.decode import kernel as decode
 from canary_kernels.digest import kernel as digest
 from canary_kernels.drafts import kernel as drafts
 from canary_kernels.fingerprint import kernel as fingerprint
@@ -22,7 +23,7 @@ from canary_obs.reference_engine.model import paged_attention
 
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
 INTEGERS |= {"num_k", "num_sources", "stride", "key_stride", "value_stride", "slot_stride", "query_stride"}
-INTEGERS |= {"width", "num_tokens", "state", "size"}
+INTEGERS |= {"width", "num_tokens", "state", "size", "own_stride"}
 FLOATS = dict.fromkeys(("key", "value", "keys", "values", "query", "output"), "*bf16")
 FLOATS |= {"mixed": "*fp32", "weights": "*fp32", "scale": "fp32"}
 HEADS = {"GROUP": 4, "DIM": 128, "WIDTH": 128, "SPLITS": 16}
@@ -50,6 +51,7 @@ JOBS = [
     (reset.reset_kernel, {"BLOCK": 256}),
     (drafts.keep_kernel, {"AHEAD": 3, "LIMIT": 131072, "PAGE_SIZE": 16, "BLOCK": 256}),
     (drafts.keep_kernel, {"AHEAD": 0, "LIMIT": 131072, "PAGE_SIZE": 1, "BLOCK": 256}),
+    (decode.decode_kernel, {"BLOCK": decode.BLOCK}),
     (digest.lists_kernel, {"BLOCK": 1024}),
     (digest.inputs_kernel, {"BLOCK": 1024, "TAIL": 0, "ROOM": 0}),
     (digest.inputs_kernel, {"BLOCK": 1024, "TAIL": 3, "ROOM": 4}),
@@ -87,7 +89,7 @@ print(len(JOBS))
 
 
 @pytest.mark.parametrize(
-    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 25), (("hip", "gfx942", "64", "hsaco"), 24)]
+    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 26), (("hip", "gfx942", "64", "hsaco"), 25)]
 )
 def test_kernels_compile_ahead_of_time(target, jobs):
     # A fresh process: this one may have been told to interpret.

@@ -24,14 +24,24 @@ ALL = (
             _CHAINS + "test_a_request_that_was_retracted_is_computed_anew",
         ),
         (
-            "            or prefixes.tolist() != repeats.prefixes\n",
+            "            or (ends - prefixes).tolist() != following.extends\n",
             "",
             _CHAINS + "test_a_batch_that_repeats_but_for_its_prefixes_is_computed_anew",
         ),
         (
-            "list(map(len, outputs)) != repeats.lengths\n            or ",
+            "list(map(len, outputs)) != self.lengths or ",
             "",
             _CHAINS + "test_a_batch_whose_answers_grow_unevenly_is_computed_anew",
+        ),
+        (
+            "last.stops + np.arange(count)[:, None]",
+            "last.stops + np.arange(count)[:, None] * 0",
+            _CHAINS + "test_tokens_of_batches_that_follow_are_added_later",
+        ),
+        (
+            "following is None or not following.decodes or not",
+            "following is None or not",
+            _CHAINS + "test_a_batch_that_extends_by_more_is_not_one_token_on",
         ),
         (
             "min(int(ends[place]), total)",
@@ -220,14 +230,24 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/device_views.py",
         (
-            "slot_table=table, out",
+            "slot_table=self._memory.table, out",
             "slot_table=self._table, out",
             _COPIES + "test_what_sglang_writes_for_the_next_batch_does_not_change_this_ones_view",
         ),
         (
-            "shown.request_ids is names",
-            "len(shown.request_ids) == len(names)",
+            "view.request_ids is not names",
+            "len(view.request_ids) != len(names)",
             _COPIES + "test_a_batch_that_repeats_is_shown_as_the_same_view",
+        ),
+        (
+            "self._known, False",
+            "True, False",
+            _COPIES + "test_a_forward_that_could_not_be_shown_is_followed_by_whole_columns",
+        ),
+        (
+            "Known.NEXT_BEFORE if self._chains.late else Known.NEXT",
+            "Known.NEXT",
+            _COPIES + "test_batches_in_any_order_are_shown_as_without_copies[late]",
         ),
     ),
     *mutants(

@@ -11,9 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from canary_kernels.checks import Backend
+from canary_kernels.decode import DecodeMemory, DecodeStep, Known, keep_decode
 from canary_obs.engine_api.views import GroupStep, StepView
 from canary_obs.engines.sglang.batch_views import EXTENDING, BatchViews
 from canary_obs.engines.sglang.groups import SglangGroup
+from canary_obs.engines.toolkit.device_digests import backend_for
 from canary_obs.errors import UnsupportedEngine
 
 # A step's copy to the device has ended before the step after the next one is prepared, so two would do.
@@ -50,12 +53,10 @@ class DeviceViews(BatchViews):
     def __init__(self, runner: Any, groups: Sequence[SglangGroup]) -> None:
         super().__init__(runner, groups)
         device, (most, _) = self._table.device, self._table.shape
-        self._own_table = torch.zeros_like(self._table)
-        self._lengths = torch.zeros((4, most + 1), dtype=torch.int64, device=device)
-        self._lengths[3] = 1
+        self._backend, self._memory = backend_for(device), DecodeMemory.allocate(self._table)
+        self._lengths = torch.zeros((3, most + 1), dtype=torch.int64, device=device)
+        self._lengths[2] = 1
         self._counting = torch.arange(most + 1, device=device)
-        self._uploaded = torch.zeros((3, most), dtype=torch.int64, device=device)
-        self._tokens = torch.zeros((3, most), dtype=torch.int64, device=device)
         pinned = device.type == "cuda"
         staging = [
             torch.zeros((3, most), dtype=torch.int64, pin_memory=pinned) for _ in range(_STAGING_BUFFERS)
@@ -63,7 +64,10 @@ class DeviceViews(BatchViews):
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
         self._columns: dict[int, _Columns] = {}  # by requests
         self._decoding: StepView | None = None  # the last one
+        self._known = False  # whether the memory has what is known after the last batch
         self._tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by requests and width
+        if self._backend is Backend.TRITON:
+            self._compile()
 
     def build(self, batch: Any, requests: Sequence[Any]) -> StepView:
         """The view of a forward batch of these requests; on the stream that runs the forward.
@@ -72,29 +76,54 @@ class DeviceViews(BatchViews):
         """
         count, names = self._checked_requests(batch, requests)
         columns = self._columns.get(count) or self._make_columns(count)
-        decodes = batch.forward_mode.is_decode()
-        before, ends = self._host_lengths(batch, decodes)
-        staging, values = next(self._staging)
-        chains = self._chains.advance(requests, before, ends)
-        values[:, :count] = chains
-        self._uploaded.copy_(staging, non_blocking=True)
-        table = self._copy_rows(batch.req_pool_indices, count, int(ends.max()))
-        tokens = batch.input_ids, batch.positions, batch.out_cache_loc
-        if decodes:
-            # Not from the positions: they are what is to be checked.
-            torch.sub(batch.seq_lens, 1, out=columns.prefixes)
-            extends, starts = columns.ones, columns.each
-            torch._foreach_copy_(columns.tokens, tokens)
-            tokens = columns.tokens
+        known, self._known = self._known, False
+        if batch.forward_mode.is_decode():
+            self._keep(batch, requests, count, known=known)
+            view = self._decoding
+            if view is None or view.request_ids is not names:  # else it has the same tensors
+                view = self._decoding = self._view_of(
+                    names, columns, columns.ones, columns.each, columns.tokens
+                )
         else:
-            extends, starts = columns.extends, columns.starts
-            columns.prefixes.copy_(batch.extend_prefix_lens)
-            extends.copy_(batch.extend_seq_lens)
-            torch.cumsum(extends, 0, out=starts[1:])
-        if decodes and (shown := self._decoding) is not None and shown.request_ids is names:
-            return shown  # it has the same tensors
-        step = GroupStep(slot_table=table, out_slots=tokens[2])
-        view = StepView(
+            self._copy(batch, requests, count, columns)
+            tokens = batch.input_ids, batch.positions, batch.out_cache_loc
+            view = self._view_of(names, columns, columns.extends, columns.starts, tokens)
+            self._decoding = None
+        self._known = True
+        return view
+
+    def _keep(self, batch: Any, requests: Sequence[Any], count: int, *, known: bool) -> None:
+        """One launch. What it reads of the batch, but for the tokens, is not the positions' to say."""
+        lens, (staging, values) = batch.seq_lens_cpu, next(self._staging)
+        tokens = self._chains.next_tokens(requests, lens.tolist()) if known else None
+        if tokens is None:
+            ends, given = lens.numpy(), Known.GIVEN
+            values[:, :count] = self._chains.advance(requests, ends - 1, ends)
+        else:
+            values[0, :count] = tokens
+            given = Known.NEXT_BEFORE if self._chains.late else Known.NEXT
+        step = DecodeStep(
+            self._table, batch.req_pool_indices, batch.seq_lens, batch.input_ids, batch.positions,
+            batch.out_cache_loc, staging,
+        )  # fmt: skip
+        keep_decode(self._backend, self._memory, step, given)
+
+    def _copy(self, batch: Any, requests: Sequence[Any], count: int, columns: _Columns) -> None:
+        """`_keep` of a batch that extends; what the batch owns is not copied."""
+        before, ends = _extended(batch)
+        staging, values = next(self._staging)
+        values[:, :count] = self._chains.advance(requests, before, ends)
+        self._memory.known.copy_(staging, non_blocking=True)
+        self._copy_rows(batch.req_pool_indices, count, int(ends.max()))
+        columns.prefixes.copy_(batch.extend_prefix_lens)
+        columns.extends.copy_(batch.extend_seq_lens)
+        torch.cumsum(columns.extends, 0, out=columns.starts[1:])
+
+    def _view_of(
+        self, names: list[str], columns: _Columns, extends: Tensor, starts: Tensor, tokens: Sequence[Tensor]
+    ) -> StepView:
+        step = GroupStep(slot_table=self._memory.table, out_slots=tokens[2])
+        return StepView(
             request_ids=names,
             rows=columns.rows,
             prefix_lens=columns.prefixes,
@@ -107,39 +136,39 @@ class DeviceViews(BatchViews):
             known_lens=columns.known_lens,
             known_digests=columns.known_digests,
         )
-        self._decoding = view if decodes else None
-        return view
 
     def _make_columns(self, count: int) -> _Columns:
-        prefixes, extends, starts, ones = self._lengths
-        digests, known_lens, known_digests = self._uploaded[:, :count]
-        ids, positions, slots = self._tokens[:, :count]
+        extends, starts, ones = self._lengths
+        digests, known_lens, known_digests = self._memory.known[:, :count]
+        ids, positions, slots = self._memory.tokens[:, :count]
         made = self._columns[count] = _Columns(
-            prefixes=prefixes[:count], extends=extends[:count], starts=starts[: count + 1],
+            prefixes=self._memory.prefix_lens[:count], extends=extends[:count], starts=starts[: count + 1],
             ones=ones[:count], rows=self._counting[:count], each=self._counting[: count + 1],
             digests=digests, known_lens=known_lens, known_digests=known_digests,
             tokens=(ids, positions, slots),
         )  # fmt: skip
         return made
 
-    def _copy_rows(self, rows: Tensor, count: int, longest: int) -> Tensor:
+    def _copy_rows(self, rows: Tensor, count: int, longest: int) -> None:
         width = min(-(-longest // _WIDTH) * _WIDTH, self._table.shape[1])
         found = self._tables.get((count, width))
         if found is None:
             if len(self._tables) >= _MOST_TABLES:
                 self._tables.clear()
-            found = self._tables[count, width] = self._table[:, :width], self._own_table[:count, :width]
+            found = self._tables[count, width] = self._table[:, :width], self._memory.table[:count, :width]
         source, own = found
         torch.index_select(source, 0, rows, out=own)
-        return self._own_table
 
-    @staticmethod
-    def _host_lengths(batch: Any, decodes: bool) -> tuple[_Longs, _Longs]:
-        """Tokens of each request before and after the forward, int64 [n] each, as the scheduler has them."""
-        if decodes:
-            ends: _Longs = batch.seq_lens_cpu.numpy()
-            return ends - 1, ends
-        if (mode := batch.forward_mode.name) not in EXTENDING:
-            raise UnsupportedEngine(f"SGLang's forward mode {mode} is not covered yet")
-        before = np.array(batch.extend_prefix_lens_cpu, dtype=np.int64)
-        return before, before + np.array(batch.extend_seq_lens_cpu, dtype=np.int64)
+    def _compile(self) -> None:
+        """Compile the launch for decodes now, rather than in the first one."""
+        one, (staging, _) = self._counting[1:2], next(self._staging)
+        step = DecodeStep(self._table, one, one, one, one, one, staging)
+        keep_decode(self._backend, self._memory, step, Known.GIVEN)
+
+
+def _extended(batch: Any) -> tuple[_Longs, _Longs]:
+    """Tokens of each request before and after the forward, int64 [n] each, as the scheduler has them."""
+    if (mode := batch.forward_mode.name) not in EXTENDING:
+        raise UnsupportedEngine(f"SGLang's forward mode {mode} is not covered yet")
+    before = np.array(batch.extend_prefix_lens_cpu, dtype=np.int64)
+    return before, before + np.array(batch.extend_seq_lens_cpu, dtype=np.int64)

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_kernels.hashing import mix_arrays, mix_terms, next_terms, position_terms
+from canary_kernels.hashing import mix_arrays
 from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
 
 _Longs = NDArray[np.int64]
+_MOST_FOLLOWING = 16  # batches whose tokens are added at once: a step pays for all of them
 
 
 class BatchChains(NamedTuple):
@@ -38,17 +39,29 @@ class _LastBatch(NamedTuple):
     requests: list[Any]
     stops: _Longs  # tokens in the chain
     known: NDArray[np.uint64]
-    repeats: _Repeats | None = None
 
 
-class _Repeats(NamedTuple):
-    """A batch in which each request got one token; the next one most likely is like it, one token on."""
+class _Following:
+    """The batch that most likely follows one in which each request got one token: one token on."""
 
-    prefixes: list[int]  # that it will have
-    ends: list[int]
-    lengths: list[int]  # of the answers, then
-    terms: NDArray[np.uint64]  # of the positions of the tokens that will be new
-    late: bool  # whether the token of the forward is known on the device only
+    def __init__(self, prefixes: _Longs, ends: _Longs, lengths: _Longs, *, late: bool) -> None:
+        """Of the batch before it: tokens before and after it, and of the answers so far. Arrays [n]."""
+        self.extends: list[int] = (ends - prefixes).tolist()
+        self.decodes = self.extends == [1] * len(self.extends)
+        self.late = late  # whether the token of the forward is known on the device only
+        # Lists of a batch's size are compared sooner than arrays.
+        self.ends: list[int] = (ends + 1).tolist()
+        self.lengths: list[int] = (lengths + 1).tolist()
+        self.tokens = list[list[int]]()  # of the batches that followed, not in the chains yet
+
+    def takes(self, outputs: list[Any], ends: list[int]) -> bool:
+        """Whether this is it: then the next one is expected, and the tokens are kept."""
+        if list(map(len, outputs)) != self.lengths or ends != self.ends:
+            return False
+        self.ends = [end + 1 for end in ends]
+        self.lengths = [length + 1 for length in self.lengths]
+        self.tokens.append([output[-1] for output in outputs])
+        return True
 
 
 class RequestChains:
@@ -59,14 +72,16 @@ class RequestChains:
         self._first = first
         self._known: WeakKeyDictionary[Any, tuple[int, np.uint64]] = WeakKeyDictionary()
         self._last: _LastBatch | None = None  # not in `_known` yet
+        self._following: _Following | None = None
 
     def advance(self, requests: Sequence[Any], prefixes: _Longs, ends: _Longs) -> BatchChains:
         """`prefixes` and `ends`: tokens of each request before and after the forward, int64 [n] each.
 
         The newest token may be known on the device only. Raises LookupError when an earlier one is missing.
         """
-        if (found := self._repeated(requests, prefixes, ends)) is not None:
+        if (found := self._followed(requests, prefixes, ends)) is not None:
             return found
+        self._add_following()
         if (found := self._decoded(requests, prefixes, ends)) is not None:
             return found
         self._keep_last()
@@ -93,29 +108,56 @@ class RequestChains:
         self._last = _LastBatch(list(requests), stops, known)
         return _chains(digests, stops, known)
 
-    def _repeated(self, requests: Sequence[Any], prefixes: _Longs, ends: _Longs) -> BatchChains | None:
-        """`_decoded` for a batch that is the last one, one token on. Half of its time, and nearly every step.
+    def next_tokens(self, requests: Sequence[Any], ends: list[int]) -> list[int] | None:
+        """The newest token of each request, for a batch that is the last one, one token on.
 
-        Lists of a batch's size are compared sooner than arrays.
+        The chains over what is known are then those of the last batch and these tokens. `ends`: tokens after
+        the forward, which adds one. None = it is not that batch; `advance` takes it.
         """
-        last = self._last
-        if last is None or (repeats := last.repeats) is None or last.requests != requests:
+        following = self._following
+        if following is None or not following.decodes or not self._takes(requests, ends):
             return None
-        outputs = [request.output_ids for request in requests]
+        tokens = following.tokens[-1]
+        if len(following.tokens) == _MOST_FOLLOWING:
+            self._add_following()
+        return tokens
+
+    @property
+    def late(self) -> bool:
+        """Of `next_tokens`: whether the forward is given a token that follows them."""
+        return self._following is not None and self._following.late
+
+    def _takes(self, requests: Sequence[Any], ends: list[int]) -> bool:
+        last, following = self._last, self._following
+        if last is None or following is None or last.requests != requests:
+            return False
+        return following.takes([request.output_ids for request in requests], ends)
+
+    def _followed(self, requests: Sequence[Any], prefixes: _Longs, ends: _Longs) -> BatchChains | None:
+        """`_decoded` for a batch that is the last one, one token on: nearly each step, in half the time."""
+        following = self._following
         if (
-            list(map(len, outputs)) != repeats.lengths
-            or ends.tolist() != repeats.ends
-            or prefixes.tolist() != repeats.prefixes
+            following is None
+            or (ends - prefixes).tolist() != following.extends
+            or not self._takes(requests, ends.tolist())
         ):
             return None
-        new = np.array([output[-1] for output in outputs], dtype=np.int64)
-        known, stops = last.known + mix_terms(new, repeats.terms), last.stops + 1
-        following = _Repeats(
-            [prefix + 1 for prefix in repeats.prefixes], [end + 1 for end in repeats.ends],
-            [length + 1 for length in repeats.lengths], next_terms(repeats.terms), repeats.late,
-        )  # fmt: skip
-        self._last = _LastBatch(last.requests, stops, known, following)
-        return _chains(known if repeats.late else last.known, stops, known)
+        before = self._add_following()
+        assert self._last is not None
+        _, stops, known = self._last
+        return _chains(known if following.late else before, stops, known)
+
+    def _add_following(self) -> NDArray[np.uint64]:
+        """Add the tokens of batches that followed to the chains; returns those before the newest one."""
+        last, following = self._last, self._following
+        if last is None or following is None or not following.tokens:
+            return np.empty(0, dtype=np.uint64)
+        tokens, following.tokens = np.array(following.tokens, dtype=np.int64), []
+        count = tokens.shape[0]
+        mixed = mix_arrays(tokens, last.stops + np.arange(count)[:, None])
+        before: NDArray[np.uint64] = last.known + mixed[:-1].sum(axis=0)
+        self._last = _LastBatch(last.requests, last.stops + count, before + mixed[-1])
+        return before
 
     def _decoded(self, requests: Sequence[Any], prefixes: _Longs, ends: _Longs) -> BatchChains | None:
         """`advance` for the requests of the last batch, of which at most one token is new for each.
@@ -144,13 +186,10 @@ class RequestChains:
         if tail:
             new = [output[place + head] for output, place in zip(outputs, places, strict=True)]
             known = digests + mix_arrays(np.array(new, dtype=np.int32), prefixes)
-        repeats = None
+        self._following = None
         if head + tail == 1 and (stops == totals).all():
-            prefixes_then, ends_then, lengths_then = (
-                (values + 1).tolist() for values in (prefixes, ends, lengths)
-            )
-            repeats = _Repeats(prefixes_then, ends_then, lengths_then, position_terms(stops), late=not tail)
-        self._last = _LastBatch(last.requests, stops, known, repeats)
+            self._following = _Following(prefixes, ends, lengths, late=not tail)
+        self._last = _LastBatch(last.requests, stops, known)
         return _chains(digests, stops, known)
 
     def _part(self, prompt: Sequence[int], output: Sequence[int], start: int, stop: int) -> list[int]:
@@ -166,7 +205,7 @@ class RequestChains:
             columns = zip(self._last.requests, self._last.stops.tolist(), self._last.known, strict=True)
             for request, stop, known in columns:
                 self._known[request] = stop, known
-            self._last = None
+            self._last = self._following = None
 
 
 def _lengths_of(lists: Sequence[Sequence[int]]) -> _Longs:

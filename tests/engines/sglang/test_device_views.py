@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,3 +92,63 @@ def test_other_modes_and_other_requests_are_not_shown() -> None:
         own.build(batch("TARGET_VERIFY", REQUESTS), REQUESTS)
     with pytest.raises(LookupError, match="its scheduler handed out"):
         own.build(a_decode(), REQUESTS[:1])
+
+
+def of_requests(requests: list[Request], table: torch.Tensor, *, late: bool, extends: bool) -> Any:
+    """A batch that is fed the newest token of each request, or all of it; late: and one that is not known."""
+    lens = [len(request.tokens) + late for request in requests]
+    before = [0 if extends else length - 1 for length in lens]
+    rows = [request.rid for request in requests]
+    given = batch(
+        "EXTEND" if extends else "DECODE", requests, seq_lens=torch.tensor(lens),
+        seq_lens_cpu=torch.tensor(lens), extend_prefix_lens_cpu=before, extend_seq_lens_cpu=lens,
+        extend_prefix_lens=torch.tensor(before), extend_seq_lens=torch.tensor(lens),
+    )  # fmt: skip
+    given.req_pool_indices = torch.tensor([int(row) for row in rows])
+    spans = [range(first, end) for first, end in zip(before, lens, strict=True)]
+    given.positions = torch.tensor([place for span in spans for place in span])
+    given.input_ids = given.positions * 3
+    given.out_cache_loc = torch.cat(
+        [table[int(row), span.start : span.stop] for row, span in zip(rows, spans, strict=True)]
+    ).long()
+    return given
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["known", "late"])
+def test_batches_in_any_order_are_shown_as_without_copies(late: bool) -> None:
+    """Decodes that repeat for long, requests that come, go and change places, and prefills between."""
+    draw = random.Random(11)
+    table = torch.arange(8 * 400, dtype=torch.int32).view(8, 400).clone()
+    plain, own = makers(table)
+    waiting = [Request(str(row), [draw.randrange(900) for _ in range(9)], []) for row in range(8)]
+    running, repeated = waiting[:2], 0
+    for _ in range(300):
+        extends = draw.random() < 0.05
+        if draw.random() < 0.1:
+            running = draw.sample(waiting, draw.randrange(1, 6))
+        for request in running:
+            request.output_ids.append(draw.randrange(900))
+        given = of_requests(running, table, late=late and not extends, extends=extends)
+        shown = own._decoding
+        view = own.build(given, list(running))
+        repeated += view is shown
+        assert columns(view) == columns(plain.build(given, list(running)))
+    assert repeated > 150
+
+
+def test_a_forward_that_could_not_be_shown_is_followed_by_whole_columns() -> None:
+    """What it left on the device is not what is known of its requests."""
+    table = torch.arange(80, dtype=torch.int32).view(2, 40).clone()
+    plain, own = makers(table)
+    request = Request("1", [5, 6, 7], [8])
+    for number in range(6):
+        request.output_ids.append(9 + number)
+        given = of_requests([request], table, late=False, extends=False)
+        if number == 3:  # the chains have advanced by then
+            slots, given.out_cache_loc = given.out_cache_loc, None
+            with pytest.raises(AttributeError):
+                own.build(given, [request])
+            given.out_cache_loc = slots
+            plain.build(given, [request])
+        else:
+            assert columns(own.build(given, [request])) == columns(plain.build(given, [request]))

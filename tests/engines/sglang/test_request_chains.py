@@ -129,8 +129,7 @@ def repeating() -> tuple[RequestChains, list[Request]]:
             request.output_ids.append(11)
         ends = np.array([len(request.tokens) for request in batch])
         chains.advance(batch, ends - 1, ends)
-    assert chains._last is not None
-    assert chains._last.repeats is not None
+    assert chains._following is not None
     return chains, batch
 
 
@@ -158,3 +157,53 @@ def test_tokens_that_the_scheduler_does_not_have() -> None:
         LookupError, match=r"request a: the forward continues after 3 tokens, of which .* has 2"
     ):
         RequestChains().advance([Request("a", [5, 6], [])], longs(3), longs(4))
+
+
+def following(count: int) -> tuple[RequestChains, list[Request]]:
+    """`repeating`, and batches whose tokens were taken as the next ones."""
+    chains, batch = repeating()
+    for number in range(count):
+        for place, request in enumerate(batch):
+            request.output_ids.append(20 + 2 * number + place)
+        tokens = chains.next_tokens(batch, [len(request.tokens) for request in batch])
+        assert tokens == [20 + 2 * number, 21 + 2 * number]
+    return chains, batch
+
+
+@pytest.mark.parametrize("count", [1, 5, 15, 16, 17, 40])
+def test_tokens_of_batches_that_follow_are_added_later(count: int) -> None:
+    chains, batch = following(count)
+    for request in batch:
+        request.output_ids.append(12)
+    ends = np.array([len(request.tokens) for request in batch])
+    found = chains.advance(batch, ends - 1, ends)
+    assert found.digests.tolist() == [chain(request.tokens[:-1]) for request in batch]
+    assert found.known_digests.tolist() == [chain(request.tokens) for request in batch]
+    batch.reverse()  # each is looked up
+    found = chains.advance(batch, ends[::-1] - 2, ends[::-1])
+    assert found.digests.tolist() == [chain(request.tokens[:-2]) for request in batch]
+
+
+def test_a_batch_that_is_not_the_last_one_and_a_token_is_not_one_token_on() -> None:
+    chains, batch = following(3)
+    ends = [len(request.tokens) for request in batch]
+    assert chains.next_tokens(batch, ends) is None, "no token is new"
+    batch[0].output_ids.append(9)
+    assert chains.next_tokens(batch, [ends[0] + 1, ends[1]]) is None, "one has none"
+    batch[1].output_ids.append(9)
+    later = [end + 1 for end in ends]
+    assert chains.next_tokens(batch, [end + 1 for end in later]) is None, "more tokens than are known"
+    assert chains.next_tokens(batch[::-1], later[::-1]) is None, "in another order"
+    assert chains.next_tokens(batch[:1], later[:1]) is None, "fewer"
+    assert chains.next_tokens(batch, later) == [9, 9]
+
+
+def test_a_batch_that_extends_by_more_is_not_one_token_on() -> None:
+    """Verified drafts: chains of theirs are advanced."""
+    chains, batch = RequestChains(), [Request("a", [5, 6], [])]
+    for _ in range(3):
+        batch[0].output_ids.append(11)
+        total = len(batch[0].tokens)
+        chains.advance(batch, longs(total - 1), longs(total + 3))
+    batch[0].output_ids.append(11)
+    assert chains.next_tokens(batch, [total + 4]) is None

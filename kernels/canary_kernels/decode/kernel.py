@@ -1,0 +1,99 @@
+"""Decode in Triton: one launch, each program some blocks of one request's row; the first also all else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from canary_kernels.decode.steps import Known
+from canary_kernels.jit import mix64
+from canary_kernels.launch import Start
+
+if TYPE_CHECKING:
+    from canary_kernels.decode.steps import DecodeMemory, DecodeStep
+
+GIVEN, NEXT = tl.constexpr(int(Known.GIVEN)), tl.constexpr(int(Known.NEXT))
+BLOCK, _WARPS = 1024, 4
+# A program of so many slots reads them in the time that the launch takes; more programs than 16 do not help.
+_SLOTS, _MOST_SPLITS = 4096, 16
+
+
+@triton.jit(
+    do_not_specialize=["own_stride", "stride", "table_stride", "num_rows", "width", "state"],
+    do_not_specialize_on_alignment=[
+        "table", "rows", "seq_lens", "input_ids", "positions", "out_slots", "host",
+    ],
+)  # fmt: skip
+def decode_kernel(
+    own_table, own_prefix, own_tokens, own_known, own_stride, stride,
+    table, table_stride, num_rows, width, rows, seq_lens, input_ids, positions, out_slots, host, state,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (request, split) copies the blocks split, split + splits, ... of the request's row.
+
+    state: of the host's columns, a Known.
+    """
+    place = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1).to(tl.int64)
+    row = tl.load(rows + place).to(tl.int64)
+    length = tl.load(seq_lens + place).to(tl.int64)
+    if split == 0:
+        token = tl.load(input_ids + place).to(tl.int64)
+        position = tl.load(positions + place).to(tl.int64)
+        slot = tl.load(out_slots + place).to(tl.int64)
+        digest = tl.load(host + place)
+        known_len = tl.load(own_known + stride + place)
+        chain = tl.load(own_known + 2 * stride + place)
+        if state == GIVEN:
+            known_len = tl.load(host + stride + place)
+            chain = tl.load(host + 2 * stride + place)
+        else:
+            following = chain + mix64(digest, known_len).to(tl.int64)
+            digest = tl.where(state == NEXT, chain, following)
+            known_len += 1
+            chain = following
+        tl.store(own_prefix + place, length - 1)
+        tl.store(own_tokens + place, token)
+        tl.store(own_tokens + stride + place, position)
+        tl.store(own_tokens + 2 * stride + place, slot)
+        tl.store(own_known + place, digest)
+        tl.store(own_known + stride + place, known_len)
+        tl.store(own_known + 2 * stride + place, chain)
+    known = (row >= 0) & (row < num_rows)
+    stop = tl.minimum(length, width)
+    held = tl.where(known, stop, 0)
+    offset = tl.arange(0, BLOCK).to(tl.int64)
+    for start in range(split * BLOCK, stop, tl.num_programs(1) * BLOCK):
+        index = start + offset
+        found = tl.load(table + row * table_stride + index, mask=index < held, other=-1)
+        tl.store(own_table + place * own_stride + index, found, mask=index < stop)
+
+
+def keep_decode(memory: DecodeMemory, step: DecodeStep, known: Known) -> None:
+    """Launch; see `op.keep_decode`."""
+    table, rows, lens, ids, positions, slots, host = step
+    requests = rows.shape[0]
+    if not requests:
+        return
+    num_rows, width = table.shape
+    grid = requests, min(-(-width // _SLOTS), _MOST_SPLITS)
+    types = table.dtype, rows.dtype, lens.dtype, ids.dtype, positions.dtype, slots.dtype
+    start: Start | None = memory.cache.get(types)
+    if start is not None:
+        start(
+            grid,
+            (
+                table.data_ptr(), table.stride(0), num_rows, width, rows.data_ptr(), lens.data_ptr(),
+                ids.data_ptr(), positions.data_ptr(), slots.data_ptr(), host.data_ptr(), int(known),
+            ),
+        )  # fmt: skip
+        return
+    kept = memory.table, memory.prefix_lens, memory.tokens, memory.known
+    strides = memory.table.stride(0), memory.tokens.stride(0)
+    given = table, table.stride(0), num_rows, width, rows, lens, ids, positions, slots, host, int(known)
+    compiled = decode_kernel[grid](*kept, *strides, *given, BLOCK=BLOCK, num_warps=_WARPS)
+    if hasattr(compiled, "packed_metadata"):
+        head = (*(tensor.data_ptr() for tensor in kept), *strides)
+        memory.cache[types] = Start(compiled, table.device, head, (BLOCK,))

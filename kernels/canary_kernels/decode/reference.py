@@ -1,0 +1,37 @@
+"""Decode on the CPU, on the tensors' own memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from canary_kernels.decode.steps import Known
+from canary_kernels.hashing import mix_arrays
+
+if TYPE_CHECKING:
+    from canary_kernels.decode.steps import DecodeMemory, DecodeStep
+
+
+def keep_decode(memory: DecodeMemory, step: DecodeStep, known: Known) -> None:
+    """Copy the inputs, and advance what is known."""
+    rows, lens, table = step.rows.numpy(), step.seq_lens.numpy(), step.table.numpy()
+    count = rows.shape[0]
+    np.subtract(lens, 1, out=memory.prefix_lens.numpy()[:count])
+    for kept, given in zip(memory.tokens, (step.input_ids, step.positions, step.out_slots), strict=True):
+        kept.numpy()[:count] = given.numpy()
+    own, (num_rows, width) = memory.table.numpy(), table.shape
+    for place, (row, length) in enumerate(zip(rows.tolist(), lens.tolist(), strict=True)):
+        stop = min(max(length, 0), width)
+        own[place, :stop] = table[row, :stop] if 0 <= row < num_rows else -1
+    columns, host = memory.known.numpy()[:, :count], step.host.numpy()[:, :count]
+    if known is Known.GIVEN:
+        columns[:] = host
+        return
+    digests, lengths, chains = columns
+    if known is Known.NEXT:
+        digests[:] = chains
+    chains += mix_arrays(host[0], lengths).view(np.int64)
+    lengths += 1
+    if known is Known.NEXT_BEFORE:
+        digests[:] = chains

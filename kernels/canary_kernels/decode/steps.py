@@ -1,0 +1,52 @@
+"""What the decode operation reads and keeps: a batch that decodes, and copies of its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Known(IntEnum):
+    """What the host's columns of a step are."""
+
+    GIVEN = 0  # digests, known lengths and known digests
+    NEXT = 1  # tokens: of each request the one that this forward is fed
+    NEXT_BEFORE = 2  # the same, where the forward is fed a token later than that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeMemory:
+    """Allocated once; the batch under way has the first places of each."""
+
+    table: Tensor  # [max_requests, width]; row i has the slots of request i, up to its length
+    prefix_lens: Tensor  # int64 [max_requests]
+    tokens: Tensor  # int64 [3, max_requests]; input ids, positions, slots of the new tokens
+    known: Tensor  # int64 [3, max_requests]; digests, known_lens, known_digests, as of a StepView
+    cache: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def allocate(cls, table: Tensor) -> DecodeMemory:
+        """For an engine's slot table."""
+        most, device = int(table.shape[0]), table.device
+        return cls(
+            table=torch.zeros_like(table),
+            prefix_lens=torch.zeros(most, dtype=torch.int64, device=device),
+            tokens=torch.zeros((3, most), dtype=torch.int64, device=device),
+            known=torch.zeros((3, most), dtype=torch.int64, device=device),
+        )
+
+
+class DecodeStep(NamedTuple):
+    """A forward that is fed one token of each request. Integers."""
+
+    table: Tensor  # [num_rows, width]; contiguous last axis
+    rows: Tensor  # [num_requests]; row of the table
+    seq_lens: Tensor  # [num_requests]; with the new token
+    input_ids: Tensor  # [num_requests]
+    positions: Tensor  # [num_requests]
+    out_slots: Tensor  # [num_requests]
+    host: Tensor  # int64 [3, max_requests], contiguous, in memory that the device reads; see Known
