@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from canary_obs.runtime.report.snapshot import group_counters
-from canary_obs.vocabulary import Phase, Reason, State
+from canary_obs.vocabulary import State
 from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.stored_prompts import DATA, LOST, StoredPrompts
 
-DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
-LENGTH, BLOCKS = 230, 7  # of a prompt; the connector keeps whole blocks, and never the last token
+BLOCKS = 7  # of a prompt; the connector keeps whole blocks, and never the last token
 
 
-class Disk:
+class Disk(StoredPrompts):
     """The engine, and the folders that the connector keeps."""
 
     def __init__(self, model: Path, folder: Path) -> None:
@@ -33,16 +32,11 @@ class Disk:
             "kv_connector_extra_config": {"connectors": [disk, transfer_config()]},
         }  # fmt: skip
         # It takes a prompt whose prefill is in chunks for a whole one.
-        self.rig = Rig(
+        rig = Rig(
             model, num_gpu_blocks_override=120, kv_transfer_config=config, max_num_batched_tokens=4096,
             disable_hybrid_kv_cache_manager=True,
         )  # fmt: skip
-        self._seed = 500
-
-    def prompt(self) -> list[int]:
-        """One that nobody has seen."""
-        self._seed += 1
-        return prompts(1, seed=self._seed, shared=LENGTH)[0][:LENGTH]
+        super().__init__(rig)
 
     @property
     def child(self) -> Any:
@@ -50,45 +44,18 @@ class Disk:
 
         return get_kv_transfer_group().sub_connectors[0]
 
-    def forget(self) -> None:
-        """What the device holds; another prompt has used its blocks since."""
-        assert self.rig.llm.reset_prefix_cache()
-        self.rig.generate(prompts(8, seed=4), 2)
-        assert self.rig.llm.reset_prefix_cache()
-        files = self.rig.adapter.connector.record_files
-        assert files is not None
-        files.settle()
-
     def layers(self) -> list[Path]:
         return sorted(self.folder.rglob("*.safetensors"))
 
-    def served(self, fault: Callable[[Disk], None]) -> set[tuple[Phase, Reason]]:
-        """Serve a prompt, lose its blocks, do something, and serve it again: what was found."""
-        prompt = self.prompt()
-        self.rig.fresh()
+    def keep(self, first: Callable[[], None], tier: str) -> None:
         for path in self.folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self.first = self.rig.generate([prompt], 6)
+        first()
         kept = sorted(path for path in self.folder.iterdir() if path.is_dir())
         self.forget()
         for path in set(self.folder.iterdir()) - set(kept):  # the other prompts'
             if not any(path.name.startswith(own.name) for own in kept):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self.rig.settle()
-        self.rig.found.clear()
-        before = self.loads()
-        fault(self)
-        self.again = self.rig.generate([prompt], 6)
-        self.rig.settle()
-        compared, left_out = self.loads()
-        self.compared, self.left_out = compared - before[0], left_out - before[1]
-        return set(self.rig.reasons())
-
-    def loads(self) -> tuple[int, int]:
-        """Slots that were compared, and left out."""
-        self.rig.settle()
-        counters = group_counters(self.rig.canary.state, self.rig.canary.counter_reader)["full"]
-        return counters.loads_compared, counters.loads_left_out
 
 
 @pytest.fixture(scope="module")

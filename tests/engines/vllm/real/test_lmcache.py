@@ -10,24 +10,22 @@ from typing import Any
 import pytest
 
 from canary_obs.engines.vllm.runner_v2 import V2Adapter
-from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.stored_prompts import DATA, LOST, StoredPrompts
 
-DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
-LENGTH, LOADED = 230, 192  # of a prompt, and of it three chunks of 64; LMCache keeps whole ones
+LOADED = 192  # tokens of a prompt: three chunks of 64; LMCache keeps whole ones
 TIERS = "memory", "disk", "files"
 
 
-class Cache:
+class Cache(StoredPrompts):
     """The engine, and what LMCache's tiers hold."""
 
     def __init__(self, model: Path) -> None:
         from tests.engines.vllm.real.host_lmcache import TRANSFER
 
         more = {"kv_transfer_config": TRANSFER, "disable_hybrid_kv_cache_manager": True}
-        self.rig = Rig(model, num_gpu_blocks_override=120, **more)
-        self._seed = 500
+        super().__init__(Rig(model, num_gpu_blocks_override=120, **more))
 
     @property
     def engine(self) -> Any:
@@ -44,65 +42,33 @@ class Cache:
         at = {"memory": "LocalCPUBackend", "disk": "LocalDiskBackend", "files": "RemoteBackend"}[name]
         return self.engine.storage_manager.storage_backends[at]
 
-    def prompt(self) -> list[int]:
-        """One that nobody has seen."""
-        self._seed += 1
-        return prompts(1, seed=self._seed, shared=LENGTH)[0][:LENGTH]
-
     def settle(self) -> None:
-        """Threads of LMCache and of the canary write files: let them."""
+        """So do those of LMCache."""
         disk, remote = self.tier("disk").disk_worker, self.tier("files")
         deadline = time.monotonic() + 30
         while disk.put_tasks or remote.put_tasks:
             assert time.monotonic() < deadline
             time.sleep(0.005)  # LMCache gives nothing to wait for
-        files = self.rig.adapter.connector.record_files
-        assert files is not None
-        files.settle()
+        super().settle()
 
-    def forget(self) -> None:
-        """What the device holds; another prompt has used its blocks since."""
-        assert self.rig.llm.reset_prefix_cache()
-        self.rig.generate(prompts(8, seed=4), 2)
-        self.settle()
-        assert self.rig.llm.reset_prefix_cache()
-
-    def keep(self, tier: str) -> None:
-        """Lose what the tiers above this one hold: it is loaded from here."""
+    def lose_above(self, tier: str) -> None:
+        """What the tiers above this one hold: it is loaded from here."""
         if tier != "memory":
             self.tier("memory").clear()
         if tier == "files":
             self.tier("disk").dict.clear()
 
-    def served(self, fault: Callable[[Cache], None], tier: str) -> set[tuple[Phase, Reason]]:
-        """Serve a prompt, lose its blocks, do something, and serve it again: what was found."""
-        self.asked = prompt = self.prompt()
-        self.rig.fresh()
+    def keep(self, first: Callable[[], None], tier: str) -> None:
         kept = set(self.tier("memory").hot_cache)
-        self.first = self.rig.generate([prompt], 6)
+        first()
         self.chunks = [key for key in self.tier("memory").hot_cache if key not in kept]
         self.forget()
-        self.keep(tier)
-        self.rig.settle()
-        self.rig.found.clear()
-        before = self.loads()
-        fault(self)
-        self.again = self.rig.generate([prompt], 6)
-        self.rig.settle()
-        compared, left_out = self.loads()
-        self.compared, self.left_out = compared - before[0], left_out - before[1]
-        return set(self.rig.reasons())
+        self.lose_above(tier)
 
     def close(self) -> None:
         """End the engine, and what LMCache does not; its own shutdown aborts the process at times."""
         self.engine.storage_manager.close()
         self.rig.close()
-
-    def loads(self) -> tuple[int, int]:
-        """Slots that were compared, and left out."""
-        self.rig.settle()
-        counters = group_counters(self.rig.canary.state, self.rig.canary.counter_reader)["full"]
-        return counters.loads_compared, counters.loads_left_out
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +90,7 @@ def test_a_clean_storm_is_compared_and_answers_the_same(cache: Cache) -> None:
     first = cache.rig.generate(asked, 8)
     for tier in TIERS:
         cache.forget()
-        cache.keep(tier)
+        cache.lose_above(tier)
         assert cache.rig.generate(asked, 8) == first
     compared, left_out = cache.loads()
     assert compared > 1000
