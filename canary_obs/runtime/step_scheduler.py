@@ -29,6 +29,7 @@ from canary_obs.vocabulary import Mode, ObserverPart, Trigger
 # A step runs one more task for each of these seconds it took, up to _MAX_TASKS: a pause is no long step.
 _SECONDS_PER_TASK = 0.025
 _MAX_TASKS = 12
+_SECONDS_BETWEEN_TASKS = 0.004  # short steps leave tasks out: what tasks promise is promised in seconds
 _SECONDS_PER_SNAPSHOT = 0.3  # so long a step makes a whole one: with a part per step it would be stale
 _IDLE_BUDGETS = 10  # an idle engine sweeps for this many steps' budgets at a time
 
@@ -64,9 +65,9 @@ class _Task(NamedTuple):
 class StepScheduler:
     """Runs copies of the counters, sweep, patrol, snapshots, evidence and commands between forwards.
 
-    On a GPU tasks rotate in a cycle of twelve. Twice in a cycle a copy of the counters is started right after
-    a forward, where launches cost least, and later tasks fetch and process it. In mode `raise` every step
-    does all three in addition, so that the next step can raise.
+    On a GPU tasks rotate in a cycle of twelve, one in each step that is not short. Twice in a cycle a copy of
+    the counters is started right after a forward, where launches cost least, and later tasks fetch and
+    process it. In mode `raise` every step does all three in addition, so that the next step can raise.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class StepScheduler:
         self._copy_wanted = False  # after the next forward
         self._urgent = False  # a sweep, a drill or evidence is under way; updated every twelfth step
         self._stream = CURRENT_STREAM  # of the launches of this step
+        self._untasked = 0.0  # seconds of steps since a task ran
         self._hook = "pump"  # overhead label of the running task
         self.last_task = "none"  # name of the last task
         fetch = _Task("fetch", ObserverPart.COUNTERS, workers.counter_reader.fetch)
@@ -99,9 +101,10 @@ class StepScheduler:
     def step(self, stream: AbstractContextManager[None]) -> None:
         """Run what this engine step has time for; `stream` is entered around launches."""
         run, now = self._run, time.monotonic()
-        seconds = 0.0 if run.last_step_end is None else now - run.last_step_end
+        last, run.last_step_end = run.last_step_end, now
+        seconds = 0.0 if last is None else now - last
         run.step_seconds += seconds
-        run.last_step_end = now
+        self._untasked += _SECONDS_BETWEEN_TASKS if last is None else seconds
         if seconds > LONG_STEP_SECONDS:
             run.long_step_seconds, run.long_step_end = seconds, now
         if run.step >= self._sweep_at:
@@ -117,9 +120,10 @@ class StepScheduler:
             now = time.monotonic()
         if run.step >= self._workers.swa.due_step:
             self._report_swa()
-        tasks = 1
-        if seconds >= _SECONDS_PER_TASK:
-            tasks = min(1 + int(seconds / _SECONDS_PER_TASK), _MAX_TASKS)
+        if self._untasked < _SECONDS_BETWEEN_TASKS:
+            return
+        self._untasked = 0.0
+        tasks = min(1 + int(seconds / _SECONDS_PER_TASK), _MAX_TASKS)
         while tasks:
             tasks -= 1
             self.last_task, part, run_task = next(self._cycle)
@@ -232,11 +236,8 @@ class StepScheduler:
     def _report_swa(self) -> None:
         run, swa = self._run, self._workers.swa
         if run.step >= swa.due_step:
-            self._faults.guard(
-                ObserverPart.SWA_DIVERGENCE, swa.report, run.step, self._workers.counter_reader.sample
-            )
-
-    # Tasks.
+            sample = self._workers.counter_reader.sample
+            self._faults.guard(ObserverPart.SWA_DIVERGENCE, swa.report, run.step, sample)
 
     def _request_copy_and_patrol(self) -> None:
         self._copy_wanted = True
@@ -294,7 +295,6 @@ class StepScheduler:
         return self._faults.guard(ObserverPart.COUNTERS, self._workers.counter_reader.push, self._run.step)
 
     def _move_counters(self) -> None:
-        if self._push_counters() and self._faults.guard(
-            ObserverPart.COUNTERS, self._workers.counter_reader.fetch
-        ):
+        fetch = self._workers.counter_reader.fetch
+        if self._push_counters() and self._faults.guard(ObserverPart.COUNTERS, fetch):
             self._faults.guard(ObserverPart.COUNTERS, self._process_copy)

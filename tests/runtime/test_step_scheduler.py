@@ -144,12 +144,31 @@ def test_a_step_runs_one_task_and_tasks_rotate(rig, done, stream) -> None:
 
 def test_a_requested_copy_is_started_without_a_forward_too(rig, done, stream) -> None:
     for _ in range(11):
+        rig.canary.run.last_step_end = None
         rig.canary._scheduler.step(stream)
     assert "push" not in done
     done.clear()
+    rig.canary.run.last_step_end = None
     rig.canary._scheduler.step(stream)
     assert done == ["receive", "push"]
     assert stream.entered == 1
+
+
+def test_short_steps_run_a_task_every_four_milliseconds(rig, done, monkeypatch) -> None:
+    run, scheduler = rig.canary.run, rig.canary._scheduler
+    scheduler._cycle = cycle([step_scheduler._Task("any", "pump", lambda: done.append("task"))])
+    now = 100.0
+    monkeypatch.setattr(step_scheduler.time, "monotonic", lambda: now)
+    scheduler.step(CURRENT_STREAM)  # the first one since the engine was idle
+    ran = [len(done)]
+    for milliseconds in (1.5, 1.5, 1.5, 3.0, 0.5, 1.0, 9.0, 1.0, 3.5):
+        now += milliseconds / 1e3
+        scheduler.step(CURRENT_STREAM)
+        ran.append(len(done))
+    assert ran == [1, 1, 1, 2, 2, 2, 3, 4, 4, 5]
+    run.last_step_end = None
+    scheduler.step(CURRENT_STREAM)
+    assert len(done) == 6
 
 
 def test_a_pause_of_the_engine_is_no_long_step(rig, done) -> None:
