@@ -39,8 +39,7 @@ class StepHooks:
 
         execute_model is called   end the step before, join the side stream, follow the scheduler's output
             forward begins        `begin_forward`: before_write
-        execute_model returns     `_check_forward`: forward_launched, on the side stream
-        the step ends             `end_step`: after_forward, after_step, on the side stream
+        the step ends             `end_step`: forward_launched, after_forward, after_step, on the side stream
 
     The step ends when execute_model returns (V1), in sample_tokens after the logits (V2), or, where a draft
     model runs or this forward has loaded KV, after sample_tokens. Where a forward's inputs change before the
@@ -107,23 +106,21 @@ class StepHooks:
         if self._inputs_persist:
             self._launched_due = True
             self.observer.before_write(self._view)
-            self.side_stream.mark()
             return
         self._view = self._guarded(partial(self._complete_with_drafts, self._view))
         if self._view is not None:
             self.observer.before_forward(self._view)
 
     def _check_forward(self) -> None:
-        """The forward was launched: run its remaining checks concurrently."""
+        """The forward was launched, and its inputs are still there: run the checks that read them."""
         incomplete, self._launched_due = self._view, False
         if incomplete is None:
             return
-        with self.side_stream.after_mark:
-            self._view = self._guarded(partial(self._source.complete_view, incomplete))
-            if self._view is not None:
-                self.observer.forward_launched(self._view)
-            else:
-                self.observer.forward_failed(incomplete)
+        self._view = self._guarded(partial(self._source.complete_view, incomplete))
+        if self._view is not None:
+            self.observer.forward_launched(self._view)
+        else:
+            self.observer.forward_failed(incomplete)
 
     def _complete_with_drafts(self, view: StepView) -> StepView:
         complete = self._source.complete_view(view)
@@ -179,8 +176,6 @@ class StepHooks:
                     self.idle_thread.last_step = time.monotonic()
                 if scheduler_output.total_num_scheduled_tokens:
                     self.last_output = scheduler_output
-                    if self._launched_due:
-                        self._check_forward()
                     self._end_due = True
                     if not self._ends_at_sampling:
                         self.end_step()
@@ -193,9 +188,11 @@ class StepHooks:
         if not self._end_due:
             return
         self._end_due = False
-        self.observer.overhead["adapter"] += self._host_seconds
-        self._host_seconds = 0.0
         with self.side_stream.after_all:
+            if self._launched_due:
+                self._check_forward()
+            self.observer.overhead["adapter"] += self._host_seconds
+            self._host_seconds = 0.0
             self._source.end_step(self.observer)
             self._end_forward(self.observer.after_forward)
             for act in self.after_checks:

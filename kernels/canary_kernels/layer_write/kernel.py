@@ -16,6 +16,8 @@ from canary_kernels.jit import COMPLETE, NUM_REASONS, RECORD_WORDS, position_of,
 from canary_kernels.launch import prepare
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers
@@ -81,21 +83,23 @@ def layer_kernel(
 
 def _launch(
     checking: int, buffers: GroupBuffers, layer: FingerprintPlan, witness: Tensor, slots: Tensor
-) -> None:
-    """Launch; see `op.note_layer` and `op.check_layer`."""
+) -> Callable[[], None] | None:
+    """Launch; see `op.note_layer` and `op.check_layer`; returns what does it again. None = compiled."""
     (bundle,), count = layer.bundles, slots.shape[0]
     if not count:
-        return
+        return None
     key = "layer_kernel", checking, bundle.geometry, bundle.alignment, slots.dtype
     start: Start | None = buffers.cache.get(key)
     sizes = bundle.num_k, len(bundle.sources)
     if start is not None:
         memory = slots, witness, bundle.table, bundle.word_keys
-        start((count, 1), (*(tensor.data_ptr() for tensor in memory), *sizes))
-        return
+        launch = start.again((count, 1), (*(tensor.data_ptr() for tensor in memory), *sizes))
+        launch()
+        return launch
     given = slots, witness, bundle.table, bundle.word_keys, *sizes
     constants = {"CHECKING": checking, **shape_of(bundle)}
     buffers.cache[key] = prepare(layer_kernel, buffers, (count, 1), given, constants)
+    return None
 
 
 note_layer = functools.partial(_launch, NOTE)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from canary_kernels.checks import Backend, check_buffers, check_slots
+from canary_kernels.checks import Backend, check_buffers, check_slots, keep_launch, launched_again
 from canary_kernels.layer_write import reference
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ def note_layer(
 
     layer: one of `layer_plans`.
     """
-    check_buffers(backend, buffers)
-    check_slots(buffers, slots=slots)
-    room = reference if backend is not Backend.TRITON else _kernel()
-    room.note_layer(buffers, layer, witness, slots[:WITNESSES])
+    _launch("note_layer", backend, buffers, (layer, witness, slots))
 
 
 def check_layer(
@@ -54,7 +51,21 @@ def check_layer(
     That is where the slot held another token (COMPLETE record), or where the bytes are all zero: a pool that
     was never written. Run after `complete_slots`, with the same slots as the note.
     """
+    _launch("check_layer", backend, buffers, (layer, witness, slots))
+
+
+def _launch(
+    name: str, backend: Backend, buffers: GroupBuffers, given: tuple[FingerprintPlan, Tensor, Tensor]
+) -> None:
+    layer, witness, slots = given
+    kept = name, id(layer)  # for each layer: a forward notes another one than the last
+    if launched_again(buffers.cache, kept, *given):
+        return
     check_buffers(backend, buffers)
     check_slots(buffers, slots=slots)
-    room = reference if backend is not Backend.TRITON else _kernel()
-    room.check_layer(buffers, layer, witness, slots[:WITNESSES])
+    if backend is not Backend.TRITON:
+        getattr(reference, name)(buffers, layer, witness, slots[:WITNESSES])
+        return
+    launch = getattr(_kernel(), name)(buffers, layer, witness, slots[:WITNESSES])
+    if launch is not None:
+        keep_launch(buffers.cache, kept, launch, *given)

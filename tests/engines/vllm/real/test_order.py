@@ -21,8 +21,8 @@ def test_only_the_comparison_of_old_bytes_precedes_the_forward(
     rig.start({"a": prompts(1, seed=3)[0]}, 1)
     rig.step()
     assert calls == [
-        "join", "before_write", "mark", "forward", "compute_logits", "MARK", "forward_launched", "leave",
-        "ALL", "after_forward", "after_step", "leave",
+        "join", "before_write", "forward", "compute_logits", "ALL", "forward_launched", "after_forward",
+        "after_step", "leave",
     ]  # fmt: skip
 
 
