@@ -11,7 +11,8 @@ from canary_obs.bench.result import BenchResult, Measure
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.walks import CachedWalk
 from canary_obs.engines.vllm.cache_count import BlockCounts
-from canary_obs.engines.vllm.cached_blocks import CachedBlocks, PublishedRun
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks
+from canary_obs.engines.vllm.pool_events import PublishedRun
 
 _CHUNK = 16384  # slots, as the sweeper takes them on a GPU
 _RUN = 512  # blocks that a request publishes at once

@@ -138,6 +138,7 @@ WALK = mutants(
 )
 
 _GAP = "tests/engines/vllm/test_cached_blocks.py::test_a_walk_passes_over_blocks_that_are_not_cached"
+_LATER = "tests/engines/vllm/test_cached_blocks.py::test_events_may_be_applied_later"
 _TAKEN = "tests/engines/vllm/test_cached_blocks.py::test_a_walk_shows_what_was_cached_when_it_began"
 PARTS = (
     *mutants(
@@ -149,7 +150,7 @@ PARTS = (
         ),
     ),
     *mutants(
-        "canary_obs/engines/vllm/cached_blocks.py",
+        "canary_obs/engines/vllm/group_blocks.py",
         (
             "self._blocks.slots(held, filled[held])",
             "self._blocks.slots(held, self._blocks.filled[held])",
@@ -158,8 +159,19 @@ PARTS = (
         ("int(held[-1]) + 1 if", "int(held[-1]) + 2 if", _TAKEN),
         ("        np.copyto(since, blocks.since)\n", "        since[:] = blocks.since[0]\n", _TAKEN),
         ("        while not held.size and", "        if not held.size and", _GAP),
-        ("                self.total -= int(self.filled[blocks])\n", "                pass\n", _TAKEN),
+        ("self.total -= int(self.filled[blocks].sum(where=self.since[blocks] != NEVER))", "pass", _TAKEN),
+        (
+            "        self._settle()\n        since, filled = self._blocks.walked",
+            "        since, filled = self._blocks.walked",
+            _LATER,
+        ),
+        ("before = since.get(previous)", "before = None", _LATER),
+        ("since[event] = NEVER", "since.pop(event, None)", _LATER),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/cached_blocks.py",
         ("            group.total += more\n", "", _TAKEN),
+        ("            self._clock += len(events)\n", "", _LATER),
     ),
 )
 

@@ -136,7 +136,7 @@ BLOCKS = mutants(
     "canary_obs/engines/vllm/cached_blocks.py",
     (
         "rows[1:, 2] = self._clock",
-        "rows[1:, 2] = _NEVER",
+        "rows[1:, 2] = NEVER",
         "tests/engines/vllm/test_cached_blocks.py::test_a_run_stands_for_its_blocks_one_by_one",
     ),
 )

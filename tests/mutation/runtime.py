@@ -188,6 +188,16 @@ STEP_SCHEDULER = mutants(
         "tests/runtime/test_step_scheduler.py::test_commands_are_executed_on_the_given_stream",
     ),
     (
+        "        if self._untasked < _SECONDS_BETWEEN_TASKS:\n            return\n",
+        "",
+        "tests/runtime/test_step_scheduler.py::test_short_steps_run_a_task_every_four_milliseconds",
+    ),
+    (
+        "self._untasked += _SECONDS_BETWEEN_TASKS if last is None else seconds",
+        "self._untasked = _SECONDS_BETWEEN_TASKS if last is None else seconds",
+        "tests/runtime/test_step_scheduler.py::test_short_steps_run_a_task_every_four_milliseconds",
+    ),
+    (
         "        if self._copy_wanted:  # requested six",
         "        if False:  # requested six",
         "tests/runtime/test_step_scheduler.py::test_a_requested_copy_is_started_without_a_forward_too",
@@ -206,6 +216,20 @@ STEP_SCHEDULER = mutants(
         "if not self._rotating:",
         "if False:",
         "tests/runtime/test_step_scheduler.py::test_on_a_cpu_every_step_runs_all_tasks",
+    ),
+)
+
+HELD_BLOCKS = mutants(
+    "canary_obs/runtime/taint/held_blocks.py",
+    (
+        "        self._settle()\n        return self._columns",
+        "        return self._columns",
+        "tests/runtime/taint/test_held_blocks.py::test_rows_are_in_the_order_of_their_forwards",
+    ),
+    (
+        "        self._settle()\n        size = added",
+        "        size = added",
+        "tests/runtime/taint/test_held_blocks.py::test_rows_are_in_the_order_of_their_forwards",
     ),
 )
 
@@ -358,6 +382,6 @@ WIRE = mutants(
 
 ALL = (
     *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *BATCHES, *ANNOUNCEMENTS, *ASYNC_CHECKER, *PATROL,
-    *STEP_SCHEDULER, *STATE_LOG, *HEALTH, *LOG,
+    *STEP_SCHEDULER, *HELD_BLOCKS, *STATE_LOG, *HEALTH, *LOG,
     *COUNTER_READER, *SENDER, *DEVICE_HOST, *COUNTERS, *RANKS, *WIRE,
 )  # fmt: skip

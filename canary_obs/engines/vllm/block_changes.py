@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.pool_events import BlockEvent, Loaded
 from canary_obs.engines.vllm.prefix_hits import PrefixHits
 from canary_obs.engines.vllm.states import StateBlocks
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK

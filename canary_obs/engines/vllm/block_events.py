@@ -19,7 +19,10 @@ from canary_obs.engines.vllm.cache_count import (
     instrument_map_class,
     send_counts,
 )
-from canary_obs.engines.vllm.cached_blocks import (
+from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
+from canary_obs.engines.vllm.heal_scheduler import heal_all, heal_one, send_heals
+from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_connector, send_keys
+from canary_obs.engines.vllm.pool_events import (
     BlockEvent,
     EventsLost,
     Loaded,
@@ -28,9 +31,6 @@ from canary_obs.engines.vllm.cached_blocks import (
     Published,
     PublishedRun,
 )
-from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
-from canary_obs.engines.vllm.heal_scheduler import heal_all, heal_one, send_heals
-from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_connector, send_keys
 from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, UNCHANGED, note_hit, send_hits
 from canary_obs.engines.vllm.scheduler_reports import (
     FAULTS_ATTRIBUTE,

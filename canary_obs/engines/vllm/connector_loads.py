@@ -10,7 +10,6 @@ from torch import Tensor
 
 from canary_obs.engine_api.loads import ArrivedBlocks
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.vllm.cached_blocks import BlockEvent, Loaded, LoadTokens
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.loaded_blocks import (
     BlockRows,
@@ -19,6 +18,7 @@ from canary_obs.engines.vllm.loaded_blocks import (
     loaded_blocks,
     rows_of,
 )
+from canary_obs.engines.vllm.pool_events import BlockEvent, Loaded, LoadTokens
 from canary_obs.engines.vllm.sent_copies import Copies, KnownCopies
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.engines.vllm.cached_blocks import Loaded
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.forward_stores import ForwardStores, Store
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.offload_keys import StoredKey
+from canary_obs.engines.vllm.pool_events import Loaded
 from canary_obs.engines.vllm.sent_blocks import each_metadata
 from canary_obs.vocabulary import HOST_PEER
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from canary_kernels.hashing import chain_of
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
-from canary_obs.engines.vllm.cached_blocks import Loaded
+from canary_obs.engines.vllm.pool_events import Loaded
 from canary_obs.engines.vllm.sent_copies import KnownCopies
 
 _Column = NDArray[np.int64]

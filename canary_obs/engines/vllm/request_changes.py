@@ -87,17 +87,14 @@ class RequestChanges:
         self, cached: Any, loaded_from: Mapping[str, int], changed: list[RequestChange],
         grown: dict[str, list[GrownBlock]],
     ) -> None:  # fmt: skip
-        columns = zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens,
-            strict=True,
-        )  # fmt: skip
-        for name, blocks, computed, emitted in columns:
-            if blocks is None:
-                continue
+        for place in places_with_blocks(cached):
+            name, blocks = cached.req_ids[place], cached.new_block_ids[place]
+            computed = cached.num_computed_tokens[place]
             if name in cached.resumed_req_ids:
                 joined = min(computed, loaded_from.get(name, computed))
-                changed.append(self._change(name, int(computed), blocks, joined, int(emitted)))
-            elif name in self._lengths and all(len(ids) < 2 for ids in blocks):
+                emitted = int(cached.num_output_tokens[place])
+                changed.append(self._change(name, int(computed), blocks, joined, emitted))
+            elif name in self._lengths and max(map(len, blocks)) < 2:
                 lengths = self._lengths[name]
                 for number in self._sizes:
                     if blocks[number] and (block := blocks[number][0]) != NULL_BLOCK:
@@ -139,6 +136,11 @@ class FollowsRequests(EngineAdapter):
     def tokens_emitted(self, request: str) -> int | None:
         """By the last scheduler output, where it was in it: with drafted tokens, the fewest there can be."""
         return self.requests.emitted(request)
+
+
+def places_with_blocks(cached: Any) -> list[int]:
+    """Where requests that go on, or come back, are given blocks."""
+    return [place for place, blocks in enumerate(cached.new_block_ids) if blocks is not None]
 
 
 def _prompt_tokens(new: Any) -> int:

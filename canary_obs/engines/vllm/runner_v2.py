@@ -13,6 +13,7 @@ from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import ListDigests
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.request_changes import places_with_blocks
 from canary_obs.engines.vllm.states import StateSteps
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.versions import V2_VERSIONS
@@ -117,10 +118,10 @@ class V2Adapter(VllmAdapter):
         cached = output.scheduled_cached_reqs
         if cached.new_block_ids.count(None) == len(cached.new_block_ids):  # as in most decode steps
             return
-        for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if blocks is not None:
-                for known, ids in zip(self._blocks[request], blocks, strict=False):
-                    known.extend(ids)
+        for place in places_with_blocks(cached):
+            known = self._blocks[cached.req_ids[place]]
+            for ids, more in zip(known, cached.new_block_ids[place], strict=False):
+                ids.extend(more)
 
     def _view(
         self, metadata: Any, batch: Any, block_tables: Sequence[Tensor], slot_mappings: Tensor

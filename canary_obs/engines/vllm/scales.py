@@ -12,8 +12,8 @@ from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part, Plane
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import GroupView
-from canary_obs.engines.vllm.cached_blocks import BlockEvent
 from canary_obs.engines.vllm.groups import VllmGroup, layer_numbers
+from canary_obs.engines.vllm.pool_events import BlockEvent
 
 _QUANTISED = ("fp8", "int8", "fp4")
 _PARTS = ((Part.K, "_k_scale"), (Part.V, "_v_scale"))

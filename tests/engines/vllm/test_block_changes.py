@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from canary_obs.engines.vllm.block_changes import BlockChanges
-from canary_obs.engines.vllm.cached_blocks import Loaded
+from canary_obs.engines.vllm.pool_events import Loaded
 
 SIZE = 2
 

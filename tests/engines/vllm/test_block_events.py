@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from canary_obs.engines.vllm import block_events
-from canary_obs.engines.vllm.cached_blocks import EventsLost, Published, PublishedRun
+from canary_obs.engines.vllm.pool_events import EventsLost, Published, PublishedRun
 
 
 @dataclass

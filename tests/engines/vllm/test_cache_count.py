@@ -10,7 +10,8 @@ import pytest
 from canary_obs.engine_api.views import CachedCount
 from canary_obs.engines.vllm import cache_count
 from canary_obs.engines.vllm.cache_count import BlockCounts, MapCount
-from canary_obs.engines.vllm.cached_blocks import CachedBlocks, Partial, Published
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks
+from canary_obs.engines.vllm.pool_events import Partial, Published
 
 
 class Map:

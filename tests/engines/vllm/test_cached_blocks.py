@@ -10,16 +10,10 @@ from hypothesis import given, strategies as st
 
 from canary_obs.engine_api.views import CachedCount, CachedSlots
 from canary_obs.engine_api.walks import CachedWalk
-from canary_obs.engines.vllm import cached_blocks
+from canary_obs.engines.vllm import group_blocks
 from canary_obs.engines.vllm.cache_count import BlockCounts
-from canary_obs.engines.vllm.cached_blocks import (
-    CachedBlocks,
-    EventsLost,
-    Loaded,
-    Partial,
-    Published,
-    PublishedRun,
-)
+from canary_obs.engines.vllm.cached_blocks import CachedBlocks
+from canary_obs.engines.vllm.pool_events import EventsLost, Loaded, Partial, Published, PublishedRun
 from canary_obs.errors import UnsupportedEngine
 
 
@@ -62,6 +56,44 @@ def test_a_run_stands_for_its_blocks_one_by_one(runs) -> None:
         one_by_one.apply(later)
         at_once.apply(later)
         assert torch.equal(one_by_one.still_cached("full", slots), at_once.still_cached("full", slots))
+
+
+# A block is never its own predecessor.
+_HIGH, _FILLED = st.integers(8, 15), st.integers(1, 4)
+
+
+@given(
+    events=st.lists(
+        st.integers(0, 15)
+        | st.builds(Published, st.integers(0, 1), _HIGH, st.integers(0, 3), st.integers(-1, 7), _FILLED)
+        | st.builds(Published, st.just(0), st.integers(0, 7), st.integers(0, 3), _HIGH, _FILLED)
+        | st.builds(Partial, st.just(0), st.integers(0, 15), st.integers(0, 3), _FILLED)
+        | st.none(),
+        max_size=24,
+    ),
+    walked=st.integers(0, 24), limit=st.integers(1, 64),
+)  # fmt: skip
+def test_events_may_be_applied_later(events, walked, limit) -> None:
+    """One worker applies each event at once, as somebody asks after each; the other when it is asked."""
+    shapes = {"full": (0, 16, 4), "state": (1, 16, 0), "scale": (-1, 16, 0)}
+    at_once, later = (CachedBlocks(shapes, lambda _: set(), empty=True) for _ in range(2))
+    walks: list[CachedWalk] = []
+    for number, event in enumerate(events):
+        if number == walked:
+            walks = [at_once.walk("full"), later.walk("full")]
+        at_once.apply([event])
+        at_once.live_blocks("full")
+        later.apply([event])
+    taken = [[walk.take(limit), walk.take(64)] for walk in reversed(walks)]
+    for early, late in zip(*taken, strict=True) if taken else ():
+        assert torch.equal(early.previous, late.previous)
+        assert torch.equal(early.positions, late.positions)
+    for group in ("state", "full"):
+        slots = torch.arange(16 if group == "state" else 64)
+        assert torch.equal(later.still_cached(group, slots), at_once.still_cached(group, slots))
+        assert later.live_blocks(group) == at_once.live_blocks(group)
+        assert later.walk(group).total == at_once.walk(group).total
+    assert held(later) == held(at_once)
 
 
 def test_no_link_to_a_block_that_was_replaced() -> None:
@@ -129,7 +161,7 @@ def test_a_walk_shows_what_was_cached_when_it_began() -> None:
 
 
 def test_a_walk_passes_over_blocks_that_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached_blocks, "_SCANNED", 3)
+    monkeypatch.setattr(group_blocks, "_SCANNED", 3)
     blocks = mirror()
     blocks.apply([Published(0, 1, 0, -1, 4), Published(0, 15, 0, -1, 4)])
     assert [part.slots.tolist() for part in taken(blocks.walk("full"), 8)] == [[4, 5, 6, 7], [60, 61, 62, 63]]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
-from canary_obs.engines.vllm.cached_blocks import Loaded
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.loaded_blocks import loaded_blocks, rows_of
+from canary_obs.engines.vllm.pool_events import Loaded
 from tests.engines.vllm.taken_copies import taken
 from tests.oracles.records import digest_of, signed
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from canary_obs.engines.vllm import block_events
-from canary_obs.engines.vllm.cached_blocks import EventsLost
+from canary_obs.engines.vllm.pool_events import EventsLost
 from canary_obs.engines.vllm.scheduler_reports import SECONDS_ATTRIBUTE, SchedulerSeconds, attach_reports
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.engine_api.walks import CachedWalk, WholeWalk
+from canary_obs.engines.vllm.pool_events import Published, PublishedRun
 from canary_obs.vocabulary import State, SweepStatus
 from tests.engines.vllm.real.forwards import acknowledge, replaced
 from tests.engines.vllm.real.rig import Rig, prompts
@@ -43,8 +44,13 @@ def walks(rig: Rig) -> dict[str, tuple[str, Callable[..., Any], str]]:
 
 def lost_events(rig: Rig) -> dict[str, Any]:
     """The scheduler's events of newly cached blocks are lost on the way to the worker."""
-    events = rig.adapter.cached_blocks
-    with replaced(events, "_add_event", lambda event: None):
+    blocks = rig.adapter.cached_blocks
+    apply = blocks.apply
+
+    def fewer(events: Any, counts: Any = None) -> None:
+        apply([event for event in events if not isinstance(event, Published | PublishedRun)], counts)
+
+    with replaced(blocks, "apply", fewer):
         rig.generate(prompts(2, seed=77, shared=100), 4)
     return seen(rig)
 
