@@ -40,7 +40,20 @@ def note_layer(
 
     layer: one of `layer_plans`.
     """
-    _launch("note_layer", backend, buffers, (layer, witness, slots))
+    kept, given = (
+        (note_layer, id(layer)),
+        (layer, witness, slots),
+    )  # by layer: a forward's is not the last one's
+    if launched_again(buffers.cache, kept, *given):
+        return
+    check_buffers(backend, buffers)
+    check_slots(buffers, slots=slots)
+    if backend is not Backend.TRITON:
+        reference.note_layer(buffers, layer, witness, slots[:WITNESSES])
+        return
+    launch = _kernel().note_layer(buffers, layer, witness, slots[:WITNESSES])
+    if launch is not None:
+        keep_launch(buffers.cache, kept, launch, *given)
 
 
 def check_layer(
@@ -51,21 +64,17 @@ def check_layer(
     That is where the slot held another token (COMPLETE record), or where the bytes are all zero: a pool that
     was never written. Run after `complete_slots`, with the same slots as the note.
     """
-    _launch("check_layer", backend, buffers, (layer, witness, slots))
-
-
-def _launch(
-    name: str, backend: Backend, buffers: GroupBuffers, given: tuple[FingerprintPlan, Tensor, Tensor]
-) -> None:
-    layer, witness, slots = given
-    kept = name, id(layer)  # for each layer: a forward notes another one than the last
+    kept, given = (
+        (check_layer, id(layer)),
+        (layer, witness, slots),
+    )  # by layer: a forward's is not the last one's
     if launched_again(buffers.cache, kept, *given):
         return
     check_buffers(backend, buffers)
     check_slots(buffers, slots=slots)
     if backend is not Backend.TRITON:
-        getattr(reference, name)(buffers, layer, witness, slots[:WITNESSES])
+        reference.check_layer(buffers, layer, witness, slots[:WITNESSES])
         return
-    launch = getattr(_kernel(), name)(buffers, layer, witness, slots[:WITNESSES])
+    launch = _kernel().check_layer(buffers, layer, witness, slots[:WITNESSES])
     if launch is not None:
         keep_launch(buffers.cache, kept, launch, *given)
