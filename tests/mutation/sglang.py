@@ -10,6 +10,7 @@ _CHAINS, _FREED, _TREE = (
 )
 _HOOKS, _VIEWS, _LIMITS = (f"{_TESTS}test_{name}.py::" for name in ("step_hooks", "batch_views", "limits"))
 _TIER = f"{_TESTS}test_host_tier.py::"
+_RETRACTED = f"{_TESTS}test_retracted_copies.py::test_"
 _STREAMS, _COPIES, _RADIX, _RANKS = (
     f"{_TESTS}test_{name}.py::" for name in ("stream_hooks", "device_views", "radix_tree", "ranks")
 )
@@ -75,6 +76,35 @@ ALL = (
             "own[own > 0], peer, str(request.rid))",
             'own[own > 0], peer, "")',
             f"{_TESTS}test_disaggregation.py::test_records_leave_with_the_kv_and_are_compared_when_it_is_there",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/disaggregation.py",
+        (
+            'if getattr(request, "pd_rebootstrap_in_progress", False) else 0',
+            "if False else 0",
+            f"{_TESTS}test_disaggregation.py::test_a_request_that_is_computed_anew_has_its_answer_sent_too",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/retracted_copies.py",
+        (
+            "                kept[copied] = found\n",
+            "                pass\n",
+            f"{_RETRACTED}a_copy_comes_back_with_the_records_it_was_made_with",
+        ),
+        (
+            "            kept[~copied] = _NOT_COPIED\n",
+            "",
+            f"{_RETRACTED}slots_of_windows_and_of_runs_have_their_own",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/groups.py",
+        (
+            "row[(-first - 1) % group.ratio :: group.ratio]",
+            "row[:: group.ratio]",
+            f"{_RETRACTED}slots_of_windows_and_of_runs_have_their_own",
         ),
     ),
     *mutants(

@@ -23,6 +23,7 @@ from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.radix_tree import RadixTree
 from canary_obs.engines.sglang.ranks import first_head
+from canary_obs.engines.sglang.retracted_copies import RetractedCopies
 from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_trees
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks
@@ -87,6 +88,7 @@ class SglangAdapter(EngineAdapter):
         self._hooks: StepHooks | None = None
         self.host_tier: HostTier | None = None
         self.transfer: TransferHooks | None = None  # of a server that prefills or decodes only
+        self.retracted: RetractedCopies | None = None
         self._totals = 0, 0  # empty batches and requests, before detach
 
     def model(self) -> str | None:
@@ -186,6 +188,9 @@ class SglangAdapter(EngineAdapter):
         if self.scheduler.server_args.disaggregation_mode in ROLES:
             self.transfer = TransferHooks(self.scheduler, self._by_name, observer)
             self.transfer.wrap(self._patches)
+            allocator = self.runner.token_to_kv_pool_allocator
+            self.retracted = RetractedCopies(allocator, self._by_name, observer)
+            self.retracted.wrap(self._patches)
         self._patches.wrap(self.runner, "forward", hooks.around_forward)
         self._patches.wrap(self.scheduler, "run_batch", hooks.around_run_batch)
         self._patches.wrap(self.scheduler, "on_idle", hooks.around_on_idle)
@@ -194,7 +199,7 @@ class SglangAdapter(EngineAdapter):
         """Delete what attach has set; idempotent."""
         self._totals = self._counted
         hooks, self._hooks = self._hooks, None
-        self.host_tier = self.transfer = None
+        self.host_tier = self.transfer = self.retracted = None
         self._patches.restore()
         if hooks is not None:
             hooks.stop()

@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canary_obs.copy_records.draft_trees import own_slots
 from canary_obs.copy_records.spliced_records import SplicedRecords
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.sglang.groups import FULL, SWA, SglangGroup, has_windows
+from canary_obs.engines.sglang.groups import FULL, SWA, SglangGroup, has_windows, slots_of
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import KVCacheViolation
 
 ROLES = ("prefill", "decode")
 _TRIED_BACKENDS = ("nixl",)  # of `disaggregation_transfer_backend`: those of which pairs were run
-_TRIED_POOLS = ("MHATokenToKVPool", "SWAKVPool")
+_TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool")
 _RANKS = ("tp_size", "pp_size", "dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
@@ -34,7 +33,7 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
     if (backend := arguments.disaggregation_transfer_backend) not in _TRIED_BACKENDS:
         return f"{pair} over {backend}: tested are those over {', '.join(_TRIED_BACKENDS)}"
     if (held := type(pool).__name__) not in _TRIED_POOLS:
-        return f"{pair} with a {held}: tested are those with {' or '.join(_TRIED_POOLS)}"
+        return f"{pair} with a {held}: tested are those with {', '.join(_TRIED_POOLS)}"
     for name in _RANKS:
         if (value := getattr(arguments, name)) > 1:
             return f"{pair} with {name}={value}: tested are those of one rank each"
@@ -107,8 +106,10 @@ class TransferHooks:
 
     def _around_commit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def commit(decode_req: Any, *more: Any, **named: Any) -> Any:
+            length = self._guarded(_sent_length, decode_req.req)  # the call appends the next token
             result = original(decode_req, *more, **named)
-            self._guarded(self._compare, decode_req.req)
+            if length is not None:
+                self._guarded(self._compare, decode_req.req, length)
             return result
 
         return commit
@@ -116,7 +117,7 @@ class TransferHooks:
     def _fill(self, request: Any) -> None:
         slots = self._table[request.kv.req_pool_idx, : self._written(request)].to(torch.int64)
         for name, records in self._spliced.items():
-            own = own_slots(self._groups[name].own_slots, slots)
+            own = slots_of(self._groups[name], slots)
             own = own[own > 0]
             records.fill(own, self._observer.records_of(name, own))
 
@@ -124,15 +125,15 @@ class TransferHooks:
     def _written(request: Any) -> int:
         return min(int(request.extend_end), len(request.origin_input_ids))
 
-    def _compare(self, request: Any) -> None:
-        first, length = int(request.kv.cache_protected_len), len(request.origin_input_ids)
+    def _compare(self, request: Any, length: int) -> None:
+        first = int(request.kv.cache_protected_len)
         row = self._table[request.kv.req_pool_idx, :length].to(torch.int64)
         sent = request.bootstrap_host != _NOWHERE
         for name, group in self._groups.items():
-            cached = own_slots(group.own_slots, row if not sent else row[:first])
+            cached = slots_of(group, row if not sent else row[:first])
             if name in self._spliced:  # what came for them is of no use, and would be old the next time
                 self._spliced[name].fill(cached[cached > 0], None)
-            own = own_slots(group.own_slots, row[first:])
+            own = slots_of(group, row[first:], first)
             if group.view.window is not None:
                 # Of earlier tokens nothing was sent, also where they have a slot.
                 earlier = own[: max(length - group.view.window + 1 - first, 0)]
@@ -154,13 +155,21 @@ class TransferHooks:
         if compared < slots.numel():
             self._observer.received(name, slots[~known], peer=peer, request=request)
 
-    def _guarded(self, act: Callable[[Any], None], request: Any) -> None:
+    def _guarded(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """What the call returns; None when it failed."""
         try:
-            act(request)
+            return act(*arguments)
         except KVCacheViolation:
             raise  # mode raise: damaged KV must not be used
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             self._observer.fault("transfer", error)
+            return None
+
+
+def _sent_length(request: Any) -> int:
+    """Tokens whose KV is sent: the prompt's, and the answer's of a request that is computed anew."""
+    answered = len(request.output_ids) if getattr(request, "pd_rebootstrap_in_progress", False) else 0
+    return len(request.origin_input_ids) + answered
 
 
 def _records_for(pool: Any) -> SplicedRecords:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
+from canary_obs.copy_records.draft_trees import own_slots
 from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.sglang import deepseek_v4
 from canary_obs.engines.sglang.deepseek_v4 import is_deepseek_v4
@@ -153,6 +154,16 @@ def draft_group(runner: Any, head: int = 0) -> SglangGroup:
         view=_view(runner, DRAFT, pool, layers, head),
         allocator=getattr(allocator, "full_attn_allocator", allocator),
     )
+
+
+def slots_of(group: SglangGroup, row: Tensor, first: int = 0) -> Tensor:
+    """A group's slots of the tokens from position `first` on, int64; -1 = none.
+
+    `row`: their slots in the request table, int64 [n]. Slots of several tokens are those of whole runs.
+    """
+    if group.ratio > 1:
+        return row[(-first - 1) % group.ratio :: group.ratio] // group.ratio
+    return own_slots(group.own_slots, row)
 
 
 def pools_by_group(runner: Any) -> dict[str, Any]:

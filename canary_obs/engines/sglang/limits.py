@@ -7,7 +7,6 @@ from typing import Any
 from canary_obs.engines.sglang.deepseek_v4 import POOL, is_deepseek_v4
 from canary_obs.engines.sglang.disaggregation import ROLES
 from canary_obs.engines.sglang.groups import has_states, has_windows
-from canary_obs.engines.sglang.host_tier import host_controller
 from canary_obs.engines.sglang.index_keys import has_index_keys
 from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners
 from canary_obs.engines.sglang.versions import check_device
@@ -111,9 +110,6 @@ def check_scheduler(scheduler: Any, version: str) -> None:
             raise _refused("a hierarchical cache and disaggregation_mode", "KV of both", "one or the other")
         if has_states(runner.token_to_kv_pool):
             raise _refused("states and disaggregation_mode", "states of another server", "one or the other")
-        if arguments.disaggregation_mode == "decode" and host_controller(scheduler) is None:
-            needs = "KV of requests that were taken back"
-            raise _refused("a decode server without a host pool", needs, "retraction to one")
     if has_states(runner.token_to_kv_pool):
         if arguments.enable_hierarchical_cache:
             raise _refused("states in a hierarchical cache", "KV that moves there", "one or the other")

@@ -31,6 +31,9 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "0.5.23": {
         _PAGED: {"_release_page_ids": ("page_ids",), "clear": (), "get_all_free_pages": ()},
+        "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator": {
+            "get_cpu_copy": ("indices",), "load_cpu_copy": ("kv_cache_cpu", "indices"),
+        },
         "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": {
             "full_evictable_size": (), "full_protected_size": (),
         },

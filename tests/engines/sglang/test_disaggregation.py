@@ -45,7 +45,7 @@ class Arrivals:
 
 
 def group(own: Any = None, window: int | None = None) -> Any:
-    return SimpleNamespace(own_slots=own, view=SimpleNamespace(window=window))
+    return SimpleNamespace(own_slots=own, ratio=1, view=SimpleNamespace(window=window))
 
 
 def request(first: int = 0, length: int = 6, host: str = "127.0.0.1") -> Any:
@@ -117,6 +117,18 @@ def test_what_comes_without_records_gets_a_baseline(host: str, spliced: bool) ->
     assert (made.compared, made.without) == (0, 6)
 
 
+def test_a_request_that_is_computed_anew_has_its_answer_sent_too() -> None:
+    """Those it had before it was taken back; the token that comes along has no KV yet."""
+    decode, observer, _ = hooks("decode", {}, {"full": group()})
+    again = request(length=4)
+    again.output_ids, again.pd_rebootstrap_in_progress = [7, 8], True
+    queue = decode.disagg_decode_transfer_queue
+    queue._commit_transfer_to_req(SimpleNamespace(req=again))
+    again.output_ids, again.pd_rebootstrap_in_progress = [7, 8], False
+    queue._commit_transfer_to_req(SimpleNamespace(req=again))
+    assert observer.arrived == [("full", list(range(20, 26)), False), ("full", list(range(20, 24)), False)]
+
+
 def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
     decode, observer, _ = hooks("decode", {}, {"full": group()})
     decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=None))
@@ -132,8 +144,8 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
         ({"tp_size": 2}, "with tp_size=2: tested are those of one rank each"),
         ({"dp_size": 2}, "with dp_size=2: tested are those of one rank each"),
         (
-            {"disaggregation_mode": "prefill", "pool": "MLATokenToKVPool"},
-            "with a MLATokenToKVPool: tested are those with MHATokenToKVPool or SWAKVPool",
+            {"disaggregation_mode": "prefill", "pool": "DSATokenToKVPool"},
+            "with a DSATokenToKVPool: tested are those with MHATokenToKVPool, MLATokenToKVPool, SWAKVPool",
         ),
     ],
 )

@@ -1,8 +1,9 @@
-"""A prefill and a decode scheduler of SGLang, whose KV goes over NIXL: one of them, as a program.
+"""Prefill and decode schedulers of SGLang, whose KV goes over NIXL: one side of them, as a program.
 
-    python -m tests.engines.sglang.real.separated prefill|decode PLAN
+    python -m tests.engines.sglang.real.separated prefill|decode PLANS
 
-PLAN is JSON: `Plan`. Both are given the same requests. The result is written as JSON: `Outcome`.
+PLANS is JSON: a list of `Plan`, each of a pair of its own, one after another. Both sides are given the same
+requests. The results are written as JSON: `Outcome`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from canary_obs.vocabulary import Part
 from tests.engines.sglang.real import host_memory, stand_ins, streams
@@ -30,14 +32,14 @@ _ROOM = 1000
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What both processes are to do."""
+    """What both processes are to do with one pair."""
 
     model: str  # a folder
     port: int
-    folder: str  # where outcomes are written
+    folder: str  # where the outcome is written
     settings: dict[str, Any] = {}
-    damaged: list[str] = []  # groups of which a slot is damaged before it is sent, after sound requests
-    requests: int = 6
+    retracting: bool = False  # the decode server takes requests back, and copies them to the host
+    damaged: list[str]  # groups of which a slot is damaged before it is sent, after sound requests
 
 
 class Found(msgspec.Struct, kw_only=True, frozen=True):
@@ -59,47 +61,89 @@ class Outcome(msgspec.Struct, kw_only=True):
     answers: dict[str, list[int]]
     sound: list[Found]
     sound_state: list[str]  # and its reasons
-    violations: list[Found]  # all of them
+    violations: list[Found]  # of what was damaged before it was sent
+    taken_back_damaged: list[Found]  # of what was damaged in the host's memory
     state: list[str]
     compared: int
     without: int
     damaged: dict[str, tuple[str, int]]  # by group, its request and the position in its prompt
+    taken_back: int  # slots that came back from the host with a record
+    taken_back_without: int
+    copy_damaged: list[tuple[str, int]]  # a group's slot that came back from the host damaged
+    port: int
 
 
-def prompts_of(plan: Plan) -> dict[str, list[int]]:
+def prompts_of() -> dict[str, list[int]]:
     """Of the sound requests: beginnings alike, some longer than a chunk of a prefill."""
-    return prompts(plan.requests, longest=200)
+    return prompts(6, longest=200)
 
 
-def main(role: str, plan: Plan) -> None:
-    """Run one role until its requests are done."""
+def main(role: str, plans: list[Plan]) -> None:
+    """Run one role of each pair until its requests are done."""
     _nixl_on_cpu()
-    if role == "prefill":
-        _start_bootstrap(plan.port)
+    _start_bootstraps(role)
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
     host_memory.install()
+    for plan in plans:
+        _pair(role, plan)
+
+
+def _pair(role: str, plan: Plan) -> None:
     rig = Rig(
         Path(plan.model), disaggregation_mode=role, disaggregation_transfer_backend="nixl",
         disaggregation_bootstrap_port=plan.port, host="127.0.0.1", disable_radix_cache=role == "decode",
         hicache_io_backend="direct", hicache_mem_layout="layer_first", **plan.settings,
     )  # fmt: skip
     (Path(plan.folder) / f"{role}.up").touch()
-    _run(rig, role, plan, prompts_of(plan))
+    _retract(plan.retracting)
+    _run(rig, role, plan, prompts_of())
     sound, sound_state = _found(rig), _state(rig)
+    _retract(False)
     damaged: dict[str, tuple[str, int]] = {}
-    if plan.damaged:
-        if role == "prefill":
-            _damage_before_sending(rig, list(plan.damaged), damaged)
-        _run(rig, role, plan, prompts(len(plan.damaged), seed=1, longest=200))
-    transfer = rig.adapter.transfer
+    if role == "prefill":
+        _damage_before_sending(rig, list(plan.damaged), damaged)
+    _run(rig, role, plan, prompts(len(plan.damaged), seed=1, longest=200))
+    sent = len(_found(rig))
+    copy_damaged: list[tuple[str, int]] = []
+    if plan.retracting:
+        _retract(True)
+        if role == "decode":
+            _damage_copy(rig, copy_damaged)
+        _run(rig, role, plan, prompts(2, seed=2, longest=200))
+    transfer, retracted = rig.adapter.transfer, rig.adapter.retracted
     assert transfer is not None
+    assert retracted is not None
     outcome = Outcome(
-        answers=rig.answers, sound=sound, sound_state=sound_state, violations=_found(rig), state=_state(rig),
-        compared=transfer.compared, without=transfer.without, damaged=damaged,
+        answers=rig.answers, sound=sound, sound_state=sound_state, violations=_found(rig)[:sent],
+        taken_back_damaged=_found(rig)[sent:], state=_state(rig), port=plan.port, damaged=damaged,
+        compared=transfer.compared, without=transfer.without, taken_back=retracted.compared,
+        taken_back_without=retracted.without, copy_damaged=copy_damaged,
     )  # fmt: skip
     (Path(plan.folder) / f"{role}.json").write_bytes(msgspec.json.encode(outcome))
+    rig.close()
+
+
+def _retract(retracting: bool) -> None:
+    """SGLang's own switch, which it reads when it starts: every third batch gives requests back."""
+    from sglang.srt.managers import scheduler
+
+    scheduler.TEST_RETRACT = retracting
+
+
+def _damage_copy(rig: Rig, damaged: list[tuple[str, int]]) -> None:
+    """A bit of a copy in host memory flips before it comes back."""
+    allocator = rig.runner.token_to_kv_pool_allocator
+    load = allocator.load_cpu_copy
+
+    def load_cpu_copy(copy: Any, indices: Any, *more: Any, **named: Any) -> Any:
+        if not damaged:
+            copy[1][0].view(torch.uint8)[4] ^= 1
+            damaged.append(("full", int(indices[4])))
+        return load(copy, indices, *more, **named)
+
+    allocator.load_cpu_copy = load_cpu_copy
 
 
 def _found(rig: Rig) -> list[Found]:
@@ -193,10 +237,12 @@ def _dram(value: Any) -> Any:
     return "DRAM" if isinstance(value, str) and value == "VRAM" else value
 
 
-def _start_bootstrap(port: int) -> None:
+def _start_bootstraps(role: str) -> None:
     """In a server the HTTP process starts it: where the two sides find each other."""
     from sglang.srt.managers.scheduler import Scheduler
 
+    if role != "prefill":
+        return
     kind: Any = Scheduler
     original = kind.init_disaggregation
 
@@ -204,6 +250,7 @@ def _start_bootstrap(port: int) -> None:
         from sglang.srt.managers.disagg_service import start_disagg_service
 
         self.bootstrap_service = start_disagg_service()
+        port = self.server_args.disaggregation_bootstrap_port
         deadline = time.monotonic() + _SECONDS
         while True:
             try:
@@ -224,7 +271,7 @@ if __name__ == "__main__":
     stand_ins.install()
     code = 1
     try:
-        main(sys.argv[1], msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=Plan))
+        main(sys.argv[1], msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=list[Plan]))
         code = 0
     except BaseException:  # noqa: BLE001 - printed; the process ends with it below
         traceback.print_exc()

@@ -14,22 +14,23 @@ from typing import Any
 import msgspec
 import pytest
 
+from canary_obs.vocabulary import HOST_PEER
 from tests.engines.sglang.real.separated import TOKENS, Outcome, Plan, prompts_of
 
 _ROOT = Path(__file__).parents[4]
 ROLES = ("prefill", "decode")
 
 
-def _pair(folder: Path, plan: Plan, environment: dict[str, str]) -> dict[str, Outcome]:
-    """Both processes to their ends: what each says."""
-    given = folder / "plan.json"
-    given.write_bytes(msgspec.json.encode(plan))
+def _run(folder: Path, plans: list[Plan]) -> dict[str, list[Outcome]]:
+    """Both processes to their ends: what each says, by plan."""
+    given = folder / "plans.json"
+    given.write_bytes(msgspec.json.encode(plans))
     command = [sys.executable, "-W", "ignore", "-m", "tests.engines.sglang.real.separated"]
     logs = {role: (folder / f"{role}.log").open("w") for role in ROLES}
     processes = [
         subprocess.Popen(
             [*command, role, str(given)], cwd=_ROOT, stdout=log, stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": str(_ROOT)} | environment,
+            env=os.environ | {"PYTHONPATH": str(_ROOT)},
         )
         for role, log in logs.items()
     ]  # fmt: skip
@@ -43,7 +44,11 @@ def _pair(folder: Path, plan: Plan, environment: dict[str, str]) -> dict[str, Ou
             log.close()
     failed = {role: (folder / f"{role}.log").read_text("utf-8")[-3000:] for role in ROLES}
     assert [process.returncode for process in processes] == [0, 0], failed
-    return {role: msgspec.json.decode((folder / f"{role}.json").read_bytes(), type=Outcome) for role in ROLES}
+    return {role: [_outcome(Path(plan.folder) / f"{role}.json") for plan in plans] for role in ROLES}
+
+
+def _outcome(file: Path) -> Outcome:
+    return msgspec.json.decode(file.read_bytes(), type=Outcome)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -63,23 +68,42 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-@pytest.mark.parametrize(("model", "page"), [("llama", 1), ("windows", 16)])
+# Model -> tokens of a page, and the groups of which a slot is damaged.
+PAIRS = {"llama": (1, ["full"]), "windows": (16, ["full", "swa"]), "latent": (16, ["full"])}
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Outcome]]:
+    """By model and role. All pairs run in the same two processes: SGLang takes long to import."""
+    root = tmp_path_factory.mktemp("pairs")
+    plans = [
+        Plan(
+            model=str(models(model)), port=_free_port(), folder=str(root / model), damaged=groups,
+            settings={"page_size": page}, retracting=model == "latent",
+        )
+        for model, (page, groups) in PAIRS.items()
+    ]  # fmt: skip
+    for plan in plans:
+        Path(plan.folder).mkdir()
+    found = _run(root, plans)
+    return {model: {role: found[role][index] for role in ROLES} for index, model in enumerate(PAIRS)}
+
+
+@pytest.mark.parametrize("model", PAIRS)
 def test_a_slot_that_was_damaged_before_it_was_sent(
-    models: Callable[[str], Path], make_rig: Callable[..., Any], tmp_path: Path, model: str, page: int
+    outcomes: dict[str, dict[str, Outcome]], make_rig: Callable[..., Any], model: str
 ) -> None:
-    groups = ["full", "swa"] if model == "windows" else ["full"]
-    plan = Plan(
-        model=str(models(model)), port=_free_port(), folder=str(tmp_path), damaged=groups,
-        settings={"page_size": page},
-    )  # fmt: skip
-    found = _pair(tmp_path, plan, {})
+    page, groups = PAIRS[model]
+    found = outcomes[model]
     prefill, decode = found["prefill"], found["decode"]
     for outcome in found.values():
         assert outcome.sound == []
         assert outcome.sound_state == ["ok"]
     assert decode.compared > 500
     assert decode.without == 0
-    alone = make_rig(model, page_size=page).generate(prompts_of(plan), TOKENS)
+    alone = make_rig(model, page_size=page).generate(prompts_of(), TOKENS)
     assert {name: decode.answers[name] for name in alone} == alone
 
     assert {item.group for item in decode.violations} == set(groups)
@@ -87,8 +111,19 @@ def test_a_slot_that_was_damaged_before_it_was_sent(
     for group, item in first.items():
         assert (item.phase, item.reason, item.part) == ("head", "kv_data", "k")
         assert (item.request, item.position) == prefill.damaged[group]
-        assert item.peer == f"127.0.0.1:{plan.port}"
+        assert item.peer == f"127.0.0.1:{prefill.port}"
     assert {(item.group, item.reason, item.slot) for item in decode.violations} == {
         (group, "kv_data", item.slot) for group, item in first.items()
     }, "one slot of each, and found again"
     assert decode.state[0] == "violated"
+
+
+def test_a_copy_that_was_damaged_while_its_request_was_taken_back(
+    outcomes: dict[str, dict[str, Outcome]],
+) -> None:
+    decode = outcomes["latent"]["decode"]
+    assert decode.taken_back > 100
+    assert decode.taken_back_without == 0
+    first = decode.taken_back_damaged[0]
+    assert [(first.group, first.slot)] == decode.copy_damaged
+    assert (first.reason, first.phase, first.part, first.peer) == ("kv_data", "head", "k", HOST_PEER)

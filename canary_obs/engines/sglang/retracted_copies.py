@@ -1,0 +1,105 @@
+"""Records that are kept with the copies which a decode server makes of requests that it takes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_kernels.layout import RECORD_WORDS
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.sglang.groups import SglangGroup, slots_of
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.errors import KVCacheViolation
+from canary_obs.vocabulary import HOST_PEER
+
+
+class _ListCopy(list[Any]):
+    """A copy of one pool, with the records of its slots: they end together."""
+
+    records: Mapping[str, Tensor]
+
+
+class _DictCopy(dict[str, Any]):
+    """A copy of a pool's parts, with the records of their slots."""
+
+    records: Mapping[str, Tensor]
+
+
+_NOT_COPIED = -1  # in all words of a record: the slot had nothing
+_KINDS: dict[type, type[_ListCopy] | type[_DictCopy]] = {list: _ListCopy, dict: _DictCopy}
+
+
+class RetractedCopies:
+    """Follows a slot allocator's copies to host memory and back: lists and dicts of tensors."""
+
+    def __init__(self, allocator: Any, groups: Mapping[str, SglangGroup], observer: Observer) -> None:
+        self._allocator, self._groups, self._observer = allocator, groups, observer
+        self.compared = 0  # slots that came back with a record
+        self.without = 0  # that came back without
+
+    def wrap(self, patches: MethodPatches) -> None:
+        """Follow from now on; `patches` undoes that. What was copied before has no records."""
+        patches.wrap(self._allocator, "get_cpu_copy", self._around_copy)
+        patches.wrap(self._allocator, "load_cpu_copy", self._around_load)
+
+    def _around_copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_cpu_copy(indices: Tensor, *more: Any, **named: Any) -> Any:
+            copy = original(indices, *more, **named)
+            kind = _KINDS.get(type(copy))
+            if kind is None:
+                return copy
+            kept = kind(copy)
+            kept.records = {}
+            self._guarded(self._keep, kept, indices)
+            return kept
+
+        return get_cpu_copy
+
+    def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_cpu_copy(copy: Any, indices: Tensor, *more: Any, **named: Any) -> Any:
+            result = original(copy, indices, *more, **named)
+            self._guarded(self._compare, copy, indices)
+            return result
+
+        return load_cpu_copy
+
+    def _keep(self, copy: Any, indices: Tensor) -> None:
+        """Of each group's slots, in their order; zeros = no record."""
+        records = {}
+        for name, group in self._groups.items():
+            slots = slots_of(group, indices.to(torch.int64))
+            records[name] = kept = slots.new_zeros((slots.shape[0], RECORD_WORDS))
+            copied = slots > 0
+            if (found := self._observer.records_of(name, slots[copied])) is not None:
+                kept[copied] = found
+            kept[~copied] = _NOT_COPIED
+        copy.records = records
+
+    def _compare(self, copy: Any, indices: Tensor) -> None:
+        for name, group in self._groups.items():
+            slots = slots_of(group, indices.to(torch.int64))
+            kept: Tensor | None = getattr(copy, "records", {}).get(name)
+            if kept is None:
+                kept = slots.new_zeros((slots.shape[0], RECORD_WORDS))
+            kept, slots = kept[slots > 0], slots[slots > 0]
+            left_out = (kept == _NOT_COPIED).all(1)  # a slot before the window had no copy
+            if bool(left_out.any()):
+                self._observer.invalidated(name, slots[left_out])
+            known, unknown = kept.any(1) & ~left_out, ~kept.any(1)
+            self.compared += int(known.sum())
+            self.without += int(unknown.sum())
+            if bool(known.any()):
+                self._observer.received(name, slots[known], kept[known], HOST_PEER)
+            if bool(unknown.any()):
+                self._observer.received(name, slots[unknown])
+
+    def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except KVCacheViolation:
+            raise  # mode raise: damaged KV must not be used
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            self._observer.fault("host_tier", error)
