@@ -85,6 +85,11 @@ ALL = (
             "if False else 0",
             f"{_TESTS}test_disaggregation.py::test_a_request_that_is_computed_anew_has_its_answer_sent_too",
         ),
+        (
+            "(pages[:, None] * held + of_pages).reshape(-1)",
+            "own",
+            f"{_TESTS}test_disaggregation.py::test_nothing_is_known_of_the_pages_that_are_to_arrive",
+        ),
     ),
     *mutants(
         "canary_obs/engines/sglang/retracted_copies.py",

@@ -95,6 +95,7 @@ class TransferHooks:
         else:
             queue = self._scheduler.disagg_decode_transfer_queue
             patches.wrap(queue, "_commit_transfer_to_req", self._around_commit)
+            patches.wrap(self._scheduler.disagg_decode_prealloc_queue, "_pre_alloc", self._around_pre_alloc)
 
     def _around_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def send_kv_chunk(req: Any, *more: Any, **named: Any) -> Any:
@@ -103,6 +104,14 @@ class TransferHooks:
             return original(req, *more, **named)
 
         return send_kv_chunk
+
+    def _around_pre_alloc(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def pre_alloc(*given: Any, **named: Any) -> Any:
+            slots = original(*given, **named)
+            self._guarded(self._expect, slots)
+            return slots
+
+        return pre_alloc
 
     def _around_commit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def commit(decode_req: Any, *more: Any, **named: Any) -> Any:
@@ -113,6 +122,15 @@ class TransferHooks:
             return result
 
         return commit
+
+    def _expect(self, slots: Tensor) -> None:
+        """Whole pages arrive in these slots of the table, int64 [n], at any time until they are committed."""
+        for name, group in self._groups.items():
+            own = slots.to(torch.int64) if group.own_slots is None else group.own_slots[slots].to(torch.int64)
+            size = int(group.allocator.page_size)
+            pages, held = torch.unique(own[own > 0] // size), size // group.ratio
+            of_pages = torch.arange(held, device=pages.device)
+            self._observer.invalidated(name, (pages[:, None] * held + of_pages).reshape(-1))
 
     def _fill(self, request: Any) -> None:
         slots = self._table[request.kv.req_pool_idx, : self._written(request)].to(torch.int64)

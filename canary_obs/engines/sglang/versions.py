@@ -41,6 +41,7 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker": {"_draft_model_runners": ()},
         "sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin": {"send_kv_chunk": ("req",)},
         "sglang.srt.disaggregation.decode:DecodeTransferQueue": {"_commit_transfer_to_req": ("decode_req",)},
+        "sglang.srt.disaggregation.decode:DecodePreallocQueue": {"_pre_alloc": ("req",)},
     },
 }  # fmt: skip
 

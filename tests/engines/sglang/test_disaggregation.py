@@ -44,8 +44,9 @@ class Arrivals:
         self.faults.append(part)
 
 
-def group(own: Any = None, window: int | None = None) -> Any:
-    return SimpleNamespace(own_slots=own, ratio=1, view=SimpleNamespace(window=window))
+def group(own: Any = None, window: int | None = None, page: int = 1, ratio: int = 1) -> Any:
+    view, allocator = SimpleNamespace(window=window), SimpleNamespace(page_size=page)
+    return SimpleNamespace(own_slots=own, ratio=ratio, view=view, allocator=allocator)
 
 
 def request(first: int = 0, length: int = 6, host: str = "127.0.0.1") -> Any:
@@ -58,9 +59,11 @@ def request(first: int = 0, length: int = 6, host: str = "127.0.0.1") -> Any:
 def server(role: str, spliced: dict[str, SplicedRecords], sent: list[Any]) -> Any:
     pool = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=TABLE))
     queue = SimpleNamespace(_commit_transfer_to_req=lambda given: sent.append(given))
+    before = SimpleNamespace(_pre_alloc=lambda *given: given[-1])
     return SimpleNamespace(
         tp_worker=SimpleNamespace(model_runner=pool), server_args=SimpleNamespace(disaggregation_mode=role),
         send_kv_chunk=lambda req, **_: sent.append(req), disagg_decode_transfer_queue=queue,
+        disagg_decode_prealloc_queue=before,
         **({_SPLICED: spliced} if spliced else {}),
     )  # fmt: skip
 
@@ -115,6 +118,19 @@ def test_what_comes_without_records_gets_a_baseline(host: str, spliced: bool) ->
     assert observer.arrived == [("full", [20, 21, 22, 23, 24, 25], False)]
     assert observer.peers == ["" if host == _NOWHERE else f"{host}:8998"]
     assert (made.compared, made.without) == (0, 6)
+
+
+def test_nothing_is_known_of_the_pages_that_are_to_arrive() -> None:
+    """They come whole: what lay after the prompt's end is overwritten as well."""
+    own = torch.zeros(40, dtype=torch.int64)
+    own[8:16] = torch.arange(16, 24)
+    groups = {"full": group(page=8), "swa": group(own, window=4, page=8)}
+    decode, observer, _ = hooks("decode", {}, groups)
+    slots = torch.arange(8, 19)
+    assert decode.disagg_decode_prealloc_queue._pre_alloc(None, slots) is slots
+    assert observer.arrived == [
+        ("full", list(range(8, 24)), False), ("swa", list(range(16, 24)), False),
+    ]  # fmt: skip
 
 
 def test_a_request_that_is_computed_anew_has_its_answer_sent_too() -> None:

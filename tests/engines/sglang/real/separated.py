@@ -26,7 +26,6 @@ from tests.engines.sglang.real.planted import flip_bit
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
 
-TOKENS = 8
 _SECONDS = 240.0
 _ROOM = 1000
 
@@ -39,6 +38,7 @@ class Plan(msgspec.Struct, kw_only=True):
     folder: str  # where the outcome is written
     settings: dict[str, Any] = {}
     retracting: bool = False  # the decode server takes requests back, and copies them to the host
+    tokens: int = 8  # of each answer; more = more requests are decoded together, and one can be taken back
     damaged: list[str]  # groups of which a slot is damaged before it is sent, after sound requests
 
 
@@ -111,7 +111,7 @@ def _pair(role: str, plan: Plan) -> None:
         _retract(True)
         if role == "decode":
             _damage_copy(rig, copy_damaged)
-        _run(rig, role, plan, prompts(2, seed=2, longest=200))
+        _run(rig, role, plan, prompts(6, seed=2, longest=200))
     transfer, retracted = rig.adapter.transfer, rig.adapter.retracted
     assert transfer is not None
     assert retracted is not None
@@ -172,7 +172,7 @@ def _script(rig: Rig, role: str, plan: Plan, asked: dict[str, list[int]]) -> Ite
     room = _ROOM + len(rig.finished)
     requests = [
         rig.request(
-            name, prompt, TOKENS, bootstrap_host="127.0.0.1", bootstrap_port=plan.port,
+            name, prompt, plan.tokens, bootstrap_host="127.0.0.1", bootstrap_port=plan.port,
             bootstrap_room=room + number,
         )
         for number, (name, prompt) in enumerate(asked.items())
