@@ -39,13 +39,13 @@ LOADS = mutants(
         _LOADS + "test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted",
     ),
     (
-        "and computed is None and not failed.any() and sent.equals(known[0]):",
-        "and computed is None and sent.equals(known[0]):",
+        "and computed is None and not self._failed and known.puts == self.copies.puts:",
+        "and computed is None and known.puts == self.copies.puts:",
         _LOADS + "test_what_will_have_arrived_is_said_while_the_copies_are_made",
     ),
     (
-        "and not failed.any() and sent.equals(known[0]):",
-        "and not failed.any():",
+        "and not self._failed and known.puts == self.copies.puts:",
+        "and not self._failed:",
         _LOADS + "test_what_will_have_arrived_is_said_while_the_copies_are_made",
     ),
     (
@@ -54,8 +54,8 @@ LOADS = mutants(
         _LOADS + "test_a_step_that_failed_reports_no_arrival",
     ),
     (
-        "            self.copies.take(group.view.name, rows.blocks)\n",
-        "            pass\n",
+        "self.copies.forget(group.view.name, load.blocks)",
+        "pass",
         _LOADS + "test_what_is_known_of_a_load_that_never_arrived_is_forgotten",
     ),
     (
@@ -152,8 +152,8 @@ COPIES = mutants(
         _COPIES + "test_what_is_known_stays_when_a_higher_block_is_put",
     ),
     (
-        "self._tables[group][blocks, _Column.KNOWN : _Column.FOLDS] = 0",
-        "pass",
+        "        table[blocks, _Column.KNOWN : _Column.FOLDS] = 0",
+        "        pass",
         _COPIES + "test_what_was_taken_is_known_no_more",
     ),
     (
@@ -224,8 +224,8 @@ OFFLOADS = mutants(
         _OFFLOADS + "test_no_copy_waits_for_its_records",
     ),
     (
-        "keys = self._jobs.pop(job, None)",
-        "keys = next(reversed(self._jobs.values()), None)",
+        "self._jobs.pop(job, {})",
+        "next(reversed(self._jobs.values()), {})",
         _OFFLOADS + "test_a_load_is_compared_with_what_its_key_was_stored_as",
     ),
 )

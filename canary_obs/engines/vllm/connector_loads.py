@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,14 @@ from canary_obs.engines.vllm.loaded_blocks import (
 )
 from canary_obs.engines.vllm.pool_events import BlockEvent, Loaded, LoadTokens
 from canary_obs.engines.vllm.sent_copies import Copies, KnownCopies
+
+
+class _Expected(NamedTuple):
+    """What is to arrive in a group's blocks, as far as it is known while the copies are made."""
+
+    sent: KnownCopies
+    puts: int  # of `Copies` by then; as many later: nothing else was said
+    arrived: ArrivedBlocks  # if all of it arrives
 
 
 class ConnectorLoads:
@@ -40,8 +48,8 @@ class ConnectorLoads:
         self._failed: set[int] = set()  # blocks that the connector could not load
         # Of those, slots by group that the step under way has read: vLLM computes that step again.
         self._stale: list[tuple[str, Tensor]] = []
-        # By request that waits and group: what is known of its copies, and what is to arrive then.
-        self._expected: dict[str, dict[str, tuple[KnownCopies, ArrivedBlocks]]] = {}
+        # By request that waits and group: what is to arrive.
+        self._expected: dict[str, dict[str, _Expected]] = {}
         self._sizes = {group.number: group.block_size for group in groups}
         self.copies = Copies()  # what is known of the copies that are on their way
         # By request of the step under way: the first token that was loaded, not found in the prefix cache.
@@ -135,18 +143,20 @@ class ConnectorLoads:
     def _forget_copies(self, loads: Sequence[Loaded]) -> None:
         """What is known of their blocks is of loads that have failed, or never arrived."""
         self._failed.difference_update(*(load.blocks for load in loads))
-        for group, rows in self._rows(loads):
-            self.copies.take(group.view.name, rows.blocks)
+        for group, own in self._by_group(loads):
+            for load in own:
+                self.copies.forget(group.view.name, load.blocks)
 
-    def _rows(self, loads: Sequence[Loaded]) -> Iterator[tuple[VllmGroup, BlockRows]]:
+    def _by_group(self, loads: Sequence[Loaded]) -> Iterator[tuple[VllmGroup, list[Loaded]]]:
         for group in self._groups:
             if own := [load for load in loads if load.group == group.number]:
-                yield group, rows_of(own, group.block_size)
+                yield group, own
 
     def _begin(
         self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer, *, waits: bool
     ) -> None:
-        for group, rows in self._rows(loads):
+        for group, own in self._by_group(loads):
+            rows = rows_of(own, group.block_size)
             expected = self._expect(request, group, rows) if waits else None
             blocks = loaded_blocks(rows, group.block_size, tokens, expected)
             # Whatever another group kept in these blocks is overwritten as well.
@@ -158,12 +168,11 @@ class ConnectorLoads:
 
     def _expect(self, request: str, group: VllmGroup, rows: BlockRows) -> ArrivedBlocks | None:
         """What will have arrived when the load is complete, if the copies are known by now."""
-        sent = self.copies.known(group.view.name, rows.blocks)
-        if not sent.counts.any():
-            return None
+        sent = self.copies.take(group.view.name, rows.blocks)
         arrived = arrived_blocks(rows, group.block_size, None, rows.among(()), sent)
-        self._expected.setdefault(request, {})[group.view.name] = sent, arrived
-        return arrived
+        expected = _Expected(sent, self.copies.puts, arrived)
+        self._expected.setdefault(request, {})[group.view.name] = expected
+        return arrived if sent.counts.any() else None
 
     def _end(
         self, request: str, loads: Sequence[Loaded], computed: int | None, observer: Observer
@@ -174,17 +183,19 @@ class ConnectorLoads:
         """
         self._open.discard(request)
         missing, expected = [], self._expected.pop(request, {})
-        for group, rows in self._rows(loads):
-            failed, sent = rows.among(self._failed), self.copies.take(group.view.name, rows.blocks)
-            known = expected.get(group.view.name)
-            if known is not None and computed is None and not failed.any() and sent.equals(known[0]):
-                arrived = known[1]
-            else:
-                arrived = arrived_blocks(rows, group.block_size, computed, failed, sent)
-            observer.load_ended(request, group.view.name, arrived)
+        for group, own in self._by_group(loads):
+            name, known = group.view.name, expected.get(group.view.name)
+            if known is not None and computed is None and not self._failed and known.puts == self.copies.puts:
+                observer.load_ended(request, name, known.arrived)
+                continue
+            rows = rows_of(own, group.block_size)
+            failed, sent = rows.among(self._failed), self.copies.take(name, rows.blocks)
+            sent = sent if known is None else known.sent.with_later(sent)
+            arrived = arrived_blocks(rows, group.block_size, computed, failed, sent)
+            observer.load_ended(request, name, arrived)
             if failed.any():
                 lost = rows.blocks[failed].tolist()
-                missing.append((group.view.name, self._slots_of(lost, group.block_size)))
+                missing.append((name, self._slots_of(lost, group.block_size)))
         return missing
 
     def _slots_of(self, blocks: Sequence[int], size: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from itertools import repeat
 from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -121,8 +120,11 @@ def _note(manager: Any, keys: Any, spec: Any) -> None:
         if not _only_files(tiers):
             return
         keys = list(keys)
-        paths = map(str, map(tiers[0].file_mapper.get_file_name, keys)) if tiers else repeat("")
-        noted.update(zip(spec.block_ids.tolist(), map(StoredKey, map(bytes, keys), paths), strict=True))
+        paths = [""] * len(keys)
+        if tiers:
+            paths = [str(tiers[0].file_mapper.get_file_name(key)) for key in keys]
+        named = zip(map(bytes, keys), paths, strict=True)
+        noted.update(zip(spec.block_ids.tolist(), named, strict=True))
     except Exception as error:  # noqa: BLE001 - what is loaded under these keys is unverified
         log_fault(manager, "offload_keys", error)
 

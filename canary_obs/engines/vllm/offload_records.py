@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from canary_obs.engines.vllm.sent_blocks import each_metadata
 from canary_obs.engines.vllm.sent_copies import Copies
 from canary_obs.vocabulary import HOST_PEER
 
+_Named = tuple[bytes, str]  # a StoredKey, as it is sent
 _GROUP_BYTES = 4  # at the end of a key
 _JOBS = 1 << 14  # that wait to be submitted
 
@@ -37,7 +38,7 @@ class OffloadRecords:
             number: [group for group in groups if group.number == number]
             for number in {group.number for group in groups}
         }
-        self._jobs: dict[int, dict[int, StoredKey]] = {}  # by job: its keys by chunk
+        self._jobs: dict[int, dict[int, _Named]] = {}  # by job: its keys by chunk
         self._fetches: list[Fetch] = []
         self._stored = stored
         self._per_chunk = 1
@@ -49,7 +50,7 @@ class OffloadRecords:
         patches.wrap(own.worker, "submit_store", self._around_store)
         patches.wrap(own.worker, "submit_load", self._around_load)
 
-    def follow(self, metadata: Any, keys: dict[int, StoredKey]) -> None:
+    def follow(self, metadata: Any, keys: Mapping[int, _Named]) -> None:
         """Jobs of a scheduler output, with the keys of its chunks: a step later a chunk may hold another."""
         self._take()
         while len(self._jobs) > _JOBS:  # stores that another rank makes for this one
@@ -106,7 +107,7 @@ class OffloadRecords:
         self, job: int, device: Any, tier: Any
     ) -> Iterator[tuple[Sequence[VllmGroup], tuple[list[StoredKey], list[int], list[int]]]]:
         """By vLLM's group: what a job copies under which keys, its blocks, and their places in the copies."""
-        keys = self._jobs.pop(job, None)
+        keys = {chunk: StoredKey._make(named) for chunk, named in self._jobs.pop(job, {}).items()}
         if not keys:
             return
         numbers = {named: int.from_bytes(named.key[-_GROUP_BYTES:], "big") for named in keys.values()}
@@ -173,7 +174,7 @@ def parts_of(device: Any, tier: Any, per_chunk: int) -> NDArray[np.int64]:
     return np.stack((blocks[: order.size], chunks[order], np.concatenate(places)), 1)
 
 
-def jobs_of(output: Any) -> Iterator[tuple[Any, dict[int, StoredKey]]]:
+def jobs_of(output: Any) -> Iterator[tuple[Any, dict[int, _Named]]]:
     """The metadata of each OffloadingConnector in a scheduler output, with the keys of its chunks."""
     keys = getattr(output, KEYS_ATTRIBUTE, ())
     found = [each for each in each_metadata(output.kv_connector_metadata) if hasattr(each, "store_jobs")]

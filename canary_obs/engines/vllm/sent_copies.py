@@ -23,9 +23,17 @@ class KnownCopies(NamedTuple):
     folds: _Rows  # [n, MOST, 2]: of K and V
     peer: str  # who sent all of them, as in `Observer.received`; "" = unknown, or several
 
-    def equals(self, other: KnownCopies) -> bool:
-        """Whether the same is known."""
-        return self.peer == other.peer and all(map(np.array_equal, self[:3], other[:3]))
+    def with_later(self, later: KnownCopies) -> KnownCopies:
+        """The same blocks, of some of which more was said since."""
+        said = later.filled > 0
+        if not said.any():
+            return self
+        return KnownCopies(
+            filled=np.where(said, later.filled, self.filled),
+            counts=np.where(said, later.counts, self.counts),
+            folds=np.where(said[:, None, None], later.folds, self.folds),
+            peer=later.peer if said.all() or later.peer == self.peer else "",
+        )
 
 
 class _Column(IntEnum):
@@ -42,6 +50,7 @@ class Copies:
     def __init__(self) -> None:
         self._tables: dict[str, _Rows] = {}
         self._peers: dict[str, int] = {"": 0}
+        self.puts = 0
 
     def put(
         self,
@@ -54,6 +63,7 @@ class Copies:
         """The copies of each block; those of a block that are more than MOST are not known."""
         if not blocks:
             return
+        self.puts += 1
         table, count = self._table(group, max(blocks)), len(blocks)
         rows = np.zeros((count, table.shape[1]), dtype=np.int64)
         rows[:, _Column.KNOWN], rows[:, _Column.FILLED] = 1, filled
@@ -71,17 +81,19 @@ class Copies:
 
     def take(self, group: str, blocks: _Rows) -> KnownCopies:
         """What is known of these blocks; nothing is known of them afterwards."""
-        found = self.known(group, blocks)
-        self._tables[group][blocks, _Column.KNOWN : _Column.FOLDS] = 0
-        return found
-
-    def known(self, group: str, blocks: _Rows) -> KnownCopies:
-        """What is known of these blocks."""
-        rows = self._table(group, int(blocks.max(initial=0)))[blocks]
+        table = self._table(group, int(blocks.max(initial=0)))
+        rows = table[blocks]
+        table[blocks, _Column.KNOWN : _Column.FOLDS] = 0
         peers = set(rows[:, _Column.PEER].tolist())
         folds = rows[:, _Column.FOLDS :].reshape(-1, MOST, 2)
         peer = self._peer(peers.pop()) if len(peers) == 1 else ""
         return KnownCopies(rows[:, _Column.FILLED], rows[:, _Column.COUNT], folds, peer)
+
+    def forget(self, group: str, blocks: Sequence[int]) -> None:
+        """Nothing is known of these blocks from now on."""
+        table, rows = self._table(group, max(blocks, default=0)), np.array(blocks, dtype=np.int64)
+        if table[rows, _Column.KNOWN].any():
+            table[rows, _Column.KNOWN : _Column.FOLDS] = 0
 
     def _table(self, group: str, block: int) -> _Rows:
         table = self._tables.get(group)
