@@ -185,7 +185,7 @@ FAULTS: dict[str, dict[str, Planted]] = {
             "compared: two ranks to one", "test_nixl.py::test_what_two_ranks_send_is_what_one_receives"
         ),
         MOONCAKE: Planted(
-            "compared: two ranks to one (one to two, by hand: unverified)",
+            "compared: two ranks to one; unverified: one to two",
             "test_mooncake.py::test_what_two_ranks_send_is_what_one_receives",
         ),
         MULTI: Planted("not run"),

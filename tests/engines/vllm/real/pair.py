@@ -22,14 +22,8 @@ class Pair:
         self._seed = 100
 
     def decode(self, params: dict[str, Any], prompt: list[int], tokens: int = 6) -> list[int]:
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=0, max_tokens=tokens, ignore_eos=True, extra_args={"kv_transfer_params": params}
-        )
-        given = [{"prompt_token_ids": prompt}]
-        (output,) = self.rig.llm.generate(given, sampling, use_tqdm=False)
-        return list(output.outputs[0].token_ids)
+        """What the decode engine answers."""
+        return decode(self.rig, params, prompt, tokens)
 
     def prompt(self) -> list[int]:
         """One that nobody has seen."""
@@ -80,6 +74,17 @@ class Pair:
     def close(self) -> None:
         self.rig.close()
         self.prefill.close()
+
+
+def decode(rig: Rig, params: dict[str, Any], prompt: list[int], tokens: int = 6) -> list[int]:
+    """What this engine answers to a prompt whose KV it is given."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=0, max_tokens=tokens, ignore_eos=True, extra_args={"kv_transfer_params": params}
+    )
+    (output,) = rig.llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+    return list(output.outputs[0].token_ids)
 
 
 def free_port() -> int:

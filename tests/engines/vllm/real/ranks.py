@@ -14,23 +14,27 @@ from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.records import Violation
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import HealPolicy
 from tests.engines.vllm.heal.false_findings import add_findings
 from tests.engines.vllm.real.rig import DEFAULTS, Rig
 
 RANKS = 2
+_ARRIVALS = "kv_canary_tests_arrivals"  # of a rank's canary
 
 
 class RanksRig(Rig):
     """The engine core runs here, the workers elsewhere."""
 
     def __init__(self, model: Path, **engine: Any) -> None:
-        from vllm import LLM
+        from vllm import LLM, envs
 
+        envs.disable_envs_cache()  # of an engine that this process has had
         with pytest.MonkeyPatch.context() as patch:  # other engines of this process have one rank
             cores = "|".join(str(core % (os.cpu_count() or 1)) for core in range(RANKS))
             patch.setenv("VLLM_CPU_OMP_THREADS_BIND", cores)
             self.llm = LLM(model=str(model), **(DEFAULTS | {"tensor_parallel_size": RANKS} | engine))
+        envs.disable_envs_cache()
         self.core = self.llm.llm_engine.engine_core.engine_core
 
     def of_ranks(self, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -87,6 +91,10 @@ class RanksRig(Rig):
     def faults(self) -> list[dict[str, int]]:
         """Of each rank's observer."""
         return self.of_ranks(faults)
+
+    def arrivals(self) -> list[tuple[int, int, list[str]]]:
+        """By rank, since the last call: slots of loads that were compared, and left out; what was found."""
+        return self.of_ranks(arrivals)
 
     def close(self) -> None:
         """End the workers."""
@@ -156,6 +164,22 @@ def healing(worker: Any) -> tuple[str, str | None]:
 def faults(worker: Any) -> dict[str, int]:
     """Of the observer."""
     return dict(_canary(worker).health.faults)
+
+
+def arrivals(worker: Any) -> tuple[int, int, list[str]]:
+    """Everything is checked before."""
+    canary = _canary(worker)
+    if not hasattr(canary, _ARRIVALS):
+        setattr(canary, _ARRIVALS, (0, 0, found := list[Violation]()))
+        deliver = canary.delivery.deliver
+        canary.delivery.deliver = lambda rows: (found.extend(rows), deliver(rows))[1]  # type: ignore[method-assign]
+    settle(worker)
+    counters = group_counters(canary.state, canary.counter_reader)["full"]
+    compared, left_out, found = getattr(canary, _ARRIVALS)
+    setattr(canary, _ARRIVALS, (counters.loads_compared, counters.loads_left_out, found))
+    reasons = sorted({f"{violation.phase} {violation.reason}" for violation in found})
+    found.clear()
+    return counters.loads_compared - compared, counters.loads_left_out - left_out, reasons
 
 
 def _canary(worker: Any) -> CanaryRuntime:

@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from canary_obs.vocabulary import Phase, Reason, State
-from tests.engines.vllm.real.pair import LENGTH, Pair, free_port
-from tests.engines.vllm.real.prefill import ENVIRONMENT, MOONCAKE, Prefill
+from tests.engines.vllm.real.pair import LENGTH, Pair, decode, free_port
+from tests.engines.vllm.real.prefill import ACCELERATOR, ENVIRONMENT, MOONCAKE, Prefill, settings
+from tests.engines.vllm.real.ranks import RanksRig
 
 DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
 _TRANSFERS = count()
@@ -170,3 +171,32 @@ def test_what_two_ranks_send_is_what_one_receives(two_ranks: Pair) -> None:
     assert served(two_ranks, send="skip", rank=1) == {DATA}
     assert served(two_ranks) == set()
     assert two_ranks.loads() == (LENGTH, 0)
+
+
+@pytest.fixture
+def to_two(pair: Pair) -> Iterator[RanksRig]:
+    """A decode engine of two ranks, for the prefill engine of one."""
+    own = settings("kv_consumer", 60, 2, MOONCAKE)
+    made = RanksRig(pair.model, **own, worker_extension_cls=f"{ACCELERATOR}.OfWorkers")
+    yield made
+    made.close()
+
+
+def test_what_one_rank_sends_is_unverified_at_two(pair: Pair, to_two: RanksRig) -> None:
+    """The sender's records are of all heads, and none of the two ranks holds them all."""
+
+    def served(**how: Any) -> list[tuple[int, int, list[str]]]:
+        to_two.fresh()
+        to_two.arrivals()
+        prompt = pair.prompt()
+        params = pair.prefill.ask(prompt, transfer=f"two-{len(answers)}", **how)
+        answers.append((decode(to_two, params, prompt), prompt))
+        return to_two.arrivals()
+
+    answers: list[tuple[list[int], list[int]]] = []
+    for _ in range(2):
+        assert served() == [(0, LENGTH, [])] * 2
+        answer, prompt = answers[-1]
+        to_two.fresh()
+        assert to_two.generate([prompt], 6) == [answer]
+    assert served(send="skip") == [(0, LENGTH, ["head lost_load"])] * 2
