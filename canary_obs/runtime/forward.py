@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
-from canary_obs.engine_api.views import StepView
+from canary_obs.engine_api.views import GroupStep, StepView
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward_account import ForwardAccount
@@ -26,7 +27,8 @@ from canary_obs.runtime.health import Health
 class _Shown(NamedTuple):
     """Groups of a view: known ones in its order."""
 
-    view: StepView
+    steps: Mapping[str, GroupStep]  # of the view
+    parts: tuple[GroupStep, ...]  # the values of that
     groups: tuple[tuple[Group, Tensor], ...]  # each with its new slots, which checks are launched for
     owed: tuple[
         tuple[int, int], ...
@@ -39,7 +41,7 @@ def _shown(view: StepView, state: DeviceState) -> _Shown:
         (known[name].index, step.out_slots.shape[0]) for name, step in view.groups.items() if name in known
     ]
     groups = [(group, view.groups[group.name].out_slots) for group in state.named(view.groups)]
-    return _Shown(view, tuple(groups), tuple(owed))
+    return _Shown(view.groups, tuple(view.groups.values()), tuple(groups), tuple(owed))
 
 
 class ForwardChecks:
@@ -111,9 +113,9 @@ class ForwardChecks:
         self._account.end()
 
     def _show(self, view: StepView) -> _Shown:
-        """What a view shows; engines whose batch repeats show the same view again."""
-        last = self._last
-        if last is None or last.view is not view:
+        """What a view shows; one that is completed, or of a batch that repeats, shows the same steps."""
+        last, steps = self._last, view.groups
+        if last is None or last.steps is not steps or not all(map(operator.is_, steps.values(), last.parts)):
             last = self._last = _shown(view, self._state)
         return last
 

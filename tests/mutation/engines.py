@@ -141,6 +141,31 @@ BLOCKS = mutants(
     ),
 )
 
+_STEADY = "tests/engines/vllm/test_steady_step.py::"
+STEADY = mutants(
+    "canary_obs/engines/vllm/steady_step.py",
+    (
+        "            and hits is self._hits\n",
+        "",
+        _STEADY + "test_whatever_an_output_says_is_followed",
+    ),
+    (
+        "                or output.preempted_req_ids\n",
+        "",
+        _STEADY + "test_whatever_an_output_says_is_followed",
+    ),
+    (
+        "                or self._loads.open\n",
+        "",
+        _STEADY + "test_what_changes_by_itself_is_followed_in_every_step",
+    ),
+    (
+        "            events == ()\n",
+        "            not events\n",
+        _STEADY + "test_events_of_the_pool_are_followed",
+    ),
+)
+
 _REPORTS = "tests/engines/vllm/test_scheduler_reports.py::"
 
 SCHEDULER = (
@@ -169,5 +194,5 @@ SCHEDULER = (
 
 ALL = (
     *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *TOKENS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS,
-    *SCHEDULER, *PROMPTS,
+    *STEADY, *SCHEDULER, *PROMPTS,
 )  # fmt: skip

@@ -40,6 +40,7 @@ from canary_obs.engines.vllm.readable_modules import keep_modules_readable
 from canary_obs.engines.vllm.request_changes import FollowsRequests, RequestChanges
 from canary_obs.engines.vllm.scales import KVScales
 from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
+from canary_obs.engines.vllm.steady_step import SteadyStep
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE
 from canary_obs.engines.vllm.trace_headers import TraceContexts
@@ -97,16 +98,15 @@ class VllmAdapter(FollowsRequests):
         self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
         attended = [group for group in self.vllm_groups if not group.states]
         self.connector = ConnectorReports(self._block_changes.loads, attended)
-        self._windows = WindowTables(self.vllm_groups)
-        self._forwards = ForwardCount(self._by_name)
+        self._windows, self._forwards = WindowTables(self.vllm_groups), ForwardCount(self._by_name)
         self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()
         self.healing = HealLink(self._by_name, self._forwards, worker or runner)
-        self._attention = AttentionTables(self.vllm_groups)
+        self._attention, self._patches = AttentionTables(self.vllm_groups), MethodPatches()
         self.known_tokens = KnownTokens(runner.max_num_reqs, runner.device)
-        self._patches = MethodPatches()
         self.inputs_persist = runner.speculative_config is None  # drafting changes them between two steps
         self._side_stream = SideStream(runner.device, enabled=self.inputs_persist)
         self.requests = RequestChanges(self.vllm_groups, rewrites=not self.inputs_persist)
+        self._steady = SteadyStep(self.vllm_groups, self._block_changes.loads, self._scales.sources)
         drafts = [group for group in self.vllm_groups if group.draft]
         self._drafts = DraftGroups(runner, drafts, self.step_types) if drafts else None
         self._hooks: StepHooks | None = None
@@ -257,11 +257,15 @@ class VllmAdapter(FollowsRequests):
             self.healing.note(output)
             self.known_tokens.note(output.num_scheduled_tokens, getattr(output, TOKENS_ATTRIBUTE, None))
             self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
-            self.update_requests(output)
-            self._block_changes.report(output, events, observer)
-            self.requests.report(output, self._block_changes.loads.loaded_from, observer)
+            if self._steady.holds(output, events):
+                self.requests.went_on(output)
+            else:
+                self.update_requests(output)
+                self._block_changes.report(output, events, observer)
+                self.requests.report(output, self._block_changes.loads.loaded_from, observer)
+                self._scales.follow(events, observer)
+                self._steady.followed(output)
             self.connector.follow(output)
-            self._scales.follow(events, observer)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("announce", error)
 

@@ -97,6 +97,11 @@ class ConnectorLoads:
         """Whether the forward of the step under way loads KV, which may be reported as failed after it."""
         return bool(self._landing)
 
+    @property
+    def open(self) -> bool:
+        """Whether a load is under way, or the last step has had one."""
+        return bool(self._waiting or self._landing or self._stale or self._due or self.loaded_from)
+
     def begin_due(self, observer: Observer) -> None:
         """Begin the loads of requests that wait for them: once the runner has submitted their copies.
 

@@ -51,6 +51,10 @@ class RequestChanges:
             observer.requests_changed(
                 ChangedRequests(ended=ended, changed=changed, grown=grown, rewrites=self._rewrites)
             )
+        self.went_on(output)
+
+    def went_on(self, output: Any) -> None:
+        """An output that changes no request; `report` calls it of all."""
         if output.total_num_scheduled_tokens:
             self._last = output
 

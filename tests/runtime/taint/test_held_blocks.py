@@ -25,9 +25,11 @@ def test_rows_are_in_the_order_of_their_forwards(count: int) -> None:
     assert held.count == 6 + count
     assert held.holds(1, 5000)
     assert held.computed_at(0, 2) == 16 * (2 + count)
+    held.add(0, AddedBlocks(np.array([9000]), 3 + count, 0), 4, 8)
     blocks, since = held.filled_since(0, 0)
-    assert blocks.tolist() == list(range(2, 3 + count))
-    assert since.tolist() == [1] + [2] * count
+    assert blocks.tolist() == [*range(2, 3 + count), 9000]
+    assert since.tolist() == [1] + [2] * count + [4]
+    assert held._columns[0, : held.count].tolist() == [*range(3 + count), 0, 1, 5000, 9000]
     grown(held, range(6000, 6001), life=1, start=5)
     held.keep(np.array([1]))
     assert held.count == 4

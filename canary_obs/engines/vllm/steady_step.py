@@ -1,0 +1,52 @@
+"""Recognises the scheduler outputs that most steps of a decode have: nothing began, ended or was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from canary_kernels.buffers import KVSource
+from canary_obs.engines.vllm.connector_loads import ConnectorLoads
+from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.pool_events import BlockEvent
+from canary_obs.engines.vllm.prefix_hits import HITS_ATTRIBUTE
+
+
+class SteadyStep:
+    """Of such an output nothing needs to be followed but its numbers and its tokens.
+
+    What it asks is all that can change block lists, slots' bytes or the counts of hits. States are followed
+    in every step, as are scales, which may change without an output's saying so.
+    """
+
+    def __init__(
+        self, groups: Sequence[VllmGroup], loads: ConnectorLoads, scales: Sequence[KVSource]
+    ) -> None:
+        self._loads = loads
+        self._followed = bool(scales) or any(group.states for group in groups)
+        self._hits: Any = None  # the count in the last output that was followed
+
+    def holds(self, output: Any, events: Sequence[BlockEvent] | None) -> bool:
+        """Whether there is nothing else to follow in this output, whose pool had these events."""
+        cached = output.scheduled_cached_reqs
+        hits = getattr(output, HITS_ATTRIBUTE, None)
+        return (
+            events == ()
+            and hits is self._hits
+            and hits is not None
+            and not (
+                output.scheduled_new_reqs
+                or output.finished_req_ids
+                or output.preempted_req_ids
+                or output.new_block_ids_to_zero
+                or output.kv_cache_block_copies
+                or cached.resumed_req_ids
+                or self._followed
+                or self._loads.open
+            )
+            and cached.new_block_ids.count(None) == len(cached.new_block_ids)
+        )
+
+    def followed(self, output: Any) -> None:
+        """This output was followed, whatever it had."""
+        self._hits = getattr(output, HITS_ATTRIBUTE, None)

@@ -1,0 +1,68 @@
+"""An output counts as steady only if it says nothing that has to be followed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from canary_obs.engines.vllm.pool_events import Published
+from canary_obs.engines.vllm.prefix_hits import HITS_ATTRIBUTE, HitBlocks
+from canary_obs.engines.vllm.steady_step import SteadyStep
+
+HITS = HitBlocks((0,), (0,))
+
+
+def output(**changed: Any) -> Any:
+    cached = {"new_block_ids": [None, None], "resumed_req_ids": set()}
+    plain = {
+        "scheduled_new_reqs": [], "finished_req_ids": set(), "preempted_req_ids": None,
+        "new_block_ids_to_zero": None, "kv_cache_block_copies": None, HITS_ATTRIBUTE: HITS,
+    }  # fmt: skip
+    own = {name: value for name, value in changed.items() if name not in cached}
+    given = SimpleNamespace(**(cached | {name: changed[name] for name in changed if name in cached}))
+    return SimpleNamespace(**(plain | own), scheduled_cached_reqs=given)
+
+
+def steady(*, scales: bool = False, loads: bool = False, states: bool = False) -> SteadyStep:
+    groups: list[Any] = [SimpleNamespace(states=states)]
+    sources: list[Any] = ["scale"] if scales else []
+    given: Any = SimpleNamespace(open=loads)
+    made = SteadyStep(groups, given, sources)
+    made.followed(output())
+    return made
+
+
+def test_an_output_that_says_nothing_is_steady() -> None:
+    assert steady().holds(output(), ())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"scheduled_new_reqs": ["a"]}, {"finished_req_ids": {"a"}}, {"preempted_req_ids": {"a"}},
+        {"new_block_ids_to_zero": [3]}, {"kv_cache_block_copies": [(1, 2)]}, {"resumed_req_ids": {"a"}},
+        {"new_block_ids": [None, ([7],)]}, {HITS_ATTRIBUTE: HitBlocks((0,), (1,))}, {HITS_ATTRIBUTE: None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_whatever_an_output_says_is_followed(changed: dict[str, Any]) -> None:
+    assert not steady().holds(output(**changed), ())
+
+
+def test_events_of_the_pool_are_followed() -> None:
+    assert not steady().holds(output(), (Published(0, 1, 0, -1, 4),))
+    assert not steady().holds(output(), None)  # nobody reports them
+
+
+def test_the_first_output_is_followed_and_so_is_one_without_a_count() -> None:
+    made = SteadyStep([], SimpleNamespace(open=False), [])  # type: ignore[arg-type]
+    assert not made.holds(output(), ())
+    made.followed(output(**{HITS_ATTRIBUTE: None}))
+    assert not made.holds(output(**{HITS_ATTRIBUTE: None}), ())
+
+
+@pytest.mark.parametrize("what", ["scales", "loads", "states"])
+def test_what_changes_by_itself_is_followed_in_every_step(what: str) -> None:
+    assert not steady(**{what: True}).holds(output(), ())
