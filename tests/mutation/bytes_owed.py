@@ -34,7 +34,12 @@ FORWARDS = mutants(
         "            for group, slots in shown.groups[:1]:\n",
         _WINDOWS,
     ),
-    ("if last is None or last.view is not view:", "if last is None:", _CLEAN),
+    ("last.steps is not steps or not all(map(operator.is_, steps.values(), last.parts))", "False", _CLEAN),
+    (
+        "last.steps is not steps or not all(map(operator.is_, steps.values(), last.parts))",
+        "last.steps is not steps",
+        "tests/runtime/test_owed_slots.py::test_steps_that_are_exchanged_in_place_are_shown",
+    ),
     (
         "                state.owed.compared(index, layout.Phase.HEAD, given)\n",
         "                pass\n",

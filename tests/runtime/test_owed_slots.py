@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from canary_kernels import layout
+from canary_obs.engine_api.views import GroupStep
 from canary_obs.runtime import announcements, forward
 from canary_obs.runtime.device.owed_slots import OwedSlots
 from canary_obs.runtime.patrol import patrol
@@ -281,3 +284,12 @@ class TestOfCopies:
             State.BLIND,
             "bytes were not checked: sweep comparison, group full, 3 slots",
         )
+
+
+def test_steps_that_are_exchanged_in_place_are_shown(make_rig) -> None:
+    """An adapter may keep one mapping of its groups and put other tensors into it."""
+    checks, table = make_rig().canary._checks, torch.zeros((1, 1), dtype=torch.int64)
+    steps = {}
+    for slots in (torch.arange(2), torch.arange(3)):
+        steps["full"] = GroupStep(slot_table=table, out_slots=slots)
+        assert checks._show(SimpleNamespace(groups=steps)).groups[0][1] is slots
