@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from canary_obs.errors import QuarantineRefused
 from canary_obs.healing.actor import Actor
 from canary_obs.healing.damage import Damage, in_order
+from canary_obs.healing.dry_run import DryRun
 from canary_obs.healing.guard_rail import GuardRail, Limits
 from canary_obs.healing.lineage import Lineage
 from canary_obs.healing.messages import DamageMessage, HealsMessage
@@ -19,7 +19,6 @@ from canary_obs.healing.quarantine import RepeatedDamage
 from canary_obs.heals import Heal, HealStatus
 from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy
 
-_REMEMBERED = 8192  # actions that were left out, each said once
 log = logging.getLogger("canary_obs")
 
 
@@ -39,9 +38,7 @@ class Healer:
         self._share = limits.pool_share
         self._repeated = RepeatedDamage(clock)
         self._generations: dict[Block, int] = {}  # how often healing has set a block free
-        self._left_out: OrderedDict[tuple[object, ...], None] = OrderedDict()
-        # By what would have left the cache: who was there then, and may have read it all the same.
-        self._readers: OrderedDict[tuple[object, ...], frozenset[str]] = OrderedDict()
+        self._dry_run = DryRun(actor)
         self._problem: str | None = None  # why nothing may be done on this engine
         self.policy = HealPolicy.OFF  # as asked for
         self.quarantined: dict[Block, str] = {}  # by block: the group's name
@@ -78,8 +75,7 @@ class Healer:
         self.policy, self._problem = policy, problem
         self._guard.reopen(limits)
         self._share = self._share if limits is None else limits.pool_share
-        self._left_out.clear()
-        self._readers.clear()
+        self._dry_run.clear()
 
     def heal(self, damages: Iterable[Damage]) -> None:
         """Do what the policy says about each of these; never raises."""
@@ -193,35 +189,14 @@ class Healer:
 
     def _say(self, plan: Plan, damage: Damage, outcome: HealOutcome, *, quarantine: bool) -> None:
         """Note what is not done, each once."""
-        if damage.request is not None and not self._first(None, damage.request):
-            return  # a request that had started again or ended would not have read it once more
-        content = tuple(self._actor.keys_of((damage.group, damage.block)))
-        of = damage.group, damage.block, damage.request, content
-        if plan.evict and self._first(HealAction.EVICT, *of):
-            self._note(HealAction.EVICT, outcome, damage, blocks=len(plan.evict))
-        readers = self._readers_of(of) if content else None
-        for action, requests in ((HealAction.RECOMPUTE, plan.recompute), (HealAction.END, plan.end)):
+        new = self._dry_run.new(plan, damage, quarantine=quarantine)
+        if new.evict:
+            self._note(HealAction.EVICT, outcome, damage, blocks=new.evict)
+        for action, requests in ((HealAction.RECOMPUTE, new.recompute), (HealAction.END, new.end)):
             for request in requests:
-                if (readers is None or request in readers) and self._first(action, request):
-                    self._note(action, outcome, damage, request=request)
-        if quarantine and self._first(HealAction.QUARANTINE, *of):
+                self._note(action, outcome, damage, request=request)
+        if new.quarantine:
             self._note(HealAction.QUARANTINE, outcome, damage)
-
-    def _readers_of(self, block: tuple[object, ...]) -> frozenset[str]:
-        """Requests that were there when the block would have left the cache: later ones would not get it."""
-        if block not in self._readers:
-            self._readers[block] = frozenset(held.request for held in self._actor.requests())
-            if len(self._readers) > _REMEMBERED:
-                self._readers.popitem(last=False)
-        return self._readers[block]
-
-    def _first(self, *what: object) -> bool:
-        known = what in self._left_out
-        self._left_out[what] = None
-        self._left_out.move_to_end(what)
-        if len(self._left_out) > _REMEMBERED:
-            self._left_out.popitem(last=False)
-        return not known
 
     # Quarantine ------------------------------------------------------------------------------------
 

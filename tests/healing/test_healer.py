@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from canary_obs.healing.damage import Damage
 from canary_obs.healing.guard_rail import Limits
@@ -167,6 +167,7 @@ def busy(prompts: list[list[int]]) -> Cache:
     return cache
 
 
+@settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=5), DAMAGES)
 def test_a_dry_run_predicts_what_is_done(prompts: list[list[int]], damages: list[Damage]) -> None:
     for damage in damages:
@@ -180,6 +181,7 @@ def test_a_dry_run_predicts_what_is_done(prompts: list[list[int]], damages: list
         assert would == [(heal.action, heal.request, heal.blocks) for heal in doing.drain()]
 
 
+@settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=5), DAMAGES)
 def test_after_protect_nobody_holds_what_was_computed_from_damage(
     prompts: list[list[int]], damages: list[Damage]
@@ -283,6 +285,40 @@ def test_a_dry_run_leaves_out_who_is_given_a_block_that_would_have_left() -> Non
     healer.choose(HealPolicy.DRY_RUN)  # a new policy begins anew
     healer.heal([bytes_of(1)])
     assert (HealAction.END, "new") in [(heal.action, heal.request) for heal in healer.drain()]
+
+
+def test_a_dry_run_leaves_out_what_a_request_caches_after_it_would_have_ended() -> None:
+    cache = shared()
+    healer, cached = made(cache, HealPolicy.DRY_RUN), dict(cache.cached)
+    cache.cached.clear()
+    healer.heal([bytes_of(6)])
+    assert said(healer.drain()) == {(HealAction.END, HealOutcome.WOULD): 1}
+    cache.cached = cached
+    healer.heal([bytes_of(6, again=True)])
+    healer.heal([bytes_of(6, slot=25)])  # another slot of the block
+    assert healer.drain() == ()
+    healer.heal([bytes_of(5)])
+    assert [(heal.action, heal.blocks) for heal in healer.drain()] == [(HealAction.EVICT, 1)]
+
+
+def test_a_dry_run_leaves_out_what_comes_back_from_a_copy_that_would_have_left() -> None:
+    cache = shared()
+    healer = made(cache, HealPolicy.DRY_RUN)
+    healer.heal([bytes_of(5, incident="i")])
+    healer.drain()
+    cache.add("new", range(60, 68), [8, 9], sent=1)
+    healer.heal([bytes_of(8, incident="i")])
+    assert healer.drain() == ()
+    healer.heal([bytes_of(8, incident="later")])  # by then it has been computed anew
+    assert said(healer.drain())[HealAction.EVICT, HealOutcome.WOULD] == 1
+
+
+def test_a_dry_run_says_of_each_block_once_that_it_would_have_left() -> None:
+    cache = shared()
+    healer = made(cache, HealPolicy.DRY_RUN)
+    healer.heal([bytes_of(1), bytes_of(1, filled=((0, 1), (0, 5)))])
+    heals = [heal for heal in healer.drain() if heal.action is HealAction.EVICT]
+    assert [heal.blocks for heal in heals] == [4, 2]
 
 
 def test_an_action_that_fails_ends_healing_until_an_operator_chooses() -> None:

@@ -95,16 +95,6 @@ LIMITED = mutants(
 DONE = mutants(
     "canary_obs/healing/healer.py",
     (
-        "if damage.request is not None and not self._first(None, damage.request):",
-        "if False:",
-        _HEALER + "a_dry_run_leaves_out_what_a_request_reads_after_it_would_have_started_again",
-    ),
-    (
-        "if (readers is None or request in readers) and self._first(action, request):",
-        "if self._first(action, request):",
-        _HEALER + "a_dry_run_leaves_out_who_is_given_a_block_that_would_have_left",
-    ),
-    (
         "        if self.effective is HealPolicy.DRY_RUN:\n            self._say",
         "        if self.policy is HealPolicy.DRY_RUN:\n            self._say",
         _HEALER + "an_engine_that_does_not_agree_with_the_rehearsal_gets_a_dry_run",
@@ -133,6 +123,35 @@ DONE = mutants(
         "        except QuarantineRefused as refused:",
         "        except KeyError as refused:",
         _HEALER + "a_block_that_the_engine_cannot_do_without_stays_and_healing_goes_on",
+    ),
+)  # fmt: skip
+
+_COPY = _HEALER + "a_dry_run_leaves_out_what_comes_back_from_a_copy_that_would_have_left"
+_LATER = _HEALER + "a_dry_run_leaves_out_what_a_request_caches_after_it_would_have_ended"
+
+SAID = mutants(
+    "canary_obs/healing/dry_run.py",
+    (
+        "            if not self._first(None, damage.request):",
+        "            if False:",
+        _HEALER + "a_dry_run_leaves_out_what_a_request_reads_after_it_would_have_started_again",
+    ),
+    (
+        "if (readers is None or one in readers) and self._first(action, one)",
+        "if self._first(action, one)",
+        _HEALER + "a_dry_run_leaves_out_who_is_given_a_block_that_would_have_left",
+    ),
+    ("if damage.request is None and self._is_copy(content, damage):", "if False:", _COPY),
+    ("            if not harmed(held, damage):", "            if True:", _LATER),
+    (
+        "for block, own in keys.items() if not self._is_gone(own, damage)]",
+        "for block, own in keys.items()]",
+        _HEALER + "a_dry_run_says_of_each_block_once_that_it_would_have_left",
+    ),
+    (
+        "damage.slot) and damage.again:",
+        "damage.slot) and False:",
+        "tests/engines/reference/test_dry_run.py::test_a_dry_run_says_action_by_action_what_protect_does[llama]",
     ),
 )  # fmt: skip
 
@@ -270,5 +289,6 @@ ALL = (
     *DECIDED,
     *LIMITED,
     *DONE,
+    *SAID,
     *REMEMBERED,
 )

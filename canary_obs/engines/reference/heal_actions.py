@@ -88,7 +88,9 @@ class ReferenceActions:
         return keys
 
     def keys_of(self, block: Block) -> list[bytes]:
-        """The key of the cached page that the block belongs to."""
+        """The key of the cached page that the block belongs to; of a copy in the host tier, its own."""
+        if block[0] >= len(self._groups):
+            return [block[1].to_bytes(KEY_BYTES)]
         place, number = self._place(block)
         if place is Place.WINDOW and self._engine.scheduler.windows is not None:
             owner = int(self._engine.scheduler.windows.slots.owner[number])

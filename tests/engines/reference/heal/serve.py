@@ -49,6 +49,7 @@ class Served:
     planted: dict[str, int] = field(default_factory=dict)
     steps_to_find: list[int] = field(default_factory=list)  # from planting bytes to the first listing
     heals: list[Heal] = field(default_factory=list)
+    healed_at: list[int] = field(default_factory=list)  # by heal: the step before which it was reported
     status: HealStatus | None = None
     tokens: int = 0  # put through the model
     steps: int = 0
@@ -79,9 +80,12 @@ def prompts(count: int, seed: int, longest: int) -> list[tuple[np.ndarray, int]]
 
 def serve(
     count: int, *, model: str = "llama", policy: str = "off", faults: int | None = None, seed: int = 1,
-    engine: dict[str, object] | None = None, **changes: object,
+    engine: dict[str, object] | None = None, most: int | None = None, **changes: object,
 ) -> Served:  # fmt: skip
-    """Keep IN_FLIGHT requests running until all are answered; `faults`: a seed, None = no faults."""
+    """Keep IN_FLIGHT requests running until all are answered.
+
+    `faults`: a seed, None = no faults. `most`: so many of them at most.
+    """
     runner = Engine(settings.with_model(settings.tiny(seed=3, **({"page_size": 4} | (engine or {}))), model))
     given = {"endpoint": IN_PROCESS, "verify_on_hit": True, "patrol_budget": "1B/s"} | FREE
     canary = install_canary(runner, CanaryConfig(**given, heal=HealPolicy(policy), **changes))  # type: ignore[arg-type]
@@ -100,7 +104,8 @@ def serve(
                 runner.add_request(prompt, sampling, f"r{number}")
             if harm is not None:
                 harm.settle(served.steps)
-                if draw.random() < 1 / _STEPS_PER_FAULT:
+                due = draw.random() < 1 / _STEPS_PER_FAULT
+                if due and (most is None or harm.planted.total() < most):
                     harm.plant(served.steps)
             pace(canary, draw)
             for request in runner.step():
@@ -194,6 +199,7 @@ def _listen(canary: Any, engine: Engine, served: Served, harm: Faults | None) ->
 
     def healed(heals: Sequence[Heal]) -> None:
         served.heals += heals
+        served.healed_at += [served.steps] * len(heals)
         sent = {request.id: len(request.output) for request in engine.unfinished}
         for heal in heals:
             if heal.action is HealAction.RECOMPUTE and heal.outcome is HealOutcome.DONE:
