@@ -61,12 +61,12 @@ class ViolationDelivery:
         self._reporter.send_violations(self._traced(findings))  # before anything that may fail
         if found:
             self._faults.guard(ObserverPart.TAINT, self._find_readers, found)
-        if self.healing is not None and self.healing.active and found:
-            self._faults.guard(ObserverPart.HEALING, self._heal, self.healing, found)
         if findings:
             self._log.update(findings, incident)
-            # Before the injector restores the bytes that it flipped.
+            # Before healing puts bytes back, or the injector restores those that it flipped.
             self._faults.guard(ObserverPart.EVIDENCE, self._evidence.collect, findings, self._run.step)
+        if self.healing is not None and self.healing.active and found:
+            self._faults.guard(ObserverPart.HEALING, self._heal, self.healing, found)
         if self._injector is not None:
             self._faults.guard(ObserverPart.PERTURBATION, self._match, self._injector, found)
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.healing import FollowsReaders, Reached
+from canary_obs.engine_api.requests import BlockTable
 from canary_obs.errors import RepairRefused
 from canary_obs.healing.guard_rail import GuardRail, Limits
 from canary_obs.heals import Heal, HealStatus
 from canary_obs.records import Violation
 from canary_obs.runtime.device.state import Group
 from canary_obs.runtime.health import Health
-from canary_obs.runtime.repair import repair_slot
+from canary_obs.runtime.put_back import PutBack
+from canary_obs.runtime.repair import check_group, repair_block
 from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, Phase, Reason, State
 
 log = logging.getLogger("canary_obs")
@@ -41,6 +43,7 @@ class Healing:
         self._adapter, self._wanted, self._send = adapter, config.heal, send
         self._slots = slots
         self._refused: set[str] = set()  # groups of which nothing can be repaired, each said once
+        self._put_back = PutBack()
         health.add_source(self)
         self.policy = HealPolicy.OFF
         self._status: HealStatus | None = None  # the scheduler's, of this policy
@@ -75,9 +78,11 @@ class Healing:
     def reasons(self) -> list[tuple[State, str]]:
         """Degraded while less is done than was asked for."""
         status = self._status
-        if status is None or status.why is None or status.policy is not self.policy:
-            return []
-        return [(State.DEGRADED, f"healing is a dry run, not {status.policy.value}: {status.why}")]
+        if status is not None and status.why is not None and status.policy is self.policy:
+            return [(State.DEGRADED, f"healing is a dry run, not {status.policy.value}: {status.why}")]
+        if self.policy is HealPolicy.REPAIR and self._guard.closed is not None:
+            return [(State.DEGRADED, f"damage is not put back any more: {self._guard.closed}")]
+        return []
 
     def start(self) -> None:
         """Follow the policy of the settings; after attach."""
@@ -105,48 +110,55 @@ class Healing:
     ) -> list[Violation]:
         """Put back what can be; returns the findings of which nothing is left but those who have read it.
 
-        `readers_known`: called with each slot that was put back.
+        `readers_known`: called with the group and first damaged slot of each block that was put back.
         """
         if self.status.effective is not HealPolicy.REPAIR:
             return []
-        repaired = []
-        for violation in found:
-            if violation.reason is not Reason.KV_DATA or violation.redetection:
-                continue
-            if violation.group in self._refused:
-                continue
-            if violation.phase is not Phase.HEAD and self._repair(violation, incident):
-                # Without a good account of who has read, everything is done that `protect` does.
-                repaired += [violation] if readers_known(violation.group, violation.slot) else []
+        tables, repaired = self._adapter.block_tables() or {}, list[Violation]()
+        for (group, block), rows in _by_block(found, tables).items():
+            late = [row for row in rows if self._put_back.is_earlier(group, block, row)]
+            fresh = [row for row in rows if not row.redetection and row not in late]
+            if fresh and group not in self._refused:
+                gone = rows if self._repair(fresh[0], tables.get(group), incident) else []
+            else:
+                gone = late
+            new = next((row for row in gone if not row.redetection), None)
+            # Without a good account of who has read, everything is done that `protect` does.
+            if gone and (new is None or readers_known(group, new.slot)):
+                repaired += gone
+                if fresh:
+                    self._put_back.note(self._slots[group], block)
         return repaired
 
-    def _repair(self, violation: Violation, incident: str) -> bool:
-        outcome = HealOutcome.DONE
+    def _repair(self, violation: Violation, table: BlockTable | None, incident: str) -> bool:
+        group, outcome, block = self._slots[violation.group], HealOutcome.DONE, None
         try:
-            self._check_group(violation.group)
+            slots = self._slots_of(group, violation.slot, table)
+            block = slots.start // len(slots) if len(slots) > 1 else None
             if self._guard.admits(1, 0, self.status.pool_blocks):
-                detail = repair_slot(self._slots[violation.group], violation.slot)
+                detail = repair_block(group, slots)
             else:
                 outcome, detail = HealOutcome.LIMITED, str(self._guard.closed)
         except RepairRefused as refused:
             outcome, detail = HealOutcome.REFUSED, str(refused)
         heal = Heal(
-            action=HealAction.REPAIR, outcome=outcome, policy=self.policy, group=violation.group, block=None,
+            action=HealAction.REPAIR, outcome=outcome, policy=self.policy, group=violation.group, block=block,
             time_ns=time.time_ns(), reason=violation.reason, incident=incident or None, detail=detail,
         )  # fmt: skip
         self._healed((heal,), self.status)
         return outcome is HealOutcome.DONE
 
-    def _check_group(self, group: str) -> None:
-        table = (self._adapter.block_tables() or {}).get(group)
-        if self._slots[group].plan.device.type != "cpu":
-            self._refused.add(group)
-            raise RepairRefused("on a GPU it would wait for the device")
-        if table is None or table.block_slots > 1:
-            self._refused.add(group)
-            raise RepairRefused(
-                "other slots of its block may be damaged as well, and it leaves the cache whole"
-            )
+    def _slots_of(self, group: Group, slot: int, table: BlockTable | None) -> range:
+        """The block that the slot is of. Raises RepairRefused where nothing of the group can be put back."""
+        try:
+            check_group(group)
+            if table is None:
+                raise RepairRefused("the engine does not show which requests hold the blocks of this group")
+        except RepairRefused:
+            self._refused.add(group.name)
+            raise
+        start = slot // table.block_slots * table.block_slots
+        return range(start, start + table.block_slots)
 
     def found(
         self, violations: Sequence[Violation], reached: Sequence[Reached], incident: str, step: int
@@ -171,6 +183,18 @@ class Healing:
             log.warning("canary_obs: healing: %s", _text(heal))
         if heals:
             self._send(heals)
+
+
+def _by_block(
+    found: Sequence[Violation], tables: Mapping[str, BlockTable]
+) -> dict[tuple[str, int], list[Violation]]:
+    """Those of bytes that were not compared before they are written over."""
+    blocks: dict[tuple[str, int], list[Violation]] = {}
+    for row in found:
+        if row.reason is Reason.KV_DATA and row.phase is not Phase.HEAD:
+            size = tables[row.group].block_slots if row.group in tables else 1
+            blocks.setdefault((row.group, row.slot // size), []).append(row)
+    return blocks
 
 
 def _text(heal: Heal) -> str:

@@ -158,8 +158,8 @@ SAID = mutants(
 REFUSED_ONCE = mutants(
     "canary_obs/runtime/healing.py",
     (
-        "            if violation.group in self._refused:\n                continue\n",
-        "",
+        "if fresh and group not in self._refused:",
+        "if fresh:",
         "tests/runtime/test_repair.py::test_a_group_of_which_nothing_can_be_repaired_is_named_once",
     ),
 )  # fmt: skip
@@ -265,17 +265,45 @@ OF_RANKS = (
 )
 
 _REPAIR = "tests/runtime/test_repair.py::test_"
-REPAIRED = mutants(
-    "canary_obs/runtime/repair.py",
-    (
-        "if len(found) != 1:\n        raise RepairRefused(f",
-        "if not found:\n        raise RepairRefused(f",
-        _REPAIR + "a_change_that_two_words_would_explain_is_left",
+REPAIRED = (
+    *mutants(
+        "canary_obs/runtime/repair.py",
+        (
+            "if len(changes) != 1:",
+            "if not changes:",
+            _REPAIR + "a_change_that_two_words_would_explain_is_left",
+        ),
+        (
+            "found.append(_Change(slot, part, suspect, holds, change.original))",
+            "found.append(_Change(slot, part, suspect, holds, change.original ^ 1))",
+            _REPAIR + "every_change_of_one_word_is_put_back",
+        ),
+        (
+            "if state in _UNKNOWN:",
+            "if False:",
+            _REPAIR + "all_slots_of_a_block_are_put_back_or_none",
+        ),
     ),
-    (
-        "    ((suspect, holds, written),) = found\n",
-        "    suspect, holds, written = found[0]\n    written ^= 1\n",
-        _REPAIR + "every_change_of_one_word_is_put_back",
+    *mutants(
+        "canary_obs/runtime/put_back.py",
+        (
+            "return row.event <= failed[lane]",
+            "return False",
+            _REPAIR + "damage_that_two_checks_met_is_put_back_once",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/healing.py",
+        (
+            "gone = rows if self._repair(",
+            "gone = fresh if self._repair(",
+            _REPAIR + "damage_that_two_checks_met_is_put_back_once",
+        ),
+        (
+            "if self.policy is HealPolicy.REPAIR and self._guard.closed is not None:",
+            "if False:",
+            _REPAIR + "beyond_the_limit_damage_is_left_to_the_scheduler_and_the_state_tells",
+        ),
     ),
 )
 

@@ -7,16 +7,20 @@ from collections import Counter
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import hash_slots
 from canary_kernels.fingerprint.locate import read_words
 from canary_kernels.hashing import layer_key_int, word_keys
 from canary_obs.errors import RepairRefused
+from canary_obs.healing.guard_rail import GuardRail, Limits
 from canary_obs.heals import Heal
+from canary_obs.records import Violation
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.device.state import Group
-from canary_obs.runtime.repair import repair_slot
+from canary_obs.runtime.patrol.async_checker import ScanJob
+from canary_obs.runtime.repair import repair_block
 from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, SlotState
 from tests.runtime.conftest import MakeRig, Rig
 from tests.sizes import sized
@@ -56,7 +60,7 @@ def attempt(group: Group, slot: int, before: list[list[int]]) -> str:
     """What becomes of it; bytes that are not put back stay as they are."""
     damaged = content(group, slot)
     try:
-        repair_slot(group, slot)
+        repair_block(group, range(slot, slot + 1))
     except RepairRefused as refused:
         assert content(group, slot) == damaged
         return str(refused)
@@ -155,22 +159,111 @@ def test_a_group_of_which_nothing_can_be_repaired_is_named_once(
         rig.canary.healing.choose(HealPolicy.REPAIR)
 
 
+def test_all_slots_of_a_block_are_put_back_or_none(rig: Rig) -> None:
+    group = rig.canary.state.groups[0]
+    slots = written_slots(group)
+    block = next(range(slot, slot + 4) for slot in slots if set(range(slot, slot + 4)) <= set(slots))
+    before = [content(group, slot) for slot in block]
+    change(group, block[0], 0, 0, 1)
+    change(group, block[2], 1, 3, 1 << 31)
+    assert repair_block(group, block).count("slot") == 2
+    assert [content(group, slot) for slot in block] == before
+    change(group, block[0], 0, 0, 1)
+    for word in (0, 1):
+        change(group, block[3], 0, word, 1)
+    damaged = [content(group, slot) for slot in block]
+    with pytest.raises(RepairRefused, match="no single word"):
+        repair_block(group, block)
+    assert [content(group, slot) for slot in block] == damaged
+    group.adopt(torch.tensor([block[3]]))
+    with pytest.raises(RepairRefused, match=f"slot {block[3]} of the block has no fingerprint"):
+        repair_block(group, block)
+    assert [content(group, slot) for slot in block] == damaged
+
+
+@pytest.fixture
+def healed(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> tuple[Rig, list[Heal], list[Violation]]:
+    """With policy `repair`, at rest; what is reported of healing, and what is left to the scheduler."""
+    rig, sent, left = make_rig(patrol_budget="1B/s", heal=HealPolicy.REPAIR), list[Heal](), list[Violation]()
+    rig.run(60)
+    rig.finish_requests()
+    monkeypatch.setattr(rig.canary.healing, "_send", sent.extend)
+    monkeypatch.setattr(rig.canary.healing, "found", lambda found, *_: left.extend(found))
+    return rig, sent, left
+
+
+def meet(rig: Rig, slot: int, times: int) -> None:
+    """The patrol meets the slot so often before anybody reads what it has found."""
+    job = ScanJob(group=rig.canary.state.groups[0], slots=range(slot, slot + 1), first_chunk=0, last_chunk=0)
+    rig.canary.patrol.confirm([job] * times)
+    rig.canary.delivery.drain(5.0)
+
+
+def test_damage_that_two_checks_met_is_put_back_once(
+    healed: tuple[Rig, list[Heal], list[Violation]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, sent, left = healed
+    healing, group, rows = rig.canary.healing, rig.canary.state.groups[0], list[Violation]()
+    repair = healing.repair
+    monkeypatch.setattr(healing, "repair", lambda found, *rest: (rows.extend(found), repair(found, *rest))[1])
+    slot = written_slots(group)[0]
+    change(group, slot, 0, 0, 1)
+    meet(rig, slot, 2)
+    assert [(heal.action, heal.outcome) for heal in sent] == [(HealAction.REPAIR, HealOutcome.DONE)]
+    assert [row.redetection for row in rows] == [False, True]
+    assert left == []
+    # A row that is read later may be of the damage that was put back, or of what is there since.
+    assert repair([rows[1]], lambda *_: False, "") == [rows[1]]
+    assert repair([replace(rows[1], event=rows[1].event + 1)], lambda *_: True, "") == []
+    assert repair([replace(rows[1], redetection=False)], lambda *_: False, "") == []
+    assert len(sent) == 1
+
+
+def test_what_was_there_is_read_before_it_is_put_back(
+    healed: tuple[Rig, list[Heal], list[Violation]],
+) -> None:
+    rig, sent, _ = healed
+    group = rig.canary.state.groups[0]
+    slot = written_slots(group)[0]
+    change(group, slot, 0, 3, 1)
+    meet(rig, slot, 1)
+    rig.canary.delivery.send_evidence()
+    (evidence,) = [one for _, one in rig.canary.delivery._evidence._kept.values()]
+    assert [(word.word, evidence.slot.intact) for word in evidence.changed] == [(3, False)]
+    assert [heal.outcome for heal in sent] == [HealOutcome.DONE]
+
+
+def test_beyond_the_limit_damage_is_left_to_the_scheduler_and_the_state_tells(
+    healed: tuple[Rig, list[Heal], list[Violation]],
+) -> None:
+    rig, sent, left = healed
+    rig.canary.healing._guard = GuardRail(Limits(1, 1.0))
+    group = rig.canary.state.groups[0]
+    first, second, *_ = written_slots(group)
+    for slot in (first, second):
+        change(group, slot, 0, 0, 1)
+        meet(rig, slot, 1)
+    assert [heal.outcome for heal in sent] == [HealOutcome.DONE, HealOutcome.LIMITED]
+    assert [violation.slot for violation in left] == [second]
+    assert any("damage is not put back any more" in why for why in rig.canary.verdict()[1])
+
+
 def test_what_is_not_certain_is_refused(rig: Rig, make_rig: MakeRig) -> None:
     group = rig.canary.state.groups[0]
     first, second, *_ = written_slots(group)
     with pytest.raises(RepairRefused, match="something else by now"):
-        repair_slot(group, first)
+        repair_block(group, range(first, first + 1))
     change(group, first, 0, 0, 1)
     group.buffers.records[first, layout.CHAIN] ^= 1
-    with pytest.raises(RepairRefused, match="record is damaged"):
-        repair_slot(group, first)
+    with pytest.raises(RepairRefused, match=f"record of slot {first} is damaged"):
+        repair_block(group, range(first, first + 1))
     group.adopt(torch.tensor([second]))
-    with pytest.raises(RepairRefused, match="not written by a forward"):
-        repair_slot(group, second)
+    with pytest.raises(RepairRefused, match="has no fingerprint"):
+        repair_block(group, range(second, second + 1))
     partly = make_rig(patrol_budget="1B/s", real_data="partial")
     partly.run(20)
     covered = partly.canary.state.groups[0]
     slot = written_slots(covered)[0]
     change(covered, slot, 0, 0, 1)
     with pytest.raises(RepairRefused, match="do not cover all bytes"):
-        repair_slot(covered, slot)
+        repair_block(covered, range(slot, slot + 1))

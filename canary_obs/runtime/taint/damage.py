@@ -76,9 +76,9 @@ class Damage:
             before[name] = min(first, before.get(name, first))
         return Reached(self.row, overwritten, tuple(before.items()), slots)
 
-    def is_of(self, group: str, slot: int) -> bool:
-        """Whether this slot is all that its block had of damage, and its readers are known."""
-        same = (self.row.group, self.row.slot) == (group, slot)
+    def is_all_of(self, group: str, block: int, slots: int) -> bool:
+        """Whether it is all the damage that this block of so many slots had, and its readers are known."""
+        same = (self.row.group, self.row.slot // slots) == (group, block)
         return same and self.covers == 0 and self.cause is None
 
     def renumber(self, numbers: dict[int, int]) -> None:

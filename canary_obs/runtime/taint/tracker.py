@@ -239,12 +239,12 @@ class TaintTracker:
         ]
 
     def repaired(self, group: str, slot: int) -> bool:
-        """Bytes found damaged now are put back; returns whether all who have read them are known."""
-        own = self._tables[group]
-        number = self.watch.at(own.name, slot // own.block_slots)
-        if number not in self._fresh or not self.damages[number].is_of(group, slot):
+        """The block of a slot found damaged now is put back; returns whether all who read it are known."""
+        name, size, _ = self._tables[group]
+        number = self.watch.at(name, slot // size)
+        if number not in self._fresh or not self.damages[number].is_all_of(group, slot // size, size):
             return False
-        self.watch.set(own.name, slot // own.block_slots, 0)
+        self.watch.set(name, slot // size, 0)
         self._fresh[number] = True
         self._by_place = {place: one for place, one in self._by_place.items() if one.number != number}
         return True
