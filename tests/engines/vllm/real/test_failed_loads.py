@@ -70,7 +70,7 @@ def test_a_block_that_fails_with_the_forward_is_no_lost_load(rig: Rig, failures:
     assert failures.held, "nothing failed"
     rig.settle()
     if isinstance(rig.adapter, V2Adapter):
-        # Its runner counts on from where it was, on the device: the tokens are computed at wrong positions.
+        # vllm#49250: on the device it counts on from where it was, and computes tokens at wrong positions.
         found = set(rig.reasons())
         assert (Phase.HEAD, Reason.POSITION) in found
         assert not found & {(Phase.HEAD, Reason.LOST_LOAD), (Phase.HEAD, Reason.KV_DATA)}

@@ -152,7 +152,7 @@ def test_a_truncated_file_that_lmcache_reports_is_computed_again(cache: Cache) -
 
     found = cache.served(truncate, "files")
     if isinstance(cache.rig.adapter, V2Adapter):
-        # Its runner counts on from where it was, on the device: it computes the tokens at wrong positions.
+        # vllm#49250: on the device it counts on from where it was, and computes tokens at wrong positions.
         assert (Phase.HEAD, Reason.POSITION) in found
         assert LOST not in found, "that block was reported"
         assert cache.again != cache.first
