@@ -15,6 +15,11 @@ class CachedWalk(ABC):
     def total(self) -> int:
         """Slots of the whole walk."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether `take` need not wait for the device. If not, a sweep goes on in a later step."""
+        return True
+
     @abstractmethod
     def take(self, limit: int) -> CachedSlots:
         """The next slots, about `limit` of them; none = the walk has ended.

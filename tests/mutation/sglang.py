@@ -11,8 +11,8 @@ _CHAINS, _FREED, _TREE = (
 _HOOKS, _VIEWS, _LIMITS = (f"{_TESTS}test_{name}.py::" for name in ("step_hooks", "batch_views", "limits"))
 _TIER = f"{_TESTS}test_host_tier.py::"
 _RETRACTED = f"{_TESTS}test_retracted_copies.py::test_"
-_STREAMS, _COPIES, _RADIX, _RANKS = (
-    f"{_TESTS}test_{name}.py::" for name in ("stream_hooks", "device_views", "radix_tree", "ranks")
+_STREAMS, _COPIES, _RANKS = (
+    f"{_TESTS}test_{name}.py::" for name in ("stream_hooks", "device_views", "ranks")
 )
 _DECODE = _VIEWS + "test_a_decode_continues_after_all_tokens_but_the_newest"
 
@@ -283,14 +283,6 @@ ALL = (
             "Known.NEXT_BEFORE if self._chains.late else Known.NEXT",
             "Known.NEXT",
             _COPIES + "test_batches_in_any_order_are_shown_as_without_copies[late]",
-        ),
-    ),
-    *mutants(
-        "canary_obs/engines/sglang/radix_tree.py",
-        (
-            "torch.where(places >= 0, last[places.clamp(min=0)], -1)",
-            "torch.where(places >= 0, -1, -1)",
-            _RADIX + "test_every_slot_follows_the_last_of_its_parent",
         ),
     ),
     *mutants(

@@ -67,14 +67,16 @@ class SglangAdapter(EngineAdapter):
         # Slots of a draft model, and of an indexer, are those of the request table, and are freed with them.
         self._freed = freed_slots(self.sglang_groups)
         windows = self._by_name[SWA].own_slots if SWA in self._by_name else None
-        # Only the newer tree has a core.
-        tree = PrefixTree if hasattr(scheduler.tree_cache, "tree_core") else RadixTree
-        ratios = {name: group.ratio for name, group in self._by_name.items() if group.ratio > 1}
-        more = (ratios,) if ratios else ()
-        self._tree = tree(scheduler.tree_cache, self._freed, windows, *more)
         # On a GPU the checks run next to the engine, of tensors that SGLang does not change meanwhile.
         self._device = self.runner.req_to_token_pool.req_to_token.device
         self._concurrent = concurrent(self._device)
+        self._scheduler_stream, cache = ForwardStream(self._device), scheduler.tree_cache
+        if hasattr(cache, "tree_core"):  # only the newer tree has one
+            ratios = {name: group.ratio for name, group in self._by_name.items() if group.ratio > 1}
+            self._tree = PrefixTree(cache, self._freed, windows, ratios)
+        else:
+            own = {"device": self._device, "scheduler": self._scheduler_stream}
+            self._tree = RadixTree(cache, self._freed, windows, **own)
         trees = None
         if drafts_trees(scheduler.server_args):
             table = self.runner.req_to_token_pool.req_to_token
@@ -169,7 +171,8 @@ class SglangAdapter(EngineAdapter):
     def attach(self, observer: Observer) -> None:
         """Set attributes of the instances, and look whether the engine will find them."""
         if self._concurrent:
-            streams = ForwardStream(self._device), SideStream(self._device, enabled=True)
+            forward, side = ForwardStream(self._device), SideStream(self._device, enabled=True)
+            streams = forward, side, self._scheduler_stream
             hooks: StepHooks = StreamHooks(self.scheduler, self._views, observer, streams)
         else:
             speculation = None

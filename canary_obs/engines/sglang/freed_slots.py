@@ -59,8 +59,16 @@ class FreedSlots:
         """Now, for `untouched_since`."""
         return self._clock
 
+    def noted(self) -> bool:
+        """Whether `untouched_since` has nothing to wait for: all freed slots have come to the host."""
+        self._note_arrived(wait=False)
+        return not self._coming
+
     def untouched_since(self, slots: Tensor, mark: int) -> Tensor:
-        """bool [n]: these slots (int64 [n], on the CPU) were not taken back since the mark."""
+        """bool [n]: these slots (int64 [n], on the CPU) were not taken back since the mark.
+
+        Waits for the device unless `noted`.
+        """
         self._note_arrived(wait=True)
         return torch.from_numpy(self._freed[slots.numpy() // self._page_size] <= mark)
 

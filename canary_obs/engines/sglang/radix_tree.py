@@ -3,63 +3,79 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from canary_obs.engine_api.views import CachedSlots
+from canary_obs.engine_api.walks import CachedWalk
+from canary_obs.engines.sglang.freed_slots import FreedSlots
+from canary_obs.engines.sglang.node_walk import NodeWalk, SlotCopies
 from canary_obs.engines.sglang.prefix_tree import LONGEST_WALK_SECONDS, PrefixTree, walk_too_long
+from canary_obs.engines.toolkit.forward_stream import ForwardStream
 
 _NODES_BETWEEN = 256  # two readings of the clock
 
 
 class RadixTree(PrefixTree):
-    """Nodes hold their slots on the engine's device: these are joined there and come in one copy."""
+    """Nodes hold their slots on the engine's device: they are joined there, and come piece by piece.
+
+    The cache may hold any number of tokens: a sweep begins by listing its nodes.
+    """
+
+    def __init__(
+        self,
+        tree: Any,
+        freed: Mapping[str, FreedSlots],
+        windows: Tensor | None = None,
+        *,
+        device: torch.device,
+        scheduler: ForwardStream,
+    ) -> None:
+        """As a PrefixTree. `device`: of the slots; `scheduler`: its stream there."""
+        super().__init__(tree, freed, windows)
+        self._copies = SlotCopies(device, scheduler)
+
+    def walk(self, group: str) -> CachedWalk:
+        """Every slot of the tree's nodes, some at a time."""
+        return self._walk(group, *self._nodes())
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
-        """Every slot of the tree's nodes; of those that no running request has locked.
-
-        The cache may hold any number of tokens: the walk takes time for its nodes.
-        """
-        values, depths, parents, unlocked = self._nodes()
-        self._marks[group] = self._freed[group].mark()
-        lengths = torch.tensor([value.numel() for value in values], dtype=torch.int64)
-        slots = torch.cat(values).cpu() if values else torch.zeros(0, dtype=torch.int64)
-        slots, ends = slots.to(torch.int64), lengths.cumsum(0)
-        starts, previous = ends - lengths, torch.empty_like(slots)
-        previous[1:] = slots[:-1]
-        places = torch.tensor(parents, dtype=torch.int64)
-        # A node without slots has no last one; its children, if any, follow what it follows.
-        last = slots[(ends - 1).clamp_(min=0)] if slots.numel() else ends
-        filled = lengths > 0
-        before = torch.where(places >= 0, last[places.clamp(min=0)], -1) if places.numel() else places
-        previous[starts[filled]] = before[filled]
-        positions = torch.arange(slots.numel()) + torch.repeat_interleave(
-            torch.tensor(depths, dtype=torch.int64) - starts, lengths
-        )
+        """Every slot of the tree's nodes; of those that no running request locked. Waits for the device."""
+        nodes, parents = self._nodes()
+        found = self._walk(group, nodes, parents).at_once()
         if not unlocked_only:
-            return CachedSlots(slots=slots, positions=positions, previous=previous)
-        kept = torch.repeat_interleave(torch.tensor(unlocked, dtype=torch.bool), lengths)
-        return CachedSlots(slots=slots[kept], positions=positions[kept], previous=previous[kept])
+            return found
+        unlocked = np.array([node.lock_ref == 0 for node in nodes], dtype=np.bool_)
+        kept = torch.from_numpy(np.repeat(unlocked, [node.value.numel() for node in nodes]))
+        return CachedSlots(
+            slots=found.slots[kept], positions=found.positions[kept], previous=found.previous[kept]
+        )
 
-    def _nodes(self) -> tuple[list[Tensor], list[int], list[int], list[bool]]:
-        """Of each node: its slots, its first position, the place of its parent (-1 = the root), unlocked."""
-        values, depths, parents, unlocked = list[Tensor](), list[int](), list[int](), list[bool]()
+    def _walk(self, group: str, nodes: list[Any], parents: list[int]) -> NodeWalk:
+        self._marks[group] = self._freed[group].mark()
+        return NodeWalk([node.value for node in nodes], parents, self._copies, self._freed[group])
+
+    def _nodes(self) -> tuple[list[Any], list[int]]:
+        """All but the root, and the place of the parent of each (-1 = the root)."""
+        nodes, parents, checked = list[Any](), list[int](), _NODES_BETWEEN
         deadline = time.perf_counter() + LONGEST_WALK_SECONDS
-        waiting: list[tuple[Any, int, int]] = [(self._tree.root_node, 0, -1)]
+        waiting: list[tuple[Any, int]] = [(self._tree.root_node, -1)]
         while waiting:
-            node, depth, place = waiting.pop()
-            for child in node.children.values():
-                value = child.value
-                waiting.append((child, depth + len(value), len(values)))
-                values.append(value)
-                depths.append(depth)
-                parents.append(place)
-                unlocked.append(child.lock_ref == 0)
-            if len(values) % _NODES_BETWEEN == 0 and time.perf_counter() > deadline:
-                raise walk_too_long(f"{self._held('full')} tokens", None)
-        return values, depths, parents, unlocked
+            node, place = waiting.pop()
+            children = node.children.values()
+            first = len(nodes)
+            nodes += children
+            parents += [place] * len(children)
+            waiting += [(child, number) for number, child in enumerate(children, first) if child.children]
+            if len(nodes) >= checked:
+                checked = len(nodes) + _NODES_BETWEEN
+                if time.perf_counter() > deadline:
+                    raise walk_too_long(f"{self._held('full')} tokens", None)
+        return nodes, parents
 
     def _held(self, group: str) -> int:
         del group  # it has no windows

@@ -29,10 +29,11 @@ class StreamHooks(StepHooks):
         scheduler: Any,
         views: ViewSource,
         observer: Observer,
-        streams: tuple[ForwardStream, SideStream],
+        streams: tuple[ForwardStream, SideStream, ForwardStream],
     ) -> None:
+        """`streams`: of the forwards, of the checks, of the scheduler."""
         super().__init__(scheduler, views, observer)
-        self._forward_stream, self._side_stream = streams
+        self._forward_stream, self._side_stream, self._scheduler_stream = streams
         # The tensors of a batch end with its view, whose checks may still read them: with the view after the
         # next one they are over.
         self._kept: tuple[StepView | None, StepView | None] = (None, None)
@@ -54,6 +55,16 @@ class StreamHooks(StepHooks):
         """Work after everything on the side stream."""
         self._side_stream.join()
         return self._observer.idle()
+
+    def around_run_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the scheduler's `run_batch`, which is called on its stream."""
+        run_shown = super().around_run_batch(original)
+
+        def run_batch(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            self._scheduler_stream.remember()
+            return run_shown(batch, *args, **kwargs)
+
+        return run_batch
 
     def around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the model runner's `forward`."""

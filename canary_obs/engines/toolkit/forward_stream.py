@@ -1,4 +1,4 @@
-"""The CUDA stream of an engine's forwards, for another thread that launches work after them."""
+"""A CUDA stream of an engine, for what launches work after the engine's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from canary_obs.engines.toolkit.side_stream import SideStream
 
 
 class ForwardStream:
-    """Remembers the stream on which forwards run. On a CPU there is none, and nothing is done."""
+    """Remembers a stream, that on which forwards run. On a CPU there is none, and nothing is done."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -27,6 +27,10 @@ class ForwardStream:
     def busy(self) -> bool:
         """Whether work is left on the stream."""
         return self._stream is not None and not self._stream.query()
+
+    def entered(self) -> AbstractContextManager[object]:
+        """Launches inside are on the stream; before the first `remember`, on the current one."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def context(self, side_stream: SideStream) -> AbstractContextManager[object]:
         """Launches inside wait for all earlier work of the forwards' stream and the side stream."""

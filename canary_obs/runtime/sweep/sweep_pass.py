@@ -22,6 +22,7 @@ class SweepPass:
     started: float
     step: int
     groups: tuple[str, ...]
+    began_seconds: float = 0.0  # that a step spent on its start; 0 once they were taken from a budget
     next_group: int = 0
     ending: SweepStatus | None = None  # all launched, or cancelled: waiting for the counters
     settles_at: int = -1  # sequence of the first counter copy that holds all of its results

@@ -138,13 +138,17 @@ class Sweeper:
             return
         if current.command.budget_ms is not None:  # an idle engine has more than one step's
             budget_seconds *= current.command.budget_ms / self._config.sweep_budget_ms
-        deadline = time.perf_counter() + budget_seconds
+        deadline = time.perf_counter() + budget_seconds - current.began_seconds
+        if current.began_seconds:  # the step that began it does no more than the budget has left
+            current.began_seconds = 0.0
+            if time.perf_counter() >= deadline:
+                return
         while current.ending is None:
             if current.next_group == len(current.work):
                 current.ending = SweepStatus.PASSED
                 break
-            if not self._uploads.ready:
-                break
+            if not (self._uploads.ready and current.work[current.next_group][1].ready):
+                break  # they wait for the device, and a step does not
             deadline -= self._timed_chunk(current)
             if time.perf_counter() >= deadline:
                 break
@@ -197,6 +201,7 @@ class Sweeper:
             self._report(self.last)
             return
         current.total = sum(walk.total for _, walk in current.work)
+        current.began_seconds = time.perf_counter() - current.started
         self._pass = current
         self._shares.start()
         for name in names:

@@ -11,6 +11,7 @@ import torch
 from canary_obs.engines.sglang import radix_tree
 from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.sglang.radix_tree import RadixTree
+from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.errors import UnsupportedEngine
 from tests.engines.sglang.test_freed_slots import Tokens
 
@@ -23,7 +24,8 @@ def node(slots: list[int], *children: Any, locked: int = 0) -> Any:
 
 def tree_of(root: Any, held: int = 0) -> RadixTree:
     tree = SimpleNamespace(root_node=root, evictable_size=lambda: held, protected_size=lambda: 1)
-    return RadixTree(tree, {"full": FreedSlots(Tokens(20), 21)})
+    own = torch.device("cpu")
+    return RadixTree(tree, {"full": FreedSlots(Tokens(20), 21)}, device=own, scheduler=ForwardStream(own))
 
 
 def links(tree: RadixTree, *, unlocked_only: bool) -> dict[int, tuple[int, int]]:

@@ -33,7 +33,7 @@ class Streams:
 def engine() -> Any:
     found = Engine()
     found.streams = streams = Streams(found.observer.calls)
-    hooks = StreamHooks(found, found.views, found.observer, (streams, streams))  # type: ignore[arg-type]
+    hooks = StreamHooks(found, found.views, found.observer, (streams,) * 3)  # type: ignore[arg-type]
     found.hooks, found.forward = hooks, hooks.around_forward(found._forward)
     found.run_batch = hooks.around_run_batch(lambda batch: found.forward(batch))
     found.on_idle = hooks.around_on_idle(lambda: None)
@@ -45,7 +45,7 @@ def engine() -> Any:
 def test_checks_follow_the_launch_on_a_stream_of_their_own(engine: Any) -> None:
     assert engine.run_batch(mode(idle=False)) == "logits"
     assert engine.observer.calls == [
-        "remember", "join", "before_write a+b", "mark", "forward", "launched",
+        "remember", "remember", "join", "before_write a+b", "mark", "forward", "launched",
         "after_mark", "forward_launched a+b", "wait_launched", "after_forward a+b", "end after_mark",
         "after_step",
     ]  # fmt: skip
@@ -61,12 +61,17 @@ def test_a_forward_that_raises_is_not_followed_by_checks(engine: Any) -> None:
 def test_a_view_that_cannot_be_built_stays_the_canarys_affair(engine: Any) -> None:
     engine.views.error = LookupError("made up")
     assert engine.run_batch(mode(idle=False)) == "logits"
-    assert engine.observer.calls == ["remember", "join", "fault step_view made up", "forward", "after_step"]
+    assert engine.observer.calls == ["remember"] * 2 + [
+        "join",
+        "fault step_view made up",
+        "forward",
+        "after_step",
+    ]
 
 
 def test_a_batch_without_tokens_is_not_shown(engine: Any) -> None:
     engine.run_batch(mode(idle=True))
-    assert engine.observer.calls == ["forward"]
+    assert engine.observer.calls == ["remember", "forward"]
 
 
 def test_idle_work_follows_the_checks(engine: Any) -> None:
