@@ -86,6 +86,11 @@ ALL = (
             f"{_TESTS}test_disaggregation.py::test_a_request_that_is_computed_anew_has_its_answer_sent_too",
         ),
         (
+            "int(allocator.page_size) // group.ratio, allocator.device)",
+            "int(allocator.page_size), allocator.device)",
+            f"{_TESTS}test_disaggregation.py::test_records_of_runs_of_tokens_have_smaller_pages",
+        ),
+        (
             "(pages[:, None] * held + of_pages).reshape(-1)",
             "own",
             f"{_TESTS}test_disaggregation.py::test_nothing_is_known_of_the_pages_that_are_to_arrive",

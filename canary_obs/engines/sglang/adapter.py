@@ -15,9 +15,14 @@ from canary_obs.engine_api.views import GroupView, KVAllocation, StepTypes, Wind
 from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
-from canary_obs.engines.sglang.disaggregation import ROLES, TransferHooks, untried_pair
+from canary_obs.engines.sglang.disaggregation import (
+    ROLES,
+    TransferHooks,
+    found_groups,
+    untried_pair,
+)
 from canary_obs.engines.sglang.freed_slots import freed_slots
-from canary_obs.engines.sglang.groups import FULL, SWA, draft_group, find_groups, pools_by_group
+from canary_obs.engines.sglang.groups import FULL, SWA, draft_group, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
@@ -59,7 +64,7 @@ class SglangAdapter(EngineAdapter):
             )
         # The buffers were created in inference mode, and cannot be written to outside of it.
         with torch.inference_mode():
-            self._found = find_groups(self.runner, first_head(scheduler))
+            self._found = found_groups(scheduler)
             target = self._found.covered
             drafts = [draft_group(runner, first_head(scheduler)) for runner in draft_runners(scheduler)]
         self.sglang_groups = (*target, *drafts)

@@ -11,18 +11,21 @@ from torch import Tensor
 
 from canary_obs.copy_records.spliced_records import SplicedRecords
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.sglang.groups import FULL, SWA, SglangGroup, has_windows, slots_of
+from canary_obs.engines.sglang.deepseek_v4 import POOL
+from canary_obs.engines.sglang.groups import FoundGroups, SglangGroup, find_groups, slots_of
+from canary_obs.engines.sglang.ranks import first_head
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import KVCacheViolation
 
 ROLES = ("prefill", "decode")
 _TRIED_BACKENDS = ("nixl",)  # of `disaggregation_transfer_backend`: those of which pairs were run
-_TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool")
+_TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", POOL)
 _RANKS = ("tp_size", "pp_size", "dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
-# A component of state of this type is sent whole: all pages of a prompt, and those of its window.
-_COMPONENTS = {FULL: "BLOCK_SCALE", SWA: "BLOCK_SCALE_SWA"}
+_FOUND = "_kv_canary_found"  # of a scheduler that is being built: its FoundGroups
+# Components of state that are sent whole: of all pages of a prompt, and of those of its window.
+_WHOLE, _WINDOWED = "BLOCK_SCALE", "BLOCK_SCALE_SWA"
 
 
 def untried_pair(arguments: Any, pool: Any) -> str | None:
@@ -40,6 +43,12 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
     return None
 
 
+def found_groups(scheduler: Any) -> FoundGroups:
+    """Its groups; those found when its buffers were registered, the first time."""
+    found: FoundGroups | None = vars(scheduler).pop(_FOUND, None)
+    return found or find_groups(scheduler.tp_worker.model_runner, first_head(scheduler))
+
+
 @contextmanager
 def spliced_buffers(scheduler: Any) -> Iterator[None]:
     """While a scheduler registers its buffers: one more component of state for each group's records.
@@ -50,21 +59,24 @@ def spliced_buffers(scheduler: Any) -> Iterator[None]:
     from sglang.srt.disaggregation.base.conn import StateType
     from sglang.srt.disaggregation.utils import append_state_component
 
-    pool = scheduler.tp_worker.model_runner.token_to_kv_pool
-    parts = {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool} if has_windows(pool) else {FULL: pool}
+    with torch.inference_mode():  # as the buffers were created
+        found = find_groups(scheduler.tp_worker.model_runner, first_head(scheduler))
+    vars(scheduler)[_FOUND], groups = found, found.covered
     with torch.inference_mode(False):
-        spliced = {name: _records_for(part) for name, part in parts.items()}
+        spliced = {group.view.name: _records_for(group) for group in groups}
     vars(scheduler)[_SPLICED] = spliced
+    components = [
+        (StateType[_WINDOWED if group.view.window is not None else _WHOLE], spliced[group.view.name])
+        for group in groups
+    ]
     patches = MethodPatches()
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def setup_state_kv_args(kv_args: Any, *more: Any, **named: Any) -> Any:
             result = original(kv_args, *more, **named)
-            for name, records in spliced.items():
+            for kind, records in components:
                 columns = zip(*records.buffers, strict=True)
-                append_state_component(
-                    kv_args, StateType[_COMPONENTS[name]], *(list(column) for column in columns)
-                )
+                append_state_component(kv_args, kind, *(list(column) for column in columns))
             return result
 
         return setup_state_kv_args
@@ -82,7 +94,7 @@ class TransferHooks:
 
     def __init__(self, scheduler: Any, groups: Mapping[str, SglangGroup], observer: Observer) -> None:
         self._scheduler, self._observer = scheduler, observer
-        self._groups = {name: groups[name] for name in (FULL, SWA) if name in groups}
+        self._groups = groups
         self._table = scheduler.tp_worker.model_runner.req_to_token_pool.req_to_token
         self._spliced: Mapping[str, SplicedRecords] = vars(scheduler).get(_SPLICED, {})
         self.compared = 0  # slots that arrived with a record
@@ -190,6 +202,7 @@ def _sent_length(request: Any) -> int:
     return len(request.origin_input_ids) + answered
 
 
-def _records_for(pool: Any) -> SplicedRecords:
-    buffer = (pool.kv_buffer if hasattr(pool, "kv_lora_rank") else pool.k_buffer)[0]
-    return SplicedRecords(int(buffer.shape[0]), int(pool.page_size), buffer.device)
+def _records_for(group: SglangGroup) -> SplicedRecords:
+    """Pages are the allocator's, by which SGLang sends: of several tokens' slots they have fewer."""
+    allocator = group.allocator
+    return SplicedRecords(group.view.num_slots, int(allocator.page_size) // group.ratio, allocator.device)

@@ -122,7 +122,6 @@ def check_scheduler(scheduler: Any, version: str) -> None:
 _WITH_OWN_KEYS: dict[str, tuple[object, str]] = {
     "speculative_algorithm": (None, "such keys of drafts"),
     "enable_hierarchical_cache": (False, "such keys that move to the host and back"),
-    "disaggregation_mode": ("null", "such keys from or to another server"),
 }
 
 

@@ -10,7 +10,14 @@ import torch
 
 from canary_kernels.layout import RECORD_WORDS
 from canary_obs.copy_records.spliced_records import SplicedRecords
-from canary_obs.engines.sglang.disaggregation import _NOWHERE, _SPLICED, TransferHooks, untried_pair
+from canary_obs.engines.sglang.disaggregation import (
+    _NOWHERE,
+    _SPLICED,
+    _TRIED_POOLS,
+    TransferHooks,
+    _records_for,
+    untried_pair,
+)
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
@@ -94,6 +101,18 @@ def test_records_leave_with_the_kv_and_are_compared_when_it_is_there() -> None:
     assert not spliced["full"].take(torch.arange(40))[1].any()
 
 
+def test_of_runs_of_tokens_those_that_are_whole_were_sent() -> None:
+    spliced = {"full": records(), "c4": records()}
+    groups = {"full": group(page=4), "c4": group(page=4, ratio=4)}
+    prefill, _, _ = hooks("prefill", spliced, groups)
+    prefill.send_kv_chunk(request(length=9), last_chunk=True)
+    decode, observer, _ = hooks("decode", spliced, groups)
+    decode.disagg_decode_transfer_queue._commit_transfer_to_req(
+        SimpleNamespace(req=request(first=4, length=9))
+    )
+    assert observer.arrived == [("full", [24, 25, 26, 27, 28], True), ("c4", [6], True)]
+
+
 def test_only_the_window_was_sent() -> None:
     own = torch.zeros(40, dtype=torch.int64)
     own[20:26] = torch.arange(1, 7)
@@ -124,12 +143,12 @@ def test_nothing_is_known_of_the_pages_that_are_to_arrive() -> None:
     """They come whole: what lay after the prompt's end is overwritten as well."""
     own = torch.zeros(40, dtype=torch.int64)
     own[8:16] = torch.arange(16, 24)
-    groups = {"full": group(page=8), "swa": group(own, window=4, page=8)}
+    groups = {"full": group(page=8), "swa": group(own, window=4, page=8), "c4": group(page=8, ratio=4)}
     decode, observer, _ = hooks("decode", {}, groups)
     slots = torch.arange(8, 19)
     assert decode.disagg_decode_prealloc_queue._pre_alloc(None, slots) is slots
     assert observer.arrived == [
-        ("full", list(range(8, 24)), False), ("swa", list(range(16, 24)), False),
+        ("full", list(range(8, 24)), False), ("swa", list(range(16, 24)), False), ("c4", [2, 3, 4, 5], False),
     ]  # fmt: skip
 
 
@@ -143,6 +162,14 @@ def test_a_request_that_is_computed_anew_has_its_answer_sent_too() -> None:
     again.output_ids, again.pd_rebootstrap_in_progress = [7, 8], False
     queue._commit_transfer_to_req(SimpleNamespace(req=again))
     assert observer.arrived == [("full", list(range(20, 26)), False), ("full", list(range(20, 24)), False)]
+
+
+def test_records_of_runs_of_tokens_have_smaller_pages() -> None:
+    """As many pages as the group's KV: SGLang sends both by the same page numbers."""
+    runs = group(page=8, ratio=4)
+    runs.view.num_slots, runs.allocator.device = 10, torch.device("cpu")
+    sizes = {buffer.bytes // buffer.page_bytes for buffer in _records_for(runs).buffers}
+    assert sizes == {5}
 
 
 def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
@@ -160,8 +187,8 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
         ({"tp_size": 2}, "with tp_size=2: tested are those of one rank each"),
         ({"dp_size": 2}, "with dp_size=2: tested are those of one rank each"),
         (
-            {"disaggregation_mode": "prefill", "pool": "DSATokenToKVPool"},
-            "with a DSATokenToKVPool: tested are those with MHATokenToKVPool, MLATokenToKVPool, SWAKVPool",
+            {"disaggregation_mode": "prefill", "pool": "HybridLinearKVPool"},
+            f"with a HybridLinearKVPool: tested are those with {', '.join(_TRIED_POOLS)}",
         ),
     ],
 )

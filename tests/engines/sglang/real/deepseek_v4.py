@@ -6,6 +6,7 @@ rows that depend on its keys; it computes with a pool of the usual kind, kept wi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,8 @@ def add_pools(patch: Callable[..., None], **more: Any) -> None:
             pool.computed_with.register_mapping(mapping)
 
         pool.register_mapping = register_mapping
+        _send(pool, "get_contiguous_buf_infos", pool.computed_with.full_kv_pool)
+        _send(pool, "get_state_buf_infos", pool.computed_with.swa_kv_pool)
         return pool
 
     patch(configurator, "SWAKVPool", make)
@@ -55,6 +58,12 @@ def add_pools(patch: Callable[..., None], **more: Any) -> None:
 
     patch(Backend, "__init__", init)
     patch(RadixAttention, "forward", forward)
+
+
+def _send(pool: Any, name: str, more: Any) -> None:
+    """What the pool's method names for other servers has these buffers as well: attention reads them."""
+    own = getattr(pool, name)
+    setattr(pool, name, lambda: tuple(map(operator.add, own(), more.get_contiguous_buf_infos())))
 
 
 def make_pool(size: int, size_swa: int, **more: Any) -> Any:

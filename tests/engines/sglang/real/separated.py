@@ -20,13 +20,16 @@ from typing import Any
 import msgspec
 import torch
 
+from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.vocabulary import Part
-from tests.engines.sglang.real import host_memory, stand_ins, streams
+from tests.engines.sglang.real import deepseek_v4, host_memory, index_keys, stand_ins, streams
 from tests.engines.sglang.real.planted import flip_bit
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
 
 _SECONDS = 240.0
+# Of DeepSeek-V4: SGLang sends the states of each request, and has room for more than run.
+_STATES = {"num_req_slots": 32, "c4_state_pool_size": 256, "c128_state_pool_size": 32 * 128}
 _ROOM = 1000
 
 
@@ -37,6 +40,7 @@ class Plan(msgspec.Struct, kw_only=True):
     port: int
     folder: str  # where the outcome is written
     settings: dict[str, Any] = {}
+    pools: str = ""  # "compressed": those of DeepSeek-V4; "keys": those of DeepSeek-V3.2
     retracting: bool = False  # the decode server takes requests back, and copies them to the host
     tokens: int = 8  # of each answer; more = more requests are decoded together, and one can be taken back
     damaged: list[str]  # groups of which a slot is damaged before it is sent, after sound requests
@@ -91,6 +95,11 @@ def main(role: str, plans: list[Plan]) -> None:
 
 
 def _pair(role: str, plan: Plan) -> None:
+    patches = MethodPatches()
+    if plan.pools == "compressed":
+        deepseek_v4.add_pools(patches.set, **_STATES)
+    elif plan.pools == "keys":
+        index_keys.add_index_keys(patches.set)
     rig = Rig(
         Path(plan.model), disaggregation_mode=role, disaggregation_transfer_backend="nixl",
         disaggregation_bootstrap_port=plan.port, host="127.0.0.1", disable_radix_cache=role == "decode",
@@ -104,7 +113,7 @@ def _pair(role: str, plan: Plan) -> None:
     damaged: dict[str, tuple[str, int]] = {}
     if role == "prefill":
         _damage_before_sending(rig, list(plan.damaged), damaged)
-    _run(rig, role, plan, prompts(len(plan.damaged), seed=1, longest=200))
+    _run(rig, role, plan, prompts(len(plan.damaged) + 2, seed=1, longest=200))
     sent = len(_found(rig))
     copy_damaged: list[tuple[str, int]] = []
     if plan.retracting:
@@ -123,6 +132,7 @@ def _pair(role: str, plan: Plan) -> None:
     )  # fmt: skip
     (Path(plan.folder) / f"{role}.json").write_bytes(msgspec.json.encode(outcome))
     rig.close()
+    patches.restore()
 
 
 def _retract(retracting: bool) -> None:
@@ -198,20 +208,36 @@ def _script(rig: Rig, role: str, plan: Plan, asked: dict[str, list[int]]) -> Ite
 def _damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, tuple[str, int]]) -> None:
     """A bit of a slot that is sent flips, after the canary has fingerprinted it."""
     send = rig.scheduler.send_kv_chunk
-    pool = rig.runner.token_to_kv_pool
 
     def send_kv_chunk(req: Any, *more: Any, **named: Any) -> Any:
         if groups and named.get("last_chunk", more[0] if more else False):
-            name = groups.pop()
-            place = len(req.origin_input_ids) - 3
-            slot = int(rig.table[req.kv.req_pool_idx, place])
-            own = rig.adapter._by_name[name].own_slots
-            part = pool if not hasattr(pool, "full_kv_pool") else getattr(pool, f"{name}_kv_pool")
-            damaged[name] = str(req.rid), place
-            flip_bit(part, Part.K, 1, slot if own is None else int(own[slot]))
+            group = rig.adapter._by_name[groups[-1]]
+            place = (len(req.origin_input_ids) - 3) // group.ratio
+            if group.ratio > 1:
+                place -= 1  # the last one of a whole run
+            if place >= 0:
+                damaged[groups.pop()] = str(req.rid), place
+                slot = int(rig.table[req.kv.req_pool_idx, place * group.ratio]) // group.ratio
+                own = group.own_slots
+                _flip_bit(
+                    rig.runner.token_to_kv_pool, group.view.name, slot if own is None else int(own[slot])
+                )
         return send(req, *more, **named)
 
     rig.scheduler.send_kv_chunk = send_kv_chunk
+
+
+def _flip_bit(pool: Any, name: str, slot: int) -> None:
+    if name.endswith("indexer"):
+        keys = getattr(pool, "c4_indexer_kv_pool", pool)
+        pages, size = keys.index_k_with_scale_buffer[0], int(keys.page_size)
+        pages.view(torch.uint8)[slot // size, slot % size * index_keys.SIZE + 7] ^= 8
+    elif hasattr(pool, "c4_kv_pool"):
+        rows = getattr(pool, f"{name}_kv_pool")
+        pages, size = rows.kv_buffer[1], int(rows.page_size)
+        pages.view(torch.uint8)[slot // size, slot % size * 576 + 7] ^= 8
+    else:
+        flip_bit(getattr(pool, f"{name}_kv_pool", pool), Part.K, 1, slot)
 
 
 def _nixl_on_cpu() -> None:
@@ -265,6 +291,7 @@ def _start_bootstraps(role: str) -> None:
 if __name__ == "__main__":
     os.environ.update(
         HF_HUB_OFFLINE="1", KV_CANARY_MODE="log", KV_CANARY_ENDPOINT="inproc", UCX_TLS="tcp,self,sm",
+        TRITON_INTERPRET="1", TORCHDYNAMO_DISABLE="1",  # for the pools' kernels; before Triton is imported
         KV_CANARY_TRANSFER_RECORDS=os.environ.get("KV_CANARY_TRANSFER_RECORDS", "true"),
     )  # fmt: skip
     streams.install()

@@ -9,16 +9,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from canary_obs.vocabulary import HOST_PEER
+from tests.engines.sglang.real.deepseek_v4 import PAGE
+from tests.engines.sglang.real.index_keys import PAGE as PAGE_OF_KEYS
 from tests.engines.sglang.real.separated import Outcome, Plan, prompts_of
 
 _ROOT = Path(__file__).parents[4]
 ROLES = ("prefill", "decode")
+pytestmark = pytest.mark.timeout(600)  # the first test runs all pairs
 
 
 def _run(folder: Path, plans: list[Plan]) -> dict[str, list[Outcome]]:
@@ -53,7 +56,7 @@ def _outcome(file: Path) -> Outcome:
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
     """Until both have ended, or one of them has failed: the other would wait for it."""
-    for process in itertools.islice(itertools.cycle(processes), 280):
+    for process in itertools.islice(itertools.cycle(processes), 500):
         codes = [other.poll() for other in processes]
         if any(codes) or None not in codes:
             return
@@ -68,48 +71,67 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-# Model -> tokens of a page, and the groups of which a slot is damaged.
-PAIRS = {"llama": (1, ["full"]), "windows": (16, ["full", "swa"]), "latent": (16, ["full"])}
+class Pair(NamedTuple):
+    """What a pair is made of, and the groups of which a slot is damaged."""
 
-_TOKENS = {"llama": 8, "windows": 8, "latent": 24}
+    model: str
+    page_size: int
+    groups: list[str]
+    pools: str = ""
+    tokens: int = 8
+
+
+PAIRS = {
+    "plain": Pair("llama", 1, ["full"]),
+    "windows": Pair("windows", 16, ["full", "swa"]),
+    "latent": Pair("latent", 16, ["full"], tokens=24),
+    "keys": Pair("latent", PAGE_OF_KEYS, ["full", "indexer"], "keys"),
+    "compressed": Pair("windows", PAGE, ["swa", "c4", "c4_indexer", "c128"], "compressed"),
+}
 
 
 @pytest.fixture(scope="module")
 def outcomes(
     models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Outcome]]:
-    """By model and role. All pairs run in the same two processes: SGLang takes long to import."""
+    """By pair and role. All run in the same two processes: SGLang takes long to import."""
     root = tmp_path_factory.mktemp("pairs")
     plans = [
         Plan(
-            model=str(models(model)), port=_free_port(), folder=str(root / model), damaged=groups,
-            settings={"page_size": page}, retracting=model == "latent",
-            tokens=_TOKENS[model],
+            model=str(models(pair.model)), port=_free_port(), folder=str(root / name), damaged=pair.groups,
+            settings=_settings(pair), retracting=name == "latent", pools=pair.pools, tokens=pair.tokens,
         )
-        for model, (page, groups) in PAIRS.items()
+        for name, pair in PAIRS.items()
     ]  # fmt: skip
     for plan in plans:
         Path(plan.folder).mkdir()
     found = _run(root, plans)
-    return {model: {role: found[role][index] for role in ROLES} for index, model in enumerate(PAIRS)}
+    return {name: {role: found[role][index] for role in ROLES} for index, name in enumerate(PAIRS)}
 
 
-@pytest.mark.parametrize("model", PAIRS)
+def _settings(pair: Pair) -> dict[str, Any]:
+    chunk = max(pair.page_size, 128)
+    return {"page_size": pair.page_size, "chunked_prefill_size": chunk, "max_total_tokens": 2560}
+
+
+@pytest.mark.parametrize("name", PAIRS)
 def test_a_slot_that_was_damaged_before_it_was_sent(
-    outcomes: dict[str, dict[str, Outcome]], make_rig: Callable[..., Any], model: str
+    outcomes: dict[str, dict[str, Outcome]], make_rig: Callable[..., Any], name: str
 ) -> None:
-    page, groups = PAIRS[model]
-    found = outcomes[model]
+    pair, found = PAIRS[name], outcomes[name]
     prefill, decode = found["prefill"], found["decode"]
     for outcome in found.values():
         assert outcome.sound == []
-        assert outcome.sound_state == ["ok"]
+        told = [reason.partition(" ")[0] for reason in outcome.sound_state]
+        # A share of the KV bytes, as of these pools states are not checked.
+        assert told == (["degraded", told[1], "states"] if name == "compressed" else ["ok"])
     assert decode.compared > 500
     assert decode.without == 0
-    alone = make_rig(model, page_size=page).generate(prompts_of(), _TOKENS[model])
-    assert {name: decode.answers[name] for name in alone} == alone
+    alone = make_rig(pair.model, **_settings(pair)).generate(prompts_of(), pair.tokens)
+    assert {request: decode.answers[request] for request in alone} == alone
+    assert {len(answer) for answer in decode.answers.values()} == {pair.tokens}
 
-    assert {item.group for item in decode.violations} == set(groups)
+    assert {item.group for item in decode.violations} == set(pair.groups)
     first = {item.group: item for item in reversed(decode.violations)}
     for group, item in first.items():
         assert (item.phase, item.reason, item.part) == ("head", "kv_data", "k")
