@@ -39,13 +39,33 @@ CHECKS = mutants(
     ),
 )
 
-TRACKER = mutants(
-    "canary_obs/runtime/taint/tracker.py",
+DOUBTS = mutants(
+    "canary_obs/runtime/taint/doubts.py",
     (
-        "        return self._doubts()\n",
+        "        return self._outside()\n",
         "        return None\n",
         _TRACKER + "test_reasons_to_doubt",
     ),
+)
+
+_HELD = "tests/runtime/taint/test_held_blocks.py::"
+
+HELD = mutants(
+    "canary_obs/runtime/taint/held_blocks.py",
+    (
+        "(rows[_BLOCK, fills] == rows[_BLOCK])",
+        "(rows[_BLOCK] >= 0)",
+        _HELD + "test_as_row_by_row",
+    ),
+    (
+        'joined[:, np.argsort(joined[_START], kind="stable")]',
+        "joined",
+        _HELD + "test_as_row_by_row",
+    ),
+)
+
+TRACKER = mutants(
+    "canary_obs/runtime/taint/tracker.py",
     (
         "            self.watch.fill(name, added, life)\n",
         "            pass\n",
@@ -107,4 +127,4 @@ REPAIRED = mutants(
     ),
 )
 
-ALL = (*REPAIRED, *CONTENTS, *READING, *CHECKS, *TRACKER, *FILLED_ANEW, *RESUMED)
+ALL = (*DOUBTS, *HELD, *REPAIRED, *CONTENTS, *READING, *CHECKS, *TRACKER, *FILLED_ANEW, *RESUMED)

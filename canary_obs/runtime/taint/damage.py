@@ -67,8 +67,9 @@ class Damage:
     def reached(self, readers: Readers, slots: Mapping[str, tuple[int, ...]], overwritten: bool) -> Reached:
         """Its readers with what they had given out before, and the slots that hold it."""
         before: dict[str, int] = {}
-        for reading in self.readings.values():
-            name, first = readers.lives.names[reading.life], _first_output(reading, readers)
+        readings = [*self.readings.values()]
+        for reading, first in zip(readings, _first_outputs(readings, readers), strict=True):
+            name = readers.lives.names[reading.life]
             # Without a good account of who has read, no token is known to be right.
             first = 0 if self.cause is not None else first
             if _is_cured(reading.life, first, readers.lives):
@@ -97,8 +98,9 @@ class Damage:
     def message(self, identity: Identity, readers: Readers, emitted: dict[str, int | None]) -> Tainted:
         """What changed since the last message. `emitted`: tokens so far, of requests that run."""
         rows: dict[str, TaintedRequest] = {}
-        for life in sorted(self.unsent):
-            row = _entry(self.readings[life], readers, emitted)
+        readings = [self.readings[life] for life in sorted(self.unsent)]
+        for reading, first in zip(readings, _first_outputs(readings, readers), strict=True):
+            row = _entry(reading, first, readers, emitted)
             # Of a request that was preempted, the first life that read damage says more.
             earlier = rows.get(row.request) or self.requests.get(row.request)
             rows[row.request] = row if earlier is None else _merged(earlier, row)
@@ -116,10 +118,9 @@ class Damage:
         self.changed = False
 
 
-def _entry(reading: Reading, readers: Readers, emitted: dict[str, int | None]) -> TaintedRequest:
+def _entry(reading: Reading, first: int, readers: Readers, emitted: dict[str, int | None]) -> TaintedRequest:
     lives: Lives = readers.lives
     life, name = reading.life, lives.names[reading.life]
-    first = _first_output(reading, readers)
     latest = life if _is_cured(life, first, lives) else lives.latest(life)
     running = bool(lives.last[latest] == RUNNING)
     total = emitted.get(name) if running else lives.emitted[latest]
@@ -135,10 +136,14 @@ def _is_cured(life: int, first: int, lives: Lives) -> bool:
     return bool(lives.last[life] != RUNNING) and emitted is not None and emitted <= first
 
 
-def _first_output(reading: Reading, readers: Readers) -> int:
-    """A forward emits the token after the last one that it computes."""
-    computed = readers.computed_at(reading.life, reading.step)
-    return max(0, computed + 1 - readers.lives.prompts[reading.life])
+def _first_outputs(readings: Sequence[Reading], readers: Readers) -> list[int]:
+    """Of each: a forward emits the token after the last one that it computes."""
+    lives, computed = readers.computed(readings)
+    prompts = readers.lives.prompts
+    return [
+        max(0, before + 1 - prompts[life])
+        for life, before in zip(lives.tolist(), computed.tolist(), strict=True)
+    ]
 
 
 def _merged(earlier: TaintedRequest, later: TaintedRequest) -> TaintedRequest:

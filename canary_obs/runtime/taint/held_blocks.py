@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from canary_obs.engine_api.requests import AddedBlocks, GrownBlock
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 _BLOCK, _LIFE, _NUMBER, _START, _COMPUTED, _JOINED = range(6)
+_Rows = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 _FIRST_CAPACITY = 1024
 _GROWN = 64  # blocks of requests that go on, which become rows together
 
@@ -31,6 +32,8 @@ class HeldBlocks:
         self._columns = np.empty((6, _FIRST_CAPACITY), dtype=np.int64)
         self._written = 0  # rows in the columns
         self._grown: list[tuple[int, ...]] = []  # rows after those
+        # Rows of a block, or a life, that were asked for since the last change: by column and its value.
+        self._asked: dict[tuple[int, int], _Rows] = {}
 
     @property
     def count(self) -> int:
@@ -38,7 +41,7 @@ class HeldBlocks:
         return self._written + len(self._grown)
 
     @property
-    def _rows(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    def _rows(self) -> _Rows:
         """int64 [6, count]: all rows so far."""
         self._settle()
         return self._columns[:, : self._written]
@@ -48,7 +51,7 @@ class HeldBlocks:
             grown, self._grown = self._grown, []
             self._append(len(grown))[:] = np.array(grown, dtype=np.int64).T
 
-    def _append(self, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    def _append(self, size: int) -> _Rows:
         """int64 [6, size]: new rows, to be filled."""
         first, self._written = self._written, self._written + size
         while self._written > self._columns.shape[1]:
@@ -70,6 +73,7 @@ class HeldBlocks:
         rows[_NUMBER] = np.arange(added.first, added.first + size)
         rows[_START], rows[_COMPUTED] = start, computed
         rows[_JOINED] = np.arange(size) < added.joined
+        self._asked.clear()
 
     def add_one_each(self, lives: Sequence[int], grown: Sequence[GrownBlock], start: int) -> None:
         """These lives read one more block each from forward `start` on."""
@@ -77,6 +81,7 @@ class HeldBlocks:
             (one.block, life, one.number, start, one.computed, 0)
             for life, one in zip(lives, grown, strict=True)
         ]
+        self._asked.clear()
         if len(self._grown) >= _GROWN:
             self._settle()
 
@@ -90,30 +95,29 @@ class HeldBlocks:
         for column in rows:  # each by itself: a tenth of what all at once take
             column[: stays.size] = column[stays]
         self._written = stays.size
+        self._asked.clear()
 
     def content(self, block: int, step: int, *, before_refill: bool) -> Content:
         """What a block held in forward `step`; `before_refill`: before a request began to fill it last."""
-        rows = self._rows
-        mine = (rows[_BLOCK] == block) & (rows[_JOINED] == 0) & (rows[_START] <= step)
-        fills = np.unique(rows[_START, mine])
-        until: int | None = None
+        rows = self._of(_BLOCK, block)
+        starts = rows[_START, rows[_JOINED] == 0]
+        fills, later = starts[starts <= step], starts[starts > step]
+        until = int(later.min()) if later.size else None
         if before_refill and fills.size:
-            until, fills = int(fills[-1]), fills[:-1]
-        else:
-            later = rows[_START, (rows[_BLOCK] == block) & (rows[_JOINED] == 0) & (rows[_START] > step)]
-            until = int(later.min()) if later.size else None
-        return Content(int(fills[-1]) if fills.size else None, until)
+            until = int(fills.max())
+            fills = fills[fills < until]
+        return Content(int(fills.max()) if fills.size else None, until)
 
     def fillers(self, block: int, since: int) -> list[tuple[int, int]]:
         """Lives that began to fill a block in this forward, and its number in their lists."""
-        rows = self._rows
-        mine = (rows[_BLOCK] == block) & (rows[_JOINED] == 0) & (rows[_START] == since)
+        rows = self._of(_BLOCK, block)
+        mine = (rows[_JOINED] == 0) & (rows[_START] == since)
         return list(zip(rows[_LIFE, mine].tolist(), rows[_NUMBER, mine].tolist(), strict=True))
 
     def of_content(self, block: int, content: Content) -> tuple[Ints, Ints, Bools]:
         """Lives that held this content of a block, the forward each began to, and who joined it."""
-        rows = self._rows
-        mine = rows[_BLOCK] == block
+        rows = self._of(_BLOCK, block)
+        mine = np.ones(rows.shape[1], dtype=np.bool_)
         if content.since is not None:
             mine &= rows[_START] >= content.since
         if content.until is not None:
@@ -122,44 +126,70 @@ class HeldBlocks:
 
     def holds(self, life: int, block: int) -> bool:
         """Whether a life has this block in its list."""
-        rows = self._rows
-        return bool(((rows[_LIFE] == life) & (rows[_BLOCK] == block)).any())
+        return bool((self._of(_BLOCK, block)[_LIFE] == life).any())
 
     def computed_at(self, life: int, step: int) -> int:
         """The tokens that a life had at least, before forward `step`; 0 = not known."""
-        rows = self._rows
-        mine = (rows[_LIFE] == life) & (rows[_START] <= step)
-        return int(rows[_COMPUTED, mine].max(initial=0))
+        rows = self._of(_LIFE, life)
+        return int(rows[_COMPUTED, rows[_START] <= step].max(initial=0))
 
-    def filled_since(self, life: int, first_number: int) -> tuple[Ints, Ints]:
-        """Blocks that a life fills itself, from this number in its list on, and since which forward."""
-        rows = self._rows
-        mine = (rows[_LIFE] == life) & (rows[_JOINED] == 0) & (rows[_NUMBER] >= first_number)
+    def computed(self, lives: Ints, steps: Ints) -> Ints:
+        """`computed_at` of each of these lives (no life twice) and forwards."""
+        found = np.zeros(lives.size, dtype=np.int64)
+        rows, places = self._of_lives(lives)
+        begun = rows[_START] <= steps[places]
+        np.maximum.at(found, places[begun], rows[_COMPUTED, begun])
+        return found
+
+    def filled_since(self, lives: Ints, first_numbers: Ints) -> tuple[Ints, Ints]:
+        """Blocks that lives fill, from a number in the list of each on, and since which forwards."""
+        rows, places = self._of_lives(lives)
+        mine = (rows[_JOINED] == 0) & (rows[_NUMBER] >= first_numbers[places])
         return rows[_BLOCK, mine], rows[_START, mine]
 
     def latest_fill(self, blocks: Ints) -> Ints:
         """The forward that began to fill each of these blocks last; -1 = not known."""
-        rows = self._rows
-        fills = rows[:, np.isin(rows[_BLOCK], blocks) & (rows[_JOINED] == 0)]
-        places = np.unique(blocks)
-        latest = np.full(places.size, -1, dtype=np.int64)
-        np.maximum.at(latest, np.searchsorted(places, fills[_BLOCK]), fills[_START])
-        return latest[np.searchsorted(places, blocks)]
+        rows = self._in(_BLOCK, blocks)
+        fills = rows[:, rows[_JOINED] == 0]
+        latest = np.full(int(blocks.max(initial=0)) + 1, -1, dtype=np.int64)
+        np.maximum.at(latest, fills[_BLOCK], fills[_START])
+        return latest[blocks]
 
-    def joined_later(self, blocks: Ints, since: Ints) -> Iterable[tuple[int, int]]:
+    def joined_later(self, blocks: Ints, since: Ints) -> list[tuple[int, int]]:
         """Lives that joined one of these contents (block, filled since), and since which forward."""
+        rows = self._in(_BLOCK, blocks)
+        if not rows[_JOINED].any():
+            return []
+        # By block and forward, who fills it before who joins it: a join is of the last filling before it.
+        rows = rows[:, np.lexsort((rows[_JOINED], rows[_START], rows[_BLOCK]))]
+        places = np.arange(rows.shape[1])
+        fills = np.maximum.accumulate(np.where(rows[_JOINED] == 0, places, 0))
+        joins = (rows[_JOINED] != 0) & (rows[_JOINED, fills] == 0) & (rows[_BLOCK, fills] == rows[_BLOCK])
+        joined, begun = rows[:, joins], rows[_START, fills[joins]]
+        span = int(max(begun.max(initial=0), since.max(initial=0))) + 1
+        joined = joined[:, np.isin(joined[_BLOCK] * span + begun, blocks * span + since)]
+        joined = joined[:, np.argsort(joined[_START], kind="stable")]
+        lives, first = np.unique(joined[_LIFE], return_index=True)
+        return list(zip(lives.tolist(), joined[_START, first].tolist(), strict=True))
+
+    def _of(self, column: int, value: int) -> _Rows:
+        """The rows with this value in a column, kept until there are others."""
+        found = self._asked.get((column, value))
+        if found is None:
+            rows = self._rows
+            found = self._asked[column, value] = rows[:, rows[column] == value]
+        return found
+
+    def _in(self, column: int, values: Ints) -> _Rows:
+        """The rows with one of these values in a column."""
         rows = self._rows
-        named = np.isin(rows[_BLOCK], blocks)
-        filled: dict[int, list[int]] = {}
-        for block, start in zip(
-            *rows[np.ix_((_BLOCK, _START), named & (rows[_JOINED] == 0))].tolist(), strict=True
-        ):
-            filled.setdefault(block, []).append(start)
-        wanted = set(zip(blocks.tolist(), since.tolist(), strict=True))
-        found: dict[int, int] = {}
-        readers = rows[np.ix_((_BLOCK, _LIFE, _START), named & (rows[_JOINED] != 0))].tolist()
-        for block, life, start in zip(*readers, strict=True):
-            begun = max((own for own in filled.get(block, ()) if own <= start), default=None)
-            if begun is not None and (block, begun) in wanted:
-                found[life] = min(start, found.get(life, start))
-        return found.items()
+        wanted = np.zeros(int(max(rows[column].max(initial=0), values.max(initial=0))) + 1, dtype=np.bool_)
+        wanted[values] = True
+        return rows[:, wanted[rows[column]]]
+
+    def _of_lives(self, lives: Ints) -> tuple[_Rows, Ints]:
+        """The rows of these lives, and the place of each row's life among them."""
+        rows = self._in(_LIFE, lives)
+        places = np.zeros(int(lives.max(initial=0)) + 1, dtype=np.int64)
+        places[lives] = np.arange(lives.size)
+        return rows, places[rows[_LIFE]]

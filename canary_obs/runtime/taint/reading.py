@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class Spread:
     """Lives that read damage, and the blocks that they filled from then on, by numbering."""
 
     readings: tuple[Reading, ...]
@@ -45,6 +45,7 @@ class Readers:
         self.lives = Lives()
         self._rows_kept, self._lives_kept = rows_kept, lives_kept
         self._forgotten_until = -1
+        self._spread: tuple[tuple[Sequence[Reading], list[int]], Spread] | None = None  # asked for last
         np.setdiff1d(np.empty(0), np.empty(0))  # what it imports takes 40 ms: now, not in a step
         self._forgotten: set[str] = set()  # requests that run, and are not followed
 
@@ -109,6 +110,7 @@ class Readers:
             self._forgotten.update(names)
             self._forgotten_until = max(self._forgotten_until, step)
         kept = np.setdiff1d(np.arange(len(self.lives)), gone)
+        self._spread = None
         self.lives.keep(kept)
         for held in self.held.values():
             held.keep(kept)
@@ -116,24 +118,31 @@ class Readers:
 
     # Who read it.
 
-    def reached(self, first: Iterable[Reading]) -> Reached:
+    def reached(self, first: Sequence[Reading]) -> Spread:
         """These readings, and those of whoever joined blocks that a reader filled after them."""
+        asked = first, [held.count for held in self.held.values()]
+        if self._spread is None or self._spread[0] != asked:  # blocks of one request have the same readers
+            self._spread = asked, self._reached(first)
+        return self._spread[1]
+
+    def _reached(self, first: Sequence[Reading]) -> Spread:
         found: dict[int, Reading] = {}
-        waiting = list(first)
         filled: dict[str, list[Ints]] = {name: [] for name in self.held}
+        waiting = [*first]
         while waiting:
-            reading = waiting.pop()
-            known = found.get(reading.life)
-            if known is not None and known.step <= reading.step:
-                continue
-            found[reading.life] = reading
-            computed = max(held.computed_at(reading.life, reading.step) for held in self.held.values())
+            fresh: dict[int, Reading] = {}
+            for reading in waiting:
+                known = found.get(reading.life)
+                if known is None or known.step > reading.step:
+                    found[reading.life] = fresh[reading.life] = reading
+            waiting = []
+            lives, computed = self.computed(list(fresh.values()))
             for name, held in self.held.items():
-                blocks, since = held.filled_since(reading.life, computed // self.tokens[name])
+                blocks, since = held.filled_since(lives, computed // self.tokens[name])
                 if blocks.size:
                     filled[name].append(self._still_there(held, blocks, since))
                     waiting += [Reading(life, step, True) for life, step in held.joined_later(blocks, since)]
-        return Reached(
+        return Spread(
             tuple(found.values()),
             {name: np.concatenate([*blocks, np.empty(0, np.int64)]) for name, blocks in filled.items()},
         )
@@ -151,3 +160,12 @@ class Readers:
     def computed_at(self, life: int, step: int) -> int:
         """Tokens that a life had at least, before forward `step`."""
         return max(held.computed_at(life, step) for held in self.held.values())
+
+    def computed(self, readings: Sequence[Reading]) -> tuple[Ints, Ints]:
+        """The lives of these readings, and the tokens that each had at least before it read damage."""
+        lives = np.array([one.life for one in readings], dtype=np.int64)
+        steps = np.array([one.step for one in readings], dtype=np.int64)
+        found = np.zeros(lives.size, dtype=np.int64)
+        for held in self.held.values():
+            np.maximum(found, held.computed(lives, steps), out=found)
+        return lives, found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedReque
 from canary_obs.records import Violation
 from canary_obs.runtime.taint.contents import readers_of, slot_content
 from canary_obs.runtime.taint.damage import Damage
+from canary_obs.runtime.taint.doubts import Doubts
 from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row, of_row
 from canary_obs.runtime.taint.held_blocks import HeldBlocks
 from canary_obs.runtime.taint.lives import RUNNING
@@ -23,8 +25,6 @@ from canary_obs.vocabulary import Completeness, Phase, Reason
 DAMAGES_KEPT = 256
 _ARRIVALS_KEPT = 1024
 NOT_SHOWN = "the engine does not show which requests hold the blocks of this group"
-_AT_ATTACH = "requests may have been running when the canary was attached"
-_FAULT = "a fault of the canary: which requests hold which blocks is not known since"
 _UNNAMED = "the request that read it is no longer known"
 # Group, block, whether every forward checks it, and the forward that began to fill the block.
 Place = tuple[str, int, bool, int | None]
@@ -41,7 +41,7 @@ class TaintTracker:
 
         `doubts`: why a good check or a reader may be missing; None = nothing is known to be.
         """
-        self._tables, self._checks, self._doubts = dict(tables), checks, doubts
+        self._tables, self._checks, self._doubts = dict(tables), checks, Doubts(doubts)
         self._blocks, self._numbers = blocks, 0
         self.start(0, 0)
         self._rewrites = False
@@ -58,8 +58,8 @@ class TaintTracker:
         self.readers, self.watch = Readers(self._tables, rows), Watch(self._blocks)
         self.damages: dict[int, Damage] = {}
         self._by_place: dict[Place, Damage] = {}
-        self._lost = _AT_ATTACH if running != 0 else None  # why nothing is known
-        self._dropping = False  # findings were lost among those that are read now
+        self._doubts.start(nobody_runs=running == 0)
+        self._listed = 0, b"", b""  # damage, lives and forwards that were listed last
         self._fresh: dict[int, bool] = {}  # damages of bytes found now: whether they are written over
         self._checks.began = self._followed = step  # followed: the forward before the last changes
         self.pending = False  # there is something to report
@@ -67,7 +67,7 @@ class TaintTracker:
     def lost(self, until: int | None) -> None:
         """What the engine showed could not be followed: up to this forward, or, with None, from now on."""
         if until is None:
-            self._lost = _FAULT
+            self._doubts.lose()
         else:
             self.readers.miss(until)
 
@@ -108,10 +108,10 @@ class TaintTracker:
             for number in self.watch.joined(name, added):
                 own, row = self._tables[self.damages[number].row.group], self.damages[number].row
                 direct = own.name == name and row.slot // own.block_slots in added.blocks[: added.joined]
-                self._reads(self.damages[number], Reading(life, step, not direct))
+                self._reads(self.damages[number], [Reading(life, step, not direct)])
             self.watch.fill(name, added, life)
             for number in self.watch.arrived(name, added):
-                self._reads(self.damages[number], Reading(life, step, False))
+                self._reads(self.damages[number], [Reading(life, step, False)])
 
     def _grow(self, table: str, grown: Sequence[GrownBlock], step: int) -> None:
         found = [(life, one) for one in grown if (life := self.readers.life_of(one.request)) is not None]
@@ -122,7 +122,7 @@ class TaintTracker:
             added = AddedBlocks(np.array([one.block]), one.number, 0)
             self.watch.fill(table, added, life)
             for number in self.watch.arrived(table, added):
-                self._reads(self.damages[number], Reading(life, step, False))
+                self._reads(self.damages[number], [Reading(life, step, False)])
 
     def _note(self, life: int) -> None:
         """A life ended, or goes on from another one: what is listed of its request changes."""
@@ -145,7 +145,7 @@ class TaintTracker:
 
         `dropped`: others were found and overwritten before they could be read.
         """
-        self._dropping = dropped
+        self._doubts.dropping, self._listed = dropped, (0, b"", b"")
         self._fresh.clear()
         if dropped:
             self._checks.dropped = step
@@ -174,13 +174,12 @@ class TaintTracker:
             damage.doubt(_UNNAMED)
         if name is not None and named is not None:
             damage.rows.add(name)
-            self._reads(damage, Reading(named, row.step, False))
+            self._reads(damage, [Reading(named, row.step, False)])
             if not held.holds(named, block):
                 return  # its table is wrong, not the slot
         lives, starts, _ = held.of_content(block, held.content(block, row.step, before_refill=False))
         there = (self.readers.lives.last[lives] >= row.step) & (starts <= row.step)
-        for life in lives[there].tolist():
-            self._reads(damage, Reading(life, row.step, False))
+        self._reads(damage, [Reading(life, row.step, False) for life in lives[there].tolist()])
 
     def _find_bytes(self, row: Violation, incident: str, step: int) -> None:
         """A check made now and then: whoever read the slot since the last good one is tainted."""
@@ -227,8 +226,11 @@ class TaintTracker:
             self._fresh[damage.number] = content.until is not None or overwritten or refilled
         first = damage.good.first_forward
         there = self.readers.lives.last[lives] >= first
-        for life, start in zip(lives[there].tolist(), starts[there].tolist(), strict=True):
-            self._reads(damage, Reading(life, max(start, first), False))
+        lives, starts = lives[there], np.maximum(starts[there], first)
+        listed = damage.number, lives.tobytes(), starts.tobytes()
+        if listed != self._listed:  # most slots of a block have the readers of the one before
+            self._reads(damage, list(map(Reading, lives.tolist(), starts.tolist(), repeat(False))))
+            self._listed = listed
 
     def reached(self) -> list[Reached]:
         """How far the damages of bytes have come that the last `found` was of."""
@@ -255,14 +257,7 @@ class TaintTracker:
 
     def _doubt(self, good: GoodTime, step: int) -> str | None:
         """Why it is not known who has read since a good check."""
-        if self._lost is not None:
-            return self._lost
-        if self._dropping:
-            return f"findings were dropped at step {step}: who read other damage is not known"
-        forgotten = self.readers.forgotten_until(step)
-        if good.first_forward <= forgotten:
-            return f"requests of forwards up to {forgotten} are forgotten; the last good check is older"
-        return self._doubts()
+        return self._doubts.since(good, step, self.readers.forgotten_until(step))
 
     def _held(self, row: Violation) -> tuple[HeldBlocks, int]:
         table = self._tables[row.group]
@@ -285,11 +280,13 @@ class TaintTracker:
         self.pending = True
         return damage
 
-    def _reads(self, damage: Damage, reading: Reading) -> None:
-        known = damage.readings.get(reading.life)
-        if known is not None and known.step <= reading.step:
-            return  # what it filled since is followed
-        reached = self.readers.reached((reading,))
+    def _reads(self, damage: Damage, readings: Sequence[Reading]) -> None:
+        """These lives read it, and whoever read what they filled since."""
+        known = damage.readings
+        fresh = [one for one in readings if (before := known.get(one.life)) is None or before.step > one.step]
+        if not fresh:
+            return  # what they filled since is followed
+        reached = self.readers.reached(fresh)
         for one in reached.readings:
             if damage.add(one):
                 self.requests[damage.row.group][damage.completeness] += 1

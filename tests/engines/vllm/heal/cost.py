@@ -1,7 +1,8 @@
 """What taint tracking costs the engine's thread: python -m tests.engines.vllm.heal.cost [--output FILE].
 
 The part that a vLLM worker does per scheduler output, on outputs of a steady decode: thread CPU time, in
-microseconds per step. Without tracking none of it runs.
+microseconds per step. Without tracking none of it runs. And what it takes to find the readers of damaged
+blocks that they share, in milliseconds per finding of a whole block.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.requests import ChangedRequests
+from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, RequestChange
 from canary_obs.engines.vllm.request_changes import RequestChanges
+from canary_obs.records import Violation
 from canary_obs.runtime.taint.good_checks import GoodChecks
 from canary_obs.runtime.taint.tracker import TaintTracker
+from canary_obs.vocabulary import Part, Phase, Reason
 
 BLOCK, REQUESTS, CONTEXT, STEPS, TURNS = 16, 64, 4096, 800, 5
+_READERS, _SHARED, _OF_READER = 256, 100, 250  # requests, and blocks of each: some of them shared
 
 
 class Following:
@@ -100,6 +106,37 @@ def _turn(changing: bool) -> float:
     return (time.thread_time() - started) / len(steps) * 1e6
 
 
+def find_readers(blocks: int) -> float:
+    """Milliseconds of thread CPU time to list all readers of so many damaged blocks, each slot a finding."""
+    good = GoodChecks(lambda group, slot: None, lambda group, slot: None, hits_compared=True)
+    own, shared = _OF_READER - _SHARED, np.arange(1, _SHARED + 1)
+    table, held = BlockTable("0", BLOCK, BLOCK), 1 + _SHARED + own * _READERS
+    tracker = TaintTracker({"full": table}, {"0": held}, good, lambda: None)
+    for number in range(_READERS):
+        first = 1 + _SHARED + number * own
+        added = AddedBlocks(
+            np.concatenate([shared, np.arange(first, first + own)]), 0, _SHARED if number else 0
+        )
+        change = RequestChange(
+            request=f"r{number}", begins=True, prompt=_OF_READER * BLOCK, added={"0": added},
+            computed=added.joined * BLOCK,
+        )  # fmt: skip
+        tracker.follow(ChangedRequests(changed=[change], ended={}), number)
+    found = [
+        Violation(
+            phase=Phase.PATROL, reason=Reason.KV_DATA, group="full", part=Part.K, step=_READERS, event=1,
+            slot=block * BLOCK + slot, position=None, request=None, expected=None, actual=None, lag_steps=0,
+            time_ns=0,
+        )
+        for block in range(1, blocks + 1)
+        for slot in range(BLOCK)
+    ]  # fmt: skip
+    started = time.thread_time()
+    tracker.found(found, "incident", _READERS)
+    tracker.reached()
+    return (time.thread_time() - started) * 1e3 / blocks
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Print, and write, both figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -110,6 +147,8 @@ def main(arguments: list[str] | None = None) -> None:
         "requests": REQUESTS, "context": CONTEXT, "block": BLOCK, "steps": STEPS,
         "without_tracking_us": 0.0, "no_block_list_changes_us": round(unchanged, 2),
         "mean_of_steady_decode_us": round(mixed, 2),
+        "readers": _READERS, "readers_of_one_block_ms": round(find_readers(1), 2),
+        "readers_of_32_blocks_ms_per_block": round(find_readers(32), 2),
     }  # fmt: skip
     print(json.dumps(found, indent=1))
     if given.output:
