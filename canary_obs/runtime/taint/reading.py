@@ -26,7 +26,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Affected:
     """Lives that read damage, and the blocks that they filled from then on, by numbering."""
 
     readings: tuple[Reading, ...]
@@ -45,7 +45,7 @@ class Readers:
         self.lives = Lives()
         self._rows_kept, self._lives_kept = rows_kept, lives_kept
         self._forgotten_until = -1
-        self._spread: tuple[tuple[Sequence[Reading], list[int]], Spread] | None = None  # asked for last
+        self._affected: tuple[tuple[Sequence[Reading], list[int]], Affected] | None = None  # asked for last
         np.setdiff1d(np.empty(0), np.empty(0))  # what it imports takes 40 ms: now, not in a step
         self._forgotten: set[str] = set()  # requests that run, and are not followed
 
@@ -110,7 +110,7 @@ class Readers:
             self._forgotten.update(names)
             self._forgotten_until = max(self._forgotten_until, step)
         kept = np.setdiff1d(np.arange(len(self.lives)), gone)
-        self._spread = None
+        self._affected = None
         self.lives.keep(kept)
         for held in self.held.values():
             held.keep(kept)
@@ -118,14 +118,14 @@ class Readers:
 
     # Who read it.
 
-    def reached(self, first: Sequence[Reading]) -> Spread:
+    def reached(self, first: Sequence[Reading]) -> Affected:
         """These readings, and those of whoever joined blocks that a reader filled after them."""
         asked = first, [held.count for held in self.held.values()]
-        if self._spread is None or self._spread[0] != asked:  # blocks of one request have the same readers
-            self._spread = asked, self._reached(first)
-        return self._spread[1]
+        if self._affected is None or self._affected[0] != asked:  # blocks of one request have the same readers
+            self._affected = asked, self._reached(first)
+        return self._affected[1]
 
-    def _reached(self, first: Sequence[Reading]) -> Spread:
+    def _reached(self, first: Sequence[Reading]) -> Affected:
         found: dict[int, Reading] = {}
         filled: dict[str, list[Ints]] = {name: [] for name in self.held}
         waiting = [*first]
@@ -142,7 +142,7 @@ class Readers:
                 if blocks.size:
                     filled[name].append(self._still_there(held, blocks, since))
                     waiting += [Reading(life, step, True) for life, step in held.joined_later(blocks, since)]
-        return Spread(
+        return Affected(
             tuple(found.values()),
             {name: np.concatenate([*blocks, np.empty(0, np.int64)]) for name, blocks in filled.items()},
         )
