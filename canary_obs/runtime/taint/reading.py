@@ -121,7 +121,7 @@ class Readers:
     def reached(self, first: Sequence[Reading]) -> Affected:
         """These readings, and those of whoever joined blocks that a reader filled after them."""
         asked = first, [held.count for held in self.held.values()]
-        if self._affected is None or self._affected[0] != asked:  # blocks of one request have the same readers
+        if self._affected is None or self._affected[0] != asked:  # blocks of a request share readers
             self._affected = asked, self._reached(first)
         return self._affected[1]
 
