@@ -36,6 +36,8 @@ def test_tokens_count_from_the_step_of_the_detection_on() -> None:
     story = {"wrong_steps": [106, 109], "behind": [3.0] * 3, "listed": [[108, 104, 0, "chain"]]}
     assert found["wrong_delivered_after_detection"] == {"1.0": story}
     assert not passed(found)
+    assert not passed(found | {"policy": "repair"})
+    assert passed(found | {"policy": "evict"})
 
 
 def test_a_damage_that_was_planted_and_not_found_yet_explains_a_wrong_token() -> None:

@@ -86,11 +86,15 @@ def _nearly_right(served: Served) -> dict[str, float]:
 
 
 def passed(row: dict[str, Any]) -> bool:
-    """Whoever is wrong is listed, and nobody is without a fault; `protect` lets nothing wrong leave."""
+    """Whoever is wrong is listed, and nobody is without a fault; `protect` lets nothing wrong leave.
+
+    Nor does `repair`. A run that came to a limit made a dry run from then on: it does not pass.
+    """
+    protects = row["policy"] in ("protect", "repair")
     return not (
         row["wrong_not_listed"] or row["wrong_before_first_output"] or row["differing_without_faults"]
         or row["listed_without_faults"] or row["heals_without_faults"] or row["observer_faults"]
-        or (row["policy"] == "protect" and row["wrong_tokens_after_detection"]) or row["healing_limited"]
+        or (protects and row["wrong_tokens_after_detection"]) or row["healing_limited"]
         or row.get("control_wrong")
     )  # fmt: skip
 
