@@ -301,6 +301,18 @@ def test_a_dry_run_leaves_out_what_a_request_caches_after_it_would_have_ended() 
     assert [(heal.action, heal.blocks) for heal in healer.drain()] == [(HealAction.EVICT, 1)]
 
 
+def test_a_dry_run_leaves_out_what_was_damaged_before_its_page_was_full() -> None:
+    cache = shared()
+    healer, cached, request = made(cache, HealPolicy.DRY_RUN), dict(cache.cached), cache.running["c"]
+    tokens, request.tokens, request.computed = request.tokens, request.tokens[:KEY_TOKENS], 6
+    cache.cached.clear()
+    healer.heal([bytes_of(6)])
+    assert said(healer.drain()) == {(HealAction.END, HealOutcome.WOULD): 1}
+    request.tokens, cache.cached = tokens, cached
+    healer.heal([bytes_of(6, again=True)])
+    assert healer.drain() == ()
+
+
 def test_a_dry_run_leaves_out_what_comes_back_from_a_copy_that_would_have_left() -> None:
     cache = shared()
     healer = made(cache, HealPolicy.DRY_RUN)
