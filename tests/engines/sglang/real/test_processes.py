@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,6 +45,7 @@ def start(models: Any, tmp_path: Path) -> Start:
             process = subprocess.Popen(
                 [*command, str(models("llama")), str(result), json.dumps(settings)],
                 cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=output, stderr=output,
+                start_new_session=True,
             )  # fmt: skip
             try:
                 wait_until(lambda: result.exists() or process.poll() is not None, SECONDS)
@@ -51,7 +53,8 @@ def start(models: Any, tmp_path: Path) -> Start:
                 yield result
                 process.communicate(b"\n", timeout=60)
             finally:
-                process.kill()
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its schedulers as well
                 process.wait()
 
     return run
