@@ -53,10 +53,15 @@ class DryRun:
         evict = self._leaving(plan, damage)
         readers = self._readers_of(of) if content else None
         recompute, end = (
-            tuple(one for one in requests if (readers is None or one in readers) and self._first(action, one))
+            tuple(one for one in requests if (readers is None or one in readers) and self._acts(action, one))
             for action, requests in ((HealAction.RECOMPUTE, plan.recompute), (HealAction.END, plan.end))
         )
         return NewActions(evict, recompute, end, quarantine and self._first(HealAction.QUARANTINE, *of))
+
+    def _acts(self, action: HealAction, request: str) -> bool:
+        """Whether the request would still be there for it: one that had ended would not start again."""
+        other = HealAction.END if action is HealAction.RECOMPUTE else HealAction.RECOMPUTE
+        return (other, request) not in self._said and self._first(action, request)
 
     def _leaving(self, plan: Plan, damage: Damage) -> int:
         """How many blocks have content that would not have left in this incident before."""

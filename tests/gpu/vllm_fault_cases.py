@@ -199,10 +199,11 @@ def of_offload(folder: Path) -> EngineFaults:
 
     changed = cases.test_a_changed_memory_tier_is_found
     return EngineFaults(tiers.rig, {
-        "flips in the memory tier": without_rig(changed, cases.flip, cases.DATA),
-        "blocks exchanged in the memory tier": without_rig(changed, cases.exchange, cases.DATA),
+        "flips in the memory tier": without_rig(changed, cases.flip),
+        "blocks exchanged in the memory tier": without_rig(changed, cases.exchange),
+        "layers exchanged in the memory tier": without_rig(changed, cases.exchange_layer),
         "byte flipped in a file": without_rig(cases.test_a_byte_that_flips_in_a_file_is_found),
-        "files exchanged": without_rig(cases.test_files_that_change_places_are_found),
+        "files exchanged": without_rig(cases.test_files_that_change_places_are_found, 3),
         "file replaced": without_rig(cases.test_a_stale_record_file_accuses_the_copy),
         # The last: it leaves no damaged files behind, from which others would be served.
         "clean loads from files": without_rig(cases.test_what_was_stored_is_what_is_loaded, True),

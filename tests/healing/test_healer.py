@@ -325,6 +325,15 @@ def test_a_dry_run_leaves_out_what_comes_back_from_a_copy_that_would_have_left()
     assert said(healer.drain())[HealAction.EVICT, HealOutcome.WOULD] == 1
 
 
+def test_a_dry_run_says_one_thing_of_a_request() -> None:
+    cache = shared()
+    cache.given_out = 3
+    healer = made(cache, HealPolicy.DRY_RUN)
+    healer.heal([bytes_of(1), bytes_of(2, good=3)])
+    actions = [heal.action for heal in healer.drain() if heal.request == "a"]
+    assert actions == [HealAction.END]
+
+
 def test_a_dry_run_says_of_each_block_once_that_it_would_have_left() -> None:
     cache = shared()
     healer = made(cache, HealPolicy.DRY_RUN)

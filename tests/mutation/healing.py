@@ -137,11 +137,16 @@ SAID = mutants(
         _HEALER + "a_dry_run_leaves_out_what_a_request_reads_after_it_would_have_started_again",
     ),
     (
-        "if (readers is None or one in readers) and self._first(action, one)",
-        "if self._first(action, one)",
+        "if (readers is None or one in readers) and self._acts(action, one)",
+        "if self._acts(action, one)",
         _HEALER + "a_dry_run_leaves_out_who_is_given_a_block_that_would_have_left",
     ),
     ("if damage.request is None and self._is_copy(content, damage):", "if False:", _COPY),
+    (
+        "(other, request) not in self._said and ",
+        "",
+        _HEALER + "a_dry_run_says_one_thing_of_a_request",
+    ),
     ("            if not harmed(held, damage):", "            if True:", _LATER),
     (
         "for block, own in keys.items() if not self._is_gone(own, damage)]",
