@@ -130,6 +130,18 @@ class Healing:
                     self._put_back.note(self._slots[group], block)
         return repaired
 
+    def put_back_before(self, found: Sequence[Violation]) -> list[Violation]:
+        """Redetections of damage that was put back after their check: its readers are listed already."""
+        if self.policy is not HealPolicy.REPAIR:
+            return []
+        blocks = _by_block([row for row in found if row.redetection], self._adapter.block_tables() or {})
+        return [
+            row
+            for (group, block), rows in blocks.items()
+            for row in rows
+            if self._put_back.is_earlier(group, block, row)
+        ]
+
     def _repair(self, violation: Violation, table: BlockTable | None, incident: str) -> bool:
         group, outcome, block = self._slots[violation.group], HealOutcome.DONE, None
         try:

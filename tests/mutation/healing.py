@@ -296,6 +296,14 @@ REPAIRED = (
         ),
     ),
     *mutants(
+        "canary_obs/runtime/delivery.py",
+        (
+            "[row for row in found if row not in cured]",
+            "found",
+            _REPAIR + "a_row_that_is_late_is_no_new_damage",
+        ),
+    ),
+    *mutants(
         "canary_obs/runtime/put_back.py",
         (
             "return row.event <= failed[lane]",

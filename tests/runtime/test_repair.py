@@ -219,6 +219,24 @@ def test_damage_that_two_checks_met_is_put_back_once(
     assert len(sent) == 1
 
 
+def test_a_row_that_is_late_is_no_new_damage(
+    healed: tuple[Rig, list[Heal], list[Violation]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, _, _ = healed
+    healing, rows, tracker = rig.canary.healing, list[Violation](), rig.canary.taint.tracker
+    repair = healing.repair
+    monkeypatch.setattr(healing, "repair", lambda found, *rest: (rows.extend(found), repair(found, *rest))[1])
+    slot = written_slots(rig.canary.state.groups[0])[0]
+    change(rig.canary.state.groups[0], slot, 0, 0, 1)
+    meet(rig, slot, 2)
+    assert [row.redetection for row in rows] == [False, True]
+    damages = list(tracker.damages)
+    rig.canary.delivery.deliver([rows[1]])
+    assert list(tracker.damages) == damages
+    rig.canary.delivery.deliver([replace(rows[1], event=rows[1].event + 1)])
+    assert len(tracker.damages) == len(damages) + 1
+
+
 def test_what_was_there_is_read_before_it_is_put_back(
     healed: tuple[Rig, list[Heal], list[Violation]],
 ) -> None:
