@@ -23,6 +23,12 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(autouse=True)
+def no_step_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tasks rotate, one runs in each step: these tests count steps, whatever time they take."""
+    monkeypatch.setattr("canary_obs.runtime.step_scheduler._SECONDS_BETWEEN_TASKS", 0.0)
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
