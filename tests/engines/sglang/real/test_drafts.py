@@ -20,7 +20,10 @@ _TOKENS = 20
 _STEPS = {"speculative_num_steps": 3}
 _CHAIN = _STEPS | {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
 _TREE = _STEPS | {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
-_NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6}
+_NGRAM = {
+    "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6,
+    "speculative_ngram_capacity": 100_000,  # the default keeps 1.7 GB for as long as the process lives
+}  # fmt: skip
 _KINDS: dict[str, dict[str, Any]] = {
     "eagle": {"speculative_algorithm": "EAGLE", "page_size": 16, **_CHAIN},
     "eagle tree": {"speculative_algorithm": "EAGLE", **_TREE},
