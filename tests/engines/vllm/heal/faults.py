@@ -95,8 +95,7 @@ class Faults:
             return False
         name = draw.choice(sorted(rows))
         row, column = rows[name], draw.randrange(running[name] // size)
-        pool = rig.core.scheduler.kv_cache_manager.block_pool
-        right, wrong = int(table[row, column]), draw.randrange(1, pool.num_gpu_blocks)
+        right, wrong = int(table[row, column]), self._other_block()
         if wrong == right:
             return False
         table[row, column] = self._block = wrong
@@ -108,6 +107,10 @@ class Faults:
 
         self._undo.append((step + draw.randint(1, _TABLE_STEPS), undo))
         return True
+
+    def _other_block(self) -> int:
+        """The block that a wrong entry points to."""
+        return self._draw.randrange(1, self._rig.core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
 
     def _mapping(self, step: int) -> bool:
         """The cache finds a block by the hash of another one's tokens."""

@@ -52,8 +52,19 @@ class Served:
     found_after: dict[str, list[int]] = field(default_factory=dict)  # by kind of fault: steps to detection
 
 
-def serve(rig: Rig, requests: list[Ask], *, seed: int | None, kind: type[Faults] = Faults) -> Served:
-    """Keep IN_FLIGHT requests running until all are answered; `seed`: of the faults, None = no faults."""
+def serve(
+    rig: Rig,
+    requests: list[Ask],
+    *,
+    seed: int | None,
+    kind: type[Faults] = Faults,
+    most: int | None = None,
+    before_step: Callable[[int], None] = lambda step: None,
+) -> Served:
+    """Keep IN_FLIGHT requests running until all are answered.
+
+    `seed`: of the faults, None = no faults. `most`: so many of them at most.
+    """
     from vllm import SamplingParams
 
     served, taints = Served(), TaintStore()
@@ -72,8 +83,10 @@ def serve(rig: Rig, requests: list[Ask], *, seed: int | None, kind: type[Faults]
                 begun[ask.name] = time.monotonic()
             if faults is not None:
                 faults.settle(served.steps)
-                if draw.random() < 1 / _STEPS_PER_FAULT:
+                due = draw.random() < 1 / _STEPS_PER_FAULT
+                if due and (most is None or faults.planted.total() < most):
                     faults.plant(served.steps)
+            before_step(served.steps)
             for output in engine.step():
                 steps = sent.setdefault(output.request_id, [])
                 steps += [served.steps] * (len(output.outputs[0].token_ids) - len(steps))
