@@ -166,7 +166,7 @@ ALL = (
     *mutants(
         "canary_obs/engines/sglang/host_tier.py",
         (
-            "                    self._guarded(_empty, records, slots)\n",
+            '                    guarded(self._observer, "host_tier", _empty, records, slots)\n',
             "                    pass\n",
             _TIER + "test_a_host_slot_that_is_given_anew_has_no_record",
         ),

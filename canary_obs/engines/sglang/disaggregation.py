@@ -14,13 +14,14 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.deepseek_v4 import POOL
 from canary_obs.engines.sglang.groups import FoundGroups, SglangGroup, find_groups, slots_of
 from canary_obs.engines.sglang.ranks import first_head
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.errors import KVCacheViolation
 
 ROLES = ("prefill", "decode")
 _TRIED_BACKENDS = ("nixl",)  # of `disaggregation_transfer_backend`: those of which pairs were run
 _TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", POOL)
 _RANKS = ("tp_size", "pp_size", "dp_size")
+_OWN_TREE = "disaggregation_decode_enable_radix_cache"
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 _FOUND = "_kv_canary_found"  # of a scheduler that is being built: its FoundGroups
@@ -40,6 +41,8 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
     for name in _RANKS:
         if (value := getattr(arguments, name)) > 1:
             return f"{pair} with {name}={value}: tested are those of one rank each"
+    if arguments.disaggregation_mode == "decode" and getattr(arguments, _OWN_TREE, False):
+        return f"{pair} with {_OWN_TREE}: tested are decode servers without a prefix cache"
     return None
 
 
@@ -112,7 +115,7 @@ class TransferHooks:
     def _around_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def send_kv_chunk(req: Any, *more: Any, **named: Any) -> Any:
             # Components of state leave with the last chunk, of all tokens: those before have their records.
-            self._guarded(self._fill, req)
+            guarded(self._observer, "transfer", self._fill, req)
             return original(req, *more, **named)
 
         return send_kv_chunk
@@ -120,17 +123,18 @@ class TransferHooks:
     def _around_pre_alloc(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def pre_alloc(*given: Any, **named: Any) -> Any:
             slots = original(*given, **named)
-            self._guarded(self._expect, slots)
+            guarded(self._observer, "transfer", self._expect, slots)
             return slots
 
         return pre_alloc
 
     def _around_commit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def commit(decode_req: Any, *more: Any, **named: Any) -> Any:
-            length = self._guarded(_sent_length, decode_req.req)  # the call appends the next token
+            # Before the call, which appends the next token.
+            length = guarded(self._observer, "transfer", _sent_length, decode_req.req)
             result = original(decode_req, *more, **named)
             if length is not None:
-                self._guarded(self._compare, decode_req.req, length)
+                guarded(self._observer, "transfer", self._compare, decode_req.req, length)
             return result
 
         return commit
@@ -184,16 +188,6 @@ class TransferHooks:
             self._observer.received(name, slots[known], records[known], peer, request)
         if compared < slots.numel():
             self._observer.received(name, slots[~known], peer=peer, request=request)
-
-    def _guarded(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """What the call returns; None when it failed."""
-        try:
-            return act(*arguments)
-        except KVCacheViolation:
-            raise  # mode raise: damaged KV must not be used
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self._observer.fault("transfer", error)
-            return None
 
 
 def _sent_length(request: Any) -> int:

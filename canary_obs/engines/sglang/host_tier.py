@@ -12,8 +12,8 @@ from torch import Tensor
 from canary_kernels import layout
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.groups import FULL
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.errors import KVCacheViolation
 from canary_obs.vocabulary import HOST_PEER
 
 _STORED_PAGES = 65_536  # whose records are remembered; of the others a copy comes back without
@@ -63,7 +63,7 @@ class HostTier:
     def _around_offload(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_device_to_host(transfers: Sequence[Any]) -> Any:
             completion = original(transfers)
-            self._guarded(self._keep, transfers)
+            guarded(self._observer, "host_tier", self._keep, transfers)
             return completion
 
         return submit_device_to_host
@@ -71,7 +71,7 @@ class HostTier:
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_host_to_device(transfers: Sequence[Any], **named: Any) -> Any:
             completion = original(transfers, **named)
-            self._guarded(self._compare, transfers)
+            guarded(self._observer, "host_tier", self._compare, transfers)
             return completion
 
         return submit_host_to_device
@@ -107,7 +107,7 @@ class HostTier:
             def alloc(*given: Any, **named: Any) -> Any:
                 slots = original(*given, **named)
                 if slots is not None:
-                    self._guarded(_empty, records, slots)
+                    guarded(self._observer, "host_tier", _empty, records, slots)
                 return slots
 
             return alloc
@@ -119,10 +119,10 @@ class HostTier:
     def _around_page_set(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def page_set(keys: Sequence[str], host_slots: Tensor, *more: Any) -> Any:
             there: list[bool] = []
-            self._guarded(self._find_stored, keys, there)
+            guarded(self._observer, "host_tier", self._find_stored, keys, there)
             done = original(keys, host_slots, *more)
             if done:
-                self._guarded(self._remember, keys, host_slots, there)
+                guarded(self._observer, "host_tier", self._remember, keys, host_slots, there)
             return done
 
         return page_set
@@ -130,7 +130,7 @@ class HostTier:
     def _around_page_get(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def page_get(operation: Any, keys: Sequence[str], host_slots: Tensor, *more: Any) -> Any:
             pages = original(operation, keys, host_slots, *more)
-            self._guarded(self._recall, keys[:pages], host_slots)
+            guarded(self._observer, "host_tier", self._recall, keys[:pages], host_slots)
             return pages
 
         return page_get
@@ -158,14 +158,6 @@ class HostTier:
             self._full[host_slots[number * size : (number + 1) * size].cpu().long()] = (
                 0 if records is None else records
             )
-
-    def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
-        try:
-            act(*arguments)
-        except KVCacheViolation:
-            raise  # mode raise: damaged KV must not be used
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self._observer.fault("host_tier", error)
 
 
 def host_controller(scheduler: Any) -> Any | None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from canary_kernels.layout import RECORD_WORDS
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.groups import SglangGroup, slots_of
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.errors import KVCacheViolation
 from canary_obs.vocabulary import HOST_PEER
 
 
@@ -53,7 +53,7 @@ class RetractedCopies:
                 return copy
             kept = kind(copy)
             kept.records = {}
-            self._guarded(self._keep, kept, indices)
+            guarded(self._observer, "host_tier", self._keep, kept, indices)
             return kept
 
         return get_cpu_copy
@@ -61,7 +61,7 @@ class RetractedCopies:
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_cpu_copy(copy: Any, indices: Tensor, *more: Any, **named: Any) -> Any:
             result = original(copy, indices, *more, **named)
-            self._guarded(self._compare, copy, indices)
+            guarded(self._observer, "host_tier", self._compare, copy, indices)
             return result
 
         return load_cpu_copy
@@ -95,11 +95,3 @@ class RetractedCopies:
                 self._observer.received(name, slots[known], kept[known], HOST_PEER)
             if bool(unknown.any()):
                 self._observer.received(name, slots[unknown])
-
-    def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
-        try:
-            act(*arguments)
-        except KVCacheViolation:
-            raise  # mode raise: damaged KV must not be used
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self._observer.fault("host_tier", error)

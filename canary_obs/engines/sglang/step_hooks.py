@@ -11,8 +11,8 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
 from canary_obs.engines.sglang.built_view import built_view
 from canary_obs.engines.sglang.speculation import Speculation
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.shown_forward import shown_forward
-from canary_obs.errors import KVCacheViolation
 
 # Of a batch whose KV came from another server only its first token is processed.
 _WITHOUT_FORWARD = frozenset({"IDLE", "PREBUILT"})
@@ -118,12 +118,7 @@ class StepHooks:
 
     def _guarded(self, act: Callable[[Speculation, Any], None], given: Any) -> None:
         if self.speculation is not None:
-            try:
-                act(self.speculation, given)
-            except KVCacheViolation:
-                raise  # mode raise
-            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-                self._observer.fault("step_view", error)
+            guarded(self._observer, "step_view", act, self.speculation, given)
 
     def _view(self, batch: Any) -> StepView | None:
         return built_view(partial(self._views.build, batch, self._requests), self._observer)

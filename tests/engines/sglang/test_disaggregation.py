@@ -187,6 +187,11 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
         ({"tp_size": 2}, "with tp_size=2: tested are those of one rank each"),
         ({"dp_size": 2}, "with dp_size=2: tested are those of one rank each"),
         (
+            {"disaggregation_decode_enable_radix_cache": True},
+            "with disaggregation_decode_enable_radix_cache: tested are decode servers without a prefix cache",
+        ),
+        ({"disaggregation_mode": "prefill", "disaggregation_decode_enable_radix_cache": True}, None),
+        (
             {"disaggregation_mode": "prefill", "pool": "HybridLinearKVPool"},
             f"with a HybridLinearKVPool: tested are those with {', '.join(_TRIED_POOLS)}",
         ),
