@@ -78,8 +78,9 @@ class ViolationDelivery:
             return findings
 
     def _find_readers(self, found: list[Violation]) -> None:
-        cured = [] if self.healing is None else self.healing.put_back_before(found)
-        self.taint.found([row for row in found if row not in cured], self._incident, self._run.step)
+        cured = set[int]() if self.healing is None else self.healing.put_back_before(found)
+        fresh = [row for place, row in enumerate(found) if place not in cured]
+        self.taint.found(fresh, self._incident, self._run.step)
 
     def _heal(self, healing: Healing, found: list[Violation]) -> None:
         repaired = healing.repair(found, self.taint.tracker.repaired, self._incident)

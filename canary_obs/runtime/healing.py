@@ -130,17 +130,18 @@ class Healing:
                     self._put_back.note(self._slots[group], block)
         return repaired
 
-    def put_back_before(self, found: Sequence[Violation]) -> list[Violation]:
-        """Redetections of damage that was put back after their check: its readers are listed already."""
+    def put_back_before(self, found: Sequence[Violation]) -> set[int]:
+        """Places of redetections of damage that was put back after their check: who read it is listed."""
         if self.policy is not HealPolicy.REPAIR:
-            return []
-        blocks = _by_block([row for row in found if row.redetection], self._adapter.block_tables() or {})
-        return [
-            row
-            for (group, block), rows in blocks.items()
-            for row in rows
-            if self._put_back.is_earlier(group, block, row)
-        ]
+            return set()
+        tables = self._adapter.block_tables() or {}
+        return {
+            place
+            for place, row in enumerate(found)
+            if row.redetection
+            and _is_read_of_bytes(row)
+            and self._put_back.is_earlier(*_block_of(row, tables), row)
+        }
 
     def _repair(self, violation: Violation, table: BlockTable | None, incident: str) -> bool:
         group, outcome, block = self._slots[violation.group], HealOutcome.DONE, None
@@ -200,13 +201,20 @@ class Healing:
 def _by_block(
     found: Sequence[Violation], tables: Mapping[str, BlockTable]
 ) -> dict[tuple[str, int], list[Violation]]:
-    """Those of bytes that were not compared before they are written over."""
     blocks: dict[tuple[str, int], list[Violation]] = {}
-    for row in found:
-        if row.reason is Reason.KV_DATA and row.phase is not Phase.HEAD:
-            size = tables[row.group].block_slots if row.group in tables else 1
-            blocks.setdefault((row.group, row.slot // size), []).append(row)
+    for row in filter(_is_read_of_bytes, found):
+        blocks.setdefault(_block_of(row, tables), []).append(row)
     return blocks
+
+
+def _is_read_of_bytes(row: Violation) -> bool:
+    """Not one of bytes that are written over next."""
+    return row.reason is Reason.KV_DATA and row.phase is not Phase.HEAD
+
+
+def _block_of(row: Violation, tables: Mapping[str, BlockTable]) -> tuple[str, int]:
+    size = tables[row.group].block_slots if row.group in tables else 1
+    return row.group, row.slot // size
 
 
 def _text(heal: Heal) -> str:

@@ -298,7 +298,7 @@ REPAIRED = (
     *mutants(
         "canary_obs/runtime/delivery.py",
         (
-            "[row for row in found if row not in cured]",
+            "[row for place, row in enumerate(found) if place not in cured]",
             "found",
             _REPAIR + "a_row_that_is_late_is_no_new_damage",
         ),

@@ -40,20 +40,15 @@ def note_layer(
 
     layer: one of `layer_plans`.
     """
-    kept, given = (
-        (note_layer, id(layer)),
-        (layer, witness, slots),
-    )  # by layer: a forward's is not the last one's
-    if launched_again(buffers.cache, kept, *given):
+    kept = note_layer, id(layer)  # of each layer, as a forward has the other ones in between
+    if launched_again(buffers.cache, kept, layer, witness, slots):
         return
     check_buffers(backend, buffers)
     check_slots(buffers, slots=slots)
-    if backend is not Backend.TRITON:
-        reference.note_layer(buffers, layer, witness, slots[:WITNESSES])
-        return
-    launch = _kernel().note_layer(buffers, layer, witness, slots[:WITNESSES])
+    room = _kernel() if backend is Backend.TRITON else reference
+    launch = room.note_layer(buffers, layer, witness, slots[:WITNESSES])
     if launch is not None:
-        keep_launch(buffers.cache, kept, launch, *given)
+        keep_launch(buffers.cache, kept, launch, layer, witness, slots)
 
 
 def check_layer(
@@ -64,17 +59,12 @@ def check_layer(
     That is where the slot held another token (COMPLETE record), or where the bytes are all zero: a pool that
     was never written. Run after `complete_slots`, with the same slots as the note.
     """
-    kept, given = (
-        (check_layer, id(layer)),
-        (layer, witness, slots),
-    )  # by layer: a forward's is not the last one's
-    if launched_again(buffers.cache, kept, *given):
+    kept = check_layer, id(layer)  # of each layer, as a forward has the other ones in between
+    if launched_again(buffers.cache, kept, layer, witness, slots):
         return
     check_buffers(backend, buffers)
     check_slots(buffers, slots=slots)
-    if backend is not Backend.TRITON:
-        reference.check_layer(buffers, layer, witness, slots[:WITNESSES])
-        return
-    launch = _kernel().check_layer(buffers, layer, witness, slots[:WITNESSES])
+    room = _kernel() if backend is Backend.TRITON else reference
+    launch = room.check_layer(buffers, layer, witness, slots[:WITNESSES])
     if launch is not None:
-        keep_launch(buffers.cache, kept, launch, *given)
+        keep_launch(buffers.cache, kept, launch, layer, witness, slots)
