@@ -60,6 +60,12 @@ def test_a_later_damage_explains_nothing_before_it_was_planted_or_in_tokens_befo
         assert found["wrong_by_a_later_fault"] == []
 
 
+def test_a_damage_met_again_by_a_wrong_entry_planted_since_explains_a_wrong_token() -> None:
+    found = row(listing(step=102, planted=90), listing(step=110, planted=105))
+    assert found["wrong_tokens_after_detection"] == 0
+    assert row(listing(step=102, planted=90))["wrong_tokens_after_detection"] == 4
+
+
 def test_a_second_detection_ends_the_excuse() -> None:
     found = row(listing(step=102, planted=90), listing(step=108, planted=105, damage=2))
     assert found["wrong_tokens_after_detection"] == 2

@@ -25,6 +25,7 @@ class Faults:
         self.planted: Counter[str] = Counter()
         self.places: list[tuple[str, int, int]] = []  # kind, step, block
         self.last: dict[int, int] = {}  # by block: the step of the last one in it
+        self.misled: dict[str, int] = {}  # by request: the step of the last wrong entry in its table
         self.kinds: dict[str, Callable[[int], bool]] = {
             "idle block, one word": lambda step: self._bytes(idle=True, words=1),
             "idle block, whole": lambda step: self._bytes(idle=True, words=None),
@@ -99,6 +100,7 @@ class Faults:
         if wrong == right:
             return False
         table[row, column] = self._block = wrong
+        self.misled[name.rsplit("-", 1)[0]] = step
 
         def undo() -> None:
             table, rows = rig.block_table()

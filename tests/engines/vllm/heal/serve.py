@@ -29,7 +29,7 @@ class Listing:
     first_output: int | None
     derived: bool
     reason: str
-    planted: int | None  # the step of the last fault in the damaged block; None = there was none
+    planted: int | None  # the step of the last fault in its block, or in the request's table; None = none
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,14 +163,18 @@ def _listen(rig: Rig, served: Served, taints: TaintStore, faults: Faults | None)
         taints.add(message, "incident")
         block = message.slot // rig.adapter.vllm_groups[0].block_slots
         for one in message.requests:
-            own = served.listed.setdefault(one.request.rsplit("-", 1)[0], [])
-            before = next((listing for listing in own if listing.damage == message.number), None)
-            if before is None:
+            name = one.request.rsplit("-", 1)[0]
+            own = served.listed.setdefault(name, [])
+            misled = None if faults is None else faults.misled.get(name)
+            before = next((listing for listing in reversed(own) if listing.damage == message.number), None)
+            # What a wrong table entry leads to counts as known damage where the block has some already.
+            if before is None or (misled is not None and misled > before.step):
+                fault = None if faults is None else faults.last.get(block)
                 own.append(
                     Listing(
                         damage=message.number, step=served.steps + ahead, first_output=one.first_output,
                         derived=one.derived, reason=message.reason.value,
-                        planted=None if faults is None else faults.last.get(block),
+                        planted=fault if before is None else misled,
                     )
                 )  # fmt: skip
             elif one.first_output is not None and before.first_output is not None:
