@@ -53,17 +53,18 @@ class Pod:
         for name in ("install-canary", "kv-canary", "engine"):
             for mount in self.container(name)["volumeMounts"]:
                 self.path(mount["mountPath"]).mkdir(mode=0o700, parents=True, exist_ok=True)
-        install = self._here(self.container("install-canary")["command"])
-        subprocess.run(install, check=True, timeout=60, capture_output=True)
+        install = self.here(self.container("install-canary")["command"])
+        done = subprocess.run(install, timeout=60, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
         serve = [str(Path(sys.executable).with_name("canary-obs")), "serve"]  # the image's ENTRYPOINT
-        arguments = self._here(self.container("kv-canary")["args"])
+        arguments = self.here(self.container("kv-canary")["args"])
         arguments[arguments.index("0.0.0.0")] = "127.0.0.1"  # a test listens on loopback only
         self._run("kv-canary", [*serve, *arguments], self.service_env)
         engine = self.container("engine")
         # `vllm serve MODEL`, whose program does not start here: the CPU build's package has another name.
         assert engine["command"] == ["vllm", "serve"]
         serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
-        arguments = [str(self.model), *self._here(engine["args"][1:]), *CPU_ARGUMENTS]
+        arguments = [str(self.model), *self.here(engine["args"][1:]), *CPU_ARGUMENTS]
         binding = "|".join(str(core % (os.cpu_count() or 1)) for core in range(2))
         settings = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": binding,
@@ -93,24 +94,29 @@ class Pod:
         return self.folder / mount.strip("/").replace("/", "-")
 
     def stop(self) -> None:
+        """End them; where a test failed, pytest shows what they logged."""
         for process in reversed(self.processes.values()):
             process.stop()
+        for name, process in self.processes.items():
+            print(f"{name}:\n{process.log.read_text(errors='replace')[-4000:]}")
 
-    def _run(self, name: str, command: list[str], settings: Mapping[str, str]) -> None:
-        container = self.container(name)
-        environment = {each["name"]: each.get("value", f"{name}-0") for each in container["env"]}
-        kept = {key: value for key, value in environment.items() if key not in _LEFT_OUT}
-        here = dict(zip(kept, self._here(list(kept.values())), strict=True))
-        self.processes[name] = Process(command, here | dict(settings), self.folder / f"{name}.log")
-
-    def _here(self, words: list[str]) -> list[str]:
+    def here(self, words: list[str]) -> list[str]:
+        """Words of a command of the pod, with the paths and ports that they have here."""
         mounts = {
             mount["mountPath"]
             for name in ("install-canary", "kv-canary", "engine")
             for mount in self.container(name)["volumeMounts"]
         }
+        # A program is this checkout's own, which may lie below a mount's path, such as /tmp.
         programs = {"canary-obs": str(Path(sys.executable).with_name("canary-obs"))}
-        return [self._word(programs.get(word, word), mounts) for word in words]
+        return [programs.get(word) or self._word(word, mounts) for word in words]
+
+    def _run(self, name: str, command: list[str], settings: Mapping[str, str]) -> None:
+        container = self.container(name)
+        environment = {each["name"]: each.get("value", f"{name}-0") for each in container["env"]}
+        kept = {key: value for key, value in environment.items() if key not in _LEFT_OUT}
+        here = dict(zip(kept, self.here(list(kept.values())), strict=True))
+        self.processes[name] = Process(command, here | dict(settings), self.folder / f"{name}.log")
 
     def _word(self, word: str, mounts: set[str]) -> str:
         if word.isdecimal() and int(word) in self.ports:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,14 @@ def run_the_runbooks_commands(engine_url: str) -> None:
         assert command.promises(done.stdout), (command, done.stdout)
 
 
+def test_a_checkout_below_a_mount_runs_its_own_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/tmp/checkout/.venv/bin/python")
+    pod = Pod(folder=folder, model=folder, ports={})
+    command, *arguments = pod.here(["canary-obs", "/tmp/file"])
+    assert (command, arguments) == ("/tmp/checkout/.venv/bin/canary-obs", [str(folder / "tmp" / "file")])
+
+
+@pytest.mark.timeout(600)
 def test_it_is_operated_by_commands_and_a_dead_worker_is_seen(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
