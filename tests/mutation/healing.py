@@ -264,6 +264,11 @@ OF_RANKS = (
             "if False:",
             _RANKS + "an_aggregator_that_vllm_has_goes_first",
         ),
+        (
+            "outputs[output_rank] = result  #",
+            "#",
+            _RANKS + "the_output_of_one_rank_brings_what_the_others_found",
+        ),
     ),
     *mutants(
         "canary_obs/engines/vllm/heal_link.py",

@@ -23,8 +23,8 @@ class RankDamages:
     def __init__(self, own: Any) -> None:
         self._own = own
 
-    def aggregate(self, outputs: Sequence[Any], output_rank: int = 0) -> Any:
-        """The output of `output_rank`, with what the others found."""
+    def aggregate(self, outputs: list[Any], output_rank: int = 0) -> Any:
+        """The output of `output_rank`, with what the others found; `outputs` have it in its place."""
         result = outputs[output_rank]
         if self._own is not None:
             result = self._own.aggregate(outputs, output_rank=output_rank)
@@ -32,6 +32,7 @@ class RankDamages:
         if found and result is not None:
             result = copy.copy(result)  # vLLM shares one empty output
             setattr(result, RANKS_ATTRIBUTE, found)
+            outputs[output_rank] = result  # vLLM's aggregator for encoder caches comes after, and reads these
         return result
 
 

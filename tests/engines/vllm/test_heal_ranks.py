@@ -26,11 +26,12 @@ def output(*slots: int) -> Any:
 
 
 def test_the_output_of_one_rank_brings_what_the_others_found() -> None:
-    outputs = [output(4), output(), output(8, 12), output(16)]
+    outputs = [own := output(4), output(), output(8, 12), output(16)]
     found = RankDamages(None).aggregate(outputs, output_rank=0)
     assert getattr(found, RANKS_ATTRIBUTE) == (damage(8), damage(12), damage(16))
     assert getattr(found, DAMAGE_ATTRIBUTE).damages == (damage(4),)
-    assert not hasattr(outputs[0], RANKS_ATTRIBUTE)  # vLLM may share it
+    assert not hasattr(own, RANKS_ATTRIBUTE)  # vLLM may share it
+    assert outputs[0] is found  # for an aggregator that comes after
 
 
 def test_without_damage_the_output_is_vllms_own() -> None:
