@@ -6,13 +6,15 @@ Blocks of running requests are reported as damaged although they are not, while 
 aborted, prefilled in chunks, and the prefix cache is reset. After each round the file has what was done
 so far. SECONDS count from the program's start: what runs then is aborted, and references are compared.
 Exit code 1 when one was left behind, when requests stood still, or when a step did not return (its stack
-is printed). With HEAL_DEVICE=cuda it runs on a GPU.
+is printed). With HEAL_DEVICE=cuda it runs on a GPU, TP2 on two; HEAL_ASYNCHRONOUS=1 schedules
+asynchronously on a CPU, too.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import random
 import sys
 import tempfile
@@ -23,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.vllm.heal.false_findings import add_findings, false_finding
-from tests.engines.vllm.heal.program import ON_GPU, on_gpu, prepare
+from tests.engines.vllm.heal.program import ASYNCHRONOUS, ON_GPU, on_gpu, prepare
 
 ENGINE: dict[str, Any] = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 24, "max_model_len": 512}
 TWO_RANKS = "TP2"  # with the V1 runner
+# Asking torch for devices is enough to spoil forked workers. vLLM's own all-reduce is not in all builds.
+OF_RANKS, START = {"disable_custom_all_reduce": True}, ("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 _REQUESTS, _TOKENS = 8, 40
 _STANDSTILL = 500  # steps without a token; the prompts of a round take 25
 _GRACE = 45.0  # seconds for the last steps
@@ -200,19 +204,26 @@ def main(runner: str, actions: int, result: Path, seconds: float = 86_400.0) -> 
     """Write what happened, after so many actions or seconds."""
     until = time.monotonic() + seconds
     faulthandler.dump_traceback_later(seconds + _GRACE, exit=True)
+    if runner == TWO_RANKS:
+        os.environ.update([START])
     prepare(runner)
     from tests.engines.vllm.real.models import make_model
     from tests.engines.vllm.real.ranks import RanksRig
-    from tests.engines.vllm.real.rig import Rig
+    from tests.engines.vllm.real.rig import Rig, keep_asynchronous
 
     def write(found: dict[str, Any]) -> None:
         result.write_text(json.dumps({"runner": runner} | found, indent=1) + "\n", encoding="utf-8")
         done = sum(found["actions"].values())
         print(f"{found['seconds']} s, {done} actions, {dict(found['events'])}", flush=True)
 
-    kind = RanksRig if runner == TWO_RANKS else Rig
+    kind, engine = Rig, ENGINE | (ON_GPU if on_gpu() else {})
+    if runner == TWO_RANKS:
+        kind, engine = RanksRig, engine | OF_RANKS
+    if os.environ.get(ASYNCHRONOUS) == "1":
+        keep_asynchronous()
+        engine["async_scheduling"] = True
     with tempfile.TemporaryDirectory() as folder:
-        rig = kind(make_model(Path(folder), "llama"), **ENGINE | (ON_GPU if on_gpu() else {}))
+        rig = kind(make_model(Path(folder), "llama"), **engine)
         found = endure(
             rig, lambda done: done.total() >= actions, late=lambda: time.monotonic() > until, report=write
         )
