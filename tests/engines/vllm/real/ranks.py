@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.healing.guard_rail import Limits
@@ -17,6 +18,7 @@ from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import HealPolicy
 from tests.engines.vllm.heal.false_findings import add_findings
+from tests.engines.vllm.real.changed_words import change_words, held
 from tests.engines.vllm.real.rig import DEFAULTS, Rig
 
 RANKS = 2
@@ -45,6 +47,14 @@ class RanksRig(Rig):
     def damage(self, rank: int, block: int) -> None:
         """Large enough to change what is answered."""
         self.of_ranks(damage, rank, block)
+
+    def change_words(self, rank: int, block: int, slots: Sequence[int], count: int = 1) -> None:
+        """Of the keys of one rank's block."""
+        self.of_ranks(change_words_of, rank, block, slots, count)
+
+    def held(self, block: int) -> list[list[torch.Tensor]]:
+        """By rank, what the block's slots hold."""
+        return self.of_ranks(held_by, block)
 
     def settle(self) -> list[Violation]:
         """Everything checked on every rank."""
@@ -79,10 +89,17 @@ class RanksRig(Rig):
         self.of_ranks(report, rank, list(found))
 
     def counts(self) -> Counter[str]:
-        """How often each action had each outcome; the first rank speaks for all."""
-        first, *others = self.of_ranks(counts)
-        assert not any(others)
+        """How often each action had each outcome; the first rank speaks for all, except of repairs."""
+        first, *others = map(Counter, self.of_ranks(counts))
+        assert not any(other - repairs for other, repairs in zip(others, self.repairs()[1:], strict=True))
         return Counter(first)
+
+    def repairs(self) -> list[Counter[str]]:
+        """By rank: how often it put a block's bytes back, or refused to."""
+        return [
+            Counter({action: number for action, number in own.items() if action.startswith("repair")})
+            for own in self.of_ranks(counts)
+        ]
 
     def healing(self) -> list[tuple[str, str | None]]:
         """By rank: the policy that is followed, and why it is not another one."""
@@ -113,6 +130,17 @@ def damage(worker: Any, rank: int, block: int) -> None:
     layers = runner.kv_cache_config.kv_cache_groups[0].layer_names
     for name in layers:
         runner.compilation_config.static_forward_context[name].kv_cache[block].mul_(-3.0).add_(1.0)
+
+
+def change_words_of(worker: Any, rank: int, block: int, slots: Sequence[int], count: int) -> None:
+    """On one rank alone."""
+    if worker.rank == rank:
+        change_words(_canary(worker), block, slots, count)
+
+
+def held_by(worker: Any, block: int) -> list[torch.Tensor]:
+    """The bytes of a block."""
+    return held(_canary(worker), block)
 
 
 def settle(worker: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.vocabulary import HealPolicy
 from tests.engines.vllm.heal.endurance import endure, references
+from tests.engines.vllm.real.changed_words import same
 from tests.engines.vllm.real.heals import finish, prompt
 from tests.engines.vllm.real.ranks import RanksRig
 
@@ -25,11 +26,15 @@ def rig(models: Any) -> Iterator[RanksRig]:
 
 @pytest.fixture(autouse=True)
 def protected(rig: RanksRig) -> None:
-    rig.choose(HealPolicy.PROTECT, WIDE)
+    follow(rig, HealPolicy.PROTECT)
+
+
+def follow(rig: RanksRig, policy: HealPolicy) -> None:
+    rig.choose(policy, WIDE)
     rig.release()
     for seed in (90, 91, 92):  # the scheduler hears of it, answers, and hears every rank
         rig.generate([prompt(seed, 20)], tokens=1)
-    assert rig.healing() == [("protect", None)] * 2
+    assert rig.healing() == [(policy.value, None)] * 2
     rig.fresh()
 
 
@@ -55,6 +60,47 @@ def test_what_the_second_rank_finds_in_an_idle_block_is_not_read_again(rig: Rank
     rig.generate([prompt(2, 20)], tokens=2)
     assert (rig.counts() - before)["evict done"] >= 1
     assert rig.generate([asked]) == right
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_word_of_one_rank_is_put_back_there(rig: RanksRig, rank: int) -> None:
+    follow(rig, HealPolicy.REPAIR)
+    asked = prompt(1)
+    right, cached = rig.generate([asked]), rig.idle_blocks()
+    held, before = rig.held(cached[2]), rig.repairs()
+    rig.change_words(rank, cached[2], (0, 5))
+    rig.settle()
+    assert all(map(same, held, rig.held(cached[2])))
+    done = [now - own for now, own in zip(rig.repairs(), before, strict=True)]
+    assert done[rank] == {"repair done": 1}
+    assert not done[1 - rank]
+    assert rig.generate([asked]) == right
+    assert set(cached[:4]) <= set(rig.idle_blocks())
+    assert rig.faults() == [{}, {}]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_read_a_changed_word_of_one_rank_is_healed(rig: RanksRig, rank: int) -> None:
+    follow(rig, HealPolicy.REPAIR)
+    asked, answers = {"sent": prompt(7), "other": prompt(8)}, dict[str, list[int]]()
+    right = rig.generate([asked["other"]], tokens=40)
+    rig.fresh()
+    rig.start(asked)
+    rig.step(8)
+    once, twice = rig.blocks_of("sent")[1:3]
+    held, before = rig.held(once), rig.repairs()
+    rig.change_words(rank, once, (5,))
+    rig.change_words(rank, twice, (5,), count=2)
+    rig.settle()
+    assert all(map(same, held, rig.held(once)))
+    assert finish(rig, answers) == {"sent": "error", "other": "length"}
+    assert [answers["other"]] == right
+    assert twice not in rig.idle_blocks()
+    done = [now - own for now, own in zip(rig.repairs(), before, strict=True)]
+    assert done[rank] == {"repair done": 1, "repair refused": 1}
+    assert not done[1 - rank]
+    assert set(references(rig)) == {0}
+    assert rig.faults() == [{}, {}]
 
 
 def test_repeated_actions_of_both_ranks_leave_no_reference_behind(rig: RanksRig) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.heals import Heal
-from canary_obs.runtime.device.byte_address import locate_byte, read_slot
 from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy
 from tests.engines.vllm.heal.endurance import references
+from tests.engines.vllm.real.changed_words import SIZE, change_words, held, same
 from tests.engines.vllm.real.heals import finish, prompt, release
 from tests.engines.vllm.real.rig import Rig
-
-SIZE = 32  # of a block, in slots
 
 
 @pytest.fixture(scope="module")
@@ -45,37 +42,16 @@ def heals(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Heal]]:
     assert not rig.canary.health.faults
 
 
-def words(rig: Rig, block: int, slots: Iterable[int], count: int = 1) -> None:
-    """Change `count` words of the keys of each of these slots of a block, all bits of each."""
-    source = next(one for one in rig.adapter.groups[0].sources if one.layer == 1)
-    with rig.adapter.hooks.lock:
-        for slot in slots:
-            for byte in range(4 * count):
-                locate_byte(source, block * SIZE + slot, byte).flip(0xFF)
-
-
-def held(rig: Rig, block: int) -> list[torch.Tensor]:
-    return [
-        read_slot(source, block * SIZE + slot)
-        for source in rig.adapter.groups[0].sources
-        for slot in range(SIZE)
-    ]
-
-
-def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    return all(map(torch.equal, first, second))
-
-
 @pytest.mark.parametrize("slots", [(5,), (0, 5, 31)], ids=["one slot", "three slots"])
 def test_an_idle_block_is_put_back_and_stays_cached(
     rig: Rig, heals: list[Heal], slots: tuple[int, ...]
 ) -> None:
     asked = prompt(1)
     right, cached = rig.generate([asked]), rig.idle_blocks()
-    before = held(rig, cached[2])
-    words(rig, cached[2], slots)
+    before = held(rig.canary, cached[2])
+    change_words(rig.canary, cached[2], slots)
     rig.settle()
-    assert same(before, held(rig, cached[2]))
+    assert same(before, held(rig.canary, cached[2]))
     rig.found.clear()
     assert rig.generate([asked]) == right
     assert rig.settle() == []
@@ -101,11 +77,11 @@ def test_a_block_in_use_is_put_back_and_who_has_sent_tokens_from_it_is_ended(
     rig.start(asked)
     rig.step(8)
     block = rig.blocks_of("sent")[1]
-    before = held(rig, block)
-    words(rig, block, (5,))
+    before = held(rig.canary, block)
+    change_words(rig.canary, block, (5,))
     rig.step()
     rig.settle()
-    assert same(before, held(rig, block))
+    assert same(before, held(rig.canary, block))
     assert finish(rig, answers) == {"sent": "error", "other": "length"}
     assert [answers["other"]] == right
     assert block in rig.idle_blocks()
@@ -118,10 +94,10 @@ def test_two_words_of_a_slot_are_left_and_healed_as_under_protect(rig: Rig, heal
     rig.start({"sent": prompt(7), "other": prompt(8)})
     rig.step(8)
     block = rig.blocks_of("sent")[1]
-    words(rig, block, (5,), count=2)
-    before = held(rig, block)
+    change_words(rig.canary, block, (5,), count=2)
+    before = held(rig.canary, block)
     rig.settle()
-    assert same(before, held(rig, block))
+    assert same(before, held(rig.canary, block))
     assert finish(rig) == {"sent": "error", "other": "length"}
     assert block not in rig.idle_blocks()
     refused = [heal for heal in heals if heal.outcome is HealOutcome.REFUSED]
