@@ -24,6 +24,7 @@ class GuardRail:
         self._actions, self._share = limits
         self._clock = clock
         self._done: deque[tuple[float, int, int]] = deque()  # time, actions, blocks
+        self._spent = self._lost = 0  # sums of these
         self.closed: str | None = None  # why; None = open
 
     def admits(self, actions: int, blocks: int, pool: int) -> bool:
@@ -32,9 +33,9 @@ class GuardRail:
             return False
         now = self._clock()
         while self._done and now - self._done[0][0] >= SECONDS:
-            self._done.popleft()
-        spent = actions + sum(entry[1] for entry in self._done)
-        lost = blocks + sum(entry[2] for entry in self._done)
+            _, old_actions, old_blocks = self._done.popleft()
+            self._spent, self._lost = self._spent - old_actions, self._lost - old_blocks
+        spent, lost = self._spent + actions, self._lost + blocks
         if spent > self._actions:
             self.closed = f"more than {self._actions} actions within a minute (heal_actions_per_minute)"
         elif lost > self._share * pool:
@@ -43,6 +44,7 @@ class GuardRail:
             )
         else:
             self._done.append((now, actions, blocks))
+            self._spent, self._lost = spent, lost
         return self.closed is None
 
     def reopen(self, limits: Limits | None = None) -> None:
@@ -51,3 +53,4 @@ class GuardRail:
             self._actions, self._share = limits
         self.closed = None
         self._done.clear()
+        self._spent = self._lost = 0

@@ -83,8 +83,7 @@ class ViolationDelivery:
         self.taint.found(fresh, self._incident, self._run.step)
 
     def _heal(self, healing: Healing, found: list[Violation]) -> None:
-        repaired = healing.repair(found, self.taint.tracker.repaired, self._incident)
-        left = [violation for violation in found if violation not in repaired]
+        left = healing.repair(found, self.taint.tracker.repaired, self._incident)
         healing.found(left, self.taint.reached(), self._incident, self._run.step)
 
     @property

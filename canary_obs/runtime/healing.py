@@ -108,16 +108,17 @@ class Healing:
     def repair(
         self, found: Sequence[Violation], readers_known: Callable[[str, int], bool], incident: str
     ) -> list[Violation]:
-        """Put back what can be; returns the findings of which nothing is left but those who have read it.
+        """Put back what can be; returns the findings of which more is left than those who have read it.
 
         `readers_known`: called with the group and first damaged slot of each block that was put back.
         """
         if self.status.effective is not HealPolicy.REPAIR:
-            return []
-        tables, repaired = self._adapter.block_tables() or {}, list[Violation]()
+            return list(found)
+        tables, repaired = self._adapter.block_tables() or {}, set[int]()
         for (group, block), rows in _by_block(found, tables).items():
             late = [row for row in rows if self._put_back.is_earlier(group, block, row)]
-            fresh = [row for row in rows if not row.redetection and row not in late]
+            known = set(map(id, late))  # a log may hold thousands of rows: none is compared with others
+            fresh = [row for row in rows if not row.redetection and id(row) not in known]
             if fresh and group not in self._refused:
                 gone = rows if self._repair(fresh[0], tables.get(group), incident) else []
             else:
@@ -125,10 +126,10 @@ class Healing:
             new = next((row for row in gone if not row.redetection), None)
             # Without a good account of who has read, everything is done that `protect` does.
             if gone and (new is None or readers_known(group, new.slot)):
-                repaired += gone
+                repaired.update(map(id, gone))
                 if fresh:
                     self._put_back.note(self._slots[group], block)
-        return repaired
+        return [row for row in found if id(row) not in repaired]
 
     def put_back_before(self, found: Sequence[Violation]) -> set[int]:
         """Places of redetections of damage that was put back after their check: who read it is listed."""

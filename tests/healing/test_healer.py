@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings, strategies as st
 
 from canary_obs.healing.damage import Damage
-from canary_obs.healing.guard_rail import Limits
+from canary_obs.healing.guard_rail import SECONDS, GuardRail, Limits
 from canary_obs.healing.healer import Healer
 from canary_obs.healing.lineage import Lineage
 from canary_obs.heals import Heal
@@ -252,6 +252,30 @@ def test_limits_are_of_one_minute() -> None:
         clock.now += 61
     assert not cache.cached
     assert healer.why is None
+
+
+def test_a_limit_is_told_by_a_sum_and_not_by_all_actions_of_the_minute() -> None:
+    added = 0
+
+    class Counted(int):
+        """Knows how often one was added to a sum."""
+
+        def __radd__(self, other: int) -> int:
+            nonlocal added
+            added += 1
+            return int(other) + int(self)
+
+    clock = Clock()
+    guard = GuardRail(Limits(10_000, 1.0), clock)
+    for _ in range(500):
+        assert guard.admits(Counted(1), Counted(1), 10_000)
+    assert 500 <= added <= 2000
+    clock.now += SECONDS
+    assert guard.admits(9_999, 0, 1)
+    assert guard.admits(1, 0, 1)
+    assert not guard.admits(1, 0, 1)
+    guard.reopen()
+    assert guard.admits(10_000, 0, 1)
 
 
 def test_a_dry_run_says_each_thing_once() -> None:

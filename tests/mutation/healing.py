@@ -90,6 +90,11 @@ LIMITED = mutants(
         _HEALER + "a_tree_larger_than_the_share_of_the_pool_stays",
     ),
     ("now - self._done[0][0] >= SECONDS", "False", _HEALER + "limits_are_of_one_minute"),
+    (
+        "spent, lost = self._spent + actions, self._lost + blocks",
+        "spent, lost = actions + sum(e[1] for e in self._done), blocks + sum(e[2] for e in self._done)",
+        _HEALER + "a_limit_is_told_by_a_sum_and_not_by_all_actions_of_the_minute",
+    ),
 )
 
 DONE = mutants(
@@ -322,6 +327,12 @@ REPAIRED = (
             "gone = rows if self._repair(",
             "gone = fresh if self._repair(",
             _REPAIR + "damage_that_two_checks_met_is_put_back_once",
+        ),
+        (
+            "return [row for row in found if id(row) not in repaired]",
+            "gone = [row for row in found if id(row) in repaired]\n"
+            "        return [row for row in found if row not in gone]",
+            _REPAIR + "a_full_log_is_not_compared_row_by_row",
         ),
         (
             "if self.policy is HealPolicy.REPAIR and self._guard.closed is not None:",

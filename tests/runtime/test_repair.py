@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import hash_slots
@@ -213,9 +213,11 @@ def test_damage_that_two_checks_met_is_put_back_once(
     assert [row.redetection for row in rows] == [False, True]
     assert left == []
     # A row that is read later may be of the damage that was put back, or of what is there since.
-    assert repair([rows[1]], lambda *_: False, "") == [rows[1]]
-    assert repair([replace(rows[1], event=rows[1].event + 1)], lambda *_: True, "") == []
-    assert repair([replace(rows[1], redetection=False)], lambda *_: False, "") == []
+    new = replace(rows[1], event=rows[1].event + 1)
+    assert repair([rows[1]], lambda *_: False, "") == []
+    assert repair([new], lambda *_: True, "") == [new]
+    reported = replace(rows[1], redetection=False)
+    assert repair([reported], lambda *_: False, "") == [reported]
     assert len(sent) == 1
 
 
@@ -235,6 +237,35 @@ def test_a_row_that_is_late_is_no_new_damage(
     assert list(tracker.damages) == damages
     rig.canary.delivery.deliver([replace(rows[1], event=rows[1].event + 1)])
     assert len(tracker.damages) == len(damages) + 1
+
+
+def test_a_full_log_is_not_compared_row_by_row(healed: tuple[Rig, list[Heal], list[Violation]]) -> None:
+    rig, sent, _ = healed
+    group, compared = rig.canary.state.groups[0], [0]
+    rig.canary.healing._guard = GuardRail(Limits(100, 1.0))
+
+    class Counted(Violation, frozen=True, kw_only=True):
+        """Knows how often one was compared with another."""
+
+        def __eq__(self, other: object) -> bool:
+            compared[0] += 1
+            return self is other
+
+        def __hash__(self) -> int:
+            compared[0] += 1
+            return id(self)
+
+    slots = written_slots(group)[:16]  # each met twice: a full lane
+    for slot in slots:
+        change(group, slot, 0, 0, 1)
+    job = ScanJob(group=group, slots=range(slots[-1] + 1), first_chunk=0, last_chunk=0)
+    rig.canary.patrol.confirm([job] * 2)
+    found = rig.canary.counter_reader.drain(rig.canary.step, 5.0)
+    rows = [Counted(**asdict(row)) for row in found]
+    assert len(rows) == 2 * len(slots)
+    assert rig.canary.healing.repair(rows, lambda *_: True, "") == []
+    assert Counter(heal.outcome for heal in sent) == {HealOutcome.DONE: len(slots)}
+    assert compared[0] <= len(rows)
 
 
 def test_what_was_there_is_read_before_it_is_put_back(

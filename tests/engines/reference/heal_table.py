@@ -54,6 +54,7 @@ def row_of(clean: Served, faulty: Served) -> dict[str, Any]:
         ],
         "leaked": faulty.leaked + clean.leaked,
         "listed_without_faults": len(clean.listed),
+        "healing_limited": None if faulty.status is None else faulty.status.why,
         "observer_faults": faulty.faults,
     }  # fmt: skip
 
@@ -63,7 +64,7 @@ def passed(policy: str, row: dict[str, Any]) -> bool:
     late = policy == "protect" and row["wrong_delivered_after_detection"]
     return not (
         late or row["wrong_not_listed"] or row["leaked"] or row["listed_without_faults"]
-        or row["observer_faults"]
+        or row["observer_faults"] or row["healing_limited"]
     )  # fmt: skip
 
 

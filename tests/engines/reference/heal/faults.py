@@ -94,7 +94,9 @@ class Faults:
         table[row, places] = torch.arange(wrong, wrong + page, dtype=table.dtype)
 
         def undo() -> None:
-            mine = [one for one in engine.scheduler.running if (one.row, one.serial) == (row, serial)]
+            owners = [one for one in engine.scheduler.running if (one.row, one.serial) == (row, serial)]
+            # A request that has started again may own the other page by now.
+            mine = [one for one in owners if int(one.slots[first]) == right]
             if mine and int(table[row, first]) == wrong:
                 table[row, places] = torch.arange(right, right + page, dtype=table.dtype)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
+from canary_obs.healing.guard_rail import Limits
 from canary_obs.heals import Heal, HealStatus
 from canary_obs.records import Tainted
 from canary_obs.reference_engine import settings
@@ -22,7 +23,7 @@ from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy
 from tests.engines.reference.heal.faults import Faults
 
 IN_FLIGHT = 8
-FREE = {"heal_actions_per_minute": 10**6, "heal_pool_share": 1.0}  # limits are another test's
+_UNLIMITED = Limits(1_000_000, 1_000.0)  # limits are another test's
 _STEPS_PER_FAULT, _FAMILIES, _REPEATED = 12, 12, 0.3
 _PATROLLED = 2 / 3  # of the steps
 
@@ -87,9 +88,11 @@ def serve(
     `faults`: a seed, None = no faults. `most`: so many of them at most.
     """
     runner = Engine(settings.with_model(settings.tiny(seed=3, **({"page_size": 4} | (engine or {}))), model))
-    given = {"endpoint": IN_PROCESS, "verify_on_hit": True, "patrol_budget": "1B/s"} | FREE
-    canary = install_canary(runner, CanaryConfig(**given, heal=HealPolicy(policy), **changes))  # type: ignore[arg-type]
+    given = {"endpoint": IN_PROCESS, "verify_on_hit": True, "patrol_budget": "1B/s"}
+    canary = install_canary(runner, CanaryConfig(**given, **changes))  # type: ignore[arg-type]
     assert canary is not None
+    canary.healing._limits = _UNLIMITED
+    canary.healing.choose(HealPolicy(policy))
     canary.mark_ready()
     served, harm = Served(), None if faults is None else Faults(runner, canary._adapter, faults)
     _listen(canary, runner, served, harm)

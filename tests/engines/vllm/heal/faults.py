@@ -75,15 +75,18 @@ class Faults:
 
     def _used(self) -> list[int]:
         """Blocks of running requests with tokens in them."""
-        scheduler = self._rig.core.scheduler
-        lists = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
-        size = self._rig.adapter.vllm_groups[0].block_size
+        lists, size = self._lists(), self._rig.adapter.vllm_groups[0].block_size
         return [
             block.block_id
-            for request in scheduler.running
+            for request in self._rig.core.scheduler.running
             for block in lists[request.request_id][: -(-request.num_computed_tokens // size)]
             if not block.is_null
         ]
+
+    def _lists(self) -> dict[str, list[Any]]:
+        """The blocks of each request."""
+        manager = self._rig.core.scheduler.kv_cache_manager
+        return manager.coordinator.single_type_managers[0].req_to_blocks  # type: ignore[no-any-return]
 
     def _table(self, step: int) -> bool:
         """An entry of a running request points to another block, for some steps or until it ends."""
@@ -104,7 +107,10 @@ class Faults:
 
         def undo() -> None:
             table, rows = rig.block_table()
-            if name in rows and int(table[rows[name], column]) == wrong:
+            # A request that has started again may own the other block by now.
+            mine = self._lists().get(name, [])[column : column + 1]
+            stays = name in rows and [block.block_id for block in mine] == [right]
+            if stays and int(table[rows[name], column]) == wrong:
                 table[rows[name], column] = right
 
         self._undo.append((step + draw.randint(1, _TABLE_STEPS), undo))
