@@ -17,7 +17,8 @@ import yaml
 from alerts.links import FINDING, INCIDENT_ID, INCIDENT_PATH, NO_ADDRESS, UNKNOWN_INCIDENT
 from alerts.render import RULES
 from alerts.tests.scenarios import BLIND, DAMAGE, DEBT, Scenario, up
-from alerts.tests.timeline import AWAY, HISTORY, RANK, SERVICE, Spans, rank_gauge, states
+from alerts.tests.timeline import AWAY, HISTORY, RANK, SERVICE, Spans, rank_counter, rank_gauge, states
+from canary_obs.vocabulary import HealAction
 
 HERE = Path(__file__).parent
 FILES = {
@@ -60,6 +61,8 @@ def _file(kind: str, scenarios: tuple[Scenario, ...], rules: dict[str, dict[str,
         tests += [_names_the_incident(rules), _without_an_address(rules)]
     if kind == "blind":
         tests.append(_watchdog(rules))
+    if kind == "debt":
+        tests.append(_each_action(rules))
     content = {"rule_files": ["../rules/*.yml"], "evaluation_interval": f"{scenarios[0].seconds}s",
                "group_eval_order": GROUPS, "tests": tests}  # fmt: skip
     return _BANNER + yaml.safe_dump(content, sort_keys=False, width=110)
@@ -136,6 +139,22 @@ def _names_the_incident(rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
     series = [(s.selector(), s.three_phases(spans)) for s in scenario.series]
     return _test(scenario, "the alert names the incident", series, [firing])
+
+
+def _each_action(rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of healing; each that was done has an alert of its own."""
+    scenarios = [
+        Scenario(
+            alert="KVCanaryHealed", shown="16", labels=RANK | {"action": action.value, "outcome": "done"},
+            series=(rank_counter("heals", 0, 1, action=action.value, outcome="done"),),
+        )
+        for action in HealAction
+    ]  # fmt: skip
+    first, spans = scenarios[0], scenarios[0].spans
+    firing = [_firing(one, rules[one.alert], spans.quiet + spans.bad - 1) for one in scenarios]
+    check = firing[0] | {"exp_alerts": [alert for one in firing for alert in one["exp_alerts"]]}
+    series = [(s.selector(), s.three_phases(spans)) for one in scenarios for s in one.series]
+    return _test(first, "each action", series, [check])
 
 
 def _without_an_address(rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
