@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.heal.program import ASYNCHRONOUS, DEVICE
+from tests.engines.vllm.heal.program import ASYNCHRONOUS, DEVICE, DRAFTING, DRAFTS
 from tests.engines.vllm.heal.table import passed, row_in
 
 RUNNERS = ("V1", "V2")
@@ -52,9 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="asynchronous scheduling also on a CPU; a GPU has it anyway",
     )
+    parser.add_argument("--drafts", choices=DRAFTS, help="speculate with these; default: do not")
     given = parser.parse_args(arguments)
     os.environ[DEVICE] = given.device
     os.environ[ASYNCHRONOUS] = str(int(given.asynchronous))
+    os.environ[DRAFTING] = given.drafts or ""
     rows = []
     for runner in given.runner or RUNNERS:
         rows.append(measure(runner, given.requests, given.seed, given.policy, given.output))

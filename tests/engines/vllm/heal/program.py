@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-DEVICE, ASYNCHRONOUS = "HEAL_DEVICE", "HEAL_ASYNCHRONOUS"  # variables: cpu or cuda; 0 or 1
+# Variables: cpu or cuda; 0 or 1; one of DRAFTS, or nothing.
+DEVICE, ASYNCHRONOUS, DRAFTING = "HEAL_DEVICE", "HEAL_ASYNCHRONOUS", "HEAL_DRAFTS"
 ROUND = 100  # requests with one seed
 ENGINE: dict[str, Any] = {
     "max_num_seqs": 8, "max_model_len": 1024, "max_num_batched_tokens": 256, "block_size": 32,
@@ -24,6 +26,11 @@ ON_GPU: dict[str, Any] = {
     "dtype": "float32", "attention_backend": "TRITON_ATTN", "kv_cache_memory_bytes": 1 << 30,
     "enforce_eager": False, "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
 }  # fmt: skip
+DRAFTS: dict[str, tuple[dict[str, Any], str | None]] = {  # settings, and the draft's model
+    "ngram": ({"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}, None),
+    "eagle": ({"method": "eagle"}, "llama_eagle"),
+    "draft_model": ({"method": "draft_model"}, "llama_near"),
+}
 
 
 def prepare(runner: str) -> None:
@@ -70,15 +77,17 @@ def run(runner: str, count: int, seed: int, policy: str, result: Path) -> None:
         keep_asynchronous()
         engine["async_scheduling"] = True
     with tempfile.TemporaryDirectory() as folder:
+        if drafts := os.environ.get(DRAFTING):
+            engine["speculative_config"] = _drafts(drafts, lambda name: make_model(Path(folder), name))
         rig = Rig(make_model(Path(folder), "llama"), **engine)
         while (row := row_in(result, runner, policy)) is None or row["requests"] < count:
             done, rounds = (0, 0) if row is None else (row["requests"], row["rounds"])
             number = seed + rounds
             requests, runs = asks(min(ROUND, count - done), number), []
-            for chosen, kind, faults in (
-                ("off", Faults, None), (policy, Faults, None), (policy, Faults, number),
-                (policy, FalseFindings, number),
-            ):  # fmt: skip
+            plans = [("off", Faults, None), (policy, Faults, None), (policy, Faults, number)]
+            if policy != "off":  # which acts on nothing
+                plans.append((policy, FalseFindings, number))
+            for chosen, kind, faults in plans:
                 under(rig, HealPolicy(chosen))
                 runs.append(serve(rig, requests, seed=faults, kind=kind))
                 under(rig, HealPolicy.OFF)
@@ -90,6 +99,11 @@ def run(runner: str, count: int, seed: int, policy: str, result: Path) -> None:
         rig.close()
 
 
+def _drafts(name: str, made: Callable[[str], Path]) -> dict[str, Any]:
+    settings, model = DRAFTS[name]
+    return settings | {"num_speculative_tokens": 3} | ({} if model is None else {"model": str(made(model))})
+
+
 def engine_of(rig: Any) -> dict[str, Any]:
     """What it ran on."""
     import vllm
@@ -99,6 +113,7 @@ def engine_of(rig: Any) -> dict[str, Any]:
     return {
         "vllm": vllm.__version__, "device": device, "dtype": str(config.model_config.dtype),
         "asynchronous": bool(config.scheduler_config.async_scheduling),
+        "drafts": os.environ.get(DRAFTING) or None,
     }  # fmt: skip
 
 

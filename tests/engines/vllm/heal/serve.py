@@ -43,6 +43,7 @@ class Served:
     causes: list[str] = field(default_factory=list)
     planted: dict[str, int] = field(default_factory=dict)
     scheduled: int = 0  # tokens put through the model
+    accepted: int = 0  # drafted tokens
     steps: int = 0
     seconds: float = 0.0
     state: str = ""
@@ -89,7 +90,9 @@ def serve(
             before_step(served.steps)
             for output in engine.step():
                 steps = sent.setdefault(output.request_id, [])
-                steps += [served.steps] * (len(output.outputs[0].token_ids) - len(steps))
+                fresh = len(output.outputs[0].token_ids) - len(steps)
+                steps += [served.steps] * fresh
+                served.accepted += max(0, fresh - 1)
                 if output.finished:
                     served.answers[output.request_id] = _answer(output, begun, served.steps, steps)
             served.steps += 1

@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.engines.vllm.heal.serve import Listing, Served
 
-_SAME = ("runner", "policy", "seed", "vllm", "device", "dtype", "asynchronous")  # in all rounds of a row
+# In all rounds of a row.
+_SAME = ("runner", "policy", "seed", "vllm", "device", "dtype", "asynchronous", "drafts")
 
 
 def round_of(clean: Served, again: Served, faulty: Served, disturbed: Served | None = None) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def round_of(clean: Served, again: Served, faulty: Served, disturbed: Served | N
         "heals": faulty.heals,
         "healing_limited": [] if faulty.limited is None else [faulty.limited],
         "recomputed_tokens": faulty.scheduled - clean.scheduled,
+        "drafts_accepted": faulty.accepted,
         "median_latency_ms": [[_median(one) for one in (clean, again, faulty)]],
         "seconds": [[round(one.seconds, 1) for one in (clean, again, faulty)]],
         "steps": [[one.steps for one in (clean, again, faulty)]],
