@@ -53,6 +53,12 @@ PROMPTS = mutants(
         "return int(new.prompt_len)",
         "tests/engines/vllm/test_scheduler_fields.py::test_every_field_that_is_read_is_listed",
     ),
+    (
+        "            computed -= self._undecided(name)\n",
+        "",
+        "tests/engines/vllm/test_request_changes.py::"
+        "test_drafts_whose_results_are_not_known_yet_are_not_computed[True-7]",
+    ),
 )
 
 INPUTS = mutants(

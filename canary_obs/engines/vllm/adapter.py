@@ -37,7 +37,7 @@ from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
 from canary_obs.engines.vllm.heal_link import HealLink
 from canary_obs.engines.vllm.readable_modules import keep_modules_readable
-from canary_obs.engines.vllm.request_changes import FollowsRequests, RequestChanges
+from canary_obs.engines.vllm.request_changes import FollowsRequests, changes_of
 from canary_obs.engines.vllm.scales import KVScales
 from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
 from canary_obs.engines.vllm.steady_step import SteadyStep
@@ -105,7 +105,7 @@ class VllmAdapter(FollowsRequests):
         self.known_tokens = KnownTokens(runner.max_num_reqs, runner.device)
         self.inputs_persist = runner.speculative_config is None  # drafting changes them between two steps
         self._side_stream = SideStream(runner.device, enabled=self.inputs_persist)
-        self.requests = RequestChanges(self.vllm_groups, rewrites=not self.inputs_persist)
+        self.requests = changes_of(runner, self.vllm_groups)
         self._steady = SteadyStep(self.vllm_groups, self._block_changes.loads, self._scales.sources)
         drafts = [group for group in self.vllm_groups if group.draft]
         self._drafts = DraftGroups(runner, drafts, self.step_types) if drafts else None

@@ -19,15 +19,18 @@ from canary_obs.slot_facts import request_name
 class RequestChanges:
     """Follows scheduler outputs. States, which a forward overwrites in place, are left out."""
 
-    def __init__(self, groups: Sequence[VllmGroup], *, rewrites: bool) -> None:
-        """`rewrites`: drafted tokens that are rejected are written over."""
+    def __init__(self, groups: Sequence[VllmGroup], *, rewrites: bool, ahead: bool = False) -> None:
+        """`rewrites`: drafted tokens that are rejected are written over.
+
+        `ahead`: an output is scheduled before the results of the one before it are known.
+        """
         followed = [group for group in groups if not group.states]
         self.tables = {
             group.view.name: BlockTable(str(group.number), group.block_slots, group.block_size)
             for group in followed
         }
         self._sizes = {group.number: group.block_size for group in followed}
-        self._rewrites = rewrites
+        self._rewrites, self._ahead = rewrites, ahead
         self._prompts: dict[str, int] = {}  # by request that has not ended
         self._lengths: dict[str, dict[int, int]] = {}  # of its block lists, by number of the group
         self._last: Any = None  # output with tokens before this one
@@ -93,12 +96,14 @@ class RequestChanges:
     ) -> None:  # fmt: skip
         for place in places_with_blocks(cached):
             name, blocks = cached.req_ids[place], cached.new_block_ids[place]
-            computed = cached.num_computed_tokens[place]
-            if name in cached.resumed_req_ids:
+            computed, resumed = cached.num_computed_tokens[place], name in cached.resumed_req_ids
+            if resumed:
                 joined = min(computed, loaded_from.get(name, computed))
                 emitted = int(cached.num_output_tokens[place])
                 changed.append(self._change(name, int(computed), blocks, joined, emitted))
-            elif name in self._lengths and max(map(len, blocks)) < 2:
+                continue
+            computed -= self._undecided(name)
+            if name in self._lengths and max(map(len, blocks)) < 2:
                 lengths = self._lengths[name]
                 for number in self._sizes:
                     if blocks[number] and (block := blocks[number][0]) != NULL_BLOCK:
@@ -107,6 +112,12 @@ class RequestChanges:
                     lengths[number] += len(blocks[number])
             else:
                 changed.append(self._change(name, int(computed), blocks, None))
+
+    def _undecided(self, name: str) -> int:
+        """Drafted tokens that vLLM counts as computed until it knows how many were rejected."""
+        if not self._ahead or self._last is None:
+            return 0
+        return len(self._last.scheduled_spec_decode_tokens.get(name, ()))
 
     def _change(
         self, name: str, computed: int, blocks: Sequence[Sequence[int]], joined: int | None,
@@ -126,6 +137,12 @@ class RequestChanges:
             request=name, begins=joined is not None, prompt=self._prompts.get(name, 0), computed=computed,
             added=added, emitted=emitted,
         )  # fmt: skip
+
+
+def changes_of(runner: Any, groups: Sequence[VllmGroup]) -> RequestChanges:
+    """Of the requests of a model runner with these groups."""
+    ahead = bool(runner.vllm_config.scheduler_config.async_scheduling)
+    return RequestChanges(groups, rewrites=runner.speculative_config is not None, ahead=ahead)
 
 
 class FollowsRequests(EngineAdapter):

@@ -65,6 +65,18 @@ def test_a_step_that_changes_nothing_shows_nothing(changes: RequestChanges) -> N
     assert not grown.changed
 
 
+@pytest.mark.parametrize(("ahead", "computed"), [(False, 10), (True, 7)])
+def test_drafts_whose_results_are_not_known_yet_are_not_computed(ahead: bool, computed: int) -> None:
+    changes, shown = RequestChanges([group()], rewrites=True, ahead=ahead), Shown()
+    changes.report(output(new("a", [1, 2]), scheduled={"a": 6}), {}, shown)
+    drafted = {"drafts": {"a": [-1] * 3}, "scheduled": {"a": 4}}
+    changes.report(output(cached=[("a", None, 6, False)], **drafted), {}, shown)
+    changes.report(output(cached=[("a", ([3],), 10, False)], **drafted), {}, shown)
+    assert [tuple(one) for one in shown[-1].grown["0"]] == [("a", 3, 2, computed)]
+    changes.report(output(cached=[("a", ([4, 5],), 10, False)], **drafted), {}, shown)
+    assert [one.computed for one in shown[-1].changed] == [computed]
+
+
 def test_who_ends_and_comes_back(changes: RequestChanges) -> None:
     shown = Shown()
     changes.report(output(new("a", [1, 2]), scheduled={"a": 6}), {}, shown)

@@ -2,13 +2,14 @@
 
 python -m tests.engines.vllm.heal.agreement V1|V2 FAULTS RESULT.json [SECONDS]
 
-One fault in each of two runs that are alike until healing acts. The file grows by each pair.
-Exit code 1 when an action of the first step in which there were any differs.
+One fault in each of two runs that are alike until healing acts. The file grows by each pair, and goes on
+where an earlier call ended. Exit code 1 when an action of the first step in which there were any differs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import tempfile
@@ -84,6 +85,7 @@ def _action(step: int, heal: Any) -> list[Any]:
 def main(runner: str, count: int, result: Path, seconds: float = 86_400.0) -> int:
     """Write what was found after so many faults that were acted upon, or seconds."""
     until = time.monotonic() + seconds
+    os.environ["KV_CANARY_PATROL_BUDGET"] = "1B/s"  # a share of the time finds what it finds by the clock
     prepare(runner)
     from canary_obs.healing.quarantine import RepeatedDamage
     from tests.engines.vllm.real.models import make_model
@@ -91,16 +93,16 @@ def main(runner: str, count: int, result: Path, seconds: float = 86_400.0) -> in
 
     # A block that is damaged under both policies is not damaged again.
     RepeatedDamage.again = lambda *_: False  # type: ignore[method-assign]
-    acted = same = 0
-    pairs: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = json.loads(result.read_text())["pairs"] if result.exists() else []
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(make_model(Path(folder), "llama"), **ENGINE)
         rig.adapter.hooks.idle_thread.stop()  # it patrols by the clock
-        while acted < count and time.monotonic() < until:
-            found = pair(rig, _FIRST + len(pairs))
-            pairs.append(found)
-            acted += bool(found["done"] or found["said"])
-            same += bool(found["done"]) and found["said"] == found["done"]
+        while (acted := _acted(pairs)) < count and time.monotonic() < until:
+            pairs.append(pair(rig, _FIRST + len(pairs)))
+            acted, same = (
+                _acted(pairs),
+                sum(bool(one["done"]) and one["said"] == one["done"] for one in pairs),
+            )
             so_far = {"runner": runner, "faults": len(pairs), "acted_upon": acted, "same": same}
             later = {"said_later": sum(bool(one["said_later"]) for one in pairs)}
             later["done_later"] = sum(bool(one["done_later"]) for one in pairs)
@@ -109,7 +111,11 @@ def main(runner: str, count: int, result: Path, seconds: float = 86_400.0) -> in
             )
             print(so_far | later, flush=True)
         rig.close()
-    return int(same < acted)
+    return int(any(one["said"] != one["done"] for one in pairs))
+
+
+def _acted(pairs: list[dict[str, Any]]) -> int:
+    return sum(bool(one["done"] or one["said"]) for one in pairs)
 
 
 if __name__ == "__main__":
