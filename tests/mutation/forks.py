@@ -8,6 +8,7 @@ it did not end in time.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -36,6 +37,8 @@ def main(seconds: float, output: str, profile: str) -> None:
     hypothesis.settings.register_profile(profile, _SETTINGS)
     for plugin in entry_points(group="pytest11"):
         plugin.load()
+    gc.collect()
+    gc.freeze()  # pytest collects ten times when it ends; what all forks share is none of theirs
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -101,6 +101,11 @@ class Tree:
             "--no-header",
             "-p",
             "no:cacheprovider",
+            # No defect's tests use these, and a run imports them for half a second.
+            "-p",
+            "no:schemathesis",
+            "-p",
+            "no:xdist",
             "-W",
             "ignore:Module already imported",
         ]
