@@ -27,9 +27,9 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpret
 
 def test_from_hook_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     paths: set[tuple[str, ...]] = set()
-    launch = interpreter.GridExecutor.__call__
 
-    def recorded(self: Any, *given: Any, **named: Any) -> Any:
+    def recorded(*given: Any, **named: Any) -> None:
+        """Instead of a launch: what the kernels would do is not looked at."""
         frames = traceback.extract_stack()[:-1]
         names = [f"{Path(frame.filename).name}:{frame.name}" for frame in frames]
         hooks = [at for at, name in enumerate(names) if name.startswith(HOOK)]
@@ -38,7 +38,6 @@ def test_from_hook_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
             ours = [name for name, frame in calls if "/canary_" in Path(frame.filename).as_posix()]
             # In the interpreter each launch goes through the compilation that a GPU needs only once.
             paths.add(tuple(name for name in ours if name.split(":")[1] not in COMPILATION))
-        return launch(self, *given, **named)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", recorded)
     # Compiles what the interpreter does not compile, on batches of 8192 tokens.
