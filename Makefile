@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(T
 
 # Memory that nobody wrote holds 0x7f bytes under glibc, so that a test that reads it fails each time, not once a week.
 test test-slow: export MALLOC_PERTURB_ := 128
+# What is compiled is kept, also where the environment says otherwise: each process would compile all of it anew.
+test test-slow test-ops test-vllm test-sglang: export PYTHONDONTWRITEBYTECODE :=
 
 run: setup
 	@echo "make run: the demo starts; its service and console will be at http://127.0.0.1:$(PORT)/ until Ctrl-C"
@@ -20,13 +22,13 @@ run: setup
 test: setup lint
 	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" -n 2 --dist loadfile tests
 
-# Everyday tests of which `make test` runs fewer examples, steps or cases.
-WHOLE_TESTS := tests/kernels/test_records.py tests/kernels/test_fingerprint.py tests/runtime/test_models.py \
-	tests/runtime/perturb/test_injector.py tests/runtime/report/test_swa_divergence.py \
-	tests/fault_cases/test_fault_cases.py tests/runtime/test_repair.py
+# Everyday tests of which `make test` runs fewer examples, steps or cases (tests/sizes.py).
+WHOLE_TESTS = $(shell grep -rl --include='test_*.py' 'import sized' tests)
 
+# Seeded defects use both cores themselves; of the others, two run at a time. -rP shows what those printed, such as figures.
 test-slow: setup
-	$(BIN)/python -m pytest -s -m "slow and not gpu and not ops" tests
+	$(BIN)/python -m pytest -s -m slow tests/mutation
+	$(BIN)/python -m pytest -rP -m "slow and not gpu and not ops" -n 2 --dist worksteal tests --ignore tests/mutation
 	CANARY_TESTS_WHOLE=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 $(WHOLE_TESTS)
 
 # Needs prometheus, prometheus-alertmanager, npm, chromium, docker-compose and, as root, ip; what is missing is named as skipped.
