@@ -73,6 +73,11 @@ ALL = (
             "            self._close(swap, Outcome.MASKED, _UNREAD)\n        self._swaps.clear()",
             _SWAPS + "test_what_is_open_at_the_end_is_masked_only_if_nothing_read_it",
         ),
+        (
+            "for one, then, record in now if record == then]",
+            "for one, then, record in now]",
+            _SWAPS + "test_what_another_request_wrote_over_it_and_reads_is_no_read_of_it",
+        ),
     ),
     *mutants(
         "canary_obs/runtime/perturb/injector.py",

@@ -80,9 +80,14 @@ class TokenSwaps:
         for swap in unread:
             swap.read = any(
                 first <= one.position < stop and self._target.slot_at(table, row, one.position) == one.slot
-                for one in swap.pair
+                for one in self._left(swap)
                 for row, first, stop in prefixes
             )
+
+    def _left(self, swap: _Swap) -> list[_Next]:
+        """Those of the pair that nobody has written over: another request may have the slot by now."""
+        now = zip(swap.pair, swap.records or (), self._records(swap), strict=False)
+        return [one for one, then, record in now if record == then]
 
     def written(self) -> None:
         """The forward is over."""

@@ -121,6 +121,24 @@ def test_rewritten_slots_end_it_as_masked_unless_they_were_read(swaps: Swaps, re
     assert injection.why
 
 
+def test_what_another_request_wrote_over_it_and_reads_is_no_read_of_it(swaps: Swaps) -> None:
+    """On a GPU several forwards can pass before everything up to one of them is known."""
+    injection = swaps.made()
+    swaps.rewrite(13, 25)
+    swaps.swaps.follow(forward([1, 2, 3, 4], prefix=(4, 6, 0), extend=(1, 0, 2)))
+    swaps.swaps.settle()
+    assert injection.outcome is Outcome.MASKED
+
+
+def test_the_one_of_two_that_is_still_there_counts_as_read(swaps: Swaps) -> None:
+    injection = swaps.made()
+    swaps.rewrite(13)
+    swaps.swaps.follow(forward([1, 2, 3, 4], prefix=(3, 6, 0), extend=(1, 0, 2)))
+    swaps.rewrite(25)
+    swaps.swaps.settle()
+    assert injection.outcome is Outcome.MISSED
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_what_is_open_at_the_end_is_masked_only_if_nothing_read_it(swaps: Swaps, read: bool) -> None:
     injection = swaps.made()
