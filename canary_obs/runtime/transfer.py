@@ -40,8 +40,8 @@ class FoldKeys:
     def of(self, size: int, device: torch.device) -> Tensor:
         """int64 [size]: of the slots of a block, on this device."""
         keys = self._keys.get((size, device))
-        if keys is None:
-            keys = self._keys[size, device] = word_keys(0, size).to(device)
+        if keys is None:  # the first time, behind a forward
+            keys = self._keys[size, device] = uploaded(word_keys(0, size), device)
         return keys
 
 

@@ -136,7 +136,7 @@ JUDGED = mutants(
 FOLDS = mutants(
     "canary_obs/runtime/transfer.py",
     (
-        "word_keys(0, size).to(device)",
+        "uploaded(word_keys(0, size), device)",
         "torch.ones(size, dtype=torch.int64, device=device)",
         _JUDGED + "test_slots_exchanged_within_a_block_are_found",
     ),
@@ -221,6 +221,11 @@ OFFLOADS = mutants(
         "            self._guarded(self._load, job_id, dst_spec, src_spec)",
         "self._guarded(self._load, job_id, dst_spec, src_spec)\n"
         "            submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)",
+        _OFFLOADS + "test_no_copy_waits_for_its_records",
+    ),
+    (
+        "        self._read_stores()\n        self._take()\n\n    def _read_stores",
+        "        self._take()\n\n    def _read_stores",
         _OFFLOADS + "test_no_copy_waits_for_its_records",
     ),
     (

@@ -74,11 +74,9 @@ class ConnectorReports:
                     after_checks.append(records.end_forward)
                     self.transfers.by_transfer = True
                     self.mooncakes.append(records)
-            self._follow_stores(patches, config, after_checks)
+            self._follow_stores(patches, config, hooks)
 
-    def _follow_stores(
-        self, patches: MethodPatches, config: CanaryConfig, after_checks: list[Callable[[], None]]
-    ) -> None:
+    def _follow_stores(self, patches: MethodPatches, config: CanaryConfig, hooks: StepHooks) -> None:
         found = [list(connectors_named(worker_connector(), {name})) for name in _STORES]
         if not any(found):
             return
@@ -88,18 +86,19 @@ class ConnectorReports:
             stored = StoredCopies(self._formats, self.record_files)
             records = OffloadRecords(self._groups, self._loads.copies, self._observer, stored)
             records.wrap(patches, each)
+            hooks.after_launch.append(records.launched)
             self.offloads.append(records)
         for each in disks:
             stored = StoredCopies(self._formats, self.record_files)
             files = DiskRecords(self._groups, self._loads.copies, self._observer, stored)
             files.wrap(patches, each)
-            after_checks.append(files.stores.end_forward)
+            hooks.after_checks.append(files.stores.end_forward)
             self.disks.append(files)
         for each in lmcaches:
             stored = StoredCopies(self._formats, self.record_files, rewritten=True)
             chunks = LmcacheRecords(self._groups, self._loads, self._observer, stored)
             if chunks.wrap(patches, each):
-                after_checks.append(chunks.stores.end_forward)
+                hooks.after_checks.append(chunks.stores.end_forward)
                 self.lmcaches.append(chunks)
 
     def follow(self, output: Any) -> None:

@@ -27,7 +27,8 @@ _JOBS = 1 << 14  # that wait to be submitted
 class OffloadRecords:
     """Follows the jobs of one OffloadingConnector, from the scheduler's output to their submission.
 
-    A store's fingerprints come from the records of its source blocks, which vLLM keeps until it is done.
+    A store's fingerprints come from the records of its source blocks, which vLLM keeps until it is done:
+    they are read once the step's forward was launched, while a GPU is busy with it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class OffloadRecords:
             for number in {group.number for group in groups}
         }
         self._jobs: dict[int, dict[int, _Named]] = {}  # by job: its keys by chunk
+        self._submitted: list[tuple[int, Any, Any]] = []  # stores of the step under way
         self._fetches: list[Fetch] = []
         self._stored = stored
         self._per_chunk = 1
@@ -52,7 +54,7 @@ class OffloadRecords:
 
     def follow(self, metadata: Any, keys: Mapping[int, _Named]) -> None:
         """Jobs of a scheduler output, with the keys of its chunks: a step later a chunk may hold another."""
-        self._take()
+        self._read_stores()  # of a step that has failed
         while len(self._jobs) > _JOBS:  # stores that another rank makes for this one
             del self._jobs[next(iter(self._jobs))]
         for jobs in (metadata.store_jobs, metadata.load_jobs):
@@ -64,7 +66,7 @@ class OffloadRecords:
     def _around_store(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_store(job_id: int, src_spec: Any, dst_spec: Any, *args: Any, **kwargs: Any) -> Any:
             submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)
-            self._guarded(self._store, job_id, src_spec, dst_spec)
+            self._submitted.append((job_id, src_spec, dst_spec))
             return submitted
 
         return submit_store
@@ -77,11 +79,24 @@ class OffloadRecords:
 
         return submit_load
 
-    def _guarded(self, follow: Callable[[int, Any, Any], None], job: int, device: Any, tier: Any) -> None:
+    def launched(self) -> None:
+        """The step's forward was launched, and no record was changed since its copies were submitted."""
+        self._guarded(self._keep_stores)
+
+    def _guarded(self, follow: Callable[..., None], *given: Any) -> None:
         try:
-            follow(job, device, tier)
+            follow(*given)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             self._observer.fault("announce", error)
+
+    def _keep_stores(self) -> None:
+        self._read_stores()
+        self._take()
+
+    def _read_stores(self) -> None:
+        submitted, self._submitted = self._submitted, []
+        for job, device, tier in submitted:
+            self._store(job, device, tier)
 
     def _store(self, job: int, device: Any, tier: Any) -> None:
         for groups, (named, blocks, places) in self._parts(job, device, tier):
@@ -92,10 +107,9 @@ class OffloadRecords:
                 )
                 if folds is not None:
                     self._fetches.append(Fetch(group.view.name, named, places, folds))
-        self._take()
 
     def _load(self, job: int, device: Any, tier: Any) -> None:
-        self._take()
+        self._keep_stores()
         for groups, (named, blocks, places) in self._parts(job, device, tier):
             # With a tier of files below, nobody says which of the two it came from.
             peer = "" if any(each.path for each in named) else HOST_PEER

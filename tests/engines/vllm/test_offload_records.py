@@ -176,8 +176,31 @@ def test_no_copy_waits_for_its_records() -> None:
     spec = SimpleNamespace(blocks_per_chunk=1)
     records.wrap(MethodPatches(), SimpleNamespace(connector_worker=SimpleNamespace(spec=spec, worker=worker)))
     worker.submit_store(1, device([7], [1], [0]), tier([3]))
+    order.append("forward")
+    records.launched()
     worker.submit_load(2, tier([3]), device([7], [1], [0]))
-    assert order == ["copy", "records"] * 2
+    records.launched()
+    assert order == ["copy", "forward", "records", "copy", "records"]
+
+
+def test_what_is_stored_is_known_to_a_load_of_the_same_step(followed: Any) -> None:
+    records, copies, worker = followed
+    records.follow(jobs(stores={1: [3]}, loads={2: [3]}), {3: key(b"a", 0)})
+    worker.submit_store(1, device([8], [1], [0]), tier([3]))
+    records.launched()
+    worker.submit_load(2, tier([3]), device([20], [1], [0]))
+    assert taken(copies) == {("full", 20): Taken(SIZE, ((8, -8),), HOST_PEER)}
+
+
+def test_a_store_that_cannot_be_followed_leaves_the_engine_alone(followed: Any) -> None:
+    records, _, worker = followed
+    worker.submit_store(1, None, None)
+    faults = list[Exception]()
+    records._observer.fault = lambda _, error: faults.append(error)
+    records.follow(jobs(stores={2: [3]}), {3: key(b"a", 0)})
+    worker.submit_store(2, None, None)
+    records.launched()
+    assert [type(error) for error in faults] == [AttributeError]
 
 
 def test_records_that_are_not_complete_vouch_for_nothing(followed: Any) -> None:
