@@ -229,8 +229,9 @@ def of_states(folder: Path) -> EngineFaults:
         for layer in (0, 1)
         for part in (Part.K, Part.V)
     }
-    running = cases.test_a_flip_in_a_running_state_is_found_before_the_next_forward_overwrites_it
-    return EngineFaults(rig, faults | {"flip in a running state": lambda rig, patch: running(rig)})
+    prompt = prompts(1, seed=6)[0]
+    running = {"flip in a running state": lambda rig, patch: cases.flipped_while_it_runs(rig, prompt)}
+    return EngineFaults(rig, faults | running)
 
 
 ENGINE_FAULTS: dict[str, Callable[[Path], EngineFaults]] = {
