@@ -86,6 +86,11 @@ ALL = (
             f"{_TESTS}test_disaggregation.py::test_a_request_that_is_computed_anew_has_its_answer_sent_too",
         ),
         (
+            "max(begun - begun % int(group.allocator.page_size) - first, 0)",
+            "max(begun - first, 0)",
+            f"{_TESTS}test_disaggregation.py::test_the_page_in_which_a_window_begins_was_sent_whole",
+        ),
+        (
             "int(allocator.page_size) // group.ratio, allocator.device)",
             "int(allocator.page_size), allocator.device)",
             f"{_TESTS}test_disaggregation.py::test_records_of_runs_of_tokens_have_smaller_pages",

@@ -18,10 +18,9 @@ from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 ROLES = ("prefill", "decode")
-_TRIED_BACKENDS = ("nixl",)  # of `disaggregation_transfer_backend`: those of which pairs were run
+_TRIED_BACKENDS = ("nixl", "mooncake")  # of `disaggregation_transfer_backend`: those of which pairs were run
 _TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", POOL)
-_RANKS = ("tp_size", "pp_size", "dp_size")
-_OWN_TREE = "disaggregation_decode_enable_radix_cache"
+_RANKS = ("pp_size", "dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 _FOUND = "_kv_canary_found"  # of a scheduler that is being built: its FoundGroups
@@ -40,9 +39,7 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
         return f"{pair} with a {held}: tested are those with {', '.join(_TRIED_POOLS)}"
     for name in _RANKS:
         if (value := getattr(arguments, name)) > 1:
-            return f"{pair} with {name}={value}: tested are those of one rank each"
-    if arguments.disaggregation_mode == "decode" and getattr(arguments, _OWN_TREE, False):
-        return f"{pair} with {_OWN_TREE}: tested are decode servers without a prefix cache"
+            return f"{pair} with {name}={value}: tested are those of tensor ranks"
     return None
 
 
@@ -169,8 +166,9 @@ class TransferHooks:
                 self._spliced[name].fill(cached[cached > 0], None)
             own = slots_of(group, row[first:], first)
             if group.view.window is not None:
-                # Of earlier tokens nothing was sent, also where they have a slot.
-                earlier = own[: max(length - group.view.window + 1 - first, 0)]
+                # Whole pages are sent. Of the tokens before nothing was, also where they have a slot.
+                begun = max(length - group.view.window + 1, 0)
+                earlier = own[: max(begun - begun % int(group.allocator.page_size) - first, 0)]
                 self._observer.invalidated(name, earlier[earlier > 0])
                 own = own[earlier.shape[0] :]
             peer = f"{request.bootstrap_host}:{request.bootstrap_port}" if sent else ""

@@ -17,7 +17,6 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "dcp_size": ((1,), "a request's slots that are spread over ranks"),
     "attn_cp_size": ((1,), "a request's tokens that are spread over ranks"),
     "speculative_algorithm": ((None, *KNOWN_ALGORITHMS), "its drafts"),
-    "speculative_adaptive": ((False,), "drafts whose length changes"),
     "enable_multi_layer_eagle": ((False,), "several draft models"),
     "hicache_storage_backend": ((None, "file"), "KV that another storage keeps"),
     "hicache_host_memory_mode": (("cache",), "KV that passes through the host only"),

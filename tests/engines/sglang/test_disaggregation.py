@@ -127,6 +127,18 @@ def test_only_the_window_was_sent() -> None:
     ]  # fmt: skip
 
 
+def test_the_page_in_which_a_window_begins_was_sent_whole() -> None:
+    """A decode server with a prefix cache may hand its first tokens to another request."""
+    own = torch.arange(40) - 19
+    spliced = {"swa": SplicedRecords(40, 4, torch.device("cpu"))}
+    groups = {"swa": group(own, window=4, page=4)}
+    prefill, _, _ = hooks("prefill", spliced, groups)
+    prefill.send_kv_chunk(request(length=9), last_chunk=True)
+    decode, observer, _ = hooks("decode", spliced, groups)
+    decode.disagg_decode_transfer_queue._commit_transfer_to_req(SimpleNamespace(req=request(length=9)))
+    assert observer.arrived == [("swa", [1, 2, 3, 4], False), ("swa", [5, 6, 7, 8, 9], True)]
+
+
 @pytest.mark.parametrize(("host", "spliced"), [(_NOWHERE, True), ("127.0.0.1", False)])
 def test_what_comes_without_records_gets_a_baseline(host: str, spliced: bool) -> None:
     sent = {"full": records()} if spliced else {}
@@ -182,15 +194,13 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
     ("given", "reason"),
     [
         ({}, None),
-        ({"disaggregation_mode": "null", "disaggregation_transfer_backend": "mooncake"}, None),
-        ({"disaggregation_transfer_backend": "mooncake"}, "over mooncake: tested are those over nixl"),
-        ({"tp_size": 2}, "with tp_size=2: tested are those of one rank each"),
-        ({"dp_size": 2}, "with dp_size=2: tested are those of one rank each"),
-        (
-            {"disaggregation_decode_enable_radix_cache": True},
-            "with disaggregation_decode_enable_radix_cache: tested are decode servers without a prefix cache",
-        ),
-        ({"disaggregation_mode": "prefill", "disaggregation_decode_enable_radix_cache": True}, None),
+        ({"disaggregation_mode": "null", "disaggregation_transfer_backend": "mori"}, None),
+        ({"disaggregation_transfer_backend": "mooncake"}, None),
+        ({"disaggregation_transfer_backend": "mori"}, "over mori: tested are those over nixl, mooncake"),
+        ({"tp_size": 2}, None),
+        ({"pp_size": 2}, "with pp_size=2: tested are those of tensor ranks"),
+        ({"dp_size": 2}, "with dp_size=2: tested are those of tensor ranks"),
+        ({"disaggregation_decode_enable_radix_cache": True}, None),
         (
             {"disaggregation_mode": "prefill", "pool": "HybridLinearKVPool"},
             f"with a HybridLinearKVPool: tested are those with {', '.join(_TRIED_POOLS)}",

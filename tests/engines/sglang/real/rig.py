@@ -30,7 +30,8 @@ DEFAULTS: dict[str, Any] = {
 class Rig:
     """A scheduler as SGLang builds it, and the canary that the plugin gave it."""
 
-    def __init__(self, model: Path, **settings: Any) -> None:
+    def __init__(self, model: Path, rank: int = 0, **settings: Any) -> None:
+        """`rank`: of the model's tensor ranks; each has a process of its own."""
         from sglang.srt.distributed import bootstrap
         from sglang.srt.managers.scheduler import Scheduler, configure_logger
         from sglang.srt.runtime_context import SpawnRanks, get_resources, publish
@@ -43,9 +44,11 @@ class Rig:
         arguments.resolve_once()
         arguments.check_server_args()
         ports = PortArgs.init_new(arguments)
-        publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+        publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank))
         if bootstrap._PARALLEL_INITIALISED:  # by the first scheduler of this process; groups of one rank stay
-            bootstrap.init_parallel_runtime = lambda **_: None
+            bootstrap.init_parallel_runtime = lambda **_: (
+                bootstrap.maybe_init_shared_mooncake_transfer_engine(gpu_id=0)
+            )
             get_resources().expert_location_metadata = None
         self.scheduler = scheduler = Scheduler(arguments, ports)
         self.answers: dict[str, list[int]] = {}

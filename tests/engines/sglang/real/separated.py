@@ -1,31 +1,38 @@
-"""Prefill and decode schedulers of SGLang, whose KV goes over NIXL: one side of them, as a program.
+"""Prefill and decode schedulers of SGLang on different servers: one side of them, as a program.
 
     python -m tests.engines.sglang.real.separated prefill|decode PLANS
 
 PLANS is JSON: a list of `Plan`, each of a pair of its own, one after another. Both sides are given the same
-requests. The results are written as JSON: `Outcome`.
+requests. The results are written as JSON: an `Outcome` of each rank.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.vocabulary import Part
-from tests.engines.sglang.real import deepseek_v4, host_memory, index_keys, stand_ins, streams
-from tests.engines.sglang.real.planted import flip_bit
+from canary_obs.engines.toolkit.service_process import free_port
+from tests.engines.sglang.real import (
+    deepseek_v4,
+    host_memory,
+    index_keys,
+    stand_ins,
+    streams,
+    transfer_backends,
+)
 from tests.engines.sglang.real.rig import Rig
+from tests.engines.sglang.real.separated_faults import damage_before_sending, damage_copy
 from tests.engines.sglang.real.traffic import prompts
+from tests.engines.vllm.real.server import wait_until
 
 _SECONDS = 240.0
 # Of DeepSeek-V4: SGLang sends the states of each request, and has room for more than run.
@@ -37,13 +44,21 @@ class Plan(msgspec.Struct, kw_only=True):
     """What both processes are to do with one pair."""
 
     model: str  # a folder
-    port: int
     folder: str  # where the outcome is written
+    backend: str = "nixl"
     settings: dict[str, Any] = {}
     pools: str = ""  # "compressed": those of DeepSeek-V4; "keys": those of DeepSeek-V3.2
-    retracting: bool = False  # the decode server takes requests back, and copies them to the host
+    ranks: int = 1  # tensor ranks of each side
+    endpoint: str = "inproc"  # of the service that all ranks report to
+    retracting: bool = False  # the decode server takes requests back, copies them, and one copy is damaged
+    own_tree: bool = False  # the decode server has a prefix cache, and is asked the sound requests twice
     tokens: int = 8  # of each answer; more = more requests are decoded together, and one can be taken back
     damaged: list[str]  # groups of which a slot is damaged before it is sent, after sound requests
+    last: list[dict[str, list[int]]] = []  # more requests; each of these begin when those before have ended
+
+    def outcome(self, role: str, rank: int) -> Path:
+        """Where a rank writes what it found."""
+        return Path(self.folder) / f"{role}{rank}.json"
 
 
 class Found(msgspec.Struct, kw_only=True, frozen=True):
@@ -66,10 +81,11 @@ class Outcome(msgspec.Struct, kw_only=True):
     sound: list[Found]
     sound_state: list[str]  # and its reasons
     violations: list[Found]  # of what was damaged before it was sent
-    taken_back_damaged: list[Found]  # of what was damaged in the host's memory
+    last: list[Found]  # of what came after that
     state: list[str]
     compared: int
     without: int
+    prompts: int  # tokens of the prompts that were sent
     damaged: dict[str, tuple[str, int]]  # by group, its request and the position in its prompt
     taken_back: int  # slots that came back from the host with a record
     taken_back_without: int
@@ -84,55 +100,139 @@ def prompts_of() -> dict[str, list[int]]:
 
 def main(role: str, plans: list[Plan]) -> None:
     """Run one role of each pair until its requests are done."""
-    _nixl_on_cpu()
-    _start_bootstraps(role)
+    transfer_backends.install(role)
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
     host_memory.install()
-    for plan in plans:
-        _pair(role, plan)
+    for plan in sorted(plans, key=lambda plan: -plan.ranks):  # before this process has threads
+        if plan.ranks == 1:
+            _Side(role, plan, 0).run()
+            continue
+        port = free_port()
+        children = [_forked(role, plan, rank, port) for rank in range(plan.ranks)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert codes == [0] * plan.ranks
 
 
-def _pair(role: str, plan: Plan) -> None:
-    patches = MethodPatches()
-    if plan.pools == "compressed":
-        deepseek_v4.add_pools(patches.set, **_STATES)
-    elif plan.pools == "keys":
-        index_keys.add_index_keys(patches.set)
-    rig = Rig(
-        Path(plan.model), disaggregation_mode=role, disaggregation_transfer_backend="nixl",
-        disaggregation_bootstrap_port=plan.port, host="127.0.0.1", disable_radix_cache=role == "decode",
-        hicache_io_backend="direct", hicache_mem_layout="layer_first", **plan.settings,
-    )  # fmt: skip
-    (Path(plan.folder) / f"{role}.up").touch()
-    _retract(plan.retracting)
-    _run(rig, role, plan, prompts_of())
-    sound, sound_state = _found(rig), _state(rig)
-    _retract(False)
-    damaged: dict[str, tuple[str, int]] = {}
-    if role == "prefill":
-        _damage_before_sending(rig, list(plan.damaged), damaged)
-    _run(rig, role, plan, prompts(len(plan.damaged) + 2, seed=1, longest=200))
-    sent = len(_found(rig))
-    copy_damaged: list[tuple[str, int]] = []
-    if plan.retracting:
-        _retract(True)
+def _forked(role: str, plan: Plan, rank: int, port: int) -> int:
+    """The process of one rank, which ends when it has written what it found. They meet at the port."""
+    child = os.fork()
+    if not child:
+        cores = os.cpu_count() or 1
+        os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(each % cores) for each in range(plan.ranks))
+        _exit_after(lambda: _Side(role, plan, rank, tp_size=plan.ranks, nccl_port=port).run())
+    return child
+
+
+class _Side:
+    """One rank of one side of a pair."""
+
+    def __init__(self, role: str, plan: Plan, rank: int, **settings: Any) -> None:
+        self._role, self._plan, self._rank = role, plan, rank
+        self._folder, self._deadline = Path(plan.folder), time.monotonic() + _SECONDS
+        self._patches, self._prompts = MethodPatches(), 0
+        if plan.pools == "compressed":
+            deepseek_v4.add_pools(self._patches.set, **_STATES)
+        elif plan.pools == "keys":
+            index_keys.add_index_keys(self._patches.set)
+        os.environ["KV_CANARY_ENDPOINT"] = plan.endpoint
+        os.environ["KV_CANARY_INSTANCE"] = role
+        own: dict[str, Any] = {"disable_radix_cache": role == "decode" and not plan.own_tree}
         if role == "decode":
-            _damage_copy(rig, copy_damaged)
-        _run(rig, role, plan, prompts(6, seed=2, longest=200))
-    transfer, retracted = rig.adapter.transfer, rig.adapter.retracted
-    assert transfer is not None
-    assert retracted is not None
-    outcome = Outcome(
-        answers=rig.answers, sound=sound, sound_state=sound_state, violations=_found(rig)[:sent],
-        taken_back_damaged=_found(rig)[sent:], state=_state(rig), port=plan.port, damaged=damaged,
-        compared=transfer.compared, without=transfer.without, taken_back=retracted.compared,
-        taken_back_without=retracted.without, copy_damaged=copy_damaged,
-    )  # fmt: skip
-    (Path(plan.folder) / f"{role}.json").write_bytes(msgspec.json.encode(outcome))
-    rig.close()
-    patches.restore()
+            own["disaggregation_decode_enable_radix_cache"] = plan.own_tree
+        self._port = self._agreed_port()
+        self._rig = Rig(
+            Path(plan.model), rank, disaggregation_mode=role, host="127.0.0.1",
+            disaggregation_transfer_backend=plan.backend, disaggregation_bootstrap_port=self._port,
+            hicache_io_backend="direct", hicache_mem_layout="layer_first", **own, **settings, **plan.settings,
+        )  # fmt: skip
+        if rank == 0:
+            (self._folder / f"{role}.up").touch()
+
+    def run(self) -> None:
+        """All requests; what was found is written."""
+        plan, rig = self._plan, self._rig
+        _retract(plan.retracting)
+        self._ask(prompts_of())
+        if plan.own_tree:
+            self._ask({f"{name} again": prompt for name, prompt in prompts_of().items()})
+        sound, sound_state = _found(rig), self._state()
+        _retract(False)
+        damaged: dict[str, tuple[str, int]] = {}
+        if self._role == "prefill" and self._rank == plan.ranks - 1:
+            damage_before_sending(rig, list(plan.damaged), damaged)
+        self._ask(prompts(len(plan.damaged) + 2, seed=1, longest=200))
+        sent = len(_found(rig))
+        copy_damaged: list[tuple[str, int]] = []
+        _retract(plan.retracting)
+        if plan.retracting and self._role == "decode":
+            damage_copy(rig, copy_damaged)
+        for asked in plan.last:
+            self._ask(asked)
+        transfer, retracted = rig.adapter.transfer, rig.adapter.retracted
+        assert transfer is not None
+        assert retracted is not None
+        outcome = Outcome(
+            answers=rig.answers, sound=sound, sound_state=sound_state, violations=_found(rig)[:sent],
+            last=_found(rig)[sent:], state=self._state(), port=self._port, damaged=damaged,
+            compared=transfer.compared, without=transfer.without, taken_back=retracted.compared,
+            taken_back_without=retracted.without, copy_damaged=copy_damaged, prompts=self._prompts,
+        )  # fmt: skip
+        plan.outcome(self._role, self._rank).write_bytes(msgspec.json.encode(outcome))
+        rig.close()
+        self._patches.restore()
+
+    def _agreed_port(self) -> int:
+        """Of the addresses' server; chosen late, as any other process may take it."""
+        file = self._folder / "port"
+        if self._role == "prefill" and self._rank == 0:
+            chosen = file.with_suffix(".chosen")
+            chosen.write_text(str(free_port()), "utf-8")
+            chosen.rename(file)
+        wait_until(file.exists, _SECONDS)
+        return int(file.read_text("utf-8"))
+
+    def _state(self) -> list[str]:
+        state, reasons = self._rig.canary.verdict()
+        return [state.value, *reasons]
+
+    def _ask(self, asked: dict[str, list[int]]) -> None:
+        """The requests one after another, until both sides are done with them."""
+        self._prompts += sum(len(prompt) for prompt in asked.values())
+        # SGLang's first rank gives the others its requests, and the one that ends the loop.
+        self._rig.run(self._script(asked) if self._rank == 0 else itertools.repeat(()))
+
+    def _script(self, asked: dict[str, list[int]]) -> Iterator[Iterable[Any]]:
+        from sglang.srt.managers.io_struct import ShutdownReq
+
+        plan, rig, role = self._plan, self._rig, self._role
+        room = _ROOM + len(rig.finished)
+        requests = [
+            rig.request(
+                name, prompt, plan.tokens, bootstrap_host="127.0.0.1", bootstrap_port=self._port,
+                bootstrap_room=room + number,
+            )
+            for number, (name, prompt) in enumerate(asked.items())
+        ]  # fmt: skip
+        while not (self._folder / "prefill.up").exists():  # it serves the addresses
+            yield self._waiting()
+        for request in requests:
+            yield [request]
+        names = set(asked)
+        while not names <= rig.finished:
+            yield self._waiting(names - rig.finished)
+        last = requests[-1].rid
+        (self._folder / f"{role}.{last}").touch()
+        other = self._folder / f"{'decode' if role == 'prefill' else 'prefill'}.{last}"
+        while not other.exists():  # the other side still reads what this one keeps
+            yield self._waiting()
+        yield from [()] * 3
+        yield [ShutdownReq()]
+
+    def _waiting(self, unfinished: Iterable[str] = ()) -> tuple[()]:
+        assert time.monotonic() < self._deadline, sorted(unfinished)
+        return ()
 
 
 def _retract(retracting: bool) -> None:
@@ -140,20 +240,6 @@ def _retract(retracting: bool) -> None:
     from sglang.srt.managers import scheduler
 
     scheduler.TEST_RETRACT = retracting
-
-
-def _damage_copy(rig: Rig, damaged: list[tuple[str, int]]) -> None:
-    """A bit of a copy in host memory flips before it comes back."""
-    allocator = rig.runner.token_to_kv_pool_allocator
-    load = allocator.load_cpu_copy
-
-    def load_cpu_copy(copy: Any, indices: Any, *more: Any, **named: Any) -> Any:
-        if not damaged:
-            copy[1][0].view(torch.uint8)[4] ^= 1
-            damaged.append(("full", int(indices[4])))
-        return load(copy, indices, *more, **named)
-
-    allocator.load_cpu_copy = load_cpu_copy
 
 
 def _found(rig: Rig) -> list[Found]:
@@ -167,141 +253,26 @@ def _found(rig: Rig) -> list[Found]:
     ]  # fmt: skip
 
 
-def _state(rig: Rig) -> list[str]:
-    state, reasons = rig.canary.verdict()
-    return [state.value, *reasons]
-
-
-def _run(rig: Rig, role: str, plan: Plan, asked: dict[str, list[int]]) -> None:
-    """The requests one after another, until both sides are done with them."""
-    rig.run(_script(rig, role, plan, asked))
-
-
-def _script(rig: Rig, role: str, plan: Plan, asked: dict[str, list[int]]) -> Iterator[Iterable[Any]]:
-    folder, deadline = Path(plan.folder), time.monotonic() + _SECONDS
-    room = _ROOM + len(rig.finished)
-    requests = [
-        rig.request(
-            name, prompt, plan.tokens, bootstrap_host="127.0.0.1", bootstrap_port=plan.port,
-            bootstrap_room=room + number,
-        )
-        for number, (name, prompt) in enumerate(asked.items())
-    ]  # fmt: skip
-    while not (folder / "prefill.up").exists():  # it serves the addresses
-        assert time.monotonic() < deadline
-        yield ()
-    for request in requests:
-        yield [request]
-    names = set(asked)
-    while not names <= rig.finished:
-        assert time.monotonic() < deadline, sorted(names - rig.finished)
-        yield ()
-    last = requests[-1].rid
-    (folder / f"{role}.{last}").touch()
-    other = folder / f"{'decode' if role == 'prefill' else 'prefill'}.{last}"
-    while not other.exists():  # the other side still reads what this one keeps
-        assert time.monotonic() < deadline
-        yield ()
-    yield from [()] * 3
-
-
-def _damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, tuple[str, int]]) -> None:
-    """A bit of a slot that is sent flips, after the canary has fingerprinted it."""
-    send = rig.scheduler.send_kv_chunk
-
-    def send_kv_chunk(req: Any, *more: Any, **named: Any) -> Any:
-        if groups and named.get("last_chunk", more[0] if more else False):
-            group = rig.adapter._by_name[groups[-1]]
-            place = (len(req.origin_input_ids) - 3) // group.ratio
-            if group.ratio > 1:
-                place -= 1  # the last one of a whole run
-            if place >= 0:
-                damaged[groups.pop()] = str(req.rid), place
-                slot = int(rig.table[req.kv.req_pool_idx, place * group.ratio]) // group.ratio
-                own = group.own_slots
-                _flip_bit(
-                    rig.runner.token_to_kv_pool, group.view.name, slot if own is None else int(own[slot])
-                )
-        return send(req, *more, **named)
-
-    rig.scheduler.send_kv_chunk = send_kv_chunk
-
-
-def _flip_bit(pool: Any, name: str, slot: int) -> None:
-    if name.endswith("indexer"):
-        keys = getattr(pool, "c4_indexer_kv_pool", pool)
-        pages, size = keys.index_k_with_scale_buffer[0], int(keys.page_size)
-        pages.view(torch.uint8)[slot // size, slot % size * index_keys.SIZE + 7] ^= 8
-    elif hasattr(pool, "c4_kv_pool"):
-        rows = getattr(pool, f"{name}_kv_pool")
-        pages, size = rows.kv_buffer[1], int(rows.page_size)
-        pages.view(torch.uint8)[slot // size, slot % size * 576 + 7] ^= 8
-    else:
-        flip_bit(getattr(pool, f"{name}_kv_pool", pool), Part.K, 1, slot)
-
-
-def _nixl_on_cpu() -> None:
-    """SGLang registers KV as VRAM: on a CPU it is DRAM."""
-    import nixl._api as api
-
-    agents = [kind for kind in vars(api).values() if isinstance(kind, type)]
-    (agent,) = (kind for kind in agents if hasattr(kind, "register_memory"))
-    for name, method in list(vars(agent).items()):
-        if callable(method) and not name.startswith("__"):
-            setattr(agent, name, _in_dram(method))
-
-
-def _in_dram(method: Any) -> Any:
-    def called(self: Any, *given: Any, **named: Any) -> Any:
-        given = tuple(_dram(value) for value in given)
-        return method(self, *given, **{name: _dram(value) for name, value in named.items()})
-
-    return called
-
-
-def _dram(value: Any) -> Any:
-    return "DRAM" if isinstance(value, str) and value == "VRAM" else value
-
-
-def _start_bootstraps(role: str) -> None:
-    """In a server the HTTP process starts it: where the two sides find each other."""
-    from sglang.srt.managers.scheduler import Scheduler
-
-    if role != "prefill":
-        return
-    kind: Any = Scheduler
-    original = kind.init_disaggregation
-
-    def init_disaggregation(self: Any) -> Any:
-        from sglang.srt.managers.disagg_service import start_disagg_service
-
-        self.bootstrap_service = start_disagg_service()
-        port = self.server_args.disaggregation_bootstrap_port
-        deadline = time.monotonic() + _SECONDS
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                return original(self)
-            except OSError:
-                assert time.monotonic() < deadline, "SGLang's bootstrap server does not listen"
-
-    kind.init_disaggregation = init_disaggregation
-
-
-if __name__ == "__main__":
-    os.environ.update(
-        HF_HUB_OFFLINE="1", KV_CANARY_MODE="log", KV_CANARY_ENDPOINT="inproc", UCX_TLS="tcp,self,sm",
-        TRITON_INTERPRET="1", TORCHDYNAMO_DISABLE="1",  # for the pools' kernels; before Triton is imported
-        KV_CANARY_TRANSFER_RECORDS=os.environ.get("KV_CANARY_TRANSFER_RECORDS", "true"),
-    )  # fmt: skip
-    streams.install()
-    stand_ins.install()
+def _exit_after(run: Callable[[], None]) -> None:
+    """Run it, and end this process: SGLang's threads of a transfer never end, and Python would wait."""
     code = 1
     try:
-        main(sys.argv[1], msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=list[Plan]))
+        run()
         code = 0
     except BaseException:  # noqa: BLE001 - printed; the process ends with it below
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # SGLang's threads of a transfer never end, and Python would wait for them
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    os.environ.update(
+        HF_HUB_OFFLINE="1", KV_CANARY_MODE="log", UCX_TLS="tcp,self,sm", MOONCAKE_PROTOCOL="tcp",
+        TRITON_INTERPRET="1", TORCHDYNAMO_DISABLE="1",  # for the pools' kernels; before Triton is imported
+        KV_CANARY_TRANSFER_RECORDS=os.environ.get("KV_CANARY_TRANSFER_RECORDS", "true"),
+    )  # fmt: skip
+    streams.install()
+    stand_ins.install()
+    given = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=list[Plan])
+    _exit_after(lambda: main(sys.argv[1], given))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,15 @@ _NGRAM = {
     "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6,
     "speculative_ngram_capacity": 100_000,  # the default keeps 1.7 GB for as long as the process lives
 }  # fmt: skip
+# Three drafted tokens at first; after each batch as many as were accepted suggest, none and one among them.
+_ADAPTED = {"1": {"candidate_steps": [0, 1, 3]}, "warmup_batches": 0, "update_interval": 1, "ema_alpha": 1.0}
 _KINDS: dict[str, dict[str, Any]] = {
-    "eagle": {"speculative_algorithm": "EAGLE", "page_size": 16, **_CHAIN},
+    "adaptive eagle": {
+        "speculative_algorithm": "EAGLE",
+        "speculative_adaptive": True,
+        "page_size": 16,
+        **_CHAIN,
+    },
     "eagle tree": {"speculative_algorithm": "EAGLE", **_TREE},
     "eagle3": {"speculative_algorithm": "EAGLE3", **_CHAIN},
     "standalone tree": {"speculative_algorithm": "STANDALONE", **_TREE},
@@ -53,6 +61,10 @@ def make_drafting(
             root = models("llama").parent
             draft = root / "llama" if algorithm == "STANDALONE" else make_draft(root, algorithm.lower())
             settings["speculative_draft_model_path"] = str(draft)
+        if settings.get("speculative_adaptive"):
+            chosen = tmp_path_factory.mktemp("adaptive") / "steps.json"
+            chosen.write_text(json.dumps(_ADAPTED), "utf-8")
+            settings["speculative_adaptive_config"] = str(chosen)
         return make_rig(**settings)
 
     return make
@@ -62,10 +74,15 @@ def make_drafting(
 def test_drafts_of_a_sound_engine(
     make_drafting: Any, make_rig: Any, kind: str, plain: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make_drafting(kind)
+    rig, lengths = make_drafting(kind), set[int]()
+    if kind == "adaptive eagle":
+        worker = rig.scheduler.draft_worker
+        apply = worker.apply_runtime_state
+        worker.apply_runtime_state = lambda state: lengths.add(state.speculative_num_steps) or apply(state)
     answers = {seed: rig.generate(_asked(seed), _TOKENS) for seed in (0, 1)}
     assert rig.settle() == []
     assert rig.canary.verdict() == (State.OK, ())
+    assert kind != "adaptive eagle" or {0, 1} <= lengths
     groups = [group.name for group in rig.adapter.groups]
     assert groups == (["full"] if kind == "n-grams" else ["full", "draft"])
     for group in groups:

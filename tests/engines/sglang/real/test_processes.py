@@ -20,7 +20,6 @@ from canary_obs.engines.sglang.versions import VERSIONS
 from canary_obs.hub.hub import Hub
 from canary_obs.transport.listener import ZmqListener
 from canary_obs.vocabulary import Phase, State
-from tests.engines.sglang.real.engine_process import ROUNDS
 from tests.engines.sglang.real.refused import assert_told, web_service
 from tests.engines.sglang.real.server import ROOT, environment
 from tests.engines.sglang.real.traffic import prompts
@@ -35,7 +34,7 @@ def start(models: Any, tmp_path: Path) -> Start:
     """An engine with these settings, while the body runs; yields where its answers will be."""
 
     @contextmanager
-    def run(hub_folder: str, canary: dict[str, str], **settings: Any) -> Iterator[Path]:
+    def run(hub_folder: str, canary: dict[str, str], rounds: int, **settings: Any) -> Iterator[Path]:
         result, log = tmp_path / "answers", Path(hub_folder) / "log"
         result.unlink(missing_ok=True)
         ranks = settings.get("dp_size", 1) * settings.get("pp_size", 1)
@@ -43,7 +42,7 @@ def start(models: Any, tmp_path: Path) -> Start:
         command = [sys.executable, "-m", "tests.engines.sglang.real.engine_process"]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*command, str(models("llama")), str(result), json.dumps(settings)],
+                [*command, str(models("llama")), str(result), str(rounds), json.dumps(settings)],
                 cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=output, stderr=output,
                 start_new_session=True,
             )  # fmt: skip
@@ -73,39 +72,38 @@ def service() -> Iterator[tuple[Hub, str, dict[str, str]]]:
             listener.close()
 
 
-def test_the_scheduler_of_an_engine_is_protected_and_its_answers_stay(
+def assert_protected(hub: Hub) -> None:
+    """Soon: both ranks have said what they are, and each has checked much."""
+    wait_until(lambda: hub.verdict() == (State.OK, ()), 10.0)
+    ranks = hub.ranks()
+    assert [rank.identity.rank for rank in ranks] == [0, 1]
+    for rank in ranks:
+        assert rank.hello is not None
+        assert rank.snapshot is not None
+        assert (rank.identity.engine, rank.hello.engine_version) == ("sglang", VERSIONS[-1])
+        assert rank.hello.expected_ranks == (0, 1)
+        assert rank.snapshot.groups["full"].verified[Phase.HEAD] > 5_000
+    assert hub.violations() == []
+
+
+def test_the_replicas_of_an_engine_are_protected_and_its_answers_stay(
     start: Start, make_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with service() as (hub, folder, canary):
-        with start(folder, canary, disable_overlap_schedule=False) as result:
-            answers = json.loads(result.read_text("utf-8"))
-            wait_until(lambda: hub.verdict() == (State.OK, ()), 10.0)
-            (rank,) = hub.ranks()
-        assert hub.violations() == []
-    assert rank.hello is not None
-    assert rank.snapshot is not None
-    assert (rank.identity.engine, rank.hello.engine_version) == ("sglang", VERSIONS[-1])
-    assert rank.hello.expected_ranks == (0,)
-    assert rank.snapshot.groups["full"].verified[Phase.HEAD] > 20_000
+    with (
+        service() as (hub, folder, canary),
+        start(folder, canary, 3, dp_size=2, disable_overlap_schedule=False) as result,
+    ):
+        answers = json.loads(result.read_text("utf-8"))
+        assert_protected(hub)
     monkeypatch.setenv("KV_CANARY_MODE", "none")
     plain = make_rig(disable_overlap_schedule=False)
-    alone = [plain.generate(prompts(12, seed, longest=280), 24) for seed in range(ROUNDS)]
+    alone = [plain.generate(prompts(12, seed, longest=280), 24) for seed in range(3)]
     assert answers == [answer for found in alone for answer in found.values()]
 
 
-@pytest.mark.parametrize("settings", [{"pp_size": 2}, {"dp_size": 2}], ids=["pipeline", "replicas"])
-def test_every_rank_is_protected(start: Start, settings: dict[str, int]) -> None:
-    with service() as (hub, folder, canary):
-        with start(folder, canary, **settings):
-            wait_until(lambda: hub.verdict() == (State.OK, ()), 10.0)
-            ranks = hub.ranks()
-            assert [rank.identity.rank for rank in ranks] == [0, 1]
-            for rank in ranks:
-                assert rank.hello is not None
-                assert rank.snapshot is not None
-                assert rank.hello.expected_ranks == (0, 1)
-                assert rank.snapshot.groups["full"].verified[Phase.HEAD] > 5_000
-        assert hub.violations() == []
+def test_the_stages_of_a_pipeline_are_protected(start: Start) -> None:
+    with service() as (hub, folder, canary), start(folder, canary, 1, pp_size=2):
+        assert_protected(hub)
 
 
 # Another plugin names its hook's type as text. SGLang then applies no hook at all to that method.
@@ -126,8 +124,8 @@ def test_a_hook_that_sglang_failed_to_apply(start: Start, tmp_path: Path) -> Non
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nother = other_plugin:register\n", "utf-8")
     with web_service() as (endpoint, address):
         folder = str(Path(endpoint.removeprefix("ipc://")).parent)
-        with start(folder, {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}) as result:
-            assert len(json.loads(result.read_text("utf-8"))) == 12 * ROUNDS
+        with start(folder, {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}, 1) as result:
+            assert len(json.loads(result.read_text("utf-8"))) == 12
             log = (Path(folder) / "log").read_text("utf-8", "replace")
             assert "Failed to apply hooks to sglang.srt.managers.scheduler.Scheduler.__init__" in log
             assert f"this engine is not protected: {named}" in log

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.sglang import limits, plugin, versions
+from canary_obs.engines.sglang import limits, plugin, scheduler_canary, versions
 from canary_obs.engines.sglang.scheduler_canary import canary_of
 from canary_obs.vocabulary import State
 from tests.engines.sglang.real.refused import assert_told, web_service
@@ -79,20 +79,11 @@ def test_a_scheduler_that_the_hook_missed(make_rig: Any, monkeypatch: pytest.Mon
     assert given.refusal.reason.startswith("SGLang did not run the hook on Scheduler.__init__")
 
 
-def test_an_attachment_that_fails_does_not_end_the_engine(
-    make_rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from canary_obs.engines.sglang import scheduler_canary
+def fail(*_: object) -> None:
+    raise RuntimeError("made up")
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("made up")
 
-    monkeypatch.setattr(scheduler_canary, "attach_adapter", fail)
-    rig = make_rig()
-    given = canary_of(rig.scheduler)
-    assert given is not None
-    assert given.refusal is not None
-    assert given.refusal.reason == "made up"
+def test_a_hook_that_fails_does_not_end_the_engine(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_canary, "attach_to_scheduler", fail)
     assert len(make_rig().generate(prompts(2), 4)) == 2
 
@@ -110,6 +101,7 @@ def service() -> Iterator[tuple[str, str]]:
         ("version", "SGLang 0.5.23: supported are 0.5.22"),
         ("pool class", "SGLang with KV pool MHATokenToKVPool is not covered yet"),
         ("hook", "SGLang did not apply the hooks on sglang.srt.managers.scheduler.Scheduler.gone"),
+        ("attachment", "made up"),
     ],
 )
 def test_log_api_and_metric_say_why(
@@ -122,6 +114,8 @@ def test_log_api_and_metric_say_why(
         monkeypatch.setattr(versions, "VERSIONS", ("0.5.22",))
     elif kind == "hook":
         monkeypatch.setitem(plugin.HOOKS, f"{plugin._SCHEDULER}.gone", plugin.attach_after_init)
+    elif kind == "attachment":
+        monkeypatch.setattr(scheduler_canary, "attach_adapter", fail)
     else:
         monkeypatch.setitem(limits._CLASSES, "KV pool", ("AnotherPool",))
     assert named in reason()
