@@ -46,6 +46,10 @@ class Faults:
                 self.last[self._block] = step
                 return
 
+    def planted_in(self, block: int) -> int | None:
+        """Step of the first fault in a block that was not found yet, else of the last; None = none."""
+        return min((step for _, step, place in self.places if place == block), default=self.last.get(block))
+
     def settle(self, step: int | None) -> None:
         """Undo what is due; None = everything."""
         due = [undo for at, undo in self._undo if step is None or at <= step]

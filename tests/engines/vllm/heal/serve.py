@@ -172,7 +172,7 @@ def _listen(rig: Rig, served: Served, taints: TaintStore, faults: Faults | None)
             before = next((listing for listing in reversed(own) if listing.damage == message.number), None)
             # What a wrong table entry leads to counts as known damage where the block has some already.
             if before is None or (misled is not None and misled > before.step):
-                fault = None if faults is None else faults.last.get(block)
+                fault = None if faults is None else faults.planted_in(block)
                 own.append(
                     Listing(
                         damage=message.number, step=served.steps + ahead, first_output=one.first_output,
