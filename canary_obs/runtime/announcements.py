@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from canary_kernels import layout
@@ -17,8 +19,11 @@ from canary_obs.vocabulary import SlotEventKind
 class Announcements:
     """Launches only. Raises EngineContractError for a group that the adapter did not show at attach."""
 
-    def __init__(self, state: DeviceState, history: SlotHistory, first_reads: FirstReads) -> None:
-        self.state, self._history, self._first_reads = state, history, first_reads
+    def __init__(
+        self, state: DeviceState, history: SlotHistory, first_reads: FirstReads, before: Callable[[], None]
+    ) -> None:
+        """`before`: call it before anything is announced."""
+        self.state, self._history, self._first_reads, self.before = state, history, first_reads, before
         self.loads = Loads(state, history)
 
     def hit(self, name: str, slots: Tensor, step: int) -> None:

@@ -87,7 +87,7 @@ class CanaryRuntime(SlotHooks):
         self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, log.requests_at)
-        announcements = Announcements(self.state, self.history, first_reads)
+        announcements = Announcements(self.state, self.history, first_reads, self._checks.launch_head)
         self.evidence = EvidenceCollector(
             self.state, self.history, adapter.holders, adapter.traceparent, reveal_tokens=config.reveal_tokens
         )
@@ -158,9 +158,8 @@ class CanaryRuntime(SlotHooks):
         self._faults.guard(ObserverPart.DRILL, self.drill.close)
         self._adapter.detach()
         self.delivery.drain(5.0)
-        self._faults.guard(
-            ObserverPart.SWA_DIVERGENCE, self.swa.report, self.step, self.counter_reader.sample
-        )
+        report = self.swa.report, self.step, self.counter_reader.sample
+        self._faults.guard(ObserverPart.SWA_DIVERGENCE, *report)
         final = whole_snapshot(self._sources)
         self.reporter.send(final)
         self.run.armed = False
@@ -208,6 +207,7 @@ class CanaryRuntime(SlotHooks):
 
     def before_forward(self, view: StepView) -> None:
         """Do both, for an adapter whose view is complete before the forward."""
+        self._checks.replays = None  # in a replay the head waits for the tail
         self.before_write(view)
         self.forward_launched(view)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,10 +19,13 @@ from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.views import GroupStep, StepView
+from canary_obs.runtime.device.replays import Launch, Replays
 from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
+
+Batches = Sequence[tuple[Group, RowBatch]]
 
 
 class _Shown(NamedTuple):
@@ -54,9 +58,13 @@ class ForwardChecks:
         self._state, self._health, self._account, self._first_reads = state, health, account, first_reads
         self._scheduled, self._compared = adapter.requests_scheduled, 0
         self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
-        self._batches: Sequence[tuple[Group, RowBatch]] = ()
+        self._batches: Batches = ()
         self._owing: StepView | None = None  # whose new slots are to be fingerprinted
         self._last: _Shown | None = None
+        # A layer that changes from forward to forward, and slots that the host has to list, are not captured.
+        changing = self._prefix or any(group.layers.num_layers for group in state.groups)
+        self.replays = None if changing else Replays(state.clock.device)
+        self._replay: Launch | None = None  # due with the tail: it is the head's launches, too
 
     def start(self) -> None:
         """Begin: what the engine has scheduled so far is not compared."""
@@ -82,33 +90,56 @@ class ForwardChecks:
                 note_layer(state.backend, group.buffers, layer, group.layers.witness, slots)
 
     def head(self, view: StepView) -> None:
-        """Write the identities of the new tokens; verify the links of every prefix."""
-        state = self._state
-        self._owing = view
+        """Write the identities of the new tokens; verify the links of every prefix.
+
+        Of batches that repeat, this is left to `tail`, which launches all of it as one; see `launch_head`.
+        """
+        self._owing, self._replay = view, None
         self._batches = [(group, group.batch(view)) for group, _ in self._show(view).groups]
+        if self.replays is not None:
+            self._replay = self.replays.find([batch for _, batch in self._batches])
+            if self._replay is not None:
+                return
+        state = self._state
         for group, batch in self._batches:
             write_identities(state.backend, group.buffers, batch)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.HEAD)
             self._health.count_launch(group.index, layout.Phase.HEAD)
 
+    def launch_head(self) -> None:
+        """Leave nothing to the tail: other work on the records comes in between."""
+        if self._replay is not None and self._owing is not None:
+            replays, self.replays = self.replays, None
+            self.head(self._owing)
+            self.replays = replays
+
     def tail(self) -> None:
         """Fingerprint the new slots; verify all links; compare prefix bytes where configured."""
-        state = self._state
+        state, health, replay = self._state, self._health, self._replay
         for index, given in () if self._owing is None else self._show(self._owing).owed:
             state.owed.fingerprinted(index, given)
             state.owed.layer_checked(index, state.groups[index].layers.share_of(given))
         self._owe_tokens(self._owing)
-        self._owing = None
-        for group, batch in self._batches:
+        self._owing = self._replay = None
+        if replay is not None and self.replays is not None:
+            replay()
+            self.replays.replayed += 1
+            for group, _ in self._batches:
+                health.count_launch(group.index, layout.Phase.HEAD)
+                health.count_launch(group.index, layout.Phase.TAIL)
+        for group, batch in self._batches if replay is None else ():
             complete_slots(state.backend, group.buffers, group.plan, batch.out_slots)
             if (layer := group.layers.noted_layer()) is not None:
                 check_layer(state.backend, group.buffers, layer, group.layers.witness, batch.out_slots)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.TAIL)
-            self._health.count_launch(group.index, layout.Phase.TAIL)
+            health.count_launch(group.index, layout.Phase.TAIL)
             if self._prefix:
                 slots = prefix_slots(batch)
                 state.owed.compared(group.index, layout.Phase.TAIL, slots.shape[0])
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.TAIL)
+        if self.replays is not None and self._batches:
+            batches = self._batches
+            self.replays.note([batch for _, batch in batches], partial(launch_checks, batches))
         self._batches = ()
         self._account.end()
 
@@ -143,6 +174,16 @@ class ForwardChecks:
         """`abandon` a forward that was counted, but not begun here."""
         self._account.begin(view.groups)
         self.abandon(view)
+
+
+def launch_checks(batches: Batches) -> None:
+    """Head and tail of a forward at once, of groups without a layer to compare."""
+    for group, batch in batches:
+        write_identities(group.backend, group.buffers, batch)
+        verify_rows(group.backend, group.buffers, batch, layout.Phase.HEAD)
+    for group, batch in batches:
+        complete_slots(group.backend, group.buffers, group.plan, batch.out_slots)
+        verify_rows(group.backend, group.buffers, batch, layout.Phase.TAIL)
 
 
 def prefix_slots(batch: RowBatch) -> Tensor:

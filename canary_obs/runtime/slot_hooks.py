@@ -112,5 +112,7 @@ class SlotHooks:
 
     def _announce(self, apply: Callable[..., None], *arguments: object) -> None:
         run, faults = self._hook_run, self._hook_faults
+        if run.armed:
+            faults.guard(ObserverPart.HEAD, self._announcements.before)
         if run.armed and not faults.guard(ObserverPart.ANNOUNCE, apply, *arguments, run.step):
             faults.or_disarm(run, self._announcements.state.adopt_all)

@@ -11,6 +11,7 @@ from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime
+from canary_obs.runtime.device.replays import KEPT
 from canary_obs.runtime.device.warm_up import expected_compilation
 from canary_obs.runtime.untried import UntriedEngine, check_untried
 from canary_obs.transport.links import EngineLink
@@ -87,4 +88,5 @@ def memory_report(runtime: CanaryRuntime) -> str:
         f"fixed buffers {state.fixed_bytes + runtime.evidence.fixed_bytes} B, "
         f"write history {runtime.history.held_bytes} B, backend {state.backend.value}, "
         f"coverage {state.coverage:.1%} of KV bytes"
+        + (f", at most {KEPT} CUDA graphs" if state.clock.is_cuda else "")
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 
 import torch
 from torch import Tensor
 
 from canary_kernels.buffers import RowBatch
+
+BATCHES_KEPT = 64  # of one group
 
 
 class FirstPositions:
@@ -32,20 +35,33 @@ class FirstPositions:
         return starts
 
 
+Columns = tuple[Tensor | None, ...]
+
+
 class BatchCache:
-    """The last batch of a group: an engine that shows the same tensors again gets the same batch."""
+    """The last batches of a group: an engine that shows the same tensors again gets the same batch."""
 
     def __init__(self) -> None:
-        self._columns: tuple[Tensor | None, ...] = ()
+        self._columns: Columns = ()  # of the last one
         self._batch: RowBatch | None = None
+        # As long as the columns are held, no other tensors have their ids.
+        self._kept: OrderedDict[tuple[int, ...], tuple[Columns, RowBatch]] = OrderedDict()
 
-    def get(self, columns: tuple[Tensor | None, ...]) -> RowBatch | None:
+    def get(self, columns: Columns) -> RowBatch | None:
         """The batch if it was made of these tensor objects, whatever they contain by now; else None."""
         if len(columns) == len(self._columns) and all(map(operator.is_, columns, self._columns)):
             return self._batch
-        return None
+        found = self._kept.get(tuple(map(id, columns)))
+        return None if found is None else self._show(*found)
 
-    def put(self, columns: tuple[Tensor | None, ...], batch: RowBatch) -> RowBatch:
-        """Replace the cached batch; returns the new one."""
+    def put(self, columns: Columns, batch: RowBatch) -> RowBatch:
+        """Keep a batch, and forget the one whose last use is longest ago; returns it."""
+        self._kept[tuple(map(id, columns))] = columns, batch
+        if len(self._kept) > BATCHES_KEPT:
+            self._kept.popitem(last=False)
+        return self._show(columns, batch)
+
+    def _show(self, columns: Columns, batch: RowBatch) -> RowBatch:
         self._columns, self._batch = columns, batch
+        self._kept.move_to_end(tuple(map(id, columns)))
         return batch
