@@ -1,13 +1,22 @@
 """Digests of requests that come, go on, fall back and end: equal to the chain over plain token lists."""
 
 import random
+import struct
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
 from canary_kernels.checks import Backend
-from canary_kernels.digest import DigestMemory, InputTokens, TokenLists, follow_inputs, follow_lists
+from canary_kernels.digest import (
+    DigestMemory,
+    InputTokens,
+    TokenLists,
+    follow_inputs,
+    follow_lists,
+    one_by_one,
+)
 from canary_kernels.hashing import chain_of
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 from tests.kernels.scenes import device_of
@@ -133,3 +142,22 @@ def test_a_new_request_has_the_anchor(backend):
     step = TokenLists(rows=one, tokens=one[None], computed=one, token_starts=starts_of([1]).to(device))
     follow_lists(backend, memory, step)
     assert memory.digests.tolist() == [signed(CHAIN_ANCHOR)]
+
+
+@pytest.mark.parametrize("backend", [Backend.TORCH, Backend.NUMBA])
+@pytest.mark.parametrize("known", [[], [3], [0, 5, 5, 40]])
+def test_chains_are_extended_one_by_one(backend: Backend, known: list[int]) -> None:
+    """A call that fails changes nothing, whatever it was given."""
+    lists = [torch.randint(0, 1 << 31, (60,)) for _ in known]
+    chains = [chain_of(tokens) for tokens in lists]
+    state = np.array([known, [int(chain[size]) for chain, size in zip(chains, known, strict=True)]])
+    state = np.ascontiguousarray(state, dtype=np.int64)
+    extend = one_by_one(backend, state)
+    for _ in range(20):
+        for wrong in ([*range(len(known) + 1)], *([["none"] * len(known)] if known else [])):
+            with pytest.raises(struct.error):
+                extend(wrong)  # type: ignore[arg-type]
+        extend([int(tokens[size]) for tokens, size in zip(lists, known, strict=True)])
+        known = [size + 1 for size in known]
+        wanted = [int(chain[size]) for chain, size in zip(chains, known, strict=True)]
+        assert state.tolist() == [known, wanted]

@@ -151,8 +151,8 @@ _STEADY = "tests/engines/vllm/test_steady_step.py::"
 STEADY = mutants(
     "canary_obs/engines/vllm/steady_step.py",
     (
-        "            and hits is self._hits\n",
-        "",
+        "            hits is self._hits\n            and hits is not None\n",
+        "            hits is not None\n",
         _STEADY + "test_whatever_an_output_says_is_followed",
     ),
     (
@@ -166,9 +166,20 @@ STEADY = mutants(
         _STEADY + "test_what_changes_by_itself_is_followed_in_every_step",
     ),
     (
-        "            events == ()\n",
-        "            not events\n",
+        "events == () and self._goes_on(output)",
+        "not events and self._goes_on(output)",
         _STEADY + "test_events_of_the_pool_are_followed",
+    ),
+    ("self._alone = numbers == 1", "self._alone = True", _STEADY + "test_an_output_that_gives_blocks_grows"),
+    (
+        "            and _OF_BLOCKS.issuperset(map(type, events))\n",
+        "",
+        _STEADY + "test_what_a_load_brings_or_nobody_knows_is_followed",
+    ),
+    (
+        "            and self._goes_on(output)\n        )\n",
+        "        )\n",
+        _STEADY + "test_an_output_that_says_more_than_blocks_is_followed",
     ),
 )
 

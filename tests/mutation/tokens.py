@@ -15,7 +15,17 @@ _OUTPUTS = _CHAINS + "test_an_output_that_does_not_go_on_by_one_token_of_each"
 _COLUMNS = "tests/engines/toolkit/test_known_tokens.py::"
 _OWED = "tests/runtime/test_known_tokens.py::"
 
+_EACH = "tests/kernels/test_digest.py::test_chains_are_extended_one_by_one"
+
 ALL = (
+    *mutants(
+        "kernels/canary_kernels/digest/cpu.py",
+        ("store_int64(state, place, position + 1)", "store_int64(state, place, position)", _EACH),
+    ),
+    *mutants(
+        "kernels/canary_kernels/digest/reference.py",
+        ("        np.add(counts, 1, out=counts)\n", "", _EACH),
+    ),
     *mutants(
         "kernels/canary_kernels/verify/kernel.py",
         ("(known_len + KNOWN_LAG > prefix)", "(known_len > 0)", _LAG),
@@ -76,6 +86,7 @@ ALL = (
         ("    left.__setstate__(start)\n", "", _WENT_ON),
         ("        self._known += len(newest)\n", "", _WENT_ON + "[1]"),
         ("        return sent.copy()\n", "        return sent\n", _WENT_ON),
+        ("            self._extend = one_by_one(self._backend, self._state)\n", "", _WENT_ON),
         (
             "            self._decoding = None  # if this fails",
             "            pass  # if this fails",

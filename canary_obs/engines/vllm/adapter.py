@@ -53,9 +53,8 @@ from canary_obs.slot_facts import request_name
 class VllmAdapter(FollowsRequests):
     """Describes one model runner's KV cache, and wraps the runner's methods while attached.
 
-    StepHooks, created at attach, calls the observer. Subclasses know the V1 or the V2 runner: they build the
-    view of a forward (`wrap_forward`), complete it (`complete_view`), and know the block lists of the running
-    requests (`request_blocks`, `update_requests`).
+    StepHooks, created at attach, calls the observer. Subclasses build the views of their runner's forwards
+    (`wrap_forward`, `complete_view`) and know its requests' blocks (`request_blocks`, `update_requests`).
     """
 
     name = "vllm"
@@ -96,8 +95,8 @@ class VllmAdapter(FollowsRequests):
         self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
         self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
-        attended = [group for group in self.vllm_groups if not group.states]
-        self.connector = ConnectorReports(self._block_changes.loads, attended)
+        loads, scales = self._block_changes.loads, self._scales.sources
+        self.connector = ConnectorReports(loads, [one for one in self.vllm_groups if not one.states])
         self._windows, self._forwards = WindowTables(self.vllm_groups), ForwardCount(self._by_name)
         self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()
         self.healing = HealLink(self._by_name, self._forwards, worker or runner)
@@ -106,7 +105,7 @@ class VllmAdapter(FollowsRequests):
         self.inputs_persist = runner.speculative_config is None  # drafting changes them between two steps
         self._side_stream = SideStream(runner.device, enabled=self.inputs_persist)
         self.requests = changes_of(runner, self.vllm_groups)
-        self._steady = SteadyStep(self.vllm_groups, self._block_changes.loads, self._scales.sources)
+        self._steady = SteadyStep(self.vllm_groups, loads, scales, len(numbers))
         drafts = [group for group in self.vllm_groups if group.draft]
         self._drafts = DraftGroups(runner, drafts, self.step_types) if drafts else None
         self._hooks: StepHooks | None = None
@@ -261,7 +260,8 @@ class VllmAdapter(FollowsRequests):
                 self.requests.went_on(output)
             else:
                 self.update_requests(output)
-                self._block_changes.report(output, events, observer)
+                if not self._steady.grows(output, events):
+                    self._block_changes.report(output, events, observer)
                 self.requests.report(output, self._block_changes.loads.loaded_from, observer)
                 self._scales.follow(events, observer)
                 self._steady.followed(output)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.scheduler_reports import log_fault
 from canary_obs.engines.vllm.sent_blocks import instrument_sends
+from canary_obs.engines.vllm.token_chains import chains_of
 
 KEYS_ATTRIBUTE = "kv_canary_offload_keys"  # of SchedulerOutput: by connector, of this step's jobs, by chunk
 _KEYS = "_kv_canary_keys"  # of an OffloadingManager: since the last output
@@ -55,11 +56,12 @@ def instrument_connector(patches: MethodPatches, scheduler: Any) -> None:
 
 
 def follow_new_schedulers(patches: MethodPatches, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Scheduler.__init__`: the connector is made in it."""
+    """Wraps `Scheduler.__init__`: the connector is made in it. What its steps need is prepared."""
 
     def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces it
         original(scheduler, *args, **kwargs)
         try:
+            chains_of(scheduler)  # loads what is compiled, which takes too long in a step
             instrument_connector(patches, scheduler)
         except Exception as error:  # noqa: BLE001 - what is loaded is unverified
             log_fault(scheduler, "instrument_connector", error)

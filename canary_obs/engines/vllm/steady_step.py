@@ -8,8 +8,10 @@ from typing import Any
 from canary_kernels.buffers import KVSource
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
-from canary_obs.engines.vllm.pool_events import BlockEvent
+from canary_obs.engines.vllm.pool_events import BlockEvent, Partial, Published, PublishedRun
 from canary_obs.engines.vllm.prefix_hits import HITS_ATTRIBUTE
+
+_OF_BLOCKS = frozenset({int, Published, PublishedRun, Partial})  # events that no load comes with
 
 
 class SteadyStep:
@@ -20,19 +22,34 @@ class SteadyStep:
     """
 
     def __init__(
-        self, groups: Sequence[VllmGroup], loads: ConnectorLoads, scales: Sequence[KVSource]
+        self, groups: Sequence[VllmGroup], loads: ConnectorLoads, scales: Sequence[KVSource], numbers: int = 1
     ) -> None:
+        """`numbers`: vLLM's groups, whose blocks share the same bytes."""
+        self._alone = numbers == 1
         self._loads = loads
         self._followed = bool(scales) or any(group.states for group in groups)
         self._hits: Any = None  # the count in the last output that was followed
 
     def holds(self, output: Any, events: Sequence[BlockEvent] | None) -> bool:
         """Whether there is nothing else to follow in this output, whose pool had these events."""
+        blocks = output.scheduled_cached_reqs.new_block_ids
+        return events == () and self._goes_on(output) and blocks.count(None) == len(blocks)
+
+    def grows(self, output: Any, events: Sequence[BlockEvent] | None) -> bool:
+        """Whether requests that go on were given blocks, at most, and none has lost its bytes by that."""
+        return (
+            self._alone
+            and events is not None
+            and _OF_BLOCKS.issuperset(map(type, events))
+            and self._goes_on(output)
+        )
+
+    def _goes_on(self, output: Any) -> bool:
+        """Whether nothing began, ended or was hit."""
         cached = output.scheduled_cached_reqs
         hits = getattr(output, HITS_ATTRIBUTE, None)
         return (
-            events == ()
-            and hits is self._hits
+            hits is self._hits
             and hits is not None
             and not (
                 output.scheduled_new_reqs
@@ -44,7 +61,6 @@ class SteadyStep:
                 or self._followed
                 or self._loads.open
             )
-            and cached.new_block_ids.count(None) == len(cached.new_block_ids)
         )
 
     def followed(self, output: Any) -> None:

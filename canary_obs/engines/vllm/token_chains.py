@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from struct import Struct
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from canary_kernels.hashing import MixesOfNext
+from canary_kernels.checks import Backend
+from canary_kernels.digest import one_by_one
 from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
+from canary_obs.runtime.device.backend import choose_backend
 
 TOKENS_ATTRIBUTE = "kv_canary_tokens"  # of SchedulerOutput: TokenChains.advance of its requests
 CHAINS_ATTRIBUTE = "_kv_canary_chains"  # of Scheduler: its TokenChains
@@ -22,10 +24,11 @@ class _Decoding:
     # In each step of each request: no Python call, and as few passes over the requests as there can be.
 
     def __init__(
-        self, names: list[str], found: list[Any], computed: list[int], chains: NDArray[np.int64]
-    ) -> None:
+        self, backend: Backend, names: list[str], found: list[Any], computed: list[int],
+        chains: NDArray[np.int64],
+    ) -> None:  # fmt: skip
         """`found`: the requests; `computed`: their tokens after it; `chains` as `advance` returns them."""
-        self.names = names
+        self.names, self._backend = names, backend
         self._found = found
         self._computed = computed  # before the next batch, if it is the same again
         self._state = chains.copy()
@@ -56,24 +59,21 @@ class _Decoding:
         if self._ahead is not None and sum([len(tokens) for tokens in self._tokens]) != self._known:
             return None
         self._known += len(newest)
-        sent = self._state
-        np.add(sent[0], 1, out=sent[0])
-        np.add(self._chains, self._mixes.mix(np.frombuffer(self._pack(*newest), np.int64)), out=self._chains)
-        ahead = self._ahead
+        self._extend(newest)
+        sent, ahead = self._state, self._ahead
         self._computed = (sent[0] if ahead is None else sent[0] + ahead).tolist()
         return sent.copy()
 
     def _begin(self) -> None:
         tokens = [_own_list(request) for request in self._found]
-        counts, chains = self._state
+        counts = self._state[0]
         ahead = np.array(self._computed, dtype=np.int64) - counts
         if all(type(each) is list for each in tokens):
             self._tokens = tokens
             self._known = int(counts.sum()) + len(tokens)  # of all requests, after the next batch
             # With asynchronous scheduling, tokens that are still to be sampled count as computed.
             self._ahead = ahead if ahead.any() else None
-            self._mixes, self._chains = MixesOfNext(counts), chains.view(np.uint64)
-            self._pack = Struct(f"{len(tokens)}q").pack
+            self._extend = one_by_one(self._backend, self._state)
             self._newest = zip(*map(_from, tokens, counts.tolist()), strict=False)
 
 
@@ -94,6 +94,7 @@ class TokenChains:
     """The chain over each request's first tokens, advanced by those that a forward adds."""
 
     def __init__(self) -> None:
+        self._backend = choose_backend("auto", torch.device("cpu"))
         self._known: dict[str, tuple[int, np.uint64]] = {}  # by request: tokens, the chain over them
         self._decoding: _Decoding | None = None  # the last batch, which `_known` lags behind
         # First tokens of requests that wait for a load: of the last output, and of the one before.
@@ -165,7 +166,7 @@ class TokenChains:
         known.update(zip(names, zip(lens, chains, strict=True), strict=True))
         sent = np.stack((ends, chains.view(np.int64)))
         if min(lens, default=-1) >= 0:
-            self._decoding = _Decoding(names, found, computed, sent)
+            self._decoding = _Decoding(self._backend, names, found, computed, sent)
         return sent
 
     def _leave_decoding(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import numpy as np
 
-from canary_kernels.native import kernel
+from canary_kernels.native import kernel, load_int64, store_int64
 from canary_kernels.native_records import ANCHOR, added, mix64
 
 
@@ -18,3 +20,25 @@ def extend_chains(tokens, ends, counts, chains):
         for position in range(first, stop):
             chain = added(chain, mix64(np.int64(tokens[row, position]), np.int64(position)))
         counts[row], chains[row] = stop, chain
+
+
+@kernel("void(int64, int64, int64)")
+def _extend_each(state, tokens, count):
+    """Advance each of `count` chains by a token; see `op.one_by_one`."""
+    for place in range(count):
+        position, chain = load_int64(state, place), load_int64(state, count + place)
+        store_int64(state, count + place, added(chain, mix64(load_int64(tokens, place), position)))
+        store_int64(state, place, position + 1)
+
+
+def one_by_one(state):
+    """What extends the chains of `state`, whose memory and that of the tokens stay where they are."""
+    tokens = np.zeros(state.shape[1], dtype=np.int64)
+    pack, room = Struct(f"{tokens.size}q").pack_into, tokens.data
+    kept = state, (state.ctypes.data, tokens.ctypes.data, tokens.size)  # addresses keep no memory
+
+    def extend(newest):
+        pack(room, 0, *newest)
+        _extend_each(*kept[1])
+
+    return extend

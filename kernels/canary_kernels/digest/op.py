@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +42,15 @@ def extend_chains(backend: Backend, tokens: Ints, ends: Ints, counts: Ints, chai
         _cpu().extend_chains(tokens, ends, counts, chains)
     else:
         reference.extend_chains(tokens, ends, counts, chains)
+
+
+def one_by_one(backend: Backend, state: NDArray[np.int64]) -> Callable[[Sequence[int]], None]:
+    """What extends each of n chains by a token, given those tokens: call it once per position.
+
+    state: int64 [2, n], contiguous; the tokens in each chain, and the chain. It is changed in place, not by a
+    call that raises struct.error: for what is no token, too few or too many. One of the CPU's backends.
+    """
+    return _cpu().one_by_one(state) if backend is Backend.NUMBA else reference.one_by_one(state)
 
 
 def follow_lists(backend: Backend, memory: DigestMemory, lists: TokenLists) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from canary_kernels.hashing import Integers, mix_arrays
+from canary_kernels.hashing import Integers, MixesOfNext, mix_arrays
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 
 if TYPE_CHECKING:
@@ -29,6 +31,19 @@ def extend_chains(tokens: Integers, ends: Integers, counts: Integers, chains: In
         mixed = mix_arrays(tokens[np.repeat(rows, lengths), positions], positions).view(np.int64)
         chains[rows] += np.add.reduceat(mixed, bounds)
         counts[:] = ends
+
+
+def one_by_one(state: NDArray[np.int64]) -> Callable[[Sequence[int]], None]:
+    """What extends the chains of `state`, all at once."""
+    counts, chains = state
+    pack, mixes = Struct(f"{counts.size}q").pack, MixesOfNext(counts)
+
+    def extend(newest: Sequence[int]) -> None:
+        tokens = np.frombuffer(pack(*newest), np.int64)
+        np.add(counts, 1, out=counts)
+        np.add(chains.view(np.uint64), mixes.mix(tokens), out=chains.view(np.uint64))
+
+    return extend
 
 
 def follow_lists(memory: DigestMemory, lists: TokenLists) -> None:

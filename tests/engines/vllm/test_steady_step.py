@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.vllm.pool_events import Published
+from canary_obs.engines.vllm.pool_events import (
+    EventsLost,
+    Loaded,
+    LoadTokens,
+    Partial,
+    Published,
+    PublishedRun,
+)
 from canary_obs.engines.vllm.prefix_hits import HITS_ATTRIBUTE, HitBlocks
 from canary_obs.engines.vllm.steady_step import SteadyStep
 
@@ -25,11 +32,13 @@ def output(**changed: Any) -> Any:
     return SimpleNamespace(**(plain | own), scheduled_cached_reqs=given)
 
 
-def steady(*, scales: bool = False, loads: bool = False, states: bool = False) -> SteadyStep:
+def steady(
+    *, scales: bool = False, loads: bool = False, states: bool = False, numbers: int = 1
+) -> SteadyStep:
     groups: list[Any] = [SimpleNamespace(states=states)]
     sources: list[Any] = ["scale"] if scales else []
     given: Any = SimpleNamespace(open=loads)
-    made = SteadyStep(groups, given, sources)
+    made = SteadyStep(groups, given, sources, numbers)
     made.followed(output())
     return made
 
@@ -66,3 +75,28 @@ def test_the_first_output_is_followed_and_so_is_one_without_a_count() -> None:
 @pytest.mark.parametrize("what", ["scales", "loads", "states"])
 def test_what_changes_by_itself_is_followed_in_every_step(what: str) -> None:
     assert not steady(**{what: True}).holds(output(), ())
+
+
+GROWN: dict[str, Any] = {"new_block_ids": [None, ([7],)]}
+OF_BLOCKS = 5, Published(0, 1, 0, -1, 4), PublishedRun(0, (1, 2), 0, -1, 4), Partial(0, 1, 0, 3)
+
+
+def test_an_output_that_gives_blocks_grows() -> None:
+    assert steady().grows(output(**GROWN), OF_BLOCKS)
+    assert steady().grows(output(**GROWN), ())
+    assert not steady(numbers=2).grows(output(**GROWN), OF_BLOCKS), "the others lose these bytes"
+
+
+@pytest.mark.parametrize(
+    "event", [Loaded(0, (1,), 0, 0, 4, "a"), LoadTokens("a", b""), EventsLost(1), None], ids=str
+)
+def test_what_a_load_brings_or_nobody_knows_is_followed(event: Any) -> None:
+    assert not steady().grows(output(**GROWN), (*OF_BLOCKS, event))
+    assert not steady().grows(output(**GROWN), None)
+
+
+@pytest.mark.parametrize("what", ["scales", "loads", "states"])
+@pytest.mark.parametrize("changed", [{"scheduled_new_reqs": ["a"]}, {HITS_ATTRIBUTE: HitBlocks((0,), (1,))}])
+def test_an_output_that_says_more_than_blocks_is_followed(changed: dict[str, Any], what: str) -> None:
+    assert not steady().grows(output(**GROWN, **changed), ())
+    assert not steady(**{what: True}).grows(output(**GROWN), ())

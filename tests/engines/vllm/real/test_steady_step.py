@@ -31,7 +31,7 @@ def test_nothing_would_have_been_followed(make_rig: Any, monkeypatch: pytest.Mon
     """Prompts that share prefixes, more than the pool holds at once, and one that is aborted."""
     rig = make_rig()
     adapter, steps = rig.adapter, {True: 0, False: 0}
-    holds = adapter._steady.holds
+    holds, grows, grown = adapter._steady.holds, adapter._steady.grows, []
 
     def checked(output: Any, events: Any) -> bool:
         found = holds(output, events)
@@ -45,7 +45,17 @@ def test_nothing_would_have_been_followed(make_rig: Any, monkeypatch: pytest.Mon
             assert followed(adapter) == before
         return bool(found)
 
+    def checked_blocks(output: Any, events: Any) -> bool:
+        found = grows(output, events)
+        if found:
+            before = followed(adapter)
+            adapter._block_changes.report(output, events, Silent())
+            assert followed(adapter) == before
+            grown.append(output)
+        return bool(found)
+
     monkeypatch.setattr(adapter._steady, "holds", checked)
+    monkeypatch.setattr(adapter._steady, "grows", checked_blocks)
     rig.generate(prompts(6, seed=1, shared=100), 24)
     rig.start({"a": prompts(1, seed=2)[0], "b": prompts(1, seed=3)[0]}, 60)
     rig.step(8)
@@ -57,3 +67,4 @@ def test_nothing_would_have_been_followed(make_rig: Any, monkeypatch: pytest.Mon
     assert rig.canary.health.faults.total() == 0
     assert steps[True] > 40
     assert steps[False] > 10
+    assert len(grown) > 5
