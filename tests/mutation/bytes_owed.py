@@ -46,8 +46,8 @@ FORWARDS = mutants(
         _CLEAN,
     ),
     (
-        "        for group, batch in self._batches:\n            complete_slots",
-        "        for group, batch in self._batches[:1]:\n            complete_slots",
+        "for group, batch in self._batches if replay is None else ():",
+        "for group, batch in self._batches[:1] if replay is None else ():",
         _WINDOWS,
     ),
 )
