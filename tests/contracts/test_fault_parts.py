@@ -32,6 +32,8 @@ def parts_named_in(files: Iterable[Path], counting: frozenset[str]) -> Iterator[
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and node.args and called(node) in counting:
                 yield from value_of(node.args[0])
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "guarded":
+                yield from value_of(node.args[1])  # after the observer
             elif isinstance(node, ast.keyword) and node.arg == "observer_faults":
                 keys = node.value.keys if isinstance(node.value, ast.Dict) else ()
                 yield from (value for key in keys if key is not None for value in value_of(key))

@@ -292,7 +292,7 @@ RECEIVED = mutants(
         _RECEIVED + "test_of_a_receive_that_failed_nothing_is_kept",
     ),
     (
-        "self._ended = partial(self._guarded, folds)",
+        "self._ended = partial(self._found_or_nothing, folds)",
         "pass",
         _RECEIVED + "test_records_may_be_complete_before_the_connector_is_asked",
     ),

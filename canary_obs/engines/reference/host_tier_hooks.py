@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.errors import KVCacheViolation
 from canary_obs.reference_engine.cache.host_tier import HostPage, HostTier, Slots, Tokens
 from canary_obs.vocabulary import HOST_PEER
 
@@ -32,7 +32,7 @@ class HostTierHooks:
     def _around_offload(self, offload: Callable[..., tuple[HostPage, ...]]) -> Callable[..., Any]:
         def observed_offload(tokens: Tokens, slots: Slots) -> tuple[HostPage, ...]:
             pages = offload(tokens, slots)
-            self._guarded(self._keep_records, pages, slots)
+            guarded(self._observer, "host_tier", self._keep_records, pages, torch.from_numpy(slots))
             return pages
 
         return observed_offload
@@ -40,19 +40,9 @@ class HostTierHooks:
     def _around_load(self, load: Callable[..., None]) -> Callable[..., Any]:
         def observed_load(pages: Sequence[HostPage], slots: Slots) -> None:
             load(pages, slots)
-            self._guarded(self._report_received, pages, slots)
+            guarded(self._observer, "host_tier", self._report_received, pages, torch.from_numpy(slots))
 
         return observed_load
-
-    def _guarded(
-        self, act: Callable[[Sequence[HostPage], Tensor], None], pages: Sequence[HostPage], slots: Slots
-    ) -> None:
-        try:
-            act(pages, torch.from_numpy(slots))
-        except KVCacheViolation:
-            raise  # mode raise: damaged KV must not be used
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self._observer.fault("host_tier", error)
 
     def _keep_records(self, pages: Sequence[HostPage], slots: Tensor) -> None:
         for group in self._groups:

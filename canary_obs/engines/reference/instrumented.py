@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.shown_forward import shown_forward
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.reference_engine.execution.batch import ForwardBatch
@@ -28,14 +30,7 @@ def instrumented(
 ) -> Forward:
     """All checks run on the forward's own stream, before and after it."""
 
-    def view_or_none(batch: ForwardBatch) -> StepView | None:
-        try:
-            return view_of(batch)
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            observer.fault("step_view", error)
-            return None
-
-    return shown_forward(forward, view_or_none, observer)
+    return shown_forward(forward, partial(guarded, observer, "step_view", view_of), observer)
 
 
 def instrumented_on_side_stream(
@@ -48,10 +43,8 @@ def instrumented_on_side_stream(
 
     def observed(batch: ForwardBatch) -> Tensor:
         side_stream.join()
-        try:
-            view = views.build(batch)
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            observer.fault("step_view", error)
+        view = guarded(observer, "step_view", views.build, batch)
+        if view is None:
             return forward(batch)
         observer.before_write(view)
         side_stream.mark()
@@ -65,14 +58,12 @@ def instrumented_on_side_stream(
 
     def check_launched(batch: ForwardBatch, view: StepView) -> None:
         with side_stream.after_mark:
-            try:
-                view = views.complete(view, batch)
-            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            complete = guarded(observer, "step_view", views.complete, view, batch)
+            if complete is None:
                 observer.forward_failed(view)
-                observer.fault("step_view", error)
                 return
-            observer.forward_launched(view)
+            observer.forward_launched(complete)
         with side_stream.after_all:
-            observer.after_forward(view)
+            observer.after_forward(complete)
 
     return observed

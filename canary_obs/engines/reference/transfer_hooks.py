@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.errors import KVCacheViolation
 from canary_obs.reference_engine.cache.connector import NO_METADATA, KVConnector
 
 _FORMATS, _FORMAT_FACTOR = 1 << 56, 31  # record formats of all groups are hashed to one number
@@ -29,20 +29,15 @@ class TransferHooks:
 
     def wrap(self, patches: MethodPatches) -> None:
         """Replace the methods on the instance."""
-        patches.wrap(self._connector, "kind", partial(self._guarded, self._kind))
-        patches.wrap(self._connector, "outgoing", partial(self._guarded, self._outgoing))
-        patches.wrap(self._connector, "reserved", partial(self._guarded, self._reserved))
-        patches.wrap(self._connector, "landed", partial(self._guarded, self._landed))
+        patches.wrap(self._connector, "kind", partial(self._instead, self._kind))
+        patches.wrap(self._connector, "outgoing", partial(self._instead, self._outgoing))
+        patches.wrap(self._connector, "reserved", partial(self._instead, self._reserved))
+        patches.wrap(self._connector, "landed", partial(self._instead, self._landed))
 
-    def _guarded(self, replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def _instead(self, replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         def observed(*args: Any) -> Any:
-            try:
-                return replacement(*args)
-            except KVCacheViolation:
-                raise  # mode raise: damaged KV must not be used
-            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-                self._observer.fault("transfer", error)
-                return original(*args)
+            returned = guarded(self._observer, "transfer", lambda: (replacement(*args),))
+            return original(*args) if returned is None else returned[0]
 
         return observed
 

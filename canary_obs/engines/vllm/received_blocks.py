@@ -11,6 +11,7 @@ from torch import Tensor
 
 from canary_obs.copy_records.sent_records import Fold, GroupShare, joined
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.sent_blocks import (
@@ -23,6 +24,8 @@ from canary_obs.engines.vllm.sent_blocks import (
     WorkerRecords,
 )
 from canary_obs.engines.vllm.sent_copies import Copies
+
+_Pending = Sequence[tuple[Sent, VllmGroup, "BlockFoldsOnHost | None"]]
 
 
 class TransferRecords:
@@ -108,24 +111,22 @@ class TransferRecords:
         (sent, self._sent), (records, self._open) = (self._sent, ()), (self._open, None)
         if not sent:
             return
-        try:
-            folds = [(each, group, self.folds(group, each)) for each in sent for group in self._groups]
-        except Exception as error:  # noqa: BLE001 - what is sent is unverified at the receiver
-            self._observer.fault("announce", error)
-            return
+        folds = guarded(self._observer, "announce", self._folds_of, sent)
+        if folds is None:
+            return  # what is sent is unverified at the receiver
         if records is not None:
-            records.pending = partial(self._guarded, folds)
+            records.pending = partial(self._found_or_nothing, folds)
         else:
-            self._ended = partial(self._guarded, folds)
+            self._ended = partial(self._found_or_nothing, folds)
 
-    def _guarded(self, pending: Iterable[tuple[Sent, VllmGroup, BlockFoldsOnHost | None]]) -> Found:
-        try:
-            return self._found(pending)
-        except Exception as error:  # noqa: BLE001 - awaited where the engine's own results are
-            self._observer.fault("announce", error)
-            return {}
+    def _folds_of(self, sent: Sequence[Sent]) -> _Pending:
+        return [(each, group, self.folds(group, each)) for each in sent for group in self._groups]
 
-    def _found(self, pending: Iterable[tuple[Sent, VllmGroup, BlockFoldsOnHost | None]]) -> Found:
+    def _found_or_nothing(self, pending: _Pending) -> Found:
+        """Awaited where the engine's own results are."""
+        return guarded(self._observer, "announce", self._found, pending) or {}
+
+    def _found(self, pending: _Pending) -> Found:
         found: Found = {}
         for sent, group, folds in pending:
             share = self.share(group)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.idle_thread import IdleThread
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.draft_groups import DraftGroups
@@ -100,14 +101,14 @@ class StepHooks:
         The view names the draft groups like the others; they are checked after drafting.
         """
         self._end_forward(self.observer.forward_failed)  # a second forward in one step: the first is unknown
-        self._view = self._guarded(build)
+        self._view = self._built(build)
         if self._view is None:
             return
         if self._inputs_persist:
             self._launched_due = True
             self.observer.before_write(self._view)
             return
-        self._view = self._guarded(partial(self._complete_with_drafts, self._view))
+        self._view = self._built(partial(self._complete_with_drafts, self._view))
         if self._view is not None:
             self.observer.before_forward(self._view)
 
@@ -116,7 +117,7 @@ class StepHooks:
         incomplete, self._launched_due = self._view, False
         if incomplete is None:
             return
-        self._view = self._guarded(partial(self._source.complete_view, incomplete))
+        self._view = self._built(partial(self._source.complete_view, incomplete))
         if self._view is not None:
             self.observer.forward_launched(self._view)
         else:
@@ -132,15 +133,13 @@ class StepHooks:
         if view is not None:
             hook(view)
 
-    def _guarded(self, build: Callable[[], StepView]) -> StepView | None:
+    def _built(self, build: Callable[[], StepView]) -> StepView | None:
         """A view, or None when building it failed, which is reported."""
         started = time.perf_counter()
         try:
             self.forward_stream.remember()
-            return build()
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self.observer.fault("step_view", error)
-            return None
+            view: StepView | None = guarded(self.observer, "step_view", build)
+            return view
         finally:
             self._host_seconds += time.perf_counter() - started
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from canary_obs.attach import install_canary
 from canary_obs.config import IN_PROCESS, CanaryConfig
@@ -10,6 +13,8 @@ from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling
 from tests.engines.reference.heal.faults import Faults
+from tests.engines.reference.heal.judge import WRONG, Judge
+from tests.engines.reference.heal.serve import Listing, Served, late, serve
 
 
 def test_an_entry_is_not_put_back_for_a_request_that_has_started_again_in_the_other_page() -> None:
@@ -34,3 +39,39 @@ def test_an_entry_is_not_put_back_for_a_request_that_has_started_again_in_the_ot
     harm.settle(None)
     assert int(table[request.row, 0]) == wrong
     canary.detach()
+
+
+@pytest.mark.parametrize(
+    ("alive", "kept", "later", "counts"),
+    [
+        (False, 0, [], False),  # listed after its end
+        (True, 0, [], True),
+        (True, 0, [(110, 0)], False),  # cured, and misled by what was planted later
+        (True, 0, [(107, 0)], True),  # planted before it was listed: it ought to be cured of both
+        (True, 0, [(113, 0)], True),  # planted after the wrong token
+        (True, 0, [(110, 4)], True),  # read for later tokens
+        (True, 4, [(110, 0)], True),  # the wrong token stayed when it started again
+    ],
+)
+def test_a_wrong_token_after_the_detection_is_not_one_of_a_later_fault(
+    alive: bool, kept: int, later: list[tuple[int, int]], counts: bool
+) -> None:
+    clean = Served(model="llama", answers={"r": [7, 7, 7, 7, 7]})
+    served = Served(model="llama", answers={"r": [7, 7, 7, 9, 9]}, sent={"r": [109, 110, 111, 112, 113]})
+    served.listed["r"] = Listing(first_output=0, derived=False, alive=alive, step=108, later=later)
+    served.kept["r"] = kept
+    assert late(clean, served) == ({"r"} if counts else set())
+    served.errors.add("r")
+    assert late(clean, served) == set()
+
+
+def test_a_token_as_likely_as_the_best_one_is_not_wrong() -> None:
+    clean = serve(1)
+    judge, (right,) = Judge(clean), clean.answers.values()
+    assert judge.behind("r0", right, 0) < WRONG
+    other = [*right[:-1], 5 if right[-1] != 5 else 6]
+    assert judge.behind("r0", other, len(right) - 1) > WRONG
+    tied = replace(clean, answers={"r0": other})
+    assert judge.nearly_right(tied) == {}
+    judge.behind = lambda *_: WRONG / 2  # type: ignore[method-assign]
+    assert judge.nearly_right(tied) == {"r0": WRONG / 2}

@@ -14,10 +14,10 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling, Status
 from canary_obs.vocabulary import HealAction, HealOutcome
 from tests.engines.reference.heal.serve import Served, late, leaks, serve
+from tests.engines.reference.heal_table import LANE_ROWS
 
 REQUESTS = 24
 MODELS = ["llama", "swa", "speculative", "host_tier"]
-ROWS = {"compressed": 1024}  # a damaged entry has many findings: of those that are dropped nobody is listed
 
 
 @cache
@@ -41,7 +41,7 @@ def wrong(model: str, served: Served) -> set[str]:
     ],
 )
 def test_nothing_wrong_leaves_after_detection_and_nothing_leaks(model: str, policy: str) -> None:
-    served = serve(REQUESTS, model=model, policy=policy, faults=7, lane_rows=ROWS.get(model, 32))
+    served = serve(REQUESTS, model=model, policy=policy, faults=7, lane_rows=LANE_ROWS.get(model, 32))
     delivered = wrong(model, served)
     assert delivered <= set(served.listed)
     assert late(clean(model), served) == set()

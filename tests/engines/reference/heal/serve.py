@@ -35,13 +35,18 @@ class Listing:
     first_output: int | None
     derived: bool
     alive: bool  # it had not ended yet, some time that it was listed since it was last computed again
+    step: int  # the last one in which it was listed before its end
+    later: list[tuple[int, int]] = field(default_factory=list)  # found after its end: planted, first output
 
 
 @dataclass(slots=True, kw_only=True)
 class Served:
     """One run."""
 
+    model: str
+    prompts: dict[str, np.ndarray] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
+    sent: dict[str, list[int]] = field(default_factory=dict)  # by request and token: in which step
     errors: set[str] = field(default_factory=set)
     seconds_of: list[float] = field(default_factory=list)
     listed: dict[str, Listing] = field(default_factory=dict)
@@ -79,6 +84,11 @@ def prompts(count: int, seed: int, longest: int) -> list[tuple[np.ndarray, int]]
     return made
 
 
+def engine_of(model: str, **changes: object) -> Engine:
+    """A small engine of this kind, with the weights of all others."""
+    return Engine(settings.with_model(settings.tiny(seed=3, **({"page_size": 4} | changes)), model))
+
+
 def serve(
     count: int, *, model: str = "llama", policy: str = "off", faults: int | None = None, seed: int = 1,
     engine: dict[str, object] | None = None, most: int | None = None, **changes: object,
@@ -87,14 +97,14 @@ def serve(
 
     `faults`: a seed, None = no faults. `most`: so many of them at most.
     """
-    runner = Engine(settings.with_model(settings.tiny(seed=3, **({"page_size": 4} | (engine or {}))), model))
+    runner = engine_of(model, **(engine or {}))
     given = {"endpoint": IN_PROCESS, "verify_on_hit": True, "patrol_budget": "1B/s"}
     canary = install_canary(runner, CanaryConfig(**given, **changes))  # type: ignore[arg-type]
     assert canary is not None
     canary.healing._limits = _UNLIMITED
     canary.healing.choose(HealPolicy(policy))
     canary.mark_ready()
-    served, harm = Served(), None if faults is None else Faults(runner, canary._adapter, faults)
+    served, harm = Served(model=model), None if faults is None else Faults(runner, canary._adapter, faults)
     _listen(canary, runner, served, harm)
     waiting = list(enumerate(prompts(count, seed, runner.config.max_context)))[::-1]
     draw, began, started = random.Random(faults), dict[str, float](), time.monotonic()
@@ -103,7 +113,7 @@ def serve(
             while waiting and len(runner.unfinished) < IN_FLIGHT:
                 number, (prompt, length) = waiting.pop()
                 sampling = Sampling(max_tokens=length, stop_at_eos=False)
-                began[f"r{number}"] = time.monotonic()
+                began[f"r{number}"], served.prompts[f"r{number}"] = time.monotonic(), prompt
                 runner.add_request(prompt, sampling, f"r{number}")
             if harm is not None:
                 harm.settle(served.steps)
@@ -111,7 +121,11 @@ def serve(
                 if due and (most is None or harm.planted.total() < most):
                     harm.plant(served.steps)
             pace(canary, draw)
-            for request in runner.step():
+            ended = runner.step()
+            for request in (*runner.unfinished, *ended):
+                steps = served.sent.setdefault(request.id, [])
+                steps += [served.steps] * (len(request.output) - len(steps))
+            for request in ended:
                 served.answers[request.id] = request.output.tolist()
                 served.seconds_of.append(time.monotonic() - began[request.id])
                 if request.status is Status.FAILED:
@@ -136,12 +150,22 @@ def pace(canary: Any, draw: random.Random) -> None:
 
 
 def late(clean: Served, served: Served) -> set[str]:
-    """Requests that got a wrong token after they were known to have read damage."""
+    """Requests that got a wrong token after they were known to have read damage.
+
+    Not those that were cured of it, and then read what was planted later and found after their end.
+    """
     found = set()
     for name in set(served.listed) - served.errors:
         right, own = clean.answers[name], served.answers[name]
         first = next((at for at, (a, b) in enumerate(zip(right, own, strict=True)) if a != b), None)
-        if first is not None and (served.listed[name].alive or first < served.kept.get(name, 0)):
+        listing, kept = served.listed[name], served.kept.get(name, 0)
+        if first is None or not (listing.alive or first < kept):
+            continue
+        new = (
+            listing.step <= planted <= served.sent[name][first] and output <= first
+            for planted, output in listing.later
+        )
+        if first < kept or not any(new):
             found.add(name)
     return found
 
@@ -182,6 +206,9 @@ def _listen(canary: Any, engine: Engine, served: Served, harm: Faults | None) ->
                 if (place.group, place.slot) == (message.group, message.slot):
                     served.steps_to_find.append(served.steps - place.step)
         unfinished = {request.id for request in engine.unfinished}
+        faults = harm.places if harm is not None else []
+        place = message.group, message.slot
+        planted = max((one.step for one in faults if (one.group, one.slot) == place), default=None)
         for one in message.requests:
             if one.running and one.request not in unfinished:
                 served.ghosts.add(one.request)
@@ -190,11 +217,13 @@ def _listen(canary: Any, engine: Engine, served: Served, harm: Faults | None) ->
             readings.add(reading)
             before = served.listed.get(one.request)
             if before is None:
-                served.listed[one.request] = Listing(
-                    first_output=one.first_output, derived=one.derived, alive=alive
+                before = served.listed[one.request] = Listing(
+                    first_output=one.first_output, derived=one.derived, alive=False, step=-1
                 )
-                continue
-            before.alive |= alive
+            if alive:
+                before.alive, before.step = True, served.steps
+            elif planted is not None and one.request not in unfinished and one.first_output is not None:
+                before.later.append((planted, one.first_output))
             if one.first_output is not None and before.first_output is not None:
                 before.first_output = min(before.first_output, one.first_output)
         send(message)
