@@ -269,9 +269,14 @@ HEALTH = mutants(
 LOG = mutants(
     "canary_obs/runtime/device/violation_log.py",
     (
-        "if done < row[layout.ROW_EVENT] <= count",
-        "if done <= row[layout.ROW_EVENT] <= count",
+        "(events > done) &",
+        "(events >= done) &",
         "tests/runtime/device/test_violation_log.py::test_each_event_is_read_once",
+    ),
+    (
+        "log[group, number]  #",
+        "log.tolist() and log[group, number]  #",
+        "tests/runtime/device/test_violation_log.py::test_no_row_is_looked_at_that_was_read_or_never_written",
     ),
     (
         "self.dropped += lost",

@@ -94,13 +94,15 @@ class ViolationLog:
         counters = values[: self._state.counter_words].view(-1, layout.COUNTER_WORDS).tolist()
         log = self._state.log_of(values)
         unread: list[_Lane] = []
-        for group, lanes in enumerate(log.tolist()):
-            for number, held in enumerate(lanes):
+        for group in range(log.shape[0]):
+            for number in range(layout.NUM_LANES):
                 count, done = counters[group][number], self._read[group][number]
                 if count > done:
                     self._read[group][number] = count
                     self.events_read += count - done
-                    rows = [row for row in held if done < row[layout.ROW_EVENT] <= count]
+                    held = log[group, number]  # a lane may have thousands of rows
+                    events = held[:, layout.ROW_EVENT]
+                    rows: list[list[int]] = held[(events > done) & (events <= count)].tolist()
                     rows.sort(key=lambda row: row[layout.ROW_EVENT])
                     unread.append(_Lane(group, number, rows, count - done - len(rows)))
         known = self._known(unread)

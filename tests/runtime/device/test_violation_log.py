@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from canary_kernels import layout
@@ -56,6 +59,22 @@ def test_each_event_is_read_once() -> None:
     assert (row.expected, row.actual) == ("0xffffffffffffffff", "0x5")
     assert not log.has_unread(int(state.counters[: layout.NUM_LANES].sum()))
     assert log.read(state.flat.clone(), 6) == []
+
+
+def test_no_row_is_looked_at_that_was_read_or_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, log = make()
+    looked_at, original = [0], torch.Tensor.tolist
+
+    def counted(values: torch.Tensor) -> Any:
+        looked_at[0] += values.numel()
+        return original(values)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    for slot in (1, 2):
+        report(state, Phase.HEAD, Reason.CHAIN, slot)
+        looked_at[0] = 0
+        assert [row.slot for row in log.read(state.flat.clone(), 1)] == [slot]
+        assert looked_at[0] == layout.COUNTER_WORDS + layout.ROW_WORDS
 
 
 def test_a_flood_keeps_the_first_and_latest_rows_and_counts_the_rest() -> None:
