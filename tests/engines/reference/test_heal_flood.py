@@ -19,7 +19,7 @@ ACTIONS, SHARE = 6, 0.25
 _DONE = (HealOutcome.DONE, HealOutcome.UNVERIFIED)
 
 
-@pytest.mark.parametrize("model", ["llama", "host_tier", "swa"])
+@pytest.mark.parametrize("model", ["llama", "host_tier", "swa", "speculative", "mla_sparse", "compressed"])
 def test_a_flood_of_false_findings_empties_no_cache_and_ends_few_requests(model: str) -> None:
     engine = Engine(settings.with_model(settings.tiny(seed=3, page_size=4), model))
     config = CanaryConfig(
@@ -30,13 +30,13 @@ def test_a_flood_of_false_findings_empties_no_cache_and_ends_few_requests(model:
     assert canary is not None
     canary.mark_ready()
     for first in range(4):  # what is cached when the check goes wrong
-        engine.add_request(_prompt(first), Sampling(max_tokens=4, stop_at_eos=False))
+        engine.add_request(_prompt(engine, first), Sampling(max_tokens=4, stop_at_eos=False))
     _serve(engine)
     before, heals = engine.scheduler.cache.size, []
     report = canary.healing._send
     canary.healing._send = lambda rows: (heals.extend(rows), report(rows))[1]
     requests = [
-        engine.add_request(_prompt(4 + number % 4), Sampling(max_tokens=12, stop_at_eos=False))
+        engine.add_request(_prompt(engine, 4 + number % 4), Sampling(max_tokens=12, stop_at_eos=False))
         for number in range(12)
     ]
     for _ in range(10):
@@ -62,8 +62,10 @@ def test_a_flood_of_false_findings_empties_no_cache_and_ends_few_requests(model:
     canary.detach()
 
 
-def _prompt(number: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.arange(24, dtype=np.int32) * (number + 1) % 200 + 4
+def _prompt(engine: Engine, number: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """More than a page."""
+    length = max(24, engine.config.page_size * 5 // 4)
+    return np.arange(length, dtype=np.int32) * (number + 1) % 200 + 4
 
 
 def _serve(engine: Engine) -> None:
