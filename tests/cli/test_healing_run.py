@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -31,7 +30,6 @@ from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy
 from tests.service.test_event_stream import Clock
 
 TOKEN, PAGE, SECONDS = "operate-0123456789abcdef", 4, 60.0
-BOARD = Path(__file__).parents[2] / "dashboards/generated/kv-canary-incident.json"
 Counts = Counter[tuple[str, str]]  # of actions with their outcomes
 
 
@@ -143,7 +141,7 @@ def counted(real: Run) -> Counts:
     return Counter({(action, outcome): int(float(count)) for action, outcome, count in found})
 
 
-def test_each_action_is_in_incidents_events_metrics_panel_and_commands(real: Run) -> None:
+def test_each_action_is_in_incidents_events_metrics_and_commands(real: Run) -> None:
     stream = EventStream(real.service.hub, Clock())
     do_everything(real)
     done = real.count()
@@ -163,6 +161,3 @@ def test_each_action_is_in_incidents_events_metrics_panel_and_commands(real: Run
     assert Counter(rows) == of_incidents
     status = real.cli("heal")
     assert all(f"{action} {outcome} {count}" in status for (action, outcome), count in done.items())
-    board = json.loads(BOARD.read_text())
-    panels = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    assert any("sum by (action, outcome)" in one and "kv_canary_heals_total" in one for one in panels)

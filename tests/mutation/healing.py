@@ -345,9 +345,9 @@ REPAIRED = (
 ACCOUNTED = mutants(
     "canary_obs/runtime/healing.py",
     (
-        "            self._send(heals)\n",
-        "            self._send(heals[:1])\n",
-        "tests/cli/test_healing_run.py::test_each_action_is_in_incidents_events_metrics_panel_and_commands",
+        "incident=incident or None, detail=detail",
+        "incident=None, detail=detail",
+        "tests/cli/test_healing_run.py::test_each_action_is_in_incidents_events_metrics_and_commands",
     ),
 )
 
