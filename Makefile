@@ -20,7 +20,7 @@ run: setup
 	$(BIN)/canary-obs demo --serve --port $(PORT)
 
 test: setup lint
-	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" -n 2 --dist loadfile tests
+	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # Everyday tests of which `make test` runs fewer examples, steps or cases (tests/sizes.py).
 WHOLE_TESTS = $(shell grep -rl --include='test_*.py' 'import sized' tests)

@@ -10,4 +10,28 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+import pytest
+
 from tests.unchecked import unchecked  # noqa: F401 - a fixture
+
+# The longest files, which begin first: the two workers of `make test` end together.
+_LONG = (
+    "tests/runtime/test_models.py",
+    "tests/e2e/test_two_processes.py",
+    "tests/kernels/test_records.py",
+    "tests/runtime/test_speculative.py",
+    "tests/fault_cases/test_fault_cases.py",
+    "tests/runtime/report/test_swa_divergence.py",
+    "tests/kernels/test_fingerprint.py",
+    "tests/engines/reference/test_instrumented.py",
+    "tests/service/test_schema.py",
+    "tests/e2e/test_drill.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _LONG.index(file) if (file := _file(item)) in _LONG else len(_LONG))
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]

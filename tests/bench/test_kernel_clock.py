@@ -17,7 +17,7 @@ def test_kernels_are_taken_from_the_hook_that_calls_them() -> None:
     verify = importlib.import_module("canary_kernels.verify.cpu")
     original = verify.verify_rows
     engine, traffic = Engine(tiny()), Traffic(scaled_traffic(max_context=128, max_running=8), seed=1)
-    canary = install_canary(engine, CanaryConfig(endpoint="inproc", backend="numba"))
+    canary = install_canary(engine, CanaryConfig(endpoint="inproc", backend="numba", idle_sweep=False))
     canary.mark_ready()
     clock = KernelClock(canary)
     for _ in range(20):

@@ -39,7 +39,7 @@ ALL = (
         (
             "    while os.getppid() == {parent}:",
             "    while {parent}:",
-            _PROCESS + "test_the_service_ends_within_2_s_of_its_parent",
+            _PROCESS + "test_the_service_ends_with_its_parent",
         ),
         (
             "delay = min(2 * delay, _LAST_DELAY_SECONDS)",
