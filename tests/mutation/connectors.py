@@ -85,12 +85,23 @@ LOADS = mutants(
     ),
 )
 
+_STEPS = "tests/engines/vllm/test_step_hooks.py::"
 ENDS = mutants(
     "canary_obs/engines/vllm/step_hooks.py",
     (
         "if not self.late_reports():",
         "if True:",
-        "tests/engines/vllm/test_step_hooks.py::test_a_step_whose_connector_reports_after_sampling_ends_then",
+        _STEPS + "test_a_step_whose_connector_reports_after_sampling_ends_then",
+    ),
+    (
+        "self._arrivals_due = late and self.late_reports()",
+        "self._arrivals_due = False",
+        _STEPS + "test_with_drafts_only_what_has_arrived_is_judged_after_sampling",
+    ),
+    (
+        "                self._arrivals_due = False\n                self.output = scheduler_output\n",
+        "                self.output = scheduler_output\n",
+        _STEPS + "test_what_a_step_has_loaded_that_was_not_sampled_is_not_judged",
     ),
 )
 

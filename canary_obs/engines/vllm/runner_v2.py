@@ -89,6 +89,9 @@ class V2Adapter(VllmAdapter):
         patches.wrap(self.runner, "prepare_attn", keep_tables)
         # With micro-batches it is called for each of them.
         patches.wrap(self.runner.model_state, "prepare_attn", begin_forward_after)
+        hooks.reported_at_sampling = True
+        if not self.inputs_persist and self._drafts is None:  # else wrapped where a draft model runs
+            patches.wrap(self.runner, "sample_tokens", hooks.around_sample_tokens)
         if self.inputs_persist and self.runner.sampler is not None:
             # Sampling starts with the logits, one matrix product that is slower with other work next to it.
             # The step's last checks are launched after it, next to the many small kernels of sampling.

@@ -45,7 +45,7 @@ class StepHooks:
     The step ends when execute_model returns (V1), in sample_tokens after the logits (V2), or, where a draft
     model runs or this forward has loaded KV, after sample_tokens. Where a forward's inputs change before the
     next step, which is what `inputs_persist=False` says, all of its checks precede it: before_forward
-    replaces the first two.
+    replaces the first two. What has arrived is then judged after sample_tokens, if it is reported there.
     """
 
     def __init__(
@@ -72,6 +72,8 @@ class StepHooks:
         self._host_seconds = 0.0  # spent in the adapter since the last report
         # Whether the step must end after sampling, when the runner has asked its connector what was loaded.
         self.late_reports: Callable[[], bool] = lambda: False
+        self.reported_at_sampling = False  # V2: not when execute_model returns
+        self._arrivals_due = False  # what the step has loaded is still to be judged
         self.after_launch: list[Callable[[], None]] = []  # called when execute_model returns, before checks
         self.after_checks: list[Callable[[], None]] = []  # called when a step's records are complete
 
@@ -154,6 +156,7 @@ class StepHooks:
             with self.lock:
                 # A step that was not sampled has not ended, and what was drafted in it is unknown.
                 self.end_step()
+                self._arrivals_due = False
                 self.output = scheduler_output
                 self.side_stream.join()
                 if self._drafts is not None:
@@ -192,12 +195,23 @@ class StepHooks:
                 self._check_forward()
             self.observer.overhead["adapter"] += self._host_seconds
             self._host_seconds = 0.0
-            self._source.end_step(self.observer)
+            # With changing inputs the checks cannot wait for the report, but the judgement can.
+            late = not self._inputs_persist and self.reported_at_sampling
+            self._arrivals_due = late and self.late_reports()
+            if not self._arrivals_due:
+                self._source.end_step(self.observer)
             self._end_forward(self.observer.after_forward)
             for act in self.after_checks:
                 act()
             if self._drafts is None or not self._drafts.pending:
                 self.observer.after_step()
+
+    def _end_arrivals(self) -> None:
+        """The connector has reported what the step could not load."""
+        if self._arrivals_due:
+            self._arrivals_due = False
+            with self.side_stream.after_all:
+                self._source.end_step(self.observer)
 
     def _busy(self) -> bool:
         if self._end_due or (self._drafts is not None and self._drafts.pending):
@@ -221,12 +235,13 @@ class StepHooks:
         return compute_logits
 
     def around_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps the runner's `sample_tokens`; ends the step if that was not done with the logits."""
+        """Wraps the runner's `sample_tokens`; ends the step if that was not done before."""
 
         def sample_tokens(*args: Any, **kwargs: Any) -> Any:
             with self.lock:
                 result = original(*args, **kwargs)
                 self.end_step()
+                self._end_arrivals()
                 return result
 
         return sample_tokens
@@ -245,6 +260,7 @@ class StepHooks:
                     raise
                 finally:
                     self.idle_thread.last_step = time.monotonic()
+                self._end_arrivals()
                 if drafts.pending:
                     drafts.end(self.observer)
                     self.observer.after_step()

@@ -13,9 +13,7 @@ from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.step_hooks import StepHooks
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_step_whose_connector_reports_after_sampling_ends_then(late: bool) -> None:
-    calls: list[str] = []
+def hooks_of(calls: list[str], late: bool, *, drafts: Any = None, inputs_persist: bool) -> StepHooks:
     source: Any = SimpleNamespace(
         forward_counted=False,
         follow_output=lambda output, observer: calls.append("output"),
@@ -27,10 +25,49 @@ def test_a_step_whose_connector_reports_after_sampling_ends_then(late: bool) -> 
     )  # fmt: skip
     device = torch.device("cpu")
     streams = ForwardStream(device), SideStream(device, enabled=False)
-    hooks = StepHooks(source, observer, streams, None, inputs_persist=True)
+    hooks = StepHooks(source, observer, streams, drafts, inputs_persist=inputs_persist)
+    hooks.reported_at_sampling = True
     hooks.late_reports = lambda: late
     hooks.after_launch.append(lambda: calls.append("launched"))
     hooks.after_checks.append(lambda: calls.append("checked"))
+    return hooks
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_with_drafts_only_what_has_arrived_is_judged_after_sampling(late: bool, drafts: bool) -> None:
+    """The step's inputs change as it samples: its checks cannot wait for the connector's report."""
+    calls: list[str] = []
+    drafting: Any = SimpleNamespace(pending=True, fail=lambda _: None, end=lambda _: calls.append("drafted"))
+    hooks = hooks_of(calls, late, drafts=drafting if drafts else None, inputs_persist=False)
+    around = hooks.around_drafting if drafts else hooks.around_sample_tokens
+    hooks.around_execute_model(lambda output: None)(SimpleNamespace(total_num_scheduled_tokens=1))
+    around(lambda: calls.append("connector"))()
+    arrived = ["end"]
+    end = ["checked"] if drafts else ["checked", "tasks"]
+    drafted = ["drafted", "tasks"] if drafts else []
+    sampled = [*end, "connector", *arrived] if late else [*arrived, *end, "connector"]
+    assert calls == ["output", "launched", *sampled, *drafted]
+    around(lambda: None)()
+    assert calls.count("end") == 1
+    hooks.stop()
+
+
+def test_what_a_step_has_loaded_that_was_not_sampled_is_not_judged() -> None:
+    calls: list[str] = []
+    hooks = hooks_of(calls, late=True, inputs_persist=False)
+    execute_model = hooks.around_execute_model(lambda output: None)
+    execute_model(SimpleNamespace(total_num_scheduled_tokens=1))
+    execute_model(SimpleNamespace(total_num_scheduled_tokens=0))
+    hooks.around_sample_tokens(lambda: None)()
+    assert "end" not in calls
+    hooks.stop()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_whose_connector_reports_after_sampling_ends_then(late: bool) -> None:
+    calls: list[str] = []
+    hooks = hooks_of(calls, late, inputs_persist=True)
     compute_logits = hooks.around_compute_logits(lambda: calls.append("logits"))
 
     def sample_tokens() -> None:

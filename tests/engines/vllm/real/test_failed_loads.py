@@ -15,13 +15,15 @@ from tests.engines.vllm.real.rig import Rig, prompts
 LENGTH = 230
 
 
+CONNECTOR = {
+    "kv_connector": "FailingConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+    "kv_connector_module_path": "tests.engines.vllm.real.failing_connector",
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def rig(models: Callable[[str], Path]) -> Iterator[Rig]:
-    config = {
-        "kv_connector": "FailingConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
-        "kv_connector_module_path": "tests.engines.vllm.real.failing_connector",
-    }  # fmt: skip
-    made = Rig(models("llama"), num_gpu_blocks_override=60, kv_transfer_config=config)
+    made = Rig(models("llama"), num_gpu_blocks_override=60, kv_transfer_config=CONNECTOR)
     yield made
     made.close()
 

@@ -23,6 +23,7 @@ TESTS = {
         "a_failure_that_the_scheduler_ignores_is_found[request]",
         "a_block_that_fails_with_the_forward_is_no_lost_load",
     ],
+    "test_failed_drafts.py": ["with_drafts_a_block_that_fails_with_the_forward_is_no_lost_load"],
     "test_states.py": [
         "a_state_moves_to_the_next_block_and_is_joined_from_the_cache",
         "a_flip_in_a_running_state_is_found_before_the_next_forward_overwrites_it[123-False]",
