@@ -27,6 +27,11 @@ ALL = (
             _LOG + "test_what_a_swap_of_tokens_explains",
         ),
         (
+            "0 <= position - first < forwards",
+            "0 <= position - first",
+            _LOG + "test_what_a_swap_of_tokens_explains",
+        ),
+        (
             "Reason.TOKEN, Reason.WRITE_TOKEN})\n_TOKENS",
             "Reason.TOKEN})\n_TOKENS",
             _LOG + "test_bytes_explain_bytes_and_links_links",

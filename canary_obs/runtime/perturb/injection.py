@@ -48,8 +48,22 @@ class Injection:
         """Whether this violation shows this injection, or what it has left behind."""
         if violation.step < self.step:
             return False
-        return self.detected_by(violation) or (
-            violation.reason is Reason.CHAIN and violation.position in self.following
+        return (
+            self.detected_by(violation)
+            or (violation.reason is Reason.CHAIN and violation.position in self.following)
+            or self._continued_by(violation)
+        )
+
+    def _continued_by(self, violation: Violation) -> bool:
+        """Whether this is of a later token of its request.
+
+        Where the engine's digests follow its inputs, each of them continues the wrong one.
+        """
+        position, forwards = violation.position, violation.step - self.step
+        return (
+            violation.reason in _TOKENS
+            and position is not None
+            and any(0 <= position - first < forwards for first in self.following)
         )
 
     def detected_by(self, violation: Violation) -> bool:

@@ -47,6 +47,11 @@ def swap(**changes: object) -> Injection:
         ({"reason": Reason.CHAIN, "slot": 31, "position": 8, "step": 10}, False, True),
         ({"reason": Reason.CHAIN, "slot": 31, "position": 8, "step": 8}, False, False),
         ({"reason": Reason.CHAIN, "slot": 4, "position": 2}, False, False),
+        # Where the engine's digests follow its inputs, each later token continues the wrong one.
+        ({"slot": 30, "position": 3, "step": 10}, False, True),
+        ({"slot": 30, "position": 12, "step": 14}, False, True),
+        ({"slot": 30, "position": 13, "step": 14}, False, False),
+        ({"slot": 30, "position": None, "step": 14}, False, False),
         ({"reason": Reason.POSITION, "slot": 30, "position": 3}, False, False),
     ],
 )
