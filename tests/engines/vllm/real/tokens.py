@@ -73,7 +73,7 @@ def ways(rig: Rig) -> dict[str, Callable[[], AbstractContextManager[None]]]:
         if phase is Phase.HEAD:
             verify_rows(backend, buffers, batch, phase)
 
-    def of_long_ago(requests: Any, scheduled: Any) -> Any:
+    def of_long_ago(requests: Any, scheduled: Any, _computed: Any) -> Any:
         then = {
             name: SimpleNamespace(
                 num_computed_tokens=1, num_tokens=1, prompt_embeds=None,
