@@ -17,6 +17,7 @@ class BlockTable(NamedTuple):
     name: str  # of the numbering; groups may share one
     block_slots: int
     block_tokens: int  # of a request's tokens that a block holds
+    rewritten: bool = False  # the request writes over its own slots, forward by forward
 
 
 class AddedBlocks(NamedTuple):

@@ -67,6 +67,11 @@ HELD = mutants(
 TRACKER = mutants(
     "canary_obs/runtime/taint/tracker.py",
     (
+        "(arrived or self._rewrites or own.rewritten)",
+        "(arrived or self._rewrites)",
+        _TRACKER + "test_a_state_that_its_request_writes_over_was_read_by_that_request_or_the_one_before",
+    ),
+    (
         "            self.watch.fill(name, added, life)\n",
         "            pass\n",
         _TRACKER + "test_readers_after_the_finding_are_added_until_the_block_is_filled_again",

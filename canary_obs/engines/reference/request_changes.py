@@ -175,5 +175,5 @@ def _table(group: object, engine: Engine) -> BlockTable:
     if isinstance(group, EntryGroup):
         return BlockTable(group.numbering, 1, group.ratio)
     if isinstance(group, StateGroup):  # a row's two buffers are its request's alone, all of its life
-        return BlockTable(group.view.name, 2 * group.ratio, engine.config.max_context + 1)
+        return BlockTable(group.view.name, 2 * group.ratio, engine.config.max_context + 1, rewritten=True)
     return BlockTable(_SLOTS, 1, 1)

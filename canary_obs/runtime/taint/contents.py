@@ -26,6 +26,8 @@ def slot_content(
     while since is not None:
         if not overwritten and written is not None:
             filled = written >= since
+        elif table.rewritten:
+            filled = False  # whoever holds it may not have come to this slot, or have read what was there
         else:
             own = offset * table.block_tokens // table.block_slots
             filling = [

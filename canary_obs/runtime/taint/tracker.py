@@ -197,7 +197,7 @@ class TaintTracker:
         if row.redetection and self._is_followed(row.group, block, self.watch.at(table, block)):
             return
         overwritten = row.phase is Phase.HEAD and row.reason is Reason.KV_DATA
-        before_refill = overwritten and not (arrived or self._rewrites)
+        before_refill = overwritten and not (arrived or self._rewrites or own.rewritten)
         written = None if arrived or before_refill else self._checks.written(row)
         if arrived:
             content = held.content(block, row.step + 1, before_refill=False)
@@ -242,7 +242,7 @@ class TaintTracker:
 
     def repaired(self, group: str, slot: int) -> bool:
         """The block of a slot found damaged now is put back; returns whether all who read it are known."""
-        name, size, _ = self._tables[group]
+        name, size = self._tables[group][:2]
         number = self.watch.at(name, slot // size)
         if number not in self._fresh or not self.damages[number].is_all_of(group, slot // size, size):
             return False

@@ -178,6 +178,17 @@ def test_tokens_that_may_be_written_twice_are_read_by_their_writer(engine: Engin
     assert set(engine.tainted()) == {"writer"}
 
 
+def test_a_state_that_its_request_writes_over_was_read_by_that_request_or_the_one_before() -> None:
+    engine = Engine({"full": BlockTable("0", SIZE, 100, rewritten=True)})
+    engine.begin("before", [1], prompt=5)
+    engine.forward()
+    engine.end("before", 3)
+    engine.begin("writer", [1], prompt=5)
+    engine.forward(2)
+    engine.find(1, phase=Phase.HEAD)
+    assert set(engine.tainted()) == {"before", "writer"}
+
+
 def test_what_a_drafting_request_wrote_over_was_read_by_who_held_the_slot_before() -> None:
     slot, step = 1 * SIZE + 1, 3  # the row is read after the forward that wrote over the slot
     engine = Engine(written=lambda group, at: step if at == slot else None)
