@@ -16,7 +16,7 @@ Healed = Callable[[Sequence[Heal], HealStatus], None]
 class Reached(NamedTuple):
     """How far one damage has come."""
 
-    violation: Violation  # the first finding
+    violation: Violation  # what was found last
     overwritten: bool  # its slot holds something else by now
     readers: tuple[tuple[str, int], ...]  # requests, by their names in reports: tokens that came before
     filled: Mapping[str, tuple[int, ...]]  # by group: slots that may hold what was computed from it

@@ -105,6 +105,11 @@ RESUMED = mutants(
         "False",
         _TRACKER + "test_a_request_that_started_again_before_it_sent_a_token_from_damage_is_cured",
     ),
+    (
+        "return Reached(row, ",
+        "return Reached(self.row, ",
+        _TRACKER + "test_a_damage_that_is_added_to_reaches_as_far_as_what_was_found_last",
+    ),
 )
 
 CONTENTS = mutants(
@@ -126,7 +131,7 @@ REPAIRED = mutants(
 ) + mutants(
     "canary_obs/runtime/taint/tracker.py",
     (
-        "        self._fresh[number] = True\n",
+        "        self._fresh[number] = self._fresh[number][0], True\n",
         "        pass\n",
         _TRACKER + "test_who_joins_a_slot_that_was_put_back_reads_no_damage",
     ),

@@ -64,8 +64,13 @@ class Damage:
         if self.cause is None:
             self.cause, self.changed = cause, True
 
-    def reached(self, readers: Readers, slots: Mapping[str, tuple[int, ...]], overwritten: bool) -> Reached:
-        """Its readers with what they had given out before, and the slots that hold it."""
+    def reached(
+        self, readers: Readers, slots: Mapping[str, tuple[int, ...]], row: Violation, overwritten: bool
+    ) -> Reached:
+        """Its readers with what they had given out before, and the slots that hold it.
+
+        `row`: of it, found last. A request that began after the first one may have read what is new.
+        """
         before: dict[str, int] = {}
         readings = [*self.readings.values()]
         for reading, first in zip(readings, _first_outputs(readings, readers), strict=True):
@@ -75,7 +80,7 @@ class Damage:
             if _is_cured(reading.life, first, readers.lives):
                 continue
             before[name] = min(first, before.get(name, first))
-        return Reached(self.row, overwritten, tuple(before.items()), slots)
+        return Reached(row, overwritten, tuple(before.items()), slots)
 
     def is_all_of(self, group: str, block: int, slots: int) -> bool:
         """Whether it is all the damage that this block of so many slots had, and its readers are known."""

@@ -60,7 +60,8 @@ class TaintTracker:
         self._by_place: dict[Place, Damage] = {}
         self._doubts.start(nobody_runs=running == 0)
         self._listed = 0, b"", b""  # damage, lives and forwards that were listed last
-        self._fresh: dict[int, bool] = {}  # damages of bytes found now: whether they are written over
+        # Damages of bytes found now: what was found last, and whether it is written over.
+        self._fresh: dict[int, tuple[Violation, bool]] = {}
         self._checks.began = self._followed = step  # followed: the forward before the last changes
         self.pending = False  # there is something to report
 
@@ -223,7 +224,7 @@ class TaintTracker:
             if (doubt := self._doubt(good, step)) is not None:
                 damage.doubt(doubt)
         if not row.redetection:
-            self._fresh[damage.number] = content.until is not None or overwritten or refilled
+            self._fresh[damage.number] = row, content.until is not None or overwritten or refilled
         first = damage.good.first_forward
         there = self.readers.lives.last[lives] >= first
         lives, starts = lives[there], np.maximum(starts[there], first)
@@ -235,8 +236,8 @@ class TaintTracker:
     def reached(self) -> list[Reached]:
         """How far the damages of bytes have come that the last `found` was of."""
         return [
-            self.damages[number].reached(self.readers, self.watch.slots(number, self._tables), gone)
-            for number, gone in self._fresh.items()
+            self.damages[number].reached(self.readers, self.watch.slots(number, self._tables), *now)
+            for number, now in self._fresh.items()
             if number in self.damages
         ]
 
@@ -247,7 +248,7 @@ class TaintTracker:
         if number not in self._fresh or not self.damages[number].is_all_of(group, slot // size, size):
             return False
         self.watch.set(name, slot // size, 0)
-        self._fresh[number] = True
+        self._fresh[number] = self._fresh[number][0], True
         self._by_place = {place: one for place, one in self._by_place.items() if one.number != number}
         return True
 

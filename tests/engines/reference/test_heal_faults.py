@@ -51,6 +51,8 @@ def test_an_entry_is_not_put_back_for_a_request_that_has_started_again_in_the_ot
         (True, 0, [(113, 0)], True),  # planted after the wrong token
         (True, 0, [(110, 4)], True),  # read for later tokens
         (True, 4, [(110, 0)], True),  # the wrong token stayed when it started again
+        (False, 4, [], True),
+        (False, 4, [(107, 0)], False),  # nobody knew then that it was wrong
     ],
 )
 def test_a_wrong_token_after_the_detection_is_not_one_of_a_later_fault(

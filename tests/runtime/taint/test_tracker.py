@@ -537,6 +537,20 @@ def test_a_slot_that_the_next_holders_of_its_block_never_wrote(engine: Engine, p
 SLOTS = {"full": BlockTable("0", 1, 1), "draft": BlockTable("0", 1, 1)}
 
 
+def test_a_damage_that_is_added_to_reaches_as_far_as_what_was_found_last() -> None:
+    engine = Engine({"full": BlockTable("0", SIZE, 100, rewritten=True)})
+    engine.begin("before", [1], prompt=5)
+    engine.forward()
+    engine.find(1, slot=1 * SIZE)
+    engine.end("before", 3)
+    engine.begin("later", [1], prompt=5)
+    engine.forward(2)
+    engine.find(1, phase=Phase.HEAD)
+    assert len(engine.damages) == 1
+    (reached,) = engine.tracker.reached()
+    assert (reached.violation.step, dict(reached.readers)["later"]) == (3, 0)
+
+
 def test_who_joins_a_slot_that_was_put_back_reads_no_damage() -> None:
     engine = Engine(SLOTS)
     engine.begin("reader", [8], prompt=1)

@@ -152,7 +152,8 @@ def pace(canary: Any, draw: random.Random) -> None:
 def late(clean: Served, served: Served) -> set[str]:
     """Requests that got a wrong token after they were known to have read damage.
 
-    Not those that were cured of it, and then read what was planted later and found after their end.
+    Not those that were cured of it, and then read what was planted later and found after their end; nor
+    those that kept what they had sent when they were cured, if that is wrong by what was found after it.
     """
     found = set()
     for name in set(served.listed) - served.errors:
@@ -161,11 +162,12 @@ def late(clean: Served, served: Served) -> set[str]:
         listing, kept = served.listed[name], served.kept.get(name, 0)
         if first is None or not (listing.alive or first < kept):
             continue
+        since = listing.step if listing.alive else 0
         new = (
-            listing.step <= planted <= served.sent[name][first] and output <= first
+            since <= planted <= served.sent[name][first] and output <= first
             for planted, output in listing.later
         )
-        if first < kept or not any(new):
+        if (listing.alive and first < kept) or not any(new):
             found.add(name)
     return found
 
@@ -213,7 +215,8 @@ def _listen(canary: Any, engine: Engine, served: Served, harm: Faults | None) ->
             if one.running and one.request not in unfinished:
                 served.ghosts.add(one.request)
             reading = message.number, one.request, one.step
-            alive = one.request in unfinished and reading not in readings  # which are sent more than once
+            cured = not one.running and one.outputs == 0  # it started again before it sent anything of it
+            alive = one.request in unfinished and reading not in readings and not cured
             readings.add(reading)
             before = served.listed.get(one.request)
             if before is None:
