@@ -146,7 +146,7 @@ def test_a_token_that_is_none_costs_its_step_alone() -> None:
             told(chains, found)
     with pytest.raises(struct.error):
         told(chains, found)
-    tokens[-1] = 9
+    tokens[-1:] = [9, 10]  # what is known by now goes beyond the forward
     assert told(chains, found) == [found["a"].expected()]
 
 
