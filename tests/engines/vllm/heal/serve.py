@@ -161,9 +161,12 @@ def _listen(rig: Rig, served: Served, taints: TaintStore, faults: Faults | None)
     # With asynchronous scheduling the tokens of the forward before are on their way already.
     ahead = int(rig.llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
     send, execute = taint.send, worker.execute_model
+    drafts = {name for name, group in rig.adapter._by_name.items() if group.draft}
 
     def listen(message: Tainted) -> bool:
         taints.add(message, "incident")
+        if message.group in drafts:  # the target verifies what they propose: it makes no answer wrong
+            return bool(send(message))
         block = message.slot // rig.adapter.vllm_groups[0].block_slots
         for one in message.requests:
             name = one.request.rsplit("-", 1)[0]
