@@ -14,8 +14,10 @@ import pytest
 
 from tests.unchecked import unchecked  # noqa: F401 - a fixture
 
-# The longest files, which begin first: the two workers of `make test` end together.
+# The longest files, which begin first, so that the two workers end together. The first one is there because
+# it must not run beside test_pod.py: two servers of two ranks each would spin on the same two cores.
 _LONG = (
+    "tests/engines/vllm/real/test_processes.py",
     "tests/runtime/test_models.py",
     "tests/e2e/test_two_processes.py",
     "tests/kernels/test_records.py",

@@ -120,7 +120,7 @@ def test_it_is_operated_by_commands_and_a_dead_worker_is_seen(
     clients = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for client in clients:
         client.start()
-    wait_until(lambda: all(rank["snapshot"] and rank["snapshot"]["step"] > 3 for rank in ranks()))
+    wait_until(lambda: all(rank["snapshot"] and rank["snapshot"]["step"] > 3 for rank in ranks()), 240.0)
     assert pod.ask_service("/canary/sweep?wait=true", {})["status"] == "passed"
     for client in clients:
         client.join()
