@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.engines.vllm.heal.faults import Faults
 from tests.engines.vllm.heal.requests import Answer
 from tests.engines.vllm.heal.serve import Listing, Served
 from tests.engines.vllm.heal.table import passed, round_of
@@ -60,10 +61,12 @@ def test_a_later_damage_explains_nothing_before_it_was_planted_or_in_tokens_befo
         assert found["wrong_by_a_later_fault"] == []
 
 
-def test_a_damage_met_again_by_a_wrong_entry_planted_since_explains_a_wrong_token() -> None:
-    found = row(listing(step=102, planted=90), listing(step=110, planted=105))
-    assert found["wrong_tokens_after_detection"] == 0
-    assert row(listing(step=102, planted=90))["wrong_tokens_after_detection"] == 4
+def test_the_first_fault_in_a_block_that_was_not_found_is_the_cause_of_its_damage() -> None:
+    faults = Faults(None, seed=1)  # type: ignore[arg-type]
+    faults.places, faults.last = [("one", 5, 3), ("two", 9, 3), ("one", 2, 7)], {3: 9, 7: 2}
+    assert [faults.planted_in(block) for block in (3, 7, 8)] == [5, 2, None]
+    faults.places.clear()  # all were found
+    assert faults.planted_in(3) == 9
 
 
 def test_a_second_detection_ends_the_excuse() -> None:
