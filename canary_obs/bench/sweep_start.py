@@ -14,7 +14,7 @@ from canary_obs.engines.vllm.cache_count import BlockCounts
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.pool_events import PublishedRun
 
-_CHUNK = 16384  # slots, as the sweeper takes them on a GPU
+_CHUNK = 4096  # slots, as the sweeper takes them on a GPU
 _RUN = 512  # blocks that a request publishes at once
 
 

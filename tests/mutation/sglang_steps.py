@@ -6,6 +6,7 @@ from tests.mutation.mutant import mutants
 
 _TESTS = "tests/engines/sglang/"
 _WALK, _TIME = _TESTS + "test_node_walk.py::", "tests/runtime/sweep/test_sweep_time.py::"
+_ROOM = _TIME + "test_a_chunk_that_the_budget_has_no_room_for_is_left_to_the_next_step"
 _DECODE = "tests/kernels/test_decode.py::"
 _LENGTHS = _DECODE + "test_lengths_that_the_table_cannot_have"
 
@@ -80,5 +81,7 @@ ALL = (
             "budget_seconds",
             _TIME + "test_the_start_of_a_sweep_is_taken_from_its_steps_budget",
         ),
+        ("now + (now - before) + device", "now + device", _ROOM),
+        (" + device_seconds > deadline", " > deadline", _ROOM),
     ),
 )

@@ -17,8 +17,8 @@ from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 
 # Slots and nodes of a piece: a step pays for the launch of one and the arithmetic of another.
-PIECE_SLOTS, _PIECE_NODES = 16384, 256
-_AHEAD = 2  # pieces on their way to the host
+PIECE_SLOTS, _PIECE_NODES = 4096, 64
+_AHEAD = 6  # pieces on their way to the host
 _MOST_WAITS = 16  # for frees: with some in every step, there are always new ones on their way
 
 _Longs = NDArray[np.int64]
@@ -48,7 +48,7 @@ class SlotCopies:
                 self._rows.append(_Row(joined, host, torch.Event(device)))
 
     def start(self, values: Sequence[Tensor], count: int) -> _Row:
-        """Copy integers on the device, `count` in all; of two copies the older one must have been read."""
+        """Copy integers on the device, `count` in all; of _AHEAD copies the oldest must have been read."""
         row = self._rows[0]
         self._rows.rotate(-1)
         with self._scheduler.entered():  # it may have yet to run what makes the values

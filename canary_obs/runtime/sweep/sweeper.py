@@ -26,8 +26,8 @@ from canary_obs.runtime.sweep.walk import SweepWalk
 from canary_obs.vocabulary import Cause, SweepStatus, Trigger
 
 _CPU_CHUNK = 256  # slots
-_DEVICE_CHUNK, _DEVICE_CHUNK_BYTES = 16384, 1 << 30
-_UPLOADS = 8
+_DEVICE_CHUNK, _DEVICE_CHUNK_BYTES = 4096, 1 << 30  # some 0.2 ms of host time
+_UPLOADS = 32
 
 
 class Sweeper:
@@ -131,17 +131,19 @@ class Sweeper:
     def advance(self, budget_seconds: float, next_sequence: int) -> None:
         """Launch checks for `budget_seconds`, of host time or of estimated device time.
 
-        `next_sequence` is that of the next counter copy.
+        `next_sequence` is that of the next counter copy. A chunk is not begun when, by what the last one
+        took, it would end later; each call launches one.
         """
         current = self._pass
         if current is None or current.settles_at >= 0 or self.held:
             return
         if current.command.budget_ms is not None:  # an idle engine has more than one step's
             budget_seconds *= current.command.budget_ms / self._config.sweep_budget_ms
-        deadline = time.perf_counter() + budget_seconds - current.began_seconds
+        now = time.perf_counter()
+        deadline = now + budget_seconds - current.began_seconds
         if current.began_seconds:  # the step that began it does no more than the budget has left
             current.began_seconds = 0.0
-            if time.perf_counter() >= deadline:
+            if now >= deadline:
                 return
         while current.ending is None:
             if current.next_group == len(current.work):
@@ -149,8 +151,10 @@ class Sweeper:
                 break
             if not (self._uploads.ready and current.work[current.next_group][1].ready):
                 break  # they wait for the device, and a step does not
-            deadline -= self._timed_chunk(current)
-            if time.perf_counter() >= deadline:
+            device_seconds = self._timed_chunk(current)
+            deadline -= device_seconds
+            before, now = now, time.perf_counter()
+            if now + (now - before) + device_seconds > deadline:
                 break
         if current.ending is not None:
             current.settles_at = next_sequence

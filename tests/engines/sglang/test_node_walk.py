@@ -164,7 +164,7 @@ def test_a_step_that_sweeps_270_000_tokens_is_not_held_up(
         starts.append(spent)
         pieces, shown = [], 0
         while True:
-            spent, part = cpu_ms(lambda walk=walk: walk.ready and walk.take(16384))
+            spent, part = cpu_ms(lambda walk=walk: walk.ready and walk.take(4096))
             if not part.slots.numel():
                 break
             pieces.append(spent)
@@ -172,4 +172,4 @@ def test_a_step_that_sweeps_270_000_tokens_is_not_held_up(
         assert shown == per_node * nodes
         longest.append(max(pieces))
     assert min(starts) < start_ms
-    assert min(longest) < 2.0
+    assert min(longest) < 1.0

@@ -46,6 +46,22 @@ def begun(rig, monkeypatch: pytest.MonkeyPatch) -> ComingWalk:
     return walks[0]
 
 
+def clock_of_readings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Each reading of the sweep's clock takes a millisecond: a chunk has three. Returns the time."""
+    now = [0.0]
+
+    class Clock:
+        time_ns = staticmethod(module.time.time_ns)
+
+        @staticmethod
+        def perf_counter() -> float:
+            now[0] += 0.001
+            return now[0]
+
+    monkeypatch.setattr(module, "time", Clock)
+    return now
+
+
 def test_a_sweep_waits_for_its_walk_in_later_steps(make_rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(patrol_budget="off")
     walk, sweeper = begun(rig, monkeypatch), rig.canary.sweeper
@@ -66,21 +82,35 @@ def test_the_start_of_a_sweep_is_taken_from_its_steps_budget(
 ) -> None:
     """A start that took the whole of it leaves the slots to the next step."""
     rig = make_rig(patrol_budget="off")
-    now = [0.0]
-
-    class Clock:
-        time_ns = staticmethod(module.time.time_ns)
-
-        @staticmethod
-        def perf_counter() -> float:
-            now[0] += 0.001  # at each reading
-            return now[0]
-
-    monkeypatch.setattr(module, "time", Clock)
+    clock_of_readings(monkeypatch)
     walk, sweeper = begun(rig, monkeypatch), rig.canary.sweeper
     walk.come = True
     sequence = rig.canary.counter_reader.next_sequence
-    sweeper.advance(0.0015, sequence)
+    sweeper.advance(0.0009, sequence)
     assert walk.taken == 0
     sweeper.advance(0.0015, sequence)
     assert walk.taken == 1
+
+
+def test_a_chunk_that_the_budget_has_no_room_for_is_left_to_the_next_step(
+    make_rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the one before took, of the host's time and of the device's."""
+    rig = make_rig(patrol_budget="off")
+    clock_of_readings(monkeypatch)
+    monkeypatch.setattr(module, "_CPU_CHUNK", 8)
+    walk, sweeper = begun(rig, monkeypatch), rig.canary.sweeper
+    walk.come = True
+    sequence = rig.canary.counter_reader.next_sequence
+    sweeper.advance(0.0005, sequence)  # takes what the start has left of it
+    for budget, chunks in ((0.0025, 1), (0.0062, 2), (0.0085, 2), (0.0095, 3)):
+        taken = walk.taken
+        sweeper.advance(budget, sequence)
+        assert walk.taken - taken == chunks, budget
+    check = sweeper._check_chunk
+    monkeypatch.setattr(sweeper, "_check_chunk", lambda current: (0.002, check(current)[1]))
+    for budget, chunks in ((0.009, 1), (0.0105, 2)):
+        taken = walk.taken
+        sweeper.advance(budget, sequence)
+        assert walk.taken - taken == chunks, budget
+    assert not sweeper.ending
