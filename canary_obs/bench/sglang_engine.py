@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,7 +41,7 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
     with TemporaryDirectory() as folder, os.fdopen(requests) as lines, os.fdopen(answers, "w") as out:
         engine = _start(Path(folder), settings, loads)
         print(json.dumps({"engine": engine.ask_scheduler("facts")}), file=out, flush=True)
-        for line in lines:
+        for line in _requests(engine, lines):
             name, seed = json.loads(line)
             if name in LOADS:
                 answer = run_load(name, engine, loads, seed)
@@ -48,6 +49,17 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
                 answer = engine.ask_scheduler(name, seed)
             print(json.dumps(answer), file=out, flush=True)
         engine.shutdown()
+
+
+def _requests(engine: SglangEngine, lines: Iterator[str]) -> Iterator[str]:
+    """The lines. While it waits for one, its canary must not take the device from the engine under load."""
+    while True:
+        engine.ask_scheduler("pause")
+        line = next(lines, None)
+        engine.ask_scheduler("resume")
+        if line is None:
+            return
+        yield line
 
 
 def engine_settings(*, on_gpu: bool) -> dict[str, Any]:

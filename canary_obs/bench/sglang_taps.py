@@ -79,6 +79,10 @@ def _command(scheduler: Any, what: str, path: str, seed: int = 0) -> None:
         answer = {"steps": times.steps, "hooks": {} if runtime is None else dict(runtime.overhead)}
         if runtime is not None and (sweep := runtime.sweeper.last) is not None:
             answer["sweep"] = {"status": sweep.status.value, "checked": sweep.checked, "error": sweep.error}
+    elif what in ("pause", "resume"):
+        answer = {}
+        if runtime is not None:
+            runtime.run.paused = what == "pause"
     elif what == "facts":
         answer = _facts(scheduler)
     elif what == "flips":
