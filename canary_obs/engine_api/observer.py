@@ -102,6 +102,13 @@ class Observer(Protocol):
         they are for, which findings then name. "" = unknown.
         """
 
+    def before_load(self, group: str, slots: Tensor) -> None:
+        """KV bytes from elsewhere are about to be written over `slots` (int64 [n]).
+
+        What they hold now is compared with its records, as before a forward writes. Call before the first
+        byte may arrive, on a stream that the writes follow; `received` or `load_begun` comes later.
+        """
+
     def awaited(self, group: str, slots: Tensor) -> None:
         """KV bytes will arrive in `slots` (int64 [n]) later; `received` announces them.
 

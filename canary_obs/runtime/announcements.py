@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
 from canary_kernels import layout
 from canary_kernels.fingerprint import compare_slots
-from canary_obs.runtime.device.state import DeviceState
+from canary_obs.runtime.device.state import DeviceState, Group
 from canary_obs.runtime.evidence.history import SlotHistory
 from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.loads import Loads
@@ -16,14 +16,24 @@ from canary_obs.runtime.transfer import join_records
 from canary_obs.vocabulary import SlotEventKind
 
 
+class LastChecks(Protocol):
+    """What is still to be launched before slots change."""
+
+    def launch_head(self) -> None:
+        """Leave nothing of the forward before."""
+
+    def before_load(self, group: Group, slots: Tensor, step: int) -> None:
+        """Compare the bytes of slots (int64 [n]; -1 = skip) that a load writes over after forward `step`."""
+
+
 class Announcements:
     """Launches only. Raises EngineContractError for a group that the adapter did not show at attach."""
 
     def __init__(
-        self, state: DeviceState, history: SlotHistory, first_reads: FirstReads, before: Callable[[], None]
+        self, state: DeviceState, history: SlotHistory, first_reads: FirstReads, checks: LastChecks
     ) -> None:
-        """`before`: call it before anything is announced."""
-        self.state, self._history, self._first_reads, self.before = state, history, first_reads, before
+        self.state, self._history, self._first_reads, self._checks = state, history, first_reads, checks
+        self.before = checks.launch_head  # call it before anything is announced
         self.loads = Loads(state, history)
 
     def hit(self, name: str, slots: Tensor, step: int) -> None:
@@ -38,6 +48,11 @@ class Announcements:
         self._first_reads.copied(group, destination)
         self._history.record_announcement(SlotEventKind.COPIED_FROM, group, source, step)
         self._history.record_announcement(SlotEventKind.COPIED_TO, group, destination, step)
+
+    def before_load(self, name: str, slots: Tensor, step: int) -> None:
+        """Compare the bytes of slots (int64 [n]; -1 = skip) that a load is about to write over."""
+        (group,) = self.state.named((name,))
+        self._checks.before_load(group, slots, step)
 
     def awaited(self, name: str, slots: Tensor, step: int) -> None:
         """Note that bytes are on their way into slots (int64 [n]): nothing there is compared until then."""

@@ -87,7 +87,7 @@ class CanaryRuntime(SlotHooks):
         self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, log.requests_at)
-        announcements = Announcements(self.state, self.history, first_reads, self._checks.launch_head)
+        announcements = Announcements(self.state, self.history, first_reads, self._checks)
         self.evidence = EvidenceCollector(
             self.state, self.history, adapter.holders, adapter.traceparent, reveal_tokens=config.reveal_tokens
         )

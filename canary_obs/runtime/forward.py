@@ -89,6 +89,17 @@ class ForwardChecks:
             if (layer := group.layers.next_layer()) is not None:
                 note_layer(state.backend, group.buffers, layer, group.layers.witness, slots)
 
+    def before_load(self, group: Group, slots: Tensor, step: int) -> None:
+        """Compare the bytes of slots (int64 [n]; -1 = skip) that a load writes over after forward `step`."""
+        if not self._reuse:
+            return
+        state = self._state
+        state.tick(step)
+        state.arrivals.compared_before(state.now)
+        state.owed.compared(group.index, layout.Phase.HEAD, slots.shape[0])
+        slots = slots.to(group.memory.device, non_blocking=True).contiguous()
+        compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
+
     def head(self, view: StepView) -> None:
         """Write the identities of the new tokens; verify the links of every prefix.
 

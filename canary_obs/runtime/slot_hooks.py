@@ -64,13 +64,16 @@ class SlotHooks:
         """Compare received bytes with the records that came with them; without records: a baseline."""
         self._announce(self._announcements.received, group, slots, records, peer, request)
         if records is not None:
-            self.taint.tracker.arrived(group, self._hook_run.step)
             self._raise_what_arrived()
 
     def _raise_what_arrived(self) -> None:
         if self._hook_run.armed and self._hook_faults.mode is Mode.RAISE:
             self._delivery.drain(_RAISE_SECONDS)
             self._delivery.raise_pending()
+
+    def before_load(self, group: str, slots: Tensor) -> None:
+        """Compare what these slots hold before a load writes over it."""
+        self._announce(self._announcements.before_load, group, slots)
 
     def awaited(self, group: str, slots: Tensor) -> None:
         """Leave these slots unverified until `received`."""
@@ -83,7 +86,6 @@ class SlotHooks:
     def load_ended(self, load: str, group: str, arrived: ArrivedBlocks) -> None:
         """Compare what has arrived with what was sent, and with what lay there before."""
         self._announce(self._announcements.loads.end, load, group, arrived)
-        self.taint.tracker.arrived(group, self._hook_run.step)
         self._raise_what_arrived()
 
     def load_failed(self, load: str) -> None:

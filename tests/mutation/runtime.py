@@ -110,6 +110,50 @@ ANNOUNCEMENTS = mutants(
         "slots[:0], layout.Phase.HEAD)",
         "tests/runtime/test_host_tier.py::test_a_bit_flipped_in_host_memory_is_detected_before_its_first_use",
     ),
+    (
+        "        self._checks.before_load(group, slots, step)\n",
+        "",
+        "tests/runtime/test_transfer.py::test_what_was_in_a_slot_is_compared_before_a_transfer_is_awaited_in_it",
+    ),
+)
+
+_LOADED = (
+    "tests/runtime/test_host_tier.py"
+    "::test_what_a_load_writes_over_is_compared_before_and_its_readers_are_listed"
+)
+
+BEFORE_LOADS = (
+    *mutants(
+        "canary_obs/runtime/taint/tracker.py",
+        (
+            "not (arrived or before_load or",
+            "not (arrived or",
+            "tests/runtime/taint/test_tracker.py"
+            "::test_what_a_load_writes_over_was_read_by_who_held_it_before",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/reference/host_tier_hooks.py",
+        ("            self._observer.before_load(group, slots)\n", "            pass\n", _LOADED),
+        ("            self._loaded.update(slots.tolist())\n", "", _LOADED),
+    ),
+    *mutants(
+        "canary_obs/engines/reference/transfer_hooks.py",
+        (
+            "            self._observer.before_load(group, slots)\n",
+            "",
+            "tests/runtime/test_transfer.py"
+            "::test_what_was_in_a_slot_is_compared_before_a_transfer_is_awaited_in_it",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/device/violation_log.py",
+        (
+            "arrivals.is_before(row[layout.ROW_STEP])",
+            "arrivals.is_before(row[layout.ROW_STEP] + 1)",
+            "tests/runtime/device/test_arrivals.py::test_a_row_says_whether_it_is_of_what_a_load_wrote_over",
+        ),
+    ),
 )
 
 ASYNC_CHECKER = mutants(
@@ -386,7 +430,7 @@ WIRE = mutants(
 )
 
 ALL = (
-    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *BATCHES, *ANNOUNCEMENTS, *ASYNC_CHECKER, *PATROL,
-    *STEP_SCHEDULER, *HELD_BLOCKS, *STATE_LOG, *HEALTH, *LOG,
+    *SWEEP, *WALK, *DIVERGENCE, *TABLES, *DRAFTS, *STATE, *BATCHES, *ANNOUNCEMENTS, *BEFORE_LOADS,
+    *ASYNC_CHECKER, *PATROL, *STEP_SCHEDULER, *HELD_BLOCKS, *STATE_LOG, *HEALTH, *LOG,
     *COUNTER_READER, *SENDER, *DEVICE_HOST, *COUNTERS, *RANKS, *WIRE,
 )  # fmt: skip

@@ -28,7 +28,7 @@ CHECKS = mutants(
     "canary_obs/runtime/taint/good_checks.py",
     ("joined & (starts < row.step)", "joined", _TRACKER + "test_the_hit_that_finds_it_is_none"),
     (
-        "newest = row.step - 1 if row.phase is Phase.HEAD else row.step",
+        "newest = row.step - 1 if row.phase is Phase.HEAD and not self.before_load(row) else row.step",
         "newest = row.step",
         _TRACKER + "test_what_a_drafting_request_wrote_over_was_read_by_who_held_the_slot_before",
     ),
@@ -67,8 +67,8 @@ HELD = mutants(
 TRACKER = mutants(
     "canary_obs/runtime/taint/tracker.py",
     (
-        "(arrived or self._rewrites or own.rewritten)",
-        "(arrived or self._rewrites)",
+        "(arrived or before_load or self._rewrites or own.rewritten)",
+        "(arrived or before_load or self._rewrites)",
         _TRACKER + "test_a_state_that_its_request_writes_over_was_read_by_that_request_or_the_one_before",
     ),
     (

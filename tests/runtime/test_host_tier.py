@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from canary_obs.records import Snapshot
+from canary_obs.reference_engine.engine import Engine
+from canary_obs.reference_engine.scheduling.request import Sampling
+from canary_obs.reference_engine.settings import tiny
 from canary_obs.vocabulary import Cause, Phase, Reason, State
 from tests.reference_engine.test_host_tier import TIERED
-from tests.reference_engine.workloads import answer
+from tests.reference_engine.workloads import answer, drain
 from tests.runtime.conftest import MakeRig, Rig
 
 
@@ -90,3 +94,34 @@ def test_traffic_over_the_tier_is_clean(make_rig: MakeRig) -> None:
     assert rig.engine.statistics.reloaded_slots > 200
     assert rig.canary.verdict()[0] is State.OK
     assert violations(rig.canary.detach()) == 0
+
+
+def test_what_a_load_writes_over_is_compared_before_and_its_readers_are_listed(make_rig: MakeRig) -> None:
+    """A page that was partly filled is cached by nobody: a load is the last that meets what is in it."""
+    rig = make_rig(engine=TIERED, patrol_budget="off", idle_sweep=False)
+    engine, heard, filled = rig.engine, [], set[int]()
+    rig.canary.taint.send = lambda message: heard.append(message) is None
+    offloaded(rig)
+    tier = engine.scheduler.host_tier
+    assert tier is not None
+    load = tier.load
+    tier.load = lambda pages, slots: (filled.update(slots.tolist()), load(pages, slots))[1]  # type: ignore[method-assign]
+    prompt, sampling = np.arange(100, 160, dtype=np.int32), Sampling(max_tokens=4, stop_at_eos=False)
+    reader = engine.add_request(prompt, sampling)
+    while len(reader.output) < 2:
+        engine.step()
+    slot = int(reader.slots[reader.computed - 1])
+    engine.runner.pool.stores[0].tensors()[0][slot].view(torch.uint8).view(-1)[3] ^= 8
+    drain(engine)
+    scheduler = engine.scheduler
+    pages = scheduler.take(scheduler.allocator.free_pages + scheduler.cache.evictable // 4)
+    assert pages is not None
+    own = pages // 4 == slot // 4
+    scheduler.allocator.free(np.concatenate([pages[~own], pages[own]]))  # what is freed last is given first
+    assert not heard
+    assert answer(engine, 0) == answer(Engine(tiny(seed=3, **TIERED)), 0)
+    assert slot in filled
+    rig.canary.check_everything()
+    found = rig.canary.detach().groups["full"].violations
+    assert found[Phase.HEAD][Reason.KV_DATA] == 1
+    assert [(one.slot, [row.request for row in one.requests]) for one in heard] == [(slot, [reader.id])]

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from canary_kernels import layout
 from canary_kernels.layout import RecordState
+from canary_obs.reference_engine.cache.connector import FULL_SLOTS
 from canary_obs.runtime.transfer import join_records
 from canary_obs.vocabulary import Cause, Phase, Reason, State
 
@@ -132,3 +133,18 @@ def test_without_protection_nothing_is_sent(make_rig) -> None:
     rig.canary.detach()
     assert rig.canary.records_of("full", torch.tensor([1])) is None
     assert rig.canary.record_format("full") is None
+
+
+def test_what_was_in_a_slot_is_compared_before_a_transfer_is_awaited_in_it(rig) -> None:
+    """A slot that nobody holds any more is compared by nothing else before its record is gone."""
+    held = set(rig.canary._adapter.slots_in_use("full").tolist())
+    records = rig.canary.state.groups[0].buffers.records
+    states = (records[:, layout.IDENTITY] >> 32) & layout.STATE_MASK
+    complete = (states == int(RecordState.COMPLETE)).nonzero()[:, 0].tolist()
+    slots = [slot for slot in complete if slot not in held]
+    rig.engine.runner.pool.kv[1, 0, slots[0]] += 1
+    rig.engine.connector.reserved(FULL_SLOTS, torch.tensor(slots[:3]))
+    rig.canary.check_everything()
+    found = rig.canary.detach().groups["full"]
+    assert found.violations[Phase.HEAD][Reason.KV_DATA] == 1
+    assert not records[slots[:3]].any()

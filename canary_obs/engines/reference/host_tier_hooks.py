@@ -19,9 +19,20 @@ from canary_obs.vocabulary import HOST_PEER
 class HostTierHooks:
     """Wraps `offload` and `load` of one tier. Pages that were offloaded before have no records."""
 
-    def __init__(self, tier: HostTier, observer: Observer, groups: Sequence[str]) -> None:
-        """groups: those whose slots are the tier's; each has records of its own."""
-        self._tier, self._observer, self._groups = tier, observer, tuple(groups)
+    def __init__(
+        self,
+        tier: HostTier,
+        observer: Observer,
+        groups: Sequence[str],
+        join: Callable[[], None],
+        loaded: set[int],
+    ) -> None:
+        """groups: those whose slots are the tier's; each has records of its own.
+
+        `join`: later launches wait for checks that are still under way. `loaded`: gets the slots of loads.
+        """
+        self._loaded = loaded
+        self._tier, self._observer, self._groups, self._join = tier, observer, tuple(groups), join
         self._records: WeakKeyDictionary[HostPage, dict[str, Tensor]] = WeakKeyDictionary()
 
     def wrap(self, patches: MethodPatches) -> None:
@@ -39,10 +50,17 @@ class HostTierHooks:
 
     def _around_load(self, load: Callable[..., None]) -> Callable[..., Any]:
         def observed_load(pages: Sequence[HostPage], slots: Slots) -> None:
+            guarded(self._observer, "host_tier", self._compare_before, torch.from_numpy(slots))
             load(pages, slots)
+            self._loaded.update(slots.tolist())
             guarded(self._observer, "host_tier", self._report_received, pages, torch.from_numpy(slots))
 
         return observed_load
+
+    def _compare_before(self, slots: Tensor) -> None:
+        self._join()
+        for group in self._groups:
+            self._observer.before_load(group, slots)
 
     def _keep_records(self, pages: Sequence[HostPage], slots: Tensor) -> None:
         for group in self._groups:

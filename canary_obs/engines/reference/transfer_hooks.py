@@ -22,10 +22,17 @@ class TransferHooks:
     """Replaces the methods of one connector; transfer metadata is the slots' records, group after group."""
 
     def __init__(
-        self, connector: KVConnector, observer: Observer, groups: Mapping[str, Sequence[str]]
+        self,
+        connector: KVConnector,
+        observer: Observer,
+        groups: Mapping[str, Sequence[str]],
+        join: Callable[[], None],
     ) -> None:
-        """`groups`: names of those whose KV travels, by the numbering of their slots."""
-        self._connector, self._observer, self._groups = connector, observer, groups
+        """`groups`: names of those whose KV travels, by the numbering of their slots.
+
+        `join`: later launches wait for checks that are still under way.
+        """
+        self._connector, self._observer, self._groups, self._join = connector, observer, groups, join
 
     def wrap(self, patches: MethodPatches) -> None:
         """Replace the methods on the instance."""
@@ -54,7 +61,9 @@ class TransferHooks:
         return torch.cat(records, dim=-1) if len(records) == len(found) else None
 
     def _reserved(self, numbering: str, slots: Tensor) -> None:
+        self._join()
         for group in self._groups[numbering]:
+            self._observer.before_load(group, slots)
             self._observer.invalidated(group, slots)
 
     def _landed(

@@ -1,4 +1,4 @@
-"""Remembers what a comparison on arrival was of, by the clock that its violations are stamped with."""
+"""Remembers what a comparison around a load was of, by the clock that its violations are stamped with."""
 
 from __future__ import annotations
 
@@ -18,12 +18,23 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, tuple[str, str | None]] = OrderedDict()
+        self._before: OrderedDict[int, None] = OrderedDict()  # clocks
 
     def compared(self, clock: int, peer: str, request: str = "") -> None:
         """The comparison launched at this clock is of bytes from `peer`, for `request`; "" = unknown."""
         self._known[clock] = peer_name(peer), request or None
         if len(self._known) > _KEPT:
             self._known.popitem(last=False)
+
+    def compared_before(self, clock: int) -> None:
+        """The comparison launched at this clock is of what a load is about to write over."""
+        self._before[clock] = None
+        if len(self._before) > _KEPT:
+            self._before.popitem(last=False)
+
+    def is_before(self, clock: int) -> bool:
+        """Whether what was compared at this clock is what a load has written over since."""
+        return clock in self._before
 
     def peer_of(self, clock: int) -> str | None:
         """Who had sent what was compared at this clock; None = it was no comparison on arrival."""

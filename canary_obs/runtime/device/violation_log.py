@@ -21,6 +21,8 @@ from canary_obs.vocabulary import Part, Phase, Reason
 # Chains and digests reveal token ids to anyone who tries all tokens of a vocabulary.
 _PRIVATE = frozenset({Reason.CHAIN, Reason.TOKEN, Reason.WRITE_TOKEN})
 
+_BEFORE_LOADS = 65536  # findings remembered, at most
+
 
 class _Lane(NamedTuple):
     """Unread events of one lane."""
@@ -60,6 +62,8 @@ class ViolationLog:
         self._redetected = [[0] * layout.NUM_LANES for _ in state.groups]
         self._requests: OrderedDict[int, Sequence[str]] = OrderedDict()
         self._remembered = remembered_steps
+        # Events of HEAD lanes that are of what a load was about to write over; the latest ones.
+        self._before_loads: OrderedDict[tuple[str, Reason, int], None] = OrderedDict()
         self.dropped = 0  # events whose rows were overwritten before they were read
 
     def remember_requests(self, step: int, request_ids: Sequence[str]) -> None:
@@ -71,6 +75,11 @@ class ViolationLog:
     def requests_at(self, step: int) -> Sequence[str]:
         """Request ids of a step; none once `remembered_steps` others followed."""
         return self._requests.get(step, ())
+
+    def is_before_load(self, violation: Violation) -> bool:
+        """Whether it is of what a load was about to write over, and not of what a forward was."""
+        key = violation.group, violation.reason, violation.event
+        return violation.phase is Phase.HEAD and key in self._before_loads
 
     def has_unread(self, events: int) -> bool:
         """Whether fewer than `events` violations were read so far."""
@@ -139,6 +148,10 @@ class ViolationLog:
         hidden = reason in _PRIVATE and not self._reveal
         row_step = row[layout.ROW_STEP] >> layout.TICK_BITS
         arrivals = self._state.arrivals
+        if phase is Phase.HEAD and arrivals.is_before(row[layout.ROW_STEP]):
+            self._before_loads[group, reason, row[layout.ROW_EVENT]] = None
+            if len(self._before_loads) > _BEFORE_LOADS:
+                self._before_loads.popitem(last=False)
         ordinal, part = row[layout.ROW_REQUEST], row[layout.ROW_PART]
         request = arrivals.request_of(row[layout.ROW_STEP])  # of a comparison on arrival
         if ordinal >= 0:

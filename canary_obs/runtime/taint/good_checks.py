@@ -57,19 +57,26 @@ class GoodChecks:
         patrolled: Callable[[str, int], int | None],
         *,
         hits_compared: bool,
+        before_load: Callable[[Violation], bool] | None = None,
     ) -> None:
         """`written`: forward of a slot's last write. `patrolled`: the last one before the patrol passed it
         and found it intact. Both None = not known. `hits_compared`: blocks that join a request are compared.
+        `before_load`: whether a row is of what was there when a load began, after forward `row.step`.
         """
+        self._before_load = before_load
         self._written, self._patrolled, self._hits_compared = written, patrolled, hits_compared
         self.began = 0  # the last forward before records were kept
         self.dropped = -1  # the last forward whose findings were not all read: a hit may have failed
+
+    def before_load(self, row: Violation) -> bool:
+        """Whether the check was of what a load has written over since."""
+        return self._before_load is not None and self._before_load(row)
 
     def written(self, row: Violation) -> int | None:
         """The forward of the last write of the row's slot, where it was before the check."""
         found = self._written(row.group, row.slot)
         # A forward writes over what was compared before it.
-        newest = row.step - 1 if row.phase is Phase.HEAD else row.step
+        newest = row.step - 1 if row.phase is Phase.HEAD and not self.before_load(row) else row.step
         return found if found is not None and found <= newest else None
 
     def last(self, row: Violation, content: Content, joins: tuple[Ints, Bools]) -> GoodTime:

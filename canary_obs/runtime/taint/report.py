@@ -37,7 +37,9 @@ class TaintReporter:
         written, patrolled, self._log, self._forwards = checks
         self._adapter, (self._identity, self.send) = adapter, link
         self._groups = [view.name for view in adapter.groups]
-        good = GoodChecks(written, patrolled, hits_compared=hits_compared)
+        good = GoodChecks(
+            written, patrolled, hits_compared=hits_compared, before_load=self._log.is_before_load
+        )
         self.tracker = TaintTracker(adapter.block_tables() or {}, _blocks(adapter), good, self._doubts)
         self._unknown: Counter[str] = Counter()
         self._dropped = 0  # findings, by now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 
@@ -23,7 +23,6 @@ from canary_obs.slot_facts import request_name
 from canary_obs.vocabulary import Completeness, Phase, Reason
 
 DAMAGES_KEPT = 256
-_ARRIVALS_KEPT = 1024
 NOT_SHOWN = "the engine does not show which requests hold the blocks of this group"
 _UNNAMED = "the request that read it is no longer known"
 # Group, block, whether every forward checks it, and the forward that began to fill the block.
@@ -46,8 +45,6 @@ class TaintTracker:
         self.start(0, 0)
         self._rewrites = False
         self.requests: dict[str, Counter[Completeness]] = {}  # that read damage, by group
-        # By group, forwards after which KV arrived from outside and was compared; the latest ones.
-        self._arrivals: dict[str, deque[int]] = {}
 
     def start(self, running: int | None, step: int) -> None:
         """Begin after forward `step`, and forget everything.
@@ -71,12 +68,6 @@ class TaintTracker:
             self._doubts.lose()
         else:
             self.readers.miss(until)
-
-    def arrived(self, group: str, step: int) -> None:
-        """KV came from outside after forward `step`, or with it, and is compared now."""
-        steps = self._arrivals.setdefault(group, deque(maxlen=_ARRIVALS_KEPT))
-        if not steps or steps[-1] != step:
-            steps.append(step)
 
     # What the engine shows.
 
@@ -184,21 +175,17 @@ class TaintTracker:
 
     def _find_bytes(self, row: Violation, incident: str, step: int) -> None:
         """A check made now and then: whoever read the slot since the last good one is tainted."""
-        # Before a forward bytes are compared that it writes over, and those that have just arrived.
-        arrived = row.phase is Phase.HEAD and row.step in self._arrivals.get(row.group, ())
-        if arrived:
-            self._find_content(row, incident, step, arrived=True)
-        if not arrived or row.reason is Reason.KV_DATA:
-            self._find_content(row, incident, step, arrived=False)
-
-    def _find_content(self, row: Violation, incident: str, step: int, *, arrived: bool) -> None:
+        # Before a forward bytes are compared that it writes over, those that have just arrived from a peer,
+        # and those that a load was about to write over.
+        arrived = row.phase is Phase.HEAD and row.peer is not None
+        before_load = self._checks.before_load(row)
         held, block = self._held(row)
         own = self._tables[row.group]
         table = own.name
         if row.redetection and self._is_followed(row.group, block, self.watch.at(table, block)):
             return
         overwritten = row.phase is Phase.HEAD and row.reason is Reason.KV_DATA
-        before_refill = overwritten and not (arrived or self._rewrites or own.rewritten)
+        before_refill = overwritten and not (arrived or before_load or self._rewrites or own.rewritten)
         written = None if arrived or before_refill else self._checks.written(row)
         if arrived:
             content = held.content(block, row.step + 1, before_refill=False)

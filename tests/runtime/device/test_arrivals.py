@@ -30,11 +30,24 @@ def test_a_row_of_an_arrival_names_its_request_and_one_of_a_forward_the_forwards
     assert [row.request for row in log.read(state.flat.clone(), 8)] == ["arriving", None, "decoding"]
 
 
+def test_a_row_says_whether_it_is_of_what_a_load_wrote_over() -> None:
+    state, log = make()
+    state.tick(7)
+    state.arrivals.compared_before(state.now)
+    report(state, Phase.HEAD, Reason.KV_DATA, 3, 7, tick=1)
+    report(state, Phase.HEAD, Reason.KV_DATA, 4, 7, tick=2)
+    rows = log.read(state.flat.clone(), 8)
+    assert [log.is_before_load(row) for row in rows] == [True, False]
+    assert [row.peer for row in rows] == [None, None]
+
+
 def test_names_are_bounded_and_so_is_their_number() -> None:
     arrivals = Arrivals()
     for clock in range(_KEPT + 1):
         arrivals.compared(clock, "p")
+        arrivals.compared_before(clock)
     assert arrivals.peer_of(0) is None
+    assert [arrivals.is_before(clock) for clock in (0, 1)] == [False, True]
     assert arrivals.peer_of(_KEPT) == "p"
 
 

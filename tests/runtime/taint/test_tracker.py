@@ -156,14 +156,24 @@ def test_what_has_just_arrived_is_read_by_who_holds_it(engine: Engine) -> None:
     engine.forward(2)
     engine.end("before")
     engine.begin("next", [1])
-    engine.tracker.arrived("full", engine.step)
-    engine.find(1, phase=Phase.HEAD, reason=Reason.LOST_LOAD)
+    engine.find(1, phase=Phase.HEAD, reason=Reason.LOST_LOAD, peer="host")
     assert set(engine.tainted()) == {"next"}
 
 
+def test_what_a_load_writes_over_was_read_by_who_held_it_before() -> None:
+    engine = Engine(before_load=lambda row: row.event == 7)
+    engine.begin("before", [1])
+    engine.forward(2)
+    engine.end("before")
+    engine.begin("next", [1])
+    engine.find(1, phase=Phase.HEAD, event=7)
+    assert [one.overwritten for one in engine.tracker.reached()] == [True]
+    engine.begin("late", [1, 2], joined=1)
+    assert engine.tainted() == {"before": (1, False)}
+
+
 def test_what_has_arrived_for_a_request_that_begins_later(engine: Engine) -> None:
-    engine.tracker.arrived("full", engine.step)
-    engine.find(1, phase=Phase.HEAD)
+    engine.find(1, phase=Phase.HEAD, peer="host")
     assert not any(damage.readings for damage in engine.damages)
     engine.forward(3)
     engine.begin("late", [1])
