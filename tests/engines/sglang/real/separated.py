@@ -48,13 +48,23 @@ class Plan(msgspec.Struct, kw_only=True):
     backend: str = "nixl"
     settings: dict[str, Any] = {}
     pools: str = ""  # "compressed": those of DeepSeek-V4; "keys": those of DeepSeek-V3.2
-    ranks: int = 1  # tensor ranks of each side
+    ranks: int = 1  # tensor ranks of the prefill side
+    decode_ranks: int = 0  # and of the decode side; 0 = as many
     endpoint: str = "inproc"  # of the service that all ranks report to
     retracting: bool = False  # the decode server takes requests back, copies them, and one copy is damaged
     own_tree: bool = False  # the decode server has a prefix cache, and is asked the sound requests twice
     tokens: int = 8  # of each answer; more = more requests are decoded together, and one can be taken back
     damaged: list[str]  # groups of which a slot is damaged before it is sent, after sound requests
     last: list[dict[str, list[int]]] = []  # more requests; each of these begin when those before have ended
+
+    def ranks_of(self, role: str) -> int:
+        """Of one side."""
+        return (self.decode_ranks if role == "decode" else 0) or self.ranks
+
+    @property
+    def damaged_rank(self) -> int:
+        """Of the prefill side. Of latent KV, which all ranks hold, its first one sends to a narrower side."""
+        return 0 if self.decode_ranks else self.ranks - 1
 
     def outcome(self, role: str, rank: int) -> Path:
         """Where a rank writes what it found."""
@@ -105,23 +115,24 @@ def main(role: str, plans: list[Plan]) -> None:
 
     load_plugins()
     host_memory.install()
-    for plan in sorted(plans, key=lambda plan: -plan.ranks):  # before this process has threads
+    # Several ranks before this process has threads; both sides in the same order.
+    for plan in sorted(plans, key=lambda plan: -plan.ranks):
         if plan.ranks == 1:
             _Side(role, plan, 0).run()
             continue
-        port = free_port()
-        children = [_forked(role, plan, rank, port) for rank in range(plan.ranks)]
+        port, ranks = free_port(), range(plan.ranks_of(role))
+        children = [_forked(role, plan, rank, port) for rank in ranks]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        assert codes == [0] * plan.ranks
+        assert codes == [0] * len(ranks)
 
 
 def _forked(role: str, plan: Plan, rank: int, port: int) -> int:
     """The process of one rank, which ends when it has written what it found. They meet at the port."""
-    child = os.fork()
+    child, ranks = os.fork(), plan.ranks_of(role)
     if not child:
         cores = os.cpu_count() or 1
-        os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(each % cores) for each in range(plan.ranks))
-        _exit_after(lambda: _Side(role, plan, rank, tp_size=plan.ranks, nccl_port=port).run())
+        os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(each % cores) for each in range(ranks))
+        _exit_after(lambda: _Side(role, plan, rank, tp_size=ranks, nccl_port=port).run())
     return child
 
 
@@ -160,7 +171,7 @@ class _Side:
         sound, sound_state = _found(rig), self._state()
         _retract(False)
         damaged: dict[str, tuple[str, int]] = {}
-        if self._role == "prefill" and self._rank == plan.ranks - 1:
+        if self._role == "prefill" and self._rank == plan.damaged_rank:
             damage_before_sending(rig, list(plan.damaged), damaged)
         self._ask(prompts(len(plan.damaged) + 2, seed=1, longest=200))
         sent = len(_found(rig))

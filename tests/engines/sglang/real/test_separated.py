@@ -90,6 +90,7 @@ PAIRS = {
         {"own_tree": True, "last": [{"sent": _SENT}, {"reads": _READS}]},
     ),
     "ranks": Pair("llama", 16, ["full"], {"ranks": 2}),
+    "widths": Pair("latent", 16, ["full"], {"ranks": 2, "decode_ranks": 1}),
 }
 
 
@@ -109,7 +110,7 @@ def pairs(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
             name: Plan(
                 model=str(models(pair.model)), folder=str(root / name),
                 damaged=pair.groups, settings=_settings(pair),
-                endpoint=canary["KV_CANARY_ENDPOINT"] if "ranks" in pair.settings else "inproc",
+                endpoint=canary["KV_CANARY_ENDPOINT"] if name == "ranks" else "inproc",
                 **pair.settings,
             )
             for name, pair in PAIRS.items()
@@ -118,7 +119,9 @@ def pairs(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
             Path(plan.folder).mkdir()
         _run(root, list(plans.values()))
         found = {
-            name: {role: [_outcome(plan, role, rank) for rank in range(plan.ranks)] for role in ROLES}
+            name: {
+                role: [_outcome(plan, role, rank) for rank in range(plan.ranks_of(role))] for role in ROLES
+            }
             for name, plan in plans.items()
         }
         yield Pairs(found, hub)
@@ -152,7 +155,8 @@ def test_a_slot_that_was_damaged_before_it_was_sent(
     assert {len(answer) for answer in answers.values()} == {pair.settings.get("tokens", 8)}
 
     # The last rank of the prefill side has the damage, and so that of the decode side finds it.
-    *others, prefill = found["prefill"]
+    others = list(found["prefill"])
+    prefill = others.pop(0 if "decode_ranks" in pair.settings else -1)
     assert not any(outcome.damaged or outcome.violations for outcome in others)
     *others, decode = found["decode"]
     assert not any(outcome.violations for outcome in others)
