@@ -86,7 +86,7 @@ class Loads:
             self._state.arrivals.compared(self._state.now, arrived.peer, load)
             self._judge(group, begun, begun.identities, expected)
             slots = begun.slots.flatten()
-        self._history.record_announcement(SlotEventKind.RECEIVED, group, slots, step)
+        self._history.record_announcement(SlotEventKind.RECEIVED, group, slots, step, stays=True)
 
     def fail(self, load: str, step: int) -> None:
         """This load has failed: what lies in its slots is nothing, and must be written before it is read."""

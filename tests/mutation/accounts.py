@@ -196,7 +196,22 @@ BLOCKS = mutants(
     (
         "        self._reported = None\n        keys = self._keys.get(block, 0)\n",
         "        keys = self._keys.get(block, 0)\n",
+        _MAP + "test_blocks_that_are_cached_in_part",
+    ),
+    (
+        "        self._reported = None\n        self._keys.update(new)\n",
+        "        self._keys.update(new)\n",
         _MAP + "test_what_a_map_holds_at_first_is_counted",
+    ),
+    (
+        "len(new) < len(blocks) or not self._keys.keys().isdisjoint(new)",
+        "len(new) < len(blocks)",
+        _MAP + "test_blocks_that_are_counted_together_are_counted_as_one_by_one[4096]",
+    ),
+    (
+        "len(new) < len(blocks) or not self._keys.keys().isdisjoint(new)",
+        "not self._keys.keys().isdisjoint(new)",
+        _MAP + "test_blocks_that_are_counted_together_are_counted_as_one_by_one[4096]",
     ),
     (
         "        self._reported = None\n        keys = self._keys.pop(block, 0)\n",

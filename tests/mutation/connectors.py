@@ -168,6 +168,16 @@ COPIES = mutants(
         _COPIES + "test_what_was_taken_is_known_no_more",
     ),
     (
+        "self._said.get(group, 0) + count - before",
+        "self._said.get(group, 0) + 1 - before",
+        _COPIES + "test_what_is_forgotten_is_known_no_more",
+    ),
+    (
+        "np.unique(blocks[rows[:, _Column.KNOWN] == 1]).size",
+        "blocks.size",
+        _COPIES + "test_a_block_that_is_named_twice_is_known_until_it_is_taken",
+    ),
+    (
         "if len(peers) == 1 else",
         "if peers else",
         _COPIES + "test_several_peers_are_none",
@@ -240,8 +250,8 @@ OFFLOADS = mutants(
         _OFFLOADS + "test_no_copy_waits_for_its_records",
     ),
     (
-        "self._jobs.pop(job, {})",
-        "next(reversed(self._jobs.values()), {})",
+        "self._jobs.pop(job, None)",
+        "next(reversed(self._jobs.values()), None)",
         _OFFLOADS + "test_a_load_is_compared_with_what_its_key_was_stored_as",
     ),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -12,6 +13,7 @@ from canary_obs.engines.vllm.scheduler_reports import FAULTS_ATTRIBUTE, log_faul
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 COUNTS_ATTRIBUTE = "kv_canary_cached_counts"  # of SchedulerOutput: BlockCounts by vLLM's group number
 _COUNT = "_kv_canary_count"  # of BlockHashToBlockMap: its MapCount
+_MOST_NEW = 1 << 12  # keys that are counted together
 
 
 class BlockCounts(NamedTuple):
@@ -35,9 +37,34 @@ class MapCount:
         self._removed: dict[int, int] = {}
         self._short: dict[int, int] = {}
         self._reported: tuple[BlockCounts, ...] | None = None  # by group, since the last change
+        # Taken by the map, and not counted yet: a prompt that was loaded brings hundreds of blocks at once.
+        self._new_keys: list[Any] = []
+        self._new_blocks: list[int] = []
+
+    def take(self, key: Any, block: int) -> None:
+        """The map has taken a new key of a block; it is counted with the others, when somebody asks."""
+        self._new_keys.append(key)
+        self._new_blocks.append(block)
+        if len(self._new_blocks) >= _MOST_NEW:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._new_blocks:
+            return
+        keys, self._new_keys = self._new_keys, []
+        blocks, self._new_blocks = self._new_blocks, []
+        groups, new = list(map(_group_reader(), keys)), dict.fromkeys(blocks, 1)
+        if len(new) < len(blocks) or not self._keys.keys().isdisjoint(new):
+            for group, block in zip(groups, blocks, strict=True):
+                self.insert(group, block)
+            return
+        self._reported = None
+        self._keys.update(new)
+        for group, count in Counter(groups).items():
+            self._cached[group] = self._cached.get(group, 0) + count
 
     def insert(self, group: int, block: int) -> None:
-        """The map has taken a new key of a block."""
+        """The map has taken a new key of a block, after all that it has taken before."""
         self._reported = None
         keys = self._keys.get(block, 0)
         self._keys[block] = keys + 1
@@ -46,6 +73,7 @@ class MapCount:
 
     def remove(self, group: int, block: int) -> None:
         """The map has dropped a key of a block."""
+        self._settle()
         self._reported = None
         keys = self._keys.pop(block, 0)
         if keys > 1:
@@ -58,6 +86,7 @@ class MapCount:
 
     def fill(self, group: int, block: int, room: int) -> None:
         """A key of this block leaves out its last `room` tokens; an earlier key of it leaves out fewer."""
+        self._settle()
         if self._keys.get(block) == 1:
             self._reported = None
             self._short[group] = self._short.get(group, 0) + room - self._unfilled.get(block, 0)
@@ -65,6 +94,7 @@ class MapCount:
 
     def reset(self) -> None:
         """All blocks left the map."""
+        self._settle()
         self._reported = None
         for group, cached in self._cached.items():
             self._removed[group] = self._removed.get(group, 0) + cached
@@ -73,10 +103,12 @@ class MapCount:
 
     def counts(self, group: int) -> BlockCounts:
         """Of one of vLLM's groups."""
+        self._settle()
         return BlockCounts(*(of.get(group, 0) for of in (self._cached, self._removed, self._short)))
 
     def all_counts(self, groups: int) -> tuple[BlockCounts, ...]:
         """Of the first `groups` groups: the same object until one of them changes."""
+        self._settle()
         if self._reported is None or len(self._reported) != groups:
             self._reported = tuple([self.counts(group) for group in range(groups)])
         return self._reported
@@ -137,6 +169,7 @@ def carry_over(before: Any, now: Any) -> None:
         instrument_map(count.patches, now, count)
 
 
+@cache
 def _group_reader() -> Callable[[Any], int]:
     from vllm.v1.core.kv_cache_utils import get_group_id
 
@@ -145,8 +178,6 @@ def _group_reader() -> Callable[[Any], int]:
 
 
 def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
-    group_of = _group_reader()
-
     def insert(held: Any, key: Any, block: Any) -> Any:
         try:  # spelled out: a long prompt displaces hundreds of blocks
             count = held.__dict__.get(_COUNT) or count_of(held)
@@ -155,7 +186,7 @@ def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(held, key, block)
         result = original(held, key, block)
         try:
-            count.insert(group_of(key), block.block_id)
+            count.take(key, block.block_id)
         except Exception as error:  # noqa: BLE001 - as above
             log_fault(held, "counting a block that is cached", error)
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -121,12 +122,12 @@ def _note(manager: Any, keys: Any, spec: Any) -> None:
         tiers = getattr(manager, "secondary_tiers", ())
         if not _only_files(tiers):
             return
-        keys = list(keys)
-        paths = [""] * len(keys)
-        if tiers:
-            paths = [str(tiers[0].file_mapper.get_file_name(key)) for key in keys]
-        named = zip(map(bytes, keys), paths, strict=True)
-        noted.update(zip(spec.block_ids.tolist(), named, strict=True))
+        chunks, keys = spec.block_ids.tolist(), list(keys)
+        if len(chunks) != len(keys):
+            raise ValueError(f"{len(keys)} keys for {len(chunks)} chunks")
+        # vLLM's keys are bytes.
+        paths = [str(tiers[0].file_mapper.get_file_name(key)) for key in keys] if tiers else repeat("")
+        noted.update(zip(chunks, zip(keys, paths, strict=False), strict=False))
     except Exception as error:  # noqa: BLE001 - what is loaded under these keys is unverified
         log_fault(manager, "offload_keys", error)
 

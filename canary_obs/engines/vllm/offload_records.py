@@ -39,7 +39,7 @@ class OffloadRecords:
             number: [group for group in groups if group.number == number]
             for number in {group.number for group in groups}
         }
-        self._jobs: dict[int, dict[int, _Named]] = {}  # by job: its keys by chunk
+        self._jobs: dict[int, Mapping[int, _Named]] = {}  # by job: the keys of its step, by chunk
         self._submitted: list[tuple[int, Any, Any]] = []  # stores of the step under way
         self._fetches: list[Fetch] = []
         self._stored = stored
@@ -57,11 +57,8 @@ class OffloadRecords:
         self._read_stores()  # of a step that has failed
         while len(self._jobs) > _JOBS:  # stores that another rank makes for this one
             del self._jobs[next(iter(self._jobs))]
-        for jobs in (metadata.store_jobs, metadata.load_jobs):
-            for number, job in jobs.items():
-                tier = job.dst_spec if jobs is metadata.store_jobs else job.src_spec
-                chunks = tier.block_ids.tolist()
-                self._jobs[number] = {chunk: keys[chunk] for chunk in chunks if chunk in keys}
+        if keys:
+            self._jobs.update(dict.fromkeys((*metadata.store_jobs, *metadata.load_jobs), keys))
 
     def _around_store(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_store(job_id: int, src_spec: Any, dst_spec: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,19 +118,18 @@ class OffloadRecords:
         self, job: int, device: Any, tier: Any
     ) -> Iterator[tuple[Sequence[VllmGroup], tuple[list[StoredKey], list[int], list[int]]]]:
         """By vLLM's group: what a job copies under which keys, its blocks, and their places in the copies."""
-        keys = {chunk: StoredKey._make(named) for chunk, named in self._jobs.pop(job, {}).items()}
-        if not keys:
+        keys = self._jobs.pop(job, None)
+        if keys is None:
             return
-        numbers = {named: int.from_bytes(named.key[-_GROUP_BYTES:], "big") for named in keys.values()}
-        found: dict[int, tuple[list[StoredKey], list[int], list[int]]] = {}
+        found: dict[bytes, tuple[list[StoredKey], list[int], list[int]]] = {}
         for block, chunk, place in parts_of(device, tier, self._per_chunk).tolist():
             if (named := keys.get(chunk)) is not None:
-                own = found.setdefault(numbers[named], ([], [], []))
-                own[0].append(named)
+                own = found.setdefault(named[0][-_GROUP_BYTES:], ([], [], []))
+                own[0].append(StoredKey._make(named))
                 own[1].append(block)
                 own[2].append(place)
         for number, own in found.items():
-            yield self._groups.get(number, ()), own
+            yield self._groups.get(int.from_bytes(number, "big"), ()), own
 
     def _take(self) -> None:
         """Keep the fingerprints that have reached the host, in the order of their stores."""

@@ -51,6 +51,7 @@ class Copies:
         self._tables: dict[str, _Rows] = {}
         self._peers: dict[str, int] = {"": 0}
         self.puts = 0
+        self._said: dict[str, int] = {}  # by group: blocks of which something is known, or more
 
     def put(
         self,
@@ -77,13 +78,16 @@ class Copies:
                 if 0 < len(folds) <= MOST:
                     row[_Column.FOLDS : _Column.FOLDS + 2 * len(folds)] = np.ravel(folds)
                     row[_Column.COUNT] = len(folds)
+        before = int(table[blocks, _Column.KNOWN].sum())
         table[blocks] = rows
+        self._said[group] = self._said.get(group, 0) + count - before
 
     def take(self, group: str, blocks: _Rows) -> KnownCopies:
         """What is known of these blocks; nothing is known of them afterwards."""
         table = self._table(group, int(blocks.max(initial=0)))
         rows = table[blocks]
         table[blocks, _Column.KNOWN : _Column.FOLDS] = 0
+        self._said[group] = self._said.get(group, 0) - np.unique(blocks[rows[:, _Column.KNOWN] == 1]).size
         peers = set(rows[:, _Column.PEER].tolist())
         folds = rows[:, _Column.FOLDS :].reshape(-1, MOST, 2)
         peer = self._peer(peers.pop()) if len(peers) == 1 else ""
@@ -91,9 +95,13 @@ class Copies:
 
     def forget(self, group: str, blocks: Sequence[int]) -> None:
         """Nothing is known of these blocks from now on."""
+        if not self._said.get(group):  # as when each load before it was judged
+            return
         table, rows = self._table(group, max(blocks, default=0)), np.array(blocks, dtype=np.int64)
-        if table[rows, _Column.KNOWN].any():
-            table[rows, _Column.KNOWN : _Column.FOLDS] = 0
+        known = rows[table[rows, _Column.KNOWN] == 1]
+        if known.size:
+            table[known, _Column.KNOWN : _Column.FOLDS] = 0
+            self._said[group] -= np.unique(known).size
 
     def _table(self, group: str, block: int) -> _Rows:
         table = self._tables.get(group)

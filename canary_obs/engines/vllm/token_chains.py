@@ -16,6 +16,7 @@ from canary_obs.runtime.device.backend import choose_backend
 
 TOKENS_ATTRIBUTE = "kv_canary_tokens"  # of SchedulerOutput: TokenChains.advance of its requests
 CHAINS_ATTRIBUTE = "_kv_canary_chains"  # of Scheduler: its TokenChains
+_NONE = np.empty((2, 0), dtype=np.int64)  # of an output without tokens
 
 
 class _Decoding:
@@ -127,6 +128,9 @@ class TokenChains:
         """
         if self._due or self._announced:
             self._add_loaded()
+        if not scheduled:  # while a request waits for its load, one output follows the other
+            self._leave_decoding()
+            return _NONE
         last = self._decoding
         if last is not None and computed is not None and last.is_of(requests, scheduled):
             self._decoding = None  # if this fails, `_known` lags behind and is right

@@ -78,9 +78,16 @@ class SlotHistory:
         written = int(self._on_host[self._state.by_name[name].index][slot])
         return written >> layout.TICK_BITS if written >= 0 else None
 
-    def record_announcement(self, kind: SlotEventKind, group: Group, slots: Tensor, step: int) -> None:
-        """Note that the engine copied, received or invalidated slots (int64 [n])."""
-        kept = slots[:_MAX_SLOTS].clone()
+    def record_announcement(
+        self, kind: SlotEventKind, group: Group, slots: Tensor, step: int, *, stays: bool = False
+    ) -> None:
+        """Note that the engine copied, received or invalidated slots (int64 [n]).
+
+        stays: nobody will change what is in `slots`.
+        """
+        kept = slots[:_MAX_SLOTS]
+        if not stays or len(kept) < len(slots):  # a part of a tensor keeps all of its memory
+            kept = kept.clone()
         self._recent.append(_Announcement(kind=kind, group=group.index, step=step, slots=kept))
 
     def read(self, group: Group, slot: int, into: Tensor) -> tuple[tuple[SlotEventKind, int], ...]:

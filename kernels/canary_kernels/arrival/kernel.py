@@ -117,7 +117,7 @@ def arrival_kernel(
 def judge_arrivals(buffers: GroupBuffers, blocks: Tensor, sent: Tensor) -> Tensor:
     """Launch; see `op.judge_arrivals`."""
     count, width = sent.shape[0], sent.shape[1]
-    matched = torch.zeros(count, dtype=torch.int64, device=blocks.device)
+    matched = torch.empty(count, dtype=torch.int64, device=blocks.device)
     if not count:
         return matched
     start: Start | None = buffers.cache.get("arrival_kernel")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class FingerprintPlan:
     num_slots: int | None  # slots that lie inside every source's memory; None without sources
     bytes_per_slot: int  # bytes covered
     scratch: Tensor | None  # int64 [SCRATCH_SLOTS, 2]; sums between the launches of several bundles
+    cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # of launches
 
 
 def plan_fingerprint(

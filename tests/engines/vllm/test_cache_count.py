@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,6 +60,28 @@ def test_what_a_map_holds_at_first_is_counted(held: Map, monkeypatch: pytest.Mon
     assert cache_count.count_of(held).all_counts(1)[0] == BlockCounts(3, 0, 0)
     held.insert("d0", block(5))
     assert cache_count.count_of(held).all_counts(1)[0] == BlockCounts(4, 0, 0)
+
+
+@pytest.mark.parametrize("most", [1, 3, 1 << 12])
+def test_blocks_that_are_counted_together_are_counted_as_one_by_one(
+    held: Map, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(cache_count, "_MOST_NEW", most)
+    generator, count, left = Random(1), cache_count.count_of(held), [0, 0]
+    for step in range(400):
+        number = generator.randrange(20)
+        group = number % 2  # a block belongs to one group
+        key = f"{generator.choice('abc')}{number}-{group}"
+        before = {each for blocks in held._cache.values() for each in blocks}
+        if generator.randrange(3) and key not in held._cache:
+            held.insert(key, block(number))
+        else:
+            held.pop(key, number)
+        after = {each for blocks in held._cache.values() for each in blocks}
+        left[group] += len(before - after)
+        if step % 7 == 0 or step == 399:
+            cached = [sum(each % 2 == group for each in after) for group in range(2)]
+            assert count.all_counts(2) == tuple(zip(cached, left, (0, 0), strict=True))
 
 
 def test_a_reset_removes_all_and_is_remembered_by_the_next_map(held: Map) -> None:

@@ -21,6 +21,37 @@ def test_what_was_taken_is_known_no_more() -> None:
     assert taken(copies) == {}
 
 
+def test_what_is_forgotten_is_known_no_more() -> None:
+    """Whatever was taken, forgotten or put twice before."""
+    copies, generator = Copies(), np.random.default_rng(1)
+    known = set[int]()
+    for _ in range(300):
+        blocks = generator.choice(12, generator.integers(1, 5), replace=False)
+        match generator.integers(3):
+            case 0:
+                copies.put("full", blocks.tolist(), 16, [[(1, 2)]] * blocks.size)
+                known.update(blocks.tolist())
+            case 1:
+                found = copies.take("full", blocks)
+                assert (found.counts > 0).tolist() == [block in known for block in blocks.tolist()]
+                known.difference_update(blocks.tolist())
+            case _:
+                copies.forget("full", blocks.tolist())
+                known.difference_update(blocks.tolist())
+        assert copies._said.get("full", 0) == len(known)
+    copies.forget("full", range(12))
+    assert taken(copies) == {}
+
+
+def test_a_block_that_is_named_twice_is_known_until_it_is_taken() -> None:
+    copies = Copies()
+    copies.put("full", [5, 5], 16, [[(1, 2)]] * 2)
+    copies.put("full", [5, 5, 6], 16, [[(1, 2)]] * 3)
+    copies.take("full", np.array([6, 6]))
+    copies.forget("full", [5, 5])
+    assert taken(copies) == {}
+
+
 def test_a_block_may_have_several_copies_or_none() -> None:
     copies = Copies()
     several = [(number, -number) for number in range(MOST)]

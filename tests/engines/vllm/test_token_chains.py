@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from canary_obs.engines.vllm import token_chains
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE, TokenChains, send_tokens
 from tests.oracles import records as oracle
 
@@ -250,6 +251,15 @@ def test_the_chain_of_loaded_tokens_is_computed_while_they_are_on_their_way(in_b
     assert ("a" in chains._known) == (in_between > 0)
     assert told(chains, {"a": request(loading, 36)}) == [expected(loading, 36)]
     assert (chains._announced, chains._due) == ({}, {})
+
+
+def test_an_output_without_tokens_costs_no_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    chains, found = TokenChains(), request([1, 2, 3], 2)
+    assert told(chains, {"a": found}) == [expected([1, 2, 3], 2)]
+    with monkeypatch.context() as patched:
+        patched.delattr(token_chains, "added_chains")
+        assert chains.advance({"a": found}, {}).shape == (2, 0)
+    assert told(chains, {"a": found}) == [expected([1, 2, 3], 2)]
 
 
 @pytest.mark.parametrize("how", ["with its load", "computed again", "ended", "ended a step later"])

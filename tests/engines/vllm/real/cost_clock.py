@@ -17,7 +17,7 @@ class Served(NamedTuple):
     """One request."""
 
     seconds: float  # to its first token
-    parts: Mapping[str, float]  # seconds on the engine's thread
+    parts: Mapping[tuple[int, str], float]  # seconds on the engine's thread, by number of the leg and part
     legs: Sequence[float]  # seconds of each of LEGS; empty = it loaded nothing, or in several jobs
 
 
@@ -25,7 +25,8 @@ class Clock:
     """Wall time of the methods that it wraps; what a wrapped method inside takes is not its own."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: Counter[tuple[int, str]] = Counter()  # by number of the leg and part
+        self.marks: Sequence[float] = ()  # as `Copies` has them: as many legs have ended
         self._inner = [0.0]
 
     def wrap(self, owner: Any, name: str, part: str) -> None:
@@ -34,12 +35,12 @@ class Clock:
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             self._inner.append(0.0)
-            started = time.perf_counter()
+            leg, started = len(self.marks), time.perf_counter()
             try:
                 return original(*args, **kwargs)
             finally:
                 spent = time.perf_counter() - started
-                self.seconds[part] += spent - self._inner.pop()
+                self.seconds[leg, part] += spent - self._inner.pop()
                 self._inner[-1] += spent
 
         setattr(owner, name, timed)
@@ -89,12 +90,12 @@ def of_path(
         for name, phases in (("without", without), ("with", protected))
     }
     ratios = [after / before for before, after in zip(sides["without"], sides["with"], strict=True)]
-    parts = sorted({part for phase in protected for each in phase for part in each.parts})
+    served = [each for phase in protected for each in phase]
+    parts = sorted({part for each in served for _, part in each.parts})
 
     def per_block(chosen: Callable[[Iterable[float]], float]) -> dict[str, float]:
-        served = [each.parts for phase in protected for each in phase]
         return {
-            part: round(chosen([each.get(part, 0.0) for each in served]) / blocks * 1e6, 2) for part in parts
+            part: round(chosen([_all_of(each, part) for each in served]) / blocks * 1e6, 2) for part in parts
         }
 
     found: dict[str, Any] = {
@@ -113,4 +114,12 @@ def of_path(
         }
         if all(legs.values()):
             found[f"{path}, {leg}, ms"] = {name: round(median(each) * 1e3, 3) for name, each in legs.items()}
+            spent = {part: median(each.parts.get((number, part), 0.0) for each in served) for part in parts}
+            found[f"{path}, {leg}: us on the thread"] = {
+                part: round(seconds * 1e6, 1) for part, seconds in spent.items() if seconds
+            }
     return found
+
+
+def _all_of(served: Served, part: str) -> float:
+    return sum(seconds for (_, name), seconds in served.parts.items() if name == part)

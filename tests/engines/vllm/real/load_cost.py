@@ -2,7 +2,7 @@
 
 Pairs of phases, without a canary and with one: each serves new prompts, which are stored, gives the device's
 blocks up, and serves the prompts again, which loads them. Printed, as JSON: time of stores and loads, of a
-load's legs, and on the engine's thread by part. On a CPU copies are made at once, by a stand-in.
+load's legs, and on the engine's thread by part and leg. On a CPU copies are made at once, by a stand-in.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Offloading:
 
         connector.update_state_after_alloc = update_state_after_alloc
         self.copies, self.clock = Copies(self.worker), clock
+        clock.marks = self.copies.marks
 
     def _on_host(self, tokens: int) -> dict[str, Any]:
         from tests.engines.vllm.real.host_offload import transfer_config
