@@ -9,6 +9,11 @@ _LOADS = "tests/engines/vllm/test_connector_loads.py::"
 LOADS = mutants(
     "canary_obs/engines/vllm/connector_loads.py",
     (
+        "other.number != group.number]",
+        "other is not group]",
+        _LOADS + "test_layers_of_a_draft_have_bytes_of_their_own_in_the_same_blocks",
+    ),
+    (
         "for request in self._waiting.keys() & computed.keys():",
         "for request in list(self._waiting):",
         _LOADS + "test_a_waiting_request_gets_no_baseline_before_it_is_scheduled",

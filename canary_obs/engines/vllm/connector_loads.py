@@ -164,8 +164,9 @@ class ConnectorLoads:
             rows = rows_of(own, group.block_size)
             expected = self._expect(request, group, rows) if waits else None
             blocks = loaded_blocks(rows, group.block_size, tokens, expected)
-            # Whatever another group kept in these blocks is overwritten as well.
-            if others := [other for other in self._groups if other is not group]:
+            # Whatever another of vLLM's groups kept in these blocks is overwritten as well. Layers of a draft
+            # are in the target's group, and have memory of their own.
+            if others := [other for other in self._groups if other.number != group.number]:
                 slots = blocks.slots.flatten().to(self._device, non_blocking=True)
                 for other in others:
                     observer.invalidated(other.view.name, slots)

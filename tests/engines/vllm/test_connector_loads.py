@@ -367,3 +367,14 @@ def test_other_groups_lose_what_a_load_overwrites(recorder: Recorder) -> None:
     assert recorder.take() == [("invalidated", "full", [8, 9, 10, 11]), ("begun", "swa", [8, 9, 10, 11])]
     loads.end_step(recorder)
     assert recorder.take() == [("ended", "swa", [8, 9, 10, 11])]
+
+
+def test_layers_of_a_draft_have_bytes_of_their_own_in_the_same_blocks(recorder: Recorder) -> None:
+    """As all that vLLM keeps in one of its groups."""
+    loads = ConnectorLoads([group("full", 0), group("draft", 0), group("swa", 1)], torch.device("cpu"))
+    act_on(loads, output(), (FIRST,), recorder)
+    slots = [28, 29, 30, 31]
+    assert recorder.take() == [
+        ("invalidated", "swa", slots), ("begun", "full", slots),
+        ("invalidated", "swa", slots), ("begun", "draft", slots),
+    ]  # fmt: skip

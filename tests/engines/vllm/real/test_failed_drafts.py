@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from tests.engines.vllm.real.rig import Rig
 failures = test_failed_loads.failures
 
 
-# V1 hears of it before the forward has ended.
-@pytest.mark.skipif(os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "1", reason="of the V2 model runner")
 def test_with_drafts_a_block_that_fails_with_the_forward_is_no_lost_load(
     make_rig: Callable[..., Rig], models: Callable[[str], Path], failures: Any
 ) -> None:
