@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.engines.vllm.real import test_failed_loads
 from tests.engines.vllm.real.rig import Rig
 
