@@ -271,6 +271,11 @@ ALL = (
             "None, view",
             _STREAMS + "test_the_tensors_of_a_view_outlive_the_next_one",
         ),
+        (
+            "view is self._kept[1],",
+            "view is not None,",
+            _STREAMS + "test_a_batch_that_repeats_is_checked_after_its_forward",
+        ),
     ),
     *mutants(
         "canary_obs/engines/sglang/device_views.py",

@@ -82,11 +82,11 @@ class StepHooks:
                 self.requests += len(batch.reqs)
             self.launching = True
             try:
-                if not empty:
-                    self._guarded(Speculation.begin, batch)
+                if not empty and self.speculation is not None:
+                    guarded(self._observer, "step_view", self.speculation.begin, batch)
                 result = original(batch, *args, **kwargs)
-                if not empty:
-                    self._guarded(Speculation.end, result)
+                if not empty and self.speculation is not None:
+                    guarded(self._observer, "step_view", self.speculation.end, result)
             finally:
                 self.launching = False
                 self._requests = ()
@@ -115,10 +115,6 @@ class StepHooks:
             return original()
 
         return on_idle
-
-    def _guarded(self, act: Callable[[Speculation, Any], None], given: Any) -> None:
-        if self.speculation is not None:
-            guarded(self._observer, "step_view", act, self.speculation, given)
 
     def _view(self, batch: Any) -> StepView | None:
         return built_view(partial(self._views.build, batch, self._requests), self._observer)

@@ -19,9 +19,9 @@ class StreamHooks(StepHooks):
         forward returns             forward_launched and after_forward, on the side stream
         run_batch returns           after_step, on the side stream
 
-    SGLang's forward is launched by then, not ended: a captured graph in a decode. The next forward joins the
-    side stream before it changes anything that is read there. Idle work runs on the scheduler's stream, which
-    the next forward waits for.
+    SGLang's forward is launched by then, not ended: a captured graph in a decode. What is launched next joins
+    the side stream before it changes anything read there; idle work runs on the scheduler's stream. Of a view
+    like the last one, which is soon launched as one (`Replays`), both checks wait for the forward.
     """
 
     def __init__(
@@ -78,14 +78,20 @@ class StreamHooks(StepHooks):
             view = self._view(forward_batch)
             if view is None:
                 return original(forward_batch, *args, **kwargs)
-            self._kept = self._kept[1], view
+            repeated, self._kept = view is self._kept[1], (self._kept[1], view)
             observer.before_write(view)
-            side_stream.mark()
+            if not repeated:
+                side_stream.mark()
             try:
                 result = original(forward_batch, *args, **kwargs)
             except BaseException:
                 observer.forward_failed(view)
                 raise
+            if repeated:
+                with side_stream.after_all:
+                    observer.forward_launched(view)
+                    observer.after_forward(view)
+                return result
             side_stream.launched()
             with side_stream.after_mark:
                 observer.forward_launched(view)

@@ -51,6 +51,30 @@ def test_checks_follow_the_launch_on_a_stream_of_their_own(engine: Any) -> None:
     ]  # fmt: skip
 
 
+def test_a_batch_that_repeats_is_checked_after_its_forward(engine: Any) -> None:
+    """With an event less. One that follows another is not."""
+    engine.views.build = lambda batch, requests: engine.shown
+    for shown, repeats in (("a", False), ("b", False), ("b", True), ("b", True), ("a", False)):
+        engine.shown = shown
+        del engine.observer.calls[:]
+        engine.run_batch(mode(idle=False))
+        after = [f"forward_launched {shown}", f"after_forward {shown}"]
+        if repeats:
+            checks = ["forward", "after_all", *after, "end after_all"]
+        else:
+            checks = [
+                "mark",
+                "forward",
+                "launched",
+                "after_mark",
+                after[0],
+                "wait_launched",
+                after[1],
+                "end after_mark",
+            ]
+        assert engine.observer.calls[3:-1] == [f"before_write {shown}", *checks]
+
+
 def test_a_forward_that_raises_is_not_followed_by_checks(engine: Any) -> None:
     engine.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
