@@ -67,9 +67,14 @@ HELD = mutants(
 TRACKER = mutants(
     "canary_obs/runtime/taint/tracker.py",
     (
-        "(arrived or before_load or self._rewrites or own.rewritten)",
-        "(arrived or before_load or self._rewrites)",
+        "(arrived or before_load or same or own.rewritten)",
+        "(arrived or before_load or same)",
         _TRACKER + "test_a_state_that_its_request_writes_over_was_read_by_that_request_or_the_one_before",
+    ),
+    (
+        "same = self._rewrites and not row.redetection",
+        "same = self._rewrites",
+        _TRACKER + "test_damage_met_once_more_as_its_block_is_filled_anew_is_not_the_one_that_comes_then",
     ),
     (
         "            self.watch.fill(name, added, life)\n",
@@ -119,6 +124,26 @@ CONTENTS = mutants(
         "if True:",
         _TRACKER + "test_a_slot_that_the_next_holders_of_its_block_never_wrote",
     ),
+    (
+        "since == content.since else since - 1",
+        "since == content.since else since",
+        _TRACKER + "test_what_a_drafting_request_wrote_over_was_read_by_who_held_the_slot_before",
+    ),
+    (
+        "emitted <= before:",
+        "False:",
+        _TRACKER + "test_who_came_back_and_emitted_nothing_more_may_not_have_come_to_a_slot",
+    ),
+)
+
+CAME_BACK = mutants(
+    "canary_obs/runtime/taint/lives.py",
+    (
+        "            return self.emitted[before]\n",
+        "            return None\n",
+        _TRACKER
+        + "test_what_a_request_read_after_it_came_back_is_another_damage_than_what_its_block_held_before",
+    ),
 )
 
 REPAIRED = mutants(
@@ -137,4 +162,4 @@ REPAIRED = mutants(
     ),
 )
 
-ALL = (*DOUBTS, *HELD, *REPAIRED, *CONTENTS, *READING, *CHECKS, *TRACKER, *FILLED_ANEW, *RESUMED)
+ALL = (*DOUBTS, *HELD, *REPAIRED, *CONTENTS, *CAME_BACK, *READING, *CHECKS, *TRACKER, *FILLED_ANEW, *RESUMED)

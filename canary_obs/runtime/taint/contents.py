@@ -57,14 +57,25 @@ def readers_of(
     return lives[read], starts[read], joined[read], not read.all()
 
 
+def before_filling(held: HeldBlocks, block: int, step: int, content: Content) -> int | None:
+    """Of a slot that forward `step` writes over: the last one before its request began to fill the block.
+
+    None = the slot holds what that request has written itself, or may have.
+    """
+    since = held.content(block, step, before_refill=False).since
+    return None if since is None or since == content.since else since - 1
+
+
 def _wrote(readers: Readers, filling: list[tuple[int, int]], until: int) -> bool:
     """Whether one of these lives has certainly computed the token at its position, before forward `until`."""
     lives = readers.lives
     for life, position in filling:
         if readers.computed_at(life, until - 1) > position:
             return True
-        emitted, name = lives.emitted[life], lives.names[life]
-        # A request that came back counts the tokens of its earlier lives, too.
-        if emitted and name not in lives.names[:life] and lives.prompts[life] + emitted - 1 > position:
+        emitted, before = lives.emitted[life], lives.emitted_before(life)
+        # A request that came back counts the tokens of its earlier lives, too: it may not have come so far.
+        if emitted is None or before is None or emitted <= before:
+            continue
+        if lives.prompts[life] + emitted - 1 > position:
             return True
     return False

@@ -55,6 +55,13 @@ class Lives:
             found.append(before)
         return found
 
+    def emitted_before(self, life: int) -> int | None:
+        """Tokens that its request had emitted when it began; None = not known."""
+        before = self._before.get(life)
+        if before is not None:
+            return self.emitted[before]
+        return None if self.names[life] in self.names[:life] else 0
+
     def latest(self, life: int) -> int:
         """The last life of the same request."""
         while (after := self._after.get(life)) is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from canary_obs.engine_api.healing import Reached
 from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, GrownBlock, RequestChange
 from canary_obs.records import Violation
-from canary_obs.runtime.taint.contents import readers_of, slot_content
+from canary_obs.runtime.taint.contents import before_filling, readers_of, slot_content
 from canary_obs.runtime.taint.damage import Damage
 from canary_obs.runtime.taint.doubts import Doubts
 from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row, of_row
@@ -179,13 +179,13 @@ class TaintTracker:
         # and those that a load was about to write over.
         arrived = row.phase is Phase.HEAD and row.peer is not None
         before_load = self._checks.before_load(row)
-        held, block = self._held(row)
-        own = self._tables[row.group]
+        (held, block), own = self._held(row), self._tables[row.group]
         table = own.name
         if row.redetection and self._is_followed(row.group, block, self.watch.at(table, block)):
             return
         overwritten = row.phase is Phase.HEAD and row.reason is Reason.KV_DATA
-        before_refill = overwritten and not (arrived or before_load or self._rewrites or own.rewritten)
+        same = self._rewrites and not row.redetection  # else it is followed, or its block filled anew
+        before_refill = overwritten and not (arrived or before_load or same or own.rewritten)
         written = None if arrived or before_refill else self._checks.written(row)
         if arrived:
             content = held.content(block, row.step + 1, before_refill=False)
@@ -197,6 +197,8 @@ class TaintTracker:
         damage = self._by_place.get(place)
         if damage is not None and row.redetection:
             return
+        if overwritten and same and not (own.rewritten or before_load or arrived):
+            written = before_filling(held, block, row.step, content)
         lives, starts, joined, refilled = readers_of(held, block, content, written)
         good = of_row(row) if arrived else self._checks.last(row, content, (starts, joined))
         if damage is None or damage.incident != incident:

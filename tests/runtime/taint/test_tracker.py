@@ -210,7 +210,65 @@ def test_what_a_drafting_request_wrote_over_was_read_by_who_held_the_slot_before
     engine.forward()
     assert engine.step == step
     engine.find(1, phase=Phase.HEAD)
-    assert engine.tainted()["reader"] == (1, False)
+    assert engine.tainted() == {"reader": (1, False)}  # and not by who filled it anew
+    engine.begin("joins what was filled anew", [1, 2], joined=1)
+    assert set(engine.tainted()) == {"reader"}
+
+
+def test_what_a_request_read_after_it_came_back_is_another_damage_than_what_its_block_held_before() -> None:
+    engine = Engine()
+    engine.tracker.follow(ChangedRequests(rewrites=True), 0)
+    engine.begin("before", [1])
+    engine.forward(2)
+    engine.end("before", 2)
+    engine.begin("drafting", [1])
+    engine.forward()
+    engine.find(1, phase=Phase.HEAD)
+    engine.end("drafting", 0)
+    engine.begin("drafting", [1], emitted=0)
+    engine.forward(3)
+    engine.end("drafting", 3)
+    engine.begin("next", [1])
+    engine.forward()
+    engine.find(1, phase=Phase.HEAD)
+    assert [set(engine.tainted(number)) for number in (0, 1)] == [{"before"}, {"drafting"}]
+
+
+def test_damage_met_once_more_as_its_block_is_filled_anew_is_not_the_one_that_comes_then() -> None:
+    slot = 1 * SIZE + 1
+    engine = Engine()
+    engine.tracker.follow(ChangedRequests(rewrites=True), 0)
+    engine.begin("reader", [1])
+    engine.forward(2)
+    engine.find(1)
+    engine.end("reader", 2)
+    engine.begin("next", [1])
+    engine.forward()
+    engine.find(1, phase=Phase.HEAD, redetection=True)
+    assert [engine.tainted(number) for number in range(len(engine.damages))] == [{"reader": (1, False)}]
+    engine.grow("next", [3])  # it has filled the block
+    engine.begin("joins", [1, 2], joined=1)
+    engine.forward(2)
+    engine.find(1, slot=slot + 1)
+    assert [set(engine.tainted(number)) for number in (0, 1)] == [{"reader"}, {"next", "joins"}]
+
+
+def test_who_came_back_and_emitted_nothing_more_may_not_have_come_to_a_slot() -> None:
+    engine = Engine()
+    engine.tracker.follow(ChangedRequests(rewrites=True), 0)
+    engine.begin("before", [1])
+    engine.forward()
+    engine.end("before", 2)
+    engine.begin("drafting", [2])
+    engine.forward()
+    engine.end("drafting", 3)
+    engine.begin("drafting", [1], emitted=3)
+    engine.forward()
+    engine.end("drafting", 3)
+    engine.begin("next", [1])
+    engine.forward()
+    engine.find(1, phase=Phase.HEAD)
+    assert set(engine.tainted()) == {"before", "drafting"}
 
 
 def test_blocks_that_a_reader_filled_taint_those_who_join_them(engine: Engine) -> None:
