@@ -14,6 +14,16 @@ LOADS = mutants(
         _LOADS + "test_layers_of_a_draft_have_bytes_of_their_own_in_the_same_blocks",
     ),
     (
+        "        self._compare_before(started, observer)\n",
+        "",
+        _LOADS + "test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted",
+    ),
+    (
+        "        self._compare_before(blocks, observer)\n",
+        "",
+        _LOADS + "test_blocks_that_are_written_again_arrive_with_the_step",
+    ),
+    (
         "for request in self._waiting.keys() & computed.keys():",
         "for request in list(self._waiting):",
         _LOADS + "test_a_waiting_request_gets_no_baseline_before_it_is_scheduled",

@@ -10,6 +10,16 @@ _LEFT_OUT = "tests/engines/vllm/test_left_out.py::"
 CHANGES = mutants(
     "canary_obs/engines/vllm/block_changes.py",
     (
+        "                observer.before_load(name, slots)\n",
+        "",
+        _CHANGES + "test_a_state_that_a_connector_fills_has_no_record",
+    ),
+    (
+        "                observer.before_load(name, destination)\n",
+        "",
+        _CHANGES + "test_what_a_copy_of_a_block_is_written_over_is_compared_before",
+    ),
+    (
         "for number in self._numbers\n",
         "for number in [group.number for group in self._groups]\n",
         _CHANGES + "test_a_block_handed_to_a_group_left_out_ends_the_records_of_the_others",

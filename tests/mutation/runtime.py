@@ -135,7 +135,6 @@ BEFORE_LOADS = (
     *mutants(
         "canary_obs/engines/reference/host_tier_hooks.py",
         ("            self._observer.before_load(group, slots)\n", "            pass\n", _LOADED),
-        ("            self._loaded.update(slots.tolist())\n", "", _LOADED),
     ),
     *mutants(
         "canary_obs/engines/reference/transfer_hooks.py",

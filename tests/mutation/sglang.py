@@ -169,7 +169,28 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/retracted_copies.py",
+        (
+            "            self._observer.before_load(name, slots[slots > 0])\n",
+            "            pass\n",
+            _RETRACTED + "a_fault_of_the_canary_does_not_reach_the_engine_and_a_violation_does",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/disaggregation.py",
+        (
+            "            self._observer.before_load(name, awaited)\n",
+            "",
+            f"{_TESTS}test_disaggregation.py::test_nothing_is_known_of_the_pages_that_are_to_arrive",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/host_tier.py",
+        (
+            'guarded(self._observer, "host_tier", self._compare_before, transfers)',
+            "pass",
+            _TIER + "test_records_come_back_with_what_they_were_sent_with",
+        ),
         (
             '                    guarded(self._observer, "host_tier", _empty, records, slots)\n',
             "                    pass\n",

@@ -160,10 +160,10 @@ class ReferenceAdapter(FollowsRequests):
         self._check_supported()
         self._observer = observer
         engine, runner, patches = self._engine, self._engine.runner, self._patches
-        join, loaded = self._side_stream.join, self.requests.loaded
+        join = self._side_stream.join
         if engine.scheduler.host_tier is not None:
             offloaded = [name for name, group in self._target.items() if isinstance(group, FullGroup)]
-            self._tier_hooks = HostTierHooks(engine.scheduler.host_tier, observer, offloaded, join, loaded)
+            self._tier_hooks = HostTierHooks(engine.scheduler.host_tier, observer, offloaded, join)
             self._tier_hooks.wrap(patches)
         TransferHooks(engine.connector, observer, by_numbering(self._groups), join).wrap(patches)
         self.requests.wrap(patches, observer)

@@ -20,18 +20,12 @@ class HostTierHooks:
     """Wraps `offload` and `load` of one tier. Pages that were offloaded before have no records."""
 
     def __init__(
-        self,
-        tier: HostTier,
-        observer: Observer,
-        groups: Sequence[str],
-        join: Callable[[], None],
-        loaded: set[int],
+        self, tier: HostTier, observer: Observer, groups: Sequence[str], join: Callable[[], None]
     ) -> None:
         """groups: those whose slots are the tier's; each has records of its own.
 
-        `join`: later launches wait for checks that are still under way. `loaded`: gets the slots of loads.
+        `join`: later launches wait for checks that are still under way.
         """
-        self._loaded = loaded
         self._tier, self._observer, self._groups, self._join = tier, observer, tuple(groups), join
         self._records: WeakKeyDictionary[HostPage, dict[str, Tensor]] = WeakKeyDictionary()
 
@@ -52,7 +46,6 @@ class HostTierHooks:
         def observed_load(pages: Sequence[HostPage], slots: Slots) -> None:
             guarded(self._observer, "host_tier", self._compare_before, torch.from_numpy(slots))
             load(pages, slots)
-            self._loaded.update(slots.tolist())
             guarded(self._observer, "host_tier", self._report_received, pages, torch.from_numpy(slots))
 
         return observed_load

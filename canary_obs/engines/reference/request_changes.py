@@ -36,7 +36,6 @@ class RequestChanges:
         self._shown: dict[int, int] = {}  # by serial of a request that runs: how many of its slots
         self._windows_shown: dict[int, int] = {}  # ... and the first position whose window slot was not
         self._computed: dict[int, int] = {}  # ... and the positions that it had computed then
-        self.loaded: set[int] = set()  # slots that a load has filled, and nobody was shown to hold since
         self._ending: int | None = None  # serial of a request whose release is under way
 
     @property
@@ -110,7 +109,7 @@ class RequestChanges:
             # What is added may be held since the last time, when not all that had slots was computed.
             computed = self._computed.get(request.serial, joined)
             self._computed[request.serial] = request.computed
-            added = dict(self._added(request, first, self._found(request, joined)))
+            added = dict(self._added(request, first, joined))
             if shown is None and self._rows:
                 added |= dict.fromkeys(self._rows, AddedBlocks(np.array([request.row]), 0, 0))
             self._shown[request.serial] = request.allocated
@@ -119,16 +118,6 @@ class RequestChanges:
                     request=request.id, begins=shown is None, prompt=request.prompt_length,
                     computed=computed, added=added,
                 )  # fmt: skip
-
-    def _found(self, request: Request, joined: int) -> int:
-        """Of the first `joined` slots of a request, those that were there; what was loaded for it follows."""
-        if not self.loaded:
-            return joined
-        slots = request.slots[: request.allocated].tolist()
-        own = (place for place, slot in enumerate(slots[:joined]) if slot in self.loaded)
-        found = next(own, joined)
-        self.loaded.difference_update(slots)
-        return found
 
     def _added(self, request: Request, first: int, joined: int) -> Iterator[tuple[str, AddedBlocks]]:
         """What it has got since its first `first` slots; the first `joined` of all are shared."""

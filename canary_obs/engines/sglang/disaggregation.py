@@ -143,7 +143,9 @@ class TransferHooks:
             size = int(group.allocator.page_size)
             pages, held = torch.unique(own[own > 0] // size), size // group.ratio
             of_pages = torch.arange(held, device=pages.device)
-            self._observer.invalidated(name, (pages[:, None] * held + of_pages).reshape(-1))
+            awaited = (pages[:, None] * held + of_pages).reshape(-1)
+            self._observer.before_load(name, awaited)
+            self._observer.invalidated(name, awaited)
 
     def _fill(self, request: Any) -> None:
         slots = self._table[request.kv.req_pool_idx, : self._written(request)].to(torch.int64)

@@ -70,6 +70,7 @@ class HostTier:
 
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_host_to_device(transfers: Sequence[Any], **named: Any) -> Any:
+            guarded(self._observer, "host_tier", self._compare_before, transfers)
             completion = original(transfers, **named)
             guarded(self._observer, "host_tier", self._compare, transfers)
             return completion
@@ -83,6 +84,11 @@ class HostTier:
                 name = self._groups[id(transfer.device_pool)]
                 found = self._observer.records_of(name, transfer.device_indices.to(torch.int64))
                 records[transfer.host_indices.cpu().long()] = 0 if found is None else found.cpu()
+
+    def _compare_before(self, transfers: Sequence[Any]) -> None:
+        for transfer in transfers:
+            if (name := self._groups.get(id(transfer.device_pool))) is not None:
+                self._observer.before_load(name, transfer.device_indices.cpu().to(torch.int64))
 
     def _compare(self, transfers: Sequence[Any]) -> None:
         """The bytes are there: on a CPU nothing is under way when the call returns."""

@@ -60,6 +60,7 @@ class RetractedCopies:
 
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_cpu_copy(copy: Any, indices: Tensor, *more: Any, **named: Any) -> Any:
+            guarded(self._observer, "host_tier", self._compare_before, indices)
             result = original(copy, indices, *more, **named)
             guarded(self._observer, "host_tier", self._compare, copy, indices)
             return result
@@ -77,6 +78,11 @@ class RetractedCopies:
                 kept[copied] = found
             kept[~copied] = _NOT_COPIED
         copy.records = records
+
+    def _compare_before(self, indices: Tensor) -> None:
+        for name, group in self._groups.items():
+            slots = slots_of(group, indices.to(torch.int64))
+            self._observer.before_load(name, slots[slots > 0])
 
     def _compare(self, copy: Any, indices: Tensor) -> None:
         for name, group in self._groups.items():

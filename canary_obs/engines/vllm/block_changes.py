@@ -75,10 +75,13 @@ class BlockChanges:
                 lost.update(chain.from_iterable(load.blocks for load in loads if load.group == group.number))
             lost.discard(NULL_BLOCK)
             if lost:
-                observer.invalidated(name, self._slots(sorted(lost), group))
+                slots = self._slots(sorted(lost), group)
+                observer.before_load(name, slots)
+                observer.invalidated(name, slots)
             if copies and not group.states:  # those are copied by the worker itself
-                source, destination = zip(*copies, strict=True)
-                observer.copied(name, self._slots(source, group), self._slots(destination, group))
+                source, destination = (self._slots(blocks, group) for blocks in zip(*copies, strict=True))
+                observer.before_load(name, destination)
+                observer.copied(name, source, destination)
 
     def _assigned(self, output: Any, loads: Iterable[Loaded]) -> dict[int, set[int]]:
         """Blocks that this output assigns to requests, or has a connector fill, by vLLM's group number."""

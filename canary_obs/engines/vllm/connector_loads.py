@@ -68,6 +68,7 @@ class ConnectorLoads:
         started = [event for event in events or () if isinstance(event, Loaded)]
         if not (started or self._waiting):
             return
+        self._compare_before(started, observer)
         for request in output.finished_req_ids | (output.preempted_req_ids or set()):
             if self._waiting.pop(request, None) is not None:
                 self._open.discard(request)
@@ -113,6 +114,7 @@ class ConnectorLoads:
 
     def rewritten(self, load: str, blocks: Sequence[Loaded], tokens: bytes, observer: Observer) -> None:
         """The step that has begun writes these blocks again, which were found in the prefix cache."""
+        self._compare_before(blocks, observer)
         self._forget_copies(blocks)
         self._begin(load, blocks, tokens, observer, waits=False)
         self._landing[load] = list(blocks), len(tokens) // 4  # int32
@@ -144,6 +146,12 @@ class ConnectorLoads:
             elif request in self._open:
                 for name, slots in self._end(request, self._waiting[request], None, observer):
                     observer.invalidated(name, slots)
+
+    def _compare_before(self, loads: Sequence[Loaded], observer: Observer) -> None:
+        """What lies in their blocks is compared for the last time: nothing has been submitted yet."""
+        for group, own in self._by_group(loads):
+            if blocks := sorted({block for load in own for block in load.blocks if block}):
+                observer.before_load(group.view.name, self._slots_of(blocks, group.block_size))
 
     def _forget_copies(self, loads: Sequence[Loaded]) -> None:
         """What is known of their blocks is of loads that have failed, or never arrived."""

@@ -28,6 +28,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.arrived: list[tuple[str, list[int], bool]] = []
+        self.before: list[tuple[str, list[int]]] = []  # compared before something was written over them
         self.faults: list[str] = []
         self.peers: list[str] = []
         self.requests: list[str] = []
@@ -43,6 +44,9 @@ class Arrivals:
         if records is not None:
             assert records.tolist() == [[slot] * RECORD_WORDS for slot in slots.tolist()]
         self.arrived.append((group, slots.tolist(), records is not None))
+
+    def before_load(self, group: str, slots: Any) -> None:
+        self.before.append((group, slots.tolist()))
 
     def invalidated(self, group: str, slots: Any) -> None:
         self.arrived.append((group, slots.tolist(), False))
@@ -162,6 +166,7 @@ def test_nothing_is_known_of_the_pages_that_are_to_arrive() -> None:
     assert observer.arrived == [
         ("full", list(range(8, 24)), False), ("swa", list(range(16, 24)), False), ("c4", [2, 3, 4, 5], False),
     ]  # fmt: skip
+    assert observer.before == [arrived[:2] for arrived in observer.arrived]
 
 
 def test_a_request_that_is_computed_anew_has_its_answer_sent_too() -> None:

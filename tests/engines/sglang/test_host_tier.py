@@ -21,6 +21,7 @@ class Observer:
 
     def __init__(self) -> None:
         self.received_slots: list[tuple[list[int], list[int] | None]] = []
+        self.before: list[list[int]] = []  # compared before something was written over them
         self.faults: list[str] = []
 
     def records_of(self, group: str, slots: Tensor) -> Tensor | None:
@@ -32,6 +33,10 @@ class Observer:
     ) -> None:
         assert group == "full"
         self.received_slots.append((slots.tolist(), None if records is None else records[:, 0].tolist()))
+
+    def before_load(self, group: str, slots: Tensor) -> None:
+        assert (group, self.received_slots) == ("full", [])
+        self.before.append(slots.tolist())
 
     def fault(self, part: str, error: Exception) -> None:
         self.faults.append(f"{part}: {error}")
@@ -107,6 +112,7 @@ def rig() -> Rig:
 def test_records_come_back_with_what_they_were_sent_with(rig: Rig) -> None:
     rig.offload([2, 3], [21, 22])
     assert rig.load([3, 2, 4], [5, 6, 7]) == [([5, 6], [22, 21]), ([7], None)]
+    assert (rig.observer.before, rig.observer.faults) == ([[5, 6, 7]], [])
     assert (rig.tier.compared, rig.tier.without) == (2, 1)
 
 

@@ -24,6 +24,7 @@ class Observer:
     def __init__(self) -> None:
         self.arrived: list[Arrival] = []
         self.invalid: list[tuple[str, list[int]]] = []
+        self.before: list[tuple[str, list[int]]] = []  # compared before something was written over them
         self.faults: list[str] = []
         self.raised: Exception | None = None
 
@@ -36,6 +37,9 @@ class Observer:
         assert peer == ("" if records is None else HOST_PEER)
         sent = None if records is None else records[:, 0].tolist()
         self.arrived.append((group, slots.tolist(), sent))
+
+    def before_load(self, group: str, slots: Tensor) -> None:
+        self.before.append((group, slots.tolist()))
 
     def invalidated(self, group: str, slots: Tensor) -> None:
         self.invalid.append((group, slots.tolist()))
@@ -102,6 +106,7 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine_and_a_violation_does() 
     kept = allocator.get_cpu_copy(None)
     observer.raised = RuntimeError("made up")
     allocator.load_cpu_copy(kept, torch.tensor([1]))
+    assert observer.before == [("full", [1])]
     assert len(observer.faults) == 2
     assert observer.faults[1] == "host_tier: made up"
     observer.raised = KVCacheViolation.__new__(KVCacheViolation)

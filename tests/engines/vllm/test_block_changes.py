@@ -99,7 +99,8 @@ def test_copies_and_checkpoints_of_states_are_announced_after_blocks_changed_han
     first.new_block_ids_to_zero = [7]
     given.report(first, (), seen)  # type: ignore[arg-type]
     assert [call for call in seen.seen if call[0] != "hit"] == [
-        ("invalidated", "state", [7]), ("copied", "state", [3], [7]), ("awaited", "state", [5])
+        ("before_load", "state", [7]), ("invalidated", "state", [7]), ("copied", "state", [3], [7]),
+        ("awaited", "state", [5]),
     ]  # fmt: skip
     seen.seen.clear()
     given.end_step(seen)  # type: ignore[arg-type]
@@ -123,4 +124,13 @@ def test_a_state_that_a_connector_fills_has_no_record() -> None:
     nothing = output()
     nothing.num_scheduled_tokens = {}
     given.report(nothing, [Loaded(1, (9,), 0, 0, 4, "waiting")], seen)  # type: ignore[arg-type]
-    assert seen.seen == [("invalidated", "state", [9])]
+    assert seen.seen == [("before_load", "state", [9]), ("invalidated", "state", [9])]
+
+
+def test_what_a_copy_of_a_block_is_written_over_is_compared_before() -> None:
+    seen, given = Calls(), output()
+    given.kv_cache_block_copies = [(3, 5)]
+    changes().report(given, (), seen)  # type: ignore[arg-type]
+    assert [call for call in seen.seen if call[0] != "hit"] == [
+        ("before_load", "full", [10, 11]), ("copied", "full", [6, 7], [10, 11])
+    ]  # fmt: skip

@@ -28,12 +28,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.before: list[tuple[str, list[int]]] = []  # compared before a load
         self.arrived: ArrivedBlocks | None = None
         self.expected: ArrivedBlocks | None = None
         self._slots: dict[tuple[str, str], torch.Tensor] = {}
 
     def invalidated(self, group: str, slots: torch.Tensor) -> None:
         self.calls.append(("invalidated", group, slots.tolist()))
+
+    def before_load(self, group: str, slots: torch.Tensor) -> None:
+        self.before.append((group, slots.tolist()))
 
     def load_begun(self, load: str, group: str, blocks: LoadedBlocks) -> None:
         self._slots[load, group], self.expected = blocks.slots, blocks.expected
@@ -103,6 +107,7 @@ def test_blocks_that_are_written_again_arrive_with_the_step(
     loads.copies.put("full", [7], SIZE, [[(1, 2)]])
     loads.end_step(recorder)
     assert recorder.take() == [("begun", "full", [28, 29, 30, 31]), ("ended", "full", [28, 29, 30, 31])]
+    assert recorder.before == [("full", [28, 29, 30, 31])]
     assert recorder.arrived is not None
     assert recorder.arrived.sent.tolist() == [[[1, 2]]]
     assert loads.loaded_from == {}, "they were in the prefix cache"
@@ -123,6 +128,7 @@ def test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted(
 ) -> None:
     loads.begin_step(output(new={"b": 0}), (FIRST,), recorder)
     assert recorder.take() == []
+    assert recorder.before == [("full", [28, 29, 30, 31])]
     loads.copies.put("full", [7], SIZE, [[(1, 2)]])  # its records are looked up then as well
     if next_call == "its runner returned":
         loads.begin_due(recorder)

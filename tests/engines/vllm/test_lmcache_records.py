@@ -71,6 +71,7 @@ class Observer:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.begun: list[list[int]] = []
+        self.compared: set[int] = set()  # blocks, before a load
 
     def block_folds(self, group: str, slots: torch.Tensor) -> torch.Tensor:
         blocks = slots[:, 0] // SIZE
@@ -78,6 +79,10 @@ class Observer:
 
     def load_begun(self, load: str, group: str, blocks: Any) -> None:
         self.begun.append((blocks.slots[:, 0] // SIZE).tolist())
+        assert set(self.begun[-1]) <= self.compared
+
+    def before_load(self, group: str, slots: torch.Tensor) -> None:
+        self.compared.update((slots // SIZE).tolist())
 
     def fault(self, part: str, error: Exception) -> None:
         self.faults.append(f"{part}: {error}")

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from canary_kernels import layout
 from canary_obs.engines.sglang.host_tier import HostTier
 from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
+from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Cause, Phase, Reason, State
 from tests.engines.sglang.real import streams
 from tests.engines.sglang.real.rig import Rig
@@ -83,6 +85,26 @@ def test_a_bit_flips_in_host_memory(make_rig: Any, model: str, group: str) -> No
     assert {(item.reason, item.group) for item in found} == {(Reason.KV_DATA, group)}
     assert found[0].phase is Phase.HEAD
     assert 0 < len({item.slot for item in found}) <= flipped
+
+
+def test_what_a_load_writes_over_is_compared_before(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, damaged = make_rig(**TIER), list[int]()
+    group, compare = rig.canary.state.by_name["full"], tier(rig)._compare_before
+
+    def plant(transfers: Any) -> None:
+        slots = transfers[0].device_indices.long()
+        states = group.buffers.records[slots, layout.IDENTITY] >> 32 & layout.STATE_MASK
+        damaged.append(int(slots[states.tolist().index(layout.RecordState.COMPLETE)]))
+        locate_byte(group.view.sources[0], damaged[0], 3).flip(64)
+        compare(transfers)
+
+    rig.generate(_PROMPT)
+    push_out(rig)
+    assert rig.settle() == []
+    monkeypatch.setattr(tier(rig), "_compare_before", plant)
+    rig.generate({"again": _PROMPT["kept"] + [7, 8]})
+    found = [(row.phase, row.reason, row.slot, row.peer) for row in rig.settle()]
+    assert found == [(Phase.HEAD, Reason.KV_DATA, damaged[0], None)]
 
 
 def test_a_bit_flips_in_the_storage(make_rig: Any, storage: Path) -> None:

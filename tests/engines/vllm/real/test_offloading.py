@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from canary_kernels import layout
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
+from canary_obs.engines.vllm.pool_events import Loaded
+from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.offloading import BLOCKS, PROMPT, Tiers
 from tests.engines.vllm.real.rig import prompts
@@ -82,6 +85,37 @@ def test_a_load_that_copied_nothing_is_lost(tiers: Tiers) -> None:
         tiers.copies.skip = True
 
     assert tiers.loaded(skip) == {LOST}
+
+
+def test_what_a_load_writes_over_is_compared_before(tiers: Tiers) -> None:
+    """Damage in a block that nobody holds or has cached: a load is the last that meets it."""
+    source, damaged = tiers.rig.canary.state.groups[0].view.sources[0], list[int]()
+    records, loads = tiers.rig.canary.state.groups[0].buffers.records, tiers.rig.adapter._block_changes.loads
+    begin_step = loads.begin_step
+
+    def plant(output: Any, events: Any, observer: Any) -> None:
+        for event in events if not damaged else ():
+            if isinstance(event, Loaded):
+                slots = [32 * block + offset for block in event.blocks for offset in range(32)]
+                states = records[slots, layout.IDENTITY] >> 32 & layout.STATE_MASK
+                damaged.append(slots[states.tolist().index(layout.RecordState.COMPLETE)])
+                locate_byte(source, damaged[0], 3).flip(64)
+        begin_step(output, events, observer)
+
+    def damage(tiers: Tiers) -> None:
+        loads.begin_step = plant  # type: ignore[method-assign]
+
+    try:
+        assert tiers.loaded(damage) == {DATA}
+    finally:
+        del loads.begin_step
+    assert [(row.slot, row.peer) for row in tiers.rig.found] == [(damaged[0], None)]
+    *_, taint = tiers.rig.canary.taint.tracker.damages.values()
+    names = tiers.rig.canary.taint.tracker.readers.lives.names
+    read = {names[life] for life in taint.readings}
+    assert (taint.row.slot, taint.cause) == (damaged[0], None)
+    assert read
+    assert names[-1] not in read  # for whom it was loaded
 
 
 def changed_files(change: Callable[[bytes], bytes]) -> Callable[[Tiers], None]:
