@@ -29,7 +29,7 @@ class Observer(Protocol):
     def before_write(self, step: StepView) -> None:
         """Compare the bytes that the forward will overwrite. Call on the stream that runs the forward.
 
-        Reads `groups` only; `request_ids`, `digests` and `expected_ids` may be missing until
+        Reads `groups` and `launches` only; `request_ids`, `digests` and `expected_ids` may be missing until
         `forward_launched`.
         """
 

@@ -28,13 +28,13 @@ class AddedBlocks(NamedTuple):
     joined: int  # so many, the first ones, were filled before; the request fills the others
 
 
-class GrownBlock(NamedTuple):
-    """One more block of a request that goes on, which it fills itself: what most steps of a decode bring."""
+class GrownBlocks(NamedTuple):
+    """A block more of each of these requests, which go on and fill it: what most steps of a decode bring."""
 
-    request: str
-    block: int
-    number: int  # in the request's list
-    computed: int  # tokens whose KV is there before the next forward
+    requests: list[str]
+    blocks: list[int]
+    numbers: list[int]  # of the block in the request's list
+    computed: list[int]  # tokens whose KV is there before the next forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,6 @@ class ChangedRequests:
         default_factory=dict
     )  # or preempted; tokens emitted, None = unknown
     changed: Sequence[RequestChange] = ()
-    grown: Mapping[str, Sequence[GrownBlock]] = field(default_factory=dict)  # by name of the numbering
+    grown: Mapping[str, GrownBlocks] = field(default_factory=dict)  # by name of the numbering
     late: bool = False  # blocks of requests that go on may be held since the changes before these
     rewrites: bool = False  # a slot may be written more than once by one request, as with drafted tokens

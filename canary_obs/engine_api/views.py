@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from canary_kernels.buffers import KVSource
+    from canary_obs.engine_api.launches import ForwardLaunches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ class StepView:
     # it with what was written, in groups that hold the forward's own tokens.
     known_lens: Tensor | None = None  # int64 [num_requests]; -1 = nothing
     known_digests: Tensor | None = None  # int64 [num_requests]
+    launches: ForwardLaunches | None = None  # what fills these tensors; None = they are filled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,9 +184,8 @@ class CanaryRuntime(SlotHooks):
         run.step += 1
         started = time.perf_counter()
         try:
-            if self.injector is not None:
-                self.injector.before_forward(view, run.step)
-            self._checks.before_write(view, run.step)
+            inject = None if self.injector is None else self.injector.before_forward
+            self._checks.before_write(view, run.step, inject)
             self._head_done = True
         except Exception as error:  # noqa: BLE001 - raised again in mode `raise`
             self._head_failed(view, error)
@@ -258,6 +257,7 @@ class CanaryRuntime(SlotHooks):
             self._close_forward()
         run.last_step_end = None
         self._scheduler.idle()
+        self._checks.idle()
         self.delivery.raise_pending()
         return (self.sweeper.running and not run.paused) or self.counter_reader.busy
 

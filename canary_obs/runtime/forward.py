@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,19 +13,22 @@ from torch import Tensor
 from canary_kernels import layout
 from canary_kernels.buffers import RowBatch
 from canary_kernels.fingerprint import compare_slots, complete_slots
+from canary_kernels.forward_start import start_forward
 from canary_kernels.layer_write import check_layer, note_layer
 from canary_kernels.verify import verify_rows
 from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
+from canary_obs.engine_api.launches import ForwardLaunches
 from canary_obs.engine_api.views import GroupStep, StepView
 from canary_obs.runtime.device.replays import Launch, Replays
-from canary_obs.runtime.device.state import DeviceState, Group
+from canary_obs.runtime.device.state import FORWARD_TICKS, DeviceState, Group
 from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
 
 Batches = Sequence[tuple[Group, RowBatch]]
+Inject = Callable[[StepView, int], None]
 
 
 class _Shown(NamedTuple):
@@ -34,6 +37,7 @@ class _Shown(NamedTuple):
     steps: Mapping[str, GroupStep]  # of the view
     parts: tuple[GroupStep, ...]  # the values of that
     groups: tuple[tuple[Group, Tensor], ...]  # each with its new slots, which checks are launched for
+    slots: tuple[Tensor, ...]  # these slots
     owed: tuple[
         tuple[int, int], ...
     ]  # number of each group, count of its new slots: apart from what launches
@@ -45,7 +49,8 @@ def _shown(view: StepView, state: DeviceState) -> _Shown:
         (known[name].index, step.out_slots.shape[0]) for name, step in view.groups.items() if name in known
     ]
     groups = [(group, view.groups[group.name].out_slots) for group in state.named(view.groups)]
-    return _Shown(view.groups, tuple(view.groups.values()), tuple(groups), tuple(owed))
+    slots = tuple(slots for _, slots in groups)
+    return _Shown(view.groups, tuple(view.groups.values()), tuple(groups), slots, tuple(owed))
 
 
 class ForwardChecks:
@@ -59,6 +64,8 @@ class ForwardChecks:
         self._scheduled, self._compared = adapter.requests_scheduled, 0
         self._reuse, self._prefix = config.reuse_data, config.checks_prefix_data
         self._batches: Batches = ()
+        self._batched: StepView | None = None  # the view that `_last_batches` are of
+        self._last_batches: Batches = ()
         self._owing: StepView | None = None  # whose new slots are to be fingerprinted
         self._last: _Shown | None = None
         # A layer that changes from forward to forward, and slots that the host has to list, are not captured.
@@ -70,22 +77,41 @@ class ForwardChecks:
         """Begin: what the engine has scheduled so far is not compared."""
         self._compared = self._scheduled() or 0
 
-    def before_write(self, view: StepView, step: int) -> None:
-        """Compare the bytes that forward number `step` is about to overwrite, and those copied for it."""
-        state = self._state
+    def before_write(self, view: StepView, step: int, inject: Inject | None = None) -> None:
+        """Compare the bytes that forward number `step` is about to overwrite, and those copied for it.
+
+        `inject`: called before anything is compared.
+        """
         self._account.begin(view.groups)
+        state, shown = self._state, self._show(view)
+        if view.launches is not None:
+            view.launches.stage(step)
+        if inject is not None:
+            state.tick(step)
+            self._start(view, 0)
+            inject(view, step)
         for group, slots in self._first_reads.take_copied():
             state.tick(step)
             compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HIT)
             self._health.count_launch(group.index, layout.Phase.HIT)
-        state.tick(step)
-        shown = self._show(view)
         if self._reuse:
             for index, given in shown.owed:
                 state.owed.compared(index, layout.Phase.HEAD, given)
-            for group, slots in shown.groups:
-                compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
+        follows = state.advance(step)
+        if follows and inject is None and self.replays is not None:
+            launch = partial(self._start_and_compare, view, shown, FORWARD_TICKS)
+            replay = self.replays.use((view.launches, *shown.slots), launch)
+            if replay is not None:
+                replay()
+                state.clock_is_set()
+                self.replays.replayed += 1
+                return
+        state.set_clock()
+        if inject is None:
+            self._start(view, 0)
         for group, slots in shown.groups:
+            if self._reuse:
+                compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
             if (layer := group.layers.next_layer()) is not None:
                 note_layer(state.backend, group.buffers, layer, group.layers.witness, slots)
 
@@ -100,19 +126,42 @@ class ForwardChecks:
         slots = slots.to(group.memory.device, non_blocking=True).contiguous()
         compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
 
+    def _start_and_compare(self, view: StepView, shown: _Shown, ticks: int) -> None:
+        self._start(view, ticks)
+        for group, slots in shown.groups if self._reuse else ():
+            compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
+
+    def _start(self, view: StepView, ticks: int) -> None:
+        launches = view.launches
+        if launches is not None:
+            start_forward(self._state.backend, self._state.clock, ticks, launches.host, view.rows.shape[0])
+            if launches.before_write is not None:
+                launches.before_write()
+        elif ticks:
+            start_forward(self._state.backend, self._state.clock, ticks)
+
     def head(self, view: StepView) -> None:
         """Write the identities of the new tokens; verify the links of every prefix.
 
         Of batches that repeat, this is left to `tail`, which launches all of it as one; see `launch_head`.
         """
-        self._owing, self._replay = view, None
-        self._batches = [(group, group.batch(view)) for group, _ in self._show(view).groups]
-        if self.replays is not None:
-            self._replay = self.replays.find([batch for _, batch in self._batches])
+        self._owing, self._replay, launches = view, None, view.launches
+        if view is not self._batched:  # a batch that repeats is shown as the same view
+            self._batched, self._last_batches = (
+                view,
+                tuple((group, group.batch(view)) for group, _ in self._show(view).groups),
+            )
+        self._batches = self._last_batches
+        if self.replays is not None and self._batches:
+            parts = launches, *[batch for _, batch in self._batches]
+            self._replay = self.replays.use(parts, partial(launch_checks, self._batches, launches))
             if self._replay is not None:
                 return
+        if launches is not None:
+            launches.launch_head()
         state = self._state
         for group, batch in self._batches:
+            group.first_positions.compute(batch.prefix_lens)
             write_identities(state.backend, group.buffers, batch)
             verify_rows(state.backend, group.buffers, batch, layout.Phase.HEAD)
             self._health.count_launch(group.index, layout.Phase.HEAD)
@@ -126,15 +175,18 @@ class ForwardChecks:
 
     def tail(self) -> None:
         """Fingerprint the new slots; verify all links; compare prefix bytes where configured."""
-        state, health, replay = self._state, self._health, self._replay
+        state, health, replay, view = self._state, self._health, self._replay, self._owing
         for index, given in () if self._owing is None else self._show(self._owing).owed:
             state.owed.fingerprinted(index, given)
             state.owed.layer_checked(index, state.groups[index].layers.share_of(given))
         self._owe_tokens(self._owing)
         self._owing = self._replay = None
-        if replay is not None and self.replays is not None:
+        if replay is not None:
             replay()
-            self.replays.replayed += 1
+            if view is not None and view.launches is not None:
+                view.launches.due = False
+            if self.replays is not None:
+                self.replays.replayed += 1
             for group, _ in self._batches:
                 health.count_launch(group.index, layout.Phase.HEAD)
                 health.count_launch(group.index, layout.Phase.TAIL)
@@ -148,9 +200,9 @@ class ForwardChecks:
                 slots = prefix_slots(batch)
                 state.owed.compared(group.index, layout.Phase.TAIL, slots.shape[0])
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.TAIL)
-        if self.replays is not None and self._batches:
-            batches = self._batches
-            self.replays.note([batch for _, batch in batches], partial(launch_checks, batches))
+        if self.replays is not None and view is not None:
+            # The forward of a prompt takes long, and its host is ahead of the device.
+            self.replays.end_forward(long=view.input_ids.shape[0] > view.rows.shape[0])
         self._batches = ()
         self._account.end()
 
@@ -173,6 +225,11 @@ class ForwardChecks:
             if step.tokens is None and name in self._state.by_name:
                 self._state.owed.tokens_compared(self._state.by_name[name].index, due)
 
+    def idle(self) -> None:
+        """Capture what repeats, while nobody waits."""
+        if self.replays is not None:
+            self.replays.capture()
+
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""
         self._batches, self._owing = (), None
@@ -187,9 +244,12 @@ class ForwardChecks:
         self.abandon(view)
 
 
-def launch_checks(batches: Batches) -> None:
+def launch_checks(batches: Batches, launches: ForwardLaunches | None) -> None:
     """Head and tail of a forward at once, of groups without a layer to compare."""
+    if launches is not None and launches.head is not None:
+        launches.head()
     for group, batch in batches:
+        group.first_positions.compute(batch.prefix_lens)
         write_identities(group.backend, group.buffers, batch)
         verify_rows(group.backend, group.buffers, batch, layout.Phase.HEAD)
     for group, batch in batches:

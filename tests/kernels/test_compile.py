@@ -16,6 +16,7 @@ from canary_kernels.decode import kernel as decode
 from canary_kernels.digest import kernel as digest
 from canary_kernels.drafts import kernel as drafts
 from canary_kernels.fingerprint import kernel as fingerprint
+from canary_kernels.forward_start import kernel as forward_start
 from canary_kernels.layer_write import kernel as layer_write
 from canary_kernels.verify import kernel as verify
 from canary_kernels.write import kernel as write, reset
@@ -23,7 +24,7 @@ from canary_obs.reference_engine.model import paged_attention
 
 INTEGERS = {"num_slots", "lane_rows", "table_stride", "num_rows", "capacity", "num_requests", "num_listed"}
 INTEGERS |= {"num_k", "num_sources", "stride", "key_stride", "value_stride", "slot_stride", "query_stride"}
-INTEGERS |= {"width", "num_tokens", "state", "size", "own_stride"}
+INTEGERS |= {"width", "num_tokens", "state", "size", "own_stride", "ticks", "count"}
 FLOATS = dict.fromkeys(("key", "value", "keys", "values", "query", "output"), "*bf16")
 FLOATS |= {"mixed": "*fp32", "weights": "*fp32", "scale": "fp32"}
 HEADS = {"GROUP": 4, "DIM": 128, "WIDTH": 128, "SPLITS": 16}
@@ -52,6 +53,7 @@ JOBS = [
     (drafts.keep_kernel, {"AHEAD": 3, "LIMIT": 131072, "PAGE_SIZE": 16, "BLOCK": 256}),
     (drafts.keep_kernel, {"AHEAD": 0, "LIMIT": 131072, "PAGE_SIZE": 1, "BLOCK": 256}),
     (decode.decode_kernel, {"BLOCK": decode.BLOCK}),
+    (forward_start.start_kernel, {"BLOCK": forward_start.BLOCK}),
     (digest.lists_kernel, {"BLOCK": 1024}),
     (digest.inputs_kernel, {"BLOCK": 1024, "TAIL": 0, "ROOM": 0}),
     (digest.inputs_kernel, {"BLOCK": 1024, "TAIL": 3, "ROOM": 4}),
@@ -89,7 +91,7 @@ print(len(JOBS))
 
 
 @pytest.mark.parametrize(
-    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 26), (("hip", "gfx942", "64", "hsaco"), 25)]
+    ("target", "jobs"), [(("cuda", "90", "32", "cubin"), 27), (("hip", "gfx942", "64", "hsaco"), 26)]
 )
 def test_kernels_compile_ahead_of_time(target, jobs):
     # A fresh process: this one may have been told to interpret.

@@ -30,8 +30,8 @@ RECONCILED = mutants(
 FORWARDS = mutants(
     "canary_obs/runtime/forward.py",
     (
-        "            for group, slots in shown.groups:\n",
-        "            for group, slots in shown.groups[:1]:\n",
+        "        for group, slots in shown.groups:\n            if",
+        "        for group, slots in shown.groups[:1]:\n            if",
         _WINDOWS,
     ),
     ("last.steps is not steps or not all(map(operator.is_, steps.values(), last.parts))", "False", _CLEAN),

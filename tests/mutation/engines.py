@@ -54,8 +54,8 @@ PROMPTS = mutants(
         "tests/engines/vllm/test_scheduler_fields.py::test_every_field_that_is_read_is_listed",
     ),
     (
-        "            computed -= self._undecided(name)\n",
-        "",
+        "                computed -= len(undecided.get(name, ()))\n",
+        "                pass\n",
         "tests/engines/vllm/test_request_changes.py::"
         "test_drafts_whose_results_are_not_known_yet_are_not_computed[True-7]",
     ),

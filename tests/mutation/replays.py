@@ -6,6 +6,10 @@ from tests.mutation.mutant import mutants
 
 _TESTS = "tests/runtime/test_replays.py::"
 _SAME = _TESTS + "test_records_and_findings_are_those_of_launches_one_by_one"
+_WAITS = _TESTS + "test_a_capture_waits_for_a_long_forward_or_an_idle_engine"
+_LONG = _TESTS + "test_a_forward_that_computes_a_prompt_is_a_long_one"
+_CLOCK = _TESTS + "test_a_clock_that_is_not_where_a_replay_expects_it_is_set"
+_START = "tests/kernels/test_forward_start.py::test_every_forward_gets_its_own_columns"
 _KEPT = _TESTS + "test_as_many_batches_are_kept_as_said"
 
 ALL = (
@@ -13,6 +17,24 @@ ALL = (
         "canary_obs/runtime/device/replays.py",
         ("self._kept.popitem(last=False)", "self._kept.popitem()", _KEPT),
         ("        self._kept.move_to_end(key)\n", "", _KEPT),
+        ("if long or self._waited > FORWARDS_WAITED:", "if long:", _WAITS),
+        ("if long or self._waited > FORWARDS_WAITED:", "if self._waited > FORWARDS_WAITED:", _WAITS),
+        (" and self._kept.get(tuple(map(id, kept.parts))) is kept", "", _WAITS),
+    ),
+    *mutants(
+        "canary_obs/runtime/device/state.py",
+        ("self.now - before == FORWARD_TICKS and before >= 0", "before >= 0", _CLOCK),
+        ("self.now if self._clock_set else -1, step", "self.now, step", _CLOCK),
+    ),
+    *mutants(
+        "kernels/canary_kernels/forward_start/reference.py",
+        ("host.row(int(value[0]) >> TICK_BITS)", "host.row(0)", _START),
+        ("    value += ticks\n", "    pass\n", _START),
+        ("start & 1 else", "start & 2 else", _START),
+    ),
+    *mutants(
+        "canary_obs/engine_api/launches.py",
+        ("            self.due = False\n", "            pass\n", _TESTS + "test_what_nobody_launches_is_due"),
     ),
     *mutants(
         "canary_obs/runtime/device/batches.py",
@@ -25,6 +47,10 @@ ALL = (
     *mutants(
         "canary_obs/runtime/forward.py",
         ("            self.head(self._owing)\n", "            pass\n", _SAME),
+        ("                state.clock_is_set()\n", "                pass\n", _SAME),
+        ("                view.launches.due = False\n", "                pass\n", _SAME),
+        ("        launches.head()\n", "        pass\n", _SAME),
+        ("view.input_ids.shape[0] > view.rows.shape[0]", "False", _LONG),
         ("        verify_rows(group.backend, group.buffers, batch, layout.Phase.HEAD)\n", "", _SAME),
         (
             "                health.count_launch(group.index, layout.Phase.HEAD)\n",

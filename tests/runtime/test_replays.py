@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from canary_obs.engines.toolkit.known_tokens import KnownTokens
 from canary_obs.runtime.device import replays
 from canary_obs.vocabulary import State
 from tests.runtime.steady import Steady
@@ -15,9 +17,24 @@ from tests.runtime.steady import Steady
 EVENTS = ("nothing", "nothing", "flip", "chain", "fed", "lost", "invalidated", "again")
 
 
-def run(events: list[str], *, replaying: bool, backend: str, device: str = "cpu") -> tuple[Any, int]:
+def repeat(engine: Steady, more: int) -> replays.Replays:
+    """Until head and tail are captured, and so many steps more."""
+    for _ in range(replays.REPEATS):
+        engine.step()
+    engine.canary.idle()
+    engine.canary.idle()
+    for _ in range(more):
+        engine.step()
+    kept = engine.canary._checks.replays
+    assert kept is not None
+    return kept
+
+
+def run(
+    events: list[str], *, replaying: bool, backend: str, device: str = "cpu", **shown: Any
+) -> tuple[Any, int]:
     """What is found, and how many forwards were replayed."""
-    engine = Steady(3, device, backend=backend)
+    engine = Steady(3, device, backend=backend, **shown)
     if not replaying:
         engine.canary._checks.replays = None
     for number, event in enumerate(events):
@@ -41,19 +58,26 @@ def run(events: list[str], *, replaying: bool, backend: str, device: str = "cpu"
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(st.sampled_from(EVENTS), min_size=4, max_size=20), st.sampled_from(["torch", "numba"]))
-def test_records_and_findings_are_those_of_launches_one_by_one(events: list[str], backend: str) -> None:
+@given(
+    st.lists(st.sampled_from(EVENTS), min_size=4, max_size=20),
+    st.sampled_from(["torch", "numba"]),
+    st.fixed_dictionaries({"window": st.sampled_from([None, 3]), "launches": st.booleans()}),
+)
+def test_records_and_findings_are_those_of_launches_one_by_one(
+    events: list[str], backend: str, shown: dict[str, Any]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replays, "REPEATS", 2)
-        replayed = run(events, replaying=True, backend=backend)
-    assert replayed[0] == run(events, replaying=False, backend=backend)[0]
-    assert replayed[1] == sum(event != "invalidated" for event in events[2:])
+        patch.setattr(replays, "FORWARDS_WAITED", 0)
+        replayed = run(events, replaying=True, backend=backend, **shown)
+    assert replayed[0] == run(events, replaying=False, backend=backend, **shown)[0]
+    # Heads are captured as the second forward ends, tails as the third does.
+    assert replayed[1] == len(events[2:]) + sum(event != "invalidated" for event in events[3:])
 
 
 def test_a_forward_that_fails_leaves_no_launch_behind() -> None:
     engine = Steady(2)
-    for _ in range(replays.REPEATS + 2):
-        engine.step()
+    repeat(engine, 2)
     engine.adapter.counted["full"] += 1
     engine.canary.before_write(engine.view)
     engine.canary.forward_launched(engine.view)
@@ -68,8 +92,7 @@ def test_a_forward_that_fails_leaves_no_launch_behind() -> None:
 
 def test_where_the_head_precedes_the_forward_nothing_waits_for_the_tail() -> None:
     engine = Steady(2)
-    for _ in range(replays.REPEATS + 2):
-        engine.step()
+    repeat(engine, 2)
     written = engine.canary.state.groups[0].buffers.records
     engine.lens.fill_(engine.length)
     engine.positions.fill_(engine.length)
@@ -90,29 +113,101 @@ def test_as_many_batches_are_kept_as_said(monkeypatch: pytest.MonkeyPatch) -> No
     kept, made = replays.Replays(torch.device("cpu")), [object() for _ in range(5)]
     batches: list[Any] = [[one] for one in made]
     for one in (*batches[:3], batches[0], *batches[3:]):
-        kept.note(one, lambda: None)
-    assert [kept.find(one) is not None for one in batches] == [True, False, False, True, True]
+        kept.use(one, lambda: None)
+        kept.capture()
     assert kept.captured == 5
+    assert [kept.use(one, lambda: None) is not None for one in (batches[0], *batches[3:])] == [True] * 3
+    assert [kept.use(one, lambda: None) for one in batches[1:3]] == [None] * 2
+
+
+def test_a_capture_waits_for_a_long_forward_or_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for ever; one that was forgotten meanwhile is not made."""
+    monkeypatch.setattr(replays, "REPEATS", 1)
+    monkeypatch.setattr(replays, "FORWARDS_WAITED", 5)
+    monkeypatch.setattr(replays, "KEPT", 4)
+    kept, made = replays.Replays(torch.device("cpu")), [[object()] for _ in range(5)]
+    for one in made:  # the first is forgotten
+        kept.use(one, lambda: None)
+        kept.end_forward(long=False)
+    assert kept.captured == 0
+    kept.end_forward(long=True)
+    assert kept.captured == 0
+    kept.end_forward(long=True)
+    assert kept.captured == 1
+    kept.capture()
+    for _ in range(5):
+        kept.end_forward(long=False)
+        assert kept.captured == 2
+    kept.end_forward(long=False)
+    assert kept.captured == 3
+    assert [kept.use(one, lambda: None) is not None for one in made[1:]] == [True, True, True, False]
+
+
+def test_a_forward_that_computes_a_prompt_is_a_long_one() -> None:
+    engine = Steady(2)
+    kept = repeat(engine, 0)
+    assert kept.captured == 2
+    long = replace(engine.view, input_ids=torch.zeros(3, dtype=torch.int64))
+    lengths = []
+    kept.end_forward = lambda *, long: lengths.append(long)  # type: ignore[method-assign]
+    engine.step()
+    engine.canary._checks._owing = long
+    engine.canary._checks.tail()
+    assert lengths == [False, True]
+    engine.close()
+
+
+@pytest.mark.parametrize("how", ["a tick between", "a replay that failed"])
+def test_a_clock_that_is_not_where_a_replay_expects_it_is_set(how: str) -> None:
+    engine = Steady(2, launches=True)
+    kept, state = repeat(engine, 1), engine.canary.state
+    replayed = kept.replayed
+    if how == "a tick between":  # as a comparison of a hit, ahead of its forward
+        state.tick(engine.canary.step + 1)
+    else:
+        assert state.advance(engine.canary.step + 1)
+    engine.step()
+    assert kept.replayed == replayed + 1, "the tail alone"
+    assert int(state.clock) == state.now
+    engine.step()
+    assert kept.replayed == replayed + 3
+    assert int(state.clock) == state.now
+    assert not engine.found()["faults"]
+    engine.canary.check_everything()
+    assert engine.canary.state.counters[0].sum() >= 0
+    engine.close()
+
+
+def test_what_nobody_launches_is_due() -> None:
+    launched: list[int] = []
+    known = KnownTokens(2, torch.device("cpu"))
+    launches = known.launches(head=lambda: launched.append(1))
+    for due in (True, False, True):
+        launches.due = due
+        launches.launch_head()
+        launches.launch_head()
+        assert not launches.due
+    assert launched == [1, 1]
 
 
 def test_batches_that_take_turns_are_captured_once_each() -> None:
     engine = Steady(3)
     views = [engine.view_of(count) for count in (1, 2, 3)]
+    kept = engine.canary._checks.replays
+    assert kept is not None
     for number in range(3 * (replays.REPEATS + 2)):
         engine.view = views[number % 3]
         engine.step()
-    kept = engine.canary._checks.replays
-    assert kept is not None
-    assert (kept.captured, kept.replayed) == (3, 6)
+        if number >= 3 * replays.REPEATS - 1:
+            for _ in range(6):
+                engine.canary._checks.idle()
+    assert (kept.captured, kept.replayed) == (6, 12)
     engine.close()
 
 
 def test_what_is_wrong_in_a_replayed_forward_is_a_violation() -> None:
     engine = Steady(2)
-    for _ in range(replays.REPEATS + 4):
-        engine.step()
-    assert engine.canary._checks.replays is not None
-    assert engine.canary._checks.replays.replayed == 4
+    assert repeat(engine, 4).replayed == 8
     engine.canary.state.groups[0].buffers.records[engine.slots[0], 1] ^= 4
     engine.step()
     engine.canary.counter_reader.drain(engine.canary.step, 1.0)

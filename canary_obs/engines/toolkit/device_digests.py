@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -34,22 +34,23 @@ class ListDigests:
     def __init__(self, max_requests: int, device: torch.device) -> None:
         self.memory = DigestMemory.allocate(max_requests, device)
         self._backend = backend_for(device)
-        self._started: list[str] = []  # since the last `advance`
+        self._started: list[str] = []  # since the last `begin`
 
     def start_request(self, request: str) -> None:
         """A request starts or restarts: its row held another request's tokens until now."""
         self._started.append(request)
 
-    def advance(self, rows: dict[str, int], lists: TokenLists) -> None:
-        """Write digests, prefix and extend lengths of the batch to `memory`; one launch.
+    def begin(self, rows: dict[str, int]) -> None:
+        """A batch is next. `rows`: row of each request in the token lists."""
+        if self._started:
+            for request in self._started:
+                if (row := rows.get(request)) is not None:
+                    self.memory.counts[row : row + 1].zero_()
+            self._started.clear()
 
-        `rows`: row of each request in the token lists.
-        """
-        for request in self._started:
-            if (row := rows.get(request)) is not None:
-                self.memory.counts[row : row + 1].zero_()
-        self._started.clear()
-        follow_lists(self._backend, self.memory, lists)
+    def following(self, lists: TokenLists) -> Callable[[], None]:
+        """What writes digests, prefix and extend lengths of a batch to `memory`; one launch."""
+        return partial(follow_lists, self._backend, self.memory, lists)
 
 
 class InputDigests:
@@ -76,7 +77,6 @@ class InputDigests:
         self._requests: list[str] = []  # of the last batch
         self._rows: list[int] = []
         self._ends = np.zeros(0, dtype=np.int64)  # tokens in the digest; -1 = none yet
-        self._last: tuple[tuple[Tensor, ...], InputTokens, Tensor] | None = None  # step given, fed, result
 
     def forget(self, requests: Iterable[str]) -> None:
         """These requests ended, or have other tokens from now on."""
@@ -85,7 +85,7 @@ class InputDigests:
                 self._ends[self._requests.index(request)] = -1
 
     def set_batch(self, requests: list[str], tokens: _Ints, computed: _Ints, scheduled: _Ints) -> None:
-        """The requests of the next `advance`, before their step.
+        """The requests of the next step, before it.
 
         Host lists tokens int [n, width]; tokens computed before and scheduled in the step, int [n] each.
         """
@@ -93,19 +93,17 @@ class InputDigests:
             self._assign_rows(requests, tokens, computed)
         self._ends = computed + scheduled
 
-    def advance(self, input_ids: Tensor, token_starts: Tensor, prefix_lens: Tensor) -> Tensor:
-        """int64 [n]: the chain over the computed ids of each request of the batch; one launch."""
-        given, count = (input_ids, token_starts, prefix_lens), len(self._requests)
-        # A batch that repeats is given the same tensors, and gets the same one.
-        last = self._last
-        if last is None or last[2].shape[0] != count or not all(map(operator.is_, last[0], given)):
-            fed = InputTokens(
-                places=self._places[:, :count], input_ids=input_ids, token_starts=token_starts,
-                prefix_lens=prefix_lens,
-            )  # fmt: skip
-            last = self._last = given, fed, self.memory.digests[:count]
-        follow_inputs(self._backend, self.memory, last[1])
-        return last[2]
+    def following(
+        self, count: int, input_ids: Tensor, token_starts: Tensor, prefix_lens: Tensor
+    ) -> tuple[Callable[[], None], Tensor]:
+        """For batches of so many requests in these tensors: what follows one, to be launched once for each
+        `set_batch`; and its result, int64 [count]: the chain over the computed ids of each request.
+        """
+        fed = InputTokens(
+            places=self._places[:, :count], input_ids=input_ids, token_starts=token_starts,
+            prefix_lens=prefix_lens,
+        )  # fmt: skip
+        return partial(follow_inputs, self._backend, self.memory, fed), self.memory.digests[:count]
 
     def _continues(self, ended: Any, computed: Any) -> Any:
         return (computed <= ended) & (ended <= computed + self._drafts)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import cycle
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# A step's copy to the device has ended before the step after the next one is prepared, so two would do.
-_STAGING_BUFFERS = 4
+from canary_kernels.forward_start import HostColumns, start_forward
+from canary_kernels.forward_start.columns import address_of
+from canary_kernels.layout import TICK_BITS
+from canary_obs.engine_api.launches import ForwardLaunches
+from canary_obs.runtime.device.backend import choose_backend
 
 
 class KnownColumns(NamedTuple):
@@ -26,14 +28,16 @@ class KnownTokens:
     """One rank's side of the comparison of its tokens with the scheduler's."""
 
     def __init__(self, max_requests: int, device: torch.device) -> None:
-        self._columns = torch.full((2, max_requests), -1, dtype=torch.int64, device=device)
+        self._host = HostColumns.allocate(max_requests, device)
+        self.rows = (
+            self._host.rows
+        )  # int64 [max_requests]; a copy of the rows in the last forward's `columns`
         self._views: dict[int, KnownColumns] = {}  # by requests
-        pinned = device.type == "cuda"
-        staging = [
-            torch.zeros((2, max_requests), dtype=torch.int64, pin_memory=pinned)
-            for _ in range(_STAGING_BUFFERS)
-        ]
-        self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
+        self._requests: list[str] = []  # of the forward that is next
+        self._given: Tensor | None = None  # its rows
+        # For forwards whose columns are needed at once, before the canary's own clock is set.
+        self._backend = choose_backend("auto", device)
+        self._clock, self._forwards = torch.zeros(1, dtype=torch.int64, device=device), 0
         self._sent_of: list[str] = []  # the requests that `_sent` is of
         self._sent: NDArray[np.int64] | None = None
         self._order = _Order([], [])  # of the last batch
@@ -44,13 +48,38 @@ class KnownTokens:
         if sent is not None:
             self._sent_of = list(scheduled)
 
-    def columns(self, requests: list[str]) -> KnownColumns:
-        """For the requests of the forward, in the order of its batch; launches a copy, waits for nothing."""
-        count = len(requests)
+    def begin(self, requests: list[str], rows: Tensor | None = None) -> None:
+        """A forward is next; its requests in the order of its batch.
+
+        `rows`: int32 or int64 [n], where the engine makes them anew for each forward.
+        """
+        self._requests, self._given = requests, rows
+
+    def columns(self, count: int) -> KnownColumns:
+        """For a forward of so many requests; filled as it starts."""
         found = self._views.get(count)
         if found is None:
-            found = self._views[count] = KnownColumns(self._columns[0, :count], self._columns[1, :count])
-        staging, values = next(self._staging)
+            known = self._host.known
+            found = self._views[count] = KnownColumns(known[0, :count], known[1, :count])
+        return found
+
+    def launches(
+        self, before_write: Callable[[], None] | None = None, head: Callable[[], None] | None = None
+    ) -> ForwardLaunches:
+        """What fills the columns, and these launches of the same forward."""
+        return ForwardLaunches(host=self._host, stage=self.stage, before_write=before_write, head=head)
+
+    def fill(self) -> None:
+        """Fill the columns now: what the adapter launches next reads them."""
+        self._forwards += 1
+        self.stage(self._forwards)
+        start_forward(self._backend, self._clock, 1 << TICK_BITS, self._host, len(self._requests))
+
+    def stage(self, step: int) -> None:
+        """Write the columns of forward number `step` where the device takes them from."""
+        requests, count = self._requests, len(self._requests)
+        address, values = self._host.row(step)
+        address[0] = 0 if self._given is None else address_of(self._given)
         if self._sent is None or not self._sent_of:
             values[0, :count] = -1
         else:
@@ -63,8 +92,6 @@ class KnownTokens:
                 np.take(self._sent, order.places, axis=1, out=values[:, :count], mode="clip")
             if order.unknown is not None:  # the scheduler said nothing of these
                 values[0, order.unknown] = -1
-        self._columns.copy_(staging, non_blocking=True)
-        return found
 
 
 class _Order:

@@ -260,11 +260,13 @@ class VllmAdapter(FollowsRequests):
                 self.requests.went_on(output)
             else:
                 self.update_requests(output)
-                if not self._steady.grows(output, events):
+                if self._steady.grows(output, events):
+                    self.requests.grow(output, observer)
+                else:
                     self._block_changes.report(output, events, observer)
-                self.requests.report(output, self._block_changes.loads.loaded_from, observer)
-                self._scales.follow(events, observer)
-                self._steady.followed(output)
+                    self.requests.report(output, self._block_changes.loads.loaded_from, observer)
+                    self._scales.follow(events, observer)
+                    self._steady.followed(output)
             self.connector.follow(output)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("announce", error)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, GrownBlock, RequestChange
+from canary_obs.engine_api.requests import (
+    AddedBlocks,
+    BlockTable,
+    ChangedRequests,
+    GrownBlocks,
+    RequestChange,
+)
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 from canary_obs.slot_facts import request_name
@@ -47,13 +54,21 @@ class RequestChanges:
             for name in output.finished_req_ids:
                 self._prompts.pop(name, None)
                 self._lengths.pop(name, None)
-            changed, grown = list(self._begun(output, loaded_from)), dict[str, list[GrownBlock]]()
+            changed, grown = list(self._begun(output, loaded_from)), dict[str, GrownBlocks]()
             self._go_on(cached, loaded_from, changed, grown)
             if output.kv_cache_block_copies:
                 changed += _originals(changed, dict(pair[::-1] for pair in output.kv_cache_block_copies))
             observer.requests_changed(
                 ChangedRequests(ended=ended, changed=changed, grown=grown, rewrites=self._rewrites)
             )
+        self.went_on(output)
+
+    def grow(self, output: Any, observer: Observer) -> None:
+        """`report` of an output that gives blocks to requests that go on, and changes nothing else."""
+        changed, grown = list[RequestChange](), dict[str, GrownBlocks]()
+        self._go_on(output.scheduled_cached_reqs, {}, changed, grown)
+        if changed or grown:
+            observer.requests_changed(ChangedRequests(changed=changed, grown=grown, rewrites=self._rewrites))
         self.went_on(output)
 
     def went_on(self, output: Any) -> None:
@@ -92,32 +107,37 @@ class RequestChanges:
 
     def _go_on(
         self, cached: Any, loaded_from: Mapping[str, int], changed: list[RequestChange],
-        grown: dict[str, list[GrownBlock]],
+        grown: dict[str, GrownBlocks],
     ) -> None:  # fmt: skip
+        # Spelled out: a step of many requests gives many of them a block.
+        names, given, counts = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
+        resumed, known = cached.resumed_req_ids, self._lengths
+        # Drafted tokens that vLLM counts as computed until it knows how many were rejected.
+        last = self._last if self._ahead else None
+        undecided = last.scheduled_spec_decode_tokens if last is not None else {}
+        found = [(number, GrownBlocks([], [], [], [])) for number in self._sizes]
         for place in places_with_blocks(cached):
-            name, blocks = cached.req_ids[place], cached.new_block_ids[place]
-            computed, resumed = cached.num_computed_tokens[place], name in cached.resumed_req_ids
-            if resumed:
+            name, blocks, computed = names[place], given[place], counts[place]
+            if resumed and name in resumed:
                 joined = min(computed, loaded_from.get(name, computed))
                 emitted = int(cached.num_output_tokens[place])
                 changed.append(self._change(name, int(computed), blocks, joined, emitted))
                 continue
-            computed -= self._undecided(name)
-            if name in self._lengths and max(map(len, blocks)) < 2:
-                lengths = self._lengths[name]
-                for number in self._sizes:
-                    if blocks[number] and (block := blocks[number][0]) != NULL_BLOCK:
-                        one = GrownBlock(name, block, lengths[number], computed)
-                        grown.setdefault(str(number), []).append(one)
-                    lengths[number] += len(blocks[number])
-            else:
+            if undecided:
+                computed -= len(undecided.get(name, ()))
+            lengths = known.get(name)
+            if lengths is None or max(map(len, blocks)) > 1:
                 changed.append(self._change(name, int(computed), blocks, None))
-
-    def _undecided(self, name: str) -> int:
-        """Drafted tokens that vLLM counts as computed until it knows how many were rejected."""
-        if not self._ahead or self._last is None:
-            return 0
-        return len(self._last.scheduled_spec_decode_tokens.get(name, ()))
+                continue
+            for number, column in found:
+                if own := blocks[number]:
+                    if own[0] != NULL_BLOCK:
+                        column.requests.append(name)
+                        column.blocks.append(own[0])
+                        column.numbers.append(lengths[number])
+                        column.computed.append(computed)
+                    lengths[number] += 1
+        grown.update((str(number), column) for number, column in found if column.blocks)
 
     def _change(
         self, name: str, computed: int, blocks: Sequence[Sequence[int]], joined: int | None,
@@ -160,8 +180,8 @@ class FollowsRequests(EngineAdapter):
 
 
 def places_with_blocks(cached: Any) -> list[int]:
-    """Where requests that go on, or come back, are given blocks."""
-    return [place for place, blocks in enumerate(cached.new_block_ids) if blocks is not None]
+    """Where requests that go on, or come back, are given blocks: a tuple of lists, not None."""
+    return list(compress(range(len(cached.new_block_ids)), cached.new_block_ids))
 
 
 def _prompt_tokens(new: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from canary_obs.engines.vllm.states import StateSteps
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.device.backend import choose_backend
+
+_MAX_COLUMNS = 512  # sizes of batches whose slices are kept
 
 
 class V1Adapter(VllmAdapter):
@@ -47,12 +50,14 @@ class V1Adapter(VllmAdapter):
         self._states = (
             StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
         )
-        # The last view's fields, and what they depend on: requests, tokens, addresses of the input tensors.
+        # The last view's fields; and those of all sizes of batches, by what they depend on: requests, tokens,
+        # addresses of the input tensors.
         self._columns: dict[str, Any] = {}
-        self._columns_key: tuple[int, ...] = ()
-        # The last view as it is built and as it was completed: a batch that repeats is shown as the same one.
-        self._begun: tuple[dict[str, Any], StepView] | None = None
+        self._sizes: dict[tuple[int, ...], dict[str, Any]] = {}
+        self._sizes_of: Any = None  # the runner's input batch that they are of
+        # The last view and its fields: a batch that repeats is shown as the same one.
         self._shown: tuple[dict[str, Any], StepView] | None = None
+        self._completed: tuple[StepView, StepView] | None = None  # the last one with digests of the host
 
     @property
     def step_types(self) -> StepTypes:
@@ -72,11 +77,13 @@ class V1Adapter(VllmAdapter):
 
     def warm_up(self) -> None:
         """Digest a batch of one request without tokens. Forgets all requests."""
+        self.known_tokens.begin([""])
+        self.known_tokens.fill()
         if self._input_digests is not None:
             none, ids = np.zeros(1, dtype=np.int64), self.runner.input_ids.gpu
             nothing = torch.zeros(2, dtype=torch.int32, device=self.runner.device)
             self._input_digests.set_batch([""], none[:, None], none, none)
-            self._input_digests.advance(ids, nothing, nothing[:1])
+            self._input_digests.following(1, ids, nothing, nothing[:1])[0]()
             self._input_digests.forget([""])
             return
         tokens, none = self.runner.input_batch.token_ids_cpu, np.zeros(1, dtype=np.int32)
@@ -129,49 +136,80 @@ class V1Adapter(VllmAdapter):
 
     def _view(self, total: int, input_ids: Any = None, positions: Any = None, *_: Any, **__: Any) -> StepView:
         runner = self.runner
-        count = runner.input_batch.num_reqs
+        batch = runner.input_batch
+        count = batch.num_reqs
+        if batch is not self._sizes_of:
+            self._sizes.clear()
+            self._sizes_of = batch
         # Multimodal models get embeddings and positions of several axes; the runner keeps the plain ones too.
         ids = input_ids if input_ids is not None else runner.input_ids.gpu
         places = positions if positions is not None and positions.dim() == 1 else runner.positions
         # The slices keep their tensors alive, so no other tensor can get the same address.
         key = count, total, ids.data_ptr(), places.data_ptr()
-        if key != self._columns_key:
+        columns = self._sizes.get(key)
+        if columns is None:
+            if len(self._sizes) >= _MAX_COLUMNS:
+                self._sizes.clear()
             inputs = {"input_ids": ids[:total], "positions": places[:total]}
-            self._columns, self._columns_key = self._batch_columns(count, total) | inputs, key
+            columns = self._sizes[key] = self._batch_columns(count, total) | inputs
+        self._columns = columns
         if self._states is not None:
             self._columns = self._columns | {"groups": self._columns["groups"] | self._state_steps(count)}
         context, own = self._forward_context(), self._columns["groups"]
         mappings = getattr(context, "slot_mapping", None)  # not in all versions
         groups = self._attention.given(context.attn_metadata, mappings, own, total)
         if groups is not own:  # in this forward
-            self._columns, self._columns_key = self._columns | {"groups": groups}, ()
-        if self._begun is None or self._begun[0] is not self._columns:
-            self._begun = self._columns, StepView(request_ids=(), digests=None, **self._columns)
-        return self._begun[1]
+            self._columns = self._columns | {"groups": groups}
+        requests = batch.req_ids[:count]
+        self.known_tokens.begin(requests)
+        known, shown = self.known_tokens.columns(count), self._shown
+        if shown is None or shown[0] is not self._columns or shown[1].request_ids != requests:
+            # Drafting, which comes next, reads what the view has: then all of it is launched at once.
+            launches = self._columns["launches"] if self.inputs_persist else None
+            columns = self._columns | {"launches": launches}
+            view = StepView(
+                request_ids=requests, known_lens=known.lens, known_digests=known.digests, **columns
+            )  # fmt: skip
+            self._shown = shown = self._columns, view
+        return shown[1]
 
     def complete_view(self, view: StepView) -> StepView:
-        """Adds request ids, digests and what the scheduler knows."""
-        requests = list(self.runner.input_batch.req_ids[: view.rows.shape[0]])
-        known, digests = self.known_tokens.columns(requests), self._prefix_digests(requests)
-        if self._shown is not None and self._shown[0] is self._columns:
-            shown = self._shown[1]
-            if shown.digests is digests and shown.request_ids == requests:
-                return shown
-        complete = StepView(
-            request_ids=requests, digests=digests, known_lens=known.lens, known_digests=known.digests,
-            **self._columns,
-        )  # fmt: skip
-        self._shown = self._columns, complete
-        return complete
+        """Adds digests, where the host computes them."""
+        runner, requests = self.runner, list(view.request_ids)
+        tokens = runner.input_batch.token_ids_cpu
+        ends = np.asarray(runner.input_batch.num_computed_tokens_cpu[: len(requests)])
+        launches = self._columns["launches"]
+        if self._input_digests is not None:
+            scheduled = runner.num_scheduled_tokens.np[: len(requests)]
+            self._input_digests.set_batch(requests, tokens, ends, scheduled)
+            launches.due = True
+        else:
+            digests = self._token_digests.advance(requests, tokens, ends)
+            digests = digests.to(runner.device, non_blocking=True)
+            last = self._completed
+            if last is None or last[0] is not view or last[1].digests is not digests:
+                self._completed = last = view, replace(view, digests=digests)
+            view = last[1]
+        if view.launches is None:
+            self.known_tokens.fill()
+            launches.launch_head()
+        return view
 
     def _batch_columns(self, count: int, total: int) -> dict[str, Any]:
         """Fields of views that stay the same as long as the batch keeps its size."""
         runner, tables = self.runner, self.runner.input_batch.block_table
+        starts, lens = runner.query_start_loc.gpu[: count + 1], runner.num_computed_tokens[:count]
+        launch, digests = None, None
+        if self._input_digests is not None:
+            given = runner.input_ids.gpu, starts, lens
+            launch, digests = self._input_digests.following(count, *given)
         return {
+            "digests": digests,
+            "launches": self.known_tokens.launches(head=launch),
             "rows": self._rows[:count],
-            "prefix_lens": runner.num_computed_tokens[:count],
+            "prefix_lens": lens,
             "extend_lens": runner.num_scheduled_tokens.gpu[:count],
-            "token_starts": runner.query_start_loc.gpu[: count + 1],
+            "token_starts": starts,
             "groups": {
                 group.view.name: GroupStep(
                     slot_table=tables[group.number].block_table.gpu,
@@ -187,16 +225,4 @@ class V1Adapter(VllmAdapter):
         by_number = {group.number: tables[group.number].block_table.gpu for group in self.vllm_groups}
         return self._states.steps(
             by_number, runner.num_computed_tokens[:count], runner.num_scheduled_tokens.gpu[:count]
-        )
-
-    def _prefix_digests(self, requests: list[str]) -> torch.Tensor:
-        runner, count = self.runner, len(requests)
-        tokens = runner.input_batch.token_ids_cpu
-        ends = np.asarray(runner.input_batch.num_computed_tokens_cpu[:count])
-        if self._input_digests is None:
-            return self._token_digests.advance(requests, tokens, ends).to(runner.device, non_blocking=True)
-        self._input_digests.set_batch(requests, tokens, ends, runner.num_scheduled_tokens.np[:count])
-        columns = self._columns
-        return self._input_digests.advance(
-            runner.input_ids.gpu, columns["token_starts"], columns["prefix_lens"]
         )

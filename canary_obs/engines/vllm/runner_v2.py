@@ -31,6 +31,8 @@ class V2Adapter(VllmAdapter):
         super().__init__(runner, **options)
         self._digests = ListDigests(runner.max_num_reqs, runner.device)
         states = [group for group in self.vllm_groups if group.states]
+        # What drafting and states read, too, is launched before the canary's own checks.
+        self._at_once = bool(states) or not self.inputs_persist
         self._attended = [group for group in self.vllm_groups if not group.states]
         self._states = (
             StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
@@ -59,9 +61,10 @@ class V2Adapter(VllmAdapter):
 
     def warm_up(self) -> None:
         """Digest a batch of one request without tokens. Forgets all requests."""
-        states = self.runner.req_states
         nothing = torch.zeros(2, dtype=torch.int32, device=self.runner.device)
-        self._digests.advance({}, self._lists(states, nothing[:1], nothing))
+        self.known_tokens.begin([""], nothing[:1])
+        self.known_tokens.fill()
+        self._digests.following(self._lists(1, nothing))()
         self._digests.memory.counts.zero_()
 
     def wrap_forward(self, patches: MethodPatches, hooks: StepHooks) -> None:
@@ -137,11 +140,13 @@ class V2Adapter(VllmAdapter):
             *map(Tensor.data_ptr, block_tables),
         )  # fmt: skip
         columns = self._columns.get(key) or self._add_columns(key, batch, block_tables, slot_mappings)
-        states, own = self.runner.req_states, columns["groups"]
-        lists = self._lists(states, batch.idx_mapping[:count], columns["token_starts"])
-        self._digests.advance(states.req_id_to_index, lists)
-        requests = batch.req_ids[:count]
-        known = self.known_tokens.columns(requests)
+        own, requests = columns["groups"], batch.req_ids[:count]
+        self._digests.begin(self.runner.req_states.req_id_to_index)
+        self.known_tokens.begin(requests, batch.idx_mapping)
+        known = self.known_tokens.columns(count)
+        if self._at_once:
+            self.known_tokens.fill()
+            columns["launches"].before_write()
         groups = self._attention.given(metadata, None, own, total)
         if self._states is not None:
             lens = columns["prefix_lens"], columns["extend_lens"]
@@ -149,9 +154,10 @@ class V2Adapter(VllmAdapter):
         shown = self._shown
         if shown is not None and shown.groups is groups and shown.request_ids == requests:
             return shown
+        launches = None if self._at_once else columns["launches"]
         self._shown = shown = StepView(
             request_ids=requests, known_lens=known.lens, known_digests=known.digests,
-            **(columns | {"groups": groups}),
+            **(columns | {"groups": groups, "launches": launches}),
         )  # fmt: skip
         return shown
 
@@ -167,22 +173,25 @@ class V2Adapter(VllmAdapter):
         }
         if len(self._columns) >= _MAX_COLUMNS:
             self._columns.clear()
+        starts = batch.query_start_loc[: count + 1]
+        launch = self._digests.following(self._lists(count, starts))
         self._columns[key] = columns = {
             "rows": self._rows[:count],
             "prefix_lens": memory.prefix_lens[:count],
             "extend_lens": memory.extend_lens[:count],
-            "token_starts": batch.query_start_loc[: count + 1],
+            "token_starts": starts,
             "input_ids": batch.input_ids[:total],
             "positions": batch.positions[:total],
             "digests": memory.digests[:count],
             "groups": groups,
+            "launches": self.known_tokens.launches(before_write=launch),
         }
         return columns
 
-    @staticmethod
-    def _lists(states: Any, rows: Tensor, starts: Tensor) -> TokenLists:
+    def _lists(self, count: int, starts: Tensor) -> TokenLists:
+        states = self.runner.req_states
         return TokenLists(
-            rows=rows,
+            rows=self.known_tokens.rows[:count],
             tokens=states.all_token_ids.gpu,
             computed=states.num_computed_tokens.gpu,
             token_starts=starts,

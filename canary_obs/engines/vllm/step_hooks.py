@@ -134,6 +134,8 @@ class StepHooks:
         view, self._view, self._launched_due = self._view, None, False
         if view is not None:
             hook(view)
+            if view.launches is not None and view.launches.due:  # by nobody: the next step's follow it
+                guarded(self.observer, "step_view", view.launches.launch_head)
 
     def _built(self, build: Callable[[], StepView]) -> StepView | None:
         """A view, or None when building it failed, which is reported."""

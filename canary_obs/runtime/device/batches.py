@@ -21,14 +21,19 @@ class FirstPositions:
         self._memory = torch.zeros(1024, dtype=torch.int32, device=device)
         self._views: dict[int, Tensor] = {}  # of the memory, by length
 
-    def compute(self, prefix_lens: Tensor) -> Tensor:
-        """int32 [n] for prefix_lens (integers [n]); valid until the next call. Same n, same tensor."""
+    def of(self, prefix_lens: Tensor) -> Tensor:
+        """int32 [n] for prefix_lens (integers [n]): the result of `compute`. Same n, same tensor."""
         count = prefix_lens.shape[0]
         starts = self._views.get(count)
         if starts is None:
             if count > self._memory.shape[0]:
                 self._memory = torch.zeros(2 * count, dtype=torch.int32, device=self._memory.device)
             starts = self._views[count] = self._memory[:count]
+        return starts
+
+    def compute(self, prefix_lens: Tensor) -> Tensor:
+        """The same, computed now; valid until the next call."""
+        starts = self.of(prefix_lens)
         if self._window is not None:
             torch.sub(prefix_lens, self._window - 1, out=starts)
             starts.clamp_(min=0)

@@ -1,58 +1,73 @@
-"""The checks of a forward whose batch repeats, launched as one: on a GPU a captured CUDA graph."""
+"""Launches of a forward whose batch repeats, launched as one: on a GPU a captured CUDA graph."""
 
 from __future__ import annotations
 
 import gc
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from canary_kernels.buffers import RowBatch
-
 log = logging.getLogger("canary_obs")
 Launch = Callable[[], None]
-KEPT = 32  # batches, by last use; each may have one graph
+KEPT = 64  # heads and tails, by last use; each may have one graph
 REPEATS = 16  # forwards of a batch before it is captured, which takes some 0.2 ms
+FORWARDS_WAITED = (
+    256  # for a forward that is long anyway, or an idle engine: then it is captured all the same
+)
 
 
-@dataclass(slots=True)
-class _Kept:
-    """A batch of each group. As long as they are held, no other objects have their ids."""
+@dataclass(slots=True, eq=False)
+class Kept:
+    """As long as the parts are held, no other objects have their ids."""
 
-    batches: tuple[RowBatch, ...]
+    parts: tuple[object, ...]
     seen: int = 0
-    launch: Launch | None = None
+    launch: Launch | None = None  # all of it as one, once it was captured
 
 
 class Replays:
-    """What a launch reads lies where it lay when it was captured: in tensors that its batches hold."""
+    """What a launch reads lies where it lay when it was captured: in tensors that its parts hold."""
 
     def __init__(self, device: torch.device) -> None:
         """On a CPU nothing is captured: a replay calls what would have been."""
-        self._kept: OrderedDict[tuple[int, ...], _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, ...], Kept] = OrderedDict()
         self._stream = torch.Stream(device) if device.type == "cuda" else None
         self.captured = self.replayed = 0  # since attach
+        self._due: deque[tuple[Kept, Launch]] = deque()  # to be captured
+        self._waited = 0  # forwards, for that
         self._refused = False  # capturing has failed
 
-    def find(self, batches: Sequence[RowBatch]) -> Launch | None:
-        """What launches the checks of these very batches; None = they were not captured."""
-        kept = self._kept.get(tuple(map(id, batches)))
-        return None if kept is None else kept.launch
-
-    def note(self, batches: Sequence[RowBatch], launch: Launch) -> None:
-        """A forward of these batches was checked by `launch`, or by what `find` gave."""
-        key = tuple(map(id, batches))
+    def use(self, parts: Sequence[object], launch: Launch) -> Launch | None:
+        """What does `launch` of these very objects at once; None = it was not captured, so call that."""
+        key = tuple(map(id, parts))
         kept = self._kept.get(key)
         if kept is None:
-            kept = self._kept[key] = _Kept(tuple(batches))
+            kept = self._kept[key] = Kept(tuple(parts))
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         kept.seen += 1
         if kept.seen == REPEATS and not self._refused:
+            self._due.append((kept, launch))
+        return kept.launch
+
+    def end_forward(self, *, long: bool) -> None:
+        """A forward ends. `long`: it takes so much time that a capture makes no difference."""
+        if self._due:
+            self._waited += 1
+            if long or self._waited > FORWARDS_WAITED:
+                self.capture()
+
+    def capture(self) -> None:
+        """Capture what has waited longest."""
+        if not self._due:
+            return
+        self._waited = 0
+        kept, launch = self._due.popleft()
+        if not self._refused and self._kept.get(tuple(map(id, kept.parts))) is kept:
             kept.launch = self._captured(launch)
 
     def _captured(self, launch: Launch) -> Launch | None:

@@ -27,6 +27,7 @@ from canary_obs.runtime.device.owed_slots import OwedSlots
 from canary_obs.vocabulary import Part
 
 _ADOPTED = layout.identity_of(0, 0, layout.RecordState.ADOPTED)
+FORWARD_TICKS = (1 << layout.TICK_BITS) + 1  # from one forward to the next one
 
 
 @dataclass(slots=True)
@@ -58,12 +59,12 @@ class Group:
         return self.view.name
 
     def batch(self, step: StepView) -> RowBatch:
-        """This group's part of a forward, on the engine's own tensors."""
+        """This group's part of a forward, on the engine's own tensors; its `starts` are to be computed."""
         shown = step.groups[self.view.name]
         tokens = shown.tokens or step
         own_rows = shown.tokens.rows if shown.tokens else None
         rows = step.rows if own_rows is None else own_rows
-        starts = self.first_positions.compute(tokens.prefix_lens)
+        starts = self.first_positions.of(tokens.prefix_lens)
         columns = (
             shown.slot_table, rows, starts, tokens.prefix_lens, tokens.extend_lens, tokens.token_starts,
             tokens.digests, tokens.input_ids, tokens.positions, shown.out_slots, tokens.expected_ids,
@@ -184,6 +185,7 @@ class DeviceState:
         # On the CPU: the same memory, in a tenth of the time of a torch operation.
         self._host_clock = None if self.clock.is_cuda else self.clock.numpy()
         self._step = self._tick = self.now = 0  # now: value of the clock
+        self._clock_set = True  # on the device, too
         self.adoptions, self.arrivals = Adoptions(), Arrivals()
         self.backend = choose_backend(config.backend, device)
         counters, log = self.counters.view(count, layout.COUNTER_WORDS), self.log_of(self.flat)
@@ -225,13 +227,31 @@ class DeviceState:
 
     def tick(self, step: int | None = None) -> None:
         """Advance the clock by a tick, and to forward `step` if given. Call before launches that read it."""
-        self._step = self._step if step is None else step
+        self.advance(self._step if step is None else step)
+        self.set_clock()
+
+    def advance(self, step: int) -> bool:
+        """The same on the host alone. True = the device's clock is so far behind as `FORWARD_TICKS` says.
+
+        What brings it up to `now` calls `clock_is_set`.
+        """
+        before, self._step = self.now if self._clock_set else -1, step
         self._tick = (self._tick + 1) % (1 << layout.TICK_BITS)
         self.now = self._step << layout.TICK_BITS | self._tick
+        self._clock_set = False
+        return self.now - before == FORWARD_TICKS and before >= 0
+
+    def set_clock(self) -> None:
+        """Set the device's clock to `now`."""
         if self._host_clock is None:
             self.clock.fill_(self.now)
         else:
             self._host_clock[0] = self.now
+        self._clock_set = True
+
+    def clock_is_set(self) -> None:
+        """What was just launched brings the device's clock to `now`."""
+        self._clock_set = True
 
     @property
     def step(self) -> int:

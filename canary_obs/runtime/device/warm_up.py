@@ -27,6 +27,7 @@ from canary_kernels.fingerprint import (
     complete_slots,
     hash_slots,
 )
+from canary_kernels.forward_start import start_forward
 from canary_kernels.layer_write import check_layer, note_layer
 from canary_kernels.verify import verify_list, verify_rows
 from canary_kernels.write import reset_slots, write_identities
@@ -87,6 +88,7 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
         _warm_up_loads(group, buffers, state.clock.device)
         compare_range(state.backend, buffers, group.plan, range(0), layout.Phase.PATROL)
         baseline_range(state.backend, buffers, group.plan, range(0))
+    start_forward(state.backend, state.clock, 0)
     if state.clock.is_cuda:
         torch.cuda.synchronize(state.clock.device)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canary_obs.engine_api.requests import AddedBlocks, GrownBlock
+from canary_obs.engine_api.requests import AddedBlocks, GrownBlocks
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -31,14 +31,14 @@ class HeldBlocks:
     def __init__(self) -> None:
         self._columns = np.empty((6, _FIRST_CAPACITY), dtype=np.int64)
         self._written = 0  # rows in the columns
-        self._grown: list[tuple[int, ...]] = []  # rows after those
+        self._grown: tuple[list[int], ...] = tuple([] for _ in range(_JOINED))  # columns of rows after those
         # Rows of a block, or a life, that were asked for since the last change: by column and its value.
         self._asked: dict[tuple[int, int], _Rows] = {}
 
     @property
     def count(self) -> int:
         """Rows."""
-        return self._written + len(self._grown)
+        return self._written + len(self._grown[_BLOCK])
 
     @property
     def _rows(self) -> _Rows:
@@ -47,9 +47,12 @@ class HeldBlocks:
         return self._columns[:, : self._written]
 
     def _settle(self) -> None:
-        if self._grown:
-            grown, self._grown = self._grown, []
-            self._append(len(grown))[:] = np.array(grown, dtype=np.int64).T
+        if self._grown[_BLOCK]:
+            rows = self._append(len(self._grown[_BLOCK]))
+            for row, column in zip(rows, self._grown, strict=False):
+                row[:] = column
+                column.clear()
+            rows[_JOINED] = 0
 
     def _append(self, size: int) -> _Rows:
         """int64 [6, size]: new rows, to be filled."""
@@ -75,14 +78,13 @@ class HeldBlocks:
         rows[_JOINED] = np.arange(size) < added.joined
         self._asked.clear()
 
-    def add_one_each(self, lives: Sequence[int], grown: Sequence[GrownBlock], start: int) -> None:
-        """These lives read one more block each from forward `start` on."""
-        self._grown += [
-            (one.block, life, one.number, start, one.computed, 0)
-            for life, one in zip(lives, grown, strict=True)
-        ]
+    def add_one_each(self, lives: Sequence[int], grown: GrownBlocks, start: int) -> None:
+        """These lives, one for each of the requests, read a block more each from forward `start` on."""
+        columns = grown.blocks, lives, grown.numbers, [start] * len(lives), grown.computed
+        for column, more in zip(self._grown, columns, strict=True):
+            column += more
         self._asked.clear()
-        if len(self._grown) >= _GROWN:
+        if len(self._grown[_BLOCK]) >= _GROWN:
             self._settle()
 
     def keep(self, kept: Ints) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 
 import numpy as np
 
 from canary_obs.engine_api.healing import Reached
-from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, GrownBlock, RequestChange
+from canary_obs.engine_api.requests import (
+    AddedBlocks,
+    BlockTable,
+    ChangedRequests,
+    GrownBlocks,
+    RequestChange,
+)
 from canary_obs.records import Violation
 from canary_obs.runtime.taint.contents import before_filling, readers_of, slot_content
 from canary_obs.runtime.taint.damage import Damage
@@ -105,13 +111,22 @@ class TaintTracker:
             for number in self.watch.arrived(name, added):
                 self._reads(self.damages[number], [Reading(life, step, False)])
 
-    def _grow(self, table: str, grown: Sequence[GrownBlock], step: int) -> None:
-        found = [(life, one) for one in grown if (life := self.readers.life_of(one.request)) is not None]
-        if not found:
+    def _grow(self, table: str, grown: GrownBlocks, step: int) -> None:
+        running = self.readers.lives.running
+        try:
+            lives = [running[name] for name in grown.requests]
+        except KeyError:  # a long name, or a request that is not followed
+            found = list(map(self.readers.life_of, grown.requests))
+            lives = [life for life in found if life is not None]
+            known = [life is not None for life in found]
+            columns = (compress(column, known) for column in grown[1:])
+            grown = GrownBlocks(list(compress(grown.requests, known)), *map(list, columns))
+        if not lives:
             return
-        self.readers.held[table].add_one_each([life for life, _ in found], [one for _, one in found], step)
-        for life, one in found if self.watch.active else ():
-            added = AddedBlocks(np.array([one.block]), one.number, 0)
+        self.readers.held[table].add_one_each(lives, grown, step)
+        rows = zip(lives, grown.blocks, grown.numbers, strict=True)
+        for life, block, number in rows if self.watch.active else ():
+            added = AddedBlocks(np.array([block]), number, 0)
             self.watch.fill(table, added, life)
             for number in self.watch.arrived(table, added):
                 self._reads(self.damages[number], [Reading(life, step, False)])

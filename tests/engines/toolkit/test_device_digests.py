@@ -16,6 +16,12 @@ def chain(tokens, count):
     return int(chain_of(torch.tensor(tokens[:count], dtype=torch.int64))[count])
 
 
+def followed(digests, count, *tensors):
+    launch, result = digests.following(count, *tensors)
+    launch()
+    return result.tolist()
+
+
 def step(digests, names, lists, computed, scheduled, host=None):
     """One step; `host` replaces the contents of the runner's host lists."""
     tokens = np.array([(host or lists)[name] for name in names], dtype=np.int32)
@@ -25,7 +31,7 @@ def step(digests, names, lists, computed, scheduled, host=None):
     fed = [token for name in names for token in lists[name][computed[name] :][: scheduled[name]]]
     starts = torch.tensor([0, *counts.cumsum()], dtype=torch.int32)
     ids = torch.tensor([*fed, 3, 3], dtype=torch.int32)
-    return digests.advance(ids, starts, torch.tensor(ends, dtype=torch.int32)).tolist()
+    return followed(digests, len(names), ids, starts, torch.tensor(ends, dtype=torch.int32))
 
 
 def test_any_batches():
@@ -93,6 +99,7 @@ def test_counts_of_the_host_that_run_ahead_of_rejected_drafts():
         ids = [token for name in names for token in lists[name][right[name] :][: fed[name]]]
         starts = np.cumsum([0, *(fed[name] for name in names)], dtype=np.int32)
         prefixes = torch.tensor([right[name] for name in names], dtype=torch.int32)
-        found = digests.advance(torch.tensor(ids, dtype=torch.int32), torch.from_numpy(starts), prefixes)
-        assert found.tolist() == [chain(lists[name], right[name]) for name in names], number
+        ids = torch.tensor(ids, dtype=torch.int32)
+        found = followed(digests, len(names), ids, torch.from_numpy(starts), prefixes)
+        assert found == [chain(lists[name], right[name]) for name in names], number
         ahead = right

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from canary_obs.engines.toolkit.known_tokens import KnownTokens
+from canary_obs.engines.toolkit.known_tokens import KnownColumns, KnownTokens
+
+
+def filled(known: KnownTokens, requests: list[str]) -> KnownColumns:
+    known.begin(requests)
+    known.fill()
+    return known.columns(len(requests))
+
 
 TOLD = np.array([[3, 4, 5], [30, 40, 50]])
 
@@ -13,25 +20,25 @@ TOLD = np.array([[3, 4, 5], [30, 40, 50]])
 def test_columns_are_in_the_order_of_the_batch() -> None:
     known = KnownTokens(4, torch.device("cpu"))
     known.note({"a": 1, "b": 2, "c": 1}, TOLD)
-    lens, digests = known.columns(["c", "a", "b"])
+    lens, digests = filled(known, ["c", "a", "b"])
     assert (lens.tolist(), digests.tolist()) == ([5, 3, 4], [50, 30, 40])
 
 
 def test_a_request_of_which_nothing_was_said_is_unknown() -> None:
     known = KnownTokens(4, torch.device("cpu"))
     known.note({"a": 1, "b": 2, "c": 1}, TOLD)
-    assert known.columns(["a", "x"]).lens.tolist() == [3, -1]
+    assert filled(known, ["a", "x"]).lens.tolist() == [3, -1]
     known.note({"a": 1}, None)
-    assert known.columns(["a"]).lens.tolist() == [-1]
-    assert known.columns([]).lens.tolist() == []
+    assert filled(known, ["a"]).lens.tolist() == [-1]
+    assert filled(known, []).lens.tolist() == []
 
 
 def test_the_same_number_of_requests_gets_the_same_tensors() -> None:
     """The checks keep what they make of a forward's tensors as long as these stay the same."""
     known = KnownTokens(4, torch.device("cpu"))
     known.note({"a": 1, "b": 2, "c": 1}, TOLD)
-    first, other = known.columns(["a", "b"]), known.columns(["a"])
-    assert first.lens is known.columns(["c", "b"]).lens
+    first, other = filled(known, ["a", "b"]), filled(known, ["a"])
+    assert first.lens is filled(known, ["c", "b"]).lens
     assert first.lens is not other.lens
     assert first.lens.tolist() == [5, 4]
 
@@ -42,4 +49,4 @@ def test_another_order_is_noticed() -> None:
     for sent, batch in (("abc", "ca"), ("abc", "ac"), ("cab", "ac"), ("ab", "ac"), ("abc", "ac"), ("", "ac")):
         known.note(dict.fromkeys(sent, 1), np.array([[ord(name) for name in sent]] * 2, dtype=np.int64))
         wanted = [ord(name) if name in sent else -1 for name in batch]
-        assert known.columns(list(batch)).lens.tolist() == wanted
+        assert filled(known, list(batch)).lens.tolist() == wanted

@@ -61,8 +61,22 @@ def test_a_step_that_changes_nothing_shows_nothing(changes: RequestChanges) -> N
     assert (change.begins, change.prompt, change.computed) == (True, 6, 4)
     added = change.added["0"]
     assert (added.blocks.tolist(), added.first, added.joined) == ([1, 2], 0, 1)
-    assert [tuple(one) for one in grown.grown["0"]] == [("a", 3, 2, 8)]
+    assert list(zip(*grown.grown["0"], strict=True)) == [("a", 3, 2, 8)]
     assert not grown.changed
+
+
+def test_an_output_that_gives_blocks_alone_shows_the_same(changes: RequestChanges) -> None:
+    other, given = RequestChanges([group()], rewrites=False), []
+    for follower, name in ((changes, "report"), (other, "grow")):
+        shown = Shown()
+        follower.report(output(new("a", [1]), new("b", [2]), computed=4), {}, shown)
+        for blocks in (([3],), None, ([4, 5],), ([6],)):
+            outputs = output(cached=[("a", blocks, 8, False), ("b", ([7],), 8, False)])
+            follower.grow(outputs, shown) if name == "grow" else follower.report(outputs, {}, shown)
+        given.append(repr(shown))
+        assert follower.emitted("a") is not None
+    assert given[0] == given[1]
+    assert given[0].count("GrownBlocks") == 4
 
 
 @pytest.mark.parametrize(("ahead", "computed"), [(False, 10), (True, 7)])
@@ -72,7 +86,7 @@ def test_drafts_whose_results_are_not_known_yet_are_not_computed(ahead: bool, co
     drafted = {"drafts": {"a": [-1] * 3}, "scheduled": {"a": 4}}
     changes.report(output(cached=[("a", None, 6, False)], **drafted), {}, shown)
     changes.report(output(cached=[("a", ([3],), 10, False)], **drafted), {}, shown)
-    assert [tuple(one) for one in shown[-1].grown["0"]] == [("a", 3, 2, computed)]
+    assert list(zip(*shown[-1].grown["0"], strict=True)) == [("a", 3, 2, computed)]
     changes.report(output(cached=[("a", ([4, 5],), 10, False)], **drafted), {}, shown)
     assert [one.computed for one in shown[-1].changed] == [computed]
 

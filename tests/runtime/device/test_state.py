@@ -71,5 +71,7 @@ def test_first_positions_follow_the_prefix_of_a_window():
     assert batch.starts.tolist() == [0, 0, 0]
     view.prefix_lens.copy_(torch.tensor([2, 5, 9]))
     assert group.batch(view) is batch
+    assert group.first_positions.compute(view.prefix_lens) is batch.starts
     assert batch.starts.tolist() == [0, 2, 6]
-    assert group.batch(shown(2)).starts.tolist() == [0, 0]
+    other = group.batch(shown(2))
+    assert group.first_positions.compute(other.prefix_lens).tolist() == other.starts.tolist() == [0, 0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from canary_obs.engine_api.requests import AddedBlocks, GrownBlock
+from canary_obs.engine_api.requests import AddedBlocks, GrownBlocks
 from canary_obs.runtime.taint.held_blocks import Content, HeldBlocks
 
 BLOCKS, LIVES, STEPS = 6, 4, 8
@@ -23,7 +23,7 @@ ROWS = st.lists(
 
 def grown(held: HeldBlocks, blocks: range, life: int, start: int) -> None:
     for block in blocks:
-        held.add_one_each([life], [GrownBlock("r", block, block, 16 * block)], start)
+        held.add_one_each([life], GrownBlocks(["r"], [block], [block], [16 * block]), start)
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 1500])

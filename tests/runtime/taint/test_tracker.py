@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, GrownBlock, RequestChange
+from canary_obs.engine_api.requests import (
+    AddedBlocks,
+    BlockTable,
+    ChangedRequests,
+    GrownBlocks,
+    RequestChange,
+)
 from canary_obs.records import Violation
 from canary_obs.runtime.taint.damage import Damage
 from canary_obs.runtime.taint.good_checks import GoodChecks
@@ -326,12 +332,15 @@ def test_what_a_tainted_request_fills_later_is_wrong(engine: Engine) -> None:
     assert set(engine.tainted()) == {"reader", "joiner"}
 
 
-def test_one_block_more_of_several_requests(engine: Engine) -> None:
+@pytest.mark.parametrize("unfollowed", [0, 1])
+def test_one_block_more_of_several_requests(engine: Engine, unfollowed: int) -> None:
     engine.begin("reader", [1])
     engine.begin("other", [2])
     engine.forward()
     engine.find(1)
-    grown = {"0": (GrownBlock("reader", 3, 1, 4), GrownBlock("other", 4, 1, 4))}
+    stranger = ["not followed"] if unfollowed else []
+    names, blocks = [*stranger, "reader", "other"], [9, 3, 4][-2 - unfollowed :]
+    grown = {"0": GrownBlocks(names, blocks, [1] * len(names), [4] * len(names))}
     engine.tracker.follow(ChangedRequests(grown=grown), engine.step)
     engine.forward()
     engine.begin("joins the reader", [3, 5], joined=1)
