@@ -259,10 +259,10 @@ class VllmAdapter(FollowsRequests):
             if self._steady.holds(output, events):
                 self.requests.went_on(output)
             else:
-                self.update_requests(output)
                 if self._steady.grows(output, events):
                     self.requests.grow(output, observer)
                 else:
+                    self.update_requests(output)
                     self._block_changes.report(output, events, observer)
                     self.requests.report(output, self._block_changes.loads.loaded_from, observer)
                     self._scales.follow(events, observer)
@@ -293,7 +293,7 @@ class VllmAdapter(FollowsRequests):
 
     @abstractmethod
     def update_requests(self, output: Any) -> None:
-        """Follow the requests that started, ended, resumed or grew in a scheduler output."""
+        """Follow the requests that started, ended, resumed or grew; not where `RequestChanges.grow` does."""
 
     def _blocks_of_requests(self, group: str) -> set[int]:
         if group not in self._by_name:

@@ -41,6 +41,8 @@ class RequestChanges:
         self._prompts: dict[str, int] = {}  # by request that has not ended
         self._lengths: dict[str, dict[int, int]] = {}  # of its block lists, by number of the group
         self._last: Any = None  # output with tokens before this one
+        # Of an adapter that has no other: block lists by request, which `grow` adds to.
+        self.lists: Mapping[str, Sequence[list[int]]] | None = None
 
     def report(self, output: Any, loaded_from: Mapping[str, int], observer: Observer) -> None:
         """Show the changes of an output, before the forward that it schedules.
@@ -66,7 +68,7 @@ class RequestChanges:
     def grow(self, output: Any, observer: Observer) -> None:
         """`report` of an output that gives blocks to requests that go on, and changes nothing else."""
         changed, grown = list[RequestChange](), dict[str, GrownBlocks]()
-        self._go_on(output.scheduled_cached_reqs, {}, changed, grown)
+        self._go_on(output.scheduled_cached_reqs, {}, changed, grown, self.lists)
         if changed or grown:
             observer.requests_changed(ChangedRequests(changed=changed, grown=grown, rewrites=self._rewrites))
         self.went_on(output)
@@ -107,7 +109,7 @@ class RequestChanges:
 
     def _go_on(
         self, cached: Any, loaded_from: Mapping[str, int], changed: list[RequestChange],
-        grown: dict[str, GrownBlocks],
+        grown: dict[str, GrownBlocks], lists: Mapping[str, Sequence[list[int]]] | None = None,
     ) -> None:  # fmt: skip
         # Spelled out: a step of many requests gives many of them a block.
         names, given, counts = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
@@ -118,6 +120,9 @@ class RequestChanges:
         found = [(number, GrownBlocks([], [], [], [])) for number in self._sizes]
         for place in places_with_blocks(cached):
             name, blocks, computed = names[place], given[place], counts[place]
+            if lists is not None:
+                for own, more in zip(lists[name], blocks, strict=False):
+                    own += more
             if resumed and name in resumed:
                 joined = min(computed, loaded_from.get(name, computed))
                 emitted = int(cached.num_output_tokens[place])
@@ -130,10 +135,10 @@ class RequestChanges:
                 changed.append(self._change(name, int(computed), blocks, None))
                 continue
             for number, column in found:
-                if own := blocks[number]:
-                    if own[0] != NULL_BLOCK:
+                if added := blocks[number]:
+                    if added[0] != NULL_BLOCK:
                         column.requests.append(name)
-                        column.blocks.append(own[0])
+                        column.blocks.append(added[0])
                         column.numbers.append(lengths[number])
                         column.computed.append(computed)
                     lengths[number] += 1

@@ -38,6 +38,7 @@ class V2Adapter(VllmAdapter):
             StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
         )
         self._blocks: dict[str, tuple[list[int], ...]] = {}
+        self.requests.lists = self._blocks
         self._prepared: tuple[Any, ...] | None = None  # batch and tables of the forward that is next
         # What views of a batch's size have in common, by size and addresses of the runner's tensors.
         self._columns: dict[tuple[int, ...], dict[str, Any]] = {}

@@ -6,8 +6,11 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 
-from tests.engines.vllm.real.rig import prompts
+from canary_obs.runtime.device import replays
+from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.tokens import swap_samples
 
 
 class Silent:
@@ -68,3 +71,41 @@ def test_nothing_would_have_been_followed(make_rig: Any, monkeypatch: pytest.Mon
     assert steps[True] > 40
     assert steps[False] > 10
     assert len(grown) > 5
+
+
+def recorded(rig: Rig, request: str) -> list[Any]:
+    """The records of a request's slots, in its order."""
+    (group,) = rig.canary.state.groups
+    size = rig.adapter.vllm_groups[0].block_size
+    slots = [block * size + place for block in rig.blocks_of(request) for place in range(size)]
+    records: list[Any] = group.memory[slots].tolist()
+    return records
+
+
+def run_of(rig: Rig, *, replaying: bool) -> tuple[Any, int]:
+    """Records of two requests that decode, what is found once their samples are exchanged, and replays."""
+    checks = rig.canary._checks
+    checks.replays = replays.Replays(torch.device("cpu")) if replaying else None
+    rig.fresh()
+    rig.start({"a": prompts(1, seed=7)[0], "b": prompts(1, seed=8)[0]}, 60)
+    rig.step(24)
+    records, began = [recorded(rig, request) for request in "ab"], rig.canary.step
+    assert rig.settle() == []
+    while not swap_samples(rig):
+        rig.step()
+    rig.step(6)
+    found = {(one.phase, one.reason, one.position, one.step - began, one.slots) for one in rig.settle()}
+    rig.finish()
+    return (records, found), 0 if checks.replays is None else checks.replays.replayed
+
+
+def test_replays_change_nothing(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded and found is the same where forwards are launched one by one."""
+    monkeypatch.setattr(replays, "REPEATS", 3)
+    monkeypatch.setattr(replays, "FORWARDS_WAITED", 0)
+    rig = make_rig()
+    (replayed, count), (launched, _) = run_of(rig, replaying=True), run_of(rig, replaying=False)
+    assert replayed == launched
+    assert {reason.value for _, reason, *_ in replayed[1]} >= {"write_token"}
+    assert count > 30  # heads and tails
+    assert not rig.canary.health.faults
