@@ -87,7 +87,7 @@ def run_of(rig: Rig, *, replaying: bool) -> tuple[Any, int]:
     checks = rig.canary._checks
     checks.replays = replays.Replays(torch.device("cpu")) if replaying else None
     rig.fresh()
-    rig.start({"a": prompts(1, seed=7)[0], "b": prompts(1, seed=8)[0]}, 60)
+    rig.start({"a": prompts(1, seed=7)[0], "b": prompts(1, seed=8)[0]}, 40)
     rig.step(24)
     records, began = [recorded(rig, request) for request in "ab"], rig.canary.step
     assert rig.settle() == []
