@@ -213,8 +213,7 @@ class VllmAdapter(FollowsRequests):
         if self._drafts is not None:
             self._patches.wrap(self.runner, "sample_tokens", hooks.around_drafting)
         # Around everything else, so that a forward is counted before a hook sees it.
-        counted = self.runner if self._worker is None else self._worker
-        self._patches.wrap(counted, "execute_model", self._forwards.around_execute_model)
+        self._patches.wrap(self._worker or self.runner, "execute_model", self._forwards.around_execute_model)
         self.healing.attach(self._patches)
         self.connector.attach(self._patches, observer, hooks)
         if self._wrap_engine is not None:
@@ -258,15 +257,14 @@ class VllmAdapter(FollowsRequests):
             self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
             if self._steady.holds(output, events):
                 self.requests.went_on(output)
+            elif self._steady.grows(output, events):
+                self.requests.grow(output, observer)
             else:
-                if self._steady.grows(output, events):
-                    self.requests.grow(output, observer)
-                else:
-                    self.update_requests(output)
-                    self._block_changes.report(output, events, observer)
-                    self.requests.report(output, self._block_changes.loads.loaded_from, observer)
-                    self._scales.follow(events, observer)
-                    self._steady.followed(output)
+                self.update_requests(output)
+                self._block_changes.report(output, events, observer)
+                self.requests.report(output, self._block_changes.loads.loaded_from, observer)
+                self._scales.follow(events, observer)
+                self._steady.followed(output)
             self.connector.follow(output)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("announce", error)

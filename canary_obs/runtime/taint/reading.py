@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
-from canary_obs.engine_api.requests import BlockTable, RequestChange
+from canary_obs.engine_api.requests import BlockTable, GrownBlocks, RequestChange
 from canary_obs.runtime.taint.held_blocks import HeldBlocks, Ints
 from canary_obs.runtime.taint.lives import RUNNING, Lives
 from canary_obs.slot_facts import request_name
@@ -74,6 +75,17 @@ class Readers:
         if life is None and (life := self.lives.running.get(request_name(name))) is None:
             self._forgotten.add(request_name(name))
         return life
+
+    def lives_of(self, grown: GrownBlocks) -> tuple[list[int], GrownBlocks]:
+        """The lives of requests that get a block more, and the columns of those that are followed."""
+        try:
+            return [self.lives.running[name] for name in grown.requests], grown
+        except KeyError:  # a long name, or a request that is not followed
+            found = list(map(self.life_of, grown.requests))
+            known = [life is not None for life in found]
+            columns = (list(compress(column, known)) for column in grown[1:])
+            kept = GrownBlocks(list(compress(grown.requests, known)), *columns)
+            return [life for life in found if life is not None], kept
 
     def add(self, life: int, change: RequestChange, step: int) -> None:
         """A life reads more blocks from forward `step` on."""

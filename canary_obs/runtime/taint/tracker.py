@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress, repeat
+from itertools import repeat
 
 import numpy as np
 
@@ -112,15 +112,7 @@ class TaintTracker:
                 self._reads(self.damages[number], [Reading(life, step, False)])
 
     def _grow(self, table: str, grown: GrownBlocks, step: int) -> None:
-        running = self.readers.lives.running
-        try:
-            lives = [running[name] for name in grown.requests]
-        except KeyError:  # a long name, or a request that is not followed
-            found = list(map(self.readers.life_of, grown.requests))
-            lives = [life for life in found if life is not None]
-            known = [life is not None for life in found]
-            columns = (compress(column, known) for column in grown[1:])
-            grown = GrownBlocks(list(compress(grown.requests, known)), *map(list, columns))
+        lives, grown = self.readers.lives_of(grown)
         if not lives:
             return
         self.readers.held[table].add_one_each(lives, grown, step)
