@@ -1,18 +1,25 @@
-"""Answers of an SGLang `Engine`, whose scheduler runs in a process of its own, written to a file as JSON."""
+"""Answers of an SGLang `Engine`, whose scheduler runs in a process of its own, written to a file as JSON.
+
+With the setting `alone`: of a scheduler in this process, which starts in a third of the time.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.engines.sglang.real.rig import DEFAULTS
+from tests.engines.sglang.real.rig import DEFAULTS, Rig
 from tests.engines.sglang.real.traffic import prompts
 
 
 def main(model: str, result: str, rounds: str, settings: str) -> None:
     """Engine settings are JSON, in addition to the tests' defaults."""
+    if "alone" in json.loads(settings):
+        _alone(Path(model), Path(result), int(rounds))
+        return
     from sglang.srt.entrypoints.engine import Engine
 
     engine = Engine(model_path=model, **(DEFAULTS | json.loads(settings)))
@@ -25,6 +32,17 @@ def main(model: str, result: str, rounds: str, settings: str) -> None:
     Path(result).write_text(json.dumps(found), "utf-8")
     sys.stdin.readline()
     engine.shutdown()
+
+
+def _alone(model: Path, result: Path, rounds: int) -> None:
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    rig = Rig(model)
+    found = [rig.generate(prompts(12, seed, longest=280), 24) for seed in range(rounds)]
+    result.write_text(json.dumps([answer for answers in found for answer in answers.values()]), "utf-8")
+    sys.stdin.readline()
+    os._exit(0)  # its threads would hold Python up
 
 
 if __name__ == "__main__":

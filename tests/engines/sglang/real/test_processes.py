@@ -124,7 +124,8 @@ def test_a_hook_that_sglang_failed_to_apply(start: Start, tmp_path: Path) -> Non
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nother = other_plugin:register\n", "utf-8")
     with web_service() as (endpoint, address):
         folder = str(Path(endpoint.removeprefix("ipc://")).parent)
-        with start(folder, {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}, 1) as result:
+        canary = {"KV_CANARY_MODE": "log", "KV_CANARY_ENDPOINT": endpoint}
+        with start(folder, canary, 1, alone=True) as result:
             assert len(json.loads(result.read_text("utf-8"))) == 12
             log = (Path(folder) / "log").read_text("utf-8", "replace")
             assert "Failed to apply hooks to sglang.srt.managers.scheduler.Scheduler.__init__" in log
