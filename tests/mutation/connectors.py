@@ -254,8 +254,8 @@ OFFLOADS = mutants(
     ),
     (
         "submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)\n"
-        "            self._guarded(self._load, job_id, dst_spec, src_spec)",
-        "self._guarded(self._load, job_id, dst_spec, src_spec)\n"
+        '            guarded(self._observer, "announce", self._load, job_id, dst_spec, src_spec)',
+        'guarded(self._observer, "announce", self._load, job_id, dst_spec, src_spec)\n'
         "            submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)",
         _OFFLOADS + "test_no_copy_waits_for_its_records",
     ),
@@ -373,7 +373,24 @@ DISKS = mutants(
     ),
 )
 
+_REPORTS = "tests/engines/vllm/test_connector_reports.py::"
+
+REPORTS = mutants(
+    "canary_obs/engines/vllm/connector_reports.py",
+    (
+        "self._loads.reported(finished, failed, blocks, self._observer)",
+        "self._loads.reported(finished, (), blocks, self._observer)",
+        _REPORTS + "test_what_arrived_and_what_failed_is_reported_with_the_blocks",
+    ),
+    (
+        'guarded(self._observer, "announce", self._report, results, blocks or ())',
+        "self._report(results, blocks or ())",
+        _REPORTS + "test_a_fault_is_counted_and_the_runner_gets_its_answer",
+    ),
+)
+
 ALL = (
+    *REPORTS,
     *SENDS,
     *DISKS,
     *COPIES,

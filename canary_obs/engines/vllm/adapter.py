@@ -21,6 +21,7 @@ from canary_obs.engine_api.views import (
     WindowTokens,
 )
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.known_tokens import KnownTokens
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.model_label import model_label
@@ -72,7 +73,6 @@ class VllmAdapter(FollowsRequests):
         """`worker`: what calls the runner, where forwards are counted; None = they are at the runner itself.
 
         `wrap_engine` is called at attach, to wrap more than the runner; detach restores that too.
-
         `fresh`: nothing is in the prefix cache yet. Else every slot counts as in use until it is reset.
         """
         import vllm
@@ -247,27 +247,27 @@ class VllmAdapter(FollowsRequests):
 
     def follow_output(self, output: Any, observer: Observer) -> None:
         """Follow the requests and blocks of a scheduler output, before the runner acts on it."""
-        try:
-            events = getattr(output, EVENTS_ATTRIBUTE, None)
-            self._forwards.note(output)
-            self._scheduler_seconds.note(output, observer.overhead)
-            self._traces.note(output)
-            self.healing.note(output)
-            self.known_tokens.note(output.num_scheduled_tokens, getattr(output, TOKENS_ATTRIBUTE, None))
-            self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
-            if self._steady.holds(output, events):
-                self.requests.went_on(output)
-            elif self._steady.grows(output, events):
-                self.requests.grow(output, observer)
-            else:
-                self.update_requests(output)
-                self._block_changes.report(output, events, observer)
-                self.requests.report(output, self._block_changes.loads.loaded_from, observer)
-                self._scales.follow(events, observer)
-                self._steady.followed(output)
-            self.connector.follow(output)
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            observer.fault("announce", error)
+        guarded(observer, "announce", self._follow, output, observer)
+
+    def _follow(self, output: Any, observer: Observer) -> None:
+        events = getattr(output, EVENTS_ATTRIBUTE, None)
+        self._forwards.note(output)
+        self._scheduler_seconds.note(output, observer.overhead)
+        self._traces.note(output)
+        self.healing.note(output)
+        self.known_tokens.note(output.num_scheduled_tokens, getattr(output, TOKENS_ATTRIBUTE, None))
+        self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
+        if self._steady.holds(output, events):
+            self.requests.went_on(output)
+        elif self._steady.grows(output, events):
+            self.requests.grow(output, observer)
+        else:
+            self.update_requests(output)
+            self._block_changes.report(output, events, observer)
+            self.requests.report(output, self._block_changes.loads.loaded_from, observer)
+            self._scales.follow(events, observer)
+            self._steady.followed(output)
+        self.connector.follow(output)
 
     def end_step(self, observer: Observer) -> None:
         """What the step under way has loaded is there."""

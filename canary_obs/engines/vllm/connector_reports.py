@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -11,6 +11,7 @@ from canary_obs.copy_records.record_files import RecordFiles, read_key
 from canary_obs.copy_records.sent_records import Seals
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.disk_records import DiskRecords
@@ -123,10 +124,7 @@ class ConnectorReports:
             self.record_files.close()
 
     def _begin_loads(self) -> None:
-        try:
-            self._loads.begin_due(self._observer)
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self._observer.fault("announce", error)
+        guarded(self._observer, "announce", self._loads.begin_due, self._observer)
 
     def _formats(self) -> dict[str, int]:
         """By group: format of the records, and the layers and heads that they are made of."""
@@ -152,17 +150,17 @@ class ConnectorReports:
         def get_block_ids_with_load_errors(*args: Any, **kwargs: Any) -> Any:
             blocks = original(*args, **kwargs)
             results, self._results = self._results, None
-            try:
-                finished = results.finished_recving if results is not None else ()
-                failed = results.failed_recving if results is not None else ()
-                if self.transfers is not None:
-                    self.transfers.arrived(finished or (), failed or ())
-                for each in self.mooncakes:
-                    each.arrived(finished or (), failed or ())
-                    each.left((results.finished_sending if results is not None else None) or ())
-                self._loads.reported(finished or (), failed or (), blocks or (), self._observer)
-            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-                self._observer.fault("announce", error)
+            guarded(self._observer, "announce", self._report, results, blocks or ())
             return blocks
 
         return get_block_ids_with_load_errors
+
+    def _report(self, results: Any, blocks: Collection[int]) -> None:
+        finished = (results.finished_recving if results is not None else None) or ()
+        failed = (results.failed_recving if results is not None else None) or ()
+        if self.transfers is not None:
+            self.transfers.arrived(finished, failed)
+        for each in self.mooncakes:
+            each.arrived(finished, failed)
+            each.left((results.finished_sending if results is not None else None) or ())
+        self._loads.reported(finished, failed, blocks, self._observer)

@@ -8,6 +8,7 @@ from typing import Any
 
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.forward_stores import ForwardStores, Store
 from canary_obs.engines.vllm.groups import VllmGroup
@@ -38,10 +39,7 @@ class DiskRecords:
 
     def _around_bind(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def bind_connector_metadata(metadata: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                self._follow(metadata)
-            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-                self._observer.fault("announce", error)
+            guarded(self._observer, "announce", self._follow, metadata)
             return original(metadata, *args, **kwargs)
 
         return bind_connector_metadata

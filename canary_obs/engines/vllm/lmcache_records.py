@@ -10,6 +10,7 @@ import numpy as np
 
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.forward_stores import ForwardStores, Store
@@ -88,10 +89,7 @@ class LmcacheRecords:
 
         def process_tokens(*args: Any, **kwargs: Any) -> Any:
             found = original(*args, **kwargs)
-            try:
-                self._expect(found[0], kwargs.get("req_id", ""))
-            except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-                self._observer.fault("announce", error)
+            guarded(self._observer, "announce", lambda: self._expect(found[0], kwargs.get("req_id", "")))
             return found
 
         return process_tokens

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from canary_obs.copy_records.stored_copies import Fold, Place, StoredCopies
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.offload_keys import KEYS_ATTRIBUTE, StoredKey
@@ -71,20 +72,14 @@ class OffloadRecords:
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_load(job_id: int, src_spec: Any, dst_spec: Any, *args: Any, **kwargs: Any) -> Any:
             submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)
-            self._guarded(self._load, job_id, dst_spec, src_spec)
+            guarded(self._observer, "announce", self._load, job_id, dst_spec, src_spec)
             return submitted
 
         return submit_load
 
     def launched(self) -> None:
         """The step's forward was launched, and no record was changed since its copies were submitted."""
-        self._guarded(self._keep_stores)
-
-    def _guarded(self, follow: Callable[..., None], *given: Any) -> None:
-        try:
-            follow(*given)
-        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
-            self._observer.fault("announce", error)
+        guarded(self._observer, "announce", self._keep_stores)
 
     def _keep_stores(self) -> None:
         self._read_stores()
