@@ -116,4 +116,16 @@ INDEX_KEYS = mutants(
     ),
 )
 
-ALL = CHANGES + LEFT_OUT + RANKS + ENTRIES + STATES + SCALES + INDEX_KEYS
+_PACKED = "tests/engines/vllm/test_packed_windows.py::"
+PACKED = mutants(
+    "canary_obs/engines/vllm/packed_windows.py",
+    ("if layer.bounded_replay:", "if False:", _PACKED + "test_windows_that_are_computed_again_are_left_out"),
+    ("if len(writers) != 1:", "if not writers:", _PACKED + "test_what_cannot_be_confirmed_is_left_out"),
+    (
+        'if "CompressorStateCache" in classes:',
+        "if False:",
+        _PACKED + "test_buffers_of_compressors_are_left_out_and_other_layers_are_plain",
+    ),
+)
+
+ALL = CHANGES + LEFT_OUT + RANKS + ENTRIES + STATES + SCALES + INDEX_KEYS + PACKED

@@ -17,15 +17,16 @@ from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.vllm.compressed import check_an_entry_is_a_token, checked_alike
 from canary_obs.engines.vllm.context_parallel import check_prompts_are_whole, check_tokens_are_whole
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
-from canary_obs.engines.vllm.index_keys import index_sources, keeps_index_keys
+from canary_obs.engines.vllm.index_keys import keeps_index_keys
 from canary_obs.engines.vllm.kv_bytes import configured_bytes
 from canary_obs.engines.vllm.left_out import LeftOut, check_something_is_left
+from canary_obs.engines.vllm.packed_windows import packed_sources
 from canary_obs.engines.vllm.state_sources import keeps_states, state_sources, tokens_per_state
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.kv_locations.placement import LayerWrite, Placement, find_placements
 
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
-_SLIDING = frozenset({"SlidingWindowSpec"})
+_SLIDING = frozenset({"SlidingWindowSpec", "SlidingWindowMLASpec"})
 # Kinds of specs whose groups are checked, or keep no KV; groups of all others are left out.
 COVERED_SPECS = _FULL | _SLIDING | {"MambaSpec", "EncoderOnlyAttentionSpec"}
 _LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
@@ -226,8 +227,8 @@ def _sources(
         seen.add(cache.data_ptr())
         page_size = num_blocks * block_size // cache.shape[0]
         try:
-            if keeps_index_keys(runner, name):
-                sources += index_sources(name, layer, page_size, numbers[name])
+            if (packed := packed_sources(runner, name, page_size, numbers[name])) is not None:
+                sources += packed
                 continue
             written = _layer_write(name, layer, cache, page_size, runner.model_config.dtype)
             placements = find_placements(written, placements)

@@ -53,7 +53,7 @@ def test_a_compressed_cache_of_vllm_is_no_plain_latent_one() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_windows_and_buffers_of_deepseek_v4_are_left_out() -> None:
+def test_windows_of_deepseek_v4_have_an_entry_per_token() -> None:
     import torch
     from vllm.v1.kv_cache_interface import SlidingWindowMLASpec
 
@@ -61,5 +61,4 @@ def test_windows_and_buffers_of_deepseek_v4_are_left_out() -> None:
         block_size=64, num_kv_heads=1, head_size=512, dtype=torch.uint8, sliding_window=128,
         state_content_bytes=584, alignment=576, model_version="deepseek_v4",
     )  # fmt: skip
-    with pytest.raises(UnsupportedEngine, match="SlidingWindowMLASpec"):
-        groups._attention([spec])
+    assert groups._attention([spec]) == ("swa", 128)
