@@ -257,7 +257,6 @@ class CanaryRuntime(SlotHooks):
             self._close_forward()
         run.last_step_end = None
         self._scheduler.idle()
-        self._checks.idle()
         self.delivery.raise_pending()
         return (self.sweeper.running and not run.paused) or self.counter_reader.busy
 

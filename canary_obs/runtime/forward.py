@@ -225,11 +225,6 @@ class ForwardChecks:
             if step.tokens is None and name in self._state.by_name:
                 self._state.owed.tokens_compared(self._state.by_name[name].index, due)
 
-    def idle(self) -> None:
-        """Capture what repeats, while nobody waits."""
-        if self.replays is not None:
-            self.replays.capture()
-
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""
         self._batches, self._owing = (), None

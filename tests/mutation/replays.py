@@ -6,7 +6,7 @@ from tests.mutation.mutant import mutants
 
 _TESTS = "tests/runtime/test_replays.py::"
 _SAME = _TESTS + "test_records_and_findings_are_those_of_launches_one_by_one"
-_WAITS = _TESTS + "test_a_capture_waits_for_a_long_forward_or_an_idle_engine"
+_WAITS = _TESTS + "test_a_capture_waits_for_a_long_forward"
 _LONG = _TESTS + "test_a_forward_that_computes_a_prompt_is_a_long_one"
 _CLOCK = _TESTS + "test_a_clock_that_is_not_where_a_replay_expects_it_is_set"
 _START = "tests/kernels/test_forward_start.py::test_every_forward_gets_its_own_columns"
@@ -18,7 +18,7 @@ ALL = (
         ("self._kept.popitem(last=False)", "self._kept.popitem()", _KEPT),
         ("        self._kept.move_to_end(key)\n", "", _KEPT),
         ("if long or self._waited > FORWARDS_WAITED:", "if long:", _WAITS),
-        ("if long or self._waited > FORWARDS_WAITED:", "if self._waited > FORWARDS_WAITED:", _WAITS),
+        ("            if long:\n                self.capture()\n", "", _WAITS),
         (" and self._kept.get(tuple(map(id, kept.parts))) is kept", "", _WAITS),
     ),
     *mutants(

@@ -14,9 +14,7 @@ log = logging.getLogger("canary_obs")
 Launch = Callable[[], None]
 KEPT = 64  # heads and tails, by last use; each may have one graph
 REPEATS = 16  # forwards of a batch before it is captured, which takes some 0.2 ms
-FORWARDS_WAITED = (
-    256  # for a forward that is long anyway, or an idle engine: then it is captured all the same
-)
+FORWARDS_WAITED = 256  # for a forward that is long anyway; then it is captured all the same
 
 
 @dataclass(slots=True, eq=False)
@@ -55,9 +53,14 @@ class Replays:
         return kept.launch
 
     def end_forward(self, *, long: bool) -> None:
-        """A forward ends. `long`: it takes so much time that a capture makes no difference."""
+        """A forward ends. `long`: it takes so much time that capturing a head and a tail makes no difference.
+
+        Call on the engine's thread: while another one samples, a capture makes its random numbers fail.
+        """
         if self._due:
             self._waited += 1
+            if long:
+                self.capture()
             if long or self._waited > FORWARDS_WAITED:
                 self.capture()
 
