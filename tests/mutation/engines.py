@@ -49,6 +49,12 @@ CAPTURED = mutants(
 PROMPTS = mutants(
     "canary_obs/engines/vllm/request_changes.py",
     (
+        "rewritten=group.states",
+        "rewritten=False",
+        "tests/engines/vllm/test_request_changes.py::"
+        "test_null_blocks_are_left_out_and_states_are_written_over_in_place",
+    ),
+    (
         "return len(ids if ids is not None else new.prompt_embeds)",
         "return int(new.prompt_len)",
         "tests/engines/vllm/test_scheduler_fields.py::test_every_field_that_is_read_is_listed",

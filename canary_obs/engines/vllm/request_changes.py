@@ -24,19 +24,20 @@ from canary_obs.slot_facts import request_name
 
 
 class RequestChanges:
-    """Follows scheduler outputs. States, which a forward overwrites in place, are left out."""
+    """Follows scheduler outputs."""
 
     def __init__(self, groups: Sequence[VllmGroup], *, rewrites: bool, ahead: bool = False) -> None:
         """`rewrites`: drafted tokens that are rejected are written over.
 
         `ahead`: an output is scheduled before the results of the one before it are known.
         """
-        followed = [group for group in groups if not group.states]
         self.tables = {
-            group.view.name: BlockTable(str(group.number), group.block_slots, group.block_size)
-            for group in followed
+            group.view.name: BlockTable(
+                str(group.number), group.block_slots, group.block_size, rewritten=group.states
+            )
+            for group in groups
         }
-        self._sizes = {group.number: group.block_size for group in followed}
+        self._sizes = {group.number: group.block_size for group in groups}
         self._rewrites, self._ahead = rewrites, ahead
         self._prompts: dict[str, int] = {}  # by request that has not ended
         self._lengths: dict[str, dict[int, int]] = {}  # of its block lists, by number of the group

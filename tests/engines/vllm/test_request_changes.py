@@ -138,14 +138,15 @@ def test_blocks_that_a_connector_fills_are_not_joined(changes: RequestChanges) -
     assert shown[0].changed[0].added["0"].joined == 1
 
 
-def test_null_blocks_are_left_out_and_states_are_not_followed() -> None:
+def test_null_blocks_are_left_out_and_states_are_written_over_in_place() -> None:
     changes, shown = RequestChanges([group(), group(1, states=True)], rewrites=True), Shown()
     changes.report(output(new("a", [0, 0, 5], [9], computed=12)), {}, shown)
     assert shown[0].rewrites
-    assert set(shown[0].changed[0].added) == {"0"}
+    state = shown[0].changed[0].added["1"]
+    assert (state.blocks.tolist(), state.first, state.joined) == ([9], 0, 1)
     added = shown[0].changed[0].added["0"]
     assert (added.blocks.tolist(), added.first, added.joined) == ([5], 2, 1)
-    assert set(changes.tables) == {"g0"}
+    assert {name: table.rewritten for name, table in changes.tables.items()} == {"g0": False, "g1": True}
 
 
 def test_the_copy_of_a_block_has_read_the_original(changes: RequestChanges) -> None:

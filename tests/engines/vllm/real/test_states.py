@@ -10,7 +10,8 @@ import torch
 
 from canary_obs.engines.vllm.worker import attach_to_worker, detach_from_worker
 from canary_obs.records import Violation
-from canary_obs.vocabulary import Part, Phase, Reason, State
+from canary_obs.vocabulary import HealPolicy, Part, Phase, Reason, State
+from tests.engines.vllm.real.heals import counts
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.engines.vllm.real.test_left_out import STATES, preempt_all, traffic
 
@@ -100,6 +101,78 @@ def test_a_flip_in_a_cached_state_is_found(rig: Rig, layer: int, part: Part) -> 
     kv_data = Reason.KV_DATA
     assert found_in(rig, {block}) == {(Phase.PATROL, kv_data), (Phase.SWEEP, kv_data)}
     assert {violation.part for violation in rig.found} == {part}
+
+
+def listed(rig: Rig) -> tuple[set[str], set[str | None]]:
+    """Who is listed for damage of states, and why there may be more."""
+    tracker = rig.canary.taint.tracker
+    own = [damage for damage in tracker.damages.values() if damage.row.group == "state"]
+    names = {tracker.readers.lives.names[life].split("-")[0] for damage in own for life in damage.readings}
+    return names, {damage.cause for damage in own}
+
+
+def test_who_computes_from_a_damaged_state_is_listed(rig: Rig) -> None:
+    rig.fresh()
+    first, second, third = prompts(3, seed=8, shared=0)
+    rig.start({"before": first}, 4)
+    rig.finish()
+    rig.start({"held": second, "other": third}, 20)
+    rig.step(5)
+    flip(tensor(rig, 0, Part.V)[rig.blocks_of("held", 1)[-1]])
+    rig.step(1)
+    rig.canary.delivery.drain(5.0)
+    assert listed(rig) == ({"held"}, {None})
+    rig.finish()
+
+
+def test_who_computes_from_a_damaged_state_is_ended_under_protect(rig: Rig) -> None:
+    rig.fresh()
+    held, other = prompts(2, seed=9, shared=0)
+    rig.canary.healing.choose(HealPolicy.PROTECT)
+    try:
+        rig.start({"held": held, "other": other}, 20)
+        rig.step(5)
+        before = counts(rig).get(("end", "done"), 0)
+        flip(tensor(rig, 0, Part.V)[rig.blocks_of("held", 1)[-1]])
+        rig.step(1)
+        running = {one.request_id.split("-")[0] for one in rig.core.scheduler.running}
+        rig.step(1)  # the account of it comes with the next output
+        assert (running, counts(rig)["end", "done"] - before) == ({"other"}, 1)
+    finally:
+        rig.canary.healing.choose(HealPolicy.OFF)
+        rig.finish()
+
+
+def test_one_word_of_a_cached_state_is_put_back(rig: Rig) -> None:
+    rig.fresh()
+    rig.generate(prompts(2, seed=6, shared=280, groups=1), 4)
+    rig.canary.healing.choose(HealPolicy.REPAIR)
+    rig.generate(prompts(1, seed=7, shared=0), 2)  # the scheduler hears of the policy
+    try:
+        with rig.at_rest():
+            state = tensor(rig, 0, Part.V)[rig.idle_blocks(group=1)[-1]]
+            before = state.clone()
+            flip(state)
+            rig.settle()
+            assert torch.equal(state, before)
+        assert counts(rig)["repair", "done"] == 1
+    finally:
+        rig.canary.healing.choose(HealPolicy.OFF)
+        rig.generate(prompts(1, seed=7, shared=0), 2)
+
+
+def test_who_joins_a_damaged_cached_state_is_listed(rig: Rig) -> None:
+    rig.fresh()
+    prompt = prompts(1, seed=5, shared=280)[0][:280]
+    rig.generate([prompt], 4)
+    with rig.adapter.hooks.lock:
+        flip(tensor(rig, 0, Part.V)[rig.idle_blocks(group=1)[-1]])
+    rig.start({"joins": [*prompt, 5, 6, 7]}, 4)
+    rig.finish()
+    rig.settle()
+    names, causes = listed(rig)
+    assert "joins" in names
+    assert causes == {None}
 
 
 def flipped_while_it_runs(rig: Rig, prompt: list[int]) -> bool:
