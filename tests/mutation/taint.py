@@ -130,6 +130,16 @@ CONTENTS = mutants(
         _TRACKER + "test_what_a_drafting_request_wrote_over_was_read_by_who_held_the_slot_before",
     ),
     (
+        "lives.last[life] < until and",
+        "True and",
+        _TRACKER + "test_who_ended_after_he_wrote_over_damage_had_not_written_the_slot_before[False]",
+    ),
+    (
+        "else min(now, content.until)",
+        "else content.until",
+        _TRACKER + "test_who_ended_after_he_wrote_over_damage_had_not_written_the_slot_before[True]",
+    ),
+    (
         "emitted <= before:",
         "False:",
         _TRACKER + "test_who_came_back_and_emitted_nothing_more_may_not_have_come_to_a_slot",

@@ -6,6 +6,7 @@ from canary_obs.engine_api.requests import BlockTable
 from canary_obs.records import Violation
 from canary_obs.runtime.taint.held_blocks import Bools, Content, HeldBlocks, Ints
 from canary_obs.runtime.taint.reading import Readers
+from canary_obs.vocabulary import Phase
 
 
 def slot_content(
@@ -33,7 +34,9 @@ def slot_content(
             filling = [
                 (life, number * table.block_tokens + own) for life, number in held.fillers(block, since)
             ]
-            filled = _wrote(readers, filling, step if content.until is None else content.until)
+            # What a forward writes over it has not written before, also where it has ended since.
+            now = step if row.phase is Phase.HEAD else step + 1
+            filled = _wrote(readers, filling, now if content.until is None else min(now, content.until))
         if filled:
             break
         earlier = held.content(block, since - 1, before_refill=False).since
@@ -76,6 +79,6 @@ def _wrote(readers: Readers, filling: list[tuple[int, int]], until: int) -> bool
         # A request that came back counts the tokens of its earlier lives, too: it may not have come so far.
         if emitted is None or before is None or emitted <= before:
             continue
-        if lives.prompts[life] + emitted - 1 > position:
+        if lives.last[life] < until and lives.prompts[life] + emitted - 1 > position:
             return True
     return False

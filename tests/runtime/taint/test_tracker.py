@@ -259,6 +259,24 @@ def test_damage_met_once_more_as_its_block_is_filled_anew_is_not_the_one_that_co
     assert [set(engine.tainted(number)) for number in (0, 1)] == [{"reader"}, {"next", "joins"}]
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_who_ended_after_he_wrote_over_damage_had_not_written_the_slot_before(held: bool) -> None:
+    engine = Engine()
+    engine.tracker.follow(ChangedRequests(rewrites=True), 0)
+    engine.begin("reader", [1])
+    engine.forward(2)
+    engine.end("reader", 2)
+    engine.begin("drafting", [1])
+    engine.forward()
+    row = finding(1, engine.step, phase=Phase.HEAD)
+    engine.end("drafting", 3)
+    if held:
+        engine.begin("next", [1])
+    engine.forward(2)
+    engine.tracker.found([row], "i", engine.step)  # as a GPU's rows are read
+    assert set(engine.tainted()) == {"reader"}
+
+
 def test_who_came_back_and_emitted_nothing_more_may_not_have_come_to_a_slot() -> None:
     engine = Engine()
     engine.tracker.follow(ChangedRequests(rewrites=True), 0)
