@@ -45,10 +45,14 @@ def test_what_is_forgotten_is_known_no_more() -> None:
 
 def test_a_block_that_is_named_twice_is_known_until_it_is_taken() -> None:
     copies = Copies()
-    copies.put("full", [5, 5], 16, [[(1, 2)]] * 2)
-    copies.put("full", [5, 5, 6], 16, [[(1, 2)]] * 3)
+    copies.put("full", [5, 6], 16, [[(1, 2)]] * 2)
     copies.take("full", np.array([6, 6]))
     copies.forget("full", [5, 5])
+    assert taken(copies) == {}
+    copies.put("full", [5, 5], 16, [[(1, 2)]] * 2)
+    copies.put("full", [5, 5, 6], 16, [[(1, 2)]] * 3)
+    copies.forget("full", [6, 6])
+    copies.forget("full", [5])
     assert taken(copies) == {}
 
 
