@@ -154,7 +154,7 @@ def test_a_forward_that_computes_a_prompt_is_a_long_one() -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("how", ["a tick between", "a replay that failed"])
+@pytest.mark.parametrize("how", ["a tick between", "a launch that failed"])
 def test_a_clock_that_is_not_where_a_replay_expects_it_is_set(how: str) -> None:
     engine = Steady(2, launches=True)
     kept, state = repeat(engine, 1), engine.canary.state
@@ -162,7 +162,7 @@ def test_a_clock_that_is_not_where_a_replay_expects_it_is_set(how: str) -> None:
     if how == "a tick between":  # as a comparison of a hit, ahead of its forward
         state.tick(engine.canary.step + 1)
     else:
-        assert state.advance(engine.canary.step + 1)
+        state.advance(engine.canary.step)  # on the host alone
     engine.step()
     assert kept.replayed == replayed + 1, "the tail alone"
     assert int(state.clock) == state.now
