@@ -27,6 +27,7 @@ from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
 
+_FEW_TOKENS = 16  # of a request: one, or with what was drafted
 Batches = Sequence[tuple[Group, RowBatch]]
 Inject = Callable[[StepView, int], None]
 
@@ -98,7 +99,7 @@ class ForwardChecks:
             for index, given in shown.owed:
                 state.owed.compared(index, layout.Phase.HEAD, given)
         follows = state.advance(step)
-        if follows and inject is None and self.replays is not None:
+        if follows and inject is None and self.replays is not None and may_repeat(view):
             launch = partial(self._start_and_compare, view, shown, FORWARD_TICKS)
             replay = self.replays.use((view.launches, *shown.slots), launch)
             if replay is not None:
@@ -152,7 +153,7 @@ class ForwardChecks:
                 tuple((group, group.batch(view)) for group, _ in self._show(view).groups),
             )
         self._batches = self._last_batches
-        if self.replays is not None and self._batches:
+        if self.replays is not None and self._batches and may_repeat(view):
             parts = launches, *[batch for _, batch in self._batches]
             self._replay = self.replays.use(parts, partial(launch_checks, self._batches, launches))
             if self._replay is not None:
@@ -202,7 +203,7 @@ class ForwardChecks:
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.TAIL)
         if self.replays is not None and view is not None:
             # The forward of a prompt takes long, and its host is ahead of the device.
-            self.replays.end_forward(long=view.input_ids.shape[0] > view.rows.shape[0])
+            self.replays.end_forward(long=not may_repeat(view))
         self._batches = ()
         self._account.end()
 
@@ -237,6 +238,15 @@ class ForwardChecks:
         """`abandon` a forward that was counted, but not begun here."""
         self._account.begin(view.groups)
         self.abandon(view)
+
+
+def may_repeat(view: StepView) -> bool:
+    """Whether as many, and few, tokens of each request are computed. A forward of prompts hardly repeats.
+
+    What is kept, and waits for its capture, is of such forwards alone.
+    """
+    requests, tokens = view.rows.shape[0], view.input_ids.shape[0]
+    return tokens <= _FEW_TOKENS * requests and (tokens == requests or tokens % requests == 0)
 
 
 def launch_checks(batches: Batches, launches: ForwardLaunches | None) -> None:

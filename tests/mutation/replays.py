@@ -8,6 +8,7 @@ _TESTS = "tests/runtime/test_replays.py::"
 _SAME = _TESTS + "test_records_and_findings_are_those_of_launches_one_by_one"
 _WAITS = _TESTS + "test_a_capture_waits_for_a_long_forward"
 _LONG = _TESTS + "test_a_forward_that_computes_a_prompt_is_a_long_one"
+_MAY = _TESTS + "test_what_computes_as_many_and_few_tokens_of_each_request_may_repeat"
 _CLOCK = _TESTS + "test_a_clock_that_is_not_where_a_replay_expects_it_is_set"
 _START = "tests/kernels/test_forward_start.py::test_every_forward_gets_its_own_columns"
 _KEPT = _TESTS + "test_as_many_batches_are_kept_as_said"
@@ -50,7 +51,15 @@ ALL = (
         ("                state.clock_is_set()\n", "                pass\n", _SAME),
         ("                view.launches.due = False\n", "                pass\n", _SAME),
         ("        launches.head()\n", "        pass\n", _SAME),
-        ("view.input_ids.shape[0] > view.rows.shape[0]", "False", _LONG),
+        ("long=not may_repeat(view)", "long=False", _LONG),
+        (
+            "inject is None and self.replays is not None and may_repeat(view)",
+            "inject is None and self.replays is not None",
+            _MAY,
+        ),
+        ("self._batches and may_repeat(view)", "self._batches", _MAY),
+        (" and (tokens == requests or tokens % requests == 0)", "", _MAY),
+        ("tokens <= _FEW_TOKENS * requests and ", "", _MAY),
         ("        verify_rows(group.backend, group.buffers, batch, layout.Phase.HEAD)\n", "", _SAME),
         (
             "                health.count_launch(group.index, layout.Phase.HEAD)\n",

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from canary_obs.engines.toolkit.known_tokens import KnownTokens
 from canary_obs.runtime.device import replays
+from canary_obs.runtime.forward import may_repeat
 from canary_obs.vocabulary import State
 from tests.runtime.steady import Steady
 
@@ -138,6 +139,19 @@ def test_a_capture_waits_for_a_long_forward(monkeypatch: pytest.MonkeyPatch) -> 
     kept.end_forward(long=False)
     assert kept.captured == 3
     assert [kept.use(one, lambda: None) is not None for one in made[1:]] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("tokens", "may"), [(2, True), (4, True), (32, True), (3, False), (34, False)])
+def test_what_computes_as_many_and_few_tokens_of_each_request_may_repeat(tokens: int, may: bool) -> None:
+    """Of a forward of prompts nothing is kept: it would take the place of one that comes again."""
+    engine = Steady(2)
+    engine.view = replace(engine.view, input_ids=torch.zeros(tokens, dtype=torch.int64))
+    assert may_repeat(engine.view) is may
+    kept = engine.canary._checks.replays
+    assert kept is not None
+    engine.step()
+    assert bool(kept._kept) is may
+    engine.close()
 
 
 def test_a_forward_that_computes_a_prompt_is_a_long_one() -> None:

@@ -14,7 +14,7 @@ log = logging.getLogger("canary_obs")
 Launch = Callable[[], None]
 KEPT = 64  # heads and tails, by last use; each may have one graph
 REPEATS = 16  # forwards of a batch before it is captured, which takes some 0.2 ms
-FORWARDS_WAITED = 256  # for a forward that is long anyway; then it is captured all the same
+FORWARDS_WAITED = 64  # for a forward that is long anyway; then it is captured all the same
 
 
 @dataclass(slots=True, eq=False)

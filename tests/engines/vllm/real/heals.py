@@ -73,13 +73,14 @@ def flood(rig: Rig, names: dict[str, list[int]]) -> tuple[list[Heal], dict[str, 
         rig.step(6)
         for _ in range(10):
             used = [block.block_id for block in manager.block_pool.blocks[1:] if block.ref_cnt]
-            rig.canary.delivery.deliver(
-                [
-                    structs.replace(false_finding(block, 32), slot=slot, step=rig.canary.step)
-                    for block in rig.idle_blocks() + used
-                    for slot in range(32 * block, 32 * (block + 1))
-                ]
-            )
+            with rig.adapter.hooks.lock:  # else the idle thread may deliver at the same time
+                rig.canary.delivery.deliver(
+                    [
+                        structs.replace(false_finding(block, 32), slot=slot, step=rig.canary.step)
+                        for block in rig.idle_blocks() + used
+                        for slot in range(32 * block, 32 * (block + 1))
+                    ]
+                )
             rig.step()
         reasons = finish(rig)
         rig.generate([prompt(58, 20)], tokens=2)  # the scheduler's last answer

@@ -106,7 +106,7 @@ class Offloading:
         assert canary is not None
         canary.mark_ready()
         try:
-            yield canary
+            yield canary, adapter
         finally:
             canary.detach()
 
@@ -158,9 +158,10 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
         for number in range(pairs + 1):
             for protected in (number % 2 == 0, number % 2 == 1):
                 if protected:
-                    with engine.protected() as canary:
+                    with engine.protected() as (canary, adapter):
                         result = phase(engine, rounds)
-                        canary.delivery.drain(5.0)
+                        with adapter.paused():
+                            canary.delivery.drain(5.0)
                         counters = group_counters(canary.state, canary.counter_reader)["full"]
                         totals["loads_compared"] += counters.loads_compared
                         totals["loads_left_out"] += counters.loads_left_out

@@ -120,7 +120,8 @@ def test_who_computes_from_a_damaged_state_is_listed(rig: Rig) -> None:
     rig.step(5)
     flip(tensor(rig, 0, Part.V)[rig.blocks_of("held", 1)[-1]])
     rig.step(1)
-    rig.canary.delivery.drain(5.0)
+    with rig.adapter.hooks.lock:
+        rig.canary.delivery.drain(5.0)
     assert listed(rig) == ({"held"}, {None})
     rig.finish()
 
@@ -183,7 +184,8 @@ def flipped_while_it_runs(rig: Rig, prompt: list[int]) -> bool:
     block = rig.blocks_of("held", 1)[-1]
     flip(tensor(rig, 0, Part.V)[block])
     rig.step(1)
-    rig.canary.delivery.drain(5.0)  # on a GPU findings arrive later
+    with rig.adapter.hooks.lock:
+        rig.canary.delivery.drain(5.0)  # on a GPU findings arrive later
     found = {(row.phase, row.reason, row.slot) for row in rig.found if row.phase is not Phase.PATROL}
     now = rig.blocks_of("held", 1)[-1]
     # Where the next block begins, vLLM has copied the damaged bytes there: they are compared as a copy, too.
