@@ -180,6 +180,13 @@ class EngineAdapter(ABC):
         """
         return
 
+    def copies_stored_in(self) -> str | None:
+        """Where copies of whole blocks may be that later requests load, by a name for people. Must not wait.
+
+        Who loads KV there that was computed from damage is then not known, and said to be so. None = nowhere.
+        """
+        return None
+
     def tokens_emitted(self, request: str) -> int | None:
         """Tokens of a running request up to the last forward. Asked where it read damage; None = not known.
 

@@ -172,4 +172,66 @@ REPAIRED = mutants(
     ),
 )
 
-ALL = (*DOUBTS, *HELD, *REPAIRED, *CONTENTS, *CAME_BACK, *READING, *CHECKS, *TRACKER, *FILLED_ANEW, *RESUMED)
+_COPIES = "tests/runtime/taint/test_copies.py::"
+
+COPIED = (
+    *mutants(
+        "canary_obs/runtime/taint/copies.py",
+        (
+            "            if readers.fill_whole(readings):\n",
+            "            if False:\n",
+            _COPIES + "test_a_copy_makes_nothing_doubtful_that_a_listed_request_sent_before",
+        ),
+        (
+            "        for damage in whole:\n",
+            "        for damage in ():\n",
+            _COPIES + "test_what_a_reader_filled_whole_may_be_loaded_again_by_others",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/taint/damage.py",
+        (
+            "return self.cause is not None and not self.copied",
+            "return self.cause is not None",
+            _COPIES + "test_a_copy_makes_nothing_doubtful_that_a_listed_request_sent_before",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/taint/lives.py",
+        (
+            "return RUNNING if emitted is None else",
+            "return 0 if emitted is None else",
+            _COPIES + "test_the_last_block_of_a_reader_that_ended_may_be_whole",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/taint/reading.py",
+        (
+            "filled_since(lives, computed // tokens + 1)",
+            "filled_since(lives, computed // tokens + 2)",
+            _COPIES + "test_a_block_more_fills_the_one_before_for_each_damage_that_its_request_read",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/connector_reports.py",
+        (
+            "set(class_names(connector)) - _WITHOUT_STORE",
+            "set(class_names(connector))",
+            "tests/engines/vllm/test_connector_reports.py::test_where_blocks_may_be_stored",
+        ),
+    ),
+)
+
+ALL = (
+    *COPIED,
+    *DOUBTS,
+    *HELD,
+    *REPAIRED,
+    *CONTENTS,
+    *CAME_BACK,
+    *READING,
+    *CHECKS,
+    *TRACKER,
+    *FILLED_ANEW,
+    *RESUMED,
+)

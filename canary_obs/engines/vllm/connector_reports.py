@@ -18,12 +18,17 @@ from canary_obs.engines.vllm.disk_records import DiskRecords
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.lmcache_records import LmcacheRecords
 from canary_obs.engines.vllm.mooncake_records import MooncakeRecords
-from canary_obs.engines.vllm.offload_keys import connectors_named
+from canary_obs.engines.vllm.offload_keys import class_names, connectors_named
 from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of
 from canary_obs.engines.vllm.received_blocks import TransferRecords
 from canary_obs.engines.vllm.step_hooks import StepHooks
 
 _STORES = "OffloadingConnector", "ExampleConnector", "LMCacheConnectorV1"
+# They send blocks to the engine that goes on with the request, or read and write no KV that others load.
+_WITHOUT_STORE = {
+    "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector",
+    "ExampleHiddenStatesConnector", "DecodeBenchConnector",
+}  # fmt: skip
 
 
 def worker_connector() -> Any:
@@ -49,6 +54,7 @@ class ConnectorReports:
         self.mooncakes: list[MooncakeRecords] = []
         self.record_files: RecordFiles | None = None
         self.transfers: TransferRecords | None = None
+        self.stored_in: str | None = None  # connectors that may store blocks for requests to come
 
     def attach(self, patches: MethodPatches, observer: Observer, hooks: StepHooks) -> None:
         """Follow the worker's connector, if it has one, and those inside of it, until `patches` are restored.
@@ -58,6 +64,7 @@ class ConnectorReports:
         self._observer, connector = observer, worker_connector()
         if connector is None:
             return
+        self.stored_in = ", ".join(sorted(set(class_names(connector)) - _WITHOUT_STORE)) or None
         hooks.after_launch.append(self._begin_loads)
         hooks.late_reports = lambda: self._loads.landing
         after_checks = hooks.after_checks

@@ -40,6 +40,16 @@ def connectors_named(connector: Any, names: Collection[str]) -> Iterator[Any]:
         yield connector
 
 
+def class_names(connector: Any) -> Iterator[str]:
+    """Of the connectors that a connector is made of."""
+    children = getattr(connector, "sub_connectors", None)
+    if children:
+        for child in children:
+            yield from class_names(child)
+    else:
+        yield type(connector).__name__
+
+
 def instrument_managers(patches: MethodPatches, connector: Any) -> None:
     """Follow what the offload managers of a scheduler's connector store and load."""
     for found in offloading_connectors(connector):

@@ -18,6 +18,7 @@ from canary_obs.engine_api.requests import (
     GrownBlocks,
     RequestChange,
 )
+from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 from canary_obs.slot_facts import request_name
@@ -175,6 +176,11 @@ class FollowsRequests(EngineAdapter):
     """An adapter whose RequestChanges answer for it."""
 
     requests: RequestChanges
+    connector: ConnectorReports
+
+    def copies_stored_in(self) -> str | None:
+        """Connectors of this worker that store blocks, also of a MultiConnector."""
+        return self.connector.stored_in
 
     def block_tables(self) -> Mapping[str, BlockTable]:
         """Block lists by vLLM's group number; a draft's layers share those of the target's group."""

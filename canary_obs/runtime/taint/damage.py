@@ -33,6 +33,7 @@ class Damage:
     counted: bool = False  # as one whose readers are not all known
     covers: int = 0  # the damage that its block held before
     rows: set[str] = field(default_factory=set)  # requests whose rows failed the check of a forward
+    copied: bool = False  # the cause is that of `doubt_copies`
 
     @property
     def completeness(self) -> Completeness:
@@ -61,8 +62,19 @@ class Damage:
 
     def doubt(self, cause: str) -> None:
         """Its readers are not all known, for this reason; the first one stays."""
+        if not self.in_doubt:
+            self.cause, self.copied, self.changed = cause, False, True
+
+    def doubt_copies(self, place: str) -> None:
+        """KV computed from it may be stored there, for readers that are not known."""
         if self.cause is None:
-            self.cause, self.changed = cause, True
+            self.doubt(f"KV computed from it may be stored in {place}: who loads that is not listed")
+            self.copied = True
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a reader may be missing among those that loaded no copy from a lower tier."""
+        return self.cause is not None and not self.copied
 
     def reached(
         self, readers: Readers, slots: Mapping[str, tuple[int, ...]], row: Violation, overwritten: bool
@@ -75,8 +87,9 @@ class Damage:
         readings = [*self.readings.values()]
         for reading, first in zip(readings, _first_outputs(readings, readers), strict=True):
             name = readers.lives.names[reading.life]
-            # Without a good account of who has read, no token is known to be right.
-            first = 0 if self.cause is not None else first
+            # Without a good account of who has read, no token is known to be right. Copies of what was
+            # computed from it are loaded later than it was first read, by requests that begin then.
+            first = 0 if self.in_doubt else first
             if _is_cured(reading.life, first, readers.lives):
                 continue
             before[name] = min(first, before.get(name, first))

@@ -13,9 +13,12 @@ _FAULT = "a fault of the canary: which requests hold which blocks is not known s
 class Doubts:
     """Reasons, the gravest first."""
 
-    def __init__(self, outside: Callable[[], str | None]) -> None:
-        """`outside`: why a good check or a reader may be missing; None = nothing is known to be."""
-        self._outside, self._lost = outside, ""
+    def __init__(self, outside: Callable[[], str | None], elsewhere: Callable[[], str | None]) -> None:
+        """`outside`: why a good check or a reader may be missing; None = nothing is known to be.
+
+        `elsewhere`: where copies may be from which others read what was computed from damage; None = nowhere.
+        """
+        self._outside, self.elsewhere, self._lost = outside, elsewhere, ""
         self.dropping = False  # findings were lost among those that are read now
 
     def start(self, *, nobody_runs: bool) -> None:

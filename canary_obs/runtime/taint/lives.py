@@ -62,6 +62,13 @@ class Lives:
             return self.emitted[before]
         return None if self.names[life] in self.names[:life] else 0
 
+    def extent(self, life: int) -> int:
+        """Tokens that it computes for certain; of one that has ended, the most that it may have computed."""
+        if self.last[life] == RUNNING:
+            return self.prompts[life]
+        emitted = self.emitted[life]
+        return RUNNING if emitted is None else self.prompts[life] + max(0, emitted - 1)
+
     def latest(self, life: int) -> int:
         """The last life of the same request."""
         while (after := self._after.get(life)) is not None:

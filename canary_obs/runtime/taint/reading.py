@@ -164,6 +164,16 @@ class Readers:
         still: Ints = blocks[held.latest_fill(blocks) == since]
         return still
 
+    def fill_whole(self, readings: Sequence[Reading]) -> bool:
+        """Whether one of these lives may have filled a whole block since it read damage."""
+        lives, computed = self.computed(readings)
+        ends = np.array([self.lives.extent(life) for life in lives.tolist()], dtype=np.int64)
+        return any(
+            (ends // tokens > computed // tokens).any()
+            or self.held[name].filled_since(lives, computed // tokens + 1)[0].size > 0
+            for name, tokens in self.tokens.items()
+        )
+
     def life_at(self, request: str, step: int) -> int | None:
         """The life of a request in forward `step`."""
         later = np.flatnonzero(self.lives.last[: len(self.lives)] >= step).tolist()

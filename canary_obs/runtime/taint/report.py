@@ -40,7 +40,9 @@ class TaintReporter:
         good = GoodChecks(
             written, patrolled, hits_compared=hits_compared, before_load=self._log.is_before_load
         )
-        self.tracker = TaintTracker(adapter.block_tables() or {}, _blocks(adapter), good, self._doubts)
+        self.tracker = TaintTracker(
+            adapter.block_tables() or {}, _blocks(adapter), good, self._doubts, adapter.copies_stored_in
+        )
         self._unknown: Counter[str] = Counter()
         self._dropped = 0  # findings, by now
 

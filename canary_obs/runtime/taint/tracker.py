@@ -18,6 +18,7 @@ from canary_obs.engine_api.requests import (
 )
 from canary_obs.records import Violation
 from canary_obs.runtime.taint.contents import before_filling, readers_of, slot_content
+from canary_obs.runtime.taint.copies import Copies
 from canary_obs.runtime.taint.damage import Damage
 from canary_obs.runtime.taint.doubts import Doubts
 from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row, of_row
@@ -40,16 +41,16 @@ class TaintTracker:
 
     def __init__(
         self, tables: Mapping[str, BlockTable], blocks: Mapping[str, int], checks: GoodChecks,
-        doubts: Callable[[], str | None],
+        doubts: Callable[[], str | None], elsewhere: Callable[[], str | None],
     ) -> None:  # fmt: skip
         """`tables`: by group name; groups without one are not followed. `blocks`: of each numbering.
 
         `doubts`: why a good check or a reader may be missing; None = nothing is known to be.
+        `elsewhere`: where whole blocks may be stored and loaded from; None = nowhere.
         """
-        self._tables, self._checks, self._doubts = dict(tables), checks, Doubts(doubts)
-        self._blocks, self._numbers = blocks, 0
+        self._tables, self._checks, self._doubts = dict(tables), checks, Doubts(doubts, elsewhere)
+        self._blocks, self._numbers, self._rewrites = blocks, 0, False
         self.start(0, 0)
-        self._rewrites = False
         self.requests: dict[str, Counter[Completeness]] = {}  # that read damage, by group
 
     def start(self, running: int | None, step: int) -> None:
@@ -60,6 +61,7 @@ class TaintTracker:
         rows = max(ROWS_KEPT, 2 * max(self._blocks.values(), default=0))
         self.readers, self.watch = Readers(self._tables, rows), Watch(self._blocks)
         self.damages: dict[int, Damage] = {}
+        self._copies = Copies(self._doubts.elsewhere)
         self._by_place: dict[Place, Damage] = {}
         self._doubts.start(nobody_runs=running == 0)
         self._listed = 0, b"", b""  # damage, lives and forwards that were listed last
@@ -81,8 +83,7 @@ class TaintTracker:
         """Requests ended after forward `step`, or read more blocks from the next one on."""
         self._rewrites |= shown.rewrites
         for name, emitted in shown.ended.items():
-            life = self.readers.end(request_name(name), step, emitted)
-            if life is not None:
+            if (life := self.readers.end(request_name(name), step, emitted)) is not None:
                 self.watch.carriers.pop(life, None)
                 self._note(life)
         for change in shown.changed:
@@ -110,6 +111,7 @@ class TaintTracker:
             self.watch.fill(name, added, life)
             for number in self.watch.arrived(name, added):
                 self._reads(self.damages[number], [Reading(life, step, False)])
+        self._copies.filled(life, self.damages, self.readers)
 
     def _grow(self, table: str, grown: GrownBlocks, step: int) -> None:
         lives, grown = self.readers.lives_of(grown)
@@ -120,11 +122,13 @@ class TaintTracker:
         for life, block, number in rows if self.watch.active else ():
             added = AddedBlocks(np.array([block]), number, 0)
             self.watch.fill(table, added, life)
+            self._copies.filled(life, self.damages, self.readers)
             for number in self.watch.arrived(table, added):
                 self._reads(self.damages[number], [Reading(life, step, False)])
 
     def _note(self, life: int) -> None:
         """A life ended, or goes on from another one: what is listed of its request changes."""
+        self._copies.filled(life, self.damages, self.readers)
         for damage in self.damages.values():
             self.pending |= damage.note(self.readers.lives.up_to(life))
 
@@ -136,6 +140,7 @@ class TaintTracker:
         for damage in self.damages.values():
             damage.renumber(numbers)
         self.watch.renumber(numbers)
+        self._copies.renumber(numbers)
 
     # What the checks find.
 
@@ -284,6 +289,7 @@ class TaintTracker:
         if not fresh:
             return  # what they filled since is followed
         reached = self.readers.reached(fresh)
+        self._copies.read(damage, reached.readings, self.readers)
         for one in reached.readings:
             if damage.add(one):
                 self.requests[damage.row.group][damage.completeness] += 1

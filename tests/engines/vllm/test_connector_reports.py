@@ -39,6 +39,31 @@ def test_what_arrived_and_what_failed_is_reported_with_the_blocks(named: bool) -
     assert loads.reports == [({"a", "b"} if named else set(), {"b"} if named else set(), {7})]
 
 
+class OffloadingConnector:
+    """By its name."""
+
+
+class NixlConnector:
+    """By its name: it sends to the engine that goes on."""
+
+
+@pytest.mark.parametrize(
+    ("connectors", "stored"),
+    [([NixlConnector], None), ([OffloadingConnector, NixlConnector], "OffloadingConnector"), ([], None)],
+)
+def test_where_blocks_may_be_stored(
+    monkeypatch: pytest.MonkeyPatch, connectors: list[type], stored: str | None
+) -> None:
+    multi = SimpleNamespace(sub_connectors=[one() for one in connectors]) if connectors else None
+    monkeypatch.setattr("canary_obs.engines.vllm.connector_reports.worker_connector", lambda: multi)
+    monkeypatch.setenv("KV_CANARY_COPY_RECORDS", "0")
+    reports = ConnectorReports(Loads(), [])  # type: ignore[arg-type]
+    patches = SimpleNamespace(wrap=lambda *args: None)
+    hooks = SimpleNamespace(after_launch=[], after_checks=[])
+    reports.attach(patches, SimpleNamespace(), hooks)  # type: ignore[arg-type]
+    assert reports.stored_in == stored
+
+
 def test_a_fault_is_counted_and_the_runner_gets_its_answer() -> None:
     assert asked(Loads(RuntimeError("made up"))) == ({7}, ["announce: made up"])
 

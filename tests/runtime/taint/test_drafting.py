@@ -47,7 +47,7 @@ class Engine:
             hits_compared=True,
         )
         table = BlockTable("0", SIZE, SIZE)
-        self.tracker = TaintTracker({"full": table}, {"0": BLOCKS + 1}, good, lambda: None)
+        self.tracker = TaintTracker({"full": table}, {"0": BLOCKS + 1}, good, lambda: None, lambda: None)
         self.free, self.running, self.waiting = list(range(1, BLOCKS + 1)), list[Request](), list[Request]()
         self.faults: dict[int, int] = {}  # by slot
         self.readers, self.known, self.made, self.planted = set[str](), set[int](), 0, 0

@@ -33,11 +33,12 @@ class Engine:
         self.step = 0
         self.patrolled: dict[int, int] = {}
         self.doubt: str | None = None
+        self.elsewhere: str | None = None  # where copies of blocks may be stored
         good = GoodChecks(
             checks.pop("written", lambda group, slot: None), lambda group, slot: self.patrolled.get(slot),
             **({"hits_compared": True} | checks),
         )  # fmt: skip
-        self.tracker = TaintTracker(tables, {"0": 64}, good, lambda: self.doubt)
+        self.tracker = TaintTracker(tables, {"0": 64}, good, lambda: self.doubt, lambda: self.elsewhere)
         self.lengths: dict[str, int] = {}
 
     def show(self, *changed: RequestChange, ended: dict[str, int | None] | None = None) -> None:

@@ -34,7 +34,8 @@ class Following:
 
     def __init__(self, changes: RequestChanges, blocks: int) -> None:
         good = GoodChecks(lambda group, slot: None, lambda group, slot: None, hits_compared=True)
-        self.tracker, self.step = TaintTracker(changes.tables, {"0": blocks}, good, lambda: None), 0
+        self.tracker = TaintTracker(changes.tables, {"0": blocks}, good, lambda: None, lambda: None)
+        self.step = 0
 
     def requests_changed(self, shown: ChangedRequests) -> None:
         """Follow them, as the canary does."""
@@ -111,7 +112,7 @@ def find_readers(blocks: int) -> float:
     good = GoodChecks(lambda group, slot: None, lambda group, slot: None, hits_compared=True)
     own, shared = _OF_READER - _SHARED, np.arange(1, _SHARED + 1)
     table, held = BlockTable("0", BLOCK, BLOCK), 1 + _SHARED + own * _READERS
-    tracker = TaintTracker({"full": table}, {"0": held}, good, lambda: None)
+    tracker = TaintTracker({"full": table}, {"0": held}, good, lambda: None, lambda: None)
     for number in range(_READERS):
         first = 1 + _SHARED + number * own
         added = AddedBlocks(

@@ -118,6 +118,21 @@ def test_what_a_load_writes_over_is_compared_before(tiers: Tiers) -> None:
     assert names[-1] not in read  # for whom it was loaded
 
 
+def test_what_was_computed_from_damage_may_be_loaded_again(tiers: Tiers) -> None:
+    view, prompt = tiers.rig.canary.state.groups[0].view, prompts(1, seed=9)[0][:100]
+    assert tiers.rig.llm.reset_prefix_cache()
+    tiers.rig.generate([prompt], 2)
+    tiers.rig.settle()
+    with tiers.rig.adapter.hooks.lock:
+        damaged = int(tiers.rig.adapter.prefix_cache.cached(view.name, unlocked_only=False).slots[0])
+        locate_byte(view.sources[0], damaged, 3).flip(64)
+    tiers.rig.generate([prompt + [5] * 64], 2)
+    tiers.rig.settle()
+    *_, taint = tiers.rig.canary.taint.tracker.damages.values()
+    assert (taint.row.slot, taint.copied, taint.readings != {}) == (damaged, True, True)
+    assert "OffloadingConnector" in str(taint.cause)
+
+
 def changed_files(change: Callable[[bytes], bytes]) -> Callable[[Tiers], None]:
     def fault(tiers: Tiers) -> None:
         for file in tiers.files():
