@@ -49,6 +49,13 @@ class RequestChange:
     emitted: int | None = None  # tokens, where it came back after a preemption; None = not known
 
 
+class KeyedBlocks(NamedTuple):
+    """Blocks of one numbering, and under which key of a lower tier the copy of each is."""
+
+    keys: Sequence[bytes]
+    blocks: Blocks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRequests:
     """All changes between two forwards."""
@@ -59,4 +66,6 @@ class ChangedRequests:
     changed: Sequence[RequestChange] = ()
     grown: Mapping[str, GrownBlocks] = field(default_factory=dict)  # by name of the numbering
     late: bool = False  # blocks of requests that go on may be held since the changes before these
+    stored: Mapping[str, KeyedBlocks] = field(default_factory=dict)  # a lower tier has copies of these
+    loaded: Mapping[str, KeyedBlocks] = field(default_factory=dict)  # copies from there are in these
     rewrites: bool = False  # a slot may be written more than once by one request, as with drafted tokens

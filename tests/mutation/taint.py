@@ -213,6 +213,59 @@ COPIED = (
         ),
     ),
     *mutants(
+        "canary_obs/runtime/taint/copies.py",
+        (
+            "                        watch.set(name, block, damage.number)\n",
+            "                        pass\n",
+            _COPIES + "test_who_joins_a_copy_of_what_a_reader_filled_is_listed",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/taint/reading.py",
+        (
+            "                    waiting += [Reading(life, step, True) for life, step in joined]\n",
+            "",
+            _COPIES + "test_who_joins_a_copy_of_what_a_reader_filled_is_listed",
+        ),
+        (
+            "filled[name].append(as_blocks(there))",
+            "pass",
+            _COPIES + "test_who_joins_a_copy_of_what_a_reader_filled_is_listed",
+        ),
+        (
+            "*(stored.forgotten_until for stored in self.stored.values()), -1)",
+            "-1)",
+            _COPIES + "test_copies_that_are_forgotten_are_never_nobody",
+        ),
+        (
+            "reading is not None and number >= int(self.computed([reading])[1][0]) // tokens",
+            "reading is not None",
+            _COPIES
+            + "test_what_a_reader_had_filled_before_it_read_damage_is_joined_from_a_copy_by_nobody_tainted",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/taint/stored_blocks.py",
+        (
+            "            return self._loads[block, max(loads)]\n",
+            "            pass\n",
+            _COPIES + "test_a_copy_of_a_copy_is_followed_to_who_filled_it",
+        ),
+        (
+            "loads = [other for other in self._into[block] if other > start]",
+            "loads = list[int]()",
+            _COPIES + "test_a_copy_that_is_written_over_by_another_is_joined_no_more",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/reference/request_changes.py",
+        (
+            "ChangedRequests(loaded={_SLOTS: KeyedBlocks(keys, slots)})",
+            "ChangedRequests()",
+            "tests/runtime/test_host_tier.py::test_who_loads_what_was_computed_from_damage_is_listed",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/vllm/connector_reports.py",
         (
             "set(class_names(connector)) - _WITHOUT_STORE",

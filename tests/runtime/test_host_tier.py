@@ -9,7 +9,7 @@ from canary_obs.records import Snapshot
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import tiny
-from canary_obs.vocabulary import Cause, Phase, Reason, State
+from canary_obs.vocabulary import Cause, Completeness, Phase, Reason, State
 from tests.reference_engine.test_host_tier import TIERED
 from tests.reference_engine.workloads import answer, drain
 from tests.runtime.conftest import MakeRig, Rig
@@ -127,3 +127,31 @@ def test_what_a_load_writes_over_is_compared_before_and_its_readers_are_listed(m
     read = {row.request: row.derived for one in heard for row in one.requests}
     assert {one.slot for one in heard} == {slot}
     assert read[reader.id] is False
+
+
+def test_who_loads_what_was_computed_from_damage_is_listed(make_rig: MakeRig) -> None:
+    """Damage is found, and put back by hand; what was computed from it comes back from the host."""
+    rig = make_rig(engine=TIERED, patrol_budget="off", idle_sweep=False)
+    engine, heard = rig.engine, []
+    rig.canary.taint.send = lambda message: heard.append(message) is None
+
+    def ask(name: str, length: int) -> None:
+        prompt, sampling = np.arange(100, 100 + length, dtype=np.int32), Sampling(max_tokens=4)
+        engine.add_request(prompt, sampling, name)
+        drain(engine)
+
+    ask("writer", 24)
+    slot = int(engine.scheduler.match(np.arange(100, 124, dtype=np.int32))[0][5])
+    byte = engine.runner.pool.stores[0].tensors()[0][slot].view(torch.uint8).view(-1)[3:4]
+    byte ^= 8
+    ask("reader", 60)
+    rig.canary.check_everything()
+    byte ^= 8
+    offloaded(rig)
+    reloaded = engine.statistics.reloaded_slots
+    ask("loader", 60)
+    assert engine.statistics.reloaded_slots - reloaded >= 56
+    rig.canary.check_everything()
+    read = {row.request: row.derived for one in heard for row in one.requests}
+    assert read.keys() == {"writer", "reader", "loader"}
+    assert {one.completeness for one in heard} == {Completeness.KNOWN}

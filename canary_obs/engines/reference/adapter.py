@@ -163,7 +163,8 @@ class ReferenceAdapter(FollowsRequests):
         join = self._side_stream.join
         if engine.scheduler.host_tier is not None:
             offloaded = [name for name, group in self._target.items() if isinstance(group, FullGroup)]
-            self._tier_hooks = HostTierHooks(engine.scheduler.host_tier, observer, offloaded, join)
+            tier, requests = engine.scheduler.host_tier, self.requests
+            self._tier_hooks = HostTierHooks(tier, observer, offloaded, join, requests)
             self._tier_hooks.wrap(patches)
         TransferHooks(engine.connector, observer, by_numbering(self._groups), join).wrap(patches)
         self.requests.wrap(patches, observer)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.requests import AddedBlocks, BlockTable, ChangedRequests, RequestChange
+from canary_obs.engine_api.requests import (
+    AddedBlocks,
+    BlockTable,
+    ChangedRequests,
+    KeyedBlocks,
+    RequestChange,
+)
 from canary_obs.engines.reference.compressed_groups import EntryGroup, StateGroup
 from canary_obs.engines.reference.swa_group import SwaGroup
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -91,6 +97,16 @@ class RequestChanges:
                 observer.requests_changed(ChangedRequests(changed=changed, rewrites=rewrites, late=True))
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault("announce", error)
+
+    def show_stored(self, keys: Sequence[bytes], slots: Slots, observer: Observer) -> None:
+        """The host tier has copies of these slots."""
+        self.show(observer)
+        observer.requests_changed(ChangedRequests(stored={_SLOTS: KeyedBlocks(keys, slots)}))
+
+    def show_loaded(self, keys: Sequence[bytes], slots: Slots, observer: Observer) -> None:
+        """These slots have copies from the host tier."""
+        self.show(observer)
+        observer.requests_changed(ChangedRequests(loaded={_SLOTS: KeyedBlocks(keys, slots)}))
 
     def _end(self, request: Request, observer: Observer) -> None:
         self.show(observer)

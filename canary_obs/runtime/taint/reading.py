@@ -11,6 +11,7 @@ import numpy as np
 from canary_obs.engine_api.requests import BlockTable, GrownBlocks, RequestChange
 from canary_obs.runtime.taint.held_blocks import HeldBlocks, Ints
 from canary_obs.runtime.taint.lives import RUNNING, Lives
+from canary_obs.runtime.taint.stored_blocks import StoredBlocks, as_blocks
 from canary_obs.slot_facts import request_name
 
 ROWS_KEPT = 1 << 16  # of one numbering, or twice its blocks: to forget half takes 1 ms
@@ -43,6 +44,7 @@ class Readers:
         """`tables` by group name; groups may share one."""
         self.tokens = {table.name: table.block_tokens for table in tables.values()}
         self.held = {name: HeldBlocks() for name in self.tokens}
+        self.stored = {name: StoredBlocks(held) for name, held in self.held.items()}
         self.lives = Lives()
         self._rows_kept, self._lives_kept = rows_kept, lives_kept
         self._forgotten_until = -1
@@ -54,7 +56,7 @@ class Readers:
         """Forwards up to this one may have been those of lives that are not known; -1 = none."""
         if self._forgotten:
             self._forgotten_until = max(self._forgotten_until, step)
-        return self._forgotten_until
+        return max(self._forgotten_until, *(stored.forgotten_until for stored in self.stored.values()), -1)
 
     def miss(self, until: int) -> None:
         """Forwards up to this one were not all shown."""
@@ -132,7 +134,8 @@ class Readers:
 
     def reached(self, first: Sequence[Reading]) -> Affected:
         """These readings, and those of whoever joined blocks that a reader filled after them."""
-        asked = first, [held.count for held in self.held.values()]
+        counts = [held.count for held in self.held.values()]
+        asked = first, counts + [stored.loads for stored in self.stored.values()]
         if self._affected is None or self._affected[0] != asked:  # blocks of a request share readers
             self._affected = asked, self._reached(first)
         return self._affected[1]
@@ -154,10 +157,19 @@ class Readers:
                 if blocks.size:
                     filled[name].append(self._still_there(held, blocks, since))
                     waiting += [Reading(life, step, True) for life, step in held.joined_later(blocks, since)]
+                    joined, there = self.stored[name].joined_later(blocks, since)
+                    waiting += [Reading(life, step, True) for life, step in joined]
+                    filled[name].append(as_blocks(there))
         return Affected(
             tuple(found.values()),
             {name: np.concatenate([*blocks, np.empty(0, np.int64)]) for name, blocks in filled.items()},
         )
+
+    def is_derived(self, name: str, filler: tuple[int, int], readings: Mapping[int, Reading]) -> bool:
+        """Whether a life had read damage, by these readings, before it filled the block of this number."""
+        (life, number), tokens = filler, self.tokens[name]
+        reading = readings.get(life)
+        return reading is not None and number >= int(self.computed([reading])[1][0]) // tokens
 
     @staticmethod
     def _still_there(held: HeldBlocks, blocks: Ints, since: Ints) -> Ints:

@@ -61,7 +61,7 @@ class TaintTracker:
         rows = max(ROWS_KEPT, 2 * max(self._blocks.values(), default=0))
         self.readers, self.watch = Readers(self._tables, rows), Watch(self._blocks)
         self.damages: dict[int, Damage] = {}
-        self._copies = Copies(self._doubts.elsewhere)
+        self._copies = Copies(self._doubts.elsewhere, self.damages)
         self._by_place: dict[Place, Damage] = {}
         self._doubts.start(nobody_runs=running == 0)
         self._listed = 0, b"", b""  # damage, lives and forwards that were listed last
@@ -86,6 +86,7 @@ class TaintTracker:
             if (life := self.readers.end(request_name(name), step, emitted)) is not None:
                 self.watch.carriers.pop(life, None)
                 self._note(life)
+        self._copies.follow(shown, step, self.readers, self.watch)
         for change in shown.changed:
             self._change(change, self._followed + 1 if shown.late and not change.begins else step + 1)
         for table, grown in shown.grown.items():
@@ -111,7 +112,7 @@ class TaintTracker:
             self.watch.fill(name, added, life)
             for number in self.watch.arrived(name, added):
                 self._reads(self.damages[number], [Reading(life, step, False)])
-        self._copies.filled(life, self.damages, self.readers)
+        self._copies.filled(life, self.readers)
 
     def _grow(self, table: str, grown: GrownBlocks, step: int) -> None:
         lives, grown = self.readers.lives_of(grown)
@@ -122,13 +123,13 @@ class TaintTracker:
         for life, block, number in rows if self.watch.active else ():
             added = AddedBlocks(np.array([block]), number, 0)
             self.watch.fill(table, added, life)
-            self._copies.filled(life, self.damages, self.readers)
+            self._copies.filled(life, self.readers)
             for number in self.watch.arrived(table, added):
                 self._reads(self.damages[number], [Reading(life, step, False)])
 
     def _note(self, life: int) -> None:
         """A life ended, or goes on from another one: what is listed of its request changes."""
-        self._copies.filled(life, self.damages, self.readers)
+        self._copies.filled(life, self.readers)
         for damage in self.damages.values():
             self.pending |= damage.note(self.readers.lives.up_to(life))
 
@@ -166,8 +167,7 @@ class TaintTracker:
     def _find_row(self, row: Violation, incident: str, step: int) -> None:
         """A check that every forward makes for each of its requests: who was in it is tainted."""
         held, block = self._held(row)
-        place = row.group, block, True, None
-        damage = self._by_place.get(place)
+        damage = self._by_place.get(place := (row.group, block, True, None))
         if damage is None or (damage.incident != incident and not row.redetection):
             damage = self._add(place, row, incident, self._doubt(of_row(row), step), of_row(row))
         name = row.request
