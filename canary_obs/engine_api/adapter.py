@@ -9,7 +9,7 @@ from torch import Tensor
 
 from canary_obs.engine_api.healing import HealingLink
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engine_api.requests import BlockTable
+from canary_obs.engine_api.requests import BlockTable, StoredIn
 from canary_obs.engine_api.views import (
     CachedCount,
     CachedSlots,
@@ -180,8 +180,8 @@ class EngineAdapter(ABC):
         """
         return
 
-    def copies_stored_in(self) -> str | None:
-        """Where copies of whole blocks may be that later requests load, by a name for people. Must not wait.
+    def copies_stored_in(self) -> StoredIn | None:
+        """Where copies of blocks may be that later requests load, with nothing shown of it. Must not wait.
 
         Who loads KV there that was computed from damage is then not known, and said to be so. None = nowhere.
         """

@@ -56,6 +56,13 @@ class KeyedBlocks(NamedTuple):
     blocks: Blocks
 
 
+class StoredIn(NamedTuple):
+    """Where copies of blocks may be that later requests load."""
+
+    place: str  # a name for people
+    whole: bool  # of whole blocks only
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRequests:
     """All changes between two forwards."""

@@ -11,6 +11,7 @@ from canary_obs.copy_records.record_files import RecordFiles, read_key
 from canary_obs.copy_records.sent_records import Seals
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engine_api.requests import StoredIn
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
@@ -24,6 +25,8 @@ from canary_obs.engines.vllm.received_blocks import TransferRecords
 from canary_obs.engines.vllm.step_hooks import StepHooks
 
 _STORES = "OffloadingConnector", "ExampleConnector", "LMCacheConnectorV1"
+# The others may store parts, as LMCache does with `save_unfull_chunk`.
+_OF_WHOLE_BLOCKS = {"OffloadingConnector", "SimpleCPUOffloadConnector", "ExampleConnector"}
 # They send blocks to the engine that goes on with the request, or read and write no KV that others load.
 _WITHOUT_STORE = {
     "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector",
@@ -54,7 +57,7 @@ class ConnectorReports:
         self.mooncakes: list[MooncakeRecords] = []
         self.record_files: RecordFiles | None = None
         self.transfers: TransferRecords | None = None
-        self.stored_in: str | None = None  # connectors that may store blocks for requests to come
+        self.stored_in: StoredIn | None = None  # connectors that may store blocks for requests to come
 
     def attach(self, patches: MethodPatches, observer: Observer, hooks: StepHooks) -> None:
         """Follow the worker's connector, if it has one, and those inside of it, until `patches` are restored.
@@ -64,7 +67,8 @@ class ConnectorReports:
         self._observer, connector = observer, worker_connector()
         if connector is None:
             return
-        self.stored_in = ", ".join(sorted(set(class_names(connector)) - _WITHOUT_STORE)) or None
+        if stores := set(class_names(connector)) - _WITHOUT_STORE:
+            self.stored_in = StoredIn(", ".join(sorted(stores)), whole=stores <= _OF_WHOLE_BLOCKS)
         hooks.after_launch.append(self._begin_loads)
         hooks.late_reports = lambda: self._loads.landing
         after_checks = hooks.after_checks

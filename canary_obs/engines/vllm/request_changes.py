@@ -17,6 +17,7 @@ from canary_obs.engine_api.requests import (
     ChangedRequests,
     GrownBlocks,
     RequestChange,
+    StoredIn,
 )
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.groups import VllmGroup
@@ -178,7 +179,7 @@ class FollowsRequests(EngineAdapter):
     requests: RequestChanges
     connector: ConnectorReports
 
-    def copies_stored_in(self) -> str | None:
+    def copies_stored_in(self) -> StoredIn | None:
         """Connectors of this worker that store blocks, also of a MultiConnector."""
         return self.connector.stored_in
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from canary_obs.engine_api.requests import StoredIn
 from canary_obs.runtime.taint.good_checks import GoodTime
 
+Elsewhere = Callable[[], StoredIn | None]
 _AT_ATTACH = "requests may have been running when the canary was attached"
 _FAULT = "a fault of the canary: which requests hold which blocks is not known since"
 
@@ -13,7 +15,7 @@ _FAULT = "a fault of the canary: which requests hold which blocks is not known s
 class Doubts:
     """Reasons, the gravest first."""
 
-    def __init__(self, outside: Callable[[], str | None], elsewhere: Callable[[], str | None]) -> None:
+    def __init__(self, outside: Callable[[], str | None], elsewhere: Elsewhere) -> None:
         """`outside`: why a good check or a reader may be missing; None = nothing is known to be.
 
         `elsewhere`: where copies may be from which others read what was computed from damage; None = nowhere.

@@ -17,6 +17,7 @@ class Lives:
         self.emitted: list[int | None] = []  # tokens, when it ended; None = not known
         self.last = np.empty(_FIRST_CAPACITY, dtype=np.int64)  # forward that it was in; RUNNING
         self.running: dict[str, int] = {}  # life by name
+        self.drafting = False  # a request may have computed more tokens than `emitted` says
         self._ended: dict[str, int] = {}  # the last one, by name of a request that does not run
         self._before: dict[int, int] = {}  # by life that goes on from another one: that
         self._after: dict[int, int] = {}
@@ -67,7 +68,8 @@ class Lives:
         if self.last[life] == RUNNING:
             return self.prompts[life]
         emitted = self.emitted[life]
-        return RUNNING if emitted is None else self.prompts[life] + max(0, emitted - 1)
+        # How many of its last drafted tokens were accepted is not known when a request ends.
+        return RUNNING if emitted is None or self.drafting else self.prompts[life] + max(0, emitted - 1)
 
     def latest(self, life: int) -> int:
         """The last life of the same request."""

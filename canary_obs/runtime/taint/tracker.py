@@ -20,7 +20,7 @@ from canary_obs.records import Violation
 from canary_obs.runtime.taint.contents import before_filling, readers_of, slot_content
 from canary_obs.runtime.taint.copies import Copies
 from canary_obs.runtime.taint.damage import Damage
-from canary_obs.runtime.taint.doubts import Doubts
+from canary_obs.runtime.taint.doubts import Doubts, Elsewhere
 from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row, of_row
 from canary_obs.runtime.taint.held_blocks import HeldBlocks
 from canary_obs.runtime.taint.lives import RUNNING
@@ -41,12 +41,12 @@ class TaintTracker:
 
     def __init__(
         self, tables: Mapping[str, BlockTable], blocks: Mapping[str, int], checks: GoodChecks,
-        doubts: Callable[[], str | None], elsewhere: Callable[[], str | None],
+        doubts: Callable[[], str | None], elsewhere: Elsewhere,
     ) -> None:  # fmt: skip
         """`tables`: by group name; groups without one are not followed. `blocks`: of each numbering.
 
         `doubts`: why a good check or a reader may be missing; None = nothing is known to be.
-        `elsewhere`: where whole blocks may be stored and loaded from; None = nowhere.
+        `elsewhere`: where blocks may be stored and loaded from with nothing shown; None = nowhere.
         """
         self._tables, self._checks, self._doubts = dict(tables), checks, Doubts(doubts, elsewhere)
         self._blocks, self._numbers, self._rewrites = blocks, 0, False

@@ -43,16 +43,25 @@ class OffloadingConnector:
     """By its name."""
 
 
+class LMCacheConnectorV1:
+    """By its name: it may store parts of blocks."""
+
+
 class NixlConnector:
     """By its name: it sends to the engine that goes on."""
 
 
 @pytest.mark.parametrize(
     ("connectors", "stored"),
-    [([NixlConnector], None), ([OffloadingConnector, NixlConnector], "OffloadingConnector"), ([], None)],
+    [
+        ([NixlConnector], None),
+        ([OffloadingConnector, NixlConnector], ("OffloadingConnector", True)),
+        ([OffloadingConnector, LMCacheConnectorV1], ("LMCacheConnectorV1, OffloadingConnector", False)),
+        ([], None),
+    ],
 )
 def test_where_blocks_may_be_stored(
-    monkeypatch: pytest.MonkeyPatch, connectors: list[type], stored: str | None
+    monkeypatch: pytest.MonkeyPatch, connectors: list[type], stored: tuple[str, bool] | None
 ) -> None:
     multi = SimpleNamespace(sub_connectors=[one() for one in connectors]) if connectors else None
     monkeypatch.setattr("canary_obs.engines.vllm.connector_reports.worker_connector", lambda: multi)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from canary_obs.engine_api.requests import ChangedRequests, GrownBlocks, KeyedBlocks
+from canary_obs.engine_api.requests import ChangedRequests, GrownBlocks, KeyedBlocks, StoredIn
 from tests.runtime.taint.test_tracker import SIZE, Engine
 
 STORED = "KV computed from it may be stored in a tier: who loads that is not listed"
@@ -20,7 +20,7 @@ def test_what_a_reader_filled_whole_may_be_loaded_again_by_others(engine: Engine
     engine.begin("writer", [1])
     engine.forward()
     engine.find(1)
-    engine.elsewhere = "a tier"
+    engine.elsewhere = StoredIn("a tier", whole=True)
     engine.begin("ends within its block", [1, 2], joined=1)
     engine.forward()
     engine.end("ends within its block", 1)
@@ -36,7 +36,7 @@ def test_what_a_reader_filled_whole_may_be_loaded_again_by_others(engine: Engine
 def test_the_last_block_of_a_reader_that_ended_may_be_whole(
     engine: Engine, emitted: int | None, cause: str | None
 ) -> None:
-    engine.elsewhere = "a tier"
+    engine.elsewhere = StoredIn("a tier", whole=True)
     engine.begin("reader", [1])
     engine.forward()
     engine.find(1)
@@ -46,7 +46,7 @@ def test_the_last_block_of_a_reader_that_ended_may_be_whole(
 
 
 def test_a_block_more_fills_the_one_before_for_each_damage_that_its_request_read(engine: Engine) -> None:
-    engine.elsewhere = "a tier"
+    engine.elsewhere = StoredIn("a tier", whole=True)
     engine.begin("other", [5])
     engine.begin("reader", [1, 2], prompt=8)
     engine.forward()
@@ -64,7 +64,7 @@ def test_a_block_more_fills_the_one_before_for_each_damage_that_its_request_read
 
 
 def test_what_a_reader_filled_before_is_stored_as_it_should_be(engine: Engine) -> None:
-    engine.elsewhere = "a tier"
+    engine.elsewhere = StoredIn("a tier", whole=True)
     engine.begin("reader", [1, 2, 3], prompt=11)
     engine.forward()
     engine.grow("reader", [4])
@@ -74,7 +74,7 @@ def test_what_a_reader_filled_before_is_stored_as_it_should_be(engine: Engine) -
 
 
 def test_a_copy_makes_nothing_doubtful_that_a_listed_request_sent_before(engine: Engine) -> None:
-    engine.elsewhere = "a tier"
+    engine.elsewhere = StoredIn("a tier", whole=True)
     engine.begin("reader", [1])
     engine.forward()
     engine.grow("reader", [2])
@@ -203,3 +203,22 @@ def test_what_a_reader_had_filled_before_it_read_damage_is_joined_from_a_copy_by
     load(engine, 7, 8)
     engine.begin("joins a copy", [7, 9], joined=1)
     assert set(engine.tainted()) == {"reader"}
+
+
+def test_a_part_of_a_block_may_be_stored_as_soon_as_it_is_read(engine: Engine) -> None:
+    engine.elsewhere = StoredIn("a tier", whole=False)
+    engine.begin("reader", [1])
+    engine.forward()
+    engine.find(1)
+    assert engine.damages[0].cause == STORED
+
+
+def test_drafted_tokens_may_have_filled_the_last_block(engine: Engine) -> None:
+    engine.elsewhere = StoredIn("a tier", whole=True)
+    engine.tracker.follow(ChangedRequests(rewrites=True), 0)
+    engine.begin("reader", [1])
+    engine.forward()
+    engine.find(1)
+    assert engine.damages[0].cause is None
+    engine.end("reader", 1)
+    assert engine.damages[0].cause == STORED

@@ -13,6 +13,7 @@ from canary_obs.engine_api.requests import (
     ChangedRequests,
     GrownBlocks,
     RequestChange,
+    StoredIn,
 )
 from canary_obs.records import Violation
 from canary_obs.runtime.taint.damage import Damage
@@ -33,7 +34,7 @@ class Engine:
         self.step = 0
         self.patrolled: dict[int, int] = {}
         self.doubt: str | None = None
-        self.elsewhere: str | None = None  # where copies of blocks may be stored
+        self.elsewhere: StoredIn | None = None  # where copies of blocks may be stored
         good = GoodChecks(
             checks.pop("written", lambda group, slot: None), lambda group, slot: self.patrolled.get(slot),
             **({"hits_compared": True} | checks),
