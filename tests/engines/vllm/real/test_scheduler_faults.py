@@ -20,7 +20,8 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "events": (block_events, "_cached_runs"),
     "hits": (block_events, "note_hit"),
     "admissions": (admissions, "Admitted"),
-    "count": (cache_count.MapCount, "insert"),
+    "count": (cache_count.MapCount, "take"),
+    "settled": (cache_count.MapCount, "_settle"),  # as counts are sent
 }
 
 
