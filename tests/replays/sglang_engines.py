@@ -57,9 +57,10 @@ def stored(rig: Rig, files: int) -> None:
 
 
 def fresh(rig: Rig) -> None:
-    """Nothing cached, nothing found."""
+    """Nothing cached, nothing found; damage that another report left in free slots is forgotten."""
     from sglang.srt.managers.io_struct import FlushCacheReqInput
 
     rig.run([[FlushCacheReqInput()], (), ()])
+    rig.canary.mark_ready()
     rig.settle()
     rig.found.clear()
