@@ -13,14 +13,13 @@ from torch import Tensor
 
 from canary_kernels.checks import Backend
 from canary_kernels.decode import DecodeMemory, DecodeStep, Known, keep_decode
+from canary_kernels.forward_start import RING_ROWS
 from canary_obs.engine_api.views import GroupStep, StepView
 from canary_obs.engines.sglang.batch_views import EXTENDING, BatchViews
 from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.toolkit.device_digests import backend_for
 from canary_obs.errors import UnsupportedEngine
 
-# A step's copy to the device has ended before the step after the next one is prepared, so two would do.
-_STAGING_BUFFERS = 4
 _WIDTH = 512  # tables are copied in multiples of so many slots
 _MOST_TABLES = 4096
 
@@ -58,9 +57,7 @@ class DeviceViews(BatchViews):
         self._lengths[2] = 1
         self._counting = torch.arange(most + 1, device=device)
         pinned = device.type == "cuda"
-        staging = [
-            torch.zeros((3, most), dtype=torch.int64, pin_memory=pinned) for _ in range(_STAGING_BUFFERS)
-        ]
+        staging = [torch.zeros((3, most), dtype=torch.int64, pin_memory=pinned) for _ in range(RING_ROWS)]
         self._staging = cycle([(buffer, buffer.numpy()) for buffer in staging])
         self._columns: dict[int, _Columns] = {}  # by requests
         self._decoding: StepView | None = None  # the last one

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from canary_kernels.checks import Backend
 from canary_kernels.digest import DigestMemory, InputTokens, TokenLists, follow_inputs, follow_lists
+from canary_kernels.forward_start import RING_ROWS
 from canary_kernels.hashing import mix_arrays
 from canary_kernels.layout import CHAIN_ANCHOR, signed
 
 _Ints = NDArray[np.signedinteger[Any]]
-# Host buffers in rotation. A step's copy to the device has ended before the step after the next one is
-# prepared, so two would do.
-_STAGING_BUFFERS = 4
 
 
 def backend_for(device: torch.device) -> Backend:
@@ -69,10 +67,7 @@ class InputDigests:
         self._places = torch.zeros((3, max_requests), dtype=torch.int64, device=device)
         pinned = device.type == "cuda"
         self._staging = cycle(
-            [
-                torch.zeros((3, max_requests), dtype=torch.int64, pin_memory=pinned)
-                for _ in range(_STAGING_BUFFERS)
-            ]
+            [torch.zeros((3, max_requests), dtype=torch.int64, pin_memory=pinned) for _ in range(RING_ROWS)]
         )
         self._requests: list[str] = []  # of the last batch
         self._rows: list[int] = []

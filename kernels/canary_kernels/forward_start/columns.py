@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# The device has taken a forward's row before the host prepares the one after the next, so two would do.
-RING_ROWS = 4
+# More forwards than an engine has under way, which are two, or as many as it has pipeline stages: the host
+# fills a row that the device has taken.
+RING_ROWS = 16
 _KINDS = {torch.int32: 4, torch.int64: 8}
 
 

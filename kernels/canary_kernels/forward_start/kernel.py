@@ -45,13 +45,15 @@ def start_kernel(clock, ring, known, rows, size, ticks, count, BLOCK: tl.constex
                     tl.store(rows + place, tl.load(narrow + place, mask=mask).to(tl.int64), mask=mask)
 
 
-_ALONE: dict[int, Start] = {}  # by address of a clock that comes without columns
+# By address and device of a clock that comes without columns.
+_ALONE: dict[tuple[int, int | None], Start] = {}
 
 
 def start_forward(clock: Tensor, ticks: int, host: HostColumns | None, requests: int) -> None:
     """Launch; see `op.start_forward`."""
     ready = _ALONE if host is None else host.cache
-    start = ready.get(clock.data_ptr())
+    key = clock.data_ptr(), clock.device.index
+    start = ready.get(key)
     if start is not None:
         start((1, 1), (ticks, requests))
         return
@@ -60,4 +62,4 @@ def start_forward(clock: Tensor, ticks: int, host: HostColumns | None, requests:
     compiled = start_kernel[1, 1](*kept, size, ticks, requests, BLOCK=BLOCK, num_warps=_WARPS)
     if hasattr(compiled, "packed_metadata"):
         addresses = *(tensor.data_ptr() for tensor in kept), size
-        ready[clock.data_ptr()] = Start(compiled, clock.device, addresses, (BLOCK,))
+        ready[key] = Start(compiled, clock.device, addresses, (BLOCK,))
