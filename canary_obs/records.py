@@ -145,6 +145,8 @@ class Snapshot(_Struct, frozen=True, kw_only=True, tag="snapshot"):
     boot_id: str | None = None  # of the host's kernel; on one host, monotonic clocks agree
     tainted_requests: dict[str, dict[Completeness, int]] | None = None  # that read damage, by group
     taint_unknown: dict[str, int] | None = None  # damages whose readers are not all known, by group
+    captures: dict[str, int] | None = None  # as one launch: done, failed; None = never
+    replays: int | None = None  # of those launches
 
 
 class Hello(_Struct, frozen=True, kw_only=True, tag="hello"):

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from canary_obs.bench.canary_counts import canary_counts
 from canary_obs.bench.sglang_flips import flip_everywhere
 from canary_obs.engines.sglang.plugin import register as register_canary
 from canary_obs.engines.sglang.scheduler_canary import canary_of
 from canary_obs.records import StartSweep
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.runtime.report.snapshot import group_counters
 
 METHOD = "kv_canary_bench"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -118,17 +118,5 @@ def _report(given: Any) -> dict[str, Any]:
     if given is None or given.runtime is None:
         refusal = None if given is None else given.refusal
         return {"protected": False, "refusal": None if refusal is None else refusal.reason}
-    canary = given.runtime
-    canary.check_everything()
-    canary.delivery.drain(5.0)
-    counters = group_counters(canary.state, canary.counter_reader)
-    state, reasons = canary.verdict()
-    phases = next(iter(counters.values())).hashed
-    return {
-        "protected": True,
-        "violations": canary.counter_reader.violations,
-        "observer_faults": canary.health.faults.total(),
-        "state": [state.value, *reasons],
-        "verified": sum(sum(group.verified.values()) for group in counters.values()),
-        "hashed": {phase.value: sum(group.hashed[phase] for group in counters.values()) for phase in phases},
-    }
+    given.runtime.check_everything()
+    return {"protected": True} | canary_counts(given.runtime)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from canary_obs.bench.canary_counts import canary_counts
 from canary_obs.bench.kernel_clock import KernelClock
 from canary_obs.bench.step_log import Clocks
 from canary_obs.bench.vllm_flips import flip_everywhere, incomplete
@@ -32,7 +33,6 @@ from canary_obs.bench.vllm_workloads import (
 )
 from canary_obs.demo.in_process_vllm import SHAPES, InProcessVllm
 from canary_obs.engines.vllm.worker import attached_adapter, runtime_of
-from canary_obs.runtime.report.snapshot import group_counters
 
 _BLOCK_SIZE = {"cuda": 16, "cpu": 32}
 _FILLS = 2  # so that every block holds records of an earlier request
@@ -116,19 +116,7 @@ def _report(vllm: InProcessVllm) -> dict[str, Any]:
     adapter = attached_adapter(vllm.worker)
     with adapter.paused():
         canary.check_everything()
-        canary.delivery.drain(5.0)
-    counters = group_counters(canary.state, canary.counter_reader)
-    state, reasons = canary.verdict()
-    return {
-        "violations": canary.counter_reader.violations,
-        "observer_faults": canary.health.faults.total(),
-        "state": [state.value, *reasons],
-        "verified": sum(sum(group.verified.values()) for group in counters.values()),
-        "hashed": {
-            phase.value: sum(group.hashed[phase] for group in counters.values())
-            for phase in next(iter(counters.values())).hashed
-        },
-    }
+        return canary_counts(canary)
 
 
 def _flips(vllm: InProcessVllm, load: LoadPlan, seed: int) -> dict[str, Any]:

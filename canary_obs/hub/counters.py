@@ -32,6 +32,8 @@ COUNTER_FIELDS = (
     "forwards_checked",
     "tainted_requests",
     "taint_unknown",
+    "captures",
+    "replays",
 )
 
 

@@ -68,7 +68,7 @@ class CanaryRuntime(SlotHooks):
         self.forwards = ForwardAccount(self.state, self.health, adapter.forwards, self._in_step)
         first_reads = FirstReads(self.state, self.health, self.forwards, config)
         self.tables = TableAccount(self.health, self.forwards, adapter.compared_tables)
-        self._checks = ForwardChecks(self.state, self.health, self.forwards, first_reads, config, adapter)
+        self.checks = ForwardChecks(self.state, self.health, self.forwards, first_reads, config, adapter)
         self.reporter = Reporter(self.state, config, (adapter.name, adapter.version, adapter.model()), link)
         bandwidth = measure_bandwidth(self.state)
         self.sweeper = Sweeper(self.state, adapter, self.health, config, bandwidth, self.reporter.send_sweep)
@@ -87,7 +87,7 @@ class CanaryRuntime(SlotHooks):
         self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
         follow = device.type == "cpu" if config.write_history is None else config.write_history
         self.history = SlotHistory(self.state, follow, log.requests_at)
-        announcements = Announcements(self.state, self.history, first_reads, self._checks)
+        announcements = Announcements(self.state, self.history, first_reads, self.checks)
         self.evidence = EvidenceCollector(
             self.state, self.history, adapter.holders, adapter.traceparent, reveal_tokens=config.reveal_tokens
         )
@@ -101,8 +101,8 @@ class CanaryRuntime(SlotHooks):
         self._sources = SnapshotSources(
             config=config, run=self.run, state=self.state, health=self.health,
             counter_reader=self.counter_reader, sweeper=self.sweeper, patrol=self.patrol, taint=taint,
-            reporter=self.reporter, swa=self.swa, forwards=self.forwards, healing=self.healing,
-            injections=self.injector.injections if self.injector else None,
+            reporter=self.reporter, swa=self.swa, forwards=self.forwards, checks=self.checks,
+            healing=self.healing, injections=self.injector.injections if self.injector else None,
         )  # fmt: skip
         self.delivery = ViolationDelivery(
             self.run, self._faults, self.counter_reader, self.evidence, self.reporter, self.injector, taint,
@@ -145,7 +145,7 @@ class CanaryRuntime(SlotHooks):
             group.adopt(self._adapter.slots_in_use(group.name).to(group.buffers.records.device))
         self.forwards.start()
         self.tables.start()
-        self._checks.start()
+        self.checks.start()
         if self.hits is not None:
             self.hits.start()
         self.taint.start(self.run.step)
@@ -185,7 +185,7 @@ class CanaryRuntime(SlotHooks):
         started = time.perf_counter()
         try:
             inject = None if self.injector is None else self.injector.before_forward
-            self._checks.before_write(view, run.step, inject)
+            self.checks.before_write(view, run.step, inject)
             self._head_done = True
         except Exception as error:  # noqa: BLE001 - raised again in mode `raise`
             self._head_failed(view, error)
@@ -198,7 +198,7 @@ class CanaryRuntime(SlotHooks):
         started = time.perf_counter()
         try:
             self.counter_reader.log.remember_requests(self.run.step, view.request_ids)
-            self._checks.head(view)
+            self.checks.head(view)
             self.history.record_writes(view)
         except Exception as error:  # noqa: BLE001 - raised again in mode `raise`
             self._head_failed(view, error)
@@ -206,7 +206,7 @@ class CanaryRuntime(SlotHooks):
 
     def before_forward(self, view: StepView) -> None:
         """Do both, for an adapter whose view is complete before the forward."""
-        self._checks.replays = None  # in a replay the head waits for the tail
+        self.checks.replays = None  # in a replay the head waits for the tail
         self.before_write(view)
         self.forward_launched(view)
 
@@ -217,7 +217,7 @@ class CanaryRuntime(SlotHooks):
         if self._head_done:
             started = time.perf_counter()
             try:
-                self._checks.tail()
+                self.checks.tail()
                 if self.injector is not None:
                     self.injector.after_forward(view, self.run.step)
             except Exception as error:  # noqa: BLE001 - raised again in mode `raise`
@@ -232,7 +232,7 @@ class CanaryRuntime(SlotHooks):
             self._abandon(view)
             self._scheduler.after_forward()
         elif self.run.armed and self._depth == 0:
-            self._or_disarm(lambda: self._checks.never_began(view))
+            self._or_disarm(lambda: self.checks.never_began(view))
 
     # Hooks between forwards.
 
@@ -293,7 +293,7 @@ class CanaryRuntime(SlotHooks):
         return depth == 1
 
     def _abandon(self, view: StepView) -> None:
-        self._or_disarm(lambda: self._checks.abandon(view))
+        self._or_disarm(lambda: self.checks.abandon(view))
 
     def _or_disarm(self, recover: Callable[[], object]) -> bool:
         return self._faults.or_disarm(self.run, recover)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from canary_obs.hub.ranks import RankView
 from canary_obs.telemetry import (
     device_readings,
+    forward_readings,
     heal_readings,
     load_readings,
     readings,
@@ -92,8 +93,10 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     _rank(_G, "paused", "", "", "1 while sweeps and patrol are paused.", readings.paused),
     _rank(_C, "restarts_total", "", "", "Engine restarts that the service has observed.", readings.restarts),
     _rank(_C, "steps_total", "", "", "Forward steps observed.", readings.steps),
-    _rank(_C, "forwards_total", "", "group", "Forwards with tokens, as the engine counts them itself.", readings.forwards),
-    _rank(_C, "forwards_checked_total", "", "group", "Forwards whose checks were launched, or whose slots were declared unverified.", readings.forwards_checked),
+    _rank(_C, "forwards_total", "", "group", "Forwards with tokens, as the engine counts them itself.", forward_readings.forwards),
+    _rank(_C, "forwards_checked_total", "", "group", "Forwards whose checks were launched, or whose slots were declared unverified.", forward_readings.forwards_checked),
+    _rank(_C, "captures_total", "", "outcome", "Captures of a repeating batch's checks as one launch, on a GPU as a CUDA graph; after one that failed, checks are launched one by one.", forward_readings.captures),
+    _rank(_C, "replays_total", "", "", "Launches that did what was captured: at most two per forward.", forward_readings.replays),
     _rank(_C, "step_seconds_total", "seconds", "", "Engine time between step starts.", readings.step_seconds),
     _rank(_C, "overhead_seconds_total", "seconds", "phase", "Host time that the canary took on the engine's thread, by hook; scheduler (vLLM): in the scheduler, reported by every rank.", readings.overhead),
     _rank(_C, "kernel_runs_total", "", "group phase", "Check launches that finished.", readings.kernel_runs),

@@ -96,14 +96,6 @@ def steps(rank: RankView) -> Iterator[Reading]:
     return _total(rank, lambda totals: totals.step)
 
 
-def forwards(rank: RankView) -> Iterator[Reading]:
-    return by_name((rank.totals.forwards if rank.totals else None) or {})
-
-
-def forwards_checked(rank: RankView) -> Iterator[Reading]:
-    return by_name((rank.totals.forwards_checked if rank.totals else None) or {})
-
-
 def step_seconds(rank: RankView) -> Iterator[Reading]:
     return _total(rank, lambda totals: totals.step_seconds)
 

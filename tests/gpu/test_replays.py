@@ -53,7 +53,7 @@ def test_the_host_may_be_as_far_ahead_as_the_ring_is_long() -> None:
 def test_graphs_take_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(replays, "REPEATS", 1)
     engine = Steady(2 * replays.KEPT, "cuda")
-    checks = engine.canary._checks
+    checks = engine.canary.checks
     views = [engine.view_of(count) for count in range(1, 2 * replays.KEPT + 1)]
     before, taken = 0, []
     for number, view in enumerate((*views, *views)):
@@ -83,11 +83,11 @@ def test_host_time(capsys: Any) -> None:
         for replaying in (False, True, False, True):
             engine = Steady(count, "cuda", launches=True)
             if not replaying:
-                engine.canary._checks.replays = None
+                engine.canary.checks.replays = None
             spent: list[tuple[float, float]] = []
             for number in range(200):
-                if engine.canary._checks.replays is not None and number == 2 * replays.REPEATS:
-                    engine.canary._checks.replays.end_forward(long=True)
+                if engine.canary.checks.replays is not None and number == 2 * replays.REPEATS:
+                    engine.canary.checks.replays.end_forward(long=True)
                 engine.adapter.counted["full"] += 1
                 assert engine.known is not None
                 assert engine.view.launches is not None
@@ -105,7 +105,7 @@ def test_host_time(capsys: Any) -> None:
                 engine.canary.after_step()
             middle = (round(1e6 * statistics.median(each), 1) for each in zip(*spent[100:], strict=True))
             medians.setdefault(replaying, []).append(tuple(middle))
-            kept = engine.canary._checks.replays
+            kept = engine.canary.checks.replays
             wanted = 2 * (200 - 2 * replays.REPEATS) if replaying else 0
             assert (0 if kept is None else kept.replayed) == wanted
             engine.close()

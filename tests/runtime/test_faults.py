@@ -130,7 +130,7 @@ def test_an_exception_changes_no_output_and_turns_the_state_blind(
 def test_a_fault_whose_recovery_fails_turns_the_checks_off(untouched: list, monkeypatch) -> None:
     def inject(canary: CanaryRuntime) -> None:
         monkeypatch.setattr(forward, "write_identities", broken)
-        monkeypatch.setattr(canary._checks, "abandon", broken)
+        monkeypatch.setattr(canary.checks, "abandon", broken)
 
     found, canary = answers(inject)
     state, reasons = canary.verdict()

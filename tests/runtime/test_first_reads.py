@@ -263,6 +263,6 @@ def test_a_copy_that_is_forgotten_is_owed(make_rig) -> None:
     destination = free_slots(rig, 8)
     copy_slots(rig, source.tolist(), destination)
     rig.canary.copied("full", source, torch.tensor(destination))
-    rig.canary._checks._first_reads._copied.clear()
+    rig.canary.checks._first_reads._copied.clear()
     ask(rig)
     assert rig.canary.verdict()[0] is State.BLIND

@@ -122,7 +122,7 @@ def test_hits_after_a_forward_that_was_not_shown_accuse_nobody(make_rig) -> None
 def test_a_forward_that_is_begun_and_never_checked(make_rig, unchecked: Report) -> None:
     rig = make_rig()
     rig.run(20)
-    rig.canary._checks.tail = lambda: None
+    rig.canary.checks.tail = lambda: None
     started = time.monotonic()
     rig.run(1)
     way = "a forward's last checks are not launched"

@@ -288,7 +288,7 @@ class TestOfCopies:
 
 def test_steps_that_are_exchanged_in_place_are_shown(make_rig) -> None:
     """An adapter may keep one mapping of its groups and put other tensors into it."""
-    checks, table = make_rig().canary._checks, torch.zeros((1, 1), dtype=torch.int64)
+    checks, table = make_rig().canary.checks, torch.zeros((1, 1), dtype=torch.int64)
     steps = {}
     for slots in (torch.arange(2), torch.arange(3)):
         steps["full"] = GroupStep(slot_table=table, out_slots=slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ def repeat(engine: Steady, more: int) -> replays.Replays:
     """Until head and tail are captured, and so many steps more."""
     for _ in range(replays.REPEATS):
         engine.step()
-    kept = engine.canary._checks.replays
+    kept = engine.canary.checks.replays
     assert kept is not None
     kept.end_forward(long=True)
     for _ in range(more):
@@ -36,7 +37,7 @@ def run(
     """What is found, and how many forwards were replayed."""
     engine = Steady(3, device, backend=backend, **shown)
     if not replaying:
-        engine.canary._checks.replays = None
+        engine.canary.checks.replays = None
     for number, event in enumerate(events):
         before = int(engine.slots[0])
         if event == "flip":
@@ -52,7 +53,7 @@ def run(
         engine.step(
             between=forget if event == "invalidated" else None, fed=int(event == "fed"), lost=event == "lost"
         )
-    found, kept = engine.found(), engine.canary._checks.replays
+    found, kept = engine.found(), engine.canary.checks.replays
     engine.close()
     return found, 0 if kept is None else kept.replayed
 
@@ -102,7 +103,7 @@ def test_where_the_head_precedes_the_forward_nothing_waits_for_the_tail() -> Non
     engine.canary.before_forward(engine.view)
     assert not torch.equal(written[engine.slots], before)
     engine.canary.after_forward(engine.view)
-    assert engine.canary._checks.replays is None
+    assert engine.canary.checks.replays is None
     engine.close()
 
 
@@ -147,7 +148,7 @@ def test_what_computes_as_many_and_few_tokens_of_each_request_may_repeat(tokens:
     engine = Steady(2)
     engine.view = replace(engine.view, input_ids=torch.zeros(tokens, dtype=torch.int64))
     assert may_repeat(engine.view) is may
-    kept = engine.canary._checks.replays
+    kept = engine.canary.checks.replays
     assert kept is not None
     engine.step()
     assert bool(kept._kept) is may
@@ -162,8 +163,8 @@ def test_a_forward_that_computes_a_prompt_is_a_long_one() -> None:
     lengths = []
     kept.end_forward = lambda *, long: lengths.append(long)  # type: ignore[method-assign]
     engine.step()
-    engine.canary._checks._owing = long
-    engine.canary._checks.tail()
+    engine.canary.checks._owing = long
+    engine.canary.checks.tail()
     assert lengths == [False, True]
     engine.close()
 
@@ -204,7 +205,7 @@ def test_what_nobody_launches_is_due() -> None:
 def test_batches_that_take_turns_are_captured_once_each() -> None:
     engine = Steady(3)
     views = [engine.view_of(count) for count in (1, 2, 3)]
-    kept = engine.canary._checks.replays
+    kept = engine.canary.checks.replays
     assert kept is not None
     for number in range(3 * (replays.REPEATS + 2)):
         engine.view = views[number % 3]
@@ -224,3 +225,31 @@ def test_what_is_wrong_in_a_replayed_forward_is_a_violation() -> None:
     engine.canary.counter_reader.drain(engine.canary.step, 1.0)
     assert engine.canary.verdict()[0] is State.VIOLATED
     engine.close()
+
+
+def test_what_was_captured_and_replayed_is_reported() -> None:
+    engine = Steady(2)
+    kept = repeat(engine, 3)
+    final = engine.canary.detach()
+    assert final.captures == {"done": kept.captured, "failed": 0}
+    assert final.replays == kept.replayed
+    assert (kept.captured, kept.replayed) == (2, 6)
+
+
+def test_a_capture_that_fails_is_counted_and_tried_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("no graphs here")
+
+    monkeypatch.setattr(replays, "REPEATS", 1)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
+    kept, made = replays.Replays(torch.device("cpu")), [[object()] for _ in range(2)]
+    kept._stream = nullcontext()
+    for one in made:
+        kept.use(one, lambda: None)
+    for one in made:
+        kept.capture()
+        assert kept.use(one, lambda: None) is None
+    assert (kept.captured, kept.failed) == (0, 1)
+    assert [record.message for record in caplog.records if "no graphs here" in record.message] != []

@@ -36,7 +36,7 @@ GOLDEN = Path(__file__).parents[1] / "golden/metrics.txt"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
-# What is reported where healing is on and who holds which slots is followed.
+# What is reported where healing is on, who holds which slots is followed, and batches repeat.
 DAMAGE = {
     "healing": HealStatus(
         policy=HealPolicy.PROTECT, effective=HealPolicy.DRY_RUN, why="2 actions in 60 s: the limit is 2",
@@ -45,6 +45,8 @@ DAMAGE = {
     "heals": {HealAction.EVICT: {HealOutcome.DONE: 2}},
     "tainted_requests": {"full": {Completeness.KNOWN: 3}},
     "taint_unknown": {"full": 1},
+    "captures": {"done": 3, "failed": 1},
+    "replays": 40,
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ class Replays:
         """On a CPU nothing is captured: a replay calls what would have been."""
         self._kept: OrderedDict[tuple[int, ...], Kept] = OrderedDict()
         self._stream = torch.Stream(device) if device.type == "cuda" else None
-        self.captured = self.replayed = 0  # since attach
+        self.captured = self.failed = self.replayed = 0  # since attach
         self._due: deque[tuple[Kept, Launch]] = deque()  # to be captured
         self._waited = 0  # forwards, for that
         self._refused = False  # capturing has failed
@@ -88,6 +88,7 @@ class Replays:
                     graph.capture_end()
         except Exception as error:  # noqa: BLE001 - each launch by itself does the same
             self._refused = True
+            self.failed += 1
             log.warning("canary_obs: checks could not be captured, and are launched one by one: %s", error)
             return None
         self.captured += 1

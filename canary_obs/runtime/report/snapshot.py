@@ -11,6 +11,7 @@ from canary_obs.host_clock import boot_id
 from canary_obs.records import GroupCounters, PatrolProgress, PipelineStatus, Snapshot, SweepProgress
 from canary_obs.runtime.device.counter_reader import CounterReader
 from canary_obs.runtime.device.state import DeviceState
+from canary_obs.runtime.forward import ForwardChecks
 from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.healing import Healing
 from canary_obs.runtime.health import Health, HealthInputs
@@ -39,6 +40,7 @@ class SnapshotSources:
     reporter: Reporter
     swa: SwaReporter
     forwards: ForwardAccount
+    checks: ForwardChecks
     taint: TaintReporter
     healing: Healing
     injections: InjectionLog | None  # None = perturbation is off
@@ -118,6 +120,7 @@ def make_snapshot(sources: SnapshotSources, parts: SnapshotParts) -> Snapshot:
     inputs, run, stalled = parts.health_inputs, sources.run, sources.health.stalled
     injections, phases = sources.injections, tuple(Phase)
     tainted, unknown = sources.taint.counts()
+    replays = sources.checks.replays
     return Snapshot(
         identity=sources.reporter.identity,
         sequence=sources.reporter.next_snapshot_sequence(),
@@ -155,4 +158,6 @@ def make_snapshot(sources: SnapshotSources, parts: SnapshotParts) -> Snapshot:
         forwards_checked=dict(sources.forwards.checked),
         tainted_requests=tainted,
         taint_unknown=unknown,
+        captures={"done": replays.captured, "failed": replays.failed} if replays else None,
+        replays=replays.replayed if replays else None,
     )

@@ -49,7 +49,7 @@ def ways(rig: Rig) -> dict[str, Callable[[], Any]]:
             rig.runner, "execute_model", "_model_forward", "prepare_attn"
         ),
         "a forward's last checks are not launched": lambda: replaced(
-            canary._checks, "tail", lambda: None
+            canary.checks, "tail", lambda: None
         ),
     }  # fmt: skip
     if (drafts := rig.adapter._drafts) is not None:

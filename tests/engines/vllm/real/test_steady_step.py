@@ -84,7 +84,7 @@ def recorded(rig: Rig, request: str) -> list[Any]:
 
 def run_of(rig: Rig, *, replaying: bool) -> tuple[Any, int]:
     """Records of two requests that decode, what is found once their samples are exchanged, and replays."""
-    checks = rig.canary._checks
+    checks = rig.canary.checks
     checks.replays = replays.Replays(torch.device("cpu")) if replaying else None
     rig.fresh()
     rig.start({"a": prompts(1, seed=7)[0], "b": prompts(1, seed=8)[0]}, 40)
