@@ -11,8 +11,15 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.unchecked import unchecked  # noqa: F401 - a fixture
+
+# How long an example takes, or its draw, is a matter of the machine and of what else runs on it.
+settings.register_profile(
+    "tests", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 # The longest files, which begin first, so that the two workers end together. The first one is there because
 # it must not run beside test_pod.py: two servers of two ranks each would spin on the same two cores.

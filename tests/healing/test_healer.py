@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from canary_obs.healing.damage import Damage
 from canary_obs.healing.guard_rail import SECONDS, GuardRail, Limits
@@ -167,7 +167,6 @@ def busy(prompts: list[list[int]]) -> Cache:
     return cache
 
 
-@settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=5), DAMAGES)
 def test_a_dry_run_predicts_what_is_done(prompts: list[list[int]], damages: list[Damage]) -> None:
     for damage in damages:
@@ -181,7 +180,6 @@ def test_a_dry_run_predicts_what_is_done(prompts: list[list[int]], damages: list
         assert would == [(heal.action, heal.request, heal.blocks) for heal in doing.drain()]
 
 
-@settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=5), DAMAGES)
 def test_after_protect_nobody_holds_what_was_computed_from_damage(
     prompts: list[list[int]], damages: list[Damage]

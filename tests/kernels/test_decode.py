@@ -98,7 +98,7 @@ def test_a_batch_without_room_is_refused():
         keep_decode(Backend.TORCH, memory, a_step("cpu", TABLE, five, five, host("cpu")), Known.GIVEN)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(backend=st.sampled_from(list(Backend)), seed=st.integers(0, 2**32))
 def test_a_batch_that_decodes_for_many_steps(backend, seed):
     """Rows longer than a program's block; engines' integers of either size."""

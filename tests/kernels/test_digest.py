@@ -33,7 +33,7 @@ def starts_of(extends):
     return torch.tensor([0, *extends], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(backend=BACKENDS, seed=st.integers(0, 2**32), kind=st.sampled_from([torch.int32, torch.int64]))
 def test_lists_are_followed(backend, seed, kind):
     draw, device = random.Random(seed), device_of(backend)
@@ -63,7 +63,7 @@ def test_lists_are_followed(backend, seed, kind):
         assert memory.extend_lens[:count].tolist() == extends
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(backend=BACKENDS, seed=st.integers(0, 2**32))
 def test_inputs_are_followed(backend, seed):
     draw, device = random.Random(seed), device_of(backend)
@@ -99,7 +99,7 @@ def test_inputs_are_followed(backend, seed):
         known |= {row: known[row] + extend for row, extend in zip(rows, extends, strict=True)}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(backend=BACKENDS, seed=st.integers(0, 2**32), tail=st.sampled_from([1, 3, 4]))
 def test_rejected_drafts_leave_the_chain(backend, seed, tail):
     draw, device = random.Random(seed), device_of(backend)

@@ -81,7 +81,7 @@ def test_a_step_of_nothing(backend):
     assert set(memory.slots.tolist()) == set(memory.prefix_lens.tolist()) == {-7}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(backend=st.sampled_from(list(Backend)), seed=st.integers(0, 2**32))
 def test_larger_steps_than_a_program_s_block(backend, seed):
     draw, device = random.Random(seed), device_of(backend)

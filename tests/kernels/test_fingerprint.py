@@ -240,7 +240,7 @@ def buffers_of(backend, group, lane_rows=512):
 
 
 @pytest.mark.parametrize("backend", list(Backend))
-@settings(max_examples=sized(25, 8), deadline=None)
+@settings(max_examples=sized(25, 8))
 @given(
     layout=st.sampled_from([pools.together, pools.unequal, pools.odd_bytes, pools.latent]),
     coverage=st.sampled_from(list(RealData)),

@@ -17,7 +17,7 @@ ONE_FORWARD = (1 << TICK_BITS) + 1
 BACKENDS = st.sampled_from(list(Backend))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(BACKENDS, st.integers(0, 2**32), st.sampled_from([torch.int32, torch.int64]))
 def test_every_forward_gets_its_own_columns(backend, seed, kind):
     """Rows of the ring are filled ahead, as far as the host may be ahead of the device."""

@@ -76,7 +76,7 @@ def launches(draw: st.DrawFn) -> list[RowBatch]:
     return [batch for batch in batches if batch.input_ids.shape[0]]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     batches=launches(),
     programs=st.sampled_from([2, 5, 8192]),

@@ -43,7 +43,7 @@ def crowded_scene(seed: int, slots: int) -> Scene:
     return Scene(records=scene.records[chosen], batch=batch)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), lane_rows=st.sampled_from([2, 3, 8]))
 def test_steps_leave_the_very_words_of_the_reference(seed, lane_rows):
     """Slots written twice, rings that wrap, several launches and forwards at one clock and at others."""

@@ -21,7 +21,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 @every_backend
-@settings(max_examples=sized(25, 8), deadline=None)
+@settings(max_examples=sized(25, 8))
 @given(seed=SEEDS, phase=st.sampled_from([Phase.HEAD, Phase.TAIL]), **SHAPES)
 def test_verify_rows(backend, seed, phase, page_size, dtype):
     scene = random_scene(seed, page_size=page_size, dtype=dtype)
@@ -34,7 +34,7 @@ def test_verify_rows(backend, seed, phase, page_size, dtype):
 
 @every_backend
 @pytest.mark.parametrize("only", [*CHAINS, "token", "position", "state", "digests", "known_digests", "bit"])
-@settings(max_examples=sized(8, 3), deadline=None)
+@settings(max_examples=sized(8, 3))
 @given(seed=SEEDS, phase=st.sampled_from([Phase.HEAD, Phase.TAIL]))
 def test_one_damage_is_seen(backend, only, seed, phase):
     scene = random_scene(seed, only=only)
@@ -47,7 +47,7 @@ def test_one_damage_is_seen(backend, only, seed, phase):
 
 @every_backend
 @pytest.mark.parametrize("only", ["positions", "expected_ids", "state", "bit"])
-@settings(max_examples=sized(8, 3), deadline=None)
+@settings(max_examples=sized(8, 3))
 @given(seed=SEEDS)
 def test_one_wrong_input_is_seen(backend, only, seed):
     scene = random_scene(seed, only=only)
@@ -59,7 +59,7 @@ def test_one_wrong_input_is_seen(backend, only, seed):
 
 
 @every_backend
-@settings(max_examples=sized(25, 8), deadline=None)
+@settings(max_examples=sized(25, 8))
 @given(seed=SEEDS, **SHAPES)
 def test_write_identities(backend, seed, page_size, dtype):
     scene = random_scene(seed, page_size=page_size, dtype=dtype)
@@ -94,7 +94,7 @@ def test_a_broken_chain_accuses_the_record_and_the_one_after_it(backend, broken,
 
 
 @every_backend
-@settings(max_examples=sized(25, 8), deadline=None)
+@settings(max_examples=sized(25, 8))
 @given(seed=SEEDS, data=st.data())
 def test_verify_list(backend, seed, data):
     scene = random_scene(seed)

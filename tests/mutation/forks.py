@@ -28,7 +28,11 @@ import torch  # noqa: F401 - but not triton, which tests/conftest.py configures 
 
 # Any example will do, not only the smallest; and nothing is remembered from one run to the next.
 _SETTINGS = hypothesis.settings(
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None, derandomize=False
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    database=None,
+    derandomize=False,
+    deadline=None,  # a slow example finds no defect
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 
 

@@ -98,7 +98,7 @@ class PageModel:
             assert cache.previous[slots].tolist() == [before, *slots[:-1]]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(page_size=st.sampled_from([1, 2, 3]), steps=operations)
 def test_agrees_with_the_model(page_size: int, steps: list[tuple[str, object]]) -> None:
     model = PageModel(page_size)

@@ -58,7 +58,7 @@ def run(
     return found, 0 if kept is None else kept.replayed
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.lists(st.sampled_from(EVENTS), min_size=4, max_size=20),
     st.sampled_from(["torch", "numba"]),

@@ -32,7 +32,7 @@ def record(position: int, state: RecordState, *words: int) -> list[int]:
 
 
 @given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_fingerprints_of_agreeing_senders_are_summed(senders: list[tuple[int, int, int]]) -> None:
     chain = senders[0][0]
     shares = torch.tensor([[record(3, RecordState.COMPLETE, chain, k, v)] for _, k, v in senders])

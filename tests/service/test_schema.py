@@ -41,7 +41,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"Host": "
 
 
 @schema.parametrize()
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_responses_conform_to_the_schema(case):
     case.call_and_validate(headers={"Host": "127.0.0.1"})
 

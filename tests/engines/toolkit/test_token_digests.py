@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from canary_kernels.checks import Backend
 from canary_kernels.hashing import chain_of
@@ -24,7 +24,6 @@ def histories(draw: st.DrawFn) -> list[list[tuple[str, int, bool]]]:
     return batches
 
 
-@settings(deadline=None)
 @given(histories(), st.integers(0, 2**31), st.sampled_from([Backend.TORCH, Backend.NUMBA]))
 def test_every_batch_has_the_chains_of_its_tokens(
     batches: list[list[tuple[str, int, bool]]], seed: int, backend: Backend

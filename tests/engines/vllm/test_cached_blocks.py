@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from canary_obs.engine_api.views import CachedCount, CachedSlots
 from canary_obs.engine_api.walks import CachedWalk
@@ -62,7 +62,6 @@ def test_a_run_stands_for_its_blocks_one_by_one(runs) -> None:
 _HIGH, _FILLED = st.integers(8, 15), st.integers(1, 4)
 
 
-@settings(deadline=None)
 @given(
     events=st.lists(
         st.integers(0, 15)

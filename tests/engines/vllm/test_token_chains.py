@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from canary_obs.engines.vllm import token_chains
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE, TokenChains, send_tokens
@@ -52,7 +52,6 @@ def expected(tokens: list[int], known: int) -> tuple[int, int]:
     return known, oracle.signed(oracle.digest_of(tokens[:known]))
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.integers(0, 30)), max_size=3),
@@ -78,7 +77,6 @@ def test_another_request_of_the_same_name_is_computed_anew() -> None:
     assert told(chains, {"a": request([], 14)}) == [expected([], 0)]
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["on", "other", "end", "again", "lag"]), st.integers(1, 3)), max_size=12
@@ -101,7 +99,6 @@ def test_chains_of_decoding_requests(steps: list[tuple[str, int]]) -> None:
             assert told(chains, scheduled) == [found.expected() for found in scheduled.values()]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(0, 2))
 def test_requests_whose_newest_tokens_are_not_known_yet(added: list[tuple[int, int]], ahead: int) -> None:
     """As with asynchronous scheduling: more is computed than known, then one token comes, none, or two."""

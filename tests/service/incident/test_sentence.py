@@ -174,7 +174,7 @@ SEEN = st.builds(
 CONTEXT = "another request's context"
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.lists(ROWS, min_size=1, max_size=4), st.lists(SEEN, max_size=3))
 def test_it_never_says_more_than_is_known(rows, seen):
     incident = incident_of(*rows, seen=tuple(seen))
