@@ -30,7 +30,8 @@ def slot_content(
         elif table.rewritten:
             filled = False  # whoever holds it may not have come to this slot, or have read what was there
         else:
-            own = offset * table.block_tokens // table.block_slots
+            # A slot that stands for several tokens is written with the last of them.
+            own = (offset + 1) * table.block_tokens // table.block_slots - 1
             filling = [
                 (life, number * table.block_tokens + own) for life, number in held.fillers(block, since)
             ]

@@ -207,6 +207,20 @@ def test_a_state_that_its_request_writes_over_was_read_by_that_request_or_the_on
     assert set(engine.tainted()) == {"before", "writer"}
 
 
+@pytest.mark.parametrize(("prompt", "readers"), [(6, {"before", "next"}), (9, {"next"})])
+def test_an_entry_of_several_tokens_is_written_with_the_last_of_them(prompt: int, readers: set[str]) -> None:
+    """Of 8 tokens in two entries; a request of 6 leaves the second one as it was."""
+    engine = Engine({"full": BlockTable("0", 2, 8)})
+    engine.begin("before", [1], prompt=8)
+    engine.forward()
+    engine.end("before", 2)
+    engine.begin("next", [1], prompt=prompt)
+    engine.forward()
+    engine.end("next", 1)
+    engine.find(1, slot=1 * 2 + 1)
+    assert set(engine.tainted()) == readers
+
+
 def test_what_a_drafting_request_wrote_over_was_read_by_who_held_the_slot_before() -> None:
     slot, step = 1 * SIZE + 1, 3  # the row is read after the forward that wrote over the slot
     engine = Engine(written=lambda group, at: step if at == slot else None)
