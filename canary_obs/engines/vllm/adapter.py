@@ -152,7 +152,7 @@ class VllmAdapter(FollowsRequests):
         found = self._by_name[group]
         for name, blocks in self.request_blocks(found.number):
             if request_name(name) == request:
-                return slots_of(sorted(set(blocks) - {NULL_BLOCK}), found.block_size)
+                return slots_of(sorted(set(blocks) - {NULL_BLOCK}), found.block_slots)
         return torch.empty(0, dtype=torch.int64)
 
     def traceparent(self, request: str) -> str | None:
