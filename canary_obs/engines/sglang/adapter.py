@@ -29,6 +29,7 @@ from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.radix_tree import RadixTree
 from canary_obs.engines.sglang.ranks import first_head
 from canary_obs.engines.sglang.retracted_copies import RetractedCopies
+from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_trees
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks
@@ -55,7 +56,7 @@ class SglangAdapter(EngineAdapter):
         check_hooks(self.version)
         check_scheduler(scheduler, self.version)
         self.scheduler, self.runner = scheduler, scheduler.tp_worker.model_runner
-        self.untried = untried_pair(scheduler.server_args, self.runner.token_to_kv_pool)
+        self.untried = untried_pair(settings_of(scheduler), self.runner.token_to_kv_pool)
         runners = self.runner, *draft_runners(scheduler)
         if "run_batch" in vars(scheduler) or any("forward" in vars(runner) for runner in runners):
             raise UnsupportedEngine(
@@ -83,7 +84,7 @@ class SglangAdapter(EngineAdapter):
             own = {"device": self._device, "scheduler": self._scheduler_stream}
             self._tree = RadixTree(cache, self._freed, windows, **own)
         trees = None
-        if drafts_trees(scheduler.server_args):
+        if drafts_trees(settings_of(scheduler)):
             table = self.runner.req_to_token_pool.req_to_token
             own = {group.view.name: group.own_slots for group in target}
             trees = DraftTrees(own, table, self._by_name[FULL].view.num_slots)
@@ -181,7 +182,7 @@ class SglangAdapter(EngineAdapter):
             hooks: StepHooks = StreamHooks(self.scheduler, self._views, observer, streams)
         else:
             speculation = None
-            if self.scheduler.server_args.speculative_algorithm is not None:
+            if settings_of(self.scheduler).speculative_algorithm is not None:
                 speculation = Speculation(self.scheduler, observer, self._trees)
                 speculation.wrap(self._patches)
             hooks = StepHooks(self.scheduler, self._views, observer, speculation=speculation)
@@ -193,7 +194,7 @@ class SglangAdapter(EngineAdapter):
         if controller is not None:
             self.host_tier = HostTier(controller, pools_by_group(self.runner), observer)
             self.host_tier.wrap(self._patches)
-        if self.scheduler.server_args.disaggregation_mode in ROLES:
+        if settings_of(self.scheduler).disaggregation_mode in ROLES:
             self.transfer = TransferHooks(self.scheduler, self._by_name, observer)
             self.transfer.wrap(self._patches)
             allocator = self.runner.token_to_kv_pool_allocator

@@ -14,13 +14,14 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.deepseek_v4 import POOL
 from canary_obs.engines.sglang.groups import FoundGroups, SglangGroup, find_groups, slots_of
 from canary_obs.engines.sglang.ranks import first_head
+from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 ROLES = ("prefill", "decode")
 _TRIED_BACKENDS = ("nixl", "mooncake")  # of `disaggregation_transfer_backend`: those of which pairs were run
 _TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", POOL)
-_RANKS = ("pp_size", "dp_size")
+_RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 _FOUND = "_kv_canary_found"  # of a scheduler that is being built: its FoundGroups
@@ -38,7 +39,7 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
     if (held := type(pool).__name__) not in _TRIED_POOLS:
         return f"{pair} with a {held}: tested are those with {', '.join(_TRIED_POOLS)}"
     for name in _RANKS:
-        if (value := getattr(arguments, name)) > 1:
+        if (value := getattr(arguments, name, 1)) > 1:  # SGLang 0.5.16 has no attn_dp_size
             return f"{pair} with {name}={value}: tested are those of tensor ranks"
     return None
 
@@ -102,7 +103,7 @@ class TransferHooks:
 
     def wrap(self, patches: MethodPatches) -> None:
         """Follow transfers from now on; `patches` undoes that."""
-        if self._scheduler.server_args.disaggregation_mode == "prefill":
+        if settings_of(self._scheduler).disaggregation_mode == "prefill":
             patches.wrap(self._scheduler, "send_kv_chunk", self._around_send)
         else:
             queue = self._scheduler.disagg_decode_transfer_queue

@@ -12,6 +12,7 @@ from torch import Tensor
 from canary_kernels import layout
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.groups import FULL
+from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.vocabulary import HOST_PEER
@@ -168,7 +169,7 @@ class HostTier:
 
 def host_controller(scheduler: Any) -> Any | None:
     """What moves KV between device and host; None = this scheduler has no host tier."""
-    arguments = scheduler.server_args
+    arguments = settings_of(scheduler)
     if not arguments.enable_hierarchical_cache and arguments.disaggregation_mode != "decode":
         return None
     # A decode server has one for the requests that it takes back.

@@ -8,6 +8,7 @@ from canary_obs.engines.sglang.deepseek_v4 import POOL, is_deepseek_v4
 from canary_obs.engines.sglang.disaggregation import ROLES
 from canary_obs.engines.sglang.groups import has_states, has_windows
 from canary_obs.engines.sglang.index_keys import has_index_keys
+from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners
 from canary_obs.engines.sglang.versions import check_device
 from canary_obs.errors import UnsupportedEngine
@@ -29,6 +30,7 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_kv_cache_sharding": ((False,), "a cache that is spread over ranks"),
     "disaggregation_mode": (("null", *ROLES), "this role"),
     "enable_pd_role_switch": ((False,), "servers that change their role"),
+    "disaggregation_decode_host_receive_threshold": ((1.0,), "KV that is received in host memory"),
     "disaggregation_decode_enable_offload_kvcache": ((False,), "KV that moves to the host and back"),
     "enable_pdmux": ((False,), "prefills that are split into several forwards"),
     "dllm_algorithm": ((None,), "diffusion models, which write a slot several times"),
@@ -72,7 +74,8 @@ _CLASSES_ON_GPUS = {
 
 def check_scheduler(scheduler: Any, version: str) -> None:
     """Raises UnsupportedEngine for a scheduler with settings, a model or memory that is not covered yet."""
-    arguments, runner, model = scheduler.server_args, scheduler.tp_worker.model_runner, scheduler.model_config
+    arguments, runner = settings_of(scheduler), scheduler.tp_worker.model_runner
+    model = scheduler.model_config
     device = str(runner.device).partition(":")[0]
     check_device(version, device)
     for name, (covered, needs) in (_SETTINGS if device == "cpu" else _SETTINGS | _ON_GPUS).items():
@@ -134,7 +137,7 @@ def _check_own_keys(what: str, arguments: Any) -> None:
 # With speculation: setting -> its covered value, and what the others would take.
 _WITH_DRAFTS: dict[str, tuple[object, str]] = {
     "pp_size": (1, "drafts of a pipeline"),
-    "enable_dp_attention": (False, "drafts while other ranks prefill"),
+    "attn_dp_size": (1, "drafts while other ranks prefill"),
     "enable_hierarchical_cache": (False, "drafts' KV that moves to the host and back"),
     "disaggregation_mode": ("null", "drafts' KV from or to another server"),
     "disable_overlap_schedule": (True, "drafts while the next batch is prepared"),
@@ -143,9 +146,10 @@ _WITH_DRAFTS: dict[str, tuple[object, str]] = {
 
 def _check_drafts(scheduler: Any) -> None:
     """A draft model's runner and pool, and the settings that go with it."""
-    algorithm = f"speculative_algorithm={scheduler.server_args.speculative_algorithm!r}"
+    arguments = settings_of(scheduler)
+    algorithm = f"speculative_algorithm={arguments.speculative_algorithm!r}"
     for name, (covered, needs) in _WITH_DRAFTS.items():
-        if (value := getattr(scheduler.server_args, name)) != covered:
+        if (value := getattr(arguments, name)) != covered:
             raise _refused(f"{algorithm} and {name}={value!r}", needs, f"{name}={covered!r}")
     if has_states(scheduler.tp_worker.model_runner.token_to_kv_pool):
         raise _refused(f"{algorithm} and states", "states of drafts that are rejected", "models without")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from canary_obs.engines.sglang.settings import settings_of
+
 
 def ranks_of(scheduler: Any, *, local: bool) -> tuple[int, str]:
     """This scheduler's number in its server, and the ranks that report to one service, as settings have them.
@@ -11,7 +13,7 @@ def ranks_of(scheduler: Any, *, local: bool) -> tuple[int, str]:
     Replicas are counted one after another, within each the pipeline's stages, within a stage its tensor
     ranks. `local`: the service serves one host, and so hears that host's ranks only.
     """
-    arguments, parallel = scheduler.server_args, _parallel(scheduler)
+    arguments, parallel = settings_of(scheduler), _parallel(scheduler)
     width, stages = int(arguments.tp_size), int(arguments.pp_size)
     # With attention in parallel over data, the replicas are tensor-parallel ranks of one model.
     replicas = 1 if arguments.enable_dp_attention else int(arguments.dp_size)

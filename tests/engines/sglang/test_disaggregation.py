@@ -205,6 +205,7 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
         ({"tp_size": 2}, None),
         ({"pp_size": 2}, "with pp_size=2: tested are those of tensor ranks"),
         ({"dp_size": 2}, "with dp_size=2: tested are those of tensor ranks"),
+        ({"attn_dp_size": 2}, "with attn_dp_size=2: tested are those of tensor ranks"),
         ({"disaggregation_decode_enable_radix_cache": True}, None),
         (
             {"disaggregation_mode": "prefill", "pool": "HybridLinearKVPool"},
@@ -215,7 +216,7 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
 def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str | None) -> None:
     run = {
         "disaggregation_mode": "decode", "disaggregation_transfer_backend": "nixl",
-        "tp_size": 1, "pp_size": 1, "dp_size": 1, "pool": "SWAKVPool",
+        "tp_size": 1, "pp_size": 1, "dp_size": 1, "attn_dp_size": 1, "pool": "SWAKVPool",
     } | given  # fmt: skip
     untried = untried_pair(SimpleNamespace(**run), type(run.pop("pool"), (), {})())
     assert (untried or "").endswith(reason or "")
