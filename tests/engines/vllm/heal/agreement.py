@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+from bisect import bisect
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +46,23 @@ def pair(rig: Any, seed: int) -> dict[str, Any]:
     ):  # fmt: skip
         under(rig, policy)
         _in_order(rig)
+        _from_the_start(rig.canary.patrol)
         log = rig.canary.counter_reader.log  # the same words in the same slot are the same finding
         log._findings._seen_at.clear()
-        heals: list[tuple[int, Any]] = []
-        now, draw, send = [0], random.Random(seed), rig.canary.healing._send
-        rig.canary.healing._send = lambda some: heals.extend((now[0], heal) for heal in some)  # noqa: B023
+        heals: list[Any] = []
+        began, draw, send = list[int](), random.Random(seed), rig.canary.healing._send
+        rig.canary.healing._send = heals.extend
 
         def before_step(step: int) -> None:
-            now[0] = step  # noqa: B023
+            began.append(time.time_ns())  # noqa: B023
             rig.canary.patrol._credit = 1.0 if draw.random() < _PATROLLED else -1e15  # noqa: B023
 
         try:
             served = serve(rig, requests, seed=seed, kind=OfThisRun, most=1, before_step=before_step)
         finally:
             rig.canary.healing._send = send
-        what = [_action(step, heal) for step, heal in heals]
+        # What is said in a step is sent after it, or in it where the engine comes to rest.
+        what = [_action(bisect(began, heal.time_ns) - 1, heal) for heal in heals]
         found[first] = [one for one in what if one[0] == what[0][0]]
         found[later] = [one for one in what if one[0] != what[0][0]]
         found.setdefault("fault", served.planted)
@@ -76,6 +79,12 @@ def _in_order(rig: Any) -> None:
     pool.free_block_queue = FreeKVCacheBlockQueue(pool.blocks[1:])
 
 
+def _from_the_start(patrol: Any) -> None:
+    """Let the patrol begin with the first slots, in the first step that it has time in."""
+    patrol._cursor = patrol._checked = 0
+    patrol._credit = -1e15
+
+
 def _action(step: int, heal: Any) -> list[Any]:
     request = None if heal.request is None else heal.request.rsplit("-", 1)[0]
     reason = None if heal.reason is None else heal.reason.value
@@ -85,7 +94,10 @@ def _action(step: int, heal: Any) -> list[Any]:
 def main(runner: str, count: int, result: Path, seconds: float = 86_400.0) -> int:
     """Write what was found after so many faults that were acted upon, or seconds."""
     until = time.monotonic() + seconds
-    os.environ["KV_CANARY_PATROL_BUDGET"] = "1B/s"  # a share of the time finds what it finds by the clock
+    # What is found by the clock is found in another step.
+    os.environ.update(
+        KV_CANARY_PATROL_BUDGET="1B/s", KV_CANARY_IDLE_SWEEP="false", KV_CANARY_BUSY_SWEEP="false"
+    )
     prepare(runner)
     from canary_obs.healing.quarantine import RepeatedDamage
     from tests.engines.vllm.real.models import make_model
