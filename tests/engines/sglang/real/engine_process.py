@@ -29,7 +29,7 @@ def main(model: str, result: str, rounds: str, settings: str) -> None:
         asked = list(prompts(12, seed, longest=280).values())
         answers = engine.generate(input_ids=asked, sampling_params=sampling)
         found += [answer["output_ids"] for answer in answers]
-    Path(result).write_text(json.dumps(found), "utf-8")
+    _write(Path(result), found)
     sys.stdin.readline()
     engine.shutdown()
 
@@ -40,9 +40,16 @@ def _alone(model: Path, result: Path, rounds: int) -> None:
     load_plugins()
     rig = Rig(model)
     found = [rig.generate(prompts(12, seed, longest=280), 24) for seed in range(rounds)]
-    result.write_text(json.dumps([answer for answers in found for answer in answers.values()]), "utf-8")
+    _write(result, [answer for answers in found for answer in answers.values()])
     sys.stdin.readline()
     os._exit(0)  # its threads would hold Python up
+
+
+def _write(result: Path, answers: list[Any]) -> None:
+    """Whole at once: the test reads the file as soon as it is there."""
+    unfinished = result.with_suffix(".part")
+    unfinished.write_text(json.dumps(answers), "utf-8")
+    unfinished.replace(result)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,10 @@ from tests.engines.sglang.real.server import ROOT, environment
 from tests.engines.sglang.real.traffic import prompts
 from tests.engines.vllm.real.server import wait_until
 
-SECONDS = 150.0
+# Each start has its own limit, which also prints what the engine said. Its processes, which poll while they
+# wait, have taken over 150 s on two cores that other work uses, too.
+pytestmark = pytest.mark.timeout(900)
+SECONDS = 400.0
 Start = Callable[..., Any]
 
 
@@ -47,10 +50,11 @@ def start(models: Any, tmp_path: Path) -> Start:
                 start_new_session=True,
             )  # fmt: skip
             try:
-                wait_until(lambda: result.exists() or process.poll() is not None, SECONDS)
-                assert process.poll() is None, log.read_text(errors="replace")[-4000:]
+                with suppress(AssertionError):  # the log says more
+                    wait_until(lambda: result.exists() or process.poll() is not None, SECONDS)
+                assert result.exists(), log.read_text(errors="replace")[-4000:]
                 yield result
-                process.communicate(b"\n", timeout=60)
+                process.communicate(b"\n", timeout=120)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # its schedulers as well
@@ -74,7 +78,7 @@ def service() -> Iterator[tuple[Hub, str, dict[str, str]]]:
 
 def assert_protected(hub: Hub) -> None:
     """Soon: both ranks have said what they are, and each has checked much."""
-    wait_until(lambda: hub.verdict() == (State.OK, ()), 10.0)
+    wait_until(lambda: hub.verdict() == (State.OK, ()))
     ranks = hub.ranks()
     assert [rank.identity.rank for rank in ranks] == [0, 1]
     for rank in ranks:

@@ -17,6 +17,7 @@ from canary_obs.engines.toolkit.service_process import free_port
 from tests.engines.sglang.real.server import start_sglang
 from tests.engines.vllm.real.server import Process, call, wait_until
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the start, which has its own limit
 _TOKENS = 100
 
 
