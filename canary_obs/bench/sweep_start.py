@@ -71,7 +71,7 @@ def _cache(plan: SweepStartPlan) -> CachedBlocks:
     blocks = CachedBlocks({"full": (0, count + 1, plan.block_size)}, lambda _: set(), empty=True)
     order = random.Random(plan.seed).sample(range(1, count + 1), count)
     runs = [tuple(order[first : first + _RUN]) for first in range(0, count, _RUN)]
-    blocks.apply([PublishedRun(0, run, 0, -1, plan.block_size) for run in runs], [BlockCounts(count, 0, 0)])
+    blocks.apply([PublishedRun(0, run, 0, -1, plan.block_size) for run in runs], [BlockCounts(count, 0)])
     return blocks
 
 

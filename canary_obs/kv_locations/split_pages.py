@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from canary_kernels.buffers import KVSource, source_from_tensor
@@ -22,22 +23,22 @@ class SplitPages:
     pages: Tensor  # uint8 [pages, bytes], contiguous; a page may end with padding
     page_size: int  # slots
     data_bytes: int  # of a slot's elements
-    scale_bytes: int  # of a slot's scales
-    padding: int = 0  # bytes of the scales that nobody writes
+    scale_bytes: int  # of a slot's scales; 0 = it has none
+    padding: int = 0  # bytes of the scales that need not be written
 
-    def sources(self, layer: int, write: Callable[[int], None]) -> tuple[KVSource, KVSource]:
-        """Elements and scales, reported under this layer number.
+    def sources(self, layer: int, write: Callable[[int], None]) -> tuple[KVSource, ...]:
+        """Elements, and scales if there are any, reported under this layer number.
 
-        `write` writes something to a slot by the engine's own method, no byte of it 0xFF. Raises
+        `write` writes something to a slot by the engine's own method, each time the same. Raises
         UnsupportedEngine where that changes other bytes. It is tried on the first pages, which are restored;
         nothing else may use them meanwhile.
         """
         data, scales = self._places(self.pages)
         self._check_by_writing(write)
-        return (
-            source_from_tensor(data, Part.K, layer),
-            source_from_tensor(scales, Part.K, layer, plane=Plane.SCALES),
-        )
+        elements = source_from_tensor(data, Part.K, layer)
+        if not self.scale_bytes:
+            return (elements,)
+        return elements, source_from_tensor(scales, Part.K, layer, plane=Plane.SCALES)
 
     def _places(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         count, size, first = pages.shape[0], self.page_size, self.page_size * self.data_bytes
@@ -53,21 +54,24 @@ class SplitPages:
     def _check_by_writing(self, write: Callable[[int], None]) -> None:
         probed, size = self.pages[:_PROBED], self.page_size
         data, scales = self._places(probed)
-        own = self.data_bytes + self.scale_bytes - self.padding
+        own = self.data_bytes + self.scale_bytes
         saved = probed.clone()
         try:
             for slot in sorted({0, 1, size - 1, (probed.shape[0] - 1) * size + size // 2}):
                 page, place = divmod(slot, size)
-                for fill in (0x00, 0xFF):  # what is written may have bytes of 0
+                # A byte that is written as one of the two fills differs from the other.
+                written, elsewhere = torch.zeros_like(probed, dtype=torch.bool), False
+                for fill in (0x00, 0xFF):
                     probed.fill_(fill)
                     write(slot)
-                    changed = int((probed != fill).sum())
+                    written |= probed != fill
                     data[page, place], scales[page, place] = fill, fill
-                    elsewhere = bool((probed != fill).any())
-                    if elsewhere or (fill and changed != own):
-                        raise UnsupportedEngine(
-                            f"{self.name} are written elsewhere than expected: {changed} bytes of slot "
-                            f"{slot} are not its {own} of elements and scales"
-                        )
+                    elsewhere |= bool((probed != fill).any())
+                changed = int(written.sum())
+                if elsewhere or not own - self.padding <= changed <= own:
+                    raise UnsupportedEngine(
+                        f"{self.name} are written elsewhere than expected: {changed} bytes of slot "
+                        f"{slot} are not its {own} of elements and scales"
+                    )
         finally:
             probed.copy_(saved)

@@ -189,8 +189,8 @@ BLOCKS = mutants(
         _MAP + "test_a_reset_removes_all_and_is_remembered_by_the_next_map",
     ),
     (
-        "self._short[group] = self._short.get(group, 0) - self._unfilled.pop(block, 0)",
-        "pass",
+        "            self._leave_room(group, block, 0)\n",
+        "            pass\n",
         _MAP + "test_blocks_that_are_cached_in_part",
     ),
     (
@@ -219,8 +219,8 @@ BLOCKS = mutants(
         _MAP + "test_blocks_count_once_however_many_keys_they_have",
     ),
     (
-        "            self._reported = None\n            self._short",
-        "            self._short",
+        "            self._reported = None\n            self._leave_room(group, block, room)",
+        "            self._leave_room(group, block, room)",
         _MAP + "test_blocks_that_are_cached_in_part",
     ),
     (

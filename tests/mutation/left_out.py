@@ -65,10 +65,46 @@ ENTRIES = mutants(
         _ENTRIES + "test_slots_that_are_not_tokens_are_not_taken_for_them",
     ),
     (
-        "name not in keys and name not in others",
-        "name not in keys",
+        "[found[kind] for kind in sorted(found)]",
+        "list(found.values())",
         _ENTRIES + "test_layers_of_one_group_are_told_apart",
     ),
+    (
+        '"a KV connector": getattr',
+        '"a KV connector": None and getattr',
+        _ENTRIES + "test_entries_that_cannot_be_followed_are_left_out",
+    ),
+)
+
+_STEPS = "tests/engines/vllm/test_entry_steps.py::"
+STEPS = mutants(
+    "canary_obs/engines/vllm/entry_steps.py",
+    (
+        "(entries + 1) * ratio - 1",
+        "entries * ratio",
+        _STEPS + "test_an_entry_is_complete_with_the_last_token_of_its_run",
+    ),
+    (
+        "if start <= first[place]:",
+        "if True:",
+        _STEPS + "test_a_request_that_comes_back_is_computed_anew",
+    ),
+    (
+        "batch.tokens[place][before - before % ratio : before]",
+        "batch.tokens[place][before : before + before % ratio]",
+        _STEPS + "test_chunks_write_what_one_forward_writes",
+    ),
+)
+
+_WRITES = "tests/engines/vllm/test_compressors.py::"
+WRITES = mutants(
+    "canary_obs/engines/vllm/compressors.py",
+    (
+        "        cache.kv_cache = self._scratch\n",
+        "",
+        _WRITES + "test_an_entry_is_its_elements_and_its_scales",
+    ),
+    ("if len(found) != 1:", "if not found:", _WRITES + "test_what_cannot_be_confirmed_is_left_out"),
 )
 
 _STATES = "tests/engines/vllm/test_states.py::"
@@ -105,8 +141,8 @@ _INDEX_KEYS = "tests/engines/vllm/test_index_keys.py::"
 INDEX_KEYS = mutants(
     "canary_obs/kv_locations/split_pages.py",
     (
-        "if elsewhere or (fill and",
-        "if False and (fill and",
+        "if elsewhere or not own",
+        "if False and not own",
         _INDEX_KEYS + "test_keys_that_lie_elsewhere_are_left_out",
     ),
     (
@@ -121,11 +157,6 @@ PACKED = mutants(
     "canary_obs/engines/vllm/packed_windows.py",
     ("if layer.bounded_replay:", "if False:", _PACKED + "test_windows_that_are_computed_again_are_left_out"),
     ("if len(writers) != 1:", "if not writers:", _PACKED + "test_what_cannot_be_confirmed_is_left_out"),
-    (
-        'if "CompressorStateCache" in classes:',
-        "if False:",
-        _PACKED + "test_buffers_of_compressors_are_left_out_and_other_layers_are_plain",
-    ),
 )
 
-ALL = CHANGES + LEFT_OUT + RANKS + ENTRIES + STATES + SCALES + INDEX_KEYS + PACKED
+ALL = CHANGES + LEFT_OUT + RANKS + ENTRIES + STEPS + WRITES + STATES + SCALES + INDEX_KEYS + PACKED

@@ -46,7 +46,7 @@ def index_view(pool: Any, num_slots: int) -> GroupView:
 
 def index_pages(
     pages: Tensor, page_size: int, layer: int, write: Callable[[int], None]
-) -> tuple[KVSource, KVSource]:
+) -> tuple[KVSource, ...]:
     """fp8 keys of all slots of a page, then a float32 scale for each. Raises UnsupportedEngine."""
     split = SplitPages(
         name=f"the index keys of layer {layer}", pages=pages, page_size=page_size,

@@ -86,17 +86,17 @@ class VllmAdapter(FollowsRequests):
             self._found = find_groups(runner)
         self.vllm_groups = self._found.covered
         self._by_name = {group.view.name: group for group in self.vllm_groups}
-        shapes = {
-            name: (group.number, group.num_blocks, 0 if group.states else group.block_size)
-            for name, group in self._by_name.items()
-        }
         self._scales = KVScales(runner, self.vllm_groups)
-        shapes |= self._scales.shapes
-        self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh)
+        shapes = {
+            name: (group.number, group.num_blocks, 0 if group.states else group.block_slots)
+            for name, group in self._by_name.items()
+        } | self._scales.shapes
+        runs = {name: group.entry_tokens for name, group in self._by_name.items()}
+        self.cached_blocks = CachedBlocks(shapes, self._blocks_of_requests, empty=fresh, slot_tokens=runs)
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
         self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
         loads, scales = self._block_changes.loads, self._scales.sources
-        self.connector = ConnectorReports(loads, [one for one in self.vllm_groups if not one.states])
+        self.connector = ConnectorReports(loads, [one for one in self.vllm_groups if one.of_tokens])
         self._windows, self._forwards = WindowTables(self.vllm_groups), ForwardCount(self._by_name)
         self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()
         self.healing = HealLink(self._by_name, self._forwards, worker or runner)
@@ -167,7 +167,7 @@ class VllmAdapter(FollowsRequests):
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """The first slot of the null block, which vLLM never gives to a request."""
         for group in self.vllm_groups:
-            if group.view.sources and not (group.draft or group.states):
+            if group.view.sources and group.of_tokens and not group.draft:
                 return group.view.name, NULL_BLOCK * group.block_slots
         raise UnsupportedEngine("no group has bytes that can be checked: drills cannot inject faults")
 

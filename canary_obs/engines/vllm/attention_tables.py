@@ -27,6 +27,7 @@ class AttentionTables:
     def __init__(self, groups: Sequence[VllmGroup]) -> None:
         """`groups`: those of states are left out, and a draft model's: drafting has tables of its own."""
         own = [group for group in groups if not (group.draft or group.states)]
+        self._of_entries = [group.view.name for group in own if not group.of_tokens]
         names = [group.view.name for group in own]
         self._layers = {group.view.name: _values_of(group.layers) for group in own}
         self._compared = dict.fromkeys(names, 0)
@@ -49,8 +50,11 @@ class AttentionTables:
         shown = steps
         for name, layers in self._layers.items():
             try:
-                written = layers(mappings) if mappings else ()
-                step, complete = self._group(name, layers(metadata), written, steps[name], total)
+                if name in self._of_entries:  # their slots are attention's own
+                    step, complete = self._table_of_entries(name, layers(metadata), steps[name])
+                else:
+                    written = layers(mappings) if mappings else ()
+                    step, complete = self._group(name, layers(metadata), written, steps[name], total)
             except Exception as error:  # noqa: BLE001 - the engine's data may have any form
                 self._gaps[name] = _said(error) if isinstance(metadata, Mapping) else _NO_LAYERS
                 continue
@@ -61,6 +65,23 @@ class AttentionTables:
             else:
                 self._gaps[name] = "its layers have several tables that are not the runner's"
         return shown
+
+    def entry_mappings(self, metadata: Any, total: int) -> dict[str, Tensor]:
+        """Of each group of compressed entries: where a forward's tokens write theirs, int64 [total].
+
+        By the metadata of the group's first layer; `given` counts only forwards where it is that of all.
+        """
+        return {name: self._layers[name](metadata)[0].slot_mapping[:total] for name in self._of_entries}
+
+    def _table_of_entries(
+        self, name: str, metadata: Sequence[Any], step: GroupStep
+    ) -> tuple[GroupStep, bool]:
+        own, distinct = step.slot_table, _distinct(metadata)
+        tables = [parts for found in distinct if _differ(parts := _parts(found, own), own)]
+        if tables:
+            step = replace(step, slot_table=self._table(name, tables[0], own))
+        first, *others = [found.slot_mapping for found in distinct]
+        return step, len(tables) < 2 and all(torch.equal(first, other) for other in others)
 
     def _group(
         self, name: str, metadata: Sequence[Any], mappings: Sequence[Any], step: GroupStep, total: int

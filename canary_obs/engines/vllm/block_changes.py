@@ -25,7 +25,7 @@ class BlockChanges:
         """`numbers`: of all of vLLM's groups, also of those that are not checked."""
         self._groups, self._device, self._numbers = groups, device, numbers
         # What a connector loads into states has no records: it is unverified until a forward writes there.
-        self.loads = ConnectorLoads([group for group in groups if not group.states], device)
+        self.loads = ConnectorLoads([group for group in groups if group.of_tokens], device)
         self._states = StateBlocks([group for group in groups if group.states])
         # Groups and slots of states that the step under way leaves.
         self._written: list[tuple[str, Tensor]] = []

@@ -21,7 +21,8 @@ class BlockCounts(NamedTuple):
 
     cached: int  # in the map now
     removed: int  # left the map since it was first counted
-    unfilled: int  # tokens that cached blocks have room for, beyond those that they are cached with
+    # Tokens that cached blocks have room for, beyond those that they are cached with -> of how many blocks.
+    room: tuple[tuple[int, int], ...] = ()
 
 
 class MapCount:
@@ -35,7 +36,7 @@ class MapCount:
         self._unfilled: dict[int, int] = {}  # by block, where its only key stands for a part of it
         self._cached: dict[int, int] = {}  # by group, as are those below
         self._removed: dict[int, int] = {}
-        self._short: dict[int, int] = {}
+        self._short: dict[int, Counter[int]] = {}  # blocks, by the room that they have
         self._reported: tuple[BlockCounts, ...] | None = None  # by group, since the last change
         # Taken by the map, and not counted yet: a prompt that was loaded brings hundreds of blocks at once.
         self._new_keys: list[Any] = []
@@ -82,14 +83,21 @@ class MapCount:
         self._cached[group] = self._cached.get(group, 0) - 1
         self._removed[group] = self._removed.get(group, 0) + 1
         if self._unfilled:
-            self._short[group] = self._short.get(group, 0) - self._unfilled.pop(block, 0)
+            self._leave_room(group, block, 0)
 
     def fill(self, group: int, block: int, room: int) -> None:
         """A key of this block leaves out its last `room` tokens; an earlier key of it leaves out fewer."""
         self._settle()
         if self._keys.get(block) == 1:
             self._reported = None
-            self._short[group] = self._short.get(group, 0) + room - self._unfilled.get(block, 0)
+            self._leave_room(group, block, room)
+
+    def _leave_room(self, group: int, block: int, room: int) -> None:
+        short, before = self._short.setdefault(group, Counter()), self._unfilled.pop(block, 0)
+        if before:
+            short[before] -= 1
+        if room:
+            short[room] += 1
             self._unfilled[block] = room
 
     def reset(self) -> None:
@@ -104,7 +112,9 @@ class MapCount:
     def counts(self, group: int) -> BlockCounts:
         """Of one of vLLM's groups."""
         self._settle()
-        return BlockCounts(*(of.get(group, 0) for of in (self._cached, self._removed, self._short)))
+        short = self._short.get(group)
+        room = tuple(sorted((+short).items())) if short else ()
+        return BlockCounts(self._cached.get(group, 0), self._removed.get(group, 0), room)
 
     def all_counts(self, groups: int) -> tuple[BlockCounts, ...]:
         """Of the first `groups` groups: the same object until one of them changes."""

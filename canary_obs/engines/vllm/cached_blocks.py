@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -36,15 +36,20 @@ class CachedBlocks(PrefixCache):
         locked: Callable[[str], set[int]],
         *,
         empty: bool,
+        slot_tokens: Mapping[str, int] | None = None,
     ) -> None:
-        """`shapes`: group name -> vLLM's group number (-1 = nothing is cached), blocks, tokens per block; 0
-        tokens = a block is one state.
+        """`shapes`: group name -> vLLM's group number (-1 = nothing is cached), blocks, slots per block; 0
+        slots = a block is one state. `slot_tokens`: tokens of a slot, of the groups where it has several.
 
         `locked`: blocks of running requests, by group name. `empty`: no block is cached yet. Without it,
         blocks that were cached before are not known, until the cache is reset.
         """
         self._states = {name for name, (_, _, size) in shapes.items() if not size}
-        self._groups = {name: GroupBlocks(blocks, size or 1) for name, (_, blocks, size) in shapes.items()}
+        tokens = slot_tokens or {}
+        self._groups = {
+            name: GroupBlocks(blocks, size or 1, tokens.get(name, 1))
+            for name, (_, blocks, size) in shapes.items()
+        }
         self._names: dict[int, list[str]] = {}
         for name, (number, _, _) in shapes.items():
             self._names.setdefault(number, []).append(name)
@@ -53,7 +58,7 @@ class CachedBlocks(PrefixCache):
         self._pending: list[BlockEvent] = []  # not applied yet: when somebody asks, or there are many
         self._unreported = False
         self._complete = empty  # every cached block is known
-        none = BlockCounts(0, 0, 0)
+        none = BlockCounts(0, 0)
         # By vLLM's group number, from the last output; None = unknown.
         self._counts: Sequence[BlockCounts] | None = [none] * (max(self._names) + 1) if empty else None
 
@@ -121,20 +126,20 @@ class CachedBlocks(PrefixCache):
         if group.since[event.block] == NEVER:
             self._publish(name, Published(event.group, event.block, event.number, -1, event.filled))
         else:  # a prompt's last block is published again each time the prompt ends in it
-            more = max(event.filled - int(group.filled[event.block]), 0)
+            more = max(event.filled // group.slot_tokens - int(group.filled[event.block]), 0)
             group.filled[event.block] += more
             group.total += more
 
     def _add_run(self, group: GroupBlocks, event: PublishedRun) -> None:
-        blocks = np.array(event.blocks, dtype=np.int64)
+        blocks, filled = np.array(event.blocks, dtype=np.int64), event.filled // group.slot_tokens
         rows = np.empty((blocks.size, 3), dtype=np.int64)
         rows[:, 0] = np.arange(event.number, event.number + blocks.size)
         rows[0, 1], rows[1:, 1] = event.previous, blocks[:-1]
         rows[0, 2] = group.since[event.previous] if event.previous >= 0 else NEVER
         rows[1:, 2] = self._clock
         group.evict(blocks)
-        group.total += event.filled * blocks.size
-        group.since[blocks], group.columns[blocks], group.filled[blocks] = self._clock, rows, event.filled
+        group.total += filled * blocks.size
+        group.since[blocks], group.columns[blocks], group.filled[blocks] = self._clock, rows, filled
 
     def cached(self, group: str, *, unlocked_only: bool) -> CachedSlots:
         """Every slot of the cached blocks; links to evicted blocks are left out."""
@@ -165,9 +170,10 @@ class CachedBlocks(PrefixCache):
         if self._counts is None:
             return None
         number = next(number for number, names in self._names.items() if group in names)
-        cached, removed, unfilled = self._counts[number] if number >= 0 else BlockCounts(0, 0, 0)
-        size = self._groups[group].block_size
-        unfilled = 0 if group in self._states else unfilled
+        cached, removed, room = self._counts[number] if number >= 0 else BlockCounts(0, 0)
+        size, tokens = self._groups[group].block_size, self._groups[group].slot_tokens
+        # A slot that stands for several tokens is filled with the last of them.
+        unfilled = 0 if group in self._states else sum(-(-left // tokens) * n for left, n in room)
         return CachedCount(slots=cached * size - unfilled, removed=removed * size)
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:

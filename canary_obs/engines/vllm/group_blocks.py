@@ -22,7 +22,8 @@ class GroupBlocks:
     """The cached blocks of one group. Clocks count events; `since` is NEVER for blocks not cached."""
 
     num_blocks: int
-    block_size: int
+    block_size: int  # slots
+    slot_tokens: int = 1  # tokens that a slot stands for
     since: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)  # clock when it was cached
     columns: np.ndarray[tuple[int, int], np.dtype[np.int64]] = field(init=False)
     filled: np.ndarray[tuple[int], np.dtype[np.int32]] = field(init=False)  # tokens in the block
@@ -58,7 +59,7 @@ class GroupBlocks:
                     before = since.get(previous)
                     if before is None:
                         before = int(self.since[previous]) if previous >= 0 else NEVER
-                    rows[event.block] = event.number, previous, before, event.filled
+                    rows[event.block] = event.number, previous, before, event.filled // self.slot_tokens
                 since[event.block] = now
         if not since:
             return

@@ -8,27 +8,38 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from canary_kernels.buffers import KVSource
-from canary_kernels.layout import Part
 from canary_obs.engine_api.views import GroupView
-from canary_obs.engines.vllm.compressed import check_an_entry_is_a_token, checked_alike
+from canary_obs.engines.vllm.compressed import (
+    LayerKind,
+    check_an_entry_is_a_token,
+    checked_alike,
+    entry_tokens,
+    tokens_per_entry,
+)
+from canary_obs.engines.vllm.compressors import (
+    compressed_by,
+    entry_sources,
+    is_of_indexer,
+    keeps_compressed_keys,
+    keeps_compressor_states,
+)
 from canary_obs.engines.vllm.context_parallel import check_prompts_are_whole, check_tokens_are_whole
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
 from canary_obs.engines.vllm.index_keys import keeps_index_keys
 from canary_obs.engines.vllm.kv_bytes import configured_bytes
+from canary_obs.engines.vllm.layer_writes import is_latent, layer_write
 from canary_obs.engines.vllm.left_out import LeftOut, check_something_is_left
 from canary_obs.engines.vllm.packed_windows import packed_sources
 from canary_obs.engines.vllm.state_sources import keeps_states, state_sources, tokens_per_state
 from canary_obs.errors import UnsupportedEngine
-from canary_obs.kv_locations.placement import LayerWrite, Placement, find_placements
+from canary_obs.kv_locations.placement import Placement, find_placements
 
 _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 _SLIDING = frozenset({"SlidingWindowSpec", "SlidingWindowMLASpec"})
 # Kinds of specs whose groups are checked, or keep no KV; groups of all others are left out.
 COVERED_SPECS = _FULL | _SLIDING | {"MambaSpec", "EncoderOnlyAttentionSpec"}
+_Packed = Callable[[Any, str, int, int], tuple[KVSource, ...] | None]
 _LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -46,11 +57,17 @@ class VllmGroup:
     state_tokens: int | None = (
         None  # tokens after which a request's state moves to another block; None = never
     )
+    entry_tokens: int = 1  # tokens that each slot stands for, see entry_steps.py
 
     @property
     def block_slots(self) -> int:
         """Slots per block."""
-        return 1 if self.states else self.block_size
+        return 1 if self.states else self.block_size // self.entry_tokens
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether each token of a request has a slot."""
+        return not self.states and self.entry_tokens == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +96,7 @@ def find_groups(runner: Any) -> FoundGroups:
             if keeps_states(specs):
                 base, own = "state", _state_group(runner, number, layers, tokens_per_state(specs))
             else:
-                base, window = _attention(specs)
-                base = "indexer" if keeps_index_keys(runner, layers[0]) else base
-                own, refused = _vllm_group(runner, number, layers, window, hidden)
+                base, own, refused = _attention_group(runner, number, layers, hidden, draft=draft)
                 if refused:
                     reason = next(iter(refused.values()))
                     left_out.append(_left_out(runner, number, list(refused), reason, len(layers)))
@@ -97,10 +112,8 @@ def find_groups(runner: Any) -> FoundGroups:
         layers = [name for name in group.layer_names if name not in drafts]
         specs = _specs(runner, number, layers)
         if layers and not all(type(spec).__name__ == "EncoderOnlyAttentionSpec" for spec in specs):
-            # The keys by which sparse attention chooses share a group with what it chooses from.
-            keys = [name for name in layers if keeps_index_keys(runner, name)]
             hidden = () if known else drafts.intersection(group.layer_names)
-            for own in checked_alike(layers, keys, partial(_spec_of, runner, number)):
+            for own in checked_alike(layers, partial(_kind_of, runner, number)):
                 add(number, own, hidden)
                 hidden = ()
     for number, group in enumerate(runner.kv_cache_config.kv_cache_groups if known else ()):
@@ -127,29 +140,56 @@ def _text_of(error: Exception) -> str:
 
 def _next_name(base: str, names: dict[str, int]) -> str:
     names[base] = names.get(base, 0) + 1
-    return base if names[base] == 1 else f"{base}{names[base]}"
+    apart = "_" if base[-1].isdigit() else ""
+    return base if names[base] == 1 else f"{base}{apart}{names[base]}"
 
 
-def _vllm_group(
-    runner: Any, number: int, layers: list[str], window: int | None, hidden: Iterable[str]
-) -> tuple[VllmGroup, dict[str, str]]:
-    """And the reason for each layer that cannot be checked; raises it when there are no others."""
-    num_blocks = runner.kv_cache_config.num_blocks
-    block_size = runner.kv_cache_config.kv_cache_groups[number].kv_cache_spec.block_size
-    sources, refused = _sources(runner, layers, num_blocks, block_size)
-    hidden = [*hidden, *refused]
+def _kind_of(runner: Any, number: int, layer: str) -> LayerKind:
+    entry = tokens_per_entry(_specs(runner, number, [layer])[0])
+    if entry != 1:
+        return LayerKind(entry, indexer=keeps_compressed_keys(runner, layer))
+    if keeps_compressor_states(runner, layer):
+        return LayerKind(0, compressing=True, indexer=is_of_indexer(layer))
+    # The keys by which sparse attention chooses share a group with what it chooses from.
+    return LayerKind(0, indexer=keeps_index_keys(runner, layer))
+
+
+def _attention_group(
+    runner: Any, number: int, layers: list[str], hidden: Iterable[str], *, draft: bool
+) -> tuple[str, VllmGroup, dict[str, str]]:
+    """Its name, and the reason for each layer that cannot be checked; raises it when there are no others."""
+    specs, config = _specs(runner, number, layers), runner.kv_cache_config
+    if draft:
+        check_an_entry_is_a_token(specs)
+    block_size = config.kv_cache_groups[number].kv_cache_spec.block_size
+    table_size = kernel_block_size(runner, number)
+    ratio = entry_tokens(runner, specs, block_size, table_size)
+    base, window = _attention(specs)
+    num_slots = config.num_blocks * block_size // ratio
+    packed = packed_sources if ratio == 1 else entry_sources
+    sources, refused = _sources(runner, layers, num_slots, packed)
     view = GroupView(
         name="",
-        num_slots=num_blocks * block_size,
-        page_size=kernel_block_size(runner, number),
+        num_slots=num_slots,
+        page_size=table_size // ratio,
         sources=sources,
         window=window,
-        uncovered_bytes=sum(_cache_bytes(runner, layer) for layer in hidden) // (num_blocks * block_size),
+        uncovered_bytes=sum(_cache_bytes(runner, layer) for layer in (*hidden, *refused)) // num_slots,
     )
     group = VllmGroup(
-        number=number, num_blocks=num_blocks, block_size=block_size, view=view, layers=tuple(layers)
-    )
-    return group, refused
+        number=number, num_blocks=config.num_blocks, block_size=block_size, view=view, layers=tuple(layers),
+        entry_tokens=ratio,
+    )  # fmt: skip
+    return _base_name(runner, layers[0], base, ratio), group, refused
+
+
+def _base_name(runner: Any, layer: str, base: str, ratio: int) -> str:
+    apart = "_indexer" if is_of_indexer(layer) else ""
+    if ratio > 1:
+        return f"c{ratio}{apart}"
+    if keeps_compressor_states(runner, layer):
+        return f"c{compressed_by(runner, layer)}{apart}_state"
+    return "indexer" if keeps_index_keys(runner, layer) else base
 
 
 def _state_group(runner: Any, number: int, layers: list[str], tokens: int | None) -> VllmGroup:
@@ -185,10 +225,6 @@ def kernel_block_size(runner: Any, number: int) -> int:
     return int(runner.input_batch.block_table[number].block_size)
 
 
-def _spec_of(runner: Any, number: int, layer: str) -> Any:
-    return _specs(runner, number, [layer])[0]
-
-
 def _specs(runner: Any, number: int, layers: Iterable[str]) -> list[Any]:
     spec = runner.kv_cache_config.kv_cache_groups[number].kv_cache_spec
     inner = getattr(spec, "kv_cache_specs", None)
@@ -196,7 +232,6 @@ def _specs(runner: Any, number: int, layers: Iterable[str]) -> list[Any]:
 
 
 def _attention(specs: list[Any]) -> tuple[str, int | None]:
-    check_an_entry_is_a_token(specs)
     types = {type(spec).__name__ for spec in specs}
     if types <= _FULL:
         return "full", None
@@ -210,7 +245,7 @@ def _attention(specs: list[Any]) -> tuple[str, int | None]:
 
 
 def _sources(
-    runner: Any, names: list[str], num_blocks: int, block_size: int
+    runner: Any, names: list[str], num_slots: int, packed_sources: _Packed
 ) -> tuple[tuple[KVSource, ...], dict[str, str]]:
     layers = runner.compilation_config.static_forward_context
     numbers = layer_numbers(names)
@@ -225,12 +260,12 @@ def _sources(
         if cache.data_ptr() in seen:
             continue
         seen.add(cache.data_ptr())
-        page_size = num_blocks * block_size // cache.shape[0]
+        page_size = num_slots // cache.shape[0]
         try:
             if (packed := packed_sources(runner, name, page_size, numbers[name])) is not None:
                 sources += packed
                 continue
-            written = _layer_write(name, layer, cache, page_size, runner.model_config.dtype)
+            written = layer_write(name, layer, cache, page_size, runner.model_config.dtype)
             placements = find_placements(written, placements)
         except Exception as error:  # noqa: BLE001 - another backend's layout may fail in any way
             refused[name] = _text_of(error)
@@ -257,43 +292,3 @@ def _first_head(runner: Any, layer: Any) -> int:
         return 0
     rank, total = int(parallel.rank) % size, int(runner.model_config.get_total_num_kv_heads())
     return rank * heads if total >= size else rank * total // size
-
-
-def is_latent(layer: Any) -> bool:
-    """Whether the layer stores one latent vector per token instead of K and V (MLA)."""
-    return hasattr(layer, "kv_lora_rank")
-
-
-def _layer_write(name: str, layer: Any, cache: Tensor, page_size: int, dtype: torch.dtype) -> LayerWrite:
-    write = getattr(layer.impl, "do_kv_cache_update", None)
-    if write is None:
-        raise UnsupportedEngine(
-            f"{name}: attention backend {type(layer.impl).__name__} writes its KV cache inside its forward, "
-            "so its layout cannot be detected; choose another attention backend"
-        )
-    shapes, through = (_latent if is_latent(layer) else _separate)(layer, cache, write)
-    return LayerWrite(
-        name=name, cache=cache, page_size=page_size, shapes=shapes, dtype=dtype, write=through
-    )  # fmt: skip
-
-
-_Write = Callable[[dict[Part, Tensor], Tensor], None]
-
-
-def _separate(layer: Any, cache: Tensor, write: Any) -> tuple[dict[Part, tuple[int, int]], _Write]:
-    def through(parts: dict[Part, Tensor], slots: Tensor) -> None:
-        write(layer, parts[Part.K], parts[Part.V], cache, slots)
-
-    heads, size = int(layer.num_kv_heads), int(layer.head_size)
-    return {Part.K: (heads, size), Part.V: (heads, int(getattr(layer, "head_size_v", size)))}, through
-
-
-def _latent(layer: Any, cache: Tensor, write: Any) -> tuple[dict[Part, tuple[int, int]], _Write]:
-    rank, rope = int(layer.kv_lora_rank), int(layer.qk_rope_head_dim)
-
-    def through(parts: dict[Part, Tensor], slots: Tensor) -> None:
-        latent, key = parts[Part.K][..., :rank], parts[Part.K][..., rank:]
-        write(latent.squeeze(1).contiguous(), key.contiguous(), cache, slots, layer.kv_cache_dtype,
-              layer._k_scale)  # fmt: skip
-
-    return {Part.K: (1, rank + rope)}, through

@@ -68,6 +68,9 @@ class HealLink:
                 damage = damage_of(
                     violation, group.number, group.block_slots, forward, incident, drafted=group.draft
                 )
+                if damage is not None and group.entry_tokens > 1:
+                    # An entry is that of its run's last token.
+                    damage = damage._replace(offset=(damage.offset + 1) * group.entry_tokens - 1)
                 self._outbox.add(damage)
 
     def reached(self, damages: Sequence[Reached], incident: str, step: int) -> None:

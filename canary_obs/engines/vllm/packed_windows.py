@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from canary_kernels.buffers import KVSource
+from canary_obs.engines.vllm.compressors import keeps_compressor_states, state_sources
 from canary_obs.engines.vllm.index_keys import index_sources, keeps_index_keys
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.kv_locations.split_pages import SplitPages
@@ -24,17 +25,15 @@ def packed_sources(runner: Any, name: str, page_size: int, number: int) -> tuple
     layer = runner.compilation_config.static_forward_context[name]
     if keeps_index_keys(runner, name):
         return index_sources(name, layer, page_size, number)
+    if keeps_compressor_states(runner, name):
+        return state_sources(runner, name, page_size, number)
     classes = {base.__name__ for base in type(layer).__mro__}
-    if "CompressorStateCache" in classes:
-        raise UnsupportedEngine(f"{name} is the buffer of a compressor, which is not supported")
     if "DeepseekV4SWACache" in classes:
         return _window_sources(runner, name, layer, page_size, number)
     return None
 
 
-def _window_sources(
-    runner: Any, name: str, layer: Any, page_size: int, number: int
-) -> tuple[KVSource, KVSource]:
+def _window_sources(runner: Any, name: str, layer: Any, page_size: int, number: int) -> tuple[KVSource, ...]:
     """By writes through the method of the attention layer that fills this cache."""
     cache: Tensor = layer.kv_cache
     size = cache.shape[-1] - _SCALE_BYTES

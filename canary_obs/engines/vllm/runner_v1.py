@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import InputDigests
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.token_digests import TokenDigests
 from canary_obs.engines.vllm.adapter import VllmAdapter
+from canary_obs.engines.vllm.entry_steps import EntrySteps, HostBatch
 from canary_obs.engines.vllm.states import StateSteps
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.errors import UnsupportedEngine
@@ -46,7 +48,9 @@ class V1Adapter(VllmAdapter):
         self._token_digests = TokenDigests(choose_backend("auto", torch.device("cpu")))
         self._digests = self._input_digests or self._token_digests
         states = [group for group in self.vllm_groups if group.states]
-        self._attended = [group for group in self.vllm_groups if not group.states]
+        self._attended = [group for group in self.vllm_groups if group.of_tokens]
+        entries = [group for group in self.vllm_groups if group.entry_tokens > 1]
+        self._entries = EntrySteps(entries, self.step_types) if entries else None
         self._states = (
             StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
         )
@@ -127,12 +131,12 @@ class V1Adapter(VllmAdapter):
 
     def update_requests(self, output: Any) -> None:
         """Drop the digests of requests that ended, resumed, or have new token lists."""
-        if output.finished_req_ids:
-            self._digests.forget(output.finished_req_ids)
-        if output.scheduled_new_reqs:
-            self._digests.forget(request.req_id for request in output.scheduled_new_reqs)
-        if resumed := output.scheduled_cached_reqs.resumed_req_ids:
-            self._digests.forget(resumed)
+        began = [request.req_id for request in output.scheduled_new_reqs]
+        changed = [*output.finished_req_ids, *began, *output.scheduled_cached_reqs.resumed_req_ids]
+        if changed:
+            self._digests.forget(changed)
+            if self._entries is not None:
+                self._entries.forget(changed)
 
     def _view(self, total: int, input_ids: Any = None, positions: Any = None, *_: Any, **__: Any) -> StepView:
         runner = self.runner
@@ -155,7 +159,11 @@ class V1Adapter(VllmAdapter):
         self._columns = columns
         if self._states is not None:
             self._columns = self._columns | {"groups": self._columns["groups"] | self._state_steps(count)}
-        context, own = self._forward_context(), self._columns["groups"]
+        context = self._forward_context()
+        if self._entries is not None:
+            steps = self._entry_steps(self._entries, ids, count, total, context.attn_metadata)
+            self._columns = self._columns | {"groups": self._columns["groups"] | steps}
+        own = self._columns["groups"]
         mappings = getattr(context, "slot_mapping", None)  # not in all versions
         groups = self._attention.given(context.attn_metadata, mappings, own, total)
         if groups is not own:  # in this forward
@@ -226,3 +234,18 @@ class V1Adapter(VllmAdapter):
         return self._states.steps(
             by_number, runner.num_computed_tokens[:count], runner.num_scheduled_tokens.gpu[:count]
         )
+
+    def _entry_steps(
+        self, entries: EntrySteps, ids: Tensor, count: int, total: int, metadata: Any
+    ) -> dict[str, GroupStep]:
+        runner, tables = self.runner, self.runner.input_batch.block_table
+        before = runner.input_batch.num_computed_tokens_cpu[:count].astype(np.int64)
+        batch = HostBatch(
+            requests=runner.input_batch.req_ids[:count],
+            tokens=runner.input_batch.token_ids_cpu,
+            before=before,
+            after=before + runner.num_scheduled_tokens.np[:count],
+            input_ids=ids[:total].numpy(),
+        )
+        by_number = {group.number: tables[group.number].block_table.gpu for group in self.vllm_groups}
+        return entries.steps(batch, by_number, self._attention.entry_mappings(metadata, total))

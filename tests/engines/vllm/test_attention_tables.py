@@ -16,11 +16,12 @@ ROWS, WIDTH, TOKENS = 6, 4, 5
 LAYERS = ("layer 0", "layer 1")
 
 
-def group(name: str, layers: tuple[str, ...] = LAYERS, *, draft: bool = False) -> VllmGroup:
-    return cast(
-        "VllmGroup",
-        SimpleNamespace(view=SimpleNamespace(name=name), layers=layers, draft=draft, states=False),
-    )
+def group(
+    name: str, layers: tuple[str, ...] = LAYERS, *, draft: bool = False, of_tokens: bool = True
+) -> VllmGroup:
+    view = SimpleNamespace(name=name)
+    own = SimpleNamespace(view=view, layers=layers, draft=draft, states=False, of_tokens=of_tokens)
+    return cast("VllmGroup", own)
 
 
 def a_step() -> GroupStep:
@@ -151,3 +152,33 @@ def test_a_group_of_one_layer() -> None:
     assert shown["full"] is own
     assert torch.equal(shown["swa"].slot_table, own.slot_table + 1)
     assert [found.forwards for found in tables.counts.values()] == [1, 1]
+
+
+def test_entries_are_shown_where_attention_writes_them() -> None:
+    tables, own = AttentionTables([group("c4", of_tokens=False)]), a_step()
+    written = torch.tensor([-1, 9, -1, -1, 10, 77])
+    given = dict.fromkeys(LAYERS, plain(own.slot_table[:2], written))
+    assert tables.entry_mappings(given, TOKENS)["c4"].tolist() == [-1, 9, -1, -1, 10]
+    entries = GroupStep(slot_table=own.slot_table, out_slots=torch.tensor([9, 10]))
+    assert tables.given(given, None, {"c4": entries}, TOKENS)["c4"] is entries
+    assert tables.counts["c4"] == ComparedTables(1, None)
+
+
+def test_a_table_of_entries_that_is_not_the_runners_is_shown() -> None:
+    tables, own = AttentionTables([group("c4", of_tokens=False)]), a_step()
+    other, slots = own.slot_table[:2] + 50, torch.tensor([9, -1, -1, -1, -1])
+    entries = GroupStep(slot_table=own.slot_table, out_slots=slots[:1])
+    given = dict.fromkeys(LAYERS, plain(other, slots))
+    shown = tables.given(given, None, {"c4": entries}, TOKENS)["c4"]
+    assert torch.equal(shown.slot_table[:2], other)
+    assert torch.equal(shown.out_slots, entries.out_slots)
+    assert tables.counts["c4"] == ComparedTables(1, None)
+
+
+def test_layers_whose_entries_go_to_several_places_are_not_compared() -> None:
+    tables, own = AttentionTables([group("c4", of_tokens=False)]), a_step()
+    both = (plain(own.slot_table, torch.tensor([9, -1])), plain(own.slot_table, torch.tensor([-1, 9])))
+    entries = GroupStep(slot_table=own.slot_table, out_slots=torch.tensor([9]))
+    tables.given(dict(zip(LAYERS, both, strict=True)), None, {"c4": entries}, TOKENS)
+    assert tables.counts["c4"].forwards == 0
+    assert tables.counts["c4"].gap is not None

@@ -44,7 +44,12 @@ def output(new: list[tuple[list[int], ...]] = (), grown: list[Any] = ()) -> Any:
 
 def changes(numbers: range = range(2)) -> BlockChanges:
     own = SimpleNamespace(
-        view=SimpleNamespace(name="full"), number=0, block_size=SIZE, block_slots=SIZE, states=False
+        view=SimpleNamespace(name="full"),
+        number=0,
+        block_size=SIZE,
+        block_slots=SIZE,
+        states=False,
+        of_tokens=True,
     )
     return BlockChanges([own], torch.device("cpu"), numbers)  # type: ignore[list-item]
 
@@ -77,7 +82,7 @@ def test_one_group_alone_shares_its_blocks_with_nobody() -> None:
 def states(number: int = 1) -> Any:
     return SimpleNamespace(
         view=SimpleNamespace(name="state"), number=number, block_size=4, block_slots=1, states=True,
-        state_tokens=4,
+        of_tokens=False, state_tokens=4,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Groups whose blocks have fewer slots than tokens: states."""
+"""Groups whose blocks have fewer slots than tokens: states, and compressed entries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import pytest
 from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.heal_link import HealLink
+from canary_obs.engines.vllm.rehearsal import slots_of_request, slots_written
+from canary_obs.records import Violation
+from canary_obs.vocabulary import Part, Phase, Reason
 
 
 def group(name: str, **more: Any) -> VllmGroup:
@@ -17,13 +21,45 @@ def group(name: str, **more: Any) -> VllmGroup:
     return VllmGroup(number=0, num_blocks=8, block_size=32, view=view, layers=("a",), **more)
 
 
-TOKENS, STATES = group("full"), group("state", states=True)
+TOKENS, STATES, ENTRIES = group("full"), group("state", states=True), group("c8", entry_tokens=8)
 
 
-@pytest.mark.parametrize(("own", "slots"), [(TOKENS, [*range(64, 128)]), (STATES, [2, 3])])
+@pytest.mark.parametrize(
+    ("own", "slots"), [(TOKENS, [*range(64, 128)]), (STATES, [2, 3]), (ENTRIES, [*range(8, 16)])]
+)
 def test_a_requests_slots_are_those_of_its_blocks(own: VllmGroup, slots: list[int]) -> None:
     adapter: Any = SimpleNamespace(
         _by_name={"own": own}, request_blocks=lambda _: iter([("r", [0, 3, 2]), ("s", [5])])
     )
     assert VllmAdapter.request_slots(adapter, "own", "r").tolist() == slots
     assert VllmAdapter.request_slots(adapter, "own", "t").tolist() == []
+
+
+@pytest.mark.parametrize(("own", "offset"), [(TOKENS, 13), (ENTRIES, 15)])
+def test_damage_of_an_entry_is_where_its_last_token_is(own: VllmGroup, offset: int) -> None:
+    forwards: Any = SimpleNamespace(number=9)
+    link, added = HealLink({own.view.name: own}, forwards, None), []
+    link._outbox = SimpleNamespace(add=added.append)  # type: ignore[assignment]
+    violation = Violation(
+        step=4, phase=Phase.PATROL, group=own.view.name, part=Part.K, reason=Reason.KV_DATA,
+        slot=3 * own.block_slots + 13 // own.entry_tokens, position=0, request=None, expected="1",
+        actual="2", event=1, lag_steps=0, time_ns=0,
+    )  # fmt: skip
+    link.damaged([violation], "incident", 4)
+    (damage,) = added
+    assert (damage.block, damage.offset) == (3, offset)
+
+
+@pytest.mark.parametrize(
+    ("own", "slots", "written"),
+    [
+        (TOKENS, [*range(64, 72)], 7),
+        (STATES, [2], 1),
+        (group("state", states=True, state_tokens=4), [3], 1),
+        (group("c4", entry_tokens=4), [16, 17], 1),
+        (ENTRIES, [8], 0),
+    ],
+)
+def test_a_rehearsal_looks_where_its_request_writes(own: VllmGroup, slots: list[int], written: int) -> None:
+    assert slots_of_request(own, [2, 3]) == slots
+    assert slots_written(own) == written

@@ -47,19 +47,19 @@ def test_blocks_count_once_however_many_keys_they_have(held: Map) -> None:
     for key, number in (("a0", 1), ("a0", 2), ("b0", 2), ("c1", 3)):
         held.insert(key, block(number))
     count = cache_count.count_of(held)
-    assert list(count.all_counts(3)) == [(2, 0, 0), (1, 0, 0), (0, 0, 0)]
+    assert list(count.all_counts(3)) == [(2, 0, ()), (1, 0, ()), (0, 0, ())]
     held.pop("b0", 2)
     held.pop("b0", 9)
-    assert count.all_counts(1)[0] == BlockCounts(2, 0, 0)
+    assert count.all_counts(1)[0] == BlockCounts(2, 0)
     held.pop("a0", 2)
-    assert count.all_counts(1)[0] == BlockCounts(1, 1, 0)
+    assert count.all_counts(1)[0] == BlockCounts(1, 1)
 
 
 def test_what_a_map_holds_at_first_is_counted(held: Map, monkeypatch: pytest.MonkeyPatch) -> None:
     held._cache = {"a0": block(1), "b0": {2: block(2), 3: block(3)}, "c1": block(4)}
-    assert cache_count.count_of(held).all_counts(1)[0] == BlockCounts(3, 0, 0)
+    assert cache_count.count_of(held).all_counts(1)[0] == BlockCounts(3, 0)
     held.insert("d0", block(5))
-    assert cache_count.count_of(held).all_counts(1)[0] == BlockCounts(4, 0, 0)
+    assert cache_count.count_of(held).all_counts(1)[0] == BlockCounts(4, 0)
 
 
 @pytest.mark.parametrize("most", [1, 3, 1 << 12])
@@ -81,40 +81,48 @@ def test_blocks_that_are_counted_together_are_counted_as_one_by_one(
         left[group] += len(before - after)
         if step % 7 == 0 or step == 399:
             cached = [sum(each % 2 == group for each in after) for group in range(2)]
-            assert count.all_counts(2) == tuple(zip(cached, left, (0, 0), strict=True))
+            assert count.all_counts(2) == tuple(zip(cached, left, ((), ()), strict=True))
 
 
 def test_a_reset_removes_all_and_is_remembered_by_the_next_map(held: Map) -> None:
     held.insert("a0", block(1))
     following = Map()
-    assert cache_count.count_of(held).all_counts(1) == ((1, 0, 0),)
+    assert cache_count.count_of(held).all_counts(1) == ((1, 0, ()),)
     cache_count.carry_over(held, following)
-    assert cache_count.count_of(following).all_counts(1) == ((0, 1, 0),)
+    assert cache_count.count_of(following).all_counts(1) == ((0, 1, ()),)
     following.insert("a0", block(1))
-    assert cache_count.count_of(following).all_counts(1)[0] == BlockCounts(1, 1, 0)
+    assert cache_count.count_of(following).all_counts(1)[0] == BlockCounts(1, 1)
 
 
 def test_blocks_that_are_cached_in_part() -> None:
     count = MapCount()
     count.insert(0, 1)
-    assert count.all_counts(1) == ((1, 0, 0),)
+    assert count.all_counts(1) == ((1, 0, ()),)
     count.fill(0, 1, 10)
     assert count.all_counts(1) is count.all_counts(1)
     count.fill(0, 1, 10)  # the same prompt again
-    assert count.all_counts(1)[0] == BlockCounts(1, 0, 10)
+    assert count.all_counts(1)[0] == BlockCounts(1, 0, ((10, 1),))
     count.insert(0, 2)
     count.insert(0, 2)
     count.fill(0, 2, 12)  # its first key stands for the whole block
-    assert count.all_counts(1)[0] == BlockCounts(2, 0, 10)
-    count.remove(0, 1)
-    assert count.all_counts(1)[0] == BlockCounts(1, 1, 0)
+    assert count.all_counts(1)[0] == BlockCounts(2, 0, ((10, 1),))
+    count.insert(0, 3)
+    count.fill(0, 3, 10)
+    count.insert(0, 4)
+    count.fill(0, 4, 3)
+    assert count.all_counts(1)[0] == BlockCounts(4, 0, ((3, 1), (10, 2)))
+    count.fill(0, 3, 3)  # a longer prompt ends in it
+    assert count.all_counts(1)[0] == BlockCounts(4, 0, ((3, 2), (10, 1)))
+    for block in (1, 3, 4):
+        count.remove(0, block)
+    assert count.all_counts(1)[0] == BlockCounts(1, 3)
 
 
 def test_the_mirror_and_the_count_agree_about_parts() -> None:
     blocks = CachedBlocks({"full": (0, 16, 4)}, lambda _: set(), empty=True)
     assert blocks.count("full") == CachedCount(slots=0, removed=0)
     published = [Published(0, 3, 0, -1, 4), Partial(0, 5, 1, 2), Partial(0, 3, 0, 2)]
-    blocks.apply(published, [BlockCounts(2, 7, 2)])
+    blocks.apply(published, [BlockCounts(2, 7, ((2, 1),))])
     assert blocks.count("full") == CachedCount(slots=6, removed=28)
     assert blocks.cached("full", unlocked_only=False).slots.tolist() == [12, 13, 14, 15, 20, 21]
     blocks.cached("full", unlocked_only=False)

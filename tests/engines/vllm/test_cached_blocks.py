@@ -105,7 +105,7 @@ def test_no_link_to_a_block_that_was_replaced() -> None:
 def test_where_events_were_lost_nothing_is_known_until_a_reset() -> None:
     blocks = mirror()
     blocks.apply(
-        [Published(0, 3, 0, -1, 4), EventsLost(9), Published(0, 7, 0, -1, 1)], [BlockCounts(2, 0, 3)]
+        [Published(0, 3, 0, -1, 4), EventsLost(9), Published(0, 7, 0, -1, 1)], [BlockCounts(2, 0, ((3, 1),))]
     )
     assert held(blocks) == [(28, 0, -1)]
     assert blocks.count("full") == CachedCount(slots=5, removed=0)  # a sweep of one slot fails
@@ -234,7 +234,7 @@ def test_a_scheduler_that_does_not_report_is_an_error_and_not_an_empty_cache() -
 def test_a_block_of_states_is_one_slot_and_a_sequence_of_its_own() -> None:
     blocks = CachedBlocks({"full": (0, 16, 4), "state": (1, 16, 0)}, lambda _: set(), empty=True)
     events = [PublishedRun(1, (3, 5), 2, 1, 4), Published(1, 7, 4, 5, 4), Partial(1, 8, 5, 2)]
-    blocks.apply(events, [BlockCounts(0, 0, 0), BlockCounts(4, 1, 2)])
+    blocks.apply(events, [BlockCounts(0, 0), BlockCounts(4, 1, ((2, 1),))])
     found = blocks.cached("state", unlocked_only=False)
     assert found.slots.tolist() == [3, 5, 7, 8]
     assert found.positions.tolist() == [0] * 4
@@ -248,6 +248,25 @@ def test_a_block_of_states_is_one_slot_and_a_sequence_of_its_own() -> None:
 
 def test_a_group_that_caches_nothing_hears_of_every_block() -> None:
     blocks = CachedBlocks({"full": (0, 16, 4), "scale": (-1, 16, 0)}, lambda _: set(), empty=True)
-    blocks.apply([Published(0, 15, 0, -1, 4), 15, None], [BlockCounts(0, 1, 0)])
+    blocks.apply([Published(0, 15, 0, -1, 4), 15, None], [BlockCounts(0, 1)])
     assert blocks.count("scale") == CachedCount(slots=0, removed=0)
     assert blocks.walk("scale").total == 0
+
+
+def test_a_slot_of_several_tokens_is_cached_with_the_last_of_them() -> None:
+    """Blocks of 32 tokens: 4 slots of 8."""
+    blocks = CachedBlocks({"full": (0, 16, 4)}, lambda _: set(), empty=True, slot_tokens={"full": 8})
+    run, part = PublishedRun(0, (3, 5), 0, -1, 32), Partial(0, 7, 2, 20)
+    blocks.apply([run, part, Published(0, 9, 0, -1, 32)], [BlockCounts(4, 2, ((12, 1),))])
+    assert blocks.cached("full", unlocked_only=False).slots.tolist() == [
+        *range(12, 16),
+        *range(20, 24),
+        28,
+        29,
+        *range(36, 40),
+    ]
+    assert blocks.count("full") == CachedCount(slots=14, removed=8)
+    assert blocks.walk("full").total == 14
+    blocks.apply([Partial(0, 7, 2, 27)], [BlockCounts(4, 2, ((5, 1),))])
+    assert blocks.walk("full").total == 15
+    assert blocks.count("full") == CachedCount(slots=15, removed=8)

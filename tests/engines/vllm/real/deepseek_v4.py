@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.engines.vllm.real.interpreted import stand_in_driver
 
-BLOCKS, BLOCK, DATA = 600, 64, 576  # of a window's page: tokens, bytes of one without its scales
+BLOCKS = 600
 _CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "torch_dtype": "bfloat16",
     "vocab_size": 1024, "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8,
@@ -47,39 +47,95 @@ def stand_in() -> None:
     cpu_mla.DeepseekV4CPUSparseSWAMetadataBuilder.build_tile_scheduler = lambda *_: dict.fromkeys(kinds)
 
 
-def run(folder: Path) -> dict[str, Any]:
-    """Serve prompts that share a prefix, then flip a bit in a cached row, and one in its scales."""
-    from tests.engines.vllm.real.rig import Rig, prompts
+def make(folder: Path) -> Any:
+    from tests.engines.vllm.real.rig import Rig
 
     (folder / "config.json").write_text(json.dumps(_CONFIG))
-    rig = Rig(
-        folder, skip_tokenizer_init=True, load_format="dummy", max_num_seqs=4, max_num_batched_tokens=512,
+    return Rig(
+        folder, skip_tokenizer_init=True, load_format="dummy", max_num_seqs=4, max_num_batched_tokens=192,
         kv_cache_dtype="fp8", dtype="bfloat16", num_gpu_blocks_override=BLOCKS, block_size=None,
     )  # fmt: skip
-    for seed in range(2):
-        rig.generate(prompts(2, seed=seed, shared=300), 4)
-    result: dict[str, Any] = {
+
+
+def storm(rig: Any) -> dict[str, Any]:
+    """Prompts that share prefixes, in chunks; some are aborted, and some preempted, for lack of blocks."""
+    from tests.engines.vllm.real.rig import prompts
+
+    scheduler, engine = rig.core.scheduler, rig.llm.llm_engine
+    pool, schedule, answers, preempted = scheduler.kv_cache_manager.block_pool, scheduler.schedule, {}, []
+
+    def counted(*given: Any) -> Any:
+        output = schedule(*given)
+        preempted.extend(output.preempted_req_ids or ())
+        return output
+
+    scheduler.schedule = counted
+    for turn in range(2):
+        asked = {f"{turn}-{at}": one for at, one in enumerate(prompts(6, shared=530, groups=2))}
+        asked |= {f"{turn}-b{at}": one for at, one in enumerate(prompts(2, seed=turn, shared=3 + 126 * turn))}
+        rig.start(asked, 20)
+        for step in range(400):
+            if not engine.has_unfinished_requests():
+                break
+            if step == 9:
+                engine.abort_request([f"{turn}-1", f"{turn}-b0"])
+            if step == 12:
+                held = pool.get_new_blocks(pool.get_num_free_blocks() - 1)
+            if step == 22:
+                pool.free_blocks(held)
+            for output in engine.step():
+                if output.finished:
+                    answers[output.request_id] = list(output.outputs[0].token_ids)
+    scheduler.schedule = schedule
+    return {"answers": answers, "preempted": len(preempted)}
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """A storm with the canary and one without; then a bit flips in each kind of cache."""
+    from canary_obs.runtime.report.snapshot import group_counters
+    from canary_obs.vocabulary import Phase
+
+    rig = make(folder)
+    result = storm(rig)
+    result |= {
         "groups": {group.view.name: group.view.window for group in rig.adapter.vllm_groups},
         "clean": [str(found) for found in rig.settle()], "checks": rig.checks(),
         "coverage": rig.canary.state.coverage, "verdict": [str(each) for each in rig.canary.verdict()[1]],
     }  # fmt: skip
-    context = rig.runner.compilation_config.static_forward_context
-    pages = context["model.layers.1.attn.swa_cache"].kv_cache.view(BLOCKS, -1)
-    block = min(rig.adapter.cached_blocks.live_blocks("swa2"))
-    found = []
-    for place in (5 * DATA + 7, BLOCK * DATA + 5 * 8 + 2):
-        with rig.at_rest():
-            pages[block, place] ^= 4
-            rig.settle()
-            pages[block, place] ^= 4
-        found.append(sorted({(one.group, one.slot - block * BLOCK, str(one.reason)) for one in rig.found}))
-        rig.found.clear()
+    counters = group_counters(rig.canary.state, rig.canary.counter_reader)
+    result["verified"] = {
+        name: min(own.verified.get(phase, 0) for phase in (Phase.HEAD, Phase.TAIL, Phase.SWEEP))
+        for name, own in counters.items()
+    }
+    result["hits"] = rig.adapter.prefix_hits()
+    result["compared"] = {name: own.gap for name, own in rig.adapter.compared_tables().items()}
+    result["found"] = {group.view.name: flips(rig, group) for group in rig.adapter.vllm_groups}
     rig.close()
-    return result | {"found": found}
+    os.environ["KV_CANARY_MODE"] = "none"
+    plain = make(folder)
+    result["plain"] = storm(plain)
+    plain.close()
+    return result
+
+
+def flips(rig: Any, group: Any) -> list[list[str]]:
+    """What is found of a bit in each run of bytes (elements, scales) of a slot in the prefix cache."""
+    from canary_obs.runtime.device.byte_address import locate_byte
+
+    cached = rig.adapter.cached_blocks.cached(group.view.name, unlocked_only=True)
+    slot, found = int(cached.slots[len(cached.slots) // 2]), []
+    for source in group.view.sources:
+        with rig.at_rest():
+            locate_byte(source, slot, source.head_bytes - 2).flip(4)
+            rig.settle()
+            locate_byte(source, slot, source.head_bytes - 2).flip(4)
+        found.append(sorted({f"{one.group} {one.slot - slot} {one.reason}" for one in rig.found}))
+        rig.found.clear()
+    return found
 
 
 if __name__ == "__main__":
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    os.environ.update(VLLM_USE_V2_MODEL_RUNNER="0", KV_CANARY_MODE="log")
     stand_in_driver()
     stand_in()
     Path(sys.argv[2]).write_text(json.dumps(run(Path(sys.argv[1]))))
