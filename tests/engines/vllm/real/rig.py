@@ -26,6 +26,9 @@ DEFAULTS: dict[str, Any] = {
     "disable_log_stats": True, "gpu_memory_utilization": 0.1,
 }  # fmt: skip
 
+# Of latents in float32: where the CPU has AMX, vLLM would take the backend that wants bfloat16.
+LATENT = {"attention_backend": "CPU_MLA"}
+
 
 class Rig:
     """An LLM, its worker and the canary in it."""

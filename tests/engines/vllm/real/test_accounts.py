@@ -12,7 +12,7 @@ from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
 from canary_obs.vocabulary import State
 from tests.engines.vllm.real import hidden, prefix_hits, stale, walks
 from tests.engines.vllm.real.forwards import NOT_SHOWN, acknowledge, tried
-from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.rig import LATENT, Rig, prompts
 from tests.engines.vllm.real.test_tables import check_tables, report_tables
 from tests.unchecked import Report
 
@@ -157,7 +157,7 @@ def test_layers_and_bytes_that_are_hidden(rig: Rig, unchecked: Report) -> None:
 @pytest.mark.parametrize("model", ["gemma3", "deepseek"])
 def test_what_other_models_hide(make_rig: Any, unchecked: Report, model: str) -> None:
     """Groups that lie over each other in memory, and latents."""
-    rig = make_rig(model)
+    rig = make_rig(model, **LATENT if model == "deepseek" else {})
     if model == "gemma3":
         hit = prefix_hits.damaged(rig)
         assert hit.pop("seconds") < 5.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from canary_obs.vocabulary import State
-from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.rig import LATENT, Rig, prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,7 @@ CASES = {
     "sliding": Case(model="mistral", engine={"num_gpu_blocks_override": 60}, preempts=True, checks=100_000),
     "latent": Case(
         model="deepseek",
-        # By name: where the CPU has AMX, vLLM would take the backend that wants bfloat16.
-        engine={"attention_backend": "CPU_MLA", "block_size": 16, "num_gpu_blocks_override": 120},
+        engine=LATENT | {"block_size": 16, "num_gpu_blocks_override": 120},
         preempts=True,
         checks=200_000,
     ),

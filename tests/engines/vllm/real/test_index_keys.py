@@ -11,9 +11,9 @@ import torch
 from canary_obs.vocabulary import Reason, State
 from tests.engines.vllm.index_key_writes import SIZE, register
 from tests.engines.vllm.real.index_keys import add_index_keys
-from tests.engines.vllm.real.rig import Rig, prompts
+from tests.engines.vllm.real.rig import LATENT, Rig, prompts
 
-ENGINE: dict[str, Any] = {"attention_backend": "CPU_MLA", "block_size": 16, "num_gpu_blocks_override": 200}
+ENGINE: dict[str, Any] = LATENT | {"block_size": 16, "num_gpu_blocks_override": 200}
 
 
 @pytest.fixture
