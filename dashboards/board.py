@@ -21,6 +21,7 @@ NO_DRILL = "only where drills are enabled and one has run"
 NO_RECEIVER = "only where an OTLP receiver is configured"
 NO_WINDOW = "only where the model has sliding-window layers with slots of their own"
 NO_SWEEP = "only after the first sweep"
+NO_REPLAY = "only where head and tail may be launched as one"
 NO_LONG_STEP = "only while a step delays the snapshots"
 
 

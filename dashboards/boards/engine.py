@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.board import (
     BAD_BELOW_ONE,
+    NO_REPLAY,
     NO_SWEEP,
     NO_WINDOW,
     TO_INCIDENTS,
@@ -107,6 +108,23 @@ BOARD = Board(
                     "kernel_runs_total",
                     "group, phase",
                     "{{group}} {{phase}}",
+                ),
+                Panel(
+                    title="Checks replayed",
+                    description="Launches of captured checks per second, at most two per step, and captures.",
+                    queries=(
+                        Query(
+                            expression=f"sum(rate({rank('replays_total')}{RATE}))",
+                            legend="replays",
+                            empty=NO_REPLAY,
+                        ),
+                        Query(
+                            expression=f"sum by (outcome) (rate({rank('captures_total')}{RATE}))",
+                            legend="captures {{outcome}}",
+                            empty=NO_REPLAY,
+                        ),
+                    ),
+                    unit="ops",
                 ),
                 Panel(
                     title="Kernels healthy",

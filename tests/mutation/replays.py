@@ -78,7 +78,7 @@ ALL = (
     *mutants(
         "canary_obs/runtime/canary.py",
         (
-            "        self._checks.replays = None  # in",
+            "        self.checks.replays = None  # in",
             "        # in",
             _TESTS + "test_where_the_head_precedes_the_forward_nothing_waits_for_the_tail",
         ),

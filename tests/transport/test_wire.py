@@ -49,7 +49,7 @@ COMMANDS = [
     Acknowledge(),
     Ping(want_hello=True),
 ]
-SCHEMAS = {3: "2a8156fe615acce3"}
+SCHEMAS = {3: "dc44c0fc8b8bce37"}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -76,12 +76,10 @@ class AttentionTables:
     def _table_of_entries(
         self, name: str, metadata: Sequence[Any], step: GroupStep
     ) -> tuple[GroupStep, bool]:
-        own, distinct = step.slot_table, _distinct(metadata)
-        tables = [parts for found in distinct if _differ(parts := _parts(found, own), own)]
-        if tables:
-            step = replace(step, slot_table=self._table(name, tables[0], own))
+        distinct = _distinct(metadata)
+        step, one_table = self._with_table(name, distinct, step)
         first, *others = [found.slot_mapping for found in distinct]
-        return step, len(tables) < 2 and all(torch.equal(first, other) for other in others)
+        return step, one_table and all(torch.equal(first, other) for other in others)
 
     def _group(
         self, name: str, metadata: Sequence[Any], mappings: Sequence[Any], step: GroupStep, total: int
@@ -89,18 +87,24 @@ class AttentionTables:
         """The step as attention has it, and whether that holds for all layers."""
         if not mappings and _same_memory(metadata, step):
             return step, True
-        own, slots = step.slot_table, step.out_slots
+        slots = step.out_slots
         distinct, written = _distinct(metadata), _distinct(mappings)
         for found in distinct:
             if (mapping := getattr(found, "slot_mapping", None)) is not None:
                 written.append(mapping)
-        tables = [parts for found in distinct if _differ(parts := _parts(found, own), own)]
         others = {at: found for found in written if (at := found.data_ptr()) != slots.data_ptr()}
-        if tables:
-            step = replace(step, slot_table=self._table(name, tables[0], own))
+        step, one_table = self._with_table(name, distinct, step)
         if others:
             step = replace(step, out_slots=self._mapping(name, next(iter(others.values())), slots, total))
-        return step, len(tables) < 2 and len(others) < 2
+        return step, one_table and len(others) < 2
+
+    def _with_table(self, name: str, distinct: Sequence[Any], step: GroupStep) -> tuple[GroupStep, bool]:
+        """The step with attention's own table, if it has one, and whether it has no second one."""
+        own = step.slot_table
+        tables = [parts for found in distinct if _differ(parts := _parts(found, own), own)]
+        if tables:
+            step = replace(step, slot_table=self._table(name, tables[0], own))
+        return step, len(tables) < 2
 
     def _table(self, name: str, parts: Sequence[tuple[int, Tensor]], own: Tensor) -> Tensor:
         # On the forward's stream, and kept: attention's may be gone before the side stream has read it.
