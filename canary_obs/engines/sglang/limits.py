@@ -149,7 +149,8 @@ def _check_drafts(scheduler: Any) -> None:
     arguments = settings_of(scheduler)
     algorithm = f"speculative_algorithm={arguments.speculative_algorithm!r}"
     for name, (covered, needs) in _WITH_DRAFTS.items():
-        if (value := getattr(arguments, name)) != covered:
+        # 0.5.16 has no attn_dp_size.
+        if (value := getattr(arguments, name, covered)) != covered:
             raise _refused(f"{algorithm} and {name}={value!r}", needs, f"{name}={covered!r}")
     if has_states(scheduler.tp_worker.model_runner.token_to_kv_pool):
         raise _refused(f"{algorithm} and states", "states of drafts that are rejected", "models without")

@@ -245,7 +245,7 @@ def _attention(specs: list[Any]) -> tuple[str, int | None]:
 
 
 def _sources(
-    runner: Any, names: list[str], num_slots: int, packed_sources: _Packed
+    runner: Any, names: list[str], num_slots: int, find_packed: _Packed
 ) -> tuple[tuple[KVSource, ...], dict[str, str]]:
     layers = runner.compilation_config.static_forward_context
     numbers = layer_numbers(names)
@@ -262,7 +262,7 @@ def _sources(
         seen.add(cache.data_ptr())
         page_size = num_slots // cache.shape[0]
         try:
-            if (packed := packed_sources(runner, name, page_size, numbers[name])) is not None:
+            if (packed := find_packed(runner, name, page_size, numbers[name])) is not None:
                 sources += packed
                 continue
             written = layer_write(name, layer, cache, page_size, runner.model_config.dtype)

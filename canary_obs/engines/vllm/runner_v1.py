@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -131,12 +131,17 @@ class V1Adapter(VllmAdapter):
 
     def update_requests(self, output: Any) -> None:
         """Drop the digests of requests that ended, resumed, or have new token lists."""
-        began = [request.req_id for request in output.scheduled_new_reqs]
-        changed = [*output.finished_req_ids, *began, *output.scheduled_cached_reqs.resumed_req_ids]
-        if changed:
-            self._digests.forget(changed)
-            if self._entries is not None:
-                self._entries.forget(changed)
+        if output.finished_req_ids:
+            self._forget(output.finished_req_ids)
+        if output.scheduled_new_reqs:
+            self._forget([request.req_id for request in output.scheduled_new_reqs])
+        if resumed := output.scheduled_cached_reqs.resumed_req_ids:
+            self._forget(resumed)
+
+    def _forget(self, requests: Collection[str]) -> None:
+        self._digests.forget(requests)
+        if self._entries is not None:
+            self._entries.forget(requests)
 
     def _view(self, total: int, input_ids: Any = None, positions: Any = None, *_: Any, **__: Any) -> StepView:
         runner = self.runner

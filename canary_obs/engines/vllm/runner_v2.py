@@ -13,7 +13,6 @@ from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.toolkit.device_digests import ListDigests
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.engines.vllm.entry_steps import EntrySteps, HostBatch
 from canary_obs.engines.vllm.request_changes import places_with_blocks
 from canary_obs.engines.vllm.states import StateSteps
 from canary_obs.engines.vllm.step_hooks import StepHooks
@@ -35,8 +34,6 @@ class V2Adapter(VllmAdapter):
         # What drafting and states read, too, is launched before the canary's own checks.
         self._at_once = bool(states) or not self.inputs_persist
         self._attended = [group for group in self.vllm_groups if group.of_tokens]
-        entries = [group for group in self.vllm_groups if group.entry_tokens > 1]
-        self._entries = EntrySteps(entries, self.step_types) if entries else None
         self._states = (
             StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
         )
@@ -120,10 +117,7 @@ class V2Adapter(VllmAdapter):
 
     def update_requests(self, output: Any) -> None:
         """Follow block lists; restart the digests of new requests."""
-        gone = output.finished_req_ids | (output.preempted_req_ids or set())
-        if self._entries is not None:
-            self._entries.forget([*gone, *(new.req_id for new in output.scheduled_new_reqs)])
-        for request in gone:
+        for request in output.finished_req_ids | (output.preempted_req_ids or set()):
             self._blocks.pop(request, None)
         for new in output.scheduled_new_reqs:
             self._blocks[new.req_id] = tuple(list(ids) for ids in new.block_ids)
@@ -154,8 +148,6 @@ class V2Adapter(VllmAdapter):
         if self._at_once:
             self.known_tokens.fill()
             columns["launches"].before_write()
-        if self._entries is not None:
-            own = {**own, **self._entry_steps(self._entries, metadata, batch, block_tables)}
         groups = self._attention.given(metadata, None, own, total)
         if self._states is not None:
             lens = columns["prefix_lens"], columns["extend_lens"]
@@ -205,19 +197,3 @@ class V2Adapter(VllmAdapter):
             computed=states.num_computed_tokens.gpu,
             token_starts=starts,
         )
-
-    def _entry_steps(
-        self, entries: EntrySteps, metadata: Any, batch: Any, block_tables: Sequence[Tensor]
-    ) -> dict[str, GroupStep]:
-        count, total, states = batch.num_reqs, batch.num_tokens, self.runner.req_states
-        rows, starts = batch.idx_mapping[:count], batch.query_start_loc[: count + 1].to(torch.int64)
-        before = states.num_computed_tokens.gpu[rows].to(torch.int64)
-        shown = HostBatch(
-            requests=batch.req_ids[:count],
-            tokens=[states.all_token_ids.gpu[row].numpy() for row in rows.tolist()],
-            before=before.numpy(),
-            after=(before + starts.diff()).numpy(),
-            input_ids=batch.input_ids[:total].numpy(),
-        )
-        mappings = self._attention.entry_mappings(metadata, total)
-        return entries.steps(shown, dict(enumerate(block_tables)), mappings)
