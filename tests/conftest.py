@@ -1,6 +1,8 @@
 """What must be decided before torch and Triton are imported."""
 
 import os
+from functools import cache
+from pathlib import Path
 
 # Workers share the cores: a second OpenMP thread in each only spins.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +15,7 @@ if not torch.cuda.is_available():
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.sizes import sized, sized_names
 from tests.unchecked import unchecked  # noqa: F401 - a fixture
 
 # How long an example takes, or its draw, is a matter of the machine and of what else runs on it.
@@ -39,8 +42,21 @@ _LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _name(item) in _sized_in(item.path):
+            item.add_marker("sized")
     items.sort(key=lambda item: _LONG.index(file) if (file := _file(item)) in _LONG else len(_LONG))
 
 
 def _file(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
+
+
+def _name(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[1].partition("[")[0]
+
+
+@cache
+def _sized_in(path: Path) -> frozenset[str]:
+    source = path.read_text(encoding="utf-8")
+    return frozenset(sized_names(source) if sized.__name__ in source else ())
