@@ -17,6 +17,8 @@ from numba.extending import intrinsic
 _PACKAGE = Path(__file__).parent
 _NEXT_TO_SOURCES = _PACKAGE / "__pycache__"
 _FOLDER_PREFIX, _DIGEST_LENGTH = "native-", 16
+# All that compiled code consists of. numba looks at the file of the kernel alone, not at what it calls.
+_COMPILED = ("*/cpu*.py", "frames.py", "hashing.py", "layout.py", "native.py", "native_records.py")
 _FOLDERS_KEPT = 4  # by last use: environments that share ~/.cache keep theirs, those of old versions go
 
 
@@ -45,14 +47,14 @@ def cache_folder() -> Path | None:
     """Where compiled kernels are kept; None = nowhere, so every process compiles them again.
 
     Under NUMBA_CACHE_DIR if that is set, else next to the sources, else under XDG_CACHE_HOME or ~/.cache: the
-    first that can be written. The last part of its name is a digest of the sources; a new one pushes out
-    those that were used least recently.
+    first that can be written. The last part of its name is a digest of what is compiled and of numba's
+    version; a new one pushes out those that were used least recently.
     """
     wanted = os.environ.get("NUMBA_CACHE_DIR")
     own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     bases = [Path(wanted)] if wanted else [_NEXT_TO_SOURCES, Path(own) / "canary_obs"]
     for base in bases:
-        folder = base / f"{_FOLDER_PREFIX}{_sources_digest()}"
+        folder = base / f"{_FOLDER_PREFIX}{_digest()}"
         with contextlib.suppress(OSError):
             fresh = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,10 +75,10 @@ def _prune(base: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sources_digest() -> str:
-    # numba looks at the file of the kernel alone, not at what it calls.
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
+def _digest() -> str:
+    # numba's files of all its versions have the same names: two that share a folder replace each other's.
+    digest = hashlib.sha256(numba.__version__.encode())
+    for path in sorted(path for pattern in _COMPILED for path in _PACKAGE.glob(pattern)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:_DIGEST_LENGTH]
 

@@ -1,9 +1,13 @@
 """The compiled kernels against the reference, word for word, on what the oracle's scenes leave out."""
 
+import ast
 import dataclasses
 import os
 import random
+import shutil
+from pathlib import Path
 
+import numba
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -134,6 +138,46 @@ def test_the_cache_moves_to_where_it_can_be_written(monkeypatch, tmp_path):
         return 3 * value
 
     assert tripled(14) == 42
+
+
+def test_each_version_of_numba_has_a_cache_of_its_own(monkeypatch, tmp_path):
+    """Its files are called alike: environments that share a folder would replace each other's."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    mine = native.cache_folder()
+    monkeypatch.setattr(numba, "__version__", "0.0.1")
+    assert native.cache_folder() not in (mine, None)
+
+
+def test_the_cache_is_keyed_by_all_that_is_compiled_and_by_nothing_else(monkeypatch, tmp_path):
+    package = tmp_path / "canary_kernels"
+    shutil.copytree(Path(native.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(native, "_PACKAGE", package)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    whole, keying = native.cache_folder(), set()
+    for path in sorted(package.rglob("*.py")):
+        before = path.read_bytes()
+        path.write_bytes(before + b"#")
+        if native.cache_folder() != whole:
+            keying.add(path)
+        path.write_bytes(before)
+    assert keying == compiled_in(package)
+
+
+def compiled_in(package):
+    """What holds compiled code, and what that imports from its package when it runs."""
+    found, todo = set(), list(package.glob("*/cpu*.py"))
+    while todo:
+        path = todo.pop()
+        found.add(path)
+        for statement in ast.parse(
+            path.read_text(encoding="utf-8")
+        ).body:  # the outermost: none for types only
+            if isinstance(statement, ast.ImportFrom) and statement.module.startswith(package.name):
+                module = package.parent.joinpath(*statement.module.split("."))
+                wanted = [module, *(module / one.name for one in statement.names)]
+                files = {one.with_suffix(".py") for one in wanted}
+                todo += [one for one in files if one.exists() and one not in found]
+    return found
 
 
 def test_a_new_version_pushes_out_the_caches_used_least_recently(monkeypatch, tmp_path):
