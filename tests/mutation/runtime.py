@@ -206,6 +206,16 @@ PATROL = mutants(
         "rate",
         "tests/runtime/patrol/test_patrol.py::test_a_long_forward_earns_the_busy_rate",
     ),
+    (
+        "max(self._intact[chunk], job.step)",
+        "self._state.step - 1",
+        "tests/runtime/patrol/test_patrol.py::test_a_pass_is_as_old_as_its_own_job",
+    ),
+    (
+        "-1 if newest is None else newest.step",
+        "self._state.step - 1",
+        "tests/runtime/patrol/test_patrol.py::test_a_pass_is_of_forwards_that_were_over",
+    ),
 )
 
 STEP_SCHEDULER = mutants(

@@ -34,6 +34,7 @@ class ScanJob(NamedTuple):
     slots: range
     first_chunk: int  # of the patrol
     last_chunk: int
+    step: int  # forwards up to this one were over when the job was chosen; -1 = not known of any
 
 
 class ScanResult(NamedTuple):

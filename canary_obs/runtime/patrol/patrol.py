@@ -36,7 +36,7 @@ class Patrol:
         counter_reader: CounterReader,
     ) -> None:
         """`bandwidth` in bytes per second, for a budget given as a fraction of it."""
-        self._state, self._health = state, health
+        self._state, self._health, self._counter_reader = state, health, counter_reader
         self._on_cpu = state.clock.device.type == "cpu"
         self._chunks = [
             (group, start, min(start + size, group.view.num_slots))
@@ -52,7 +52,6 @@ class Patrol:
         self._checked_at = [now] * len(self._chunks)  # time.monotonic() by chunk
         # By chunk: the last forward before it was passed and found intact; -1 = not yet.
         self._intact = [-1] * len(self._chunks)
-        self._began = [-1] * len(self._chunks)  # forward at which the job that passes it was chosen
         self._cursor = 0  # the next chunk to choose
         self._chosen: ScanJob | None = None  # to be submitted by the next call
         self._was_idle = False  # when credit was added last, and so when `_chosen` was chosen
@@ -165,10 +164,10 @@ class Patrol:
         last = min(first + max_chunks, self._group_ends[group.index]) - 1
         stop = self._chunks[last][2]
         self._cursor = (last + 1) % len(self._chunks)
-        # On a GPU that forward may still be running, and read what is compared after the comparison.
-        step = self._state.step - (0 if self._on_cpu else 1)
-        self._began[first : last + 1] = [step] * (last + 1 - first)
-        return ScanJob(group=group, slots=range(start, stop), first_chunk=first, last_chunk=last)
+        # On a GPU later forwards may still be running, and read what is compared after the comparison.
+        newest = self._counter_reader.sample
+        step = self._state.step if self._on_cpu else -1 if newest is None else newest.step
+        return ScanJob(group=group, slots=range(start, stop), first_chunk=first, last_chunk=last, step=step)
 
     def _affordable(self, max_bytes: float) -> int:
         """Chunks that the credit pays for, at least one."""
@@ -185,8 +184,9 @@ class Patrol:
             if result.suspicious:
                 suspicious.append(result.job)
             elif result.ran:
-                chunks = slice(result.job.first_chunk, result.job.last_chunk + 1)
-                self._intact[chunks] = self._began[chunks]
+                job = result.job
+                for chunk in range(job.first_chunk, job.last_chunk + 1):
+                    self._intact[chunk] = max(self._intact[chunk], job.step)
             self._mark_passed(result.job, checked=result.ran)
         return suspicious
 

@@ -273,7 +273,8 @@ def test_violations_counted_by_a_later_job_are_not_lost(on_gpu) -> None:
     """The copy with the first job's counters may hold the second's violations too: both are repeated."""
     group = on_gpu.canary.state.groups[0]
     first, second = (
-        ScanJob(group=group, slots=range(start, start + 4), first_chunk=0, last_chunk=0) for start in (0, 4)
+        ScanJob(group=group, slots=range(start, start + 4), first_chunk=0, last_chunk=0, step=0)
+        for start in (0, 4)
     )
     suspicions = on_gpu.canary.state.side_counters[layout.lane(layout.Phase.PATROL, layout.Reason.KV_DATA) :]
     on_gpu.checker.submit(first)
@@ -294,7 +295,7 @@ def test_violations_counted_by_a_later_job_are_not_lost(on_gpu) -> None:
 
 def test_a_lost_run_is_reported_once(on_gpu, monkeypatch) -> None:
     group = on_gpu.canary.state.groups[0]
-    job = ScanJob(group=group, slots=range(4), first_chunk=0, last_chunk=0)
+    job = ScanJob(group=group, slots=range(4), first_chunk=0, last_chunk=0, step=0)
     with monkeypatch.context() as patch:
         patch.setattr(on_gpu.checker, "_compare", [lambda _: None])
         on_gpu.checker.submit(job)
@@ -327,3 +328,35 @@ def test_the_checker_writes_only_memory_of_its_own(make_rig) -> None:
         pairs = [(plan.scratch, group.plan.scratch), (buffers.counters, group.buffers.counters)]
         pairs += [(buffers.violations, group.buffers.violations), (buffers.clock, group.buffers.clock)]
         assert all(mine.data_ptr() != theirs.data_ptr() for mine, theirs in pairs)
+
+
+def test_a_pass_is_as_old_as_its_own_job(on_gpu) -> None:
+    """A pool that is passed within a few steps has several jobs in flight for the same slots."""
+    canary, patrol = on_gpu.canary, on_gpu.patrol
+    began, name = canary.step, canary.state.groups[0].name
+    on_gpu.copy_counters()
+    canary.state.advance(began + 1)  # its forward is running
+    assert on_gpu.submit()
+    on_gpu.stream.done = True
+    on_gpu.checker.poll()
+    canary.state.advance(began + 5)
+    assert on_gpu.submit()  # the same slots again
+    on_gpu.copy_counters()
+    assert on_gpu.collect()
+    assert len(on_gpu.checker._in_flight) == 1
+    assert patrol.intact_at(name, 0) == began
+
+
+def test_a_pass_is_of_forwards_that_were_over(on_gpu) -> None:
+    """The host may be any number of forwards ahead of what the patrol's stream runs next to."""
+    canary = on_gpu.canary
+    began, name = canary.step, canary.state.groups[0].name
+    on_gpu.copy_counters()
+    canary.counter_reader.drain(began, 1.0)
+    canary.state.advance(began + 4)
+    assert on_gpu.submit()
+    on_gpu.stream.done = True
+    on_gpu.collect()
+    on_gpu.copy_counters()
+    assert on_gpu.collect()
+    assert on_gpu.patrol.intact_at(name, 0) == began
