@@ -164,7 +164,10 @@ FAULTS: dict[str, dict[str, Planted]] = {
         MOONCAKE: Planted(
             "`kv_data`", "test_mooncake.py::test_a_receive_that_lands_when_its_blocks_were_freed_is_found"
         ),
-        MULTI: Planted("not run: it has no blocks of its own"),
+        MULTI: Planted(
+            "`kv_data`, with NIXL",
+            "test_nixl.py::test_a_receive_in_a_multi_connector_that_lands_when_its_blocks_were_freed_is_found",
+        ),
     },
     "the sender gave up waiting and used the blocks again": {
         NIXL: Planted(
@@ -188,7 +191,7 @@ FAULTS: dict[str, dict[str, Planted]] = {
             "compared: two ranks to one; unverified: one to two",
             "test_mooncake.py::test_what_two_ranks_send_is_what_one_receives",
         ),
-        MULTI: Planted("not run"),
+        MULTI: Planted("as NixlConnector: the same test, which runs within a MultiConnector on V1"),
     },
     "the records are of an earlier copy": {
         DISK: Planted("`kv_data`", "test_disk.py::test_only_records_that_can_be_believed_are_compared"),

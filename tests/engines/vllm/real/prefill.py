@@ -51,7 +51,8 @@ def settings(role: str, blocks: int, ranks: int = 1, connector: str = NIXL) -> d
     return {"kv_transfer_config": transfer, "num_gpu_blocks_override": blocks}
 
 
-def _is_v2() -> bool:
+def is_v2() -> bool:
+    """Whether the V2 model runner was chosen."""
     return os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 
 
@@ -65,7 +66,7 @@ class Prefill:
             # Ranks wait for each other in busy loops: on one core each of them takes the other's time.
             cores = os.cpu_count() or 1
             more["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % cores) for rank in range(tensor_parallel))
-            if _is_v2():
+            if is_v2():
                 more["TORCHDYNAMO_DISABLE"] = "1"  # Inductor asks Triton's driver for more
                 more["PYTHONPATH"] = os.pathsep.join((str(_SPAWNED), *sys.path))
         environment = os.environ | ENVIRONMENT | more
@@ -143,7 +144,7 @@ def _by_nixl(engine: _Engine, asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Serve standard input."""
-    if _is_v2():
+    if is_v2():
         from tests.engines.vllm.real.interpreted import stand_in_driver
 
         stand_in_driver()
