@@ -8,18 +8,22 @@ PORT ?= 9464
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: run test test-slow test-ops test-vllm test-sglang test-gpu ops-files fuzz pictures image-lock image-digests lint format setup clean
+.PHONY: run test everyday test-slow test-ops test-vllm test-sglang test-gpu ops-files fuzz pictures image-lock image-digests lint format setup clean
 
 # Memory that nobody wrote holds 0x7f bytes under glibc, so that a test that reads it fails each time, not once a week.
-test test-slow: export MALLOC_PERTURB_ := 128
+test everyday test-slow: export MALLOC_PERTURB_ := 128
 # What is compiled is kept, also where the environment says otherwise: each process would compile all of it anew.
-test test-slow test-ops test-vllm test-sglang: export PYTHONDONTWRITEBYTECODE :=
+test everyday test-slow test-ops test-vllm test-sglang: export PYTHONDONTWRITEBYTECODE :=
 
 run: setup
 	@echo "make run: the demo starts; its service and console will be at http://127.0.0.1:$(PORT)/ until Ctrl-C"
 	$(BIN)/canary-obs demo --serve --port $(PORT)
 
-test: setup lint
+# Linters use one core for half a minute: the tests begin on the other.
+test: setup
+	$(MAKE) --no-print-directory -j2 lint everyday
+
+everyday: setup
 	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # Files of everyday tests of which `make test` runs fewer examples, steps or cases (tests/sizes.py): those
