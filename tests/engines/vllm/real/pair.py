@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from canary_obs.vocabulary import State
 from tests.engines.vllm.real.prefill import NIXL, Prefill, settings
 from tests.engines.vllm.real.rig import Rig, prompts
 
@@ -52,6 +53,25 @@ class Pair:
         self.rig.settle()
         return set(self.rig.reasons())
 
+    def storm(self, how: Callable[[], dict[str, Any]] = dict) -> tuple[int, int]:
+        """Serve prompts that share prefixes, all at once, by both engines, twice, and then by this one alone.
+
+        Nothing may be found, and the answers are the same. Returns how many slots were compared and left out.
+        """
+        self.rig.fresh()
+        self.loads()
+        asked, answers = prompts(12, seed=7), []
+        for _ in range(2):
+            params = [self.prefill.ask(prompt, **how()) for prompt in asked]
+            answers.append(decode_all(self.rig, params, asked, 6))
+            assert self.rig.settle() == []
+        self.rig.fresh()
+        assert answers == [self.rig.generate(asked, 6)] * 2
+        loads = self.loads()
+        assert self.rig.found == []
+        assert self.rig.canary.verdict() == (State.OK, ())
+        return loads
+
     def use_again(self, blocks: Iterable[int], others: Callable[[int], Iterable[int]]) -> None:
         """Ask for `others`, which returns their blocks, until these have been given to them."""
         mine = set(blocks)
@@ -78,13 +98,25 @@ class Pair:
 
 def decode(rig: Rig, params: dict[str, Any], prompt: list[int], tokens: int = 6) -> list[int]:
     """What this engine answers to a prompt whose KV it is given."""
+    (answer,) = decode_all(rig, [params], [prompt], tokens)
+    return answer
+
+
+def decode_all(
+    rig: Rig, params: Sequence[dict[str, Any]], asked: Sequence[list[int]], tokens: int
+) -> list[list[int]]:
+    """Of several at once."""
     from vllm import SamplingParams
 
-    sampling = SamplingParams(
-        temperature=0, max_tokens=tokens, ignore_eos=True, extra_args={"kv_transfer_params": params}
-    )
-    (output,) = rig.llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
-    return list(output.outputs[0].token_ids)
+    sampling = [
+        SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, extra_args={"kv_transfer_params": own}
+        )
+        for own in params
+    ]
+    inputs = [{"prompt_token_ids": prompt} for prompt in asked]
+    outputs = rig.llm.generate(inputs, sampling, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def free_port() -> int:

@@ -19,24 +19,37 @@ DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
 
 
 @pytest.fixture(scope="module")
-def pair(models: Callable[[str], Path]) -> Iterator[Pair]:
+def running() -> Iterator[list[Pair]]:
+    """Pairs that run: one at a time."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
-        made = Pair(models("llama"))
+        made: list[Pair] = []
         yield made
-        made.close()
+        for each in made:
+            each.close()
+
+
+@pytest.fixture(scope="module")
+def pair(models: Callable[[str], Path], running: list[Pair]) -> Pair:
+    running.append(Pair(models("llama")))
+    return running[-1]
 
 
 def test_what_was_sent_is_what_is_received(pair: Pair) -> None:
-    for _ in range(3):
-        assert pair.served() == set()
-        assert pair.loads() == (LENGTH, 0)
-        assert pair.rig.canary.verdict() == (State.OK, ())
-        answer = pair.answer
-        pair.rig.fresh()  # nothing that was received is left
-        assert pair.rig.generate([pair.asked], 6) == [answer]
+    assert pair.served() == set()
+    assert pair.loads() == (LENGTH, 0)
+    assert pair.rig.canary.verdict() == (State.OK, ())
+    answer = pair.answer
+    pair.rig.fresh()  # nothing that was received is left
+    assert pair.rig.generate([pair.asked], 6) == [answer]
+
+
+def test_a_clean_storm_is_compared_and_answers_the_same(pair: Pair) -> None:
+    compared, left_out = pair.storm()
+    assert compared > 1000
+    assert left_out == 0
 
 
 def test_damage_at_the_sender_is_found_at_the_receiver(pair: Pair) -> None:
@@ -179,12 +192,18 @@ def test_records_that_cannot_be_believed_leave_a_receive_unverified(pair: Pair, 
 
 
 @pytest.fixture(scope="module")
-def multi(pair: Pair) -> Iterator[Pair]:
+def multi(models: Callable[[str], Path], running: list[Pair]) -> Pair:
     """Both engines with an OffloadingConnector beside NIXL, in a MultiConnector; the others end."""
-    pair.close()
-    made = Pair(pair.model, MULTI)
-    yield made
-    made.close()
+    while running:
+        running.pop().close()
+    running.append(Pair(models("llama"), MULTI))
+    return running[-1]
+
+
+def test_a_clean_storm_through_both_of_a_multi_connector(multi: Pair) -> None:
+    compared, left_out = multi.storm()
+    assert compared > 1000
+    assert left_out == 0
 
 
 def test_what_each_connector_of_a_multi_connector_loads_is_compared(multi: Pair) -> None:
