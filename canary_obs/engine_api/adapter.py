@@ -181,9 +181,10 @@ class EngineAdapter(ABC):
         return
 
     def copies_stored_in(self) -> StoredIn | None:
-        """Where copies of blocks may be that later requests load, with nothing shown of it. Must not wait.
+        """Where copies of blocks may be that later requests load. Must not wait.
 
-        Who loads KV there that was computed from damage is then not known, and said to be so. None = nowhere.
+        Where not all of it is `shown`, who loads KV that was computed from damage is not known, and said to
+        be so. None = nowhere, or from where all is shown and every load is compared.
         """
         return None
 

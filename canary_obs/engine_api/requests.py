@@ -50,7 +50,10 @@ class RequestChange:
 
 
 class KeyedBlocks(NamedTuple):
-    """Blocks of one numbering, and under which key of a lower tier the copy of each is."""
+    """Blocks of one numbering, and under which key of a lower tier the copy of each is.
+
+    An empty key: it is not known, or what was loaded was not compared with what was stored.
+    """
 
     keys: Sequence[bytes]
     blocks: Blocks
@@ -61,6 +64,7 @@ class StoredIn(NamedTuple):
 
     place: str  # a name for people
     whole: bool  # of whole blocks only
+    shown: bool = False  # all of them, by `ChangedRequests.stored` and `loaded`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

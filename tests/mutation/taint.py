@@ -77,7 +77,7 @@ TRACKER = mutants(
         _TRACKER + "test_damage_met_once_more_as_its_block_is_filled_anew_is_not_the_one_that_comes_then",
     ),
     (
-        "            self.watch.fill(name, added, life)\n",
+        "            self.watch.fill(name, added, life, copies.get(name, NO_BLOCKS))\n",
         "            pass\n",
         _TRACKER + "test_readers_after_the_finding_are_added_until_the_block_is_filled_again",
     ),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.mutation.mutant import mutants
 
+_OFFLOADS = "tests/engines/vllm/test_offload_records.py::"
 _COPIES = "tests/runtime/taint/test_copies.py::"
+_SHOWN = "tests/runtime/taint/test_shown_copies.py::"
 
 ALL = (
     *mutants(
@@ -57,8 +59,8 @@ ALL = (
     *mutants(
         "canary_obs/runtime/taint/copies.py",
         (
-            "                        watch.set(name, block, damage.number)\n",
-            "                        pass\n",
+            "                watch.set(name, loaded.blocks, marks)\n",
+            "",
             _COPIES + "test_who_joins_a_copy_of_what_a_reader_filled_is_listed",
         ),
     ),
@@ -80,8 +82,8 @@ ALL = (
             _COPIES + "test_copies_that_are_forgotten_are_never_nobody",
         ),
         (
-            "reading is not None and number >= int(self.computed([reading])[1][0]) // tokens",
-            "reading is not None",
+            "return int(self.computed([reading])[1][0]) // self.tokens[name]",
+            "return 0",
             _COPIES
             + "test_what_a_reader_had_filled_before_it_read_damage_is_joined_from_a_copy_by_nobody_tainted",
         ),
@@ -89,14 +91,116 @@ ALL = (
     *mutants(
         "canary_obs/runtime/taint/stored_blocks.py",
         (
-            "            return self._loads[block, max(loads)]\n",
+            "            return self._copies[Copy(block, max(loads))]\n",
             "            pass\n",
             _COPIES + "test_a_copy_of_a_copy_is_followed_to_who_filled_it",
         ),
         (
-            "loads = [other for other in self._into[block] if other > start]",
+            "loads = [other for other in self._loads.get(block, ()) if other > loaded]",
             "loads = list[int]()",
             _COPIES + "test_a_copy_that_is_written_over_by_another_is_joined_no_more",
+        ),
+        (
+            "return self._copies.get(Copy(block, came), UNKNOWN)",
+            "pass",
+            _SHOWN + "test_a_copy_of_what_a_request_began_with_is_followed_to_who_filled_it",
+        ),
+        (
+            "came >= 0) & ~self._fills.are_filled_since(blocks, came)",
+            "came >= 0)",
+            _SHOWN + "test_a_request_that_begins_in_a_block_that_was_filled_since_its_load_reads_no_copy",
+        ),
+        (
+            "until = self._until(block, begun, begun)",
+            "until = None",
+            _SHOWN + "test_what_a_request_began_with_is_joined_until_its_block_is_filled_anew",
+        ),
+        (
+            "reads = joins | (starts == begun)",
+            "reads = joins",
+            _SHOWN + "test_for_whom_a_copy_was_loaded_is_listed",
+        ),
+        (
+            "self._until(block, start, start - 1)",
+            "self._until(block, start, start)",
+            _SHOWN + "test_a_block_that_is_given_to_others_as_it_is_stored",
+        ),
+        (
+            "for start in self._loads.get(block, ()) if filled < start <= step + 1]",
+            "for start in self._loads.get(block, ()) if filled <= start <= step + 1]",
+            _SHOWN + "test_a_block_that_is_given_to_others_as_it_is_stored",
+        ),
+        (
+            "max(self._loads.get(block, (-1,))) > filled",
+            "False",
+            _SHOWN + "test_a_clean_copy_in_a_block_that_held_damage_is_read_by_nobody_tainted",
+        ),
+        (
+            "                self._absent = UNKNOWN\n                continue\n",
+            "                continue\n",
+            _SHOWN + "test_a_copy_of_which_nobody_knows_makes_it_unknown_who_reads",
+        ),
+        (
+            "                self.forgotten_until = max(self.forgotten_until, start)\n            self._add",
+            "                pass\n            self._add",
+            _SHOWN + "test_a_copy_of_which_nobody_knows_makes_it_unknown_who_reads",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/taint/last_fills.py",
+        (
+            "found = np.where(last <= step, last, np.where(before <= step, before, UNKNOWN))",
+            "found = last",
+            _SHOWN + "test_a_block_that_is_given_to_others_as_it_is_stored",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/taint/watch.py",
+        (
+            "        self._damage[table][copies] = kept\n",
+            "",
+            "tests/runtime/taint/test_loaded_copies.py::test_who_reads_bad_copies_is_listed_and_nobody_else",
+        ),
+    ),
+    *mutants(
+        "canary_obs/runtime/taint/copies.py",
+        (
+            "known = UNKNOWN not in origins and len(fillers) == len(contents)",
+            "known = UNKNOWN not in origins",
+            _SHOWN + "test_a_copy_of_which_nobody_knows_makes_it_unknown_who_reads",
+        ),
+        (
+            "is not None and not stored.shown:",
+            "is not None:",
+            _SHOWN + "test_where_all_copies_are_shown_nobody_is_missing",
+        ),
+        (
+            "by_records = row.reason is Reason.KV_DATA and (",
+            "by_records = True or (",
+            _SHOWN + "test_copies_of_damage_that_no_load_would_find",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/offload_records.py",
+        (
+            "compared = (0 < len(folds) <= MOST for folds in found)",
+            "compared = (True for folds in found)",
+            _OFFLOADS + "test_who_may_load_damage_is_shown_without_a_key",
+        ),
+        (
+            "ChangedRequests(loaded=lost or loaded)",
+            "ChangedRequests(loaded=loaded)",
+            _OFFLOADS + "test_blocks_without_keys_are_shown_as_unknown",
+        ),
+        (
+            "ChangedRequests(stored=self._unknown(unnamed) or stored)",
+            "ChangedRequests(stored=stored)",
+            _OFFLOADS + "test_blocks_without_keys_are_shown_as_unknown",
+        ),
+        (
+            'and not getattr(worker.spec, "secondary_tier_configs", ())',
+            "and True",
+            _OFFLOADS + "test_only_what_one_rank_keeps_in_memory_is_followed",
         ),
     ),
     *mutants(

@@ -100,6 +100,11 @@ class ConnectorReports:
             records.wrap(patches, each)
             hooks.after_launch.append(records.launched)
             self.offloads.append(records)
+        if self.stored_in is not None and self.stored_in.place == _STORES[0] and len(offloads) == 1:
+            self.stored_in = self.stored_in._replace(shown=self.offloads[0].shown)
+        else:
+            for records in self.offloads:
+                records.shown = False
         for each in disks:
             stored = StoredCopies(self._formats, self.record_files)
             files = DiskRecords(self._groups, self._loads.copies, self._observer, stored)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_obs.copy_records.stored_copies import Fold, Place, StoredCopies
+from canary_obs.copy_records.stored_copies import MOST, Fold, Place, StoredCopies
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engine_api.requests import ChangedRequests, KeyedBlocks
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.groups import VllmGroup
@@ -22,7 +23,17 @@ from canary_obs.vocabulary import HOST_PEER
 
 _Named = tuple[bytes, str]  # a StoredKey, as it is sent
 _GROUP_BYTES = 4  # at the end of a key
+_UNKNOWN = b""  # as in KeyedBlocks
 _JOBS = 1 << 14  # that wait to be submitted
+
+
+class _Part(NamedTuple):
+    """What a job copies of one of vLLM's groups: under which keys, which blocks, and their places there."""
+
+    number: int
+    named: list[StoredKey]
+    blocks: list[int]
+    places: list[int]
 
 
 class OffloadRecords:
@@ -41,14 +52,16 @@ class OffloadRecords:
             for number in {group.number for group in groups}
         }
         self._jobs: dict[int, Mapping[int, _Named]] = {}  # by job: the keys of its step, by chunk
-        self._submitted: list[tuple[int, Any, Any]] = []  # stores of the step under way
+        self._submitted: list[list[_Part]] = []  # stores of the step under way
         self._fetches: list[Fetch] = []
         self._stored = stored
         self._per_chunk = 1
+        self.shown = False  # which blocks are stored and loaded, as `ChangedRequests` has it
 
     def wrap(self, patches: MethodPatches, connector: Any) -> None:
         """Follow the submissions of this connector's worker."""
         own = connector.connector_worker
+        self.shown = is_followed(own, self._groups)
         self._per_chunk = int(own.spec.blocks_per_chunk)
         patches.wrap(own.worker, "submit_store", self._around_store)
         patches.wrap(own.worker, "submit_load", self._around_load)
@@ -64,7 +77,7 @@ class OffloadRecords:
     def _around_store(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def submit_store(job_id: int, src_spec: Any, dst_spec: Any, *args: Any, **kwargs: Any) -> Any:
             submitted = original(job_id, src_spec, dst_spec, *args, **kwargs)
-            self._submitted.append((job_id, src_spec, dst_spec))
+            guarded(self._observer, "announce", self._submit, job_id, src_spec, dst_spec)
             return submitted
 
         return submit_store
@@ -87,12 +100,12 @@ class OffloadRecords:
 
     def _read_stores(self) -> None:
         submitted, self._submitted = self._submitted, []
-        for job, device, tier in submitted:
-            self._store(job, device, tier)
+        for parts in submitted:
+            self._store(parts)
 
-    def _store(self, job: int, device: Any, tier: Any) -> None:
-        for groups, (named, blocks, places) in self._parts(job, device, tier):
-            for group in groups:
+    def _store(self, parts: Sequence[_Part]) -> None:
+        for number, named, blocks, places in parts:
+            for group in self._groups.get(number, ()):
                 starts = torch.tensor(blocks, dtype=torch.int64) * group.block_size
                 folds = self._observer.block_folds(
                     group.view.name, starts[:, None] + torch.arange(group.block_size)
@@ -100,37 +113,85 @@ class OffloadRecords:
                 if folds is not None:
                     self._fetches.append(Fetch(group.view.name, named, places, folds))
 
+    def _submit(self, job: int, device: Any, tier: Any) -> None:
+        """Before a forward that may fill these blocks anew: vLLM lets it wait for the copy then."""
+        parts, unnamed = self._parts(job, device, tier)
+        self._submitted.append(parts)
+        if self.shown:
+            stored = {str(part.number): KeyedBlocks(_keys(part), np.array(part.blocks)) for part in parts}
+            self._observer.requests_changed(ChangedRequests(stored=self._unknown(unnamed) or stored))
+
     def _load(self, job: int, device: Any, tier: Any) -> None:
         self._keep_stores()
-        for groups, (named, blocks, places) in self._parts(job, device, tier):
+        parts, unnamed = self._parts(job, device, tier)
+        loaded = {}
+        for part in parts:
+            number, named, blocks, places = part
             # With a tier of files below, nobody says which of the two it came from.
             peer = "" if any(each.path for each in named) else HOST_PEER
-            for group in groups:
+            keys = _keys(part)
+            for group in self._groups.get(number, ()):
                 found = self._stored.find_all(group.view.name, named, places)
                 self._copies.put(group.view.name, blocks, group.block_size, found, peer)
+                # Else a copy of damage would not be found when it is loaded.
+                compared = (0 < len(folds) <= MOST for folds in found)
+                keys = [key if own else _UNKNOWN for key, own in zip(keys, compared, strict=True)]
+            loaded[str(number)] = KeyedBlocks(keys, np.array(blocks))
+        if self.shown:
+            lost = self._unknown(device.block_ids.tolist() if unnamed else [])
+            self._observer.requests_changed(ChangedRequests(loaded=lost or loaded))
 
-    def _parts(
-        self, job: int, device: Any, tier: Any
-    ) -> Iterator[tuple[Sequence[VllmGroup], tuple[list[StoredKey], list[int], list[int]]]]:
-        """By vLLM's group: what a job copies under which keys, its blocks, and their places in the copies."""
+    def _unknown(self, blocks: list[int]) -> dict[str, KeyedBlocks]:
+        """Some block of a job has no key, which would name its group: nothing is known of any."""
+        keys = [_UNKNOWN] * len(blocks)
+        return {str(number): KeyedBlocks(keys, np.array(blocks)) for number in self._groups if blocks}
+
+    def _parts(self, job: int, device: Any, tier: Any) -> tuple[list[_Part], list[int]]:
+        """What a job copies, by vLLM's group, and blocks whose keys are not known."""
         keys = self._jobs.pop(job, None)
-        if keys is None:
-            return
-        found: dict[bytes, tuple[list[StoredKey], list[int], list[int]]] = {}
+        if keys is None and not self.shown:
+            return [], []
+        found, unnamed = dict[bytes, _Part](), list[int]()
         for block, chunk, place in parts_of(device, tier, self._per_chunk).tolist():
-            if (named := keys.get(chunk)) is not None:
-                own = found.setdefault(named[0][-_GROUP_BYTES:], ([], [], []))
-                own[0].append(StoredKey._make(named))
-                own[1].append(block)
-                own[2].append(place)
-        for number, own in found.items():
-            yield self._groups.get(int.from_bytes(number, "big"), ()), own
+            if keys is None or (named := keys.get(chunk)) is None:
+                unnamed.append(block)
+                continue
+            group = named[0][-_GROUP_BYTES:]
+            own = found.get(group)
+            if own is None:
+                own = found[group] = _Part(int.from_bytes(group, "big"), [], [], [])
+            own.named.append(StoredKey._make(named))
+            own.blocks.append(block)
+            own.places.append(place)
+        return list(found.values()), unnamed
 
     def _take(self) -> None:
         """Keep the fingerprints that have reached the host, in the order of their stores."""
         while self._fetches and self._fetches[0].ready:
             for named, folds in self._fetches.pop(0).by_key():
                 self._stored.add(named.key, folds, named.path)
+
+
+def is_followed(worker: Any, numbers: Collection[int]) -> bool:
+    """Whether all that a connector's worker may load is shown, of vLLM's groups with these numbers.
+
+    Not what others stored: another rank, or tiers below. Nor groups whose blocks are not shown.
+    """
+    manager = getattr(type(worker.spec), "get_manager", None)
+    config = getattr(worker, "kv_cache_config", None)
+    return (
+        getattr(manager, "__module__", "").startswith("vllm.v1.kv_offload.")
+        and not getattr(worker.spec, "secondary_tier_configs", ())
+        and getattr(worker, "_is_store_writer", True)
+        and config is not None
+        and set(range(len(config.kv_cache_groups))) <= set(numbers)
+    )
+
+
+def _keys(part: _Part) -> list[bytes]:
+    return [
+        named.key + place.to_bytes(4, "big") for named, place in zip(part.named, part.places, strict=True)
+    ]
 
 
 class Fetch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,6 +109,24 @@ class HeldBlocks:
             until = int(fills.max())
             fills = fills[fills < until]
         return Content(int(fills.max()) if fills.size else None, until)
+
+    def fills(self) -> tuple[Ints, Ints]:
+        """Blocks that lives fill, and since which forwards."""
+        rows = self._rows
+        mine = rows[_JOINED] == 0
+        return rows[_BLOCK, mine], rows[_START, mine]
+
+    def fillers_of(
+        self, contents: Collection[tuple[int, int]]
+    ) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """`fillers` of each of these contents (block, filled since); of those that have any."""
+        rows = self._in(_BLOCK, np.array([block for block, _ in contents], dtype=np.int64))
+        rows = rows[:, rows[_JOINED] == 0]
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for block, start, *filler in rows[[_BLOCK, _START, _LIFE, _NUMBER]].T.tolist():
+            if (block, start) in contents:
+                found.setdefault((block, start), []).append((filler[0], filler[1]))
+        return found
 
     def fillers(self, block: int, since: int) -> list[tuple[int, int]]:
         """Lives that began to fill a block in this forward, and its number in their lists."""

@@ -11,7 +11,7 @@ import numpy as np
 from canary_obs.engine_api.requests import BlockTable, GrownBlocks, RequestChange
 from canary_obs.runtime.taint.held_blocks import HeldBlocks, Ints
 from canary_obs.runtime.taint.lives import RUNNING, Lives
-from canary_obs.runtime.taint.stored_blocks import StoredBlocks, as_blocks
+from canary_obs.runtime.taint.stored_blocks import COPIES_KEPT, StoredBlocks, as_blocks
 from canary_obs.slot_facts import request_name
 
 ROWS_KEPT = 1 << 16  # of one numbering, or twice its blocks: to forget half takes 1 ms
@@ -44,7 +44,8 @@ class Readers:
         """`tables` by group name; groups may share one."""
         self.tokens = {table.name: table.block_tokens for table in tables.values()}
         self.held = {name: HeldBlocks() for name in self.tokens}
-        self.stored = {name: StoredBlocks(held) for name, held in self.held.items()}
+        kept = max(COPIES_KEPT, rows_kept)
+        self.stored = {name: StoredBlocks(held, kept) for name, held in self.held.items()}
         self.lives = Lives()
         self._rows_kept, self._lives_kept = rows_kept, lives_kept
         self._forgotten_until = -1
@@ -78,7 +79,7 @@ class Readers:
             self._forgotten.add(request_name(name))
         return life
 
-    def lives_of(self, grown: GrownBlocks) -> tuple[list[int], GrownBlocks]:
+    def _lives_of(self, grown: GrownBlocks) -> tuple[list[int], GrownBlocks]:
         """The lives of requests that get a block more, and the columns of those that are followed."""
         try:
             return [self.lives.running[name] for name in grown.requests], grown
@@ -93,6 +94,15 @@ class Readers:
         """A life reads more blocks from forward `step` on."""
         for name, added in change.added.items():
             self.held[name].add(life, added, step, change.computed)
+            self.stored[name].fill(added.blocks[added.joined :], step)
+
+    def add_one_each(self, table: str, grown: GrownBlocks, step: int) -> tuple[list[int], GrownBlocks]:
+        """Requests fill a block more each from forward `step` on; returns those that are followed."""
+        lives, grown = self._lives_of(grown)
+        if lives:
+            self.held[table].add_one_each(lives, grown, step)
+            self.stored[table].fill(as_blocks(grown.blocks), step)
+        return lives, grown
 
     def end(self, request: str, step: int, emitted: int | None) -> int | None:
         """A request ended, or was preempted; forward `step` was its last. Returns its life."""
@@ -155,7 +165,7 @@ class Readers:
             for name, held in self.held.items():
                 blocks, since = held.filled_since(lives, computed // self.tokens[name])
                 if blocks.size:
-                    filled[name].append(self._still_there(held, blocks, since))
+                    filled[name].append(self._still_there(name, blocks, since))
                     waiting += [Reading(life, step, True) for life, step in held.joined_later(blocks, since)]
                     joined, there = self.stored[name].joined_later(blocks, since)
                     waiting += [Reading(life, step, True) for life, step in joined]
@@ -165,16 +175,13 @@ class Readers:
             {name: np.concatenate([*blocks, np.empty(0, np.int64)]) for name, blocks in filled.items()},
         )
 
-    def is_derived(self, name: str, filler: tuple[int, int], readings: Mapping[int, Reading]) -> bool:
-        """Whether a life had read damage, by these readings, before it filled the block of this number."""
-        (life, number), tokens = filler, self.tokens[name]
-        reading = readings.get(life)
-        return reading is not None and number >= int(self.computed([reading])[1][0]) // tokens
+    def first_derived(self, name: str, reading: Reading) -> int:
+        """The first block in the list of a life that it may have filled since it read damage."""
+        return int(self.computed([reading])[1][0]) // self.tokens[name]
 
-    @staticmethod
-    def _still_there(held: HeldBlocks, blocks: Ints, since: Ints) -> Ints:
-        still: Ints = blocks[held.latest_fill(blocks) == since]
-        return still
+    def _still_there(self, name: str, blocks: Ints, since: Ints) -> Ints:
+        still = self.held[name].latest_fill(blocks) == since
+        return self.stored[name].not_loaded_since(blocks[still], since[still])
 
     def fill_whole(self, readings: Sequence[Reading]) -> bool:
         """Whether one of these lives may have filled a whole block since it read damage."""

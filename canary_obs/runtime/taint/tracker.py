@@ -25,6 +25,7 @@ from canary_obs.runtime.taint.good_checks import GoodChecks, GoodTime, is_of_row
 from canary_obs.runtime.taint.held_blocks import HeldBlocks
 from canary_obs.runtime.taint.lives import RUNNING
 from canary_obs.runtime.taint.reading import ROWS_KEPT, Readers, Reading
+from canary_obs.runtime.taint.stored_blocks import NO_BLOCKS
 from canary_obs.runtime.taint.watch import Watch
 from canary_obs.slot_facts import request_name
 from canary_obs.vocabulary import Completeness, Phase, Reason
@@ -86,7 +87,7 @@ class TaintTracker:
             if (life := self.readers.end(request_name(name), step, emitted)) is not None:
                 self.watch.carriers.pop(life, None)
                 self._note(life)
-        self._copies.follow(shown, step, self.readers, self.watch)
+        self.pending |= self._copies.follow(shown, step, self.readers, self.watch)
         for change in shown.changed:
             self._change(change, self._followed + 1 if shown.late and not change.begins else step + 1)
         for table, grown in shown.grown.items():
@@ -96,29 +97,26 @@ class TaintTracker:
             self._forget(step)
 
     def _change(self, change: RequestChange, step: int) -> None:
-        life = self.readers.begin(request_name(change.request), change, step)
-        if life is None:
+        if (life := self.readers.begin(request_name(change.request), change, step)) is None:
             return
+        copies = self._copies.begun(change, step, self.readers)
         self.readers.add(life, change, step)
         if not self.watch.active:
             return
         if change.begins and change.emitted is not None:
             self._note(life)
         for name, added in change.added.items():
-            for number in self.watch.joined(name, added):
+            for number in self.watch.joined(name, added, copies.get(name, NO_BLOCKS)):
                 own, row = self._tables[self.damages[number].row.group], self.damages[number].row
                 direct = own.name == name and row.slot // own.block_slots in added.blocks[: added.joined]
                 self._reads(self.damages[number], [Reading(life, step, not direct)])
-            self.watch.fill(name, added, life)
+            self.watch.fill(name, added, life, copies.get(name, NO_BLOCKS))
             for number in self.watch.arrived(name, added):
                 self._reads(self.damages[number], [Reading(life, step, False)])
         self._copies.filled(life, self.readers)
 
     def _grow(self, table: str, grown: GrownBlocks, step: int) -> None:
-        lives, grown = self.readers.lives_of(grown)
-        if not lives:
-            return
-        self.readers.held[table].add_one_each(lives, grown, step)
+        lives, grown = self.readers.add_one_each(table, grown, step)
         rows = zip(lives, grown.blocks, grown.numbers, strict=True)
         for life, block, number in rows if self.watch.active else ():
             added = AddedBlocks(np.array([block]), number, 0)
@@ -170,6 +168,7 @@ class TaintTracker:
         damage = self._by_place.get(place := (row.group, block, True, None))
         if damage is None or (damage.incident != incident and not row.redetection):
             damage = self._add(place, row, incident, self._doubt(of_row(row), step), of_row(row))
+        self._copies.found(damage, row)
         name = row.request
         if name is not None and name in damage.rows:
             return
@@ -224,6 +223,7 @@ class TaintTracker:
             damage.good = good
             if (doubt := self._doubt(good, step)) is not None:
                 damage.doubt(doubt)
+        self._copies.found(damage, row)
         if not row.redetection:
             self._fresh[damage.number] = row, content.until is not None or overwritten or refilled
         first = damage.good.first_forward

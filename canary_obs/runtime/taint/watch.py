@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from canary_obs.engine_api.requests import AddedBlocks, Blocks, BlockTable
+from canary_obs.runtime.taint.stored_blocks import NO_BLOCKS
 
 
 class Watch:
@@ -33,7 +34,7 @@ class Watch:
         """The damage that a block holds."""
         return int(self._damage[table][block]) if self._damage else 0
 
-    def set(self, table: str, blocks: Blocks | int, damage: int) -> None:
+    def set(self, table: str, blocks: Blocks | int, damage: Blocks | int) -> None:
         """These blocks hold it."""
         self._damage[table][blocks] = damage
 
@@ -46,14 +47,16 @@ class Watch:
             if found.get(table.name)
         }
 
-    def joined(self, table: str, added: AddedBlocks) -> list[int]:
-        """Every damage in blocks that a request joins."""
-        found = np.unique(self._damage[table][added.blocks[: added.joined]])
+    def joined(self, table: str, added: AddedBlocks, copies: Blocks = NO_BLOCKS) -> list[int]:
+        """Every damage in blocks that a request joins, and in copies that were loaded for it."""
+        found = np.unique(self._damage[table][np.append(added.blocks[: added.joined], copies)])
         return found[found != 0].tolist()  # type: ignore[no-any-return]
 
-    def fill(self, table: str, added: AddedBlocks, life: int) -> None:
-        """A life fills the blocks that it did not join: with damage, if it carries it."""
+    def fill(self, table: str, added: AddedBlocks, life: int, copies: Blocks = NO_BLOCKS) -> None:
+        """A life fills the blocks that it did not join, but for `copies`: with damage, if it carries it."""
+        kept = self._damage[table][copies]
         self._damage[table][added.blocks[added.joined :]] = self.carriers.get(life, 0)
+        self._damage[table][copies] = kept
 
     def expect(self, table: str, block: int, damage: int) -> None:
         """Damage came from outside into a block, for a request that may only be shown later."""

@@ -55,13 +55,16 @@ class NixlConnector:
     ("connectors", "stored"),
     [
         ([NixlConnector], None),
-        ([OffloadingConnector, NixlConnector], ("OffloadingConnector", True)),
-        ([OffloadingConnector, LMCacheConnectorV1], ("LMCacheConnectorV1, OffloadingConnector", False)),
+        ([OffloadingConnector, NixlConnector], ("OffloadingConnector", True, False)),
+        (
+            [OffloadingConnector, LMCacheConnectorV1],
+            ("LMCacheConnectorV1, OffloadingConnector", False, False),
+        ),
         ([], None),
     ],
 )
 def test_where_blocks_may_be_stored(
-    monkeypatch: pytest.MonkeyPatch, connectors: list[type], stored: tuple[str, bool] | None
+    monkeypatch: pytest.MonkeyPatch, connectors: list[type], stored: tuple[str, bool, bool] | None
 ) -> None:
     multi = SimpleNamespace(sub_connectors=[one() for one in connectors]) if connectors else None
     monkeypatch.setattr("canary_obs.engines.vllm.connector_reports.worker_connector", lambda: multi)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from canary_obs.copy_records.stored_copies import StoredCopies
+from canary_obs.engine_api.requests import ChangedRequests
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.offload_keys import (
     KEYS_ATTRIBUTE,
@@ -18,7 +19,7 @@ from canary_obs.engines.vllm.offload_keys import (
     offloading_connectors,
     send_keys,
 )
-from canary_obs.engines.vllm.offload_records import OffloadRecords, jobs_of, parts_of
+from canary_obs.engines.vllm.offload_records import OffloadRecords, is_followed, jobs_of, parts_of
 from canary_obs.engines.vllm.sent_copies import Copies
 from canary_obs.vocabulary import HOST_PEER
 from tests.engines.vllm.taken_copies import Taken, taken
@@ -107,7 +108,13 @@ def test_an_engine_without_a_connector_sends_nothing() -> None:
 class Observer:
     """Block b holds records that fold to (b, -b); odd blocks are not complete."""
 
-    faults = 0
+    def __init__(self) -> None:
+        self.shown = list[tuple[str, str, dict[int, bytes]]]()  # stored or loaded, group, key by block
+
+    def requests_changed(self, shown: ChangedRequests) -> None:
+        for way in ("stored", "loaded"):
+            for name, own in getattr(shown, way).items():
+                self.shown.append((way, name, dict(zip(own.blocks.tolist(), own.keys, strict=True))))
 
     def block_folds(self, group: str, slots: torch.Tensor) -> torch.Tensor:
         blocks = slots[:, 0] // SIZE
@@ -228,3 +235,64 @@ def test_metadata_within_metadata_is_found() -> None:
     setattr(output, KEYS_ATTRIBUTE, ({1: key(b"a", 0)},))
     assert list(jobs_of(output)) == [(inner, {1: key(b"a", 0)})]
     assert list(jobs_of(SimpleNamespace(kv_connector_metadata=None))) == []
+
+
+FIRST = bytes(4)  # place in a chunk
+
+
+def test_keys_of_what_is_stored_and_loaded_are_shown_by_group(followed: Any) -> None:
+    records, _, worker = followed
+    records.shown = True
+    names = {3: key(b"a", 0), 4: key(b"b", 1)}
+    records.follow(jobs(stores={1: [3, 4]}), names)
+    worker.submit_store(1, device([8, 6], [1, 1], [0, 0]), tier([3, 4]))
+    stored = [("stored", "0", {8: names[3].key + FIRST}), ("stored", "1", {6: names[4].key + FIRST})]
+    assert records._observer.shown == stored, "before the forward that may fill the blocks anew"
+    records.follow(jobs(loads={2: [3, 4]}), names)
+    worker.submit_load(2, tier([3, 4]), device([20, 22], [1, 1], [0, 0]))
+    loaded = [("loaded", "0", {20: names[3].key + FIRST}), ("loaded", "1", {22: names[4].key + FIRST})]
+    assert records._observer.shown == stored + loaded
+
+
+def test_who_may_load_damage_is_shown_without_a_key(followed: Any) -> None:
+    """Block 7 has records that are not complete, so that nobody compares what is loaded."""
+    records, _, worker = followed
+    records.shown = True
+    names = {3: key(b"a", 0), 4: key(b"b", 0)}
+    records.follow(jobs(stores={1: [3, 4]}), names)
+    worker.submit_store(1, device([7, 8], [2], [0]), tier([3, 4]))
+    records.follow(jobs(loads={2: [3, 4]}), names)
+    worker.submit_load(2, tier([3, 4]), device([20, 21], [2], [0]))
+    assert records._observer.shown[1:] == [("loaded", "0", {20: b"", 21: names[4].key + FIRST})]
+
+
+def test_blocks_without_keys_are_shown_as_unknown(followed: Any) -> None:
+    records, _, worker = followed
+    records.shown = True
+    records.follow(jobs(stores={1: [3, 4]}, loads={2: [3, 4]}), {3: key(b"a", 0)})
+    worker.submit_store(1, device([8, 6], [2], [0]), tier([3, 4]))
+    worker.submit_load(2, tier([3, 4]), device([20, 21], [2], [0]))
+    worker.submit_load(9, tier([3]), device([22], [1], [0]))
+    assert records._observer.shown == [
+        *(("stored", name, {6: b""}) for name in "01"),
+        *(("loaded", name, {20: b"", 21: b""}) for name in "01"),
+        *(("loaded", name, {22: b""}) for name in "01"),
+    ]  # fmt: skip
+
+
+def test_only_what_one_rank_keeps_in_memory_is_followed() -> None:
+    spec: Any = type("Spec", (), {"get_manager": None})
+    manager: Any = lambda _: None  # noqa: E731
+    manager.__module__ = "vllm.v1.kv_offload.cpu.spec"
+    spec.get_manager = manager
+    config = SimpleNamespace(kv_cache_groups=[0, 1])
+    made = {"spec": spec(), "kv_cache_config": config, "_is_store_writer": True}
+    assert is_followed(SimpleNamespace(**made), (0, 1))
+    assert not is_followed(SimpleNamespace(**made), (0,)), "as with states, whose blocks are not shown"
+    assert not is_followed(SimpleNamespace(**made | {"_is_store_writer": False}), (0, 1))
+    assert not is_followed(SimpleNamespace(spec=spec()), (0, 1))
+    made["spec"].secondary_tier_configs = [{"type": "fs"}]
+    assert not is_followed(SimpleNamespace(**made), (0, 1))
+    spec.secondary_tier_configs = ()
+    manager.__module__ = "ours"
+    assert not is_followed(SimpleNamespace(**made | {"spec": spec()}), (0, 1))

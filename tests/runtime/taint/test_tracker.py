@@ -46,19 +46,20 @@ class Engine:
         self.tracker.follow(ChangedRequests(ended=ended or {}, changed=changed), self.step)
 
     def begin(
-        self, name: str, blocks: list[int], *, joined: int = 0, prompt: int | None = None,
+        self, name: str, blocks: list[int], *, joined: int = 0, loaded: int = 0, prompt: int | None = None,
         emitted: int | None = None,
     ) -> None:  # fmt: skip
         """It begins in the next forward; its prompt fills the blocks, but for one token.
 
-        `emitted`: it was preempted, and comes back.
+        `loaded`: so many blocks after the joined ones. `emitted`: it was preempted, and comes back.
         """
         self.lengths[name] = len(blocks)
         added = {"0": AddedBlocks(np.array(blocks), 0, joined)}
         prompt = len(blocks) * SIZE - 1 if prompt is None else prompt
         change = RequestChange(
-            request=name, begins=True, prompt=prompt, computed=joined * SIZE, added=added, emitted=emitted
-        )
+            request=name, begins=True, prompt=prompt, computed=(joined + loaded) * SIZE, added=added,
+            emitted=emitted,
+        )  # fmt: skip
         self.show(change)
 
     def grow(self, name: str, blocks: list[int]) -> None:

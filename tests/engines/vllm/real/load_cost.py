@@ -137,12 +137,14 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
     from canary_obs.runtime.canary import CanaryRuntime
     from canary_obs.runtime.loads import Loads
     from canary_obs.runtime.report.snapshot import group_counters
+    from canary_obs.runtime.taint.report import TaintReporter
 
     clock = Clock()
     clock.wrap(VllmAdapter, "follow_output", "scheduler outputs followed")
     clock.wrap(block_events, "attach_reports", "reported by the scheduler")
     clock.wrap(OffloadRecords, "_store", "records of what is stored")
     clock.wrap(OffloadRecords, "_load", "records of the copy")
+    clock.wrap(TaintReporter, "follow", "requests and copies followed")
     clock.wrap(Loads, "begin", "what lay there before")
     clock.wrap(Loads, "end", "judged")
     clock.wrap(ConnectorLoads, "begin_due", "what blocks are to hold, after the copy was submitted")

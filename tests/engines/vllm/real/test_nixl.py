@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from canary_obs.engines.vllm.offload_keys import connectors_named
+from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.pair import LENGTH, Pair, free_port
 from tests.engines.vllm.real.prefill import ENVIRONMENT, MULTI, NIXL, Prefill, is_v2
@@ -250,3 +251,39 @@ def test_what_two_ranks_send_is_what_one_receives(two_ranks: Pair) -> None:
     assert two_ranks.served(_exchange) == {DATA}
     assert two_ranks.served(lambda params: params.pop("kv_canary")) == set()
     assert two_ranks.loads() == (0, LENGTH)
+
+
+def test_who_loads_what_was_computed_from_damage_is_listed(multi: Pair) -> None:
+    """A prompt is prolonged from damage, another one beside it; both come back from the memory tier."""
+    rig, more = multi.rig, [5] * 64
+    stored_in = rig.adapter.copies_stored_in()
+    assert stored_in is not None
+    assert (stored_in.place, stored_in.shown) == ("OffloadingConnector", True)
+    rig.fresh()
+    prompt, apart = multi.prompt()[:100], multi.prompt()[:100]
+    rig.generate([prompt], 2)
+    with rig.adapter.hooks.lock:
+        view, cached = rig.canary.state.groups[0].view, rig.adapter.prefix_cache
+        damaged = int(cached.cached(view.name, unlocked_only=False).slots[0])
+        locate_byte(view.sources[0], damaged, 3).flip(64)
+    rig.generate([prompt + more, apart + more], 2)
+    assert {row.slot for row in rig.settle()} == {damaged}
+    (taint,) = rig.canary.taint.tracker.damages.values()
+    before = set(taint.readings)
+    names = rig.canary.taint.tracker.readers.lives.names
+    assert taint.cause is None
+    for seed in (4, 5):  # stores are submitted a step later; others take the blocks
+        rig.generate(prompts(8, seed=seed), 2)
+        assert rig.llm.reset_prefix_cache()
+    multi.loads()
+    rig.generate([apart + more + [6]], 2)
+    assert multi.loads() == (5 * 32, 0)
+    assert set(taint.readings) == before, "what was computed beside it is loaded by somebody else"
+    rig.generate([prompt + more + [6]], 2)
+    assert multi.loads() == (5 * 32, 0)
+    (loader,) = set(taint.readings) - before
+    assert (taint.readings[loader].derived, loader) == (True, len(names) - 1)
+    rig.generate([prompt + more + [7]], 2)
+    assert multi.loads() == (0, 0), "it joins the loaded blocks"
+    assert set(taint.readings) - before == {loader, len(names) - 1}
+    assert taint.cause is None
