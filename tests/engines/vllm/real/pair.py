@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from canary_obs.vocabulary import State
 from tests.engines.vllm.real.prefill import NIXL, Prefill, settings
 from tests.engines.vllm.real.rig import Rig, prompts
 
@@ -69,7 +68,6 @@ class Pair:
         assert answers == [self.rig.generate(asked, 6)] * 2
         loads = self.loads()
         assert self.rig.found == []
-        assert self.rig.canary.verdict() == (State.OK, ())
         return loads
 
     def use_again(self, blocks: Iterable[int], others: Callable[[int], Iterable[int]]) -> None:
