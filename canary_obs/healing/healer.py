@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 from canary_obs.errors import QuarantineRefused
@@ -43,6 +44,7 @@ class Healer:
         self.policy = HealPolicy.OFF  # as asked for
         self.quarantined: dict[Block, str] = {}  # by block: the group's name
         self.heals: list[Heal] = []  # since they were reported last
+        self._abandoned: dict[Block, None] = {}  # likewise: blocks that nobody may read before they are written
         self._chosen, self._status_due = -1, False
 
     @property
@@ -104,7 +106,8 @@ class Healer:
         if not self.heals and not self._status_due:
             return None
         self._status_due = False
-        return HealsMessage(self.drain(), self.status())
+        abandoned, self._abandoned = tuple(self._abandoned), {}
+        return HealsMessage(self.drain(), self.status(), abandoned)
 
     def drain(self) -> tuple[Heal, ...]:
         """What was done since the last call."""
@@ -144,6 +147,7 @@ class Healer:
             log.error("canary_obs: healing is a dry run from now on: %s", self.why)
             self._say(plan, damage, HealOutcome.LIMITED, quarantine=quarantine)
             return
+        touched = {*plan.evict, *self._blocks_of({*plan.recompute, *plan.end})}
         for request in plan.left:
             self._actor.bar(request)
         if plan.evict:
@@ -157,6 +161,19 @@ class Healer:
         block = damage.group, damage.block
         if damage.request is None and not self._in_use(damage):
             self._generations[block] = self._generations.get(block, 0) + 1
+        held = self._blocks_of(None)
+        free = (one for one in touched if one not in held and not self._actor.keys_of(one))
+        self._abandoned.update(dict.fromkeys(free))
+
+    def _blocks_of(self, requests: AbstractSet[str] | None) -> set[Block]:
+        """What these requests hold; None = all requests."""
+        return {
+            (group, block)
+            for held in self._actor.requests()
+            if requests is None or held.request in requests
+            for group, blocks in enumerate(held.blocks)
+            for block in blocks
+        }
 
     def _recompute(self, request: str, damage: Damage) -> None:
         try:

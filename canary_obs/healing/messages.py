@@ -28,6 +28,8 @@ class HealsMessage(NamedTuple):
 
     heals: tuple[Heal, ...]
     status: HealStatus
+    # By group number and block: what was damaged, or computed from damage, and is not cached or held any more.
+    abandoned: tuple[tuple[int, int], ...] = ()
 
 
 class DamageOutbox:

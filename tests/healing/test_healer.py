@@ -76,6 +76,29 @@ def test_protect_ends_what_has_sent_tokens_and_spares_the_rest() -> None:
     assert list(cache.running) == ["c"]
 
 
+def abandoned(healer: Healer) -> set[int]:
+    report = healer.report()
+    assert report is not None
+    return {block for _, block in report.abandoned}
+
+
+def test_blocks_that_nobody_caches_or_holds_any_more_are_said_once() -> None:
+    cache = shared()
+    healer = made(cache, HealPolicy.PROTECT)
+    healer.heal([bytes_of(1)])
+    assert abandoned(healer) == {1, 2, 3, 4}
+    healer.heal([bytes_of(6)])
+    assert abandoned(healer) == {6}  # 5 stays in the cache
+    cache = shared()
+    healer = made(cache, HealPolicy.EVICT)
+    healer.heal([bytes_of(1)])
+    assert abandoned(healer) == {4}  # `a` goes on with the others
+    cache = shared()
+    healer = made(cache, HealPolicy.DRY_RUN)
+    healer.heal([bytes_of(1)])
+    assert abandoned(healer) == set()
+
+
 def test_tokens_of_forwards_that_are_known_to_be_good_do_not_end_a_request() -> None:
     cache = shared()
     cache.given_out = 7

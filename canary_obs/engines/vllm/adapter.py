@@ -99,7 +99,7 @@ class VllmAdapter(FollowsRequests):
         self.connector = ConnectorReports(loads, [one for one in self.vllm_groups if one.of_tokens])
         self._windows, self._forwards = WindowTables(self.vllm_groups), ForwardCount(self._by_name)
         self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()
-        self.healing = HealLink(self._by_name, self._forwards, worker or runner)
+        self.healing = HealLink(self._by_name, self._forwards, worker or runner, runner.device)
         self._attention, self._patches = AttentionTables(self.vllm_groups), MethodPatches()
         self.known_tokens = KnownTokens(runner.max_num_reqs, runner.device)
         self.inputs_persist = runner.speculative_config is None  # drafting changes them between two steps
@@ -254,7 +254,7 @@ class VllmAdapter(FollowsRequests):
         self._forwards.note(output)
         self._scheduler_seconds.note(output, observer.overhead)
         self._traces.note(output)
-        self.healing.note(output)
+        self.healing.note(output, observer)
         self.known_tokens.note(output.num_scheduled_tokens, getattr(output, TOKENS_ATTRIBUTE, None))
         self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
         if self._steady.holds(output, events):

@@ -6,11 +6,16 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from canary_obs.engine_api.healing import Healed, Reached
+from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.reached_damage import reached_damage
+from canary_obs.engines.vllm.block_changes import slots_of
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 from canary_obs.healing.damage import damage_of
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.messages import DamageMessage, DamageOutbox
@@ -25,8 +30,10 @@ RESULTS = ("execute_model", "sample_tokens")  # methods of a worker that return 
 class HealLink:
     """HealingLink of one worker. Nothing is wrapped before a policy other than OFF is chosen."""
 
-    def __init__(self, groups: Mapping[str, VllmGroup], forwards: ForwardCount, worker: Any) -> None:
-        self._groups, self._forwards, self._worker = groups, forwards, worker
+    def __init__(
+        self, groups: Mapping[str, VllmGroup], forwards: ForwardCount, worker: Any, device: torch.device
+    ) -> None:
+        self._groups, self._forwards, self._worker, self._device = groups, forwards, worker, device
         # One rank of those that a scheduler decides for reports what it did.
         self._speaks = int(getattr(worker, "rank", 0)) == 0
         self._patches: MethodPatches | None = None  # while attached
@@ -83,15 +90,26 @@ class HealLink:
             forward = newest - (step - violation.step)
             self._outbox.add(reached_damage(one, self._groups, forward, incident, newest))
 
-    def note(self, output: Any) -> None:
-        """Follow what the scheduler has sent with an output."""
+    def note(self, output: Any, observer: Observer) -> None:
+        """Follow what the scheduler has sent with an output, before the forward of that output."""
         message = getattr(output, HEALS_ATTRIBUTE, None)
         if message is None:
             return
+        self._empty(message.abandoned, observer)
         # Once it follows the policy that the first rank brought, it takes the results of all.
         self._heard |= message.status.policy is self._outbox.policy
         if self._healed is not None:
             self._healed(message.heals if self._speaks else (), message.status)
+
+    def _empty(self, abandoned: Sequence[tuple[int, int]], observer: Observer) -> None:
+        """Empty the records of blocks that nobody holds: a table that leads to one is found, whatever it holds.
+
+        Its tokens may be those that the reader wants, with KV that was computed from damage.
+        """
+        for name, group in self._groups.items() if abandoned else ():
+            blocks = [block for number, block in abandoned if number == group.number and block != NULL_BLOCK]
+            if blocks and not group.states:
+                observer.invalidated(name, slots_of(blocks, group.block_slots).to(self._device))
 
     def _around_results(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def results(*args: Any, **kwargs: Any) -> Any:

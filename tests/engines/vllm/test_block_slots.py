@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.groups import VllmGroup
-from canary_obs.engines.vllm.heal_link import HealLink
+from canary_obs.engines.vllm.heal_link import HEALS_ATTRIBUTE, HealLink
 from canary_obs.engines.vllm.rehearsal import slots_of_request, slots_written
+from canary_obs.healing.messages import HealsMessage
+from canary_obs.heals import HealStatus
 from canary_obs.records import Violation
-from canary_obs.vocabulary import Part, Phase, Reason
+from canary_obs.vocabulary import HealPolicy, Part, Phase, Reason
 
 
 def group(name: str, **more: Any) -> VllmGroup:
@@ -21,6 +25,7 @@ def group(name: str, **more: Any) -> VllmGroup:
     return VllmGroup(number=0, num_blocks=8, block_size=32, view=view, layers=("a",), **more)
 
 
+CPU = torch.device("cpu")
 TOKENS, STATES, ENTRIES = group("full"), group("state", states=True), group("c8", entry_tokens=8)
 
 
@@ -38,7 +43,7 @@ def test_a_requests_slots_are_those_of_its_blocks(own: VllmGroup, slots: list[in
 @pytest.mark.parametrize(("own", "offset"), [(TOKENS, 13), (ENTRIES, 15)])
 def test_damage_of_an_entry_is_where_its_last_token_is(own: VllmGroup, offset: int) -> None:
     forwards: Any = SimpleNamespace(number=9)
-    link, added = HealLink({own.view.name: own}, forwards, None), []
+    link, added = HealLink({own.view.name: own}, forwards, None, CPU), []
     link._outbox = SimpleNamespace(add=added.append)  # type: ignore[assignment]
     violation = Violation(
         step=4, phase=Phase.PATROL, group=own.view.name, part=Part.K, reason=Reason.KV_DATA,
@@ -48,6 +53,18 @@ def test_damage_of_an_entry_is_where_its_last_token_is(own: VllmGroup, offset: i
     link.damaged([violation], "incident", 4)
     (damage,) = added
     assert (damage.block, damage.offset) == (3, offset)
+
+
+def test_records_of_blocks_that_healing_leaves_to_nobody_are_emptied() -> None:
+    groups = {"full": TOKENS, "state": STATES, "c8": ENTRIES, "window": replace(group("window"), number=1)}
+    link = HealLink(groups, SimpleNamespace(number=9), None, CPU)  # type: ignore[arg-type]
+    emptied: dict[str, list[int]] = {}
+    observer: Any = SimpleNamespace(invalidated=lambda name, slots: emptied.update({name: slots.tolist()}))
+    message = HealsMessage((), HealStatus(policy=HealPolicy.OFF, effective=HealPolicy.OFF), ((0, 0), (0, 2), (1, 1)))
+    link.note(SimpleNamespace(), observer)
+    assert not emptied
+    link.note(SimpleNamespace(**{HEALS_ATTRIBUTE: message}), observer)
+    assert emptied == {"full": [*range(64, 96)], "c8": [8, 9, 10, 11], "window": [*range(32, 64)]}  # not the null block
 
 
 @pytest.mark.parametrize(

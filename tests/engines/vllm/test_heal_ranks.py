@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from canary_obs.engines.vllm.heal_link import DAMAGE_ATTRIBUTE, HealLink
 from canary_obs.engines.vllm.heal_ranks import RANKS_ATTRIBUTE, RankDamages
 from canary_obs.healing.damage import Damage
@@ -50,14 +52,14 @@ def test_an_aggregator_that_vllm_has_goes_first() -> None:
 
 def test_a_rank_keeps_what_it_found_until_its_results_are_taken() -> None:
     forwards: Any = SimpleNamespace(number=3)
-    link, result = HealLink({}, forwards, SimpleNamespace(rank=1)), object()
+    link, result = HealLink({}, forwards, SimpleNamespace(rank=1), torch.device("cpu")), object()
     link.choose(HealPolicy.PROTECT, LIMITS)
     link._outbox.add(damage(4))
     assert link._around_results(lambda: result)() is result
     assert link._outbox.due
     for policy in (HealPolicy.EVICT, HealPolicy.PROTECT):
         status = HealStatus(policy=policy, effective=policy)
-        link.note(SimpleNamespace(kv_canary_heals=HealsMessage((), status)))
+        link.note(SimpleNamespace(kv_canary_heals=HealsMessage((), status)), None)
         assert link._heard == (policy is HealPolicy.PROTECT)
     link.choose(HealPolicy.EVICT, LIMITS)
     assert not link._heard

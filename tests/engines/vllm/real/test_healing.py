@@ -13,7 +13,7 @@ from canary_obs.errors import QuarantineRefused
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.quarantine import RepeatedDamage
 from canary_obs.heals import Heal
-from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, Phase
+from canary_obs.vocabulary import HealAction, HealOutcome, HealPolicy, Phase, Reason
 from tests.engines.vllm.heal.endurance import endure, references
 from tests.engines.vllm.real.heals import (
     counts,
@@ -152,6 +152,33 @@ def test_a_request_that_read_another_block_is_computed_again_and_answers_right(r
     assert reasons == {"a": "length", "b": "length"}
     assert [answers["a"], answers["b"]] == right
     assert since(rig, before)["recompute", "done"] == 1
+    assert set(references(rig)) == {0}
+
+
+@pytest.mark.usefixtures("without_patrol")
+def test_a_table_that_leads_to_what_healing_took_out_is_found(rig: Rig) -> None:
+    """Its tokens are those that the request wants, and its bytes those that were computed: from damage."""
+    asked, answers = prompt(17, 130), dict[str, list[int]]()
+    rig.canary.healing.choose(HealPolicy.PROTECT)
+    rig.generate([prompt(18, 5)], tokens=1)
+    rig.start({"first": asked}, tokens=24)
+    rig.step(6)
+    first, _, third, *_ = rig.blocks_of("first")
+    finish(rig, answers)
+    damage(rig, first)
+    rig.settle()
+    rig.generate([prompt(19, 5)], tokens=1)
+    assert third not in rig.idle_blocks()
+    rig.start({"a": asked}, tokens=24)
+    rig.step(6)
+    assert third not in rig.blocks_of("a")
+    rig.found.clear()
+    table, _ = rig.block_table()
+    table[rig.row_of("a"), 2] = third
+    assert finish(rig, answers) == {"a": "length"}
+    found = {(one.reason, one.slot // 32, one.request and one.request.split("-")[0]) for one in rig.found}
+    assert (Reason.UNWRITTEN, third, "a") in found
+    assert answers["a"] == answers["first"]
     assert set(references(rig)) == {0}
 
 
