@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Set as AbstractSet
 from functools import partial
 
 from canary_obs.errors import QuarantineRefused
@@ -44,7 +43,9 @@ class Healer:
         self.policy = HealPolicy.OFF  # as asked for
         self.quarantined: dict[Block, str] = {}  # by block: the group's name
         self.heals: list[Heal] = []  # since they were reported last
-        self._abandoned: dict[Block, None] = {}  # likewise: blocks that nobody may read before they are written
+        self._abandoned: dict[
+            Block, None
+        ] = {}  # likewise: blocks that nobody may read before they are written
         self._chosen, self._status_due = -1, False
 
     @property

@@ -28,7 +28,7 @@ class HealsMessage(NamedTuple):
 
     heals: tuple[Heal, ...]
     status: HealStatus
-    # By group number and block: what was damaged, or computed from damage, and is not cached or held any more.
+    # By group number and block: what nobody caches or holds any more since.
     abandoned: tuple[tuple[int, int], ...] = ()
 
 

@@ -100,6 +100,16 @@ LIMITED = mutants(
 DONE = mutants(
     "canary_obs/healing/healer.py",
     (
+        "if one not in held and not self._actor.keys_of(one)",
+        "if not self._actor.keys_of(one)",
+        _HEALER + "blocks_that_nobody_caches_or_holds_any_more_are_said_once",
+    ),
+    (
+        "if one not in held and not self._actor.keys_of(one)",
+        "if one not in held",
+        _HEALER + "blocks_that_nobody_caches_or_holds_any_more_are_said_once",
+    ),
+    (
         "        if self.effective is HealPolicy.DRY_RUN:\n            self._say",
         "        if self.policy is HealPolicy.DRY_RUN:\n            self._say",
         _HEALER + "an_engine_that_does_not_agree_with_the_rehearsal_gets_a_dry_run",
@@ -281,6 +291,18 @@ OF_RANKS = (
             "due = self._outbox.due and self._heard",
             "due = self._outbox.due",
             _RANKS + "a_rank_keeps_what_it_found_until_its_results_are_taken",
+        ),
+        (
+            "                observer.before_load(name, slots)  # other damage in it may not be found yet\n",
+            "",
+            "tests/engines/vllm/test_block_slots.py::"
+            "test_records_of_blocks_that_healing_leaves_to_nobody_are_emptied",
+        ),
+        (
+            " and block != NULL_BLOCK]",
+            "]",
+            "tests/engines/vllm/test_block_slots.py::"
+            "test_records_of_blocks_that_healing_leaves_to_nobody_are_emptied",
         ),
     ),
 )

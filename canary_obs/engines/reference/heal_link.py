@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from canary_obs.engine_api.healing import Healed, Reached
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.reference.groups import ReferenceGroup
@@ -19,6 +21,7 @@ from canary_obs.healing.damage import damage_of, in_order
 from canary_obs.healing.guard_rail import Limits
 from canary_obs.healing.healer import Healer
 from canary_obs.healing.messages import DamageOutbox
+from canary_obs.healing.plan import Block
 from canary_obs.records import Violation
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.vocabulary import HealPolicy, ObserverPart, Reason
@@ -146,11 +149,11 @@ class ReferenceHealing:
     def _act(self, given_out: int, observer: Observer) -> None:
         """Do what waits; `given_out`: number of the last forward whose tokens were."""
         try:
-            self._follow(given_out)
+            self._follow(given_out, observer)
         except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
             observer.fault(ObserverPart.HEALING, error)
 
-    def _follow(self, given_out: int) -> None:
+    def _follow(self, given_out: int, observer: Observer) -> None:
         actions, healer, statistics = self._actions, self._healer, self._engine.statistics
         if actions is None or healer is None:
             return
@@ -167,8 +170,25 @@ class ReferenceHealing:
             actions.damage = damage
             healer.receive(message._replace(damages=(damage,), releases=None), self._problem)
         actions.damage = None
-        if (report := healer.report()) is not None and self._healed is not None:
+        report = healer.report()
+        if report is None:
+            return
+        self._empty(report.abandoned, observer)
+        if self._healed is not None:
             self._healed(report.heals, report.status)
+
+    def _empty(self, abandoned: Sequence[Block], observer: Observer) -> None:
+        """Empty the records of pages that nobody holds: a table that leads to one is found."""
+        for name, group in self._groups.items() if abandoned else ():
+            pages = [
+                block for number, block in abandoned if (number, group.place) == (group.number, Place.PAGE)
+            ]
+            if pages:
+                starts = torch.tensor(pages) * group.block_slots
+                slots = (starts[:, None] + torch.arange(group.block_slots)).flatten()
+                slots = slots.to(self._engine.config.device)
+                observer.before_load(name, slots)  # other damage in it may not be found yet
+                observer.invalidated(name, slots)
 
     def _note_end(self, forwards: int, drafted: int) -> None:
         if self._ends and self._ends[-1][1] == forwards:

@@ -102,14 +102,16 @@ class HealLink:
             self._healed(message.heals if self._speaks else (), message.status)
 
     def _empty(self, abandoned: Sequence[tuple[int, int]], observer: Observer) -> None:
-        """Empty the records of blocks that nobody holds: a table that leads to one is found, whatever it holds.
+        """Empty the records of blocks that nobody holds: a table that leads to one of them is found.
 
         Its tokens may be those that the reader wants, with KV that was computed from damage.
         """
         for name, group in self._groups.items() if abandoned else ():
             blocks = [block for number, block in abandoned if number == group.number and block != NULL_BLOCK]
             if blocks and not group.states:
-                observer.invalidated(name, slots_of(blocks, group.block_slots).to(self._device))
+                slots = slots_of(blocks, group.block_slots).to(self._device)
+                observer.before_load(name, slots)  # other damage in it may not be found yet
+                observer.invalidated(name, slots)
 
     def _around_results(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def results(*args: Any, **kwargs: Any) -> Any:

@@ -58,13 +58,27 @@ def test_damage_of_an_entry_is_where_its_last_token_is(own: VllmGroup, offset: i
 def test_records_of_blocks_that_healing_leaves_to_nobody_are_emptied() -> None:
     groups = {"full": TOKENS, "state": STATES, "c8": ENTRIES, "window": replace(group("window"), number=1)}
     link = HealLink(groups, SimpleNamespace(number=9), None, CPU)  # type: ignore[arg-type]
+    compared: dict[str, list[int]] = {}
     emptied: dict[str, list[int]] = {}
-    observer: Any = SimpleNamespace(invalidated=lambda name, slots: emptied.update({name: slots.tolist()}))
-    message = HealsMessage((), HealStatus(policy=HealPolicy.OFF, effective=HealPolicy.OFF), ((0, 0), (0, 2), (1, 1)))
+
+    def invalidated(name: str, slots: torch.Tensor) -> None:
+        assert compared[name] == slots.tolist()  # other damage there may not be found yet
+        emptied[name] = slots.tolist()
+
+    observer: Any = SimpleNamespace(
+        before_load=lambda name, slots: compared.update({name: slots.tolist()}), invalidated=invalidated
+    )
+    message = HealsMessage(
+        (), HealStatus(policy=HealPolicy.OFF, effective=HealPolicy.OFF), ((0, 0), (0, 2), (1, 1))
+    )
     link.note(SimpleNamespace(), observer)
     assert not emptied
     link.note(SimpleNamespace(**{HEALS_ATTRIBUTE: message}), observer)
-    assert emptied == {"full": [*range(64, 96)], "c8": [8, 9, 10, 11], "window": [*range(32, 64)]}  # not the null block
+    assert emptied == {
+        "full": [*range(64, 96)],
+        "c8": [8, 9, 10, 11],
+        "window": [*range(32, 64)],
+    }  # not the null block
 
 
 @pytest.mark.parametrize(
