@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Set as AbstractSet
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from functools import partial
+from itertools import repeat
 
 from canary_obs.errors import QuarantineRefused
 from canary_obs.healing.actor import Actor
@@ -162,19 +164,25 @@ class Healer:
         block = damage.group, damage.block
         if damage.request is None and not self._in_use(damage):
             self._generations[block] = self._generations.get(block, 0) + 1
-        held = self._blocks_of(None)
-        free = (one for one in touched if one not in held and not self._actor.keys_of(one))
-        self._abandoned.update(dict.fromkeys(free))
+        self._abandoned.update(dict.fromkeys(self._free(touched)))
 
-    def _blocks_of(self, requests: AbstractSet[str] | None) -> set[Block]:
-        """What these requests hold; None = all requests."""
-        return {
-            (group, block)
-            for held in self._actor.requests()
-            if requests is None or held.request in requests
-            for group, blocks in enumerate(held.blocks)
-            for block in blocks
-        }
+    def _blocks_of(self, requests: AbstractSet[str]) -> Iterator[Block]:
+        for held in self._actor.requests():
+            if held.request in requests:
+                for group, blocks in enumerate(held.blocks):
+                    yield from zip(repeat(group), blocks)
+
+    def _free(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Those of these blocks that are neither cached nor held."""
+        left: dict[int, set[int]] = defaultdict(set)
+        for group, block in blocks:
+            left[group].add(block)
+        for held in self._actor.requests():
+            for group, others in enumerate(held.blocks):
+                if group in left:
+                    left[group].difference_update(others)  # a pool may have a hundred thousand
+        for group, free in left.items():
+            yield from (one for one in zip(repeat(group), free) if not self._actor.keys_of(one))
 
     def _recompute(self, request: str, damage: Damage) -> None:
         try:

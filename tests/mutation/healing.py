@@ -100,13 +100,13 @@ LIMITED = mutants(
 DONE = mutants(
     "canary_obs/healing/healer.py",
     (
-        "if one not in held and not self._actor.keys_of(one)",
-        "if not self._actor.keys_of(one)",
+        "left[group].difference_update(others)",
+        "pass",
         _HEALER + "blocks_that_nobody_caches_or_holds_any_more_are_said_once",
     ),
     (
-        "if one not in held and not self._actor.keys_of(one)",
-        "if one not in held",
+        " if not self._actor.keys_of(one))",
+        ")",
         _HEALER + "blocks_that_nobody_caches_or_holds_any_more_are_said_once",
     ),
     (
