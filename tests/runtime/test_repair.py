@@ -194,7 +194,9 @@ def healed(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> tuple[Rig, lis
 
 def meet(rig: Rig, slot: int, times: int) -> None:
     """The patrol meets the slot so often before anybody reads what it has found."""
-    job = ScanJob(group=rig.canary.state.groups[0], slots=range(slot, slot + 1), first_chunk=0, last_chunk=0)
+    job = ScanJob(
+        group=rig.canary.state.groups[0], slots=range(slot, slot + 1), first_chunk=0, last_chunk=0, step=0
+    )
     rig.canary.patrol.confirm([job] * times)
     rig.canary.delivery.drain(5.0)
 
@@ -258,7 +260,7 @@ def test_a_full_log_is_not_compared_row_by_row(healed: tuple[Rig, list[Heal], li
     slots = written_slots(group)[:16]  # each met twice: a full lane
     for slot in slots:
         change(group, slot, 0, 0, 1)
-    job = ScanJob(group=group, slots=range(slots[-1] + 1), first_chunk=0, last_chunk=0)
+    job = ScanJob(group=group, slots=range(slots[-1] + 1), first_chunk=0, last_chunk=0, step=0)
     rig.canary.patrol.confirm([job] * 2)
     found = rig.canary.counter_reader.drain(rig.canary.step, 5.0)
     rows = [Counted(**asdict(row)) for row in found]
