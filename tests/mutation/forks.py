@@ -20,11 +20,16 @@ from typing import NoReturn
 
 import fastapi  # noqa: F401
 import hypothesis
-import numba  # noqa: F401
+import numba
 import opentelemetry.sdk.trace  # noqa: F401
 import prometheus_client  # noqa: F401
 import pytest
-import torch  # noqa: F401 - but not triton, which tests/conftest.py configures first
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, as tests/conftest.py has it
+
+import triton  # noqa: F401
 
 # Any example will do, not only the smallest; and nothing is remembered from one run to the next.
 _SETTINGS = hypothesis.settings(
@@ -41,6 +46,8 @@ def main(seconds: float, output: str, profile: str) -> None:
     hypothesis.settings.register_profile(profile, _SETTINGS)
     for plugin in entry_points(group="pytest11"):
         plugin.load()
+    # numba sets itself up with the first function that it compiles, for a third of a second.
+    numba.njit("int64(int64)")(lambda number: number)
     gc.collect()
     gc.freeze()  # pytest collects ten times when it ends; what all forks share is none of theirs
     for line in sys.stdin:
