@@ -15,22 +15,34 @@ import select
 import signal
 import sys
 import traceback
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import NoReturn
 
-import fastapi  # noqa: F401
 import hypothesis
 import numba
-import opentelemetry.sdk.trace  # noqa: F401
-import prometheus_client  # noqa: F401
 import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, as tests/conftest.py has it
 
-import triton  # noqa: F401
-
+# Slow to import, not ours, and without threads that a fork would miss.
+_IMPORTED = (
+    "fastapi",
+    "httpx",
+    "msgspec.inspect",
+    "numpy.typing",
+    "opentelemetry.sdk.trace",
+    "pdb",
+    "prometheus_client",
+    "safetensors.torch",
+    "structlog",
+    "triton",
+    "typer.testing",
+    "uvicorn",
+    "zmq",
+)
 # Any example will do, not only the smallest; and nothing is remembered from one run to the next.
 _SETTINGS = hypothesis.settings(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
@@ -44,6 +56,8 @@ _SETTINGS = hypothesis.settings(
 def main(seconds: float, output: str, profile: str) -> None:
     """Answer until the input ends."""
     hypothesis.settings.register_profile(profile, _SETTINGS)
+    for name in _IMPORTED:
+        import_module(name)
     for plugin in entry_points(group="pytest11"):
         plugin.load()
     # numba sets itself up with the first function that it compiles, for a third of a second.
@@ -80,3 +94,4 @@ def _run(arguments: list[str], output: str) -> NoReturn:
 
 if __name__ == "__main__":
     main(float(sys.argv[1]), *sys.argv[2:])
+    os._exit(0)  # else Triton's bindings list on a page what they did not free
