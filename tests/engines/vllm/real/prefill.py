@@ -28,6 +28,7 @@ _PORTS = {
 }  # fmt: skip
 
 
+_NIXL_WAITS_US = 1000  # at most; an event ends it
 _SPAWNED = Path(__file__).with_name("spawned")
 
 
@@ -36,6 +37,8 @@ def settings(role: str, blocks: int, ranks: int = 1, connector: str = NIXL) -> d
 
     A MultiConnector is one of NIXL with an OffloadingConnector beside it.
     """
+    if connector != MOONCAKE:
+        _let_nixl_wait()
     transfer: dict[str, Any] = {
         "kv_connector": connector, "kv_role": role, "kv_buffer_device": "cpu",
         "engine_id": f"{role}-{ranks}", "kv_load_failure_policy": "recompute",
@@ -49,6 +52,22 @@ def settings(role: str, blocks: int, ranks: int = 1, connector: str = NIXL) -> d
         children = [transfer_config(), own | {"kv_connector": NIXL}]
         transfer |= {"kv_connector_extra_config": {"connectors": children}}
     return {"kv_transfer_config": transfer, "num_gpu_blocks_override": blocks}
+
+
+def _let_nixl_wait() -> None:
+    """Let NIXL wait for events: its thread never pauses, and engines on one core starve each other."""
+    from nixl import _api
+
+    binding: Any = _api.nixlBind
+    if hasattr(binding, "kv_canary_agent"):
+        return
+    binding.kv_canary_agent = made = binding.nixlAgent
+
+    def agent(name: str, config: Any) -> Any:
+        config.pthrDelay = _NIXL_WAITS_US
+        return made(name, config)
+
+    binding.nixlAgent = agent
 
 
 def is_v2() -> bool:
