@@ -293,12 +293,6 @@ OF_RANKS = (
             _RANKS + "a_rank_keeps_what_it_found_until_its_results_are_taken",
         ),
         (
-            "                observer.before_load(name, slots)  # other damage in it may not be found yet\n",
-            "",
-            "tests/engines/vllm/test_block_slots.py::"
-            "test_records_of_blocks_that_healing_leaves_to_nobody_are_emptied",
-        ),
-        (
             " and block != NULL_BLOCK]",
             "]",
             "tests/engines/vllm/test_block_slots.py::"

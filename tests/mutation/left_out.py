@@ -7,13 +7,22 @@ from tests.mutation.mutant import mutants
 _CHANGES = "tests/engines/vllm/test_block_changes.py::"
 _LEFT_OUT = "tests/engines/vllm/test_left_out.py::"
 
-CHANGES = mutants(
-    "canary_obs/engines/vllm/block_changes.py",
+GIVEN_UP = mutants(
+    "canary_obs/engines/toolkit/block_slots.py",
     (
-        "                observer.before_load(name, slots)\n",
+        "    observer.before_load(group, slots)\n",
+        "",
+        "tests/engines/toolkit/test_block_slots.py::test_bytes_are_compared_before_their_records_are_emptied",
+    ),
+    (
+        "    observer.invalidated(group, slots)\n",
         "",
         _CHANGES + "test_a_state_that_a_connector_fills_has_no_record",
     ),
+)
+
+CHANGES = mutants(
+    "canary_obs/engines/vllm/block_changes.py",
     (
         "                observer.before_load(name, destination)\n",
         "",
@@ -159,4 +168,4 @@ PACKED = mutants(
     ("if len(writers) != 1:", "if not writers:", _PACKED + "test_what_cannot_be_confirmed_is_left_out"),
 )
 
-ALL = CHANGES + LEFT_OUT + RANKS + ENTRIES + STEPS + WRITES + STATES + SCALES + INDEX_KEYS + PACKED
+ALL = GIVEN_UP + CHANGES + LEFT_OUT + RANKS + ENTRIES + STEPS + WRITES + STATES + SCALES + INDEX_KEYS + PACKED

@@ -7,14 +7,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from canary_obs.engine_api.healing import Healed, Reached
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.reference.groups import ReferenceGroup
 from canary_obs.engines.reference.heal_actions import ReferenceActions
 from canary_obs.engines.reference.heal_groups import Place, heal_groups
 from canary_obs.engines.reference.heal_rehearsal import rehearse_healing
+from canary_obs.engines.toolkit.block_slots import give_up, slots_of
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.reached_damage import reached_damage
 from canary_obs.healing.damage import damage_of, in_order
@@ -184,11 +183,8 @@ class ReferenceHealing:
                 block for number, block in abandoned if (number, group.place) == (group.number, Place.PAGE)
             ]
             if pages:
-                starts = torch.tensor(pages) * group.block_slots
-                slots = (starts[:, None] + torch.arange(group.block_slots)).flatten()
-                slots = slots.to(self._engine.config.device)
-                observer.before_load(name, slots)  # other damage in it may not be found yet
-                observer.invalidated(name, slots)
+                slots = slots_of(pages, group.block_slots)
+                give_up(observer, name, slots.to(self._engine.config.device, non_blocking=True))
 
     def _note_end(self, forwards: int, drafted: int) -> None:
         if self._ends and self._ends[-1][1] == forwards:

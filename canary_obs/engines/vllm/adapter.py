@@ -20,6 +20,7 @@ from canary_obs.engine_api.views import (
     StepView,
     WindowTokens,
 )
+from canary_obs.engines.toolkit.block_slots import slots_of
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.known_tokens import KnownTokens
@@ -28,7 +29,7 @@ from canary_obs.engines.toolkit.model_label import model_label
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.allocation import kv_allocation
 from canary_obs.engines.vllm.attention_tables import AttentionTables
-from canary_obs.engines.vllm.block_changes import BlockChanges, slots_of
+from canary_obs.engines.vllm.block_changes import BlockChanges
 from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.cache_count import COUNTS_ATTRIBUTE
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
@@ -205,9 +206,8 @@ class VllmAdapter(FollowsRequests):
         self.warm_up()
         if self._drafts is not None:
             self._drafts.warm_up()
-        streams = ForwardStream(self.runner.device), self._side_stream
-        hooks = StepHooks(self, observer, streams, self._drafts, inputs_persist=self.inputs_persist)
-        self._hooks = hooks
+        streams, persist = (ForwardStream(self.runner.device), self._side_stream), self.inputs_persist
+        hooks = self._hooks = StepHooks(self, observer, streams, self._drafts, inputs_persist=persist)
         self.wrap_forward(self._patches, hooks)
         self._patches.wrap(self.runner, "execute_model", hooks.around_execute_model)
         if self._drafts is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.block_slots import give_up, slots_of
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.pool_events import BlockEvent, Loaded
@@ -75,9 +76,7 @@ class BlockChanges:
                 lost.update(chain.from_iterable(load.blocks for load in loads if load.group == group.number))
             lost.discard(NULL_BLOCK)
             if lost:
-                slots = self._slots(sorted(lost), group)
-                observer.before_load(name, slots)
-                observer.invalidated(name, slots)
+                give_up(observer, name, self._slots(sorted(lost), group))
             if copies and not group.states:  # those are copied by the worker itself
                 source, destination = (self._slots(blocks, group) for blocks in zip(*copies, strict=True))
                 observer.before_load(name, destination)
@@ -98,9 +97,3 @@ class BlockChanges:
 
     def _slots(self, blocks: Sequence[int], group: VllmGroup) -> Tensor:
         return slots_of(blocks, group.block_slots).to(self._device, non_blocking=True)
-
-
-def slots_of(blocks: Sequence[int], block_size: int) -> Tensor:
-    """int64 [len(blocks) * block_size] on the CPU: all slots of these blocks."""
-    starts = torch.tensor(blocks, dtype=torch.int64) * block_size
-    return (starts[:, None] + torch.arange(block_size)).flatten()

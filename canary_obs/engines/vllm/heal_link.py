@@ -10,9 +10,9 @@ import torch
 
 from canary_obs.engine_api.healing import Healed, Reached
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.block_slots import give_up, slots_of
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.reached_damage import reached_damage
-from canary_obs.engines.vllm.block_changes import slots_of
 from canary_obs.engines.vllm.forward_count import ForwardCount
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
@@ -109,9 +109,8 @@ class HealLink:
         for name, group in self._groups.items() if abandoned else ():
             blocks = [block for number, block in abandoned if number == group.number and block != NULL_BLOCK]
             if blocks and not group.states:
-                slots = slots_of(blocks, group.block_slots).to(self._device)
-                observer.before_load(name, slots)  # other damage in it may not be found yet
-                observer.invalidated(name, slots)
+                slots = slots_of(blocks, group.block_slots)
+                give_up(observer, name, slots.to(self._device, non_blocking=True))
 
     def _around_results(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def results(*args: Any, **kwargs: Any) -> Any:

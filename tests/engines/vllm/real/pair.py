@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.real.prefill import NIXL, Prefill, settings
+from tests.engines.vllm.real.prefill import MOONCAKE, NIXL, Prefill, let_nixl_wait, settings
 from tests.engines.vllm.real.rig import Rig, prompts
 
 LENGTH = 207  # tokens: six blocks and a part of the seventh
@@ -18,6 +18,8 @@ class Pair:
 
     def __init__(self, model: Path, connector: str = NIXL) -> None:
         self.model, self.prefill = model, Prefill(model, free_port(), connector=connector)
+        if connector != MOONCAKE:
+            let_nixl_wait()
         self.rig = Rig(model, **settings("kv_consumer", 60, connector=connector))
         self._seed = 100
 

@@ -37,8 +37,6 @@ def settings(role: str, blocks: int, ranks: int = 1, connector: str = NIXL) -> d
 
     A MultiConnector is one of NIXL with an OffloadingConnector beside it.
     """
-    if connector != MOONCAKE:
-        _let_nixl_wait()
     transfer: dict[str, Any] = {
         "kv_connector": connector, "kv_role": role, "kv_buffer_device": "cpu",
         "engine_id": f"{role}-{ranks}", "kv_load_failure_policy": "recompute",
@@ -54,7 +52,7 @@ def settings(role: str, blocks: int, ranks: int = 1, connector: str = NIXL) -> d
     return {"kv_transfer_config": transfer, "num_gpu_blocks_override": blocks}
 
 
-def _let_nixl_wait() -> None:
+def let_nixl_wait() -> None:
     """Let NIXL wait for events: its thread never pauses, and engines on one core starve each other."""
     from nixl import _api
 
@@ -123,6 +121,8 @@ class _Engine:
         own = settings("kv_producer", 90, tensor_parallel, connector)
         if connector == MOONCAKE:
             own["worker_extension_cls"] = f"{ACCELERATOR}.OfWorkers"
+        else:
+            let_nixl_wait()
         self.llm = LLM(model=model, **(DEFAULTS | own | {"tensor_parallel_size": tensor_parallel}))
         self.core = self.llm.llm_engine.engine_core.engine_core
 
