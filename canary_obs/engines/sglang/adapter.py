@@ -192,7 +192,8 @@ class SglangAdapter(EngineAdapter):
             freed.wrap(self._patches)
         controller = host_controller(self.scheduler)
         if controller is not None:
-            self.host_tier = HostTier(controller, pools_by_group(self.runner), observer)
+            pools = pools_by_group(self.runner, draft_runners(self.scheduler))
+            self.host_tier = HostTier(controller, pools, observer)
             self.host_tier.wrap(self._patches)
         if settings_of(self.scheduler).disaggregation_mode in ROLES:
             self.transfer = TransferHooks(self.scheduler, self._by_name, observer)

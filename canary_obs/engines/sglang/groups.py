@@ -166,12 +166,13 @@ def slots_of(group: SglangGroup, row: Tensor, first: int = 0) -> Tensor:
     return own_slots(group.own_slots, row)
 
 
-def pools_by_group(runner: Any) -> dict[str, Any]:
-    """The pool that holds each group's KV."""
+def pools_by_group(runner: Any, drafts: Sequence[Any] = ()) -> dict[str, Any]:
+    """The pool that holds each group's KV. `drafts`: model runners of the draft group, at most one."""
     pool = runner.token_to_kv_pool
+    found = {DRAFT: drafts[0].token_to_kv_pool} if drafts else {}
     if has_windows(pool):
-        return {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool}
-    return {FULL: pool.full_kv_pool if has_states(pool) else pool}
+        return found | {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool}
+    return found | {FULL: pool.full_kv_pool if has_states(pool) else pool}
 
 
 def has_states(pool: Any) -> bool:

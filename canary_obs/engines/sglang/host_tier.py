@@ -11,7 +11,7 @@ from torch import Tensor
 
 from canary_kernels import layout
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.sglang.groups import FULL
+from canary_obs.engines.sglang.groups import DRAFT, FULL
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -49,12 +49,19 @@ class HostTier:
         controller = self._controller
         patches.wrap(controller.l2_transfer_engine, "submit_device_to_host", self._around_offload)
         patches.wrap(controller.l2_transfer_engine, "submit_host_to_device", self._around_load)
-        for entry in controller.mem_pool_host.entry_map.values():
-            records = self._records.get(id(entry.host_pool))
-            if records is not None:
-                patches.wrap(entry.host_pool, "alloc", self._around_alloc(records))
-                if self._groups[id(entry.device_pool)] == FULL:
-                    self._full = records
+        entries = {
+            self._groups[id(entry.device_pool)]: entry.host_pool
+            for entry in controller.mem_pool_host.entry_map.values()
+            if id(entry.host_pool) in self._records
+        }
+        # A draft model's KV is in host slots of the target's numbers, and SGLang allocates only those.
+        drafts = entries.pop(DRAFT, None)
+        for name, host_pool in entries.items():
+            emptied = [self._records[id(host_pool)]]
+            if name == FULL:
+                (self._full,) = emptied
+                emptied += [] if drafts is None else [self._records[id(drafts)]]
+            patches.wrap(host_pool, "alloc", self._around_alloc(emptied))
         # Instance attributes of the controller, which its threads read for each batch of pages.
         patches.wrap(controller, "page_set_func", self._around_page_set)
         patches.wrap(controller, "page_get_func", self._around_page_get)
@@ -107,14 +114,14 @@ class HostTier:
             if compared < slots.numel():
                 self._observer.received(name, slots[~known])
 
-    def _around_alloc(self, records: Tensor) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _around_alloc(self, emptied: Sequence[Tensor]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """What is put into a host slot has no record until one came with it: the last content's is stale."""
 
         def around(original: Callable[..., Any]) -> Callable[..., Any]:
             def alloc(*given: Any, **named: Any) -> Any:
                 slots = original(*given, **named)
                 if slots is not None:
-                    guarded(self._observer, "host_tier", _empty, records, slots)
+                    guarded(self._observer, "host_tier", _empty, emptied, slots)
                 return slots
 
             return alloc
@@ -176,5 +183,13 @@ def host_controller(scheduler: Any) -> Any | None:
     return getattr(scheduler.tree_cache, "cache_controller", None)
 
 
-def _empty(records: Tensor, slots: Tensor) -> None:
-    records[slots.cpu().long()] = 0
+def copied_to_host(controller: Any | None, pool: Any) -> bool:
+    """Whether what moves KV copies this device pool, to a host pool of its own; True without a host tier."""
+    if controller is None:
+        return True
+    return any(entry.device_pool is pool for entry in controller.mem_pool_host.entry_map.values())
+
+
+def _empty(emptied: Sequence[Tensor], slots: Tensor) -> None:
+    for records in emptied:
+        records[slots.cpu().long()] = 0

@@ -7,6 +7,7 @@ from typing import Any
 from canary_obs.engines.sglang.deepseek_v4 import POOL, is_deepseek_v4
 from canary_obs.engines.sglang.disaggregation import ROLES
 from canary_obs.engines.sglang.groups import has_states, has_windows
+from canary_obs.engines.sglang.host_tier import copied_to_host, host_controller
 from canary_obs.engines.sglang.index_keys import has_index_keys
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners
@@ -138,7 +139,6 @@ def _check_own_keys(what: str, arguments: Any) -> None:
 _WITH_DRAFTS: dict[str, tuple[object, str]] = {
     "pp_size": (1, "drafts of a pipeline"),
     "attn_dp_size": (1, "drafts while other ranks prefill"),
-    "enable_hierarchical_cache": (False, "drafts' KV that moves to the host and back"),
     "disaggregation_mode": ("null", "drafts' KV from or to another server"),
     "disable_overlap_schedule": (True, "drafts while the next batch is prepared"),
 }
@@ -160,6 +160,11 @@ def _check_drafts(scheduler: Any) -> None:
     for runner in runners:
         if (name := type(runner.token_to_kv_pool).__name__) not in (known := _CLASSES["KV pool"][:2]):
             raise _refused(f"a draft model's {name}", "its slots", " and ".join(known))
+        if not copied_to_host(host_controller(scheduler), runner.token_to_kv_pool):
+            raise _refused(
+                f"{algorithm} and KV of drafts that is packed with the target's in host memory",
+                "its slots", "a host pool of its own for each draft model",
+            )  # fmt: skip
 
 
 def _check_windows(runner: Any) -> None:

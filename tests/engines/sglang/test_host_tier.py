@@ -25,17 +25,17 @@ class Observer:
         self.faults: list[str] = []
 
     def records_of(self, group: str, slots: Tensor) -> Tensor | None:
-        assert group == "full"
+        assert group in ("full", "draft")
         return None if bool((slots == 0).any()) else slots[:, None].repeat(1, layout.RECORD_WORDS)
 
     def received(
         self, group: str, slots: Tensor, records: Tensor | None = None, peer: str = "", request: str = ""
     ) -> None:
-        assert group == "full"
+        assert group in ("full", "draft")
         self.received_slots.append((slots.tolist(), None if records is None else records[:, 0].tolist()))
 
     def before_load(self, group: str, slots: Tensor) -> None:
-        assert (group, self.received_slots) == ("full", [])
+        assert self.received_slots == []
         self.before.append(slots.tolist())
 
     def fault(self, part: str, error: Exception) -> None:
@@ -73,25 +73,30 @@ class Rig:
         self.host, self.device = HostPool(), SimpleNamespace()
         entry = SimpleNamespace(host_pool=self.host, device_pool=self.device)
         other = SimpleNamespace(host_pool=HostPool(), device_pool=SimpleNamespace())
+        self.draft = SimpleNamespace(host_pool=HostPool(), device_pool=SimpleNamespace())
         self.controller: Any = SimpleNamespace(
             l2_transfer_engine=Transfers(), storage_backend=self.storage, page_size=_PAGE,
-            mem_pool_host=SimpleNamespace(entry_map={"kv": entry, "mamba": other}),
+            mem_pool_host=SimpleNamespace(entry_map={"kv": entry, "mamba": other, "draft": self.draft}),
             page_set_func=self._set, page_get_func=lambda operation, keys, slots, extra: len(keys),
         )  # fmt: skip
         self.patches = MethodPatches()
-        self.tier = HostTier(self.controller, {"full": self.device}, self.observer)  # type: ignore[arg-type]
+        pools = {"draft": self.draft.device_pool, "full": self.device}
+        self.tier = HostTier(self.controller, pools, self.observer)  # type: ignore[arg-type]
         self.tier.wrap(self.patches)
 
     def _set(self, keys: list[str], slots: Tensor, extra: Any) -> bool:
         self.storage.keys |= set(keys)
         return True
 
-    def transfer(self, host: list[int], device: list[int]) -> list[Any]:
+    def transfer(self, host: list[int], device: list[int], drafts: bool = False) -> list[Any]:
+        """SGLang moves a draft model's KV in the same transfer, between slots of the same numbers."""
+        pools = [(self.host, self.device), (self.draft.host_pool, self.draft.device_pool)]
         return [
             SimpleNamespace(
-                host_pool=self.host, device_pool=self.device, host_indices=torch.tensor(host),
+                host_pool=own_host, device_pool=own_device, host_indices=torch.tensor(host),
                 device_indices=torch.tensor(device),
             )
+            for own_host, own_device in pools[: 1 + drafts]
         ]  # fmt: skip
 
     def offload(self, host: list[int], device: list[int]) -> None:
@@ -120,6 +125,17 @@ def test_a_host_slot_that_is_given_anew_has_no_record(rig: Rig) -> None:
     rig.offload([0, 1], [21, 22])
     rig.host.alloc(1)
     assert rig.load([0, 1], [5, 6]) == [([6], [22]), ([5], None)]
+
+
+def test_a_draft_models_records_are_in_the_host_slots_of_the_targets(rig: Rig) -> None:
+    """SGLang allocates only those: a record of their last content must not stay for either."""
+    engine = rig.controller.l2_transfer_engine
+    engine.submit_device_to_host(rig.transfer([0, 1], [21, 22], drafts=True))
+    rig.host.alloc(1)
+    engine.submit_host_to_device(rig.transfer([0, 1], [5, 6], drafts=True), transfer_layer_id_max=1)
+    assert rig.observer.received_slots == [([6], [22]), ([5], None)] * 2
+    assert (rig.observer.before, rig.observer.faults) == ([[5, 6]] * 2, [])
+    assert "alloc" not in vars(rig.draft.host_pool)
 
 
 def test_where_no_record_could_be_read_the_last_one_is_gone(rig: Rig) -> None:

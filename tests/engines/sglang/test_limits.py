@@ -132,6 +132,21 @@ def test_drafts_that_are_not_covered_are_named() -> None:
         check_scheduler(on_gpu(speculative_algorithm="EAGLE"), GPU)
 
 
+def test_drafts_in_host_memory_have_a_pool_of_their_own_there() -> None:
+    """SGLang packs those of models with layers for the next tokens (MTP) into the target's."""
+    found = drafting(enable_hierarchical_cache=True)
+    target, drafts = found.tp_worker.model_runner, found.draft_worker._draft_model_runners()
+    entries = [SimpleNamespace(device_pool=runner.token_to_kv_pool) for runner in (target, *drafts)]
+    copied = SimpleNamespace(entry_map=dict(enumerate(entries)))
+    found.tree_cache.cache_controller = SimpleNamespace(mem_pool_host=copied)
+    check_scheduler(found, CPU)
+    del copied.entry_map[1]
+    with pytest.raises(
+        UnsupportedEngine, match="KV of drafts that is packed with the target's in host memory"
+    ):
+        check_scheduler(found, CPU)
+
+
 @pytest.mark.parametrize("name", ["MLATokenToKVPool", "SWAKVPool"])
 def test_pools_that_nobody_has_tried_on_gpus_are_named(name: str) -> None:
     with pytest.raises(UnsupportedEngine, match=f"KV pool {name} is not covered yet"):

@@ -47,3 +47,15 @@ def make_rig(models: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
     yield make
     for rig in made:
         rig.close()
+
+
+@pytest.fixture
+def make_drafting(
+    make_rig: Callable[..., Any], models: Callable[[str], Path], tmp_path: Path
+) -> Callable[..., Any]:
+    """A scheduler that drafts, by the name of its kind."""
+    from tests.engines.sglang.real import drafting
+    from tests.engines.sglang.real.draft_kinds import settings_of_kind
+
+    drafting.install()
+    return lambda kind, **settings: make_rig(**settings_of_kind(kind, models, tmp_path), **settings)

@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from canary_obs.vocabulary import Part, Phase, Reason, State
-from tests.engines.sglang.real import drafting
-from tests.engines.sglang.real.models import make_draft
+from tests.engines.sglang.real.draft_kinds import KINDS
 from tests.engines.sglang.real.perturbed import check_injections, inject_into
 from tests.engines.sglang.real.planted import flip_bit, row
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
 
 _TOKENS = 20
-_STEPS = {"speculative_num_steps": 3}
-_CHAIN = _STEPS | {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
-_TREE = _STEPS | {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
-_NGRAM = {
-    "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6,
-    "speculative_ngram_capacity": 100_000,  # the default keeps 1.7 GB for as long as the process lives
-}  # fmt: skip
-# Three drafted tokens at first; after each batch as many as were accepted suggest, none and one among them.
-_ADAPTED = {"1": {"candidate_steps": [0, 1, 3]}, "warmup_batches": 0, "update_interval": 1, "ema_alpha": 1.0}
-_KINDS: dict[str, dict[str, Any]] = {
-    "adaptive eagle": {
-        "speculative_algorithm": "EAGLE",
-        "speculative_adaptive": True,
-        "page_size": 16,
-        **_CHAIN,
-    },
-    "eagle tree": {"speculative_algorithm": "EAGLE", **_TREE},
-    "eagle3": {"speculative_algorithm": "EAGLE3", **_CHAIN},
-    "standalone tree": {"speculative_algorithm": "STANDALONE", **_TREE},
-    "n-grams": _NGRAM,
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,30 +23,7 @@ def plain() -> dict[int, dict[str, list[int]]]:
     return {}
 
 
-@pytest.fixture
-def make_drafting(
-    make_rig: Callable[..., Rig], models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Rig]:
-    """A scheduler that drafts, by the name of its kind."""
-    drafting.install()
-
-    def make(kind: str) -> Rig:
-        settings = dict(_KINDS[kind])
-        algorithm = settings["speculative_algorithm"]
-        if algorithm != "NGRAM":
-            root = models("llama").parent
-            draft = root / "llama" if algorithm == "STANDALONE" else make_draft(root, algorithm.lower())
-            settings["speculative_draft_model_path"] = str(draft)
-        if settings.get("speculative_adaptive"):
-            chosen = tmp_path_factory.mktemp("adaptive") / "steps.json"
-            chosen.write_text(json.dumps(_ADAPTED), "utf-8")
-            settings["speculative_adaptive_config"] = str(chosen)
-        return make_rig(**settings)
-
-    return make
-
-
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_drafts_of_a_sound_engine(
     make_drafting: Any, make_rig: Any, kind: str, plain: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

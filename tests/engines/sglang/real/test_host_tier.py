@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from canary_kernels import layout
-from canary_obs.engines.sglang.host_tier import HostTier
 from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Cause, Phase, Reason, State
-from tests.engines.sglang.real import streams
-from tests.engines.sglang.real.rig import Rig
-from tests.engines.sglang.real.tiers import STORED, TIER, TURNS
-from tests.engines.sglang.real.traffic import prompts, storm
-
-_PROMPT = {"kept": list(range(20, 276))}
+from tests.engines.sglang.real.tiers import (
+    PROMPT,
+    STORED,
+    TIER,
+    flip_in_file,
+    flip_in_host,
+    forget,
+    generate,
+    install,
+    push_out,
+    store,
+    tier,
+)
+from tests.engines.sglang.real.traffic import storm
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _host_memory() -> None:
-    from tests.engines.sglang.real import host_memory
-
-    streams.install()
-    host_memory.install()
+    install()
 
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path))
     return tmp_path
-
-
-def tier(rig: Rig) -> HostTier:
-    assert rig.adapter.host_tier is not None
-    return rig.adapter.host_tier
 
 
 @pytest.mark.parametrize(
@@ -76,11 +72,11 @@ def test_a_storm(
 def test_a_bit_flips_in_host_memory(make_rig: Any, model: str, group: str) -> None:
     """It is seen when the KV comes back, before the first forward reads it."""
     rig = make_rig(model, **TIER)
-    rig.generate(_PROMPT)
+    rig.generate(PROMPT)
     push_out(rig)
     assert rig.settle() == []
     flipped = flip_in_host(rig, group)
-    rig.generate({"again": _PROMPT["kept"] + [7, 8]})
+    rig.generate({"again": PROMPT["kept"] + [7, 8]})
     found = rig.settle()
     assert {(item.reason, item.group) for item in found} == {(Reason.KV_DATA, group)}
     assert found[0].phase is Phase.HEAD
@@ -98,11 +94,11 @@ def test_what_a_load_writes_over_is_compared_before(make_rig: Any, monkeypatch: 
         locate_byte(group.view.sources[0], damaged[0], 3).flip(64)
         compare(transfers)
 
-    rig.generate(_PROMPT)
+    rig.generate(PROMPT)
     push_out(rig)
     assert rig.settle() == []
     monkeypatch.setattr(tier(rig), "_compare_before", plant)
-    rig.generate({"again": _PROMPT["kept"] + [7, 8]})
+    rig.generate({"again": PROMPT["kept"] + [7, 8]})
     found = [(row.phase, row.reason, row.slot, row.peer) for row in rig.settle()]
     assert found == [(Phase.HEAD, Reason.KV_DATA, damaged[0], None)]
 
@@ -110,13 +106,13 @@ def test_what_a_load_writes_over_is_compared_before(make_rig: Any, monkeypatch: 
 def test_a_bit_flips_in_the_storage(make_rig: Any, storage: Path) -> None:
     rig = make_rig(**TIER, **STORED)
     store(rig, storage)
-    generate(rig, {"sound": _PROMPT["kept"] + [7, 8]})
+    generate(rig, {"sound": PROMPT["kept"] + [7, 8]})
     assert rig.settle() == []
     assert rig.canary.verdict() == (State.OK, ())
     assert tier(rig).compared >= 240
     forget(rig)
     flip_in_file(sorted(storage.iterdir())[0])
-    generate(rig, {"damaged": _PROMPT["kept"] + [7, 8]})
+    generate(rig, {"damaged": PROMPT["kept"] + [7, 8]})
     assert {(item.reason, item.group) for item in rig.settle()} == {(Reason.KV_DATA, "full")}
     assert len({item.slot for item in rig.found}) == 1
 
@@ -127,7 +123,7 @@ def test_what_another_canary_stored_is_not_called_checked(make_rig: Any, storage
     store(rig, storage)
     attach_to_scheduler(rig.scheduler, "another")
     rig.collect_from()
-    generate(rig, {"again": _PROMPT["kept"] + [7, 8]})
+    generate(rig, {"again": PROMPT["kept"] + [7, 8]})
     assert rig.settle() == []
     assert tier(rig).without >= 240
     assert tier(rig).compared == 0
@@ -143,57 +139,3 @@ def test_without_a_canary_nothing_of_it_is_left(make_rig: Any, storage: Path) ->
     assert "alloc" not in vars(pool)
     assert not {"submit_device_to_host", "submit_host_to_device"} & vars(controller.l2_transfer_engine).keys()
     assert "canary_obs" not in controller.page_set_func.__module__
-
-
-def push_out(rig: Rig) -> None:
-    """Other requests take the device's slots; what was there is in host memory alone."""
-    for seed in (1, 2, 3):
-        rig.generate({name: prompt * 2 for name, prompt in prompts(4, seed=seed).items()})
-
-
-def flip_in_host(rig: Rig, group: str) -> int:
-    """One bit in each host slot that a group uses. How many."""
-    entries = rig.scheduler.tree_cache.cache_controller.mem_pool_host.entry_map.values()
-    entry = next(entry for entry in entries if tier(rig)._groups[id(entry.device_pool)] == group)
-    slots = torch.nonzero(entry.host_pool.slot_used).flatten().tolist()
-    buffer = entry.host_pool.kv_buffer
-    layers = buffer[0] if buffer.dim() == 5 else buffer  # K and V, or latent vectors
-    with torch.inference_mode():
-        for slot in slots:
-            layers[0][slot].view(torch.uint8).view(-1)[3] ^= 4
-    return len(slots)
-
-
-def store(rig: Rig, folder: Path) -> None:
-    """The kept prompt's pages are in files, and nowhere else."""
-    generate(rig, _PROMPT)
-    deadline = time.monotonic() + 30
-
-    def script() -> Iterator[Iterable[Any]]:
-        while (
-            len(list(folder.iterdir())) < len(_PROMPT["kept"]) // 16
-            or rig.scheduler.tree_cache.ongoing_backup
-        ):
-            assert time.monotonic() < deadline
-            yield ()
-
-    rig.run(script())
-    forget(rig)
-
-
-def forget(rig: Rig) -> None:
-    """Flush the device's cache and the host's."""
-    from sglang.srt.managers.io_struct import FlushCacheReqInput
-
-    rig.run([[FlushCacheReqInput()], (), ()])
-
-
-def generate(rig: Rig, asked: dict[str, list[int]]) -> None:
-    """Wait as long as the threads of the storage take."""
-    rig.run(rig.until_done([rig.request(name, prompt, 8) for name, prompt in asked.items()], TURNS))
-
-
-def flip_in_file(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[100] ^= 16
-    path.write_bytes(content)

@@ -1,0 +1,48 @@
+"""Engine settings of every kind of speculation that runs on a CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.engines.sglang.real.models import make_draft
+
+_STEPS = {"speculative_num_steps": 3}
+_CHAIN = _STEPS | {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+_TREE = _STEPS | {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
+_NGRAM = {
+    "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6,
+    "speculative_ngram_capacity": 100_000,  # the default keeps 1.7 GB for as long as the process lives
+}  # fmt: skip
+# Three drafted tokens at first; after each batch as many as were accepted suggest, none and one among them.
+_ADAPTED = {"1": {"candidate_steps": [0, 1, 3]}, "warmup_batches": 0, "update_interval": 1, "ema_alpha": 1.0}
+KINDS: dict[str, dict[str, Any]] = {
+    "adaptive eagle": {
+        "speculative_algorithm": "EAGLE",
+        "speculative_adaptive": True,
+        "page_size": 16,
+        **_CHAIN,
+    },
+    "eagle tree": {"speculative_algorithm": "EAGLE", **_TREE},
+    "eagle": {"speculative_algorithm": "EAGLE", **_CHAIN},
+    "eagle3": {"speculative_algorithm": "EAGLE3", **_CHAIN},
+    "standalone tree": {"speculative_algorithm": "STANDALONE", **_TREE},
+    "n-grams": _NGRAM,
+}
+
+
+def settings_of_kind(kind: str, models: Callable[[str], Path], folder: Path) -> dict[str, Any]:
+    """What a scheduler with this kind of speculation is given, its draft model's path among it."""
+    settings = dict(KINDS[kind])
+    algorithm = settings["speculative_algorithm"]
+    if algorithm != "NGRAM":
+        root = models("llama").parent
+        draft = root / "llama" if algorithm == "STANDALONE" else make_draft(root, algorithm.lower())
+        settings["speculative_draft_model_path"] = str(draft)
+    if settings.get("speculative_adaptive"):
+        chosen = folder / "steps.json"
+        chosen.write_text(json.dumps(_ADAPTED), "utf-8")
+        settings["speculative_adaptive_config"] = str(chosen)
+    return settings
