@@ -21,10 +21,10 @@ from canary_obs.records import Violation
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
-from canary_obs.transport.links import LocalLink
 from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import SEED, STEPS, Stage, received
 from tests.fault_cases.table import PRODUCTION, collected
+from tests.links import OneThreadLink
 
 STEP_SECONDS, READING_SECONDS, IDLE_SECONDS = 0.02, 1e-3, 0.05
 _MOST_STEPS = 4 * STEPS
@@ -78,7 +78,7 @@ def _play(case: FaultCase, clock: Clock) -> tuple[Stage, list[Violation], float 
         case.furnish(stage)
     stage.trust_every_free()
     case.plant(stage)
-    link = LocalLink(capacity=1 << 20)
+    link = OneThreadLink(capacity=1 << 20)
     canary = stage.canary = install_canary(engine, DEFAULTS, link=link)
     assert canary is not None
     canary.mark_ready()

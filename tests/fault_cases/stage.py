@@ -24,6 +24,7 @@ from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
 from canary_obs.transport.links import LocalLink
 from tests.fault_cases.case import Change, FaultCase
+from tests.links import OneThreadLink
 
 if TYPE_CHECKING:
     from tests.fault_cases.mover import Mover
@@ -209,7 +210,7 @@ def _perform(
     if plant is not None:
         stage.trust_every_free()
         plant(stage)
-    link = LocalLink(capacity=1 << 20)
+    link = OneThreadLink(capacity=1 << 20)
     canary = stage.canary = install_canary(engine, CANARY, link=link)
     assert canary is not None
     canary.mark_ready()

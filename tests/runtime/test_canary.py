@@ -16,8 +16,8 @@ from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
 from canary_obs.runtime.canary import CanaryRuntime
-from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Mode, Phase, State
+from tests.links import OneThreadLink
 
 STEPS = 250
 
@@ -182,7 +182,7 @@ def test_a_failed_forward_leaves_its_slots_unverified(make_rig) -> None:
 
 
 def test_commands_pause_resume_acknowledge_and_hello(make_rig) -> None:
-    link = LocalLink()
+    link = OneThreadLink()
     rig = make_rig(link=link, sweep_interval=5, snapshot_seconds=1e-6)
     rig.run(20)
     passes = sum(rig.canary.sweeper.passes.values())

@@ -25,6 +25,7 @@ from canary_obs.serve import ServiceThread
 from canary_obs.transport.links import EngineLink, LocalLink
 from canary_obs.transport.sender import open_link
 from canary_obs.vocabulary import Mode, State
+from tests.links import OneThreadLink
 
 STEPS, INJECTED_AT = 160, 60
 
@@ -42,7 +43,7 @@ def answers(
 ) -> tuple[list, CanaryRuntime]:
     """The engine's outputs, with a fault injected in the middle of the run."""
     engine = Engine(settings.tiny(seed=8))
-    link = LocalLink(capacity=1 << 20) if link is None else link
+    link = OneThreadLink(capacity=1 << 20) if link is None else link
     config = CanaryConfig(
         endpoint=IN_PROCESS, sweep_interval=15, patrol_budget="50%", snapshot_seconds=1e-6, **changes
     )  # type: ignore[arg-type]
@@ -161,7 +162,7 @@ def test_dropped_messages_are_counted_and_degrade(untouched: list) -> None:
 
 
 def test_a_silent_service_degrades(make_rig, monkeypatch) -> None:
-    link = LocalLink()
+    link = OneThreadLink()
     rig = make_rig(link=link)
     rig.run(5)
     assert rig.canary.verdict()[0] is State.OK
@@ -170,7 +171,7 @@ def test_a_silent_service_degrades(make_rig, monkeypatch) -> None:
 
 
 def test_a_service_that_was_never_heard_may_still_be_starting(make_rig, monkeypatch) -> None:
-    rig = make_rig(link=LocalLink())
+    rig = make_rig(link=OneThreadLink())
     rig.run(5)
     reporter = rig.canary.reporter
     began = reporter._began

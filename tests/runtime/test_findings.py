@@ -13,13 +13,14 @@ from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.runtime.report.incident_namer import QUIET_SECONDS, IncidentNamer
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Phase, Reason, State
+from tests.links import OneThreadLink
 
 PATROLLED = {"patrol_budget": "50%", "idle_sweep": False, "busy_sweep": False, "reuse_data": False}
 
 
 @pytest.fixture
 def link() -> LocalLink:
-    return LocalLink(capacity=100_000)
+    return OneThreadLink(capacity=100_000)
 
 
 def messages(link: LocalLink) -> list[object]:

@@ -17,6 +17,7 @@ from canary_obs.runtime.announcements import Announcements
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Phase, Reason, State
+from tests.links import OneThreadLink
 from tests.unchecked import Report
 
 QUIET = {"verify_on_hit": True, "idle_sweep": False, "patrol_budget": "off", "busy_sweep": False}
@@ -63,7 +64,7 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_damage_of_a_hit_is_seen_in_the_step_that_reads_it(make_rig, announced, model: str) -> None:
-    link = LocalLink(capacity=1 << 12)
+    link = OneThreadLink(capacity=1 << 12)
     rig = make_rig(model=model, link=link, **QUIET)
     ask(rig)
     ask(rig)
@@ -86,7 +87,7 @@ def test_damage_of_a_hit_is_seen_in_the_step_that_reads_it(make_rig, announced, 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 def test_a_damaged_record_of_a_hit(make_rig, announced, backend: str) -> None:
-    link = LocalLink(capacity=1 << 12)
+    link = OneThreadLink(capacity=1 << 12)
     rig = make_rig(backend=backend, link=link, **QUIET)
     ask(rig)
     ask(rig)
@@ -216,7 +217,7 @@ def free_slots(rig, count: int) -> list[int]:
 @pytest.mark.parametrize("on_hit", [True, False])
 @pytest.mark.parametrize("late", [False, True])
 def test_copies_are_compared_when_the_next_forward_begins(make_rig, late: bool, on_hit: bool) -> None:
-    link = LocalLink(capacity=1 << 12)
+    link = OneThreadLink(capacity=1 << 12)
     rig = make_rig(link=link, **(QUIET | {"verify_on_hit": on_hit}))
     ask(rig)
     source = rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots[:8].tolist()

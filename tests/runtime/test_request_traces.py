@@ -7,14 +7,14 @@ import numpy as np
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.records import Violation, Violations
 from canary_obs.reference_engine.scheduling.request import Sampling
-from canary_obs.transport.links import LocalLink
+from tests.links import OneThreadLink
 
 CALLER = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
 
 def findings(make_rig) -> tuple[list[Violation], list[str]]:
     """What is sent of two requests, the first of which gets a wrong table entry; the names of both."""
-    link = LocalLink(capacity=100_000)
+    link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, idle_sweep=False, busy_sweep=False)
     for first in (5, 6):
         rig.engine.add_request(np.arange(40, dtype=np.int32) + first, Sampling(max_tokens=60))

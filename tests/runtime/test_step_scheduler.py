@@ -14,11 +14,12 @@ from canary_obs.runtime.report import snapshot_builder
 from canary_obs.runtime.step_scheduler import CURRENT_STREAM
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Mode, Reason, State, Trigger
+from tests.links import OneThreadLink
 
 
 @pytest.fixture
 def link() -> LocalLink:
-    return LocalLink()
+    return OneThreadLink()
 
 
 def every(link: LocalLink) -> list[object]:

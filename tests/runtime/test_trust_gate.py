@@ -18,6 +18,7 @@ from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import State
+from tests.links import OneThreadLink
 from tests.service.fakes import violation
 from tests.unchecked import Report
 
@@ -70,7 +71,7 @@ def make_gate(make_rig, request, unchecked):
     way = request.node.originalname.removeprefix("test_").replace("_", " ")
 
     def make(**changes: object) -> TrustGate:
-        link, skew = LocalLink(capacity=1 << 16), [0.0]
+        link, skew = OneThreadLink(capacity=1 << 16), [0.0]
         settings = {"snapshot_seconds": 1e-6, "patrol_budget": "50%"} | changes
         rig = make_rig(link=link, **settings)
         hub = Hub(ServiceConfig(snapshot_stale_seconds=5.0), clock=lambda: time.monotonic() + skew[0])

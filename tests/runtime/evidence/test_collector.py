@@ -21,6 +21,7 @@ from canary_obs.runtime.evidence.slot_words import neighbours_of
 from canary_obs.telemetry.incident_bundle import build_bundle
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Part, Phase, Plane, Reason, SlotEventKind, SlotState, State
+from tests.links import OneThreadLink
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ def ask(rig, link: LocalLink, slot: int, incident: str = "i1", group: str = "ful
 
 @pytest.fixture
 def link() -> LocalLink:
-    return LocalLink(capacity=1 << 20)
+    return OneThreadLink(capacity=1 << 20)
 
 
 @pytest.fixture
@@ -207,7 +208,7 @@ def test_neighbours_are_of_the_page_or_nearby(page_size, num_slots, slot, expect
 
 def test_tokens_are_sent_only_when_revealed(rig, make_rig) -> None:
     for reveal in (False, True):
-        link = LocalLink(capacity=1 << 20)
+        link = OneThreadLink(capacity=1 << 20)
         other = make_rig(link=link, reveal_tokens=reveal)
         other.run(60)
         slot = cached_slots(other)[0]

@@ -11,6 +11,7 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.runtime.perturb import drill
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import DrillOutcome, Phase, Reason, State
+from tests.links import OneThreadLink
 
 
 def reports(link: LocalLink) -> list:
@@ -27,7 +28,7 @@ def send_drill(link: LocalLink, name: str) -> None:
 
 @pytest.fixture
 def link():
-    return LocalLink()
+    return OneThreadLink()
 
 
 @pytest.mark.parametrize("model", sorted(settings.MODELS))

@@ -10,8 +10,8 @@ from canary_obs.config import CanaryConfig
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.records import CancelSweep, Pause, Resume, StartSweep
 from canary_obs.runtime.sweep.schedule import SweepSchedule
-from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import State, SweepStatus, Trigger
+from tests.links import OneThreadLink
 
 FAILED, PASSED, CANCELLED = SweepStatus.FAILED, SweepStatus.PASSED, SweepStatus.CANCELLED
 
@@ -117,7 +117,7 @@ def test_a_busy_sweep_advances_by_its_budget(make_rig, clock) -> None:
 
 
 def test_no_sweep_starts_while_paused(make_rig, clock) -> None:
-    link = LocalLink()
+    link = OneThreadLink()
     rig = make_rig(link=link)
     canary = rig.canary
     link.send_command(Pause())
@@ -135,7 +135,7 @@ def test_no_sweep_starts_while_paused(make_rig, clock) -> None:
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("idle", [False, True])
 def test_a_sweep_cancelled_while_paused_ends(make_rig, idle, on_gpu) -> None:
-    link = LocalLink()
+    link = OneThreadLink()
     rig = make_rig(link=link, idle_sweep=False, sweep_budget_ms=1e-3)
     canary = rig.canary
     canary._scheduler._rotating = on_gpu

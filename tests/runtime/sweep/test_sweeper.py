@@ -21,6 +21,7 @@ from canary_obs.records import (
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Cause, Reason, State, SweepStatus, Trigger
+from tests.links import OneThreadLink
 from tests.oracles import records as oracle
 
 TRIALS = 500
@@ -48,7 +49,7 @@ def messages(link: LocalLink, kind: type) -> list:
 
 
 def test_one_flipped_bit_anywhere_is_caught_by_the_next_sweep(make_rig) -> None:
-    link = LocalLink(capacity=100_000)
+    link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, patrol_budget="off", reuse_data=False)
     rig.run(200)
     rig.finish_requests()
@@ -114,7 +115,7 @@ def test_a_sweep_that_checked_nothing_says_so(make_rig) -> None:
 
 
 def test_a_record_that_lost_its_link_is_found_without_reading_bytes(make_rig) -> None:
-    link = LocalLink(capacity=100_000)
+    link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, patrol_budget="off")
     rig.run(150)
     rig.finish_requests()
@@ -136,7 +137,7 @@ def test_a_record_that_lost_its_link_is_found_without_reading_bytes(make_rig) ->
 
 
 def test_a_commanded_sweep_replaces_an_automatic_one(make_rig) -> None:
-    link = LocalLink(capacity=100_000)
+    link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001)
     rig.run(150)
     rig.canary.sweeper.begin_automatic(Trigger.INTERVAL, rig.canary.step)
@@ -149,7 +150,7 @@ def test_a_commanded_sweep_replaces_an_automatic_one(make_rig) -> None:
 
 
 def test_a_sweep_can_be_cancelled_and_an_unknown_group_is_refused(make_rig) -> None:
-    link = LocalLink(capacity=100_000)
+    link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001)
     rig.run(150)
     link.send_command(StartSweep(id="a"))
@@ -261,7 +262,7 @@ def test_a_sweep_of_one_request_checks_its_cached_slots(make_rig) -> None:
 
 
 def test_a_sweep_is_held_until_it_is_resumed(make_rig) -> None:
-    link = LocalLink(capacity=100_000)
+    link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001, idle_sweep=False)
     rig.run(150)
     for command in (StartSweep(id="a"), PauseSweep(id="other"), PauseSweep(id="a")):
@@ -282,7 +283,7 @@ def test_a_sweep_is_held_until_it_is_resumed(make_rig) -> None:
 
 
 def test_a_held_sweep_can_be_cancelled(make_rig) -> None:
-    link = LocalLink(capacity=100_000)
+    link = OneThreadLink(capacity=100_000)
     rig = make_rig(link=link, sweep_budget_ms=0.001, idle_sweep=False)
     rig.run(150)
     for command in (StartSweep(id="a"), PauseSweep(id="a"), CancelSweep(id="a")):

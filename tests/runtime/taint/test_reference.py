@@ -15,6 +15,7 @@ from canary_obs.hub.taint_store import Taint
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.transport.links import LocalLink
 from canary_obs.vocabulary import Completeness
+from tests.links import OneThreadLink
 
 REQUESTS, RUNNING, TOKENS = 60, 6, 16
 SETTINGS = {"verify_on_hit": True, "patrol_budget": "0.05"}
@@ -71,7 +72,7 @@ class Run:
 @pytest.fixture
 def make_run(make_rig: Any) -> Iterator[Any]:
     def make(**engine: object) -> Run:
-        link = LocalLink()
+        link = OneThreadLink()
         return Run(make_rig(link=link, engine=engine, **SETTINGS), Hub(), link)
 
     return make

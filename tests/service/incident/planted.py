@@ -13,10 +13,10 @@ from canary_obs.hub.hub import Hub
 from canary_obs.reference_engine import settings
 from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
-from canary_obs.transport.links import LocalLink
 from tests.fault_cases.case import FaultCase
 from tests.fault_cases.stage import CANARY, SEED, Stage
 from tests.fault_cases.table import collected
+from tests.links import OneThreadLink
 
 STEPS = 120
 LATER = 8  # steps after the first finding, for evidence to arrive
@@ -64,7 +64,7 @@ def plant(kind: str, hub: Hub) -> str:
         case.furnish(stage)
     stage.trust_every_free()
     case.plant(stage)
-    link = LocalLink(capacity=1 << 20)
+    link = OneThreadLink(capacity=1 << 20)
     config = msgspec.structs.replace(CANARY, write_history=True, instance=kind)
     stage.canary = canary = install_canary(engine, config, link=link)
     canary.mark_ready()
