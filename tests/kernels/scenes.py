@@ -245,10 +245,10 @@ def assert_same(buffers: GroupBuffers, group: oracle.Group) -> None:
     """Records, counters and logged rows are exactly the oracle's; events number each lane's rows from 1."""
     assert buffers.records.tolist() == [record.pack() for record in group.records]
     assert buffers.counters.tolist() == counters_of(group)
-    log = buffers.violations.tolist()
     for phase in Phase:
         for reason in Reason:
-            rows = [row for row in log[layout.lane(phase, reason)] if any(row)]
+            log = buffers.violations[layout.lane(phase, reason)]
+            rows = log[log.any(dim=1)].tolist()
             assert [row[layout.ROW_EVENT] for row in rows] == list(range(1, len(rows) + 1))
             assert all(row[layout.ROW_STEP] == STEP for row in rows)
             logged = sorted(tuple(row[layout.ROW_SLOT :]) for row in rows)
