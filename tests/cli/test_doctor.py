@@ -160,7 +160,7 @@ def prometheus(groups, targets):
             return
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Fake) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))  # its end is seen at once
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
