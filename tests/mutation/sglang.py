@@ -192,9 +192,14 @@ ALL = (
             _TIER + "test_records_come_back_with_what_they_were_sent_with",
         ),
         (
-            '                    guarded(self._observer, "host_tier", _empty, records, slots)\n',
+            '                    guarded(self._observer, "host_tier", _empty, emptied, slots)\n',
             "                    pass\n",
             _TIER + "test_a_host_slot_that_is_given_anew_has_no_record",
+        ),
+        (
+            "emptied += [] if drafts is None else",
+            "emptied += [] if True else",
+            _TIER + "test_a_draft_models_records_are_in_the_host_slots_of_the_targets",
         ),
         (
             "            if not old:\n",

@@ -69,6 +69,11 @@ LIMITS = mutants(
         _BESIDE_STATES,
     ),
     (
+        "if not copied_to_host(",
+        "if None is copied_to_host(",
+        _LIMITS + "test_drafts_in_host_memory_have_a_pool_of_their_own_there",
+    ),
+    (
         'if part not in (known := ("MHATokenToKVPool", "MLATokenToKVPool")):',
         "if not (known := (part,)):",
         _LIMITS + "test_states_are_taken_with_the_pools_that_are_covered_beside_them",
