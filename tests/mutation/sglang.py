@@ -113,6 +113,16 @@ ALL = (
             "",
             f"{_RETRACTED}slots_of_windows_and_of_runs_have_their_own",
         ),
+        (
+            " if name != DRAFT}",
+            "}",
+            f"{_RETRACTED}a_draft_models_kv_is_not_among_what_is_copied",
+        ),
+        (
+            "        if self._drafts is not None:",
+            "        if False:",
+            f"{_RETRACTED}a_draft_models_kv_is_not_among_what_is_copied",
+        ),
     ),
     *mutants(
         "canary_obs/engines/sglang/groups.py",

@@ -69,6 +69,11 @@ LIMITS = mutants(
         _BESIDE_STATES,
     ),
     (
+        "arguments.speculative_algorithm not in _SENT or drafts_trees(arguments)",
+        "arguments.speculative_algorithm not in _SENT",
+        _LIMITS + "test_drafts_that_go_to_another_server_are_chains_of_eagle",
+    ),
+    (
         "if not copied_to_host(",
         "if None is copied_to_host(",
         _LIMITS + "test_drafts_in_host_memory_have_a_pool_of_their_own_there",

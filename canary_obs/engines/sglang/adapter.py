@@ -18,16 +18,16 @@ from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.engines.sglang.disaggregation import (
     ROLES,
     TransferHooks,
+    draft_groups,
     found_groups,
     untried_pair,
 )
 from canary_obs.engines.sglang.freed_slots import freed_slots
-from canary_obs.engines.sglang.groups import FULL, SWA, draft_group, pools_by_group
+from canary_obs.engines.sglang.groups import FULL, SWA, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.radix_tree import RadixTree
-from canary_obs.engines.sglang.ranks import first_head
 from canary_obs.engines.sglang.retracted_copies import RetractedCopies
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_trees
@@ -67,8 +67,7 @@ class SglangAdapter(EngineAdapter):
         with torch.inference_mode():
             self._found = found_groups(scheduler)
             target = self._found.covered
-            drafts = [draft_group(runner, first_head(scheduler)) for runner in draft_runners(scheduler)]
-        self.sglang_groups = (*target, *drafts)
+            self.sglang_groups = (*target, *draft_groups(scheduler))
         self._by_name = {group.view.name: group for group in self.sglang_groups}
         # Slots of a draft model, and of an indexer, are those of the request table, and are freed with them.
         self._freed = freed_slots(self.sglang_groups)

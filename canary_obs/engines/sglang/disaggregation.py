@@ -12,15 +12,23 @@ from torch import Tensor
 from canary_obs.copy_records.spliced_records import SplicedRecords
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.deepseek_v4 import POOL
-from canary_obs.engines.sglang.groups import FoundGroups, SglangGroup, find_groups, slots_of
+from canary_obs.engines.sglang.groups import (
+    FoundGroups,
+    SglangGroup,
+    draft_group,
+    find_groups,
+    slots_of,
+)
 from canary_obs.engines.sglang.ranks import first_head
 from canary_obs.engines.sglang.settings import settings_of
+from canary_obs.engines.sglang.speculation import draft_runners
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 ROLES = ("prefill", "decode")
 _TRIED_BACKENDS = ("nixl", "mooncake")  # of `disaggregation_transfer_backend`: those of which pairs were run
 _TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", POOL)
+_TRIED_WITH_DRAFTS = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
 _RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
@@ -41,6 +49,12 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
     for name in _RANKS:
         if (value := getattr(arguments, name, 1)) > 1:  # SGLang 0.5.16 has no attn_dp_size
             return f"{pair} with {name}={value}: tested are those of tensor ranks"
+    if arguments.speculative_algorithm is not None:
+        if held != _TRIED_POOLS[0]:
+            return f"{pair} with drafts and a {held}: tested are those with {_TRIED_POOLS[0]}"
+        for name, tried in _TRIED_WITH_DRAFTS.items():
+            if (value := getattr(arguments, name)) != tried:
+                return f"{pair} with drafts and {name}={value}: tested are those with {tried}"
     return None
 
 
@@ -48,6 +62,11 @@ def found_groups(scheduler: Any) -> FoundGroups:
     """Its groups; those found when its buffers were registered, the first time."""
     found: FoundGroups | None = vars(scheduler).pop(_FOUND, None)
     return found or find_groups(scheduler.tp_worker.model_runner, first_head(scheduler))
+
+
+def draft_groups(scheduler: Any) -> tuple[SglangGroup, ...]:
+    """Those of its draft models' KV, of which SGLang sends that of the first with the target's."""
+    return tuple(draft_group(runner, first_head(scheduler)) for runner in draft_runners(scheduler))
 
 
 @contextmanager
@@ -62,7 +81,8 @@ def spliced_buffers(scheduler: Any) -> Iterator[None]:
 
     with torch.inference_mode():  # as the buffers were created
         found = find_groups(scheduler.tp_worker.model_runner, first_head(scheduler))
-    vars(scheduler)[_FOUND], groups = found, found.covered
+        drafts = draft_groups(scheduler)
+    vars(scheduler)[_FOUND], groups = found, (*found.covered, *drafts)
     with torch.inference_mode(False):
         spliced = {group.view.name: _records_for(group) for group in groups}
     vars(scheduler)[_SPLICED] = spliced

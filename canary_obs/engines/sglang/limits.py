@@ -10,7 +10,7 @@ from canary_obs.engines.sglang.groups import has_states, has_windows
 from canary_obs.engines.sglang.host_tier import copied_to_host, host_controller
 from canary_obs.engines.sglang.index_keys import has_index_keys
 from canary_obs.engines.sglang.settings import settings_of
-from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners
+from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners, drafts_trees
 from canary_obs.engines.sglang.versions import check_device
 from canary_obs.errors import UnsupportedEngine
 
@@ -139,9 +139,12 @@ def _check_own_keys(what: str, arguments: Any) -> None:
 _WITH_DRAFTS: dict[str, tuple[object, str]] = {
     "pp_size": (1, "drafts of a pipeline"),
     "attn_dp_size": (1, "drafts while other ranks prefill"),
-    "disaggregation_mode": ("null", "drafts' KV from or to another server"),
     "disable_overlap_schedule": (True, "drafts while the next batch is prepared"),
 }
+
+
+# Algorithms whose drafts' KV goes from a prefill server to a decode server.
+_SENT = ("EAGLE", "EAGLE3")
 
 
 def _check_drafts(scheduler: Any) -> None:
@@ -152,6 +155,13 @@ def _check_drafts(scheduler: Any) -> None:
         # 0.5.16 has no attn_dp_size.
         if (value := getattr(arguments, name, covered)) != covered:
             raise _refused(f"{algorithm} and {name}={value!r}", needs, f"{name}={covered!r}")
+    if arguments.disaggregation_mode in ROLES and (
+        arguments.speculative_algorithm not in _SENT or drafts_trees(arguments)
+    ):
+        raise _refused(
+            f"{algorithm} and disaggregation_mode={arguments.disaggregation_mode!r}",
+            "drafts that go to another server", f"chains of {' and '.join(_SENT)}",
+        )  # fmt: skip
     if has_states(scheduler.tp_worker.model_runner.token_to_kv_pool):
         raise _refused(f"{algorithm} and states", "states of drafts that are rejected", "models without")
     runners = draft_runners(scheduler)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from canary_kernels.layout import RECORD_WORDS
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.sglang.groups import SglangGroup, slots_of
+from canary_obs.engines.sglang.groups import DRAFT, SglangGroup, slots_of
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.vocabulary import HOST_PEER
@@ -33,10 +33,15 @@ _KINDS: dict[type, type[_ListCopy] | type[_DictCopy]] = {list: _ListCopy, dict: 
 
 
 class RetractedCopies:
-    """Follows a slot allocator's copies to host memory and back: lists and dicts of tensors."""
+    """Follows a slot allocator's copies to host memory and back: lists and dicts of tensors.
+
+    A draft model's KV is not copied: its slots are not the request's until they are written again.
+    """
 
     def __init__(self, allocator: Any, groups: Mapping[str, SglangGroup], observer: Observer) -> None:
-        self._allocator, self._groups, self._observer = allocator, groups, observer
+        self._allocator, self._observer = allocator, observer
+        self._groups = {name: group for name, group in groups.items() if name != DRAFT}
+        self._drafts = groups.get(DRAFT)
         self.compared = 0  # slots that came back with a record
         self.without = 0  # that came back without
 
@@ -101,3 +106,5 @@ class RetractedCopies:
                 self._observer.received(name, slots[known], kept[known], HOST_PEER)
             if bool(unknown.any()):
                 self._observer.received(name, slots[unknown])
+        if self._drafts is not None:
+            self._observer.invalidated(DRAFT, slots_of(self._drafts, indices.to(torch.int64)))

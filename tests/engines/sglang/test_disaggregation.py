@@ -195,6 +195,9 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
     assert observer.faults == ["transfer"]
 
 
+_DRAFTS = {"speculative_algorithm": "EAGLE", "pool": "MHATokenToKVPool"}
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -211,12 +214,23 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
             {"disaggregation_mode": "prefill", "pool": "HybridLinearKVPool"},
             f"with a HybridLinearKVPool: tested are those with {', '.join(_TRIED_POOLS)}",
         ),
+        (_DRAFTS, None),
+        (
+            _DRAFTS | {"pool": "SWAKVPool"},
+            "with drafts and a SWAKVPool: tested are those with MHATokenToKVPool",
+        ),
+        (_DRAFTS | {"tp_size": 2}, "with drafts and tp_size=2: tested are those with 1"),
+        (
+            _DRAFTS | {"disaggregation_transfer_backend": "mooncake"},
+            "with drafts and disaggregation_transfer_backend=mooncake: tested are those with nixl",
+        ),
     ],
 )
 def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str | None) -> None:
     run = {
         "disaggregation_mode": "decode", "disaggregation_transfer_backend": "nixl",
         "tp_size": 1, "pp_size": 1, "dp_size": 1, "attn_dp_size": 1, "pool": "SWAKVPool",
+        "speculative_algorithm": None,
     } | given  # fmt: skip
     untried = untried_pair(SimpleNamespace(**run), type(run.pop("pool"), (), {})())
     assert (untried or "").endswith(reason or "")

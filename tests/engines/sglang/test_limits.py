@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from canary_obs.engines.sglang.deepseek_v4 import POOL
+from canary_obs.engines.sglang.disaggregation import ROLES
 from canary_obs.engines.sglang.limits import (
     _CLASSES,
     _CLASSES_ON_GPUS,
@@ -35,7 +36,9 @@ def scheduler(classes: dict[str, str] | None = None, **changed: Any) -> Any:
         token_to_kv_pool=found["KV pool"],
     )
     return SimpleNamespace(
-        server_args=SimpleNamespace(**{name: changed.get(name, value) for name, value in settings.items()}),
+        server_args=SimpleNamespace(
+            speculative_eagle_topk=1, **{name: changed.get(name, value) for name, value in settings.items()}
+        ),
         model_config=SimpleNamespace(**{name: changed.get(name, value) for name, value in model.items()}),
         tp_worker=SimpleNamespace(model_runner=runner),
         is_generation=changed.get("is_generation", True),
@@ -119,7 +122,7 @@ def test_drafts_that_are_not_covered_are_named() -> None:
     check_scheduler(drafting(), CPU)
     check_scheduler(scheduler(speculative_algorithm="NGRAM"), CPU)
     for name, (covered, _) in _WITH_DRAFTS.items():
-        other = {1: 2, "null": "decode"}.get(covered, not covered)
+        other = {1: 2}.get(covered, not covered)
         with pytest.raises(
             UnsupportedEngine, match=rf"speculative_algorithm='EAGLE' and {name}={other!r} is"
         ):
@@ -130,6 +133,19 @@ def test_drafts_that_are_not_covered_are_named() -> None:
         check_scheduler(drafting("SWAKVPool"), CPU)
     with pytest.raises(UnsupportedEngine, match="does not follow drafts on GPUs"):
         check_scheduler(on_gpu(speculative_algorithm="EAGLE"), GPU)
+
+
+def test_drafts_that_go_to_another_server_are_chains_of_eagle() -> None:
+    for role in ROLES:
+        check_scheduler(drafting(disaggregation_mode=role), CPU)
+        tree, grams = drafting(disaggregation_mode=role), drafting(disaggregation_mode=role)
+        tree.server_args.speculative_eagle_topk = 2
+        grams.server_args.speculative_algorithm = "NGRAM"
+        for found in (tree, grams):
+            with pytest.raises(
+                UnsupportedEngine, match=f"and disaggregation_mode='{role}' is not covered yet"
+            ):
+                check_scheduler(found, CPU)
 
 
 def test_drafts_in_host_memory_have_a_pool_of_their_own_there() -> None:

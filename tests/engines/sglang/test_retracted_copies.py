@@ -85,6 +85,17 @@ def test_slots_of_windows_and_of_runs_have_their_own() -> None:
     assert observer.arrived == [("swa", [12, 15], [13, 14]), ("c2", [1], [2])]
 
 
+def test_a_draft_models_kv_is_not_among_what_is_copied() -> None:
+    """What lies in the new slots is another request's, or nobody's."""
+    allocator, observer, made, _ = followed({"full": group(), "draft": group()}, [[torch.ones(3)]])
+    kept = allocator.get_cpu_copy(torch.tensor([5, 6]))
+    allocator.load_cpu_copy(kept, torch.tensor([1, 2]))
+    assert observer.arrived == [("full", [1, 2], [5, 6])]
+    assert observer.invalid == [("draft", [1, 2])]
+    assert observer.before == [("full", [1, 2])]
+    assert (made.compared, made.without) == (2, 0)
+
+
 def test_a_copy_that_was_not_followed_comes_back_without_records() -> None:
     allocator, observer, made, _ = followed({"full": group()}, [])
     allocator.load_cpu_copy([], torch.tensor([1, 2]))

@@ -23,6 +23,7 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.service_process import free_port
 from tests.engines.sglang.real import (
     deepseek_v4,
+    drafting,
     host_memory,
     index_keys,
     stand_ins,
@@ -52,6 +53,7 @@ class Plan(msgspec.Struct, kw_only=True):
     decode_ranks: int = 0  # and of the decode side; 0 = as many
     endpoint: str = "inproc"  # of the service that all ranks report to
     retracting: bool = False  # the decode server takes requests back, copies them, and one copy is damaged
+    retracting_last: bool = False  # it takes back none but the last requests, of which no copy is damaged
     own_tree: bool = False  # the decode server has a prefix cache, and is asked the sound requests twice
     tokens: int = 8  # of each answer; more = more requests are decoded together, and one can be taken back
     damaged: list[str]  # groups of which a slot is damaged before it is sent, after sound requests
@@ -115,6 +117,8 @@ def main(role: str, plans: list[Plan]) -> None:
 
     load_plugins()
     host_memory.install()
+    if any(plan.settings.get("speculative_algorithm") for plan in plans):
+        drafting.install()
     # Several ranks before this process has threads; both sides in the same order.
     for plan in sorted(plans, key=lambda plan: -plan.ranks):
         if plan.ranks == 1:
@@ -176,7 +180,7 @@ class _Side:
         self._ask(prompts(len(plan.damaged) + 2, seed=1, longest=200))
         sent = len(_found(rig))
         copy_damaged: list[tuple[str, int]] = []
-        _retract(plan.retracting)
+        _retract(plan.retracting or plan.retracting_last)
         if plan.retracting and self._role == "decode":
             damage_copy(rig, copy_damaged)
         for asked in plan.last:
@@ -184,11 +188,14 @@ class _Side:
         transfer, retracted = rig.adapter.transfer, rig.adapter.retracted
         assert transfer is not None
         assert retracted is not None
+        copies = [retracted, *([] if rig.adapter.host_tier is None else [rig.adapter.host_tier])]
         outcome = Outcome(
             answers=rig.answers, sound=sound, sound_state=sound_state, violations=_found(rig)[:sent],
             last=_found(rig)[sent:], state=self._state(), port=self._port, damaged=damaged,
-            compared=transfer.compared, without=transfer.without, taken_back=retracted.compared,
-            taken_back_without=retracted.without, copy_damaged=copy_damaged, prompts=self._prompts,
+            compared=transfer.compared, without=transfer.without,
+            taken_back=sum(each.compared for each in copies),
+            taken_back_without=sum(each.without for each in copies), copy_damaged=copy_damaged,
+            prompts=self._prompts,
         )  # fmt: skip
         plan.outcome(self._role, self._rank).write_bytes(msgspec.json.encode(outcome))
         rig.close()

@@ -6,14 +6,18 @@ from typing import Any
 
 import torch
 
+from canary_obs.engines.sglang.speculation import draft_runners
 from canary_obs.vocabulary import Part
-from tests.engines.sglang.real import index_keys
+from tests.engines.sglang.real import index_keys, tiers
 from tests.engines.sglang.real.planted import flip_bit
 from tests.engines.sglang.real.rig import Rig
 
 
 def damage_copy(rig: Rig, damaged: list[tuple[str, int]]) -> None:
     """A bit of a copy in host memory flips before it comes back; `damaged` is given its group and slot."""
+    if rig.adapter.host_tier is not None:
+        _damage_in_host_pool(rig, damaged)
+        return
     allocator = rig.runner.token_to_kv_pool_allocator
     load = allocator.load_cpu_copy
 
@@ -24,6 +28,23 @@ def damage_copy(rig: Rig, damaged: list[tuple[str, int]]) -> None:
         return load(copy, indices, *more, **named)
 
     allocator.load_cpu_copy = load_cpu_copy
+
+
+def _damage_in_host_pool(rig: Rig, damaged: list[tuple[str, int]]) -> None:
+    """Of the last of the pools in a transfer: with drafts, theirs."""
+    tier = tiers.tier(rig)
+    engine = rig.scheduler.tree_cache.cache_controller.l2_transfer_engine
+    load = engine.submit_host_to_device
+
+    def submit_host_to_device(transfers: Any, **named: Any) -> Any:
+        if not damaged:
+            (*_, last) = transfers
+            with torch.inference_mode():
+                last.host_pool.kv_buffer[0][0][int(last.host_indices[4])].view(torch.uint8).view(-1)[3] ^= 4
+            damaged.append((tier._groups[id(last.device_pool)], int(last.device_indices[4])))
+        return load(transfers, **named)
+
+    engine.submit_host_to_device = submit_host_to_device
 
 
 def damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, tuple[str, int]]) -> None:
@@ -43,9 +64,10 @@ def damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, tuple[
                 damaged[groups.pop()] = str(req.rid), place
                 slot = int(rig.table[req.kv.req_pool_idx, place * group.ratio]) // group.ratio
                 own = group.own_slots
-                _flip_bit(
-                    rig.runner.token_to_kv_pool, group.view.name, slot if own is None else int(own[slot])
-                )
+                pool = rig.runner.token_to_kv_pool
+                if group.view.name == "draft":
+                    (pool,) = (runner.token_to_kv_pool for runner in draft_runners(rig.scheduler))
+                _flip_bit(pool, group.view.name, slot if own is None else int(own[slot]))
         return send(req, *more, **named)
 
     rig.scheduler.send_kv_chunk = send_kv_chunk
@@ -61,4 +83,4 @@ def _flip_bit(pool: Any, name: str, slot: int) -> None:
         pages, size = rows.kv_buffer[1], int(rows.page_size)
         pages.view(torch.uint8)[slot // size, slot % size * 576 + 7] ^= 8
     else:
-        flip_bit(getattr(pool, f"{name}_kv_pool", pool), Part.K, 1, slot)
+        flip_bit(getattr(pool, f"{name}_kv_pool", pool), Part.K, int(name != "draft"), slot)

@@ -19,6 +19,7 @@ import pytest
 from canary_obs.hub.hub import Hub
 from canary_obs.vocabulary import HOST_PEER, Phase
 from tests.engines.sglang.real.deepseek_v4 import PAGE
+from tests.engines.sglang.real.draft_kinds import settings_of_kind
 from tests.engines.sglang.real.index_keys import PAGE as PAGE_OF_KEYS
 from tests.engines.sglang.real.separated import Outcome, Plan, prompts_of
 from tests.engines.sglang.real.test_processes import service
@@ -74,6 +75,7 @@ class Pair(NamedTuple):
     page_size: int
     groups: list[str]
     settings: Mapping[str, Any] = MappingProxyType({})  # of its plan
+    kind: str = ""  # of speculation; "" = none
 
 
 # SGLang sends the last 63 of 127 tokens, from the first of a page on. The window of 81 begins earlier.
@@ -88,6 +90,20 @@ PAIRS = {
         16,
         ["full", "swa"],
         {"own_tree": True, "last": [{"sent": _SENT}, {"reads": _READS}]},
+    ),
+    "drafts": Pair(
+        "llama",
+        16,
+        ["full", "draft"],
+        {"tokens": 16, "retracting": True, "last": [prompts(4, 2, 200)]},
+        kind="eagle",
+    ),
+    "cached drafts": Pair(
+        "llama",
+        16,
+        ["full", "draft"],
+        {"tokens": 12, "retracting_last": True, "own_tree": True, "last": [prompts(4, 2, 200)]},
+        kind="eagle3",
     ),
     "ranks": Pair("llama", 16, ["full"], {"ranks": 2}),
     "widths": Pair("latent", 16, ["full"], {"ranks": 2, "decode_ranks": 1}),
@@ -109,7 +125,9 @@ def pairs(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
         plans = {
             name: Plan(
                 model=str(models(pair.model)), folder=str(root / name),
-                damaged=pair.groups, settings=_settings(pair),
+                damaged=pair.groups,
+                settings=_settings(pair)
+                | (settings_of_kind(pair.kind, models, root) if pair.kind else {}),
                 endpoint=canary["KV_CANARY_ENDPOINT"] if name == "ranks" else "inproc",
                 **pair.settings,
             )
@@ -172,13 +190,30 @@ def test_a_slot_that_was_damaged_before_it_was_sent(
     assert decode.state[0] == "violated"
 
 
-def test_a_copy_that_was_damaged_while_its_request_was_taken_back(pairs: Pairs) -> None:
-    (decode,) = pairs.outcomes["latent"]["decode"]
+@pytest.mark.parametrize("name", ["latent", "drafts"])
+def test_a_copy_that_was_damaged_while_its_request_was_taken_back(pairs: Pairs, name: str) -> None:
+    (decode,) = pairs.outcomes[name]["decode"]
     assert decode.taken_back > 100
-    assert decode.taken_back_without == 0
+    # A host pool is given whole pages, whose last slots may have nothing yet.
+    assert (
+        decode.taken_back_without * 20 < decode.taken_back
+        if name == "drafts"
+        else not decode.taken_back_without
+    )
     first = next(item for item in decode.last if item.peer == HOST_PEER)
     assert [(first.group, first.slot)] == decode.copy_damaged
+    assert first.group == PAIRS[name].groups[-1]
     assert (first.reason, first.phase, first.part) == ("kv_data", "head", "k")
+
+
+def test_drafts_of_a_request_that_was_taken_back_to_plain_tensors(pairs: Pairs) -> None:
+    """A fault of SGLang 0.5.23: their KV is not among what is copied. It drafts from what lies there then."""
+    (decode,) = pairs.outcomes["cached drafts"]["decode"]
+    assert decode.taken_back > 100
+    assert not [item for item in decode.violations if item.reason == "unwritten"]
+    read = [item for item in decode.last if item.phase == "head"]
+    assert {(item.group, item.reason) for item in read} == {("draft", "unwritten")}
+    assert {item.request for item in read} <= set(prompts(4, 2, 200))
 
 
 def test_what_a_decode_server_has_cached_is_not_compared_again(pairs: Pairs) -> None:
