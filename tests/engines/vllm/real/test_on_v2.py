@@ -18,6 +18,7 @@ TESTS = {
         "a_flood_of_false_findings_empties_no_cache_and_ends_few_requests",
     ],
     "test_steady_step.py": ["replays_change_nothing"],
+    "test_hook_calls.py": ["a_steady_step[1]", "a_steady_step[16]"],
     "test_repair.py": ["a_block_in_use_is_put_back_and_who_has_sent_tokens_from_it_is_ended"],
     "test_offloading.py": ["what_was_stored_is_what_is_loaded[True]", "a_load_that_copied_nothing_is_lost"],
     "test_failed_loads.py": [

@@ -1,0 +1,45 @@
+"""What the hooks cost the host of a decode step, in calls: their number, unlike its time, is no host's."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm.real.hook_calls import HOOKS, HookCalls, as_on_a_gpu, steps_counted
+from tests.engines.vllm.real.rig import keep_asynchronous
+
+# Of Python and of C, by hook, for any number of requests: what a step has cost when it was last made cheaper.
+STEADY = {
+    "V1Adapter": {"scheduler": 56, "adapter": 86, "head": 36, "tail": 24, "between": 11, "around": 33},
+    "V2Adapter": {"scheduler": 56, "adapter": 62, "head": 39, "tail": 24, "between": 11, "around": 40},
+}
+BLOCK = 32
+
+
+@pytest.fixture
+def rig(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    keep_asynchronous(monkeypatch.setattr)
+    given = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "async_scheduling": True}
+    made = make_rig(canary={"write_history": "0"}, block_size=BLOCK, **given)
+    as_on_a_gpu(made, monkeypatch)
+    return made
+
+
+def calls_of(found: list[HookCalls]) -> dict[str, float]:
+    """The median of steps, by hook."""
+    assert len(found) > 8
+    return {hook: median(calls.total[hook] for calls in found) for hook in HOOKS}
+
+
+@pytest.mark.parametrize("requests", [1, 16])
+def test_a_steady_step(rig: Any, monkeypatch: pytest.MonkeyPatch, requests: int) -> None:
+    """No request is given a block: the calls are as many for any number of them, but for a look at each."""
+    before = rig.canary.checks.replays.replayed
+    calls = calls_of(steps_counted(rig, [BLOCK + 1] * requests, monkeypatch)[False])
+    bounds = STEADY[type(rig.adapter).__name__]
+    looks = {"scheduler": requests - 1}  # the length of its list of tokens
+    assert {hook: calls[hook] for hook in HOOKS if calls[hook] > bounds[hook] + looks.get(hook, 0)} == {}
+    assert rig.canary.checks.replays.replayed >= before + 40, "heads and tails are one launch each"
+    assert not rig.canary.health.faults
