@@ -241,7 +241,7 @@ class CanaryRuntime(SlotHooks):
         if self.run.armed:
             if self._depth:
                 self._close_forward()
-            self._or_disarm(self.forwards.settle)
+            self._faults.or_disarm(self.run, self.forwards.settle)
             if self.hits is not None:
                 self.hits.settle()
             self._scheduler.step(stream)
@@ -289,7 +289,8 @@ class CanaryRuntime(SlotHooks):
         return self._depth > 0 or self._adapter.in_step()
 
     def _leave_forward(self) -> bool:
-        depth, self._depth = self._depth, max(self._depth - 1, 0)
+        depth = self._depth
+        self._depth = depth - 1 if depth else 0
         return depth == 1
 
     def _abandon(self, view: StepView) -> None:

@@ -32,6 +32,7 @@ class FirstReads:
         # A copy may be announced before it was made: it is compared when the next forward begins.
         self._copied: list[tuple[Group, Tensor]] = []
         self._owed = [0] * len(state.groups)  # announced slots of copies, by group
+        self.waiting = 0  # all of these: 0 = `take_copied` has nothing to return
 
     def hit(self, group: Group, slots: Tensor, step: int) -> None:
         """Compare slots (int64 [n] on the CPU) that forward number `step` is the first to read."""
@@ -47,6 +48,7 @@ class FirstReads:
     def copied(self, group: Group, destination: Tensor) -> None:
         """Have slots (int64 [n], -1 = skip) compared when the next forward begins: by then they are there."""
         self._owed[group.index] += destination.shape[0]
+        self.waiting += destination.shape[0]
         self._copied.append((group, destination.to(self._device, non_blocking=True).contiguous()))
 
     def take_copied(self) -> list[tuple[Group, Tensor]]:
@@ -56,6 +58,7 @@ class FirstReads:
         for index, slots in enumerate(self._owed):
             self._state.owed.compared(index, layout.Phase.HIT, slots)
             self._owed[index] = 0
+        self.waiting = 0
         copied, self._copied = self._copied, []
         return copied
 

@@ -21,7 +21,7 @@ from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.launches import ForwardLaunches
 from canary_obs.engine_api.views import GroupStep, StepView
-from canary_obs.runtime.device.replays import Launch, Replays
+from canary_obs.runtime.device.replays import Launch, Repeated, Replays
 from canary_obs.runtime.device.state import FORWARD_TICKS, DeviceState, Group
 from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward_account import ForwardAccount
@@ -39,19 +39,19 @@ class _Shown(NamedTuple):
     parts: tuple[GroupStep, ...]  # the values of that
     groups: tuple[tuple[Group, Tensor], ...]  # each with its new slots, which checks are launched for
     slots: tuple[Tensor, ...]  # these slots
-    owed: tuple[
-        tuple[int, int], ...
-    ]  # number of each group, count of its new slots: apart from what launches
+    # Number of each group, its new slots, and of how many of them a layer is looked at: not what launches.
+    owed: tuple[tuple[int, int, int], ...]
+    of_tokens: tuple[int, ...]  # numbers of the groups that hold the forward's own tokens
 
 
 def _shown(view: StepView, state: DeviceState) -> _Shown:
-    known = state.by_name
-    owed = [
-        (known[name].index, step.out_slots.shape[0]) for name, step in view.groups.items() if name in known
-    ]
+    known = [(state.by_name[name], step) for name, step in view.groups.items() if name in state.by_name]
+    new = [(group, step.out_slots.shape[0]) for group, step in known]
+    owed = [(group.index, count, group.layers.share_of(count)) for group, count in new]
+    of_tokens = tuple([group.index for group, step in known if step.tokens is None])
     groups = [(group, view.groups[group.name].out_slots) for group in state.named(view.groups)]
     slots = tuple(slots for _, slots in groups)
-    return _Shown(view.groups, tuple(view.groups.values()), tuple(groups), slots, tuple(owed))
+    return _Shown(view.groups, tuple(view.groups.values()), tuple(groups), slots, tuple(owed), of_tokens)
 
 
 class ForwardChecks:
@@ -91,19 +91,23 @@ class ForwardChecks:
             state.tick(step)
             self._start(view, 0)
             inject(view, step)
-        for group, slots in self._first_reads.take_copied():
+        for group, slots in self._first_reads.take_copied() if self._first_reads.waiting else ():
             state.tick(step)
             compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HIT)
             self._health.count_launch(group.index, layout.Phase.HIT)
         if self._reuse:
-            for index, given in shown.owed:
+            for index, given, _ in shown.owed:
                 state.owed.compared(index, layout.Phase.HEAD, given)
         follows = state.advance(step)
-        if follows and inject is None and self.replays is not None and may_repeat(view):
-            launch = partial(self._start_and_compare, view, shown, FORWARD_TICKS)
-            replay = self.replays.use((view.launches, *shown.slots), launch)
-            if replay is not None:
-                replay()
+        if follows and inject is None and self.replays is not None:
+            last = self.replays.before
+            if last.view is not view or last.parts is not shown:
+                last = self.replays.before = Repeated(view, shown, may_repeat(view))
+            if last.launch is None and last.may:
+                launch = partial(self._start_and_compare, view, shown, FORWARD_TICKS)
+                last.launch = self.replays.use((view.launches, *shown.slots), launch)
+            if last.launch is not None:
+                last.launch()
                 state.clock_is_set()
                 self.replays.replayed += 1
                 return
@@ -153,9 +157,14 @@ class ForwardChecks:
                 tuple((group, group.batch(view)) for group, _ in self._show(view).groups),
             )
         self._batches = self._last_batches
-        if self.replays is not None and self._batches and may_repeat(view):
-            parts = launches, *[batch for _, batch in self._batches]
-            self._replay = self.replays.use(parts, partial(launch_checks, self._batches, launches))
+        if self.replays is not None and self._batches:
+            last = self.replays.after
+            if last.view is not view or last.parts is not self._batches:
+                last = self.replays.after = Repeated(view, self._batches, may_repeat(view))
+            if last.launch is None and last.may:
+                parts = launches, *[batch for _, batch in self._batches]
+                last.launch = self.replays.use(parts, partial(launch_checks, self._batches, launches))
+            self._replay = last.launch
             if self._replay is not None:
                 return
         if launches is not None:
@@ -177,10 +186,14 @@ class ForwardChecks:
     def tail(self) -> None:
         """Fingerprint the new slots; verify all links; compare prefix bytes where configured."""
         state, health, replay, view = self._state, self._health, self._replay, self._owing
-        for index, given in () if self._owing is None else self._show(self._owing).owed:
+        shown = self._last
+        if view is not None and (shown is None or shown.steps is not view.groups):
+            shown = self._show(view)
+        for index, given, of_layer in () if view is None or shown is None else shown.owed:
             state.owed.fingerprinted(index, given)
-            state.owed.layer_checked(index, state.groups[index].layers.share_of(given))
-        self._owe_tokens(self._owing)
+            if of_layer:
+                state.owed.layer_checked(index, of_layer)
+        self._owe_tokens(view, shown)
         self._owing = self._replay = None
         if replay is not None:
             replay()
@@ -189,8 +202,9 @@ class ForwardChecks:
             if self.replays is not None:
                 self.replays.replayed += 1
             for group, _ in self._batches:
-                health.count_launch(group.index, layout.Phase.HEAD)
-                health.count_launch(group.index, layout.Phase.TAIL)
+                runs = health.launched_runs[group.index]
+                runs[layout.Phase.HEAD] += 1
+                runs[layout.Phase.TAIL] += 1
         for group, batch in self._batches if replay is None else ():
             complete_slots(state.backend, group.buffers, group.plan, batch.out_slots)
             if (layer := group.layers.noted_layer()) is not None:
@@ -201,7 +215,7 @@ class ForwardChecks:
                 slots = prefix_slots(batch)
                 state.owed.compared(group.index, layout.Phase.TAIL, slots.shape[0])
                 compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.TAIL)
-        if self.replays is not None and view is not None:
+        if self.replays is not None and self.replays.due and view is not None:
             # The forward of a prompt takes long, and its host is ahead of the device.
             self.replays.end_forward(long=not may_repeat(view))
         self._batches = ()
@@ -214,17 +228,16 @@ class ForwardChecks:
             last = self._last = _shown(view, self._state)
         return last
 
-    def _owe_tokens(self, view: StepView | None) -> None:
+    def _owe_tokens(self, view: StepView | None, view_shown: _Shown | None) -> None:
         """Every request that was scheduled is due a comparison of its tokens; the engine counts them."""
         total = self._scheduled()
-        if view is None or total is None:
+        if view is None or view_shown is None or total is None:
             return
         shown = 0 if view.known_lens is None else view.known_lens.shape[0]
         # A second forward in a step takes the place of one that failed; drafting schedules nothing.
         due, self._compared = max(total - self._compared, shown), total
-        for name, step in view.groups.items():
-            if step.tokens is None and name in self._state.by_name:
-                self._state.owed.tokens_compared(self._state.by_name[name].index, due)
+        for index in view_shown.of_tokens:
+            self._state.owed.tokens_compared(index, due)
 
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""

@@ -24,7 +24,7 @@ from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
 from canary_obs.runtime.report.swa_divergence import SwaReporter
 from canary_obs.runtime.run_state import LONG_STEP_SECONDS, RunState
 from canary_obs.runtime.sweep.sweeper import Sweeper
-from canary_obs.vocabulary import Mode, ObserverPart, Trigger
+from canary_obs.vocabulary import HealPolicy, Mode, ObserverPart, Trigger
 
 # A step runs one more task for each of these seconds it took, up to _MAX_TASKS: a pause is no long step.
 _SECONDS_PER_TASK = 0.025
@@ -114,8 +114,9 @@ class StepScheduler:
             self._finish_snapshot(seconds)
             return
         self._stream = stream
-        # Rows of a violation, and what its slot holds, are worth more the sooner they are read.
-        if self._urgent or self._raising or self._healing.active or self._workers.counter_reader.alarmed:
+        # Rows of a violation, and its slot's bytes, are worth more the sooner they are read.
+        urgent = self._urgent or self._raising or self._healing.policy is not HealPolicy.OFF
+        if urgent or self._workers.counter_reader.alarmed:
             self._faults.guard(ObserverPart.COUNTERS, self._run_urgent)
             now = time.monotonic()
         if run.step >= self._workers.swa.due_step:
@@ -123,9 +124,7 @@ class StepScheduler:
         if self._untasked < _SECONDS_BETWEEN_TASKS:
             return
         self._untasked = 0.0
-        tasks = min(1 + int(seconds / _SECONDS_PER_TASK), _MAX_TASKS)
-        while tasks:
-            tasks -= 1
+        for _ in range(min(1 + int(seconds / _SECONDS_PER_TASK), _MAX_TASKS)):
             self.last_task, part, run_task = next(self._cycle)
             self._hook = "pump"
             try:  # not by `guard`: every step pays for each call

@@ -34,7 +34,7 @@ ACCOUNT = mutants(
 
 COMPARED = mutants(
     "canary_obs/runtime/canary.py",
-    ("            self._or_disarm(self.forwards.settle)\n", "", _NOT_CALLED),
+    ("            self._faults.or_disarm(self.run, self.forwards.settle)\n", "", _NOT_CALLED),
     (
         "        self.forwards.start()\n",
         "",

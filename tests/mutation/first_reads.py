@@ -36,8 +36,8 @@ COMPARED = mutants(
 FORWARDS = mutants(
     "canary_obs/runtime/forward.py",
     (
-        "        for group, slots in self._first_reads.take_copied():\n",
-        "        for group, slots in ():\n",
+        "in self._first_reads.take_copied() if self._first_reads.waiting else ():\n",
+        "in ():\n",
         _COPIES,
     ),
 )

@@ -8,6 +8,7 @@ _TESTS = "tests/runtime/test_replays.py::"
 _SAME = _TESTS + "test_records_and_findings_are_those_of_launches_one_by_one"
 _WAITS = _TESTS + "test_a_capture_waits_for_a_long_forward"
 _LONG = _TESTS + "test_a_forward_that_computes_a_prompt_is_a_long_one"
+_TURNS = _TESTS + "test_batches_that_take_turns_are_replayed_as_they_are_shown"
 _MAY = _TESTS + "test_what_computes_as_many_and_few_tokens_of_each_request_may_repeat"
 _CLOCK = _TESTS + "test_a_clock_that_is_not_where_a_replay_expects_it_is_set"
 _START = "tests/kernels/test_forward_start.py::test_every_forward_gets_its_own_columns"
@@ -52,17 +53,15 @@ ALL = (
         ("                view.launches.due = False\n", "                pass\n", _SAME),
         ("        launches.head()\n", "        pass\n", _SAME),
         ("long=not may_repeat(view)", "long=False", _LONG),
-        (
-            "inject is None and self.replays is not None and may_repeat(view)",
-            "inject is None and self.replays is not None",
-            _MAY,
-        ),
-        ("self._batches and may_repeat(view)", "self._batches", _MAY),
+        ("Repeated(view, shown, may_repeat(view))", "Repeated(view, shown, True)", _MAY),
+        ("Repeated(view, self._batches, may_repeat(view))", "Repeated(view, self._batches, True)", _MAY),
+        ("last.view is not view or last.parts is not shown", "last.parts is not shown", _TURNS),
+        ("last.view is not view or last.parts is not self._batches", "last.launch is None", _TURNS),
         (" and (tokens == requests or tokens % requests == 0)", "", _MAY),
         ("tokens <= _FEW_TOKENS * requests and ", "", _MAY),
         ("        verify_rows(group.backend, group.buffers, batch, layout.Phase.HEAD)\n", "", _SAME),
         (
-            "                health.count_launch(group.index, layout.Phase.HEAD)\n",
+            "                runs[layout.Phase.HEAD] += 1\n",
             "",
             _TESTS + "test_a_forward_that_fails_leaves_no_launch_behind",
         ),

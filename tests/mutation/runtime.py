@@ -226,8 +226,8 @@ STEP_SCHEDULER = mutants(
         "tests/runtime/test_step_scheduler.py::test_a_step_runs_one_task_and_tasks_rotate",
     ),
     (
-        "self._healing.active or self._workers.counter_reader.alarmed:\n            self._faults",
-        "self._healing.active:\n            self._faults",
+        "        if urgent or self._workers.counter_reader.alarmed:\n",
+        "        if urgent:\n",
         "tests/runtime/test_step_scheduler.py::test_rows_of_a_violation_are_read_in_every_step",
     ),
     (

@@ -136,7 +136,7 @@ ALL = (
     *mutants(
         "canary_obs/runtime/forward.py",
         (
-            "        self._owe_tokens(self._owing)\n",
+            "        self._owe_tokens(view, shown)\n",
             "",
             _OWED + "test_a_comparison_that_is_not_launched_is_missed",
         ),

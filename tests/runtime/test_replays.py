@@ -161,6 +161,7 @@ def test_a_forward_that_computes_a_prompt_is_a_long_one() -> None:
     assert kept.captured == 2
     long = replace(engine.view, input_ids=torch.zeros(3, dtype=torch.int64))
     lengths = []
+    kept.due.append((replays.Kept(()), lambda: None))  # else it is not asked for
     kept.end_forward = lambda *, long: lengths.append(long)  # type: ignore[method-assign]
     engine.step()
     engine.canary.checks._owing = long
@@ -214,6 +215,22 @@ def test_batches_that_take_turns_are_captured_once_each() -> None:
             for _ in range(6):
                 kept.capture()
     assert (kept.captured, kept.replayed) == (6, 12)
+    engine.close()
+
+
+def test_batches_that_take_turns_are_replayed_as_they_are_shown() -> None:
+    """One of the same slots, with launches of its own, is another batch."""
+    engine = Steady(2, launches=True)
+    kept, view = repeat(engine, 1), engine.view
+    replayed = kept.replayed
+    assert view.launches is not None
+    engine.view = replace(view, launches=replace(view.launches))
+    engine.step()
+    assert kept.replayed == replayed
+    engine.view = view
+    engine.step()
+    assert kept.replayed == replayed + 2
+    assert not engine.found()["faults"]
     engine.close()
 
 

@@ -26,6 +26,16 @@ class Kept:
     launch: Launch | None = None  # all of it as one, once it was captured
 
 
+@dataclass(slots=True, eq=False)
+class Repeated:
+    """The last forward's launches. While the same view is shown, nothing has to be looked up for them."""
+
+    view: object = None
+    parts: object = None  # of the view, that they read
+    may: bool = False  # repeat
+    launch: Launch | None = None  # what `use` has returned
+
+
 class Replays:
     """What a launch reads lies where it lay when it was captured: in tensors that its parts hold."""
 
@@ -34,7 +44,8 @@ class Replays:
         self._kept: OrderedDict[tuple[int, ...], Kept] = OrderedDict()
         self._stream = torch.Stream(device) if device.type == "cuda" else None
         self.captured = self.failed = self.replayed = 0  # since attach
-        self._due: deque[tuple[Kept, Launch]] = deque()  # to be captured
+        self.due: deque[tuple[Kept, Launch]] = deque()  # to be captured
+        self.before, self.after = Repeated(), Repeated()  # launches before, and after the last forward
         self._waited = 0  # forwards, for that
         self._refused = False  # capturing has failed
 
@@ -49,7 +60,7 @@ class Replays:
         self._kept.move_to_end(key)
         kept.seen += 1
         if kept.seen == REPEATS and not self._refused:
-            self._due.append((kept, launch))
+            self.due.append((kept, launch))
         return kept.launch
 
     def end_forward(self, *, long: bool) -> None:
@@ -57,7 +68,7 @@ class Replays:
 
         Call on the engine's thread: while another one samples, a capture makes its random numbers fail.
         """
-        if self._due:
+        if self.due:
             self._waited += 1
             if long:
                 self.capture()
@@ -66,10 +77,10 @@ class Replays:
 
     def capture(self) -> None:
         """Capture what has waited longest."""
-        if not self._due:
+        if not self.due:
             return
         self._waited = 0
-        kept, launch = self._due.popleft()
+        kept, launch = self.due.popleft()
         if not self._refused and self._kept.get(tuple(map(id, kept.parts))) is kept:
             kept.launch = self._captured(launch)
 
