@@ -119,7 +119,7 @@ def _lost(pool: Any, what: str, error: Exception) -> None:
 
 
 def _record(pool: Any, event: BlockEvent) -> None:
-    pending = vars(pool).setdefault(_PENDING, [])
+    pending = pool.__dict__.setdefault(_PENDING, [])
     if len(pending) >= _MAX_PENDING:
         lost = sum(event.events if isinstance(event, EventsLost) else 1 for event in pending)
         pending[:] = [EventsLost(lost)]
@@ -141,15 +141,15 @@ def _around_cache_full_blocks(original: Callable[..., Any]) -> Callable[..., Any
             *rest, **kwargs,
         )  # fmt: skip
 
-        def record() -> None:
+        try:  # not by `_guarded`: of many requests that decode, some fill a block in each step
             for start, stop in _cached_runs(blocks, num_cached_blocks, num_full_blocks):
                 before = blocks[start - 1] if start else None
                 previous = -1 if before is None or before.is_null else before.block_id
+                group, rest = kv_cache_group_id, (start, previous, block_size)
                 ids = tuple([block.block_id for block in blocks[start:stop]])
-                run = PublishedRun(kv_cache_group_id, ids, start, previous, block_size)
-                _record(pool, run if len(ids) > 1 else run.single(0))
-
-        _guarded(pool, "cache_full_blocks", record)
+                _record(pool, PublishedRun(group, ids, *rest) if ids[1:] else Published(group, ids[0], *rest))
+        except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on
+            _lost(pool, "cache_full_blocks", error)
         return result
 
     return cache_full_blocks
@@ -278,10 +278,10 @@ def send_events(scheduler: Any, output: Any) -> None:
     """Let the pool's events since the last output travel with this one to every worker."""
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
-    if ADMITTED in vars(manager.coordinator):  # not when it is admitted: its blocks may still change
+    if ADMITTED in manager.coordinator.__dict__:  # not when it is admitted: its blocks may still change
         _guarded(pool, _ADMIT, lambda: _record_admitted(scheduler, manager))
-    pending = vars(pool).get(_PENDING, ())
-    setattr(output, EVENTS_ATTRIBUTE, tuple(pending))
+    pending = pool.__dict__.get(_PENDING, ())
+    output.__dict__[EVENTS_ATTRIBUTE] = tuple(pending)
     if pending:
         pending.clear()
 

@@ -118,7 +118,8 @@ class MapCount:
 
     def all_counts(self, groups: int) -> tuple[BlockCounts, ...]:
         """Of the first `groups` groups: the same object until one of them changes."""
-        self._settle()
+        if self._new_blocks:
+            self._settle()
         if self._reported is None or len(self._reported) != groups:
             self._reported = tuple([self.counts(group) for group in range(groups)])
         return self._reported
@@ -164,9 +165,9 @@ def instrument_map_class(patches: MethodPatches) -> None:
 def send_counts(scheduler: Any, output: Any) -> None:
     """Let the counts of a scheduler's block pool travel with an output to every worker."""
     manager = scheduler.kv_cache_manager
-    count = count_of(manager.block_pool.cached_block_hash_to_block)
-    groups = len(manager.kv_cache_config.kv_cache_groups)
-    setattr(output, COUNTS_ATTRIBUTE, count.all_counts(groups))
+    held = manager.block_pool.cached_block_hash_to_block
+    count = held.__dict__.get(_COUNT) or count_of(held)
+    output.__dict__[COUNTS_ATTRIBUTE] = count.all_counts(len(manager.kv_cache_config.kv_cache_groups))
 
 
 def carry_over(before: Any, now: Any) -> None:

@@ -54,6 +54,5 @@ class ForwardCount:
 def number_output(scheduler: Any, output: Any) -> None:
     """Give an output with tokens its number, which travels with it to every worker."""
     if output.total_num_scheduled_tokens:
-        number = vars(scheduler).get(FORWARDS_ATTRIBUTE, 0) + 1
-        setattr(scheduler, FORWARDS_ATTRIBUTE, number)
-        setattr(output, FORWARDS_ATTRIBUTE, number)
+        held = scheduler.__dict__
+        held[FORWARDS_ATTRIBUTE] = output.__dict__[FORWARDS_ATTRIBUTE] = held.get(FORWARDS_ATTRIBUTE, 0) + 1

@@ -164,7 +164,7 @@ def _around_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_from_output(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         message = getattr(model_runner_output, DAMAGE_ATTRIBUTE, None)
         others = getattr(model_runner_output, RANKS_ATTRIBUTE, ())
-        healer: SchedulerHealer | None = vars(scheduler).get(HEALER_ATTRIBUTE)
+        healer: SchedulerHealer | None = scheduler.__dict__.get(HEALER_ATTRIBUTE)
         if message is not None or others:
             healer = _received(scheduler, healer, message, others)
         outputs = original(scheduler, scheduler_output, model_runner_output)
@@ -194,6 +194,6 @@ def _received(
 
 def send_heals(scheduler: Any, output: Any) -> None:
     """Let what was done travel to every worker."""
-    healer: SchedulerHealer | None = vars(scheduler).get(HEALER_ATTRIBUTE)
+    healer: SchedulerHealer | None = scheduler.__dict__.get(HEALER_ATTRIBUTE)
     if healer is not None:
         healer.report(output)

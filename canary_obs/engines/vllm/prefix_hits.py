@@ -33,9 +33,10 @@ def note_hit(manager: Any, request: str, tokens: int) -> None:
 def send_hits(scheduler: Any, output: Any) -> None:
     """Let the count of blocks that joined requests travel with an output to every worker."""
     manager = scheduler.kv_cache_manager
-    tokens, unchanged = vars(manager).get(TOKENS), vars(manager).get(UNCHANGED)
+    noted = manager.__dict__
+    tokens, unchanged = noted.get(TOKENS), noted.get(UNCHANGED)
     if not tokens and unchanged is not None:
-        setattr(output, HITS_ATTRIBUTE, unchanged)
+        output.__dict__[HITS_ATTRIBUTE] = unchanged
         return
     groups = manager.kv_cache_config.kv_cache_groups
     totals = vars(manager).setdefault(TOTALS, [0] * len(groups))

@@ -57,7 +57,7 @@ class _Decoding:
         if newest is None:  # a token is not known yet
             return None
         # Each has a token more, so the sum shows whether one has two.
-        if self._ahead is not None and sum([len(tokens) for tokens in self._tokens]) != self._known:
+        if self._ahead is not None and sum(map(len, self._tokens)) != self._known:
             return None
         self._known += len(newest)
         self._extend(newest)
@@ -190,10 +190,10 @@ def chains_of(scheduler: Any) -> TokenChains:
 
 def send_tokens(scheduler: Any, output: Any) -> None:
     """Let the chains travel with an output to every worker, which compares them with what it has written."""
-    chains = chains_of(scheduler)
+    chains = scheduler.__dict__.get(CHAINS_ATTRIBUTE) or chains_of(scheduler)
     if output.finished_req_ids:
         chains.forget(output.finished_req_ids)
     scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
     one_each = output.total_num_scheduled_tokens == len(scheduled) and cached.req_ids == list(scheduled)
     computed = cached.num_computed_tokens if one_each else None
-    setattr(output, TOKENS_ATTRIBUTE, chains.advance(scheduler.requests, scheduled, computed))
+    output.__dict__[TOKENS_ATTRIBUTE] = chains.advance(scheduler.requests, scheduled, computed)
