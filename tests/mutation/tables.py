@@ -45,13 +45,13 @@ COMPARED = mutants(
         _TABLES + "what_cannot_be_compared_is_not_counted",
     ),
     (
-        "        and (slots is None or slots.data_ptr() == step.out_slots.data_ptr())\n",
+        "        and (slots is None or slots.data_ptr() == slots_at)\n",
         "",
         _TABLES + "another_mapping_is_shown_instead_of_the_runners",
     ),
     (
-        "if not mappings and _same_memory(",
-        "if _same_memory(",
+        " and mappings[0].data_ptr() == slots_at",
+        "",
         _TABLES + "another_mapping_is_shown_instead_of_the_runners",
     ),
     ("start + first * row", "start", _TABLES + "the_runners_own_tensors_are_shown_as_they_are"),

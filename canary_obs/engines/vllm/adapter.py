@@ -22,7 +22,6 @@ from canary_obs.engine_api.views import (
 )
 from canary_obs.engines.toolkit.block_slots import slots_of
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
-from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.known_tokens import KnownTokens
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.model_label import model_label
@@ -35,9 +34,9 @@ from canary_obs.engines.vllm.cache_count import COUNTS_ATTRIBUTE
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.draft_groups import DraftGroups
-from canary_obs.engines.vllm.forward_count import ForwardCount
+from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
-from canary_obs.engines.vllm.heal_link import HealLink
+from canary_obs.engines.vllm.heal_link import HEALS_ATTRIBUTE, HealLink
 from canary_obs.engines.vllm.readable_modules import keep_modules_readable
 from canary_obs.engines.vllm.request_changes import FollowsRequests, changes_of
 from canary_obs.engines.vllm.scales import KVScales
@@ -45,7 +44,7 @@ from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
 from canary_obs.engines.vllm.steady_step import SteadyStep
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE
-from canary_obs.engines.vllm.trace_headers import TraceContexts
+from canary_obs.engines.vllm.trace_headers import TRACES_ATTRIBUTE, TraceContexts
 from canary_obs.engines.vllm.versions import V1_VERSIONS, check_not_wrapped, check_version
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK, WindowTables, scheduled_requests
 from canary_obs.errors import UnsupportedEngine
@@ -206,8 +205,8 @@ class VllmAdapter(FollowsRequests):
         self.warm_up()
         if self._drafts is not None:
             self._drafts.warm_up()
-        streams, persist = (ForwardStream(self.runner.device), self._side_stream), self.inputs_persist
-        hooks = self._hooks = StepHooks(self, observer, streams, self._drafts, inputs_persist=persist)
+        own, persist = (ForwardStream(self.runner.device), self._side_stream), self.inputs_persist
+        hooks = self._hooks = StepHooks(self, observer, own, self._drafts, inputs_persist=persist)
         self.wrap_forward(self._patches, hooks)
         self._patches.wrap(self.runner, "execute_model", hooks.around_execute_model)
         if self._drafts is not None:
@@ -245,18 +244,18 @@ class VllmAdapter(FollowsRequests):
         """While entered, no step runs and the idle thread makes no calls."""
         return self.hooks.paused()
 
-    def follow_output(self, output: Any, observer: Observer) -> None:
-        """Follow the requests and blocks of a scheduler output, before the runner acts on it."""
-        guarded(observer, "announce", self._follow, output, observer)
-
     def _follow(self, output: Any, observer: Observer) -> None:
-        events = getattr(output, EVENTS_ATTRIBUTE, None)
-        self._forwards.note(output)
+        sent = output.__dict__
+        events = sent.get(EVENTS_ATTRIBUTE)
+        if sent.get(FORWARDS_ATTRIBUTE) != self._forwards.number:
+            self._forwards.note(output)  # it came past the worker's method
         self._scheduler_seconds.note(output, observer.overhead)
-        self._traces.note(output)
-        self.healing.note(output, observer)
-        self.known_tokens.note(output.num_scheduled_tokens, getattr(output, TOKENS_ATTRIBUTE, None))
-        self.cached_blocks.apply(events, getattr(output, COUNTS_ATTRIBUTE, None))
+        if TRACES_ATTRIBUTE in sent:
+            self._traces.note(output)
+        if HEALS_ATTRIBUTE in sent:
+            self.healing.note(output, observer)
+        self.known_tokens.note(output.num_scheduled_tokens, sent.get(TOKENS_ATTRIBUTE))
+        self.cached_blocks.apply(events, sent.get(COUNTS_ATTRIBUTE))
         if self._steady.holds(output, events):
             self.requests.went_on(output)
         elif self._steady.grows(output, events):
@@ -267,7 +266,8 @@ class VllmAdapter(FollowsRequests):
             self.requests.report(output, self._block_changes.loads.loaded_from, observer)
             self._scales.follow(events, observer)
             self._steady.followed(output)
-        self.connector.follow(output)
+        if self.connector.followed:
+            self.connector.follow(output)
 
     def end_step(self, observer: Observer) -> None:
         """What the step under way has loaded is there."""

@@ -53,8 +53,10 @@ class AttentionTables:
                 if name in self._of_entries:  # their slots are attention's own
                     step, complete = self._table_of_entries(name, layers(metadata), steps[name])
                 else:
-                    written = layers(mappings) if mappings else ()
-                    step, complete = self._group(name, layers(metadata), written, steps[name], total)
+                    own, written = layers(metadata), layers(mappings) if mappings else ()
+                    step, complete = steps[name], True
+                    if not _same_memory(own, written, step):
+                        step, complete = self._group(name, own, written, step, total)
             except Exception as error:  # noqa: BLE001 - the engine's data may have any form
                 self._gaps[name] = _said(error) if isinstance(metadata, Mapping) else _NO_LAYERS
                 continue
@@ -85,8 +87,6 @@ class AttentionTables:
         self, name: str, metadata: Sequence[Any], mappings: Sequence[Any], step: GroupStep, total: int
     ) -> tuple[GroupStep, bool]:
         """The step as attention has it, and whether that holds for all layers."""
-        if not mappings and _same_memory(metadata, step):
-            return step, True
         slots = step.out_slots
         distinct, written = _distinct(metadata), _distinct(mappings)
         for found in distinct:
@@ -121,17 +121,19 @@ class AttentionTables:
         return self._slots[name][:total].copy_(found[:total])
 
 
-def _same_memory(metadata: Sequence[Any], step: GroupStep) -> bool:
+def _same_memory(metadata: Sequence[Any], mappings: Sequence[Any], step: GroupStep) -> bool:
     """Whether all layers share the runner's own table and slots, as is usual; False = look closer."""
     first, own = metadata[0], step.slot_table
     table, slots = getattr(first, "block_table", None), getattr(first, "slot_mapping", None)
+    slots_at = step.out_slots.data_ptr()
     return (
         table is not None
         and table.data_ptr() == own.data_ptr()
         and table.stride() == own.stride()
         and table.shape[1] == own.shape[1]
-        and (slots is None or slots.data_ptr() == step.out_slots.data_ptr())
+        and (slots is None or slots.data_ptr() == slots_at)
         and len(set(map(id, metadata))) == 1
+        and (not mappings or (len(set(map(id, mappings))) == 1 and mappings[0].data_ptr() == slots_at))
     )
 
 

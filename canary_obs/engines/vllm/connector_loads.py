@@ -121,10 +121,11 @@ class ConnectorLoads:
 
     def end_step(self, observer: Observer) -> None:
         """After the forward, on a stream that waits for it."""
-        landing, self._landing = self._landing, {}
-        for request, (loads, computed) in landing.items():
-            self._stale += self._end(request, loads, computed, observer)
-        if not self._waiting:
+        if self._landing:
+            landing, self._landing = self._landing, {}
+            for request, (loads, computed) in landing.items():
+                self._stale += self._end(request, loads, computed, observer)
+        if self._failed and not self._waiting:
             self._failed.clear()
 
     def reported(

@@ -50,6 +50,7 @@ class ConnectorReports:
     def __init__(self, loads: ConnectorLoads, groups: Sequence[VllmGroup]) -> None:
         self._loads, self._groups = loads, groups
         self._observer: Observer  # while attached
+        self.followed = False  # the worker has a connector
         self._results: Any = None  # of `get_transfer_results`, until the failed blocks are known as well
         self.offloads: list[OffloadRecords] = []
         self.disks: list[DiskRecords] = []
@@ -67,6 +68,7 @@ class ConnectorReports:
         self._observer, connector = observer, worker_connector()
         if connector is None:
             return
+        self.followed = True
         if stores := set(class_names(connector)) - _WITHOUT_STORE:
             self.stored_in = StoredIn(", ".join(sorted(stores)), whole=stores <= _OF_WHOLE_BLOCKS)
         hooks.after_launch.append(self._begin_loads)

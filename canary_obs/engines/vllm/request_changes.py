@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
@@ -22,6 +23,7 @@ from canary_obs.engine_api.requests import (
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
+from canary_obs.errors import KVCacheViolation
 from canary_obs.slot_facts import request_name
 
 
@@ -178,6 +180,20 @@ class FollowsRequests(EngineAdapter):
 
     requests: RequestChanges
     connector: ConnectorReports
+    completes_views = True  # by `complete_view`
+
+    def follow_output(self, output: Any, observer: Observer) -> None:
+        """Follow the requests and blocks of a scheduler output, before the runner acts on it."""
+        try:  # not by `guarded`: every step pays for each call
+            self._follow(output, observer)
+        except KVCacheViolation:
+            raise
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            observer.fault("announce", error)
+
+    @abstractmethod
+    def _follow(self, output: Any, observer: Observer) -> None:
+        """The same; may fail."""
 
     def copies_stored_in(self) -> StoredIn | None:
         """Connectors of this worker that store blocks, also of a MultiConnector."""

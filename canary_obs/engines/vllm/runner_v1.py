@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ class V1Adapter(VllmAdapter):
             def _model_forward(*args: Any, **kwargs: Any) -> Any:
                 if (output := hooks.output) is not None:
                     total = output.total_num_scheduled_tokens
-                    hooks.begin_forward(lambda: self._view(total, *args, **kwargs))
+                    hooks.begin_forward(partial(self._view, total, *args, **kwargs))
                 return original(*args, **kwargs)
 
             return _model_forward
@@ -175,11 +176,11 @@ class V1Adapter(VllmAdapter):
             self._columns = self._columns | {"groups": groups}
         requests = batch.req_ids[:count]
         self.known_tokens.begin(requests)
-        known, shown = self.known_tokens.columns(count), self._shown
+        shown = self._shown
         if shown is None or shown[0] is not self._columns or shown[1].request_ids != requests:
             # Drafting, which comes next, reads what the view has: then all of it is launched at once.
             launches = self._columns["launches"] if self.inputs_persist else None
-            columns = self._columns | {"launches": launches}
+            known, columns = self.known_tokens.columns(count), self._columns | {"launches": launches}
             view = StepView(
                 request_ids=requests, known_lens=known.lens, known_digests=known.digests, **columns
             )  # fmt: skip

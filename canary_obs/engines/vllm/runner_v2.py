@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class V2Adapter(VllmAdapter):
     """Views are slices of the batch that `prepare_attn` is called with."""
 
     supported = V2_VERSIONS
+    completes_views = False
 
     def __init__(self, runner: Any, **options: Any) -> None:
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
@@ -85,7 +87,7 @@ class V2Adapter(VllmAdapter):
                 prepared, self._prepared = self._prepared, None
                 if prepared is not None and hooks.output is not None:
                     given = metadata if batch is prepared[0] else None
-                    hooks.begin_forward(lambda: self._view(given, *prepared))
+                    hooks.begin_forward(partial(self._view, given, *prepared))
                 return metadata
 
             return prepare_attn
@@ -142,9 +144,9 @@ class V2Adapter(VllmAdapter):
         )  # fmt: skip
         columns = self._columns.get(key) or self._add_columns(key, batch, block_tables, slot_mappings)
         own, requests = columns["groups"], batch.req_ids[:count]
-        self._digests.begin(self.runner.req_states.req_id_to_index)
+        if self._digests.started:
+            self._digests.begin(self.runner.req_states.req_id_to_index)
         self.known_tokens.begin(requests, batch.idx_mapping)
-        known = self.known_tokens.columns(count)
         if self._at_once:
             self.known_tokens.fill()
             columns["launches"].before_write()
@@ -155,7 +157,7 @@ class V2Adapter(VllmAdapter):
         shown = self._shown
         if shown is not None and shown.groups is groups and shown.request_ids == requests:
             return shown
-        launches = None if self._at_once else columns["launches"]
+        launches, known = None if self._at_once else columns["launches"], self.known_tokens.columns(count)
         self._shown = shown = StepView(
             request_ids=requests, known_lens=known.lens, known_digests=known.digests,
             **(columns | {"groups": groups, "launches": launches}),

@@ -16,10 +16,13 @@ from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.idle_thread import IdleThread
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.draft_groups import DraftGroups
+from canary_obs.errors import KVCacheViolation
 
 
 class StepSource(Protocol):
     """What the hooks need from the adapter of a model runner."""
+
+    completes_views: bool  # else a view is complete when it is built
 
     @property
     def forward_counted(self) -> bool:
@@ -102,7 +105,9 @@ class StepHooks:
 
         The view names the draft groups like the others; they are checked after drafting.
         """
-        self._end_forward(self.observer.forward_failed)  # a second forward in one step: the first is unknown
+        if self._view is not None:  # a second forward in one step: the first is unknown
+            self._end_forward(self.observer.forward_failed)
+        self.forward_stream.remember()
         self._view = self._built(build)
         if self._view is None:
             return
@@ -119,7 +124,8 @@ class StepHooks:
         incomplete, self._launched_due = self._view, False
         if incomplete is None:
             return
-        self._view = self._built(partial(self._source.complete_view, incomplete))
+        if self._source.completes_views:
+            self._view = self._built(partial(self._source.complete_view, incomplete))
         if self._view is not None:
             self.observer.forward_launched(self._view)
         else:
@@ -140,10 +146,13 @@ class StepHooks:
     def _built(self, build: Callable[[], StepView]) -> StepView | None:
         """A view, or None when building it failed, which is reported."""
         started = time.perf_counter()
-        try:
-            self.forward_stream.remember()
-            view: StepView | None = guarded(self.observer, "step_view", build)
-            return view
+        try:  # not by `guarded`: every step pays for each call
+            return build()
+        except KVCacheViolation:
+            raise
+        except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+            self.observer.fault("step_view", error)
+            return None
         finally:
             self._host_seconds += time.perf_counter() - started
 
@@ -157,7 +166,8 @@ class StepHooks:
                 raise self.idle_thread.raised
             with self.lock:
                 # A step that was not sampled has not ended, and what was drafted in it is unknown.
-                self.end_step()
+                if self._end_due:
+                    self.end_step()
                 self._arrivals_due = False
                 self.output = scheduler_output
                 self.side_stream.join()
@@ -242,8 +252,10 @@ class StepHooks:
         def sample_tokens(*args: Any, **kwargs: Any) -> Any:
             with self.lock:
                 result = original(*args, **kwargs)
-                self.end_step()
-                self._end_arrivals()
+                if self._end_due:
+                    self.end_step()
+                if self._arrivals_due:
+                    self._end_arrivals()
                 return result
 
         return sample_tokens

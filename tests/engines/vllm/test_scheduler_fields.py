@@ -19,8 +19,8 @@ OUTPUT, NEW, CACHED = (
     f"vllm.v1.core.sched.output:{name}" for name in ("SchedulerOutput", "NewRequestData", "CachedRequestData")
 )
 CALLED = {"output": OUTPUT, "scheduler_output": OUTPUT, "new": NEW, "cached": CACHED}
-# Outputs of other kinds that are called so, too, and a field that the rehearsal sets.
-OTHERS = {"store_spec", "keys_to_store", "num_common_prefix_blocks"}
+# Outputs of other kinds that are called so, too, a field that the rehearsal sets, and what holds our own.
+OTHERS = {"store_spec", "keys_to_store", "num_common_prefix_blocks", "__dict__"}
 
 
 @pytest.mark.parametrize("version", RECORDED)
