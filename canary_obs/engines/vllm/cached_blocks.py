@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ from canary_obs.engines.vllm.pool_events import (
 )
 from canary_obs.errors import UnsupportedEngine
 
-_PENDING = 32  # events that are applied together
+_PENDING = 128  # events that are applied together: as many as 64 requests' new blocks bring in a full pool
+_SINGLE = frozenset({int, Published})
 
 
 class CachedBlocks(PrefixCache):
@@ -77,9 +79,12 @@ class CachedBlocks(PrefixCache):
 
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
+        if _SINGLE.issuperset(map(type, pending)):  # while requests decode, all are
+            self._follow(cast("list[Published | int]", pending))
+            return
         singles: list[Published | int] = []
         for event in pending:
-            if isinstance(event, int | Published):
+            if isinstance(event, (int, Published)):
                 singles.append(event)
             else:
                 self._follow(singles)

@@ -51,16 +51,17 @@ class GroupBlocks:
         for now, event in enumerate(events, clock):
             if isinstance(event, int):
                 since[event] = NEVER
-            elif event.group == number:
+                continue
+            group, block, place, previous, filled = event
+            if group == number:
                 if states:  # each is a sequence of its own
-                    rows[event.block] = 0, -1, NEVER, 1
+                    rows[block] = 0, -1, NEVER, 1
                 else:
-                    previous = event.previous
                     before = since.get(previous)
                     if before is None:
                         before = int(self.since[previous]) if previous >= 0 else NEVER
-                    rows[event.block] = event.number, previous, before, event.filled // self.slot_tokens
-                since[event.block] = now
+                    rows[block] = place, previous, before, filled // self.slot_tokens
+                since[block] = now
         if not since:
             return
         blocks = np.fromiter(since, dtype=np.int64, count=len(since))
