@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from canary_obs.engines.vllm.state_sources import keeps_states
+from canary_obs.engines.vllm.state_specs import keeps_states
 from canary_obs.errors import UnsupportedEngine
 
 

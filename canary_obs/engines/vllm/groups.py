@@ -10,6 +10,7 @@ from typing import Any
 
 from canary_kernels.buffers import KVSource
 from canary_obs.engine_api.views import GroupView
+from canary_obs.engines.toolkit.state_sources import state_sources
 from canary_obs.engines.vllm.compressed import (
     LayerKind,
     check_an_entry_is_a_token,
@@ -31,7 +32,7 @@ from canary_obs.engines.vllm.kv_bytes import configured_bytes
 from canary_obs.engines.vllm.layer_writes import is_latent, layer_write
 from canary_obs.engines.vllm.left_out import LeftOut, check_something_is_left
 from canary_obs.engines.vllm.packed_windows import packed_sources
-from canary_obs.engines.vllm.state_sources import keeps_states, state_sources, tokens_per_state
+from canary_obs.engines.vllm.state_specs import keeps_states, tokens_per_state
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.kv_locations.placement import Placement, find_placements
 

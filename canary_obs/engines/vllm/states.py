@@ -8,30 +8,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from canary_kernels.layout import CHAIN_ANCHOR
-from canary_obs.engine_api.views import GroupStep, GroupTokens, StepTypes
+from canary_obs.engine_api.views import GroupStep, StepTypes
+from canary_obs.engines.toolkit.state_entries import StateEntries
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 
 
 class StateSteps:
-    """What a forward does to states, as a view's GroupSteps.
+    """What a forward does to states, as a view's GroupSteps: see StateEntries.
 
-    A request keeps one state, in the block of its last token; each forward overwrites it. So every forward
-    adds one entry per request, at position 0 and without a prefix: the bytes that it overwrites are compared
-    with what the forward before left, and those it leaves get a new record. Memory is allocated once.
+    A request keeps one state, in the block of its last token. Memory is allocated once.
     """
 
     def __init__(self, groups: Sequence[VllmGroup], max_requests: int, types: StepTypes, device: Any) -> None:
-        def column(dtype: torch.dtype, value: int = 0, length: int = max_requests) -> Tensor:
-            return torch.full((length,), value, dtype=dtype, device=device)
+        def column(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(max_requests, dtype=dtype, device=device)
 
-        self._groups = groups
+        self._groups, self._entries = groups, StateEntries(max_requests, types, device)
         self._ends, self._columns = column(torch.int64), column(torch.int64)
-        self._zeros, self._ones = column(types.lengths), column(types.lengths, 1)
-        self._starts = torch.arange(max_requests + 1, dtype=types.lengths, device=device)
-        self._ids, self._positions = column(types.input_ids), column(types.positions)
-        self._digests = column(torch.int64, _signed(CHAIN_ANCHOR))
         self._tables = {group.number: column(types.slot_table)[:, None] for group in groups}
         self._slots = {group.number: column(types.out_slots) for group in groups}
         self._shown: dict[int, dict[str, GroupStep]] = {}  # by number of requests
@@ -59,13 +53,10 @@ class StateSteps:
         return self._shown[count]
 
     def _step(self, group: VllmGroup, count: int) -> GroupStep:
-        tokens = GroupTokens(
-            prefix_lens=self._zeros[:count], extend_lens=self._ones[:count],
-            token_starts=self._starts[: count + 1], input_ids=self._ids[:count],
-            positions=self._positions[:count], digests=self._digests[:count],
-        )  # fmt: skip
         slots = self._slots[group.number][:count]
-        return GroupStep(slot_table=self._tables[group.number], out_slots=slots, tokens=tokens)
+        return GroupStep(
+            slot_table=self._tables[group.number], out_slots=slots, tokens=self._entries.of(count)
+        )
 
 
 class StateChanges(NamedTuple):
@@ -129,7 +120,3 @@ class StateBlocks:
             for known, ids in zip(lists, added or (), strict=False):
                 known.extend(ids)
         return found
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >= 1 << 63 else word

@@ -10,7 +10,7 @@ import torch
 
 from canary_kernels.hashing import chain_of
 from canary_obs.engine_api.views import StepTypes
-from canary_obs.engines.vllm.state_sources import keeps_states, state_sources, tokens_per_state
+from canary_obs.engines.vllm.state_specs import keeps_states, tokens_per_state
 from canary_obs.engines.vllm.states import StateBlocks, StateChanges, StateSteps
 from canary_obs.errors import UnsupportedEngine
 
@@ -126,19 +126,3 @@ def test_kinds_of_states() -> None:
     ):
         with pytest.raises(UnsupportedEngine, match=named):
             tokens_per_state(specs)
-
-
-def test_every_byte_of_a_state_has_a_source() -> None:
-    storage = torch.zeros(4, 64, dtype=torch.float32)
-    conv, recurrence = storage[:, :12].unflatten(1, (3, 4)), storage[:, 12:44].unflatten(1, (2, 4, 4))
-    found = state_sources([(7, (conv, recurrence))], 1)
-    assert [(source.part.name, source.layer, source.slot_bytes, source.head_start) for source in found] == [
-        ("K", 7, 48, 1), ("V", 7, 128, 1)
-    ]  # fmt: skip
-    assert {source.page_stride for source in found} == {256}
-    with pytest.raises(UnsupportedEngine, match="keeps 3 tensors"):
-        state_sources([(7, (conv, conv, conv))], 0)
-    with pytest.raises(UnsupportedEngine, match="a multiple of 4"):
-        state_sources([(7, (torch.zeros(4, 3, dtype=torch.int8),))], 0)
-    with pytest.raises(UnsupportedEngine, match="one run of bytes"):
-        state_sources([(7, (torch.zeros(4, 6, 8)[:, :, ::2],))], 0)
