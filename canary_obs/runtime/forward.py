@@ -41,17 +41,18 @@ class _Shown(NamedTuple):
     slots: tuple[Tensor, ...]  # these slots
     # Number of each group, its new slots, and of how many of them a layer is looked at: not what launches.
     owed: tuple[tuple[int, int, int], ...]
-    of_tokens: tuple[int, ...]  # numbers of the groups that hold the forward's own tokens
+    compared: tuple[int, ...]  # numbers of the groups of whose entries the scheduler knows
 
 
 def _shown(view: StepView, state: DeviceState) -> _Shown:
     known = [(state.by_name[name], step) for name, step in view.groups.items() if name in state.by_name]
     new = [(group, step.out_slots.shape[0]) for group, step in known]
     owed = [(group.index, count, group.layers.share_of(count)) for group, count in new]
-    of_tokens = tuple([group.index for group, step in known if step.tokens is None])
+    own = [(group.index, step.tokens) for group, step in known]
+    compared = tuple([index for index, tokens in own if tokens is None or tokens.known_lens is not None])
     groups = [(group, view.groups[group.name].out_slots) for group in state.named(view.groups)]
     slots = tuple(slots for _, slots in groups)
-    return _Shown(view.groups, tuple(view.groups.values()), tuple(groups), slots, tuple(owed), of_tokens)
+    return _Shown(view.groups, tuple(view.groups.values()), tuple(groups), slots, tuple(owed), compared)
 
 
 class ForwardChecks:
@@ -236,7 +237,7 @@ class ForwardChecks:
         shown = 0 if view.known_lens is None else view.known_lens.shape[0]
         # A second forward in a step takes the place of one that failed; drafting schedules nothing.
         due, self._compared = max(total - self._compared, shown), total
-        for index in view_shown.of_tokens:
+        for index in view_shown.compared:
             self._state.owed.tokens_compared(index, due)
 
     def abandon(self, view: StepView) -> None:

@@ -10,6 +10,10 @@ _CHAINS, _FREED, _TREE = (
 )
 _HOOKS, _VIEWS, _LIMITS = (f"{_TESTS}test_{name}.py::" for name in ("step_hooks", "batch_views", "limits"))
 _TIER = f"{_TESTS}test_host_tier.py::"
+_WHERE_LAYERS_LOOK = (
+    f"{_TESTS}test_states.py::test_a_record_goes_where_the_scheduler_says_and_is_read_where_the_layers_look"
+)
+_AROUND_CALLS = f"{_TESTS}test_states.py::test_changes_are_announced_around_the_call_that_makes_them"
 _RETRACTED = f"{_TESTS}test_retracted_copies.py::test_"
 _STREAMS, _COPIES, _RANKS = (
     f"{_TESTS}test_{name}.py::" for name in ("stream_hooks", "device_views", "ranks")
@@ -166,11 +170,59 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/states.py",
+        (
+            "slots = torch.tensor([slot_of(request) for request in requests], dtype=self._types.out_slots)",
+            "slots = self._table[1 : 1 + len(requests), 0].to(self._types.out_slots)",
+            _WHERE_LAYERS_LOOK,
+        ),
+        (
+            "known_lens=torch.ones(count, dtype=torch.int64),",
+            "known_lens=torch.full((count,), -1),",
+            _WHERE_LAYERS_LOOK,
+        ),
+        (
+            "np.array([crc32(name.encode()) >> 1 for name in names], dtype=np.int64)",
+            "np.zeros(count, dtype=np.int64)",
+            _WHERE_LAYERS_LOOK,
+        ),
+        (
+            "pool.enable_mamba_extra_buffer,",
+            "False,",
+            f"{_TESTS}test_states.py::test_full_layers_are_protected_with_and_without_states",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/state_hooks.py",
+        (
+            "            self._runner._maybe_execute_deferred_mamba_cow_and_clear(batch)\n",
+            "",
+            _AROUND_CALLS,
+        ),
+        ("self._announce(self._observer.copied, source, destination)", "pass", _AROUND_CALLS),
+        ("self._announce(self._observer.before_load, destination)", "pass", _AROUND_CALLS),
+        ("self._announce(self._observer.invalidated, slots)", "pass", _AROUND_CALLS),
+        ("self._announce(self._observer.received, slots)", "pass", _AROUND_CALLS),
+    ),
+    *mutants(
+        "canary_obs/runtime/forward.py",
+        (
+            "if tokens is None or tokens.known_lens is not None]",
+            "if tokens is None]",
+            "tests/runtime/test_known_tokens.py::test_entries_of_which_something_is_known_are_due_a_comparison",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/freed_slots.py",
         (
             "self._freed[slots.numpy() // self._page_size]",
             "self._freed[slots.numpy() % self._freed.size]",
             _FREED + "test_what_is_taken_back_is_no_longer_what_it_was",
+        ),
+        (
+            "            free: Tensor = allocator.free_slots\n",
+            "            free: Tensor = allocator.free_slots[:1]\n",
+            _FREED + "test_states_that_are_in_use",
         ),
         (
             '        patches.wrap(self._allocator, "clear", self._around_clear)\n',

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 
 from canary_kernels import layout
-from canary_obs.engine_api.views import StepView
+from canary_obs.engine_api.views import GroupTokens, StepView
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.runtime import forward
 from canary_obs.vocabulary import Phase, Reason, State
@@ -64,6 +64,24 @@ def test_every_scheduled_request_is_compared(make_rig, scheduler, backend: str, 
     scheduler.known = lambda tokens, stop: max(1, min(len(tokens), stop) - behind)
     rig = make_rig(backend=backend)
     rig.run(80)
+    rig.canary.check_everything()
+    assert compared(rig) == (scheduler.scheduled, 0)
+    assert rig.canary.verdict() == (State.OK, ())
+
+
+def test_entries_of_which_something_is_known_are_due_a_comparison(make_rig, scheduler, monkeypatch) -> None:
+    """A group whose entries are not the forward's tokens, but are known to the scheduler all the same."""
+    complete = Scheduler.complete
+
+    def own_entries(*given: Any) -> StepView:
+        view = complete(*given)
+        names = [each.name for each in fields(GroupTokens) if each.name not in ("expected_ids", "rows")]
+        entries = GroupTokens(**{name: getattr(view, name) for name in names})
+        return replace(view, groups={"full": replace(view.groups["full"], tokens=entries)})
+
+    monkeypatch.setattr(Scheduler, "complete", own_entries)
+    rig = make_rig()
+    rig.run(60)
     rig.canary.check_everything()
     assert compared(rig) == (scheduler.scheduled, 0)
     assert rig.canary.verdict() == (State.OK, ())

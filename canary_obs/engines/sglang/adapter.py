@@ -31,6 +31,8 @@ from canary_obs.engines.sglang.radix_tree import RadixTree
 from canary_obs.engines.sglang.retracted_copies import RetractedCopies
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_trees
+from canary_obs.engines.sglang.state_hooks import StateHooks
+from canary_obs.engines.sglang.states import STATE, slot_of
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
@@ -128,6 +130,10 @@ class SglangAdapter(EngineAdapter):
         table, own = self.runner.req_to_token_pool.req_to_token, self._by_name[group].own_slots
         found, ratio = [], self._by_name[group].ratio
         for request in self._requests():
+            if self._by_name[group].by_row is not None:
+                if slot_of(request) == slot:
+                    found.append(str(request.rid))
+                continue
             slots = table[row_of(request), ratio - 1 : request.kv.kv_allocated_len : ratio] // ratio
             if bool(((slots if own is None else own[slots]) == slot).any()):
                 found.append(str(request.rid))
@@ -201,6 +207,8 @@ class SglangAdapter(EngineAdapter):
             self.retracted = RetractedCopies(allocator, self._by_name, observer)
             self.retracted.wrap(self._patches)
         self._patches.wrap(self.runner, "forward", hooks.around_forward)
+        if STATE in self._by_name:
+            StateHooks(self.runner, observer).wrap(self._patches)
         self._patches.wrap(self.scheduler, "run_batch", hooks.around_run_batch)
         self._patches.wrap(self.scheduler, "on_idle", hooks.around_on_idle)
 

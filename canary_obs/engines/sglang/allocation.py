@@ -10,6 +10,7 @@ from canary_obs.engines.sglang import deepseek_v4
 from canary_obs.engines.sglang.deepseek_v4 import is_deepseek_v4
 from canary_obs.engines.sglang.groups import DRAFT, SWA, FoundGroups, has_states
 from canary_obs.engines.sglang.index_keys import INDEXER, index_layers
+from canary_obs.engines.sglang.states import STATE
 
 
 def kv_allocation(runner: Any, found: FoundGroups, drafts: Sequence[Any] = ()) -> KVAllocation:
@@ -27,7 +28,9 @@ def kv_allocation(runner: Any, found: FoundGroups, drafts: Sequence[Any] = ()) -
         held += int(pool.mamba_pool.mamba_cache.mem_usage_bytes())
         attended.intersection_update(runner.model_config.hf_text_config.full_attention_layer_ids)
     names = [group.view.name for group in found.covered]
-    layers = {tuple(name for name in names if name not in (DRAFT, INDEXER)): len(attended)}
+    layers = {tuple(name for name in names if name not in (DRAFT, INDEXER, STATE)): len(attended)}
+    if STATE in names:
+        layers[STATE,] = len(numbers) - len(attended)
     if INDEXER in names:
         layers[INDEXER,] = len(index_layers(pool))
     if drafts:

@@ -13,6 +13,7 @@ from canary_obs.engine_api.views import GroupStep, StepTypes, StepView
 from canary_obs.engines.sglang.entry_steps import EntrySteps
 from canary_obs.engines.sglang.groups import SglangGroup
 from canary_obs.engines.sglang.request_chains import RequestChains
+from canary_obs.engines.sglang.states import StateSteps
 from canary_obs.errors import UnsupportedEngine
 
 EXTENDING = frozenset({"EXTEND", "MIXED"})  # in MIXED a request that decodes extends by one token
@@ -38,6 +39,11 @@ class BatchViews:
         self._ones.fill_(1)
         self._counting = torch.arange(most + 1)
         self._chains = RequestChains()
+        self._states = {
+            group.view.name: StateSteps(group.by_row, self.step_types)
+            for group in groups
+            if group.by_row is not None
+        }
         self._names: tuple[list[Any], list[str]] = [], []  # requests of the last batch, and their names
 
     @property
@@ -98,7 +104,9 @@ class BatchViews:
             groups={
                 group.view.name: steps.get(group.ratio) or self._step(group, batch, int(ends.max()))
                 for group in self._groups
-            },
+                if group.by_row is None
+            }
+            | {name: states.step(requests, names) for name, states in self._states.items()},
             known_lens=known_lens,
             known_digests=known_digests,
         )

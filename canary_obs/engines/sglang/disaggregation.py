@@ -19,7 +19,7 @@ from canary_obs.engines.sglang.groups import (
     find_groups,
     slots_of,
 )
-from canary_obs.engines.sglang.ranks import first_head
+from canary_obs.engines.sglang.ranks import attention_rank, first_head
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import draft_runners
 from canary_obs.engines.toolkit.guarded import guarded
@@ -61,7 +61,9 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
 def found_groups(scheduler: Any) -> FoundGroups:
     """Its groups; those found when its buffers were registered, the first time."""
     found: FoundGroups | None = vars(scheduler).pop(_FOUND, None)
-    return found or find_groups(scheduler.tp_worker.model_runner, first_head(scheduler))
+    return found or find_groups(
+        scheduler.tp_worker.model_runner, first_head(scheduler), attention_rank(scheduler)
+    )
 
 
 def draft_groups(scheduler: Any) -> tuple[SglangGroup, ...]:

@@ -37,10 +37,10 @@ def freed_slots(groups: Iterable[SglangGroup]) -> dict[str, FreedSlots]:
 
 
 class FreedSlots:
-    """Follows the frees of one token or page allocator."""
+    """Follows the frees of one allocator of tokens, pages or states."""
 
     def __init__(self, allocator: Any, num_slots: int) -> None:
-        self._page_size = int(allocator.page_size)
+        self._page_size = int(getattr(allocator, "page_size", 1))  # that of states has none
         self._allocator = allocator
         # SGLang 0.5.16 frees pages by their slots.
         self._by_page = hasattr(allocator, "_release_page_ids") and self._page_size > 1
@@ -83,6 +83,9 @@ class FreedSlots:
 
     def _free_pages(self) -> Tensor:
         allocator = self._allocator
+        if hasattr(allocator, "free_slots"):  # of states
+            free: Tensor = allocator.free_slots
+            return free
         if hasattr(allocator, "get_all_free_pages"):
             found: Tensor = allocator.get_all_free_pages()
             return found

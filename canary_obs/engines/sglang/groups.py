@@ -19,6 +19,7 @@ from canary_obs.engines.sglang import deepseek_v4
 from canary_obs.engines.sglang.deepseek_v4 import is_deepseek_v4
 from canary_obs.engines.sglang.index_keys import INDEXER, has_index_keys, index_layers, index_view
 from canary_obs.engines.sglang.left_out import LeftOut, bytes_of
+from canary_obs.engines.sglang.states import state_view
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.kv_locations.placement import LayerWrite, Placement, find_placements
 
@@ -34,6 +35,8 @@ class SglangGroup:
     allocator: Any  # of the group's own slots
     own_slots: Tensor | None = None  # by the slot in the request table; 0 = none. None = they are the same
     ratio: int = 1  # tokens of a slot; slot n is of those whose slots in the table are n * ratio and on
+    # Of states, one per request: by the row in the request table, int32. None = tokens have slots.
+    by_row: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +47,17 @@ class FoundGroups:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def find_groups(runner: Any, head: int = 0) -> FoundGroups:
+def find_groups(runner: Any, head: int = 0, rank: int = 0) -> FoundGroups:
     """The groups of a model runner that `check_scheduler` takes. Raises UnsupportedEngine for a layout.
 
-    `head`: the number, in the model, of the first KV head held here. Writes to the first slots and restores
-    them; no forward may run meanwhile.
+    `head`: the number, in the model, of the first KV head held here. `rank`: of the tensor ranks. Writes to
+    the first slots and restores them; no forward may run meanwhile.
     """
     pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
     if is_deepseek_v4(pool):
         return _compressed(runner)
     if has_states(pool):
-        return _with_states(runner, head)
+        return _with_states(runner, head, rank)
     if has_windows(pool):
         return FoundGroups(covered=_windowed(runner, head))
     layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
@@ -107,21 +110,26 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, UnsupportedEngine) else f"{type(error).__name__}: {error}"
 
 
-def _with_states(runner: Any, head: int) -> FoundGroups:
-    """Full layers of a model that has layers of linear attention as well."""
-    pool = runner.token_to_kv_pool
+def _with_states(runner: Any, head: int, rank: int) -> FoundGroups:
+    """Full layers of a model that has layers of linear attention as well, and these layers' states."""
+    pool, requests = runner.token_to_kv_pool, runner.req_to_token_pool
     numbers: dict[int, int] = pool.full_attention_layer_id_mapping
     full = sorted(numbers, key=lambda layer: numbers[layer])
-    held = int(runner.layer_info.end_layer) - int(runner.layer_info.start_layer)
-    states = LeftOut(
-        what=f"states of {held - len(full)} layers of linear attention",
-        bytes=int(pool.mamba_pool.mamba_cache.mem_usage_bytes()),
-        reason="each forward overwrites them, so that nothing stays that could be compared",
-    )
     view = _view(runner, FULL, pool.full_kv_pool, full, head)
-    return FoundGroups(
-        covered=(SglangGroup(view=view, allocator=runner.token_to_kv_pool_allocator),), left_out=(states,)
-    )
+    found = [SglangGroup(view=view, allocator=runner.token_to_kv_pool_allocator)]
+    try:
+        states = state_view(requests, rank)
+    except Exception as error:  # noqa: BLE001 - another build's layout may fail in any way
+        held = int(runner.layer_info.end_layer) - int(runner.layer_info.start_layer)
+        left_out = LeftOut(
+            what=f"states of {held - len(full)} layers of linear attention",
+            bytes=int(pool.mamba_pool.mamba_cache.mem_usage_bytes()),
+            reason=_reason(error),
+        )
+        return FoundGroups(covered=tuple(found), left_out=(left_out,))
+    by_row = requests.req_index_to_mamba_index_mapping
+    found.append(SglangGroup(view=states, allocator=requests.mamba_allocator, by_row=by_row))
+    return FoundGroups(covered=tuple(found))
 
 
 def _windowed(runner: Any, head: int) -> tuple[SglangGroup, ...]:

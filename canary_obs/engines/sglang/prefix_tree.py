@@ -14,6 +14,7 @@ from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedCount, CachedSlots
 from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.sglang.groups import FULL, SWA
+from canary_obs.engines.sglang.states import STATE
 from canary_obs.errors import UnsupportedEngine
 
 # A walk cannot be cut, and it runs on the scheduler's thread.
@@ -45,6 +46,9 @@ class PrefixTree(PrefixCache):
 
         In a window group, those of nodes that keep their window slots.
         """
+        if group == STATE:  # nobody writes to them there, locked or not
+            self._marks[group] = self._freed[group].mark()
+            return _states(self._tree.all_mamba_values_flatten().to(torch.int64))
         held = self._held(FULL)  # a walk of a window group passes them all
         if (seconds := held * self._seconds_per_slot) > LONGEST_WALK_SECONDS:
             raise walk_too_long(f"{held} tokens", seconds)
@@ -87,7 +91,14 @@ class PrefixTree(PrefixCache):
         tree = self._tree
         if group == SWA:
             return int(tree.swa_evictable_size()) + int(tree.swa_protected_size())
+        if group == STATE:
+            return int(tree.mamba_evictable_size()) + int(tree.mamba_protected_size())
         return int(tree.full_evictable_size()) + int(tree.full_protected_size())
+
+
+def _states(slots: Tensor) -> CachedSlots:
+    """States follow none."""
+    return CachedSlots(slots=slots, positions=torch.zeros_like(slots), previous=torch.full_like(slots, -1))
 
 
 def _entries(slots: Tensor, positions: Tensor, previous: Tensor, ratio: int) -> CachedSlots:

@@ -35,6 +35,11 @@ def first_head(scheduler: Any) -> int:
     return rank * int(model.get_num_kv_heads(size)) if total >= size else rank * int(total) // size
 
 
+def attention_rank(scheduler: Any) -> int:
+    """Which share of each layer's attention this scheduler holds."""
+    return int(_parallel(scheduler).attn_tp_rank)
+
+
 def _parallel(scheduler: Any) -> Any:
     """SGLang's own numbers: of the process, in 0.5.16 of the scheduler."""
     if (found := getattr(scheduler, "ps", None)) is not None:

@@ -34,10 +34,13 @@ class Flips:
         self._flips: dict[int, _Flip] = {}  # by id of the injection
 
     def used(self, view: StepView, step: int) -> str | None:
-        """In a slot that the forward is about to read."""
+        """In a slot that the forward is about to read; of a group of states, to write over."""
         target, prefixes = self._target, self._target.prefixes(view)
         if not prefixes:
-            return NO_PREFIX
+            states = [slot for slot in view.groups[target.name].out_slots.tolist() if slot >= 0]
+            if not any(map(target.is_complete, states)):
+                return NO_PREFIX
+            return self._flip(PerturbMode.REAL_KV_USED, step, lambda: target.random.choice(states))
         row, first, length = target.random.choice(prefixes)
         table = target.table(view)
 

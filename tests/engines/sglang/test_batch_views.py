@@ -16,9 +16,13 @@ TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
 
 
 def views(windows: Any = None) -> BatchViews:
-    groups: list[Any] = [SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None, ratio=1)]
+    groups: list[Any] = [
+        SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None, ratio=1, by_row=None)
+    ]
     if windows is not None:
-        groups.append(SimpleNamespace(view=SimpleNamespace(name="swa"), own_slots=windows, ratio=1))
+        groups.append(
+            SimpleNamespace(view=SimpleNamespace(name="swa"), own_slots=windows, ratio=1, by_row=None)
+        )
     return BatchViews(SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=TABLE)), groups)
 
 

@@ -17,7 +17,9 @@ from tests.engines.sglang.test_request_chains import Request
 
 
 def makers(table: torch.Tensor) -> tuple[BatchViews, DeviceViews]:
-    groups: list[Any] = [SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None, ratio=1)]
+    groups: list[Any] = [
+        SimpleNamespace(view=SimpleNamespace(name="full"), own_slots=None, ratio=1, by_row=None)
+    ]
     runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table))
     return BatchViews(runner, groups), DeviceViews(runner, groups)
 

@@ -67,6 +67,38 @@ class PagesOfOld:
         return given
 
 
+class States:
+    """As MambaSlotAllocator, which has neither pages nor a name for what is free that the others have."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.clear()
+
+    def clear(self) -> None:
+        self.free_slots = torch.arange(1, self.size + 1)
+
+    def free(self, free_index: Any) -> None:
+        self.free_slots = torch.cat([self.free_slots, free_index])
+
+    def alloc(self, count: int) -> Any:
+        given, self.free_slots = self.free_slots[:count], self.free_slots[count:]
+        return given
+
+
+def test_states_that_are_in_use() -> None:
+    allocator, patches = States(4), MethodPatches()
+    freed = FreedSlots(allocator, 5)
+    freed.wrap(patches)
+    assert allocator.alloc(3).tolist() == freed.live().tolist() == [1, 2, 3]
+    mark = freed.mark()
+    allocator.free(torch.tensor([2]))
+    assert freed.live().tolist() == [1, 3]
+    assert freed.untouched_since(torch.tensor([1, 2, 3]), mark).tolist() == [True, False, True]
+    allocator.clear()
+    assert freed.live().tolist() == []
+    assert not freed.untouched_since(torch.tensor([1]), mark).any()
+
+
 @pytest.mark.parametrize("kind", [Tokens, Pages, PagesOfOld])
 def test_what_is_taken_back_is_no_longer_what_it_was(kind: Any) -> None:
     allocator, patches, size = kind(8), MethodPatches(), kind.page_size

@@ -13,7 +13,7 @@ from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import UnsupportedEngine
-from tests.engines.sglang.test_freed_slots import Tokens
+from tests.engines.sglang.test_freed_slots import States, Tokens
 
 
 class Tree:
@@ -45,6 +45,27 @@ class Tree:
             positions=torch.arange(first, len(self.slots)),
             prev_slot_indices=torch.tensor([-1, *self.slots][first : len(self.slots)]),
         )
+
+
+def test_states_of_the_tree_follow_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that a running request holds on to: it writes to a copy."""
+    allocator, found = States(6), Tree([4, 2, 7])
+    freed = FreedSlots(allocator, 7)
+    freed.wrap(MethodPatches())
+    tree = PrefixTree(found, {"full": FreedSlots(Tokens(9), 10), "state": freed})
+    for name, value in (("mamba_evictable_size", 2), ("mamba_protected_size", 1)):
+        monkeypatch.setattr(found, name, lambda value=value: value, raising=False)
+    slots = torch.tensor([5, 1, 3], dtype=torch.int32)
+    monkeypatch.setattr(found, "all_mamba_values_flatten", lambda: slots, raising=False)
+    cached = tree.cached("state", unlocked_only=True)
+    assert (cached.slots.tolist(), cached.positions.tolist(), cached.previous.tolist()) == (
+        [5, 1, 3], [0, 0, 0], [-1, -1, -1],
+    )  # fmt: skip
+    assert tree.count("state") == (3, 0)
+    assert found.walks == 0
+    allocator.free(torch.tensor([1]))
+    assert tree.still_cached("state", cached.slots).tolist() == [True, False, True]
+    assert tree.count("state") == (3, 1)
 
 
 def test_slots_with_their_positions_and_what_precedes_them() -> None:

@@ -1,0 +1,74 @@
+"""When SGLang's states change outside of their requests' own forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.sglang.states import STATE
+from canary_obs.engines.toolkit.guarded import guarded
+from canary_obs.engines.toolkit.method_patches import MethodPatches
+
+
+class StateHooks:
+    """Announces changes that no request's own forward makes to its state; on a CPU.
+
+    SGLang clears the state of a new request, or copies one of the prefix cache to it, within its forward.
+    The same call is made before the forward's checks here, so that these find a damaged source, or a copy
+    that went wrong; within the forward nothing of it is left to do.
+    """
+
+    def __init__(self, runner: Any, observer: Observer) -> None:
+        self._runner, self._observer = runner, observer
+
+    def wrap(self, patches: MethodPatches) -> None:
+        """From now on; `patches` undoes that. Call after the forward itself was wrapped."""
+        pool = self._runner.req_to_token_pool.mamba_pool
+        patches.wrap(pool, "clear_slots", self._around_clear)
+        patches.wrap(pool, "copy_from", self._around_copy)
+        patches.wrap(pool, "load_cpu_copy", self._around_load)
+        patches.wrap(self._runner, "forward", self._around_forward)
+
+    def _around_clear(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def clear_slots(indices: Tensor) -> Any:
+            slots = indices.to(torch.int64)
+            self._announce(self._observer.before_load, slots)
+            result = original(indices)
+            self._announce(self._observer.invalidated, slots)
+            return result
+
+        return clear_slots
+
+    def _around_copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def copy_from(src_indices: Tensor, dst_indices: Tensor) -> Any:
+            source, destination = src_indices.to(torch.int64), dst_indices.to(torch.int64)
+            self._announce(self._observer.before_load, destination)
+            result = original(src_indices, dst_indices)
+            self._announce(self._observer.copied, source, destination)
+            return result
+
+        return copy_from
+
+    def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_cpu_copy(mamba_cache_cpu: Any, indices: Tensor) -> Any:
+            slots = indices.to(torch.int64)
+            self._announce(self._observer.before_load, slots)
+            result = original(mamba_cache_cpu, indices)
+            self._announce(self._observer.received, slots)
+            return result
+
+        return load_cpu_copy
+
+    def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            self._runner._maybe_execute_deferred_mamba_cow_and_clear(batch)
+            return original(batch, *args, **kwargs)
+
+        return forward
+
+    def _announce(self, hook: Callable[..., None], *slots: Tensor) -> None:
+        guarded(self._observer, "announce", hook, STATE, *slots)
