@@ -6,6 +6,8 @@ from pathlib import Path
 
 # Workers share the cores: a second OpenMP thread in each only spins.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# vLLM's n-gram drafts give OpenMP back as many threads as numba has, and torch uses them ever after.
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 import torch
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from canary_obs.vocabulary import State
 from tests.engines.vllm.real.rig import LATENT, Rig, prompts
@@ -86,9 +87,10 @@ def test_no_violation_and_same_outputs(make_rig: Any, models: Any, name: str) ->
         engine["speculative_config"] = {"method": method, "num_speculative_tokens": 3, **own}
     asked = prompts(case.prompts)
     rig = make_rig(case.model, **engine)
-    preempted = count_preemptions(rig)
+    preempted, threads = count_preemptions(rig), torch.get_num_threads()
     answers = rig.generate(asked, 24)
     again = rig.generate(asked[::-1], 24)[::-1]
+    assert torch.get_num_threads() == threads, "later tests would wait for threads that share a core"
     assert rig.settle() == []
     assert len(rig.canary.state.groups) == case.groups
     assert rig.canary.state.coverage == 1.0
