@@ -26,19 +26,25 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
-# The longest files, which begin first, so that the two workers end together. The first one is there because
+# The longest files, which begin first, so that the workers end together. The first one is there because
 # it must not run beside test_pod.py: two servers of two ranks each would spin on the same two cores.
 _LONG = (
     "tests/engines/vllm/real/test_processes.py",
-    "tests/runtime/test_models.py",
+    "tests/reference_engine/test_disaggregated.py",
     "tests/e2e/test_two_processes.py",
-    "tests/kernels/test_records.py",
+    "tests/kernels/test_compile.py",
+    "tests/runtime/test_models.py",
+    "tests/cli/test_service_commands.py",
+    "tests/runtime/test_trust_gate.py",
+    "tests/ops/test_alerts.py",
+    "tests/contracts/test_imports.py",
     "tests/runtime/test_speculative.py",
-    "tests/fault_cases/test_fault_cases.py",
     "tests/runtime/report/test_swa_divergence.py",
+    "tests/reference_engine/test_speculative.py",
+    "tests/cli/test_refusals.py",
+    "tests/runtime/test_faults.py",
     "tests/kernels/test_fingerprint.py",
-    "tests/engines/reference/test_instrumented.py",
-    "tests/service/test_schema.py",
+    "tests/service/test_events.py",
     "tests/e2e/test_drill.py",
 )
 
