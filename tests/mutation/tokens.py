@@ -123,13 +123,13 @@ ALL = (
             _COLUMNS + "test_a_request_of_which_nothing_was_said_is_unknown",
         ),
         (
-            "return self._requests == requests and self._sent == sent",
-            "return self._requests == requests",
+            "order.requests != requests or order.sent != self._sent_of",
+            "order.requests != requests",
             _COLUMNS + "test_another_order_is_noticed",
         ),
         (
-            "return self._requests == requests and self._sent == sent",
-            "return self._sent == sent",
+            "order.requests != requests or order.sent != self._sent_of",
+            "order.sent != self._sent_of",
             _COLUMNS + "test_another_order_is_noticed",
         ),
     ),

@@ -17,11 +17,12 @@ class ForwardStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: Any = None
+        self.unknown = device.type == "cuda"  # until `remember` is called
 
     def remember(self) -> None:
-        """The current stream is the one that runs a forward; called before every forward."""
-        if self._stream is None and self._device.type == "cuda":
-            self._stream = torch.cuda.current_stream(self._device)
+        """The current stream is the one that runs a forward; called before every forward, or the first."""
+        if self.unknown:
+            self._stream, self.unknown = torch.cuda.current_stream(self._device), False
 
     @property
     def busy(self) -> bool:

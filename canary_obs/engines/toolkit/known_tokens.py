@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from canary_kernels.forward_start import HostColumns, start_forward
+from canary_kernels.forward_start import RING_ROWS, HostColumns, start_forward
 from canary_kernels.forward_start.columns import address_of
 from canary_kernels.layout import TICK_BITS
 from canary_obs.engine_api.launches import ForwardLaunches
@@ -29,6 +29,7 @@ class KnownTokens:
 
     def __init__(self, max_requests: int, device: torch.device) -> None:
         self._host = HostColumns.allocate(max_requests, device)
+        self._ring = [self._host.row(number) for number in range(RING_ROWS)]
         self.rows = (
             self._host.rows
         )  # int64 [max_requests]; a copy of the rows in the last forward's `columns`
@@ -78,13 +79,13 @@ class KnownTokens:
     def stage(self, step: int) -> None:
         """Write the columns of forward number `step` where the device takes them from."""
         requests, count = self._requests, len(self._requests)
-        address, values = self._host.row(step)
+        address, values = self._ring[step % RING_ROWS]
         address[0] = 0 if self._given is None else address_of(self._given)
         if self._sent is None or not self._sent_of:
             values[0, :count] = -1
         else:
             order = self._order
-            if not order.holds(requests, self._sent_of):
+            if order.requests != requests or order.sent != self._sent_of:
                 order = self._order = _Order(requests, self._sent_of)
             if order.same:
                 values[:, :count] = self._sent
@@ -98,13 +99,9 @@ class _Order:
     """Where the requests of a batch are among those that the scheduler sent; the same for many steps."""
 
     def __init__(self, requests: list[str], sent: list[str]) -> None:
-        self._requests, self._sent = requests, sent
+        self.requests, self.sent = requests, sent  # that it was made for
         self.same = requests == sent
         known = {request: place for place, request in enumerate(sent)}
         self.places = np.array([known.get(request, -1) for request in requests], dtype=np.intp)
         missing = np.flatnonzero(self.places < 0)
         self.unknown = missing if missing.size else None
-
-    def holds(self, requests: list[str], sent: list[str]) -> bool:
-        """Whether it was made for this batch and what is sent now."""
-        return self._requests == requests and self._sent == sent

@@ -74,7 +74,7 @@ class StepHooks:
         self._end_due = False  # `end_step` is still to be called
         self._host_seconds = 0.0  # spent in the adapter since the last report
         # Whether the step must end after sampling, when the runner has asked its connector what was loaded.
-        self.late_reports: Callable[[], bool] = lambda: False
+        self.late_reports: Callable[[], bool] = bool  # no, by a call that runs no Python
         self.reported_at_sampling = False  # V2: not when execute_model returns
         self._arrivals_due = False  # what the step has loaded is still to be judged
         self.after_launch: list[Callable[[], None]] = []  # called when execute_model returns, before checks
@@ -107,7 +107,8 @@ class StepHooks:
         """
         if self._view is not None:  # a second forward in one step: the first is unknown
             self._end_forward(self.observer.forward_failed)
-        self.forward_stream.remember()
+        if self.forward_stream.unknown:
+            self.forward_stream.remember()
         self._view = self._built(build)
         if self._view is None:
             return
