@@ -38,6 +38,11 @@ class SplicedRecords:
         )
         return first, second
 
+    @property
+    def num_slots(self) -> int:
+        """Of both parts."""
+        return int(self._parts[0].shape[0])
+
     def fill(self, slots: Tensor, records: Tensor | None) -> None:
         """Set what is sent with these slots, int64 [n]; records int64 [n, RECORD_WORDS], None = nothing."""
         for number, part in enumerate(self._parts):

@@ -72,6 +72,16 @@ ALL = (
             f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
         ),
         (
+            "slots[: sent.shape[0]][slots[: sent.shape[0]] != sent]",
+            "slots[:0]",
+            f"{_TESTS}test_disaggregation.py::test_no_record_goes_with_bytes_of_another_computation",
+        ),
+        (
+            "(withheld[own] != 0) & (withheld[own] == found[:, FINGERPRINT_K])",
+            "withheld[own] != 0",
+            f"{_TESTS}test_disaggregation.py::test_no_record_goes_with_bytes_of_another_computation",
+        ),
+        (
             '{request.bootstrap_port}" if sent else ""',
             '{request.bootstrap_port}" if not sent else ""',
             f"{_TESTS}test_disaggregation.py::test_records_leave_with_the_kv_and_are_compared_when_it_is_there",

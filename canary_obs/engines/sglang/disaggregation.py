@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canary_kernels.layout import FINGERPRINT_K
 from canary_obs.copy_records.spliced_records import SplicedRecords
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.deepseek_v4 import POOL
@@ -31,6 +32,7 @@ _TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWA
 _TRIED_WITH_DRAFTS = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
 _RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
+_SENT = "_kv_canary_sent"  # of a request: the slots that it was sent from
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 _FOUND = "_kv_canary_found"  # of a scheduler that is being built: its FoundGroups
 # Components of state that are sent whole: of all pages of a prompt, and of those of its window.
@@ -120,6 +122,13 @@ class TransferHooks:
         self._groups = groups
         self._table = scheduler.tp_worker.model_runner.req_to_token_pool.req_to_token
         self._spliced: Mapping[str, SplicedRecords] = vars(scheduler).get(_SPLICED, {})
+        # K's fingerprint of what lies in a slot, int64 [num_slots], where a request was sent other bytes
+        # for it; 0 = none was. The windows' KV leaves with its records.
+        self._withheld = {
+            name: torch.zeros(records.num_slots, dtype=torch.int64)
+            for name, records in self._spliced.items()
+            if groups[name].view.window is None
+        }
         self.compared = 0  # slots that arrived with a record
         self.without = 0  # that arrived without
 
@@ -136,7 +145,9 @@ class TransferHooks:
         def send_kv_chunk(req: Any, *more: Any, **named: Any) -> Any:
             # Components of state leave with the last chunk, of all tokens: those before have their records.
             guarded(self._observer, "transfer", self._fill, req)
-            return original(req, *more, **named)
+            result = original(req, *more, **named)
+            guarded(self._observer, "transfer", self._note_sent, req)
+            return result
 
         return send_kv_chunk
 
@@ -170,12 +181,32 @@ class TransferHooks:
             self._observer.before_load(name, awaited)
             self._observer.invalidated(name, awaited)
 
+    def _note_sent(self, request: Any) -> None:
+        """The slots that its chunks were sent from, int64 [n], from position 0 on."""
+        sent = vars(request).get(_SENT)
+        begin, end = 0 if sent is None else int(sent.shape[0]), int(getattr(request, "start_send_idx", 0))
+        if end > begin:
+            new = self._table[request.kv.req_pool_idx, begin:end].to(torch.int64)
+            vars(request)[_SENT] = new if sent is None else torch.cat((sent, new))
+
     def _fill(self, request: Any) -> None:
         slots = self._table[request.kv.req_pool_idx, : self._written(request)].to(torch.int64)
+        sent = vars(request).get(_SENT, slots[:0])[: slots.shape[0]]
+        # Of tokens that two requests computed at once the tree keeps one's slots, and the other's were sent.
+        replaced = slots[: sent.shape[0]][slots[: sent.shape[0]] != sent]
         for name, records in self._spliced.items():
-            own = slots_of(self._groups[name], slots)
+            group = self._groups[name]
+            own = slots_of(group, slots)
             own = own[own > 0]
-            records.fill(own, self._observer.records_of(name, own))
+            found = self._observer.records_of(name, own)
+            if found is not None and (withheld := self._withheld.get(name)) is not None:
+                if replaced.numel():
+                    other = torch.unique(replaced // group.ratio)
+                    kept = self._observer.records_of(name, other)
+                    withheld[other] = 0 if kept is None else kept[:, FINGERPRINT_K]
+                doubtful = (withheld[own] != 0) & (withheld[own] == found[:, FINGERPRINT_K])
+                found = torch.where(doubtful[:, None], 0, found)
+            records.fill(own, found)
 
     @staticmethod
     def _written(request: Any) -> int:

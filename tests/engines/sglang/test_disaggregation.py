@@ -105,6 +105,28 @@ def test_records_leave_with_the_kv_and_are_compared_when_it_is_there() -> None:
     assert not spliced["full"].take(torch.arange(40))[1].any()
 
 
+def test_no_record_goes_with_bytes_of_another_computation() -> None:
+    """SGLang sends a chunk, and then its tree has the same tokens of another request, computed apart."""
+    spliced = {"full": records()}
+    prefill, observer, _ = hooks("prefill", spliced, {"full": group()})
+    asked = request()
+    asked.start_send_idx = 4
+    prefill.send_kv_chunk(asked)
+    table, same = TABLE[2].clone(), request()
+    try:
+        TABLE[2, 2:4] = torch.tensor([30, 31])
+        prefill.send_kv_chunk(asked, last_chunk=True)
+        assert spliced["full"].take(torch.tensor([20, 21, 30, 31, 24, 25]))[1].tolist() == [1, 1, 0, 0, 1, 1]
+        # Its records may not have left when another request is sent these slots.
+        prefill.send_kv_chunk(same, last_chunk=True)
+        assert spliced["full"].take(torch.tensor([20, 30, 31]))[1].tolist() == [1, 0, 0]
+        observer.records_of = lambda _, slots: slots[:, None].expand(-1, RECORD_WORDS) + 100
+        prefill.send_kv_chunk(same, last_chunk=True)
+        assert spliced["full"].take(torch.tensor([20, 30, 31]))[1].all(), "they hold something else by now"
+    finally:
+        TABLE[2] = table
+
+
 def test_of_runs_of_tokens_those_that_are_whole_were_sent() -> None:
     spliced = {"full": records(), "c4": records()}
     groups = {"full": group(page=4), "c4": group(page=4, ratio=4)}
