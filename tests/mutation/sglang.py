@@ -82,6 +82,16 @@ ALL = (
             f"{_TESTS}test_disaggregation.py::test_no_record_goes_with_bytes_of_another_computation",
         ),
         (
+            '["a hierarchical cache"] if arguments.enable_hierarchical_cache else []',
+            "[]",
+            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+        ),
+        (
+            '["drafts"] if arguments.speculative_algorithm is not None else []',
+            "list[str]()",
+            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+        ),
+        (
             '{request.bootstrap_port}" if sent else ""',
             '{request.bootstrap_port}" if not sent else ""',
             f"{_TESTS}test_disaggregation.py::test_records_leave_with_the_kv_and_are_compared_when_it_is_there",

@@ -53,9 +53,10 @@ LIMITS = mutants(
         'not in (known := _CLASSES["KV pool"]):',
         _DRAFTS,
     ),
+    ("            _check_host_tier(arguments)\n", "            pass\n", _PAIRS),
     (
-        '        if arguments.enable_hierarchical_cache:\n            raise _refused("a hier',
-        '        if False:\n            raise _refused("a hier',
+        "if (storage := arguments.hicache_storage_backend) is not None:",
+        "if (storage := None) is not None:",
         _PAIRS,
     ),
     (

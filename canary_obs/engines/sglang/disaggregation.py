@@ -29,7 +29,7 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 ROLES = ("prefill", "decode")
 _TRIED_BACKENDS = ("nixl", "mooncake")  # of `disaggregation_transfer_backend`: those of which pairs were run
 _TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", POOL)
-_TRIED_WITH_DRAFTS = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
+_TRIED_WITH_FEATURES = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
 _RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SENT = "_kv_canary_sent"  # of a request: the slots that it was sent from
@@ -51,12 +51,14 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
     for name in _RANKS:
         if (value := getattr(arguments, name, 1)) > 1:  # SGLang 0.5.16 has no attn_dp_size
             return f"{pair} with {name}={value}: tested are those of tensor ranks"
-    if arguments.speculative_algorithm is not None:
+    features = ["drafts"] if arguments.speculative_algorithm is not None else []
+    features += ["a hierarchical cache"] if arguments.enable_hierarchical_cache else []
+    for what in features:
         if held != _TRIED_POOLS[0]:
-            return f"{pair} with drafts and a {held}: tested are those with {_TRIED_POOLS[0]}"
-        for name, tried in _TRIED_WITH_DRAFTS.items():
+            return f"{pair} with {what} and a {held}: tested are those with {_TRIED_POOLS[0]}"
+        for name, tried in _TRIED_WITH_FEATURES.items():
             if (value := getattr(arguments, name)) != tried:
-                return f"{pair} with drafts and {name}={value}: tested are those with {tried}"
+                return f"{pair} with {what} and {name}={value}: tested are those with {tried}"
     return None
 
 

@@ -110,7 +110,7 @@ def check_scheduler(scheduler: Any, version: str) -> None:
         _check_drafts(scheduler)
     if arguments.disaggregation_mode in ROLES:
         if arguments.enable_hierarchical_cache:
-            raise _refused("a hierarchical cache and disaggregation_mode", "KV of both", "one or the other")
+            _check_host_tier(arguments)
         if has_states(runner.token_to_kv_pool):
             raise _refused("states and disaggregation_mode", "states of another server", "one or the other")
     if has_states(runner.token_to_kv_pool):
@@ -119,6 +119,15 @@ def check_scheduler(scheduler: Any, version: str) -> None:
         part = type(runner.token_to_kv_pool.full_kv_pool).__name__
         if part not in (known := ("MHATokenToKVPool", "MLATokenToKVPool")):
             raise _refused(f"{part} in its HybridLinearKVPool", "its slots", " and ".join(known))
+
+
+def _check_host_tier(arguments: Any) -> None:
+    """Of a server that prefills or decodes only."""
+    what = "a hierarchical cache and disaggregation_mode"
+    if (role := arguments.disaggregation_mode) != "prefill":
+        raise _refused(f"{what}={role!r}", "KV of both", "one or the other")
+    if (storage := arguments.hicache_storage_backend) is not None:
+        raise _refused(f"{what}={role!r} with storage {storage!r}", "KV of both", "no storage")
 
 
 # With index keys or compressed entries: setting -> its covered value, and what the others would take.

@@ -217,6 +217,7 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
     assert observer.faults == ["transfer"]
 
 
+_TIER = {"enable_hierarchical_cache": True, "pool": "MHATokenToKVPool", "disaggregation_mode": "prefill"}
 _DRAFTS = {"speculative_algorithm": "EAGLE", "pool": "MHATokenToKVPool"}
 
 
@@ -241,6 +242,12 @@ _DRAFTS = {"speculative_algorithm": "EAGLE", "pool": "MHATokenToKVPool"}
             _DRAFTS | {"pool": "SWAKVPool"},
             "with drafts and a SWAKVPool: tested are those with MHATokenToKVPool",
         ),
+        (_TIER, None),
+        (
+            _TIER | {"pool": "MLATokenToKVPool"},
+            "with a hierarchical cache and a MLATokenToKVPool: tested are those with MHATokenToKVPool",
+        ),
+        (_TIER | {"tp_size": 2}, "with a hierarchical cache and tp_size=2: tested are those with 1"),
         (_DRAFTS | {"tp_size": 2}, "with drafts and tp_size=2: tested are those with 1"),
         (
             _DRAFTS | {"disaggregation_transfer_backend": "mooncake"},
@@ -252,7 +259,7 @@ def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str 
     run = {
         "disaggregation_mode": "decode", "disaggregation_transfer_backend": "nixl",
         "tp_size": 1, "pp_size": 1, "dp_size": 1, "attn_dp_size": 1, "pool": "SWAKVPool",
-        "speculative_algorithm": None,
+        "speculative_algorithm": None, "enable_hierarchical_cache": False,
     } | given  # fmt: skip
     untried = untried_pair(SimpleNamespace(**run), type(run.pop("pool"), (), {})())
     assert (untried or "").endswith(reason or "")

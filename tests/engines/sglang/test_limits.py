@@ -108,8 +108,13 @@ def drafting(name: str = "MHATokenToKVPool", count: int = 1, **changed: Any) -> 
 def test_both_roles_of_separated_servers_pass() -> None:
     check_scheduler(scheduler(disaggregation_mode="prefill"), CPU)
     check_scheduler(scheduler(disaggregation_mode="decode"), CPU)
-    with pytest.raises(UnsupportedEngine, match="a hierarchical cache and disaggregation_mode"):
-        check_scheduler(scheduler(disaggregation_mode="prefill", enable_hierarchical_cache=True), CPU)
+    tier = {"enable_hierarchical_cache": True}
+    check_scheduler(scheduler(disaggregation_mode="prefill", **tier), CPU)
+    with pytest.raises(UnsupportedEngine, match="a hierarchical cache and disaggregation_mode='decode' is"):
+        check_scheduler(scheduler(disaggregation_mode="decode", **tier), CPU)
+    stored = scheduler(disaggregation_mode="prefill", hicache_storage_backend="file", **tier)
+    with pytest.raises(UnsupportedEngine, match="disaggregation_mode='prefill' with storage 'file' is"):
+        check_scheduler(stored, CPU)
     states = scheduler(disaggregation_mode="prefill")
     states.tp_worker.model_runner.token_to_kv_pool.mamba_pool = object()
     with pytest.raises(UnsupportedEngine, match="states and disaggregation_mode"):

@@ -28,10 +28,12 @@ from tests.engines.sglang.real import (
     index_keys,
     stand_ins,
     streams,
+    tiers,
     transfer_backends,
 )
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.separated_faults import damage_before_sending, damage_copy
+from tests.engines.sglang.real.separated_plans import Found, Outcome, Plan
 from tests.engines.sglang.real.traffic import prompts
 from tests.engines.vllm.real.server import wait_until
 
@@ -39,70 +41,6 @@ _SECONDS = 240.0
 # Of DeepSeek-V4: SGLang sends the states of each request, and has room for more than run.
 _STATES = {"num_req_slots": 32, "c4_state_pool_size": 256, "c128_state_pool_size": 32 * 128}
 _ROOM = 1000
-
-
-class Plan(msgspec.Struct, kw_only=True):
-    """What both processes are to do with one pair."""
-
-    model: str  # a folder
-    folder: str  # where the outcome is written
-    backend: str = "nixl"
-    settings: dict[str, Any] = {}
-    pools: str = ""  # "compressed": those of DeepSeek-V4; "keys": those of DeepSeek-V3.2
-    ranks: int = 1  # tensor ranks of the prefill side
-    decode_ranks: int = 0  # and of the decode side; 0 = as many
-    endpoint: str = "inproc"  # of the service that all ranks report to
-    retracting: bool = False  # the decode server takes requests back, copies them, and one copy is damaged
-    retracting_last: bool = False  # it takes back none but the last requests, of which no copy is damaged
-    own_tree: bool = False  # the decode server has a prefix cache, and is asked the sound requests twice
-    tokens: int = 8  # of each answer; more = more requests are decoded together, and one can be taken back
-    damaged: list[str]  # groups of which a slot is damaged before it is sent, after sound requests
-    last: list[dict[str, list[int]]] = []  # more requests; each of these begin when those before have ended
-
-    def ranks_of(self, role: str) -> int:
-        """Of one side."""
-        return (self.decode_ranks if role == "decode" else 0) or self.ranks
-
-    @property
-    def damaged_rank(self) -> int:
-        """Of the prefill side. Of latent KV, which all ranks hold, its first one sends to a narrower side."""
-        return 0 if self.decode_ranks else self.ranks - 1
-
-    def outcome(self, role: str, rank: int) -> Path:
-        """Where a rank writes what it found."""
-        return Path(self.folder) / f"{role}{rank}.json"
-
-
-class Found(msgspec.Struct, kw_only=True, frozen=True):
-    """One violation."""
-
-    group: str
-    reason: str
-    phase: str
-    part: str | None
-    slot: int
-    position: int | None
-    peer: str | None
-    request: str | None
-
-
-class Outcome(msgspec.Struct, kw_only=True):
-    """What one of them says: after the sound requests, and at its end."""
-
-    answers: dict[str, list[int]]
-    sound: list[Found]
-    sound_state: list[str]  # and its reasons
-    violations: list[Found]  # of what was damaged before it was sent
-    last: list[Found]  # of what came after that
-    state: list[str]
-    compared: int
-    without: int
-    prompts: int  # tokens of the prompts that were sent
-    damaged: dict[str, tuple[str, int]]  # by group, its request and the position in its prompt
-    taken_back: int  # slots that came back from the host with a record
-    taken_back_without: int
-    copy_damaged: list[tuple[str, int]]  # a group's slot that came back from the host damaged
-    port: int
 
 
 def prompts_of() -> dict[str, list[int]]:
@@ -154,13 +92,15 @@ class _Side:
         os.environ["KV_CANARY_ENDPOINT"] = plan.endpoint
         os.environ["KV_CANARY_INSTANCE"] = role
         own: dict[str, Any] = {"disable_radix_cache": role == "decode" and not plan.own_tree}
+        if role == "prefill" and plan.host_tier:
+            own |= tiers.TIER | {"max_total_tokens": 400, "hicache_ratio": 10.0}
         if role == "decode":
             own["disaggregation_decode_enable_radix_cache"] = plan.own_tree
         self._port = self._agreed_port()
         self._rig = Rig(
             Path(plan.model), rank, disaggregation_mode=role, host="127.0.0.1",
             disaggregation_transfer_backend=plan.backend, disaggregation_bootstrap_port=self._port,
-            hicache_io_backend="direct", hicache_mem_layout="layer_first", **own, **settings, **plan.settings,
+            **(tiers.COPIED_BY_INDEX | plan.settings | settings | own),
         )  # fmt: skip
         if rank == 0:
             (self._folder / f"{role}.up").touch()
@@ -170,7 +110,9 @@ class _Side:
         plan, rig = self._plan, self._rig
         _retract(plan.retracting)
         self._ask(prompts_of())
-        if plan.own_tree:
+        if plan.host_tier:
+            self._push_out(5)
+        if plan.own_tree or plan.host_tier:
             self._ask({f"{name} again": prompt for name, prompt in prompts_of().items()})
         sound, sound_state = _found(rig), self._state()
         _retract(False)
@@ -183,6 +125,11 @@ class _Side:
         _retract(plan.retracting or plan.retracting_last)
         if plan.retracting and self._role == "decode":
             damage_copy(rig, copy_damaged)
+        if plan.host_tier:
+            self._push_out(7)
+            if self._role == "prefill":
+                tiers.flip_in_host(rig, plan.damaged[-1])
+            self._ask({f"{name} last": prompt for name, prompt in prompts_of().items()})
         for asked in plan.last:
             self._ask(asked)
         transfer, retracted = rig.adapter.transfer, rig.adapter.retracted
@@ -200,6 +147,11 @@ class _Side:
         plan.outcome(self._role, self._rank).write_bytes(msgspec.json.encode(outcome))
         rig.close()
         self._patches.restore()
+
+    def _push_out(self, seed: int) -> None:
+        """Other requests take the slots of the prefill server's device."""
+        for number in (seed, seed + 1):
+            self._ask(prompts(3, seed=number, longest=200))
 
     def _agreed_port(self) -> int:
         """Of the addresses' server; chosen late, as any other process may take it."""

@@ -21,7 +21,8 @@ from canary_obs.vocabulary import HOST_PEER, Phase
 from tests.engines.sglang.real.deepseek_v4 import PAGE
 from tests.engines.sglang.real.draft_kinds import settings_of_kind
 from tests.engines.sglang.real.index_keys import PAGE as PAGE_OF_KEYS
-from tests.engines.sglang.real.separated import Outcome, Plan, prompts_of
+from tests.engines.sglang.real.separated import prompts_of
+from tests.engines.sglang.real.separated_plans import Outcome, Plan
 from tests.engines.sglang.real.test_processes import service
 from tests.engines.sglang.real.traffic import prompts
 
@@ -105,6 +106,8 @@ PAIRS = {
         {"tokens": 12, "retracting_last": True, "own_tree": True, "last": [prompts(4, 2, 200)]},
         kind="eagle3",
     ),
+    "host tier": Pair("llama", 16, ["full"], {"host_tier": True}),
+    "drafts in host tier": Pair("llama", 16, ["full", "draft"], {"host_tier": True}, kind="eagle"),
     "ranks": Pair("llama", 16, ["full"], {"ranks": 2}),
     "widths": Pair("latent", 16, ["full"], {"ranks": 2, "decode_ranks": 1}),
 }
@@ -166,7 +169,9 @@ def test_a_slot_that_was_damaged_before_it_was_sent(
         assert told == (["degraded", told[1], "states"] if name == "compressed" else ["ok"])
     for outcome in found["decode"]:
         assert outcome.compared > 500
-        assert outcome.without == 0
+        # Some tokens of these pairs may be computed by two requests at once, of which the tree keeps one's.
+        apart = outcome.compared // 50 if "host_tier" in pair.settings else 0
+        assert outcome.without <= apart
     answers = found["decode"][0].answers
     alone = make_rig(pair.model, **_settings(pair)).generate(prompts_of(), pair.settings.get("tokens", 8))
     assert {request: answers[request] for request in alone} == alone
@@ -214,6 +219,20 @@ def test_drafts_of_a_request_that_was_taken_back_to_plain_tensors(pairs: Pairs) 
     read = [item for item in decode.last if item.phase == "head"]
     assert {(item.group, item.reason) for item in read} == {("draft", "unwritten")}
     assert {item.request for item in read} <= set(prompts(4, 2, 200))
+
+
+@pytest.mark.parametrize("name", ["host tier", "drafts in host tier"])
+def test_damage_in_a_prefill_servers_host_memory(pairs: Pairs, name: str) -> None:
+    """It is found as it comes back, and again where it arrives: its record is that of the sound KV."""
+    (prefill,), (decode,) = (pairs.outcomes[name][role] for role in ROLES)
+    group = PAIRS[name].groups[-1]
+    assert prefill.taken_back > 100
+    assert prefill.taken_back_without == 0
+    loaded = {(item.group, item.reason) for item in prefill.last if item.peer == HOST_PEER}
+    assert loaded == {(group, "kv_data")}
+    sent = [item for item in decode.last if item.phase == "head" and str(item.request).endswith(" last")]
+    assert {(item.group, item.reason, item.part) for item in sent} == {(group, "kv_data", "k")}
+    assert {item.peer for item in sent} == {f"127.0.0.1:{prefill.port}"}
 
 
 def test_what_a_decode_server_has_cached_is_not_compared_again(pairs: Pairs) -> None:

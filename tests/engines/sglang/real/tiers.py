@@ -14,9 +14,9 @@ from tests.engines.sglang.real import streams
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
 
+COPIED_BY_INDEX: dict[str, Any] = {"hicache_io_backend": "direct", "hicache_mem_layout": "layer_first"}
 TIER: dict[str, Any] = {
-    "enable_hierarchical_cache": True, "hicache_ratio": 4.0, "max_total_tokens": 832,
-    "hicache_io_backend": "direct", "hicache_mem_layout": "layer_first",
+    "enable_hierarchical_cache": True, "hicache_ratio": 4.0, "max_total_tokens": 832, **COPIED_BY_INDEX,
 }  # fmt: skip
 STORED: dict[str, Any] = {
     "hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "wait_complete", "page_size": 16,
