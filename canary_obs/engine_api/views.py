@@ -25,6 +25,12 @@ class GroupView:
     window: int | None = None  # sliding window in tokens
     uncovered_bytes: int = 0  # per slot, in layers without a source; they lower the coverage
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot in all layers; of slots spread over ranks, what this rank has of one on average."""
+        ranks = self.sources[0].sharding.ranks if self.sources else 1
+        return sum(source.slot_bytes for source in self.sources) // ranks + self.uncovered_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTokens:

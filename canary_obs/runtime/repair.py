@@ -45,8 +45,7 @@ class _Record(NamedTuple):
 
 def check_group(group: Group) -> None:
     """Raise RepairRefused where nothing of the group can be put back."""
-    slot_bytes = sum(source.slot_bytes for source in group.view.sources) + group.view.uncovered_bytes
-    if group.plan.bytes_per_slot != slot_bytes:
+    if group.plan.bytes_per_slot != group.view.slot_bytes:
         raise RepairRefused("the fingerprints do not cover all bytes of the slot")
 
 

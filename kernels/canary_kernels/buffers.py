@@ -78,10 +78,39 @@ class RowBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Slots numbered over several ranks, of which each rank has the bytes of every so many.
+
+    `interleave` slots lie on one rank, the next ones on the next rank. A slot of another rank hashes to 0.
+    """
+
+    ranks: int = 1
+    rank: int = 0
+    interleave: int = 1
+
+    @property
+    def first(self) -> int:
+        """The first slot that this rank holds."""
+        return self.rank * self.interleave
+
+    def holds(self, slot: int) -> bool:
+        """Whether this rank has the slot's bytes."""
+        return slot // self.interleave % self.ranks == self.rank
+
+    def local(self, slot: int) -> int:
+        """The number, among this rank's slots, of one that it holds."""
+        return slot // (self.interleave * self.ranks) * self.interleave + slot % self.interleave
+
+
+WHOLE = Sharding()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVSource:
     """Where one layer's K or V bytes of a slot lie, and which words of the whole model they are.
 
-    Byte b of head h of slot s, with t = s % page_size and c = b % band_bytes: base + h * head_stride
+    Byte b of head h of slot s (its number on this rank, see `sharding`), with t = s % page_size and
+    c = b % band_bytes: base + h * head_stride
     + s // page_size * page_stride + t // tile_size * tile_stride + t % tile_size * slot_stride
     + b // band_bytes * band_stride + c // element_bytes * element_stride + c % element_bytes.
     It belongs to word plane * PLANE_WORDS + (h * head_bytes + b) // 4 of the layer and part, h global.
@@ -105,10 +134,11 @@ class KVSource:
     band_bytes: int = 0  # bytes of a head whose elements lie element_stride apart; 0 = all of them
     band_stride: int = 0
     plane: Plane = Plane.DATA
+    sharding: Sharding = WHOLE  # the same for all sources of a group
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot in this source."""
+        """Bytes of one slot in this source, where it holds the slot."""
         return self.num_heads * self.head_bytes
 
 

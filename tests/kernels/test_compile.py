@@ -30,12 +30,13 @@ FLOATS |= {"mixed": "*fp32", "weights": "*fp32", "scale": "fp32"}
 HEADS = {"GROUP": 4, "DIM": 128, "WIDTH": 128, "SPLITS": 16}
 FULL = {
     "HAS_DATA": True, "FIRST": True, "LAST": True, "COUNTED": True, "LISTED": True,
-    "GEOMETRY": (2048,) * 6 + (0,), "PAGES": (1, 2048, 0, 1, 0), "ALIGNMENT": 16, "BLOCK": 512,
+    "GEOMETRY": (2048,) * 6 + (0,), "PAGES": (1, 2048, 0, 1, 0, 1, 0, 1), "ALIGNMENT": 16, "BLOCK": 512,
 }
 LAYER = {name: FULL[name] for name in ("GEOMETRY", "PAGES", "ALIGNMENT", "BLOCK")}
 ODD = {
     "HAS_DATA": True, "FIRST": False, "LAST": False, "COUNTED": False, "LISTED": True,
-    "GEOMETRY": (24, 100, 2, 4, 96, 8, 50), "PAGES": (16, 1000, 12, 4, 60), "ALIGNMENT": 2, "BLOCK": 128,
+    "GEOMETRY": (24, 100, 2, 4, 96, 8, 50), "PAGES": (16, 1000, 12, 4, 60, 2, 1, 8),
+    "ALIGNMENT": 2, "BLOCK": 128,
 }
 LONG = {"PAGE_SIZE": 16, "HAS_DIGESTS": False, "HAS_EXPECTED": True, "BLOCK": 256, "WIDE": 1024}
 LONG |= {"AT_ONCE": 256, "ROOM": 1024}

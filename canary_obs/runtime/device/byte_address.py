@@ -28,12 +28,16 @@ class ByteAddress:
 
 
 def locate_byte(source: KVSource, slot: int, byte: int) -> ByteAddress:
-    """Byte `byte` of a slot in one source, counted head-major from 0 to slot_bytes - 1."""
+    """Byte `byte` of a slot that the source holds, counted head-major from 0 to slot_bytes - 1."""
+    if not source.sharding.holds(slot):
+        raise IndexError(
+            f"slot {slot} lies on another rank than {source.sharding.rank}; read its bytes there"
+        )
     if not 0 <= byte < source.slot_bytes:
         raise IndexError(f"byte {byte} of a slot of {source.slot_bytes} bytes; count from 0, head-major")
     head, inner = divmod(byte, source.head_bytes)
     band, inner = divmod(inner, source.band_bytes or source.head_bytes)
-    page, in_page = divmod(slot, source.page_size)
+    page, in_page = divmod(source.sharding.local(slot), source.page_size)
     tile, in_tile = divmod(in_page, source.tile_size or source.page_size)
     tensor = source.tensor
     offset = (

@@ -89,7 +89,7 @@ class Group:
             layers=len({source.layer for source in sources}),
             parts=tuple(Part.from_code(part) for part in sorted({source.part for source in sources})),
             slots=self.view.num_slots,
-            slot_bytes=sum(source.slot_bytes for source in sources) + self.view.uncovered_bytes,
+            slot_bytes=self.view.slot_bytes,
             protected_slot_bytes=self.plan.bytes_per_slot,
         )
 

@@ -95,7 +95,7 @@ class Flips:
         target = self._target
         for _ in range(_ATTEMPTS):
             slot = choose()
-            if target.is_complete(slot) and not target.holds(slot):
+            if target.has_bytes(slot) and target.is_complete(slot) and not target.holds(slot):
                 break
         else:
             return f"{_ATTEMPTS} slots were tried: each has no fingerprint, or an injection already"

@@ -34,6 +34,10 @@ class Target:
         state = (self.record(slot)[layout.IDENTITY] >> 32) & layout.STATE_MASK
         return state == layout.RecordState.COMPLETE
 
+    def has_bytes(self, slot: int) -> bool:
+        """Whether they lie on this rank."""
+        return self.group.plan.sharding.holds(slot)
+
     def position(self, slot: int) -> int:
         """What the slot's record says."""
         meta = (self.record(slot)[layout.IDENTITY] >> 32) >> layout.STATE_BITS

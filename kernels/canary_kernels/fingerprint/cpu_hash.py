@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from canary_kernels.fingerprint.plan import FingerprintPlan
 
 # Words of a plan's frame: the head, then _BUNDLE_WORDS for each bundle.
-COVERED, NUM_BUNDLES, PLAN_SLOTS, _HEAD_WORDS = range(4)
+COVERED, NUM_BUNDLES, PLAN_SLOTS, _RANKS, _RANK, _INTERLEAVE, _HEAD_WORDS = range(7)
 (
     _TABLE, _WORD_KEYS, _NUM_SOURCES, _NUM_K, _PAGE_SIZE, _PAGE_STRIDE, _TILE_SIZE, _TILE_STRIDE,
     _SLOT_STRIDE, _HEAD_BYTES, _HEAD_STRIDE, _BAND_BYTES, _BAND_STRIDE, _ELEMENT_BYTES, _ELEMENT_STRIDE,
@@ -75,8 +75,14 @@ def _sum_source(address, bundle, keys, whole):
 
 @piece
 def hash_slot(plan, slot):
-    """uint64 pair: fingerprints of K and V as the bytes are now."""
+    """uint64 pair: fingerprints of K and V as the bytes are now; 0 for another rank's slot."""
     hash_k = hash_v = np.uint64(0)
+    ranks = load_int64(plan, _RANKS)
+    if ranks > 1:
+        run = load_int64(plan, _INTERLEAVE)
+        if slot // run % ranks != load_int64(plan, _RANK):
+            return hash_k, hash_v
+        slot = slot // (run * ranks) * run + slot % run
     for number in range(load_int64(plan, NUM_BUNDLES)):
         bundle = plan + 8 * (_HEAD_WORDS + number * _BUNDLE_WORDS)
         page_size, page_stride = load_int64(bundle, _PAGE_SIZE), load_int64(bundle, _PAGE_STRIDE)
@@ -109,7 +115,8 @@ def frame_in(buffers: GroupBuffers, plan: FingerprintPlan) -> int:
 
 def frame_of_plan(plan: FingerprintPlan) -> Frame:
     covered = plan.coverage is not RealData.NONE
-    words = array("q", (covered, len(plan.bundles), plan.num_slots or 0))
+    sharding = plan.sharding.ranks, plan.sharding.rank, plan.sharding.interleave
+    words = array("q", (covered, len(plan.bundles), plan.num_slots or 0, *sharding))
     for bundle in plan.bundles:
         where = bundle.geometry
         words.extend((

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from canary_kernels.buffers import WHOLE, Sharding
+
 _WORD_BYTES = 4
 
 
@@ -24,6 +26,7 @@ class Geometry:
     element_stride: int
     first_word: int
     num_bytes: int  # covered, from the slot's first byte
+    sharding: Sharding = WHOLE
 
     @property
     def num_words(self) -> int:

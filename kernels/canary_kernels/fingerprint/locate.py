@@ -97,7 +97,8 @@ def locate(plan: FingerprintPlan, part: Part, slot: int, stored: int, current: i
 
 
 def read_words(where: Geometry, source: KVSource, slot: int) -> list[int]:
-    """The covered words of a slot in one source, as uint32, padded with zeros."""
+    """The covered words of a slot that the source holds, as uint32, padded with zeros."""
+    slot = source.sharding.local(slot)
     tensor = source.tensor
     storage = tensor.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)

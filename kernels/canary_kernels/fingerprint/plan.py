@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canary_kernels.buffers import KVSource
+from canary_kernels.buffers import WHOLE, KVSource, Sharding
 from canary_kernels.checks import KernelArgumentError
 from canary_kernels.fingerprint.geometry import Geometry
 from canary_kernels.fingerprint.views import BundleView, view_bundle
@@ -43,8 +43,9 @@ class FingerprintPlan:
     bundles: tuple[Bundle, ...]  # empty = every fingerprint is 0
     views: tuple[BundleView, ...]  # one per bundle on the CPU, else empty
     num_slots: int | None  # slots that lie inside every source's memory; None without sources
-    bytes_per_slot: int  # bytes covered
+    bytes_per_slot: int  # bytes covered; of slots spread over ranks, on average
     scratch: Tensor | None  # int64 [SCRATCH_SLOTS, 2]; sums between the launches of several bundles
+    sharding: Sharding = WHOLE  # of all sources
     cache: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # of launches
 
 
@@ -65,15 +66,16 @@ def plan_fingerprint(
         if geometry.num_bytes:
             by_geometry.setdefault(geometry, []).append(source)
     bundles = tuple(_bundle(geometry, found, device) for geometry, found in by_geometry.items())
-    several = len(bundles) > 1
+    several, sharding = len(bundles) > 1, sources[0].sharding if sources else WHOLE
     return FingerprintPlan(
         coverage=coverage,
         device=device,
         bundles=bundles,
         views=tuple(view_bundle(b.geometry, b.sources) for b in bundles) if device.type == "cpu" else (),
         num_slots=min((_capacity(source) for source in sources), default=None),
-        bytes_per_slot=sum(b.geometry.num_bytes * len(b.sources) for b in bundles),
+        bytes_per_slot=sum(b.geometry.num_bytes * len(b.sources) for b in bundles) // sharding.ranks,
         scratch=torch.zeros((SCRATCH_SLOTS, 2), dtype=torch.int64, device=device) if several else None,
+        sharding=sharding,
     )
 
 
@@ -98,7 +100,7 @@ def layer_plans(plan: FingerprintPlan) -> tuple[FingerprintPlan, ...]:
                     plan,
                     bundles=(part,),
                     views=(view_bundle(part.geometry, picked),) if plan.views else (),
-                    bytes_per_slot=part.geometry.num_bytes * len(picked),
+                    bytes_per_slot=part.geometry.num_bytes * len(picked) // plan.sharding.ranks,
                     scratch=None,
                 )
             )
@@ -141,6 +143,7 @@ def _geometry_of(source: KVSource, coverage: RealData) -> Geometry:
         element_stride=element_stride,
         first_word=first_word,
         num_bytes=num_bytes,
+        sharding=source.sharding,
     )
 
 
@@ -172,7 +175,7 @@ def _capacity(source: KVSource) -> int:
     extent += (source.page_size // tile - 1) * source.tile_stride + (tile - 1) * source.slot_stride
     extent += (source.head_bytes // band - 1) * source.band_stride
     extent += (band // source.element_bytes - 1) * source.element_stride
-    return max(0, (room - extent) // source.page_stride + 1) * source.page_size
+    return max(0, (room - extent) // source.page_stride + 1) * source.page_size * source.sharding.ranks
 
 
 def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
@@ -223,6 +226,7 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
                 f"{where} is on {source.tensor.device}; the rule is the plan's device, {device}; "
                 "make one plan per device"
             )
+        _check_sharding(source, sources[0].sharding, where)
         place = source.part, source.layer, source.plane
         heads = {(*place, source.head_start + head) for head in range(source.num_heads)}
         if heads & seen:
@@ -232,6 +236,17 @@ def _check_sources(sources: tuple[KVSource, ...], device: torch.device) -> None:
                 "or plane SCALES for scales"
             )
         seen |= heads
+
+
+def _check_sharding(source: KVSource, first: Sharding, where: str) -> None:
+    sharding = source.sharding
+    sound = 0 <= sharding.rank < sharding.ranks and sharding.interleave >= 1
+    if sharding != first or not sound or (sharding.ranks > 1 and source.page_size % sharding.interleave):
+        raise KernelArgumentError(
+            f"{where} has {sharding} and pages of {source.page_size} slots, the first source {first}; the "
+            "rule is one sharding for all sources, rank < ranks, interleave dividing the page; "
+            "make one group each"
+        )
 
 
 def _divides(source: KVSource) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from canary_kernels.buffers import WHOLE
 from canary_kernels.hashing import flaws_of
 from canary_kernels.layout import (
     ADOPTED_TO_BASELINE,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from canary_kernels.buffers import GroupBuffers
+    from canary_kernels.buffers import GroupBuffers, Sharding
     from canary_kernels.fingerprint.plan import FingerprintPlan
     from canary_kernels.fingerprint.views import BundleView
     from canary_kernels.hashing import Words
@@ -161,13 +163,29 @@ def _flaws(records: Longs) -> Longs:
 
 
 def _hash(plan: FingerprintPlan, slots: Longs) -> Longs:
-    """[n, 2]; all slots inside the sources' memory."""
+    """[n, 2]; all slots inside the sources' memory. 0 for those of other ranks."""
+    if plan.sharding.ranks > 1:
+        return _hash_sharded(plan, slots)
     hashes = np.zeros((slots.shape[0], 2), dtype=np.uint64)
     for view in plan.views:
         step = max(1, _CHUNK_BYTES // (view.num_sources * view.word_keys.shape[0] * _WORD_BYTES))
         for start in range(0, slots.shape[0], step):
             hashes[start : start + step] += _hash_bundle(view, slots[start : start + step])
     return hashes.view(np.int64)
+
+
+def _hash_sharded(plan: FingerprintPlan, slots: Longs) -> Longs:
+    sharding, held = plan.sharding, held_slots(plan.sharding, slots)
+    hashes, own = np.zeros((slots.shape[0], 2), dtype=np.int64), slots[held]
+    run = sharding.interleave
+    hashes[held] = _hash(replace(plan, sharding=WHOLE), own // (run * sharding.ranks) * run + own % run)
+    return hashes
+
+
+def held_slots(sharding: Sharding, slots: Longs) -> NDArray[np.bool_]:
+    """bool [n]: the slots whose bytes this rank has."""
+    held: NDArray[np.bool_] = slots // sharding.interleave % sharding.ranks == sharding.rank
+    return held
 
 
 def _hash_bundle(view: BundleView, slots: Longs) -> Words:

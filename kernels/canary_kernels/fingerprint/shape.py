@@ -24,7 +24,7 @@ def shape_of(bundle: Bundle | None) -> dict[str, Any]:
     """GEOMETRY, PAGES, ALIGNMENT, BLOCK and the compiler's options; None = nothing is covered."""
     if bundle is None:
         return {
-            "GEOMETRY": (0,) * 7, "PAGES": (1, 0, 0, 1, 0), "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK,
+            "GEOMETRY": (0,) * 7, "PAGES": (1, 0, 0, 1, 0, 1, 0, 1), "ALIGNMENT": 4, "BLOCK": _MIN_BLOCK,
             "num_warps": 1,
         }  # fmt: skip
     where = bundle.geometry
@@ -39,7 +39,8 @@ def shape_of(bundle: Bundle | None) -> dict[str, Any]:
             where.band_bytes, where.band_stride,
         ),
         "PAGES": (
-            where.page_size, where.page_stride, where.slot_stride, where.tile_size, where.tile_stride
+            where.page_size, where.page_stride, where.slot_stride, where.tile_size, where.tile_stride,
+            where.sharding.ranks, where.sharding.rank, where.sharding.interleave,
         ),
         "ALIGNMENT": bundle.alignment, "BLOCK": block,
         "num_warps": max(1, min(_MAX_WARPS, block // words)),

@@ -87,11 +87,41 @@ def _hash_part(
 
 
 @triton.jit
+def is_held(slot, PAGES: tl.constexpr):
+    """Whether a slot's bytes lie on this rank; all do where slots are not spread over ranks."""
+    held = slot >= 0
+    if PAGES[5] > 1:
+        held = held & (slot // PAGES[7] % PAGES[5] == PAGES[6])
+    return held
+
+
+@triton.jit
 def hash_slot(
     table, word_keys, slot, num_k, num_sources,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """int64 pair: sums over the words of a bundle's K sources and V sources."""
+    """int64 pair: sums over the words of a bundle's K sources and V sources; 0 for another rank's slot."""
+    hash_k = slot * 0
+    hash_v = slot * 0
+    if PAGES[5] > 1:
+        if is_held(slot, PAGES):
+            local = slot // (PAGES[7] * PAGES[5]) * PAGES[7] + slot % PAGES[7]
+            hash_k, hash_v = _hash_held(
+                table, word_keys, local, num_k, num_sources, GEOMETRY, PAGES, ALIGNMENT, BLOCK
+            )
+    else:
+        hash_k, hash_v = _hash_held(
+            table, word_keys, slot, num_k, num_sources, GEOMETRY, PAGES, ALIGNMENT, BLOCK
+        )
+    return hash_k, hash_v
+
+
+@triton.jit
+def _hash_held(
+    table, word_keys, slot, num_k, num_sources,
+    GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """int64 pair: the same of a slot of this rank, by its number here."""
     start = slot // PAGES[0] * PAGES[1]
     if PAGES[3] < PAGES[0]:
         in_page = slot % PAGES[0]

@@ -11,7 +11,7 @@ import triton.language as tl
 from canary_kernels import layout
 from canary_kernels.fingerprint.outcome import LOST_REASON, NOBODY, PART_K, PART_V, TAIL
 from canary_kernels.fingerprint.shape import shape_of
-from canary_kernels.fingerprint.words import hash_slot
+from canary_kernels.fingerprint.words import hash_slot, is_held
 from canary_kernels.jit import COMPLETE, NUM_REASONS, RECORD_WORDS, position_of, report, state_of
 from canary_kernels.launch import prepare
 
@@ -44,7 +44,7 @@ def layer_kernel(
     index = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + index).to(tl.int64)
     noted = witness + index * 4
-    known = (slot >= 0) & (slot < num_slots)
+    known = is_held(slot, PAGES) & (slot < num_slots)
     identity = tl.load(records + slot * RECORD_WORDS, mask=known, other=0)
     if CHECKING:
         known = known & (tl.load(noted) == slot) & (state_of(identity) == COMPLETE)

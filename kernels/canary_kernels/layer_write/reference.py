@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from canary_kernels.fingerprint.reference import hash_slots
+from canary_kernels.fingerprint.reference import hash_slots, held_slots
 from canary_kernels.layout import (
     COUNT_LAYER_CHECKED,
     COUNT_LAYER_LEFT_OUT,
@@ -24,10 +24,14 @@ from canary_kernels.layout import (
 from canary_kernels.violations import report_where
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from canary_kernels.buffers import GroupBuffers
     from canary_kernels.fingerprint.plan import FingerprintPlan
+
+    Longs = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
 
 _LOW_WORD = (1 << 32) - 1
 
@@ -35,7 +39,7 @@ _LOW_WORD = (1 << 32) - 1
 def note_layer(buffers: GroupBuffers, layer: FingerprintPlan, witness: Tensor, slots: Tensor) -> None:
     """Note slots, identities and hashes."""
     listed, rows = slots.numpy().astype(np.int64), witness.numpy()
-    known = (listed >= 0) & (listed < buffers.num_slots)
+    known = _known(buffers, layer, listed)
     places = np.where(known, listed, -1)
     noted = rows[: listed.shape[0]]
     noted[:, 0] = places
@@ -47,7 +51,7 @@ def check_layer(buffers: GroupBuffers, layer: FingerprintPlan, witness: Tensor, 
     """Compare the hashes with those noted."""
     listed = slots.numpy().astype(np.int64)
     noted, counters = witness.numpy()[: listed.shape[0]], buffers.counters.numpy()
-    known = (listed >= 0) & (listed < buffers.num_slots) & (noted[:, 0] == listed)
+    known = _known(buffers, layer, listed) & (noted[:, 0] == listed)
     places = np.where(known, listed, 0)
     identity, old = buffers.records.numpy()[places, IDENTITY], noted[:, 1]
     known &= (identity >> 32 & STATE_MASK) == RecordState.COMPLETE
@@ -64,3 +68,9 @@ def check_layer(buffers: GroupBuffers, layer: FingerprintPlan, witness: Tensor, 
         check = Phase.TAIL, Reason.LOST_WRITE, part
         report_where(buffers, check, lost, (listed, positions, NO_REQUEST, before, after))
     noted[:, 0] = -1
+
+
+def _known(buffers: GroupBuffers, layer: FingerprintPlan, listed: Longs) -> Flags:
+    """The slots that have records, and bytes on this rank."""
+    known: Flags = (listed >= 0) & (listed < buffers.num_slots) & held_slots(layer.sharding, listed)
+    return known

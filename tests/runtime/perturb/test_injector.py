@@ -12,8 +12,11 @@ from canary_obs.engine_api.views import StepView
 from canary_obs.engines.reference.adapter import ReferenceAdapter
 from canary_obs.errors import ConfigurationError, KVCacheViolation
 from canary_obs.records import Violation
+from canary_obs.runtime.device.byte_address import locate_byte
+from canary_obs.runtime.perturb import flips
 from canary_obs.runtime.perturb.injection import Injection, Outcome
 from canary_obs.runtime.perturb.injection_log import InjectionLog
+from canary_obs.runtime.perturb.target import Target
 from canary_obs.vocabulary import Mode, Part, PerturbMode, Phase, Reason
 from tests.sizes import sized
 
@@ -52,6 +55,17 @@ def test_every_injection_is_accounted_for(make_rig, mode: str, page_size: int) -
     }
     order = list(Reason)
     assert {order[r] for r in reasons} <= EXPECTED.get(mode, {Reason.KV_DATA})
+
+
+@pytest.mark.parametrize("mode", ["real_kv_used", "real_kv_unused_cache", "real_kv_post_forward"])
+def test_only_bytes_that_lie_on_this_rank_are_changed(make_rig, monkeypatch, mode: str) -> None:
+    rig = make_rig(perturb=f"{mode}=0.5", perturb_enabled=True, perturb_seed=7)
+    monkeypatch.setattr(Target, "has_bytes", lambda _, slot: slot % 2 == 1)
+    slots = []
+    monkeypatch.setattr(flips, "locate_byte", lambda *at: (slots.append(at[1]), locate_byte(*at))[1])
+    rig.run(60)
+    assert len(slots) > 5
+    assert {slot % 2 for slot in slots} == {1}
 
 
 def test_without_checks_injections_are_missed(make_rig) -> None:
