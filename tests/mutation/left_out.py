@@ -56,12 +56,63 @@ RANKS = mutants(
     (
         'any(getattr(spec, "dcp_sharded", True) for',
         'any(getattr(spec, "dcp_sharded", False) for',
-        _RANKS + "test_a_group_whose_tokens_are_spread_over_ranks_is_not_followed",
+        _RANKS + "test_tokens_are_spread_as_the_block_tables_say",
     ),
     (
         "size == 1 or keeps_states(specs)",
         "size == 1",
-        _RANKS + "test_a_group_that_each_rank_keeps_whole_is_followed",
+        _RANKS + "test_a_group_that_each_rank_keeps_whole_is_not_spread",
+    ),
+    ("if ranks != size or", "if", _RANKS + "test_block_tables_that_say_something_else_are_refused"),
+    (
+        'getattr(runner.vllm_config, "kv_transfer_config", None) is not None',
+        "False",
+        _RANKS + "test_connectors_are_refused_where_tokens_are_spread",
+    ),
+    ("sharding.ranks > 1 and not plain", "False", _RANKS + "test_only_plain_attention_is_spread"),
+    ("page_size % sharding.interleave", "False", _RANKS + "test_only_plain_attention_is_spread"),
+    (
+        "if find(runner, name, page_size, number) is not None:",
+        "if False:",
+        _RANKS + "test_packed_rows_are_refused_where_they_are_spread",
+    ),
+)
+
+_SHARDED = "tests/engines/vllm/test_sharded_slots.py::test_"
+SHARDED = mutants(
+    "canary_obs/engines/vllm/sharded_slots.py",
+    ("right=True", "right=False", _SHARDED + "each_rank_shows_the_slots_of_all_tokens"),
+    ("run * (ranks - 1)", "run * ranks", _SHARDED + "each_rank_shows_the_slots_of_all_tokens"),
+    (".add_(sharding.first)", "", _SHARDED + "each_rank_shows_the_slots_of_all_tokens"),
+    (
+        "masked_fill_(flags, -1)",
+        "masked_fill_(flags, 0)",
+        _SHARDED + "a_token_of_this_rank_is_shown_where_vllm_writes_it",
+    ),
+    (
+        "where(flags, local, slots",
+        "where(flags, slots, slots",
+        _SHARDED + "a_token_of_this_rank_is_shown_where_vllm_writes_it",
+    ),
+    (".clamp_(0, width - 1)", "", _SHARDED + "positions_beyond_the_table_are_no_error"),
+    (".clamp_(max=height - 1)", "", _SHARDED + "padding_after_the_last_request_is_no_error"),
+)
+
+_HELD = "tests/kernels/test_sharding.py::test_"
+HELD = mutants(
+    "kernels/canary_kernels/fingerprint/reference.py",
+    (
+        "hashes[held] = _hash(",
+        "hashes[: len(own)] = _hash(",
+        _HELD + "a_rank_hashes_its_own_slots_and_nothing_of_others[2-1-Backend.TORCH]",
+    ),
+)
+HELD += mutants(
+    "kernels/canary_kernels/layer_write/reference.py",
+    (
+        " & held_slots(layer.sharding, listed)",
+        "",
+        _HELD + "layers_are_looked_at_in_own_slots_alone[Backend.TORCH]",
     ),
 )
 
@@ -168,4 +219,6 @@ PACKED = mutants(
     ("if len(writers) != 1:", "if not writers:", _PACKED + "test_what_cannot_be_confirmed_is_left_out"),
 )
 
-ALL = GIVEN_UP + CHANGES + LEFT_OUT + RANKS + ENTRIES + STEPS + WRITES + STATES + SCALES + INDEX_KEYS + PACKED
+SLOTS_OF_RANKS = RANKS + SHARDED + HELD
+ALL = GIVEN_UP + CHANGES + LEFT_OUT + SLOTS_OF_RANKS + ENTRIES + STEPS + WRITES + STATES
+ALL += SCALES + INDEX_KEYS + PACKED

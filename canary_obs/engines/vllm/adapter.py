@@ -165,10 +165,10 @@ class VllmAdapter(FollowsRequests):
         return model_label(getattr(served, "model", None), getattr(served, "revision", None))
 
     def reserve_scratch_slot(self) -> tuple[str, int]:
-        """The first slot of the null block, which vLLM never gives to a request."""
+        """The first slot here of the null block, which vLLM never gives to a request."""
         for group in self.vllm_groups:
             if group.view.sources and group.of_tokens and not group.draft:
-                return group.view.name, NULL_BLOCK * group.block_slots
+                return group.view.name, NULL_BLOCK * group.block_slots + group.sharding.first
         raise UnsupportedEngine("no group has bytes that can be checked: drills cannot inject faults")
 
     def allocation(self) -> KVAllocation:

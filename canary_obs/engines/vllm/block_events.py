@@ -19,6 +19,7 @@ from canary_obs.engines.vllm.cache_count import (
     instrument_map_class,
     send_counts,
 )
+from canary_obs.engines.vllm.context_parallel import block_tokens
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
 from canary_obs.engines.vllm.heal_scheduler import heal_all, heal_one, send_heals
 from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_connector, send_keys
@@ -256,9 +257,8 @@ def _record_loads(scheduler: Any, request: Any, start: int, stop: int) -> None:
         tokens = pack(f"{len(ids)}i", *ids)  # in half the time that numpy takes
         _record(manager.block_pool, LoadTokens(name, tokens))
         chains_of(scheduler).expect(name, np.frombuffer(tokens, dtype=np.int32))
-    groups = zip(manager.kv_cache_config.kv_cache_groups, manager.get_block_ids(name), strict=True)
-    for number, (group, blocks) in enumerate(groups):
-        size = group.kv_cache_spec.block_size
+    for number, blocks in enumerate(manager.get_block_ids(name)):
+        size = block_tokens(manager, number)
         first = start // size
         ids = tuple(blocks[first : -(-stop // size)])
         if any(ids):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from canary_kernels.buffers import KVSource
+from canary_kernels.buffers import WHOLE, KVSource, Sharding
 from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.toolkit.state_sources import state_sources
 from canary_obs.engines.vllm.compressed import (
@@ -25,7 +25,13 @@ from canary_obs.engines.vllm.compressors import (
     keeps_compressed_keys,
     keeps_compressor_states,
 )
-from canary_obs.engines.vllm.context_parallel import check_prompts_are_whole, check_tokens_are_whole
+from canary_obs.engines.vllm.context_parallel import (
+    FindPacked,
+    check_can_be_sharded,
+    check_prompts_are_whole,
+    sharding_of,
+    unless_sharded,
+)
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
 from canary_obs.engines.vllm.index_keys import keeps_index_keys
 from canary_obs.engines.vllm.kv_bytes import configured_bytes
@@ -40,7 +46,6 @@ _FULL = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
 _SLIDING = frozenset({"SlidingWindowSpec", "SlidingWindowMLASpec"})
 # Kinds of specs whose groups are checked, or keep no KV; groups of all others are left out.
 COVERED_SPECS = _FULL | _SLIDING | {"MambaSpec", "EncoderOnlyAttentionSpec"}
-_Packed = Callable[[Any, str, int, int], tuple[KVSource, ...] | None]
 _LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -50,15 +55,14 @@ class VllmGroup:
 
     number: int  # index in kv_cache_groups and in the block tables
     num_blocks: int
-    block_size: int  # tokens per block of the scheduler
+    block_size: int  # tokens per block of the scheduler; of all ranks, where they are spread over ranks
     view: GroupView
     layers: tuple[str, ...]  # vLLM's names
     draft: bool = False  # layers of a draft model, reported after drafting
     states: bool = False  # one slot per block, see states.py
-    state_tokens: int | None = (
-        None  # tokens after which a request's state moves to another block; None = never
-    )
+    state_tokens: int | None = None  # after which a request's state moves to another block; None = never
     entry_tokens: int = 1  # tokens that each slot stands for, see entry_steps.py
+    sharding: Sharding = WHOLE  # over the ranks of decode context parallelism, see sharded_slots.py
 
     @property
     def block_slots(self) -> int:
@@ -93,7 +97,6 @@ def find_groups(runner: Any) -> FoundGroups:
     def add(number: int, layers: list[str], hidden: Iterable[str] = (), *, draft: bool = False) -> None:
         try:
             specs = _specs(runner, number, layers)
-            check_tokens_are_whole(runner, specs)
             if keeps_states(specs):
                 base, own = "state", _state_group(runner, number, layers, tokens_per_state(specs))
             else:
@@ -166,20 +169,22 @@ def _attention_group(
     table_size = kernel_block_size(runner, number)
     ratio = entry_tokens(runner, specs, block_size, table_size)
     base, window = _attention(specs)
-    num_slots = config.num_blocks * block_size // ratio
-    packed = packed_sources if ratio == 1 else entry_sources
-    sources, refused = _sources(runner, layers, num_slots, packed)
+    sharding = sharding_of(runner, number, specs)
+    check_can_be_sharded(sharding, table_size, plain=ratio == 1 and window is None and not draft)
+    held = config.num_blocks * block_size // ratio  # slots of this rank
+    packed = unless_sharded(sharding, packed_sources if ratio == 1 else entry_sources)
+    (sources, refused), num_slots = _sources(runner, layers, held, packed), held * sharding.ranks
     view = GroupView(
         name="",
         num_slots=num_slots,
-        page_size=table_size // ratio,
-        sources=sources,
+        page_size=table_size * sharding.ranks // ratio,
+        sources=[replace(source, sharding=sharding) for source in sources],
         window=window,
         uncovered_bytes=sum(_cache_bytes(runner, layer) for layer in (*hidden, *refused)) // num_slots,
     )
     group = VllmGroup(
-        number=number, num_blocks=config.num_blocks, block_size=block_size, view=view, layers=tuple(layers),
-        entry_tokens=ratio,
+        number=number, num_blocks=config.num_blocks, block_size=block_size * sharding.ranks, view=view,
+        layers=tuple(layers), entry_tokens=ratio, sharding=sharding,
     )  # fmt: skip
     return _base_name(runner, layers[0], base, ratio), group, refused
 
@@ -246,7 +251,7 @@ def _attention(specs: list[Any]) -> tuple[str, int | None]:
 
 
 def _sources(
-    runner: Any, names: list[str], num_slots: int, find_packed: _Packed
+    runner: Any, names: list[str], num_slots: int, find_packed: FindPacked
 ) -> tuple[tuple[KVSource, ...], dict[str, str]]:
     layers = runner.compilation_config.static_forward_context
     numbers = layer_numbers(names)

@@ -55,6 +55,11 @@ def _unheard(config: Any) -> str | None:
             f"vLLM gives its scheduler the results of the last stage of {config.world_size} ranks, and not "
             "what the others find"
         )
+    if (sharding := getattr(config, "decode_context_parallel_size", 1)) > 1:
+        return (
+            f"decode_context_parallel_size={sharding} spreads the tokens of requests over ranks, and healing "
+            "was not tried with that"
+        )
     if config.distributed_executor_backend != "mp":
         return (
             f"vLLM gives its scheduler the results of one of {config.world_size} ranks with "

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.vllm.context_parallel import block_tokens
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
 
@@ -46,8 +47,8 @@ def send_hits(scheduler: Any, output: Any) -> None:
         for request, computed, blocks in _admitted(output):
             # A load that failed may have taken back tokens, too.
             count = min(tokens.pop(request, 0), computed)
-            for group, ids, found in zip(groups, blocks, joined, strict=True):
-                found.update(ids[: -(-count // group.kv_cache_spec.block_size)])
+            for number, (ids, found) in enumerate(zip(blocks, joined, strict=True)):
+                found.update(ids[: -(-count // block_tokens(manager, number))])
         for request in output.finished_req_ids:
             tokens.pop(request, None)
         for number, found in enumerate(joined):

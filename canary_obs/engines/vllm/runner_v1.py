@@ -17,6 +17,7 @@ from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.token_digests import TokenDigests
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.entry_steps import EntrySteps, HostBatch
+from canary_obs.engines.vllm.sharded_slots import ShardedSlots
 from canary_obs.engines.vllm.states import StateSteps
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.errors import UnsupportedEngine
@@ -52,6 +53,7 @@ class V1Adapter(VllmAdapter):
         self._attended = [group for group in self.vllm_groups if group.of_tokens]
         entries = [group for group in self.vllm_groups if group.entry_tokens > 1]
         self._entries = EntrySteps(entries, self.step_types) if entries else None
+        self._sharded = ShardedSlots(self._attended, runner.max_num_tokens, self.step_types, runner.device)
         self._states = (
             StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
         )
@@ -171,7 +173,8 @@ class V1Adapter(VllmAdapter):
             self._columns = self._columns | {"groups": self._columns["groups"] | steps}
         own = self._columns["groups"]
         mappings = getattr(context, "slot_mapping", None)  # not in all versions
-        groups = self._attention.given(context.attn_metadata, mappings, own, total)
+        given = self._attention.given(context.attn_metadata, mappings, own, total)
+        groups = self._sharded.steps(given, self._columns["positions"], self._columns["token_starts"])
         if groups is not own:  # in this forward
             self._columns = self._columns | {"groups": groups}
         requests = batch.req_ids[:count]

@@ -15,6 +15,7 @@ from canary_obs.engines.toolkit.device_digests import ListDigests
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.adapter import VllmAdapter
 from canary_obs.engines.vllm.request_changes import places_with_blocks
+from canary_obs.engines.vllm.sharded_slots import ShardedSlots
 from canary_obs.engines.vllm.states import StateSteps
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.versions import V2_VERSIONS
@@ -36,6 +37,7 @@ class V2Adapter(VllmAdapter):
         # What drafting and states read, too, is launched before the canary's own checks.
         self._at_once = bool(states) or not self.inputs_persist
         self._attended = [group for group in self.vllm_groups if group.of_tokens]
+        self._sharded = ShardedSlots(self._attended, runner.max_num_tokens, self.step_types, runner.device)
         self._states = (
             StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
         )
@@ -150,7 +152,8 @@ class V2Adapter(VllmAdapter):
         if self._at_once:
             self.known_tokens.fill()
             columns["launches"].before_write()
-        groups = self._attention.given(metadata, None, own, total)
+        given = self._attention.given(metadata, None, own, total)
+        groups = self._sharded.steps(given, columns["positions"], columns["token_starts"])
         if self._states is not None:
             lens = columns["prefix_lens"], columns["extend_lens"]
             groups = {**groups, **self._states.steps(dict(enumerate(block_tables)), *lens)}

@@ -29,7 +29,9 @@ class WindowTables:
     """Compares every sliding-window group of the target model with every full one."""
 
     def __init__(self, groups: Iterable[VllmGroup]) -> None:
-        target = [group for group in groups if group.of_tokens and not group.draft]
+        target = [
+            group for group in groups if group.of_tokens and not group.draft and group.sharding.ranks == 1
+        ]
         self._full = [group for group in target if group.view.window is None]
         self._windowed = [group for group in target if group.view.window is not None]
         # vLLM's group numbers; none without groups of both kinds, as there is nothing to compare.

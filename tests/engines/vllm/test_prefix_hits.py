@@ -16,8 +16,11 @@ class Side:
     """A scheduler's manager and a worker, which see the same outputs."""
 
     def __init__(self) -> None:
-        specs = [SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=size)) for size in SIZES]
-        self.manager = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=specs))
+        own = [SimpleNamespace(block_size=size) for size in SIZES]
+        self.manager = SimpleNamespace(
+            kv_cache_config=SimpleNamespace(kv_cache_groups=own),
+            coordinator=SimpleNamespace(single_type_managers=own),
+        )
         groups = [("full", 0), ("swa", 1), ("draft", 0)]
         shown = [
             SimpleNamespace(

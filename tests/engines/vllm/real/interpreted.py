@@ -55,6 +55,20 @@ def stand_in_driver() -> None:
 
     backends.backends.clear()
     backends.backends["cpu"] = backends.Backend(compiler=None, driver=Driver)
+    _keep_masks_flags()
+
+
+def _keep_masks_flags() -> None:
+    """The interpreter makes bytes of flags that were loaded from memory, and then takes no mask of them."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    original = InterpreterBuilder.create_masked_load
+
+    def create_masked_load(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        mask.data = mask.data.astype(bool)
+        return original(builder, pointers, mask, *rest)
+
+    InterpreterBuilder.create_masked_load = create_masked_load
 
 
 def main(cases: dict[str, dict[str, Any]], results: Path) -> None:

@@ -38,6 +38,14 @@ def _llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=3, tie_word_embeddings=False, **_COMMON))
 
 
+def _llama_one_head() -> Any:
+    """Two ranks hold the same head of K and V: then they may spread the tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    own = _COMMON | {"num_key_value_heads": 1}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=3, tie_word_embeddings=False, **own))
+
+
 def _llama_draft() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -144,6 +152,7 @@ def _bloom() -> Any:
 
 _BUILDERS = {
     "llama": _llama,
+    "llama_one_head": _llama_one_head,
     "llama_draft": _llama_draft,
     "llama_eagle": _llama_draft,
     "llama_near": _llama_near,

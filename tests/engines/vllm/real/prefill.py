@@ -68,6 +68,14 @@ def let_nixl_wait() -> None:
     binding.nixlAgent = agent
 
 
+def spawned_on_v2() -> dict[str, str]:
+    """The environment in which spawned ranks find the stand-in for Triton's driver, if V2 was chosen."""
+    if not is_v2():
+        return {}
+    # Inductor asks Triton's driver for more.
+    return {"TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": os.pathsep.join((str(_SPAWNED), *sys.path))}
+
+
 def is_v2() -> bool:
     """Whether the V2 model runner was chosen."""
     return os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
@@ -83,9 +91,7 @@ class Prefill:
             # Ranks wait for each other in busy loops: on one core each of them takes the other's time.
             cores = os.cpu_count() or 1
             more["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % cores) for rank in range(tensor_parallel))
-            if is_v2():
-                more["TORCHDYNAMO_DISABLE"] = "1"  # Inductor asks Triton's driver for more
-                more["PYTHONPATH"] = os.pathsep.join((str(_SPAWNED), *sys.path))
+            more |= spawned_on_v2()
         environment = os.environ | ENVIRONMENT | more
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, env=environment, text=True, **pipes)  # type: ignore[call-overload]

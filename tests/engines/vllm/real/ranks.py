@@ -19,6 +19,7 @@ from canary_obs.runtime.report.snapshot import group_counters
 from canary_obs.vocabulary import HealPolicy
 from tests.engines.vllm.heal.false_findings import add_findings
 from tests.engines.vllm.real.changed_words import change_words, held
+from tests.engines.vllm.real.prefill import spawned_on_v2
 from tests.engines.vllm.real.rig import DEFAULTS, Rig
 
 RANKS = 2
@@ -35,6 +36,8 @@ class RanksRig(Rig):
         with pytest.MonkeyPatch.context() as patch:  # other engines of this process have one rank
             cores = "|".join(str(core % (os.cpu_count() or 1)) for core in range(RANKS))
             patch.setenv("VLLM_CPU_OMP_THREADS_BIND", cores)
+            for name, value in spawned_on_v2().items():
+                patch.setenv(name, value)
             self.llm = LLM(model=str(model), **(DEFAULTS | {"tensor_parallel_size": RANKS} | engine))
         envs.disable_envs_cache()
         self.core = self.llm.llm_engine.engine_core.engine_core
@@ -135,49 +138,49 @@ def damage(worker: Any, rank: int, block: int) -> None:
 def change_words_of(worker: Any, rank: int, block: int, slots: Sequence[int], count: int) -> None:
     """On one rank alone."""
     if worker.rank == rank:
-        change_words(_canary(worker), block, slots, count)
+        change_words(canary_of(worker), block, slots, count)
 
 
 def held_by(worker: Any, block: int) -> list[torch.Tensor]:
     """The bytes of a block."""
-    return held(_canary(worker), block)
+    return held(canary_of(worker), block)
 
 
 def settle(worker: Any) -> None:
     """Check everything."""
-    canary = _canary(worker)
+    canary = canary_of(worker)
     with canary._adapter.hooks.lock:  # type: ignore[attr-defined]
         canary.check_everything()
 
 
 def mark_ready(worker: Any) -> None:
     """Forget records."""
-    _canary(worker).mark_ready()
+    canary_of(worker).mark_ready()
 
 
 def choose(worker: Any, policy: str, limits: tuple[int, float]) -> None:
     """This policy."""
-    healing = _canary(worker).healing
+    healing = canary_of(worker).healing
     healing._limits = Limits(*limits)
     healing.choose(HealPolicy(policy))
 
 
 def release(worker: Any) -> None:
     """All blocks."""
-    _canary(worker).healing.release(None)
+    canary_of(worker).healing.release(None)
 
 
 def report(worker: Any, rank: int, found: list[Violation]) -> None:
     """As if a check of this rank had found it."""
     if worker.rank == rank:
-        add_findings(_canary(worker), found)
+        add_findings(canary_of(worker), found)
 
 
 def counts(worker: Any) -> dict[str, int]:
     """Actions with outcomes."""
     return {
         f"{action.value} {outcome.value}": count
-        for action, outcomes in _canary(worker).healing.counts.items()
+        for action, outcomes in canary_of(worker).healing.counts.items()
         for outcome, count in outcomes.items()
         if count
     }
@@ -185,18 +188,18 @@ def counts(worker: Any) -> dict[str, int]:
 
 def healing(worker: Any) -> tuple[str, str | None]:
     """What is followed, and why."""
-    status = _canary(worker).healing.status
+    status = canary_of(worker).healing.status
     return status.effective.value, status.why
 
 
 def faults(worker: Any) -> dict[str, int]:
     """Of the observer."""
-    return dict(_canary(worker).health.faults)
+    return dict(canary_of(worker).health.faults)
 
 
 def arrivals(worker: Any) -> tuple[int, int, list[str]]:
     """Everything is checked before."""
-    canary = _canary(worker)
+    canary = canary_of(worker)
     if not hasattr(canary, _ARRIVALS):
         setattr(canary, _ARRIVALS, (0, 0, found := list[Violation]()))
         deliver = canary.delivery.deliver
@@ -210,7 +213,8 @@ def arrivals(worker: Any) -> tuple[int, int, list[str]]:
     return counters.loads_compared - compared, counters.loads_left_out - left_out, reasons
 
 
-def _canary(worker: Any) -> CanaryRuntime:
+def canary_of(worker: Any) -> CanaryRuntime:
+    """A rank's."""
     # A call with a function gets the wrapper that vLLM puts around its workers.
     found = runtime_of(getattr(worker, "worker", worker))
     assert found is not None

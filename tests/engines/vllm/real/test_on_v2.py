@@ -1,4 +1,4 @@
-"""Loads, transfers and states on the V2 model runner: some of the tests that the V1 runner passes."""
+"""Loads, transfers, states, tokens of two ranks on the V2 model runner: some tests that V1 passes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,20 @@ TRANSFERS = {
         "what_each_connector_of_a_multi_connector_loads_is_compared",
     ]
 }
+SPREAD = {
+    "test_sharded.py": [
+        "answers_stay_and_nothing_is_found[1]",
+        "a_flip_on_one_rank_is_found_there_in_its_slot[1-0]",
+        "a_flip_on_one_rank_is_found_there_in_its_slot[1-1]",
+    ]
+}
 SECONDS = 500.0
 
 
 @pytest.mark.timeout(SECONDS + 40)
-@pytest.mark.parametrize("own", [TESTS, TRANSFERS], ids=["loads and states", "transfers"])
+@pytest.mark.parametrize(
+    "own", [TESTS, TRANSFERS, SPREAD], ids=["loads and states", "transfers", "tokens of two ranks"]
+)
 def test_on_v2(own: dict[str, list[str]], tmp_path: Path) -> None:
     here = Path(__file__).parent
     names = [f"{here / file}::test_{name}" for file, tests in own.items() for name in tests]

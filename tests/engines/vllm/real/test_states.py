@@ -230,10 +230,10 @@ def test_a_copy_that_is_wrong_is_found_when_its_forward_begins(
 
 
 @pytest.mark.usefixtures("attached_again")
-def test_states_are_protected_where_tokens_are_spread_over_ranks(
+def test_states_are_protected_where_it_is_not_known_which_tokens_are_here(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decode context parallelism does not run on CPUs: only the canary is told of a second rank."""
+    """Only the canary is told of a second rank (decode context parallelism): the block tables know of one."""
     parallel = rig.runner.vllm_config.parallel_config
     monkeypatch.setattr(parallel, "decode_context_parallel_size", 2)
     attach_to_worker(rig.worker)
