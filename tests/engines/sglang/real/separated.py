@@ -32,7 +32,11 @@ from tests.engines.sglang.real import (
     transfer_backends,
 )
 from tests.engines.sglang.real.rig import Rig
-from tests.engines.sglang.real.separated_faults import damage_before_sending, damage_copy
+from tests.engines.sglang.real.separated_faults import (
+    count_restored_drafts,
+    damage_before_sending,
+    damage_copy,
+)
 from tests.engines.sglang.real.separated_plans import Found, Outcome, Plan
 from tests.engines.sglang.real.traffic import prompts
 from tests.engines.vllm.real.server import wait_until
@@ -125,6 +129,9 @@ class _Side:
         _retract(plan.retracting or plan.retracting_last)
         if plan.retracting and self._role == "decode":
             damage_copy(rig, copy_damaged)
+        drafts_restored = [0, 0]
+        if plan.retracting_last and self._role == "decode":
+            count_restored_drafts(rig, drafts_restored)
         if plan.host_tier:
             self._push_out(7)
             if self._role == "prefill":
@@ -142,7 +149,7 @@ class _Side:
             compared=transfer.compared, without=transfer.without,
             taken_back=sum(each.compared for each in copies),
             taken_back_without=sum(each.without for each in copies), copy_damaged=copy_damaged,
-            prompts=self._prompts,
+            prompts=self._prompts, drafts_restored=drafts_restored,
         )  # fmt: skip
         plan.outcome(self._role, self._rank).write_bytes(msgspec.json.encode(outcome))
         rig.close()

@@ -47,6 +47,29 @@ def _damage_in_host_pool(rig: Rig, damaged: list[tuple[str, int]]) -> None:
     engine.submit_host_to_device = submit_host_to_device
 
 
+def count_restored_drafts(rig: Rig, counts: list[int]) -> None:
+    """Slots that come back from plain tensors, and those of them whose drafts' KV is the request's again."""
+    allocator = rig.runner.token_to_kv_pool_allocator
+    copy, load = allocator.get_cpu_copy, allocator.load_cpu_copy
+    (pool,) = (runner.token_to_kv_pool for runner in draft_runners(rig.scheduler))
+    (keys,) = pool.k_buffer
+    held = dict[int, torch.Tensor]()
+
+    def get_cpu_copy(indices: Any, *more: Any, **named: Any) -> Any:
+        made = copy(indices, *more, **named)
+        held[id(made)] = keys[indices.long()].clone()
+        return made
+
+    def load_cpu_copy(made: Any, indices: Any, *more: Any, **named: Any) -> Any:
+        result = load(made, indices, *more, **named)
+        same = (keys[indices.long()] == held.pop(id(made))).flatten(1).all(1)
+        counts[0] += int(same.numel())
+        counts[1] += int(same.sum())
+        return result
+
+    allocator.get_cpu_copy, allocator.load_cpu_copy = get_cpu_copy, load_cpu_copy
+
+
 def damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, tuple[str, int]]) -> None:
     """A bit of a slot of each group flips before it is sent, after the canary has fingerprinted it.
 
