@@ -47,6 +47,8 @@ class FirstReads:
 
     def copied(self, group: Group, destination: Tensor) -> None:
         """Have slots (int64 [n], -1 = skip) compared when the next forward begins: by then they are there."""
+        if not destination.shape[0]:
+            return
         self._owed[group.index] += destination.shape[0]
         self.waiting += destination.shape[0]
         self._copied.append((group, destination.to(self._device, non_blocking=True).contiguous()))

@@ -27,6 +27,11 @@ COMPARED = mutants(
         _COPIES,
     ),
     (
+        "        if not destination.shape[0]:\n            return\n",
+        "",
+        _READS + "test_a_copy_of_no_slots_is_not_kept",
+    ),
+    (
         "            self._owed[index] = 0\n",
         "",
         _READS + "test_copies_are_compared_when_the_next_forward_begins[False-True]",

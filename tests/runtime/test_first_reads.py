@@ -267,3 +267,12 @@ def test_a_copy_that_is_forgotten_is_owed(make_rig) -> None:
     rig.canary.checks._first_reads._copied.clear()
     ask(rig)
     assert rig.canary.verdict()[0] is State.BLIND
+
+
+def test_a_copy_of_no_slots_is_not_kept(make_rig) -> None:
+    rig = make_rig(**QUIET)
+    nothing = torch.empty(0, dtype=torch.int64)
+    rig.canary.copied("full", nothing, nothing)
+    ask(rig)
+    assert rig.canary.checks._first_reads._copied == []
+    assert rig.canary.verdict() == (State.OK, ())
