@@ -34,7 +34,7 @@ COMPARED = mutants(
     (
         "            self._owed[index] = 0\n",
         "",
-        _READS + "test_copies_are_compared_when_the_next_forward_begins[False-True]",
+        _READS + "test_each_copy_is_owed_once",
     ),
 )
 

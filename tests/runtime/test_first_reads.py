@@ -269,6 +269,18 @@ def test_a_copy_that_is_forgotten_is_owed(make_rig) -> None:
     assert rig.canary.verdict()[0] is State.BLIND
 
 
+def test_each_copy_is_owed_once(make_rig) -> None:
+    rig = make_rig(**QUIET)
+    ask(rig)
+    source = rig.canary._adapter.prefix_cache.cached("full", unlocked_only=False).slots[:8]
+    for _ in range(2):
+        destination = free_slots(rig, 8)
+        copy_slots(rig, source.tolist(), destination)
+        rig.canary.copied("full", source, torch.tensor(destination))
+        ask(rig)
+        assert rig.canary.verdict() == (State.OK, ())
+
+
 def test_a_copy_of_no_slots_is_not_kept(make_rig) -> None:
     rig = make_rig(**QUIET)
     nothing = torch.empty(0, dtype=torch.int64)
