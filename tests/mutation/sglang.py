@@ -72,9 +72,14 @@ ALL = (
             f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
         ),
         (
-            "slots[: sent.shape[0]][slots[: sent.shape[0]] != sent]",
-            "slots[:0]",
+            "(found[:count, _PRINTS] != prints).any(1)",
+            "torch.zeros(count, dtype=torch.bool)",
             f"{_TESTS}test_disaggregation.py::test_no_record_goes_with_bytes_of_another_computation",
+        ),
+        (
+            "(found[:count, _PRINTS] != prints).any(1)",
+            "torch.ones(count, dtype=torch.bool)",
+            f"{_TESTS}test_disaggregation.py::test_the_record_of_another_computation_with_the_same_bytes_is_as_good",
         ),
         (
             "(withheld[own] != 0) & (withheld[own] == found[:, FINGERPRINT_K])",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from canary_kernels.layout import FINGERPRINT_K
+from canary_kernels.layout import FINGERPRINT_K, FINGERPRINT_V
 from canary_obs.copy_records.spliced_records import SplicedRecords
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.deepseek_v4 import POOL
@@ -32,7 +32,7 @@ _TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWA
 _TRIED_WITH_FEATURES = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
 _RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
-_SENT = "_kv_canary_sent"  # of a request: the slots that it was sent from
+_SENT = "_kv_canary_sent"  # of a request: its _Sent
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 _FOUND = "_kv_canary_found"  # of a scheduler that is being built: its FoundGroups
 # Components of state that are sent whole: of all pages of a prompt, and of those of its window.
@@ -116,6 +116,18 @@ def spliced_buffers(scheduler: Any) -> Iterator[None]:
         patches.restore()
 
 
+class _Sent(NamedTuple):
+    """What a request was sent from so far."""
+
+    tokens: int
+    prints: Mapping[str, Tensor]  # by group: fingerprints as they were then, see `_prints`
+
+
+_PRINTS = [FINGERPRINT_K, FINGERPRINT_V]
+_NO_PRINTS = torch.empty((0, 2), dtype=torch.int64)
+_NOTHING_SENT = _Sent(0, {})
+
+
 class TransferHooks:
     """Fills the records of what a prefill server sends; compares what a decode server receives."""
 
@@ -184,28 +196,37 @@ class TransferHooks:
             self._observer.invalidated(name, awaited)
 
     def _note_sent(self, request: Any) -> None:
-        """The slots that its chunks were sent from, int64 [n], from position 0 on."""
-        sent = vars(request).get(_SENT)
-        begin, end = 0 if sent is None else int(sent.shape[0]), int(getattr(request, "start_send_idx", 0))
+        """What its chunks were sent from, from position 0 on."""
+        known = vars(request).get(_SENT, _NOTHING_SENT)
+        begin, end = known.tokens, int(getattr(request, "start_send_idx", 0))
         if end > begin:
             new = self._table[request.kv.req_pool_idx, begin:end].to(torch.int64)
-            vars(request)[_SENT] = new if sent is None else torch.cat((sent, new))
+            prints = {
+                name: torch.cat((known.prints.get(name, _NO_PRINTS), self._prints(name, new, begin)))
+                for name in self._withheld
+            }
+            vars(request)[_SENT] = _Sent(end, prints)
+
+    def _prints(self, name: str, slots: Tensor, first: int) -> Tensor:
+        """int64 [n, 2]: fingerprints of K and V of a group's slots, by those of the table; 0 = unknown."""
+        own = slots_of(self._groups[name], slots, first)
+        found = self._observer.records_of(name, own)
+        return own.new_zeros((own.shape[0], 2)) if found is None else found[:, _PRINTS]
 
     def _fill(self, request: Any) -> None:
         slots = self._table[request.kv.req_pool_idx, : self._written(request)].to(torch.int64)
-        sent = vars(request).get(_SENT, slots[:0])[: slots.shape[0]]
-        # Of tokens that two requests computed at once the tree keeps one's slots, and the other's were sent.
-        replaced = slots[: sent.shape[0]][slots[: sent.shape[0]] != sent]
+        sent = vars(request).get(_SENT, _NOTHING_SENT)
         for name, records in self._spliced.items():
-            group = self._groups[name]
-            own = slots_of(group, slots)
+            own = slots_of(self._groups[name], slots)
             own = own[own > 0]
             found = self._observer.records_of(name, own)
             if found is not None and (withheld := self._withheld.get(name)) is not None:
-                if replaced.numel():
-                    other = torch.unique(replaced // group.ratio)
-                    kept = self._observer.records_of(name, other)
-                    withheld[other] = 0 if kept is None else kept[:, FINGERPRINT_K]
+                # Of tokens that two requests computed at once the tree keeps one's slots, and the other's
+                # were sent: their bytes may differ in the last bits.
+                prints = sent.prints.get(name, _NO_PRINTS)[: own.shape[0]]
+                count = prints.shape[0]
+                others = (found[:count, _PRINTS] != prints).any(1)
+                withheld[own[:count][others]] = found[:count, FINGERPRINT_K][others]
                 doubtful = (withheld[own] != 0) & (withheld[own] == found[:, FINGERPRINT_K])
                 found = torch.where(doubtful[:, None], 0, found)
             records.fill(own, found)

@@ -127,6 +127,22 @@ def test_no_record_goes_with_bytes_of_another_computation() -> None:
         TABLE[2] = table
 
 
+def test_the_record_of_another_computation_with_the_same_bytes_is_as_good() -> None:
+    spliced = {"full": records()}
+    prefill, observer, _ = hooks("prefill", spliced, {"full": group()})
+    observer.records_of = lambda _, slots: (slots % 10)[:, None].expand(-1, RECORD_WORDS) + 1
+    asked = request()
+    asked.start_send_idx = 4
+    prefill.send_kv_chunk(asked)
+    table = TABLE[2].clone()
+    try:
+        TABLE[2, 2:4] = torch.tensor([32, 34])  # the first with the bytes of the slot that was sent, 22
+        prefill.send_kv_chunk(asked, last_chunk=True)
+        assert spliced["full"].take(torch.tensor([20, 21, 32, 34, 24]))[1].tolist() == [1, 1, 1, 0, 1]
+    finally:
+        TABLE[2] = table
+
+
 def test_of_runs_of_tokens_those_that_are_whole_were_sent() -> None:
     spliced = {"full": records(), "c4": records()}
     groups = {"full": group(page=4), "c4": group(page=4, ratio=4)}
