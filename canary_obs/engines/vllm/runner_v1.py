@@ -53,7 +53,9 @@ class V1Adapter(VllmAdapter):
         self._attended = [group for group in self.vllm_groups if group.of_tokens]
         entries = [group for group in self.vllm_groups if group.entry_tokens > 1]
         self._entries = EntrySteps(entries, self.step_types) if entries else None
-        self._sharded = ShardedSlots(self._attended, runner.max_num_tokens, self.step_types, runner.device)
+        sharded = [group for group in self._attended if group.sharding.ranks > 1]
+        memory = runner.max_num_tokens, self.step_types, runner.device
+        self._sharded = ShardedSlots(sharded, *memory) if sharded else None
         self._states = (
             StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
         )
@@ -174,7 +176,9 @@ class V1Adapter(VllmAdapter):
         own = self._columns["groups"]
         mappings = getattr(context, "slot_mapping", None)  # not in all versions
         given = self._attention.given(context.attn_metadata, mappings, own, total)
-        groups = self._sharded.steps(given, self._columns["positions"], self._columns["token_starts"])
+        groups = given
+        if self._sharded is not None:
+            groups = self._sharded.steps(given, self._columns["positions"], self._columns["token_starts"])
         if groups is not own:  # in this forward
             self._columns = self._columns | {"groups": groups}
         requests = batch.req_ids[:count]

@@ -37,7 +37,9 @@ class V2Adapter(VllmAdapter):
         # What drafting and states read, too, is launched before the canary's own checks.
         self._at_once = bool(states) or not self.inputs_persist
         self._attended = [group for group in self.vllm_groups if group.of_tokens]
-        self._sharded = ShardedSlots(self._attended, runner.max_num_tokens, self.step_types, runner.device)
+        sharded = [group for group in self._attended if group.sharding.ranks > 1]
+        memory = runner.max_num_tokens, self.step_types, runner.device
+        self._sharded = ShardedSlots(sharded, *memory) if sharded else None
         self._states = (
             StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
         )
@@ -153,7 +155,9 @@ class V2Adapter(VllmAdapter):
             self.known_tokens.fill()
             columns["launches"].before_write()
         given = self._attention.given(metadata, None, own, total)
-        groups = self._sharded.steps(given, columns["positions"], columns["token_starts"])
+        groups = given
+        if self._sharded is not None:
+            groups = self._sharded.steps(given, columns["positions"], columns["token_starts"])
         if self._states is not None:
             lens = columns["prefix_lens"], columns["extend_lens"]
             groups = {**groups, **self._states.steps(dict(enumerate(block_tables)), *lens)}

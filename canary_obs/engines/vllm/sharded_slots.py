@@ -25,13 +25,12 @@ class ShardedSlots:
     def __init__(
         self, groups: Sequence[VllmGroup], max_tokens: int, types: StepTypes, device: torch.device
     ) -> None:
-        self._groups = {group.view.name: group for group in groups if group.sharding.ranks > 1}
-        count = max_tokens if self._groups else 0
+        self._groups = {group.view.name: group for group in groups}
 
         def column(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(count, dtype=dtype, device=device)
+            return torch.zeros(max_tokens, dtype=dtype, device=device)
 
-        self._tokens = torch.arange(count, dtype=types.lengths, device=device)
+        self._tokens = torch.arange(max_tokens, dtype=types.lengths, device=device)
         self._entries, self._columns, self._local = (column(torch.int64) for _ in range(3))
         self._blocks, self._flags = column(types.slot_table), column(torch.bool)
         self._slots = {name: column(torch.int64) for name in self._groups}
@@ -46,8 +45,6 @@ class ShardedSlots:
         positions: [num_tokens]; token_starts: [num_requests + 1], of requests in the tables' rows from 0 on.
         The next call overwrites what this one returned.
         """
-        if not self._groups:
-            return own
         for name, group in self._groups.items():
             self._fill(group, own[name], positions, token_starts)
         known = self._shown.get(id(own))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from canary_kernels.buffers import WHOLE, Sharding
+from canary_kernels.buffers import Sharding
 from canary_obs.engine_api.views import GroupStep
 from tests.engines.vllm.sharded_mapping import local_mapping, make_batch, sharded_slots, shown
 
@@ -69,5 +69,11 @@ def test_a_batch_that_repeats_is_shown_as_the_same_one_without_new_memory() -> N
 
 
 def test_groups_that_are_whole_are_shown_as_they_are() -> None:
-    own = {"full": GroupStep(slot_table=torch.zeros(1, 1), out_slots=torch.zeros(1))}
-    assert sharded_slots(BLOCK, WHOLE).steps(own, torch.zeros(1), torch.zeros(2)) is own
+    sharding = Sharding(ranks=2, rank=1, interleave=1)
+    batch = make_batch(BLOCK, 2, 8)
+    whole = GroupStep(slot_table=torch.zeros(1, 1), out_slots=torch.zeros(1))
+    full = GroupStep(slot_table=batch.table, out_slots=local_mapping(batch, sharding))
+    own = {"full": full, "whole": whole}
+    found = sharded_slots(BLOCK, sharding).steps(own, batch.positions, batch.starts)
+    assert found["whole"] is whole
+    assert found["full"] is not full
