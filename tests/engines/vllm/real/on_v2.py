@@ -16,4 +16,7 @@ if __name__ == "__main__":
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")  # on shared cores threads wait for each other
     stand_in_driver()
     own = ["-o", "filterwarnings=", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"]
-    sys.exit(pytest.main([*own, *sys.argv[1:]]))
+    ended = pytest.main([*own, *sys.argv[1:]])
+    sys.stdout.flush()
+    # An ordinary exit may crash: NIXL brings a libnl of its own, which ends the system's with it.
+    os._exit(ended)
