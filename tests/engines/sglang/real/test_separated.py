@@ -170,7 +170,7 @@ def test_a_slot_that_was_damaged_before_it_was_sent(
     for outcome in found["decode"]:
         assert outcome.compared > 500
         # Some tokens of these pairs may be computed by two requests at once, of which the tree keeps one's.
-        apart = outcome.compared // 10 if pair.kind or "host_tier" in pair.settings else 0
+        apart = outcome.compared // 50 if pair.kind or "host_tier" in pair.settings else 0
         assert outcome.without <= apart
     answers = found["decode"][0].answers
     alone = make_rig(pair.model, **_settings(pair)).generate(prompts_of(), pair.settings.get("tokens", 8))
