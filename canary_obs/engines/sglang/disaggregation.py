@@ -65,9 +65,11 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
 def found_groups(scheduler: Any) -> FoundGroups:
     """Its groups; those found when its buffers were registered, the first time."""
     found: FoundGroups | None = vars(scheduler).pop(_FOUND, None)
-    return found or find_groups(
-        scheduler.tp_worker.model_runner, first_head(scheduler), attention_rank(scheduler)
-    )
+    return found or _find_groups(scheduler)
+
+
+def _find_groups(scheduler: Any) -> FoundGroups:
+    return find_groups(scheduler.tp_worker.model_runner, first_head(scheduler), attention_rank(scheduler))
 
 
 def draft_groups(scheduler: Any) -> tuple[SglangGroup, ...]:
@@ -86,7 +88,7 @@ def spliced_buffers(scheduler: Any) -> Iterator[None]:
     from sglang.srt.disaggregation.utils import append_state_component
 
     with torch.inference_mode():  # as the buffers were created
-        found = find_groups(scheduler.tp_worker.model_runner, first_head(scheduler))
+        found = _find_groups(scheduler)
         drafts = draft_groups(scheduler)
     vars(scheduler)[_FOUND], groups = found, (*found.covered, *drafts)
     with torch.inference_mode(False):

@@ -35,7 +35,16 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "get_cpu_copy": ("indices",), "load_cpu_copy": ("kv_cache_cpu", "indices"),
         },
         "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache": {
-            "full_evictable_size": (), "full_protected_size": (),
+            "full_evictable_size": (), "full_protected_size": (), "mamba_evictable_size": (),
+            "mamba_protected_size": (), "all_mamba_values_flatten": (),
+        },
+        "sglang.srt.model_executor.model_runner:ModelRunner": {
+            "forward": ("forward_batch",),
+            "_maybe_execute_deferred_mamba_cow_and_clear": ("forward_batch",),
+        },
+        "sglang.srt.mem_cache.memory_pool:MambaPool": {
+            "clear_slots": ("indices",), "copy_from": ("src_indices", "dst_indices"),
+            "load_cpu_copy": ("mamba_cache_cpu", "indices"),
         },
         "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool": {"move_kv_cache": ("tgt_loc", "src_loc")},
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker": {"_draft_model_runners": ()},

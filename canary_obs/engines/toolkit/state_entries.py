@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canary_kernels.layout import CHAIN_ANCHOR
+from canary_kernels.layout import CHAIN_ANCHOR, signed
 from canary_obs.engine_api.views import GroupTokens, StepTypes
-
-ANCHOR = CHAIN_ANCHOR - (1 << 64) if CHAIN_ANCHOR >= 1 << 63 else CHAIN_ANCHOR  # as int64
 
 
 class StateEntries:
@@ -27,7 +25,7 @@ class StateEntries:
         self._zeros, self._ones = column(types.lengths), column(types.lengths, 1)
         self._starts = torch.arange(max_requests + 1, dtype=types.lengths, device=device)
         self._ids, self._positions = column(types.input_ids), column(types.positions)
-        self._digests = column(torch.int64, ANCHOR)
+        self._digests = column(torch.int64, signed(CHAIN_ANCHOR))
         self._known: dict[int, GroupTokens] = {}  # by number of requests
 
     def of(self, count: int) -> GroupTokens:

@@ -165,10 +165,10 @@ def test_a_copy_to_a_new_request_goes_wrong(rig: Rig, monkeypatch: pytest.Monkey
     pool = rig.runner.req_to_token_pool.mamba_pool
     copied = type(pool).copy_from
 
-    def copy_from(given: Any, source: Any, destination: Any) -> None:
-        kept = given.mamba_cache.temporal[1, destination].clone()
-        copied(given, source, destination)
-        given.mamba_cache.temporal[1, destination] = kept
+    def copy_from(given: Any, src_indices: Any, dst_indices: Any) -> None:
+        kept = given.mamba_cache.temporal[1, dst_indices].clone()
+        copied(given, src_indices, dst_indices)
+        given.mamba_cache.temporal[1, dst_indices] = kept
 
     rig.close()
     monkeypatch.setattr(type(pool), "copy_from", copy_from)
