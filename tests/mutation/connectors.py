@@ -9,8 +9,8 @@ _LOADS = "tests/engines/vllm/test_connector_loads.py::"
 LOADS = mutants(
     "canary_obs/engines/vllm/connector_loads.py",
     (
-        "other.number != group.number]",
-        "other is not group]",
+        "if other.number != group.number:",
+        "if other is not group:",
         _LOADS + "test_layers_of_a_draft_have_bytes_of_their_own_in_the_same_blocks",
     ),
     (
@@ -74,9 +74,14 @@ LOADS = mutants(
         _LOADS + "test_what_is_known_of_a_load_that_never_arrived_is_forgotten",
     ),
     (
-        "observer.invalidated(other.view.name, slots)",
+        "observer.invalidated(other.view.name, self._slots_of(rows.blocks.tolist(), other))",
         "pass",
         _LOADS + "test_other_groups_lose_what_a_load_overwrites",
+    ),
+    (
+        "self._slots_of(rows.blocks.tolist(), other)",
+        "self._slots_of(rows.blocks.tolist(), group)",
+        _LOADS + "test_other_groups_lose_what_lies_in_the_same_blocks_also_with_others_of_their_own_size",
     ),
     (
         "if request in self._open and request in lost:",
@@ -123,9 +128,19 @@ ENDS = mutants(
 BLOCKS = mutants(
     "canary_obs/engines/vllm/loaded_blocks.py",
     (
-        "else np.minimum(rows.stop, computed - rows.numbers * size)",
-        "else rows.stop",
+        "        end = np.minimum(end, before)\n",
+        "",
         _LOADS + "test_what_the_forward_writes_gets_no_baseline",
+    ),
+    (
+        "// group.slot_tokens",
+        "",
+        _LOADS + "test_a_state_that_the_forward_goes_on_with_is_not_taken_for_loaded",
+    ),
+    (
+        "np.zeros_like(blocks), np.ones_like(blocks))",
+        "np.ones_like(blocks), np.ones_like(blocks))",
+        _LOADS + "test_a_state_has_arrived_when_its_load_is_reported",
     ),
     (
         "(rows.first > 0) | written",

@@ -17,12 +17,17 @@ GIVEN_UP = mutants(
     (
         "    observer.invalidated(group, slots)\n",
         "",
-        _CHANGES + "test_a_state_that_a_connector_fills_has_no_record",
+        _CHANGES + "test_copies_and_checkpoints_of_states_are_announced_after_blocks_changed_hands",
     ),
 )
 
 CHANGES = mutants(
     "canary_obs/engines/vllm/block_changes.py",
+    (
+        "self.loads = ConnectorLoads(groups, device)",
+        "self.loads = ConnectorLoads([group for group in groups if not group.states], device)",
+        _CHANGES + "test_a_state_that_a_connector_fills_is_awaited",
+    ),
     (
         "                observer.before_load(name, destination)\n",
         "",

@@ -25,8 +25,7 @@ class BlockChanges:
     def __init__(self, groups: Sequence[VllmGroup], device: torch.device, numbers: Collection[int]) -> None:
         """`numbers`: of all of vLLM's groups, also of those that are not checked."""
         self._groups, self._device, self._numbers = groups, device, numbers
-        # What a connector loads into states has no records: it is unverified until a forward writes there.
-        self.loads = ConnectorLoads([group for group in groups if group.of_tokens], device)
+        self.loads = ConnectorLoads(groups, device)
         self._states = StateBlocks([group for group in groups if group.states])
         # Groups and slots of states that the step under way leaves.
         self._written: list[tuple[str, Tensor]] = []
@@ -72,8 +71,6 @@ class BlockChanges:
             # Groups share the same bytes: a block assigned to one group has lost its content in the others.
             others = (blocks for number, blocks in assigned.items() if number != group.number)
             lost = set(chain(zeroed or (), *others))
-            if group.states:  # what a connector fills has no record
-                lost.update(chain.from_iterable(load.blocks for load in loads if load.group == group.number))
             lost.discard(NULL_BLOCK)
             if lost:
                 give_up(observer, name, self._slots(sorted(lost), group))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from canary_obs.engine_api.loads import ArrivedBlocks
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.block_slots import slots_of
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.loaded_blocks import (
     BlockRows,
@@ -35,7 +36,8 @@ class ConnectorLoads:
 
     A request that is scheduled along with its load is loaded by the forward itself, layer by layer: its bytes
     are there when that step has ended. Else the request waits until the connector reports the load.
-    Connectors write whole blocks, also where the match ends inside one, so whole blocks are awaited.
+    Connectors write whole blocks, also where the match ends inside one, so whole blocks are awaited. States
+    are awaited as well; nothing is known of their copies, so they get a baseline when they have arrived.
     """
 
     def __init__(self, groups: Sequence[VllmGroup], device: torch.device) -> None:
@@ -152,7 +154,7 @@ class ConnectorLoads:
         """What lies in their blocks is compared for the last time: nothing has been submitted yet."""
         for group, own in self._by_group(loads):
             if blocks := sorted({block for load in own for block in load.blocks if block}):
-                observer.before_load(group.view.name, self._slots_of(blocks, group.block_size))
+                observer.before_load(group.view.name, self._slots_of(blocks, group))
 
     def _forget_copies(self, loads: Sequence[Loaded]) -> None:
         """What is known of their blocks is of loads that have failed, or never arrived."""
@@ -170,21 +172,20 @@ class ConnectorLoads:
         self, request: str, loads: Sequence[Loaded], tokens: bytes | None, observer: Observer, *, waits: bool
     ) -> None:
         for group, own in self._by_group(loads):
-            rows = rows_of(own, group.block_size)
+            rows = rows_of(own, group)
             expected = self._expect(request, group, rows) if waits else None
-            blocks = loaded_blocks(rows, group.block_size, tokens, expected)
+            blocks = loaded_blocks(rows, group, tokens, expected)
             # Whatever another of vLLM's groups kept in these blocks is overwritten as well. Layers of a draft
             # are in the target's group, and have memory of their own.
-            if others := [other for other in self._groups if other.number != group.number]:
-                slots = blocks.slots.flatten().to(self._device, non_blocking=True)
-                for other in others:
-                    observer.invalidated(other.view.name, slots)
+            for other in self._groups:
+                if other.number != group.number:
+                    observer.invalidated(other.view.name, self._slots_of(rows.blocks.tolist(), other))
             observer.load_begun(request, group.view.name, blocks)
 
     def _expect(self, request: str, group: VllmGroup, rows: BlockRows) -> ArrivedBlocks | None:
         """What will have arrived when the load is complete, if the copies are known by now."""
         sent = self.copies.take(group.view.name, rows.blocks)
-        arrived = arrived_blocks(rows, group.block_size, None, rows.among(()), sent)
+        arrived = arrived_blocks(rows, group, None, rows.among(()), sent)
         expected = _Expected(sent, self.copies.puts, arrived)
         self._expected.setdefault(request, {})[group.view.name] = expected
         return arrived if sent.counts.any() else None
@@ -203,19 +204,18 @@ class ConnectorLoads:
             if known is not None and computed is None and not self._failed and known.puts == self.copies.puts:
                 observer.load_ended(request, name, known.arrived)
                 continue
-            rows = rows_of(own, group.block_size)
+            rows = rows_of(own, group)
             failed, sent = rows.among(self._failed), self.copies.take(name, rows.blocks)
             sent = sent if known is None else known.sent.with_later(sent)
-            arrived = arrived_blocks(rows, group.block_size, computed, failed, sent)
+            arrived = arrived_blocks(rows, group, computed, failed, sent)
             observer.load_ended(request, name, arrived)
             if failed.any():
                 lost = rows.blocks[failed].tolist()
-                missing.append((name, self._slots_of(lost, group.block_size)))
+                missing.append((name, self._slots_of(lost, group)))
         return missing
 
-    def _slots_of(self, blocks: Sequence[int], size: int) -> Tensor:
-        starts = torch.tensor(blocks, dtype=torch.int64) * size
-        return (starts[:, None] + torch.arange(size)).flatten().to(self._device, non_blocking=True)
+    def _slots_of(self, blocks: Sequence[int], group: VllmGroup) -> Tensor:
+        return slots_of(blocks, group.block_slots).to(self._device, non_blocking=True)
 
     def _first_token(self, loads: Sequence[Loaded]) -> int:
         return min(first_token(load, self._sizes[load.group]) for load in loads if load.group in self._sizes)

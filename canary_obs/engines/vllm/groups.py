@@ -34,7 +34,7 @@ from canary_obs.engines.vllm.context_parallel import (
 )
 from canary_obs.engines.vllm.drafters import draft_layers, drafter_is_known
 from canary_obs.engines.vllm.index_keys import keeps_index_keys
-from canary_obs.engines.vllm.kv_bytes import configured_bytes
+from canary_obs.engines.vllm.kv_bytes import cache_bytes, configured_bytes
 from canary_obs.engines.vllm.layer_writes import is_latent, layer_write
 from canary_obs.engines.vllm.left_out import LeftOut, check_something_is_left
 from canary_obs.engines.vllm.packed_windows import packed_sources
@@ -65,9 +65,14 @@ class VllmGroup:
     sharding: Sharding = WHOLE  # over the ranks of decode context parallelism, see sharded_slots.py
 
     @property
+    def slot_tokens(self) -> int:
+        """Tokens that a slot stands for; a block's, where that is a state."""
+        return self.block_size if self.states else self.entry_tokens
+
+    @property
     def block_slots(self) -> int:
         """Slots per block."""
-        return 1 if self.states else self.block_size // self.entry_tokens
+        return self.block_size // self.slot_tokens
 
     @property
     def of_tokens(self) -> bool:
@@ -180,7 +185,7 @@ def _attention_group(
         page_size=table_size * sharding.ranks // ratio,
         sources=[replace(source, sharding=sharding) for source in sources],
         window=window,
-        uncovered_bytes=sum(_cache_bytes(runner, layer) for layer in (*hidden, *refused)) // num_slots,
+        uncovered_bytes=sum(cache_bytes(runner, layer) for layer in (*hidden, *refused)) // num_slots,
     )
     group = VllmGroup(
         number=number, num_blocks=config.num_blocks, block_size=block_size * sharding.ranks, view=view,
@@ -215,11 +220,6 @@ def _state_group(runner: Any, number: int, layers: list[str], tokens: int | None
         number=number, num_blocks=config.num_blocks, block_size=block_size, view=view,
         layers=tuple(layers), states=True, state_tokens=tokens,
     )  # fmt: skip
-
-
-def _cache_bytes(runner: Any, layer: str) -> int:
-    cache = runner.compilation_config.static_forward_context[layer].kv_cache
-    return int(cache.numel() * cache.element_size())
 
 
 def kernel_block_size(runner: Any, number: int) -> int:

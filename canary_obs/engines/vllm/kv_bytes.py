@@ -38,3 +38,9 @@ def _page_bytes(spec: Any) -> int:
         if (size := getattr(spec, name, None)) is not None:
             return int(size)
     raise AttributeError(f"{type(spec).__name__} has no size of a page")
+
+
+def cache_bytes(runner: Any, layer: str) -> int:
+    """Of a layer's own cache tensor."""
+    cache = runner.compilation_config.static_forward_context[layer].kv_cache
+    return int(cache.numel() * cache.element_size())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from canary_kernels.hashing import chain_of
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
+from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.pool_events import Loaded
 from canary_obs.engines.vllm.sent_copies import KnownCopies
 
@@ -23,7 +24,7 @@ class BlockRows(NamedTuple):
 
     blocks: _Column
     numbers: _Column  # in the request
-    first: _Column  # offset of the first token that was asked for
+    first: _Column  # offset of the first slot that was asked for
     stop: _Column  # and behind the last one
 
     def among(self, blocks: Collection[int]) -> NDArray[np.bool_]:
@@ -33,17 +34,20 @@ class BlockRows(NamedTuple):
         return np.isin(self.blocks, np.fromiter(blocks, np.int64))
 
 
-def rows_of(loads: Iterable[Loaded], size: int) -> BlockRows:
-    """Without the null blocks of windows."""
-    found = [_rows(load, size) for load in loads]
+def rows_of(loads: Iterable[Loaded], group: VllmGroup) -> BlockRows:
+    """Without the null blocks of windows, and of states that are not kept."""
+    found = [_rows(load, group) for load in loads]
     return found[0] if len(found) == 1 else BlockRows(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def _rows(load: Loaded, size: int) -> BlockRows:
+def _rows(load: Loaded, group: VllmGroup) -> BlockRows:
     blocks = np.array(load.blocks, dtype=np.int64)
     numbers = np.arange(load.number, load.number + blocks.size)
     if 0 in load.blocks:
         blocks, numbers = blocks[held := blocks != 0], numbers[held]
+    if group.states:  # is there whole, or not at all
+        return BlockRows(blocks, numbers, np.zeros_like(blocks), np.ones_like(blocks))
+    size = group.block_size
     starts = numbers * size
     return BlockRows(
         blocks, numbers, np.maximum(load.start - starts, 0), np.minimum(load.stop - starts, size)
@@ -57,12 +61,13 @@ def first_token(load: Loaded, size: int) -> int:
 
 
 def loaded_blocks(
-    rows: BlockRows, size: int, tokens: bytes | None, expected: ArrivedBlocks | None = None
+    rows: BlockRows, group: VllmGroup, tokens: bytes | None, expected: ArrivedBlocks | None = None
 ) -> LoadedBlocks:
     """Blocks of one group; tokens: int32 of the request, from its first on, as far as it is loaded."""
+    size = group.block_slots
     offsets = np.arange(size)
     slots = torch.from_numpy(rows.blocks[:, None] * size + offsets)
-    if tokens is None:
+    if tokens is None or group.states:
         return LoadedBlocks(slots=slots, tokens=None, positions=None, chains=None, expected=expected)
     # What lies behind the last known token is not announced as arrived.
     end = (int(rows.numbers.max()) + 1) * size
@@ -82,7 +87,7 @@ def loaded_blocks(
 
 def arrived_blocks(
     rows: BlockRows,
-    size: int,
+    group: VllmGroup,
     computed: int | None,
     failed: NDArray[np.bool_],
     sent: KnownCopies,
@@ -91,7 +96,11 @@ def arrived_blocks(
 
     A block is compared with copies only if nothing else was, or will be, written below their end.
     """
-    end = rows.stop if computed is None else np.minimum(rows.stop, computed - rows.numbers * size)
+    size = group.block_slots
+    end = rows.stop
+    if computed is not None:
+        before = (computed - rows.numbers * group.block_size) // group.slot_tokens
+        end = np.minimum(end, before)
     end = np.where(failed, rows.first, end)
     written = sent.filled > (size if computed is None else end)
     unknown = (rows.first > 0) | written | (end <= rows.first)

@@ -11,6 +11,7 @@ import torch
 
 from canary_obs.engine_api.loads import ArrivedBlocks, LoadedBlocks
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
+from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.loaded_blocks import loaded_blocks, rows_of
 from canary_obs.engines.vllm.pool_events import Loaded
 from tests.engines.vllm.taken_copies import taken
@@ -19,8 +20,9 @@ from tests.oracles.records import digest_of, signed
 SIZE = 4
 
 
-def group(name: str, number: int) -> Any:
-    return SimpleNamespace(view=SimpleNamespace(name=name), number=number, block_size=SIZE)
+def group(name: str, number: int, size: int = SIZE, *, states: bool = False) -> VllmGroup:
+    view: Any = SimpleNamespace(name=name)
+    return VllmGroup(number=number, num_blocks=64, block_size=size, view=view, layers=(), states=states)
 
 
 class Recorder:
@@ -344,8 +346,8 @@ def test_blocks_from_several_peers_name_none(loads: ConnectorLoads, recorder: Re
 
 
 def test_blocks_are_to_hold_the_tokens_of_their_request() -> None:
-    tokens = np.arange(10, 17, dtype=np.int32)
-    blocks = loaded_blocks(rows_of([FIRST, LAST], SIZE), SIZE, tokens.tobytes())
+    tokens, own = np.arange(10, 17, dtype=np.int32), group("full", 0)
+    blocks = loaded_blocks(rows_of([FIRST, LAST], own), own, tokens.tobytes())
     assert blocks.tokens is not None
     assert blocks.positions is not None
     assert blocks.chains is not None
@@ -353,18 +355,18 @@ def test_blocks_are_to_hold_the_tokens_of_their_request() -> None:
     assert blocks.positions.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     expected = [signed(digest_of(range(10, 10 + count))) for count in range(8)]
     assert blocks.chains.flatten().tolist() == expected
-    assert loaded_blocks(rows_of([FIRST], SIZE), SIZE, None).tokens is None
+    assert loaded_blocks(rows_of([FIRST], own), own, None).tokens is None
 
 
 def test_blocks_that_a_window_has_left_are_not_loaded(loads: ConnectorLoads, recorder: Recorder) -> None:
     run = Loaded(0, (0, 7, 0, 9), 2, 8, 23, "a")
-    rows = rows_of([run], SIZE)
+    rows = rows_of([run], group("full", 0))
     assert [column.tolist() for column in rows] == [[7, 9], [3, 5], [0, 0], [4, 3]]
     loads.begin_step(output(new={"a": 23}), (run,), recorder)
     assert loads.loaded_from == {"a": 12}
     loads.end_step(recorder)
     assert recorder.take()[-1] == ("ended", "full", [28, 29, 30, 31, 36, 37, 38])
-    assert rows_of([run, run], SIZE).blocks.tolist() == [7, 9, 7, 9]
+    assert rows_of([run, run], group("full", 0)).blocks.tolist() == [7, 9, 7, 9]
 
 
 def test_other_groups_lose_what_a_load_overwrites(recorder: Recorder) -> None:
@@ -384,3 +386,50 @@ def test_layers_of_a_draft_have_bytes_of_their_own_in_the_same_blocks(recorder: 
         ("invalidated", "swa", slots), ("begun", "full", slots),
         ("invalidated", "swa", slots), ("begun", "draft", slots),
     ]  # fmt: skip
+
+
+def test_other_groups_lose_what_lies_in_the_same_blocks_also_with_others_of_their_own_size(
+    recorder: Recorder,
+) -> None:
+    groups = [group("full", 0), group("wide", 1, 2 * SIZE), group("state", 2, SIZE, states=True)]
+    loads = ConnectorLoads(groups, torch.device("cpu"))
+    act_on(loads, output(), (Loaded(0, (7,), 0, 0, 4, "a"), Loaded(2, (0, 9), 0, 0, 8, "a")), recorder)
+    assert recorder.take() == [
+        ("invalidated", "wide", list(range(56, 64))), ("invalidated", "state", [7]),
+        ("begun", "full", [28, 29, 30, 31]),
+        ("invalidated", "full", [36, 37, 38, 39]), ("invalidated", "wide", list(range(72, 80))),
+        ("begun", "state", [9]),
+    ]  # fmt: skip
+    assert ("state", [9]) in recorder.before
+
+
+STATE = Loaded(0, (0, 9), 0, 0, 2 * SIZE, "a")
+
+
+@pytest.fixture
+def states() -> ConnectorLoads:
+    return ConnectorLoads([group("state", 0, states=True)], torch.device("cpu"))
+
+
+def test_a_state_has_arrived_when_its_load_is_reported(states: ConnectorLoads, recorder: Recorder) -> None:
+    act_on(states, output(), (STATE,), recorder)
+    assert recorder.take() == [("begun", "state", [9])]
+    states.reported(["a"], [], [], recorder)
+    assert recorder.take() == [("ended", "state", [9])]
+    assert recorder.arrived is not None
+    assert recorder.arrived.copies.tolist() == [0], "nothing is known of what was sent"
+
+
+@pytest.mark.parametrize(("computed", "arrived"), [(2 * SIZE, [9]), (2 * SIZE - 1, [])])
+def test_a_state_that_the_forward_goes_on_with_is_not_taken_for_loaded(
+    states: ConnectorLoads, recorder: Recorder, computed: int, arrived: list[int]
+) -> None:
+    act_on(states, output(new={"a": computed}), (STATE,), recorder)
+    states.end_step(recorder)
+    assert recorder.take() == [("begun", "state", [9]), ("ended", "state", arrived)]
+
+
+def test_a_state_that_could_not_be_loaded_must_be_written(states: ConnectorLoads, recorder: Recorder) -> None:
+    act_on(states, output(), (STATE,), recorder)
+    states.reported(["a"], [], [9], recorder)
+    assert recorder.take() == [("begun", "state", [9]), ("ended", "state", []), ("invalidated", "state", [9])]

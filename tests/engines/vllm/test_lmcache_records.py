@@ -14,6 +14,7 @@ from canary_obs.copy_records.record_files import RecordFiles
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.connector_loads import ConnectorLoads
+from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.lmcache_records import LmcacheRecords
 from canary_obs.vocabulary import HOST_PEER
 from tests.engines.vllm.taken_copies import taken
@@ -88,14 +89,16 @@ class Observer:
         self.faults.append(f"{part}: {error}")
 
 
+def _group(number: int, name: str) -> VllmGroup:
+    view: Any = SimpleNamespace(name=name)
+    return VllmGroup(number=number, num_blocks=32, block_size=SIZE, view=view, layers=())
+
+
 class Worker:
     """One life of a worker."""
 
     def __init__(self, **backends: Any) -> None:
-        groups: Any = [
-            SimpleNamespace(number=0, block_size=SIZE, view=SimpleNamespace(name="full"), states=False),
-            SimpleNamespace(number=1, block_size=SIZE, view=SimpleNamespace(name="other"), states=False),
-        ]
+        groups = [_group(0, "full"), _group(1, "other")]
         self.observer: Any = Observer()
         self.files, self.cache = RecordFiles(None), Cache(**backends)
         self.loads = ConnectorLoads(groups[:1], torch.device("cpu"))
