@@ -284,8 +284,8 @@ ALL = (
             _TIER + "test_a_host_slot_that_is_given_anew_has_no_record",
         ),
         (
-            "emptied += [] if drafts is None else",
-            "emptied += [] if True else",
+            "for pool in drafts if pool in self._records]",
+            "for pool in ()]",
             _TIER + "test_a_draft_models_records_are_in_the_host_slots_of_the_targets",
         ),
         (
@@ -297,6 +297,16 @@ ALL = (
             "0 if found is None else found.cpu()",
             "records[transfer.host_indices.cpu().long()] if found is None else found.cpu()",
             _TIER + "test_where_no_record_could_be_read_the_last_one_is_gone",
+        ),
+        (
+            "*self._packed.get(id(transfer.device_pool), ())",
+            "*()",
+            _TIER + "test_drafts_that_are_packed_leave_with_the_target_and_come_back_by_themselves",
+        ),
+        (
+            "self._stored[key][index] if",
+            "self._stored[key][0] + index if",
+            _TIER + "test_drafts_that_are_packed_leave_with_the_target_and_come_back_by_themselves",
         ),
     ),
     *mutants(

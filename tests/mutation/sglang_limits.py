@@ -77,7 +77,7 @@ LIMITS = mutants(
     (
         "if not copied_to_host(",
         "if None is copied_to_host(",
-        _LIMITS + "test_drafts_in_host_memory_have_a_pool_of_their_own_there",
+        _LIMITS + "test_drafts_in_host_memory_are_copied_with_the_targets_full_layers",
     ),
     (
         'if part not in (known := ("MHATokenToKVPool", "MLATokenToKVPool")):',

@@ -33,35 +33,35 @@ class HostTier:
         self._groups = {id(pool): name for name, pool in pools.items()}
         self.compared = 0  # slots that came back with a record
         self.without = 0  # that came back without
-        self._records: dict[int, Tensor] = {}  # by the id of the host pool
-        self._stored: OrderedDict[str, Tensor] = OrderedDict()  # by the key in the storage
-        self._full: Tensor | None = None  # the records of the host pool that pages are stored from
+        self._records: dict[int, Tensor] = {}  # by the id of the device pool
+        self._packed: dict[int, list[Any]] = {}  # by the same: pools whose bytes its host slots have as well
+        self._stored: OrderedDict[str, list[Tensor]] = OrderedDict()  # by the key in the storage
+        self._paged: list[Tensor] = []  # the records of the pools whose bytes a stored page has
         with torch.inference_mode(False):
             for entry in controller.mem_pool_host.entry_map.values():
-                if id(entry.device_pool) in self._groups:
-                    slots = int(entry.host_pool.logical_size)
-                    self._records[id(entry.host_pool)] = torch.zeros(
-                        (slots, layout.RECORD_WORDS), dtype=torch.int64
-                    )
+                slots = int(entry.host_pool.logical_size)
+                for pool in (entry.device_pool, *packed_drafts(entry)):
+                    if id(pool) in self._groups:
+                        self._records[id(pool)] = torch.zeros((slots, layout.RECORD_WORDS), dtype=torch.int64)
 
     def wrap(self, patches: MethodPatches) -> None:
         """Follow from now on; `patches` undoes that. What was copied before has no record."""
         controller = self._controller
         patches.wrap(controller.l2_transfer_engine, "submit_device_to_host", self._around_offload)
         patches.wrap(controller.l2_transfer_engine, "submit_host_to_device", self._around_load)
-        entries = {
-            self._groups[id(entry.device_pool)]: entry.host_pool
-            for entry in controller.mem_pool_host.entry_map.values()
-            if id(entry.host_pool) in self._records
-        }
-        # A draft model's KV is in host slots of the target's numbers, and SGLang allocates only those.
-        drafts = entries.pop(DRAFT, None)
-        for name, host_pool in entries.items():
-            emptied = [self._records[id(host_pool)]]
+        for entry in controller.mem_pool_host.entry_map.values():
+            name = self._groups.get(id(entry.device_pool))
+            # A draft model's KV is in host slots of the target's numbers, and SGLang allocates only those.
+            if name is None or name == DRAFT:
+                continue
+            emptied = [self._records[id(entry.device_pool)]]
             if name == FULL:
-                (self._full,) = emptied
-                emptied += [] if drafts is None else [self._records[id(drafts)]]
-            patches.wrap(host_pool, "alloc", self._around_alloc(emptied))
+                drafts = (pool for pool, own in self._groups.items() if own == DRAFT)
+                emptied += [self._records[pool] for pool in drafts if pool in self._records]
+                packed = [pool for pool in packed_drafts(entry) if id(pool) in self._records]
+                self._packed[id(entry.device_pool)] = packed
+                self._paged = [emptied[0], *(self._records[id(pool)] for pool in packed)]
+            patches.wrap(entry.host_pool, "alloc", self._around_alloc(emptied))
         # Instance attributes of the controller, which its threads read for each batch of pages.
         patches.wrap(controller, "page_set_func", self._around_page_set)
         patches.wrap(controller, "page_get_func", self._around_page_get)
@@ -87,11 +87,13 @@ class HostTier:
 
     def _keep(self, transfers: Sequence[Any]) -> None:
         for transfer in transfers:
-            records = self._records.get(id(transfer.host_pool))
-            if records is not None:
-                name = self._groups[id(transfer.device_pool)]
-                found = self._observer.records_of(name, transfer.device_indices.to(torch.int64))
-                records[transfer.host_indices.cpu().long()] = 0 if found is None else found.cpu()
+            # Packed drafts leave in the target's transfer, and come back in one of their own.
+            for pool in (transfer.device_pool, *self._packed.get(id(transfer.device_pool), ())):
+                records = self._records.get(id(pool))
+                if records is not None:
+                    name = self._groups[id(pool)]
+                    found = self._observer.records_of(name, transfer.device_indices.to(torch.int64))
+                    records[transfer.host_indices.cpu().long()] = 0 if found is None else found.cpu()
 
     def _compare_before(self, transfers: Sequence[Any]) -> None:
         for transfer in transfers:
@@ -103,7 +105,7 @@ class HostTier:
         for transfer in transfers:
             if (name := self._groups.get(id(transfer.device_pool))) is None:
                 continue
-            records = self._records[id(transfer.host_pool)]
+            records = self._records[id(transfer.device_pool)]
             slots = transfer.device_indices.cpu().to(torch.int64)
             sent = records[transfer.host_indices.cpu().long()]
             known = sent.any(1)
@@ -154,24 +156,21 @@ class HostTier:
         there += [bool(self._controller.storage_backend.exists(key)) for key in keys]
 
     def _remember(self, keys: Sequence[str], host_slots: Tensor, there: Sequence[bool]) -> None:
-        if self._full is None:
+        if not self._paged:
             return
         pages = host_slots.cpu().long().view(len(keys), -1)
         for key, slots, old in zip(keys, pages, there, strict=True):
             if not old:
-                self._stored[key] = self._full[slots]
+                self._stored[key] = [records[slots] for records in self._paged]
         while len(self._stored) > _STORED_PAGES:
             self._stored.popitem(last=False)
 
     def _recall(self, keys: Sequence[str], host_slots: Tensor) -> None:
-        if self._full is None or not keys:
-            return
         size = int(self._controller.page_size)
         for number, key in enumerate(keys):
-            records = self._stored.get(key)
-            self._full[host_slots[number * size : (number + 1) * size].cpu().long()] = (
-                0 if records is None else records
-            )
+            slots = host_slots[number * size : (number + 1) * size].cpu().long()
+            for index, records in enumerate(self._paged):
+                records[slots] = self._stored[key][index] if key in self._stored else 0
 
 
 def host_controller(scheduler: Any) -> Any | None:
@@ -183,11 +182,23 @@ def host_controller(scheduler: Any) -> Any | None:
     return getattr(scheduler.tree_cache, "cache_controller", None)
 
 
-def copied_to_host(controller: Any | None, pool: Any) -> bool:
-    """Whether what moves KV copies this device pool, to a host pool of its own; True without a host tier."""
+def copied_to_host(controller: Any | None, pool: Any, *, packed: bool) -> bool:
+    """Whether what moves KV copies this draft model's device pool; True without a host tier.
+
+    To a host pool of its own; or, if `packed`, as further layers of the host slots of the target's full ones.
+    """
     if controller is None:
         return True
-    return any(entry.device_pool is pool for entry in controller.mem_pool_host.entry_map.values())
+    return any(
+        entry.device_pool is pool
+        or (packed and entry.is_primary_index_anchor and any(each is pool for each in packed_drafts(entry)))
+        for entry in controller.mem_pool_host.entry_map.values()
+    )
+
+
+def packed_drafts(entry: Any) -> tuple[Any, ...]:
+    """Device pools of draft models (MTP) whose KV lies in an entry's host slots, next to the target's."""
+    return tuple(getattr(entry, "packed_draft_device_pools", ()))
 
 
 def _empty(emptied: Sequence[Tensor], slots: Tensor) -> None:

@@ -179,10 +179,11 @@ def _check_drafts(scheduler: Any) -> None:
     for runner in runners:
         if (name := type(runner.token_to_kv_pool).__name__) not in (known := _CLASSES["KV pool"][:2]):
             raise _refused(f"a draft model's {name}", "its slots", " and ".join(known))
-        if not copied_to_host(host_controller(scheduler), runner.token_to_kv_pool):
+        packed = arguments.disaggregation_mode not in ROLES  # in pairs these have not been run
+        if not copied_to_host(host_controller(scheduler), runner.token_to_kv_pool, packed=packed):
             raise _refused(
-                f"{algorithm} and KV of drafts that is packed with the target's in host memory",
-                "its slots", "a host pool of its own for each draft model",
+                f"{algorithm} and KV of drafts that is not copied with the target's full layers",
+                "its host slots", "a host pool of its own, or, of no pair of servers, layers in theirs",
             )  # fmt: skip
 
 

@@ -66,17 +66,20 @@ class Storage:
 
 
 class Rig:
-    """A tier over one host pool and one device pool."""
+    """A tier over one host pool and one device pool; drafts have some of their own, or are packed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, packed: bool = False) -> None:
         self.observer, self.storage = Observer(), Storage()
         self.host, self.device = HostPool(), SimpleNamespace()
         entry = SimpleNamespace(host_pool=self.host, device_pool=self.device)
         other = SimpleNamespace(host_pool=HostPool(), device_pool=SimpleNamespace())
         self.draft = SimpleNamespace(host_pool=HostPool(), device_pool=SimpleNamespace())
+        entries = {"kv": entry, "mamba": other, "draft": self.draft}
+        if packed:
+            entry.packed_draft_device_pools = (entries.pop("draft").device_pool,)
         self.controller: Any = SimpleNamespace(
             l2_transfer_engine=Transfers(), storage_backend=self.storage, page_size=_PAGE,
-            mem_pool_host=SimpleNamespace(entry_map={"kv": entry, "mamba": other, "draft": self.draft}),
+            mem_pool_host=SimpleNamespace(entry_map=entries),
             page_set_func=self._set, page_get_func=lambda operation, keys, slots, extra: len(keys),
         )  # fmt: skip
         self.patches = MethodPatches()
@@ -136,6 +139,27 @@ def test_a_draft_models_records_are_in_the_host_slots_of_the_targets(rig: Rig) -
     assert rig.observer.received_slots == [([6], [22]), ([5], None)] * 2
     assert (rig.observer.before, rig.observer.faults) == ([[5, 6]] * 2, [])
     assert "alloc" not in vars(rig.draft.host_pool)
+
+
+def test_drafts_that_are_packed_leave_with_the_target_and_come_back_by_themselves() -> None:
+    """SGLang's drafts for the next tokens (MTP): further layers of the target's host slots."""
+    rig = Rig(packed=True)
+    engine = rig.controller.l2_transfer_engine
+    rig.offload([0, 1], [21, 22])
+    rig.host.alloc(1)
+    target, drafts = rig.transfer([0, 1], [5, 6], drafts=True)
+    drafts.host_pool = rig.host
+    engine.submit_host_to_device([target, drafts], transfer_layer_id_max=1)
+    assert rig.observer.received_slots == [([6], [22]), ([5], None)] * 2
+    assert (rig.observer.before, rig.observer.faults) == ([[5, 6]] * 2, [])
+    rig.controller.page_set_func(["a"], torch.tensor([0, 1]), None)
+    rig.controller.page_get_func(None, ["a"], torch.tensor([4, 5]), None)
+    assert rig.tier._stored["a"][1].tolist() == rig.tier._stored["a"][0].tolist()
+    target, drafts = rig.transfer([5], [7], drafts=True)
+    rig.observer.received_slots.clear()
+    engine.submit_host_to_device([target, drafts], transfer_layer_id_max=1)
+    assert rig.observer.received_slots == [([7], [22])] * 2
+    assert rig.observer.faults == []
 
 
 def test_where_no_record_could_be_read_the_last_one_is_gone(rig: Rig) -> None:

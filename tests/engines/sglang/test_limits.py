@@ -153,18 +153,33 @@ def test_drafts_that_go_to_another_server_are_chains_of_eagle() -> None:
                 check_scheduler(found, CPU)
 
 
-def test_drafts_in_host_memory_have_a_pool_of_their_own_there() -> None:
-    """SGLang packs those of models with layers for the next tokens (MTP) into the target's."""
+def test_drafts_in_host_memory_are_copied_with_the_targets_full_layers() -> None:
+    """To a host pool of their own, or as further layers of the target's (MTP)."""
     found = drafting(enable_hierarchical_cache=True)
     target, drafts = found.tp_worker.model_runner, found.draft_worker._draft_model_runners()
-    entries = [SimpleNamespace(device_pool=runner.token_to_kv_pool) for runner in (target, *drafts)]
+    entries = [
+        SimpleNamespace(
+            device_pool=runner.token_to_kv_pool,
+            is_primary_index_anchor=runner is target,
+            packed_draft_device_pools=(),
+        )
+        for runner in (target, *drafts)
+    ]
     copied = SimpleNamespace(entry_map=dict(enumerate(entries)))
     found.tree_cache.cache_controller = SimpleNamespace(mem_pool_host=copied)
     check_scheduler(found, CPU)
     del copied.entry_map[1]
-    with pytest.raises(
-        UnsupportedEngine, match="KV of drafts that is packed with the target's in host memory"
-    ):
+    refused = "KV of drafts that is not copied with the target's full layers"
+    with pytest.raises(UnsupportedEngine, match=refused):
+        check_scheduler(found, CPU)
+    entries[0].packed_draft_device_pools = (drafts[0].token_to_kv_pool,)
+    check_scheduler(found, CPU)
+    found.server_args.disaggregation_mode = "prefill"
+    with pytest.raises(UnsupportedEngine, match=refused):
+        check_scheduler(found, CPU)
+    found.server_args.disaggregation_mode = "null"
+    entries[0].is_primary_index_anchor = False
+    with pytest.raises(UnsupportedEngine, match=refused):
         check_scheduler(found, CPU)
 
 

@@ -55,7 +55,9 @@ def make_drafting(
 ) -> Callable[..., Any]:
     """A scheduler that drafts, by the name of its kind."""
     from tests.engines.sglang.real import drafting
-    from tests.engines.sglang.real.draft_kinds import settings_of_kind
+    from tests.engines.sglang.real.draft_kinds import model_of_kind, settings_of_kind
 
     drafting.install()
-    return lambda kind, **settings: make_rig(**settings_of_kind(kind, models, tmp_path), **settings)
+    return lambda kind, **settings: make_rig(
+        model_of_kind(kind), **settings_of_kind(kind, models, tmp_path), **settings
+    )

@@ -30,14 +30,23 @@ KINDS: dict[str, dict[str, Any]] = {
     "eagle3": {"speculative_algorithm": "EAGLE3", **_CHAIN},
     "standalone tree": {"speculative_algorithm": "STANDALONE", **_TREE},
     "n-grams": _NGRAM,
+    "mtp": {"speculative_algorithm": "NEXTN", **_CHAIN},
+    "mtp tree": {"speculative_algorithm": "NEXTN", **_TREE},
 }
+
+
+def model_of_kind(kind: str) -> str:
+    """What drafts for itself has a model of its own."""
+    return "next tokens" if kind.startswith("mtp") else "llama"
 
 
 def settings_of_kind(kind: str, models: Callable[[str], Path], folder: Path) -> dict[str, Any]:
     """What a scheduler with this kind of speculation is given, its draft model's path among it."""
     settings = dict(KINDS[kind])
     algorithm = settings["speculative_algorithm"]
-    if algorithm != "NGRAM":
+    if algorithm == "NEXTN":
+        settings["speculative_draft_model_path"] = str(models(model_of_kind(kind)))
+    elif algorithm != "NGRAM":
         root = models("llama").parent
         draft = root / "llama" if algorithm == "STANDALONE" else make_draft(root, algorithm.lower())
         settings["speculative_draft_model_path"] = str(draft)

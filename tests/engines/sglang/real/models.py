@@ -29,6 +29,8 @@ def make_model(root: Path, name: str) -> Path:
         model.to(torch.float32).save_pretrained(folder)
         settings = folder / "config.json"
         settings.write_text(json.dumps(json.loads(settings.read_text("utf-8")) | more), "utf-8")
+        if name == "next tokens":
+            _add_draft_layer(folder)
     return folder
 
 
@@ -115,4 +117,32 @@ def _states() -> Any:
     return Qwen3NextForCausalLM(config), {"full_attention_interval": 4}
 
 
-_BUILDERS = {"latent": _latent, "states": _states, "windows": _windows}
+def _next_tokens() -> Any:
+    """One more layer, which drafts the next tokens (MTP): `_add_draft_layer` adds its weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(num_hidden_layers=3, num_key_value_heads=2, tie_word_embeddings=False, **_COMMON)
+    return Qwen2ForCausalLM(config), {
+        "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1, "head_dim": 32
+    }  # fmt: skip
+
+
+def _add_draft_layer(folder: Path) -> None:
+    """Random weights of MiMo's layer for the next tokens."""
+    from safetensors.torch import load_file, save_file
+
+    file, hidden = folder / "model.safetensors", _COMMON["hidden_size"]
+    weights = load_file(file)
+    own = "model.mtp_layers.0."
+    made = {
+        name.replace("model.layers.0.", own): torch.randn_like(held) * held.std().nan_to_num(0) + held.mean()
+        for name, held in weights.items()
+        if name.startswith("model.layers.0.")
+    }
+    norms = "token_layernorm", "hidden_layernorm", "final_layernorm"
+    made |= {f"{own}{norm}.weight": torch.ones(hidden) for norm in norms}
+    made[f"{own}input_proj.weight"] = torch.randn(hidden, 2 * hidden) * 0.05
+    save_file(weights | made, file, {"format": "pt"})
+
+
+_BUILDERS = {"latent": _latent, "next tokens": _next_tokens, "states": _states, "windows": _windows}

@@ -15,6 +15,7 @@ from tests.engines.sglang.real.tiers import (
     STORED,
     TIER,
     flip_in_host,
+    forget,
     generate,
     install,
     push_out,
@@ -33,11 +34,11 @@ def _host_memory() -> None:
     ("kind", "policy", "page_size"),
     [
         ("eagle", "write_through", 16),
-        ("eagle", "write_back", 1),
         ("eagle tree", "write_through", 1),
         ("eagle3", "write_back", 16),
         ("standalone tree", "write_through", 1),
         ("n-grams", "write_back", 1),
+        ("mtp", "write_back", 1),
     ],
 )
 def test_a_storm(
@@ -64,7 +65,13 @@ def test_a_storm(
 
 @pytest.mark.parametrize(
     ("kind", "group"),
-    [("eagle", "full"), ("eagle", "draft"), ("standalone tree", "draft"), ("n-grams", "full")],
+    [
+        ("eagle", "full"),
+        ("eagle", "draft"),
+        ("standalone tree", "draft"),
+        ("n-grams", "full"),
+        ("mtp", "draft"),
+    ],
 )
 def test_a_bit_flips_in_host_memory(make_drafting: Any, kind: str, group: str) -> None:
     """It is seen when the KV comes back, before the first forward reads it."""
@@ -80,23 +87,39 @@ def test_a_bit_flips_in_host_memory(make_drafting: Any, kind: str, group: str) -
     assert 0 < len({item.slot for item in found}) <= flipped
 
 
-def test_drafts_that_a_storage_kept_are_not_called_checked(
-    make_drafting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+def test_drafts_that_a_storage_kept(
+    make_drafting: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records of stored pages are the target's: a draft model's KV gets a baseline when it comes back."""
+    """Records of stored pages are the target's, and those of drafts that are packed with it (MTP).
+
+    Another draft model's KV gets a baseline when it comes back.
+    """
     monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(folder := tmp_path / "pages"))
     folder.mkdir()
-    rig = make_drafting("eagle", **TIER, **STORED)
+    rig = make_drafting(kind, **TIER, **STORED)
     # SGLang asks its storage for 256 tokens or more, by pairs of tokens: the last page is another one.
     store(rig, folder, kept := list(range(20, 340)))
     compared = count_received(rig)
     generate(rig, {"again": [*kept, 7, 8]})
     assert rig.settle() == []
     assert compared["full"] >= 256
-    assert compared["draft"] == 0
-    assert tier(rig).without == compared["full"]
-    assert rig.counters("draft").unverified[Cause.BASELINE] > 256
     assert not any(rig.counters().unverified.values())
+    if kind == "eagle":
+        assert compared["draft"] == 0
+        assert tier(rig).without == compared["full"]
+        assert rig.counters("draft").unverified[Cause.BASELINE] > 256
+        return
+    assert compared["draft"] == compared["full"]
+    assert not any(rig.counters("draft").unverified.values())
+    forget(rig)
+    damaged = sorted(folder.iterdir())[1]
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2 - 100] ^= 16  # K's last layer
+    damaged.write_bytes(content)
+    generate(rig, {"damaged": [*kept, 7, 8]})
+    assert {(item.reason, item.group) for item in rig.settle()} == {(Reason.KV_DATA, "draft")}
+    assert len({item.slot for item in rig.found}) == 1
 
 
 def count_received(rig: Rig) -> Counter[str]:

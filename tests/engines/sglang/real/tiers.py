@@ -50,7 +50,7 @@ def flip_in_host(rig: Rig, group: str) -> int:
         tier(rig)._groups[id(entry.device_pool)]: entry
         for entry in rig.scheduler.tree_cache.cache_controller.mem_pool_host.entry_map.values()
     }
-    entry = entries[group]
+    entry = entries.get(group, entries["full"])  # drafts may be the last layer there (MTP)
     given = entries["full" if group == "draft" else group]  # drafts take the host slots of the target's KV
     slots = torch.nonzero(given.host_pool.slot_used).flatten().tolist()
     assert slots
@@ -58,7 +58,7 @@ def flip_in_host(rig: Rig, group: str) -> int:
     layers = buffer[0] if buffer.dim() == 5 else buffer  # K and V, or latent vectors
     with torch.inference_mode():
         for slot in slots:
-            layers[0][slot].view(torch.uint8).view(-1)[3] ^= 4
+            layers[0 if group in entries else -1][slot].view(torch.uint8).view(-1)[3] ^= 4
     return len(slots)
 
 
