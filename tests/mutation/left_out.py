@@ -190,6 +190,31 @@ STATES = mutants(
         "out=self._ends[:count])",
         _STATES + "test_each_request_rewrites_the_state_in_the_block_of_its_last_token",
     ),
+    (
+        "self._slots[group.number].copy_(given)",
+        "self._slots[group.number].copy_(self._tables[group.number][:, 0])",
+        _STATES + "test_a_record_goes_where_the_scheduler_says_and_is_looked_for_where_the_table_leads",
+    ),
+    (
+        "if self._changes != self._blocks.changes or self._requests != requests:",
+        "if self._changes != self._blocks.changes:",
+        _STATES + "test_a_record_goes_where_the_scheduler_says_and_is_looked_for_where_the_table_leads",
+    ),
+    (
+        "if self._changes != self._blocks.changes or self._requests != requests:",
+        "if self._requests != requests:",
+        _STATES + "test_each_request_rewrites_the_state_in_the_block_of_its_last_token",
+    ),
+    (
+        "if self._changes != self._blocks.changes or self._requests != requests:",
+        "if True:",
+        _STATES + "test_nothing_is_sent_to_the_device_while_requests_stay_in_their_blocks",
+    ),
+    (
+        "np.where((rows[3:, :count] == _UNKNOWN).any(0), -1, 1)",
+        "1",
+        _STATES + "test_nothing_is_looked_for_of_a_request_whose_blocks_are_not_known",
+    ),
 )
 
 _SCALES = "tests/engines/vllm/test_scales.py::"

@@ -26,7 +26,7 @@ class BlockChanges:
         """`numbers`: of all of vLLM's groups, also of those that are not checked."""
         self._groups, self._device, self._numbers = groups, device, numbers
         self.loads = ConnectorLoads(groups, device)
-        self._states = StateBlocks([group for group in groups if group.states])
+        self.states = StateBlocks([group for group in groups if group.states])
         # Groups and slots of states that the step under way leaves.
         self._written: list[tuple[str, Tensor]] = []
         self.hits = PrefixHits(groups)
@@ -48,7 +48,7 @@ class BlockChanges:
 
     def _report_states(self, output: Any, observer: Observer) -> None:
         self._written = []  # of a step that failed: nobody knows what it has left
-        for name, changes in self._states.follow(output).items():
+        for name, changes in self.states.follow(output).items():
             source, destination, left = (
                 torch.tensor(blocks, dtype=torch.int64).to(self._device, non_blocking=True)
                 for blocks in changes

@@ -56,8 +56,9 @@ class V1Adapter(VllmAdapter):
         sharded = [group for group in self._attended if group.sharding.ranks > 1]
         memory = runner.max_num_tokens, self.step_types, runner.device
         self._sharded = ShardedSlots(sharded, *memory) if sharded else None
+        shape = runner.max_num_reqs, runner.device
         self._states = (
-            StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
+            StateSteps(states, self._block_changes.states, self.step_types, shape) if states else None
         )
         # The last view's fields; and those of all sizes of batches, by what they depend on: requests, tokens,
         # addresses of the input tensors.
@@ -244,9 +245,8 @@ class V1Adapter(VllmAdapter):
         runner, tables = self.runner, self.runner.input_batch.block_table
         assert self._states is not None
         by_number = {group.number: tables[group.number].block_table.gpu for group in self.vllm_groups}
-        return self._states.steps(
-            by_number, runner.num_computed_tokens[:count], runner.num_scheduled_tokens.gpu[:count]
-        )
+        requests, ends = runner.input_batch.req_ids[:count], runner.num_scheduled_tokens.gpu[:count]
+        return self._states.steps(requests, by_number, runner.num_computed_tokens[:count], ends)
 
     def _entry_steps(
         self, entries: EntrySteps, ids: Tensor, count: int, total: int, metadata: Any

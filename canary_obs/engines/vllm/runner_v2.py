@@ -40,8 +40,9 @@ class V2Adapter(VllmAdapter):
         sharded = [group for group in self._attended if group.sharding.ranks > 1]
         memory = runner.max_num_tokens, self.step_types, runner.device
         self._sharded = ShardedSlots(sharded, *memory) if sharded else None
+        shape = runner.max_num_reqs, runner.device
         self._states = (
-            StateSteps(states, runner.max_num_reqs, self.step_types, runner.device) if states else None
+            StateSteps(states, self._block_changes.states, self.step_types, shape) if states else None
         )
         self._blocks: dict[str, tuple[list[int], ...]] = {}
         self.requests.lists = self._blocks
@@ -160,7 +161,7 @@ class V2Adapter(VllmAdapter):
             groups = self._sharded.steps(given, columns["positions"], columns["token_starts"])
         if self._states is not None:
             lens = columns["prefix_lens"], columns["extend_lens"]
-            groups = {**groups, **self._states.steps(dict(enumerate(block_tables)), *lens)}
+            groups = {**groups, **self._states.steps(requests, dict(enumerate(block_tables)), *lens)}
         shown = self._shown
         if shown is not None and shown.groups is groups and shown.request_ids == requests:
             return shown

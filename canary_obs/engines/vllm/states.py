@@ -3,41 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from typing import Any, NamedTuple
+from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from canary_kernels.forward_start import RING_ROWS
+from canary_kernels.hashing import mix_arrays
 from canary_obs.engine_api.views import GroupStep, StepTypes
+from canary_obs.engines.toolkit.chain_sums import ANCHOR
 from canary_obs.engines.toolkit.state_entries import StateEntries
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.window_tables import NULL_BLOCK
+
+_UNKNOWN = -1  # slot: no record is written, and none is looked for
 
 
 class StateSteps:
     """What a forward does to states, as a view's GroupSteps: see StateEntries.
 
-    A request keeps one state, in the block of its last token. Memory is allocated once.
+    A request keeps one state, in the block of its last token. A record is written where the scheduler says
+    that it is, and looked for where the block table leads the model's layers: two answers are a finding. It
+    holds a number of the request in place of a token. Memory is allocated once.
     """
 
-    def __init__(self, groups: Sequence[VllmGroup], max_requests: int, types: StepTypes, device: Any) -> None:
+    def __init__(
+        self, groups: Sequence[VllmGroup], blocks: StateBlocks, types: StepTypes, shape: tuple[int, Any]
+    ) -> None:
+        """`shape`: most requests of a batch, and the device."""
+        max_requests, device = shape
+
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(max_requests, dtype=dtype, device=device)
 
-        self._groups, self._entries = groups, StateEntries(max_requests, types, device)
+        self._groups, self._blocks = groups, blocks
+        self._entries = StateEntries(max_requests, types, device)
         self._ends, self._columns = column(torch.int64), column(torch.int64)
         self._tables = {group.number: column(types.slot_table)[:, None] for group in groups}
         self._slots = {group.number: column(types.out_slots) for group in groups}
+        self._ids = column(types.input_ids)
         self._shown: dict[int, dict[str, GroupStep]] = {}  # by number of requests
+        # As they were given last, a row each: the number of each request, the digest of that, how many of the
+        # two are known, and its slot in each group.
+        given, pinned = (3 + len(groups), max_requests), torch.device(device).type == "cuda"
+        self._given = torch.zeros(given, dtype=torch.int64, device=device)
+        self._staging = cycle(
+            [torch.zeros(given, dtype=torch.int64, pin_memory=pinned) for _ in range(RING_ROWS)]
+        )
+        self._requests: list[str] = []  # that they are of
+        self._changes = -1  # and after how many changes of blocks
 
     def steps(
-        self, tables: Mapping[int, Tensor], prefix_lens: Tensor, extend_lens: Tensor
+        self,
+        requests: list[str],
+        tables: Mapping[int, Tensor],
+        prefix_lens: Tensor,
+        extend_lens: Tensor,
     ) -> dict[str, GroupStep]:
         """By group name. tables: block tables by vLLM's group number, rows in the order of the batch.
 
         prefix_lens and extend_lens: [num_requests]. The next call overwrites what this one returned.
         """
-        count = prefix_lens.shape[0]
+        count = len(requests)
         for group in self._groups:
             table, own = tables[group.number], self._tables[group.number][:count]
             columns = self._columns[:count]
@@ -47,16 +78,44 @@ class StateSteps:
                 ends = torch.add(prefix_lens, extend_lens, out=self._ends[:count]).sub_(1)
                 torch.div(ends, group.state_tokens, rounding_mode="floor", out=columns)
             torch.gather(table[:count], 1, columns[:, None], out=own)
-            self._slots[group.number][:count].copy_(own[:, 0])
+        if self._changes != self._blocks.changes or self._requests != requests:
+            self._give(requests)
         if count not in self._shown:
-            self._shown[count] = {group.view.name: self._step(group, count) for group in self._groups}
+            self._shown[count] = self._steps_of(count)
         return self._shown[count]
 
-    def _step(self, group: VllmGroup, count: int) -> GroupStep:
-        slots = self._slots[group.number][:count]
-        return GroupStep(
-            slot_table=self._tables[group.number], out_slots=slots, tokens=self._entries.of(count)
+    def _give(self, requests: list[str]) -> None:
+        """Put what the scheduler says of these requests on the device: a copy that waits for nothing."""
+        self._requests, self._changes = requests, self._blocks.changes
+        staging, count = next(self._staging), len(requests)
+        rows = staging.numpy()
+        numbers = np.array([crc32(name.encode()) >> 1 for name in requests], dtype=np.int32)
+        rows[0, :count] = numbers
+        rows[1, :count] = (mix_arrays(numbers, np.zeros(count, dtype=np.int64)) + ANCHOR).view(np.int64)
+        for row, group in zip(rows[3:], self._groups, strict=True):
+            slots = self._blocks.slots[group.number]
+            row[:count] = [slots.get(name, _UNKNOWN) for name in requests]
+        rows[2, :count] = np.where((rows[3:, :count] == _UNKNOWN).any(0), -1, 1)
+        self._given.copy_(staging, non_blocking=True)
+        self._ids.copy_(self._given[0])
+        for given, group in zip(self._given[3:], self._groups, strict=True):
+            self._slots[group.number].copy_(given)
+
+    def _steps_of(self, count: int) -> dict[str, GroupStep]:
+        tokens = replace(
+            self._entries.of(count),
+            input_ids=self._ids[:count],
+            known_lens=self._given[2, :count],
+            known_digests=self._given[1, :count],
         )
+        return {
+            group.view.name: GroupStep(
+                slot_table=self._tables[group.number],
+                out_slots=self._slots[group.number][:count],
+                tokens=tokens,
+            )
+            for group in self._groups
+        }
 
 
 class StateChanges(NamedTuple):
@@ -68,7 +127,7 @@ class StateChanges(NamedTuple):
 
 
 class StateBlocks:
-    """Follows scheduler outputs: which states are copied or written besides those that requests go on with.
+    """Follows scheduler outputs: where requests' states are, which are copied or written besides those.
 
     The worker copies the state of a request whose next token lies in another block than its last one, also
     where that one comes from the prefix cache; the scheduler does not list these copies. A prefill that
@@ -76,9 +135,12 @@ class StateBlocks:
     """
 
     def __init__(self, groups: Sequence[VllmGroup]) -> None:
-        self._groups = [group for group in groups if group.state_tokens is not None]
+        self._groups = groups
         self._blocks: dict[str, tuple[list[int], ...]] = {}  # by request; lists by vLLM's group number
         self._ends: dict[str, int] = {}  # by request: tokens in its state
+        # By vLLM's group number and request: the slot of the state that its last forward leaves.
+        self.slots: dict[int, dict[str, int]] = {group.number: {} for group in groups}
+        self.changes = 0  # of `slots`
 
     def follow(self, output: Any) -> dict[str, StateChanges]:
         """By group name: what an output brings. A group without changes is left out."""
@@ -90,12 +152,19 @@ class StateBlocks:
             self._ends[request] = end = count + output.num_scheduled_tokens[request]
             for group in self._groups:
                 size, blocks = group.state_tokens, self._blocks[request][group.number]
-                assert size is not None
-                source, destination = (before - 1) // size, (end - 1) // size
+                destination = 0 if size is None else (end - 1) // size
+                slots = self.slots[group.number]
+                slot = blocks[destination] if destination < len(blocks) else _UNKNOWN
+                if slots.get(request) != slot:
+                    slots[request] = slot
+                    self.changes += 1
+                if size is None:
+                    continue
+                source = (before - 1) // size
                 changes = found.get(group.view.name) or StateChanges([], [], [])
                 if before and source != destination:
                     changes.sources.append(blocks[source])
-                    changes.destinations.append(blocks[destination])
+                    changes.destinations.append(slot)
                 if destination - 1 > source and blocks[destination - 1] != NULL_BLOCK:
                     changes.checkpoints.append(blocks[destination - 1])
                 if changes.sources or changes.checkpoints:
@@ -108,6 +177,8 @@ class StateBlocks:
         for request in {*output.finished_req_ids, *(output.preempted_req_ids or ()), *cached.resumed_req_ids}:
             self._blocks.pop(request, None)
             self._ends.pop(request, None)
+            for slots in self.slots.values():
+                slots.pop(request, None)
         found: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
             found[new.req_id] = int(new.num_computed_tokens)

@@ -80,11 +80,19 @@ def test_states_that_stay_in_their_block_are_not_followed() -> None:
     assert StateBlocks([group(None)]).follow(output({"a": 9}, new=[("a", 4, [3])])) == {}
 
 
+def state_steps(own: Any, *outputs: Any, requests: int = 3) -> tuple[StateSteps, StateBlocks]:
+    blocks = StateBlocks([own])
+    for each in outputs:
+        blocks.follow(each)
+    return StateSteps([own], blocks, TYPES, (requests, CPU)), blocks
+
+
 def test_each_request_rewrites_the_state_in_the_block_of_its_last_token() -> None:
-    steps = StateSteps([group()], 3, TYPES, CPU)
+    first = output({"a": 5, "b": 4}, new=[("a", 0, [3, 1, 5]), ("b", 0, [2, 7, 6])])
+    steps, blocks = state_steps(group(), first)
     table = torch.tensor([[3, 1, 5], [2, 7, 6], [0, 0, 0]], dtype=torch.int32)
-    lens = torch.tensor([4, 3], dtype=torch.int32), torch.tensor([1, 1], dtype=torch.int32)
-    step = steps.steps({1: table}, *lens)["state"]
+    lens = torch.tensor([0, 0], dtype=torch.int32), torch.tensor([5, 4], dtype=torch.int32)
+    step = steps.steps(["a", "b"], {1: table}, *lens)["state"]
     assert step.out_slots.tolist() == [1, 2]
     assert step.slot_table[:2].tolist() == [[1], [2]]
     assert step.tokens is not None
@@ -94,15 +102,69 @@ def test_each_request_rewrites_the_state_in_the_block_of_its_last_token() -> Non
     assert step.tokens.digests is not None
     anchor = int(chain_of(torch.empty(0, dtype=torch.int64))[-1])
     assert step.tokens.digests.tolist() == [anchor, anchor]
-    lens[0].add_(5)
-    assert steps.steps({1: table}, *lens)["state"] is step  # no allocation
-    assert step.out_slots.tolist() == [5, 6]
+    blocks.follow(output({"a": 4, "b": 1}, cached=[("a", 5, None), ("b", 4, None)]))
+    lens[0].add_(4)
+    assert steps.steps(["a", "b"], {1: table}, *lens)["state"] is step  # no allocation
+    assert step.out_slots.tolist() == [5, 7]
+
+
+def known(step: Any) -> list[int]:
+    """The numbers that records are to hold; what is looked for is their digest."""
+    ids: list[int] = step.tokens.input_ids.tolist()
+    chains = [int(chain_of(torch.tensor([number]))[-1]) for number in ids]
+    assert step.tokens.known_digests.tolist() == chains
+    return ids
+
+
+def test_a_record_goes_where_the_scheduler_says_and_is_looked_for_where_the_table_leads() -> None:
+    first = output({"a": 2, "b": 2}, new=[("a", 0, [3]), ("b", 0, [2])])
+    steps, blocks = state_steps(group(), first)
+    table = torch.tensor([[2], [3]], dtype=torch.int32)  # exchanged
+    lens = torch.tensor([0, 0]), torch.tensor([2, 2])
+    step = steps.steps(["a", "b"], {1: table}, *lens)["state"]
+    assert step.out_slots.tolist() == [3, 2]
+    assert step.slot_table[:2].tolist() == [[2], [3]]
+    one, other = known(step)
+    assert one != other
+    steps.steps(["b", "a"], {1: table}, *lens)
+    assert step.out_slots.tolist() == [2, 3]
+    assert known(step) == [other, one]
+    blocks.follow(output({"c": 2}, new=[("c", 0, [5])], ended="b"))
+    step = steps.steps(["c", "a"], {1: table}, *lens)["state"]
+    assert step.out_slots.tolist() == [5, 3]
+    assert known(step)[1] == one
+    assert step.tokens is not None
+    assert step.tokens.known_lens is not None
+    assert step.tokens.known_lens.tolist() == [1, 1]
+
+
+def test_nothing_is_looked_for_of_a_request_whose_blocks_are_not_known() -> None:
+    steps, _ = state_steps(group(), output({"a": 2}, new=[("a", 0, [3])]))
+    table, lens = torch.tensor([[2], [3]], dtype=torch.int32), torch.tensor([1, 1])
+    step = steps.steps(["b", "a"], {1: table}, lens, lens)["state"]
+    assert step.out_slots.tolist() == [-1, 3]
+    assert step.tokens is not None
+    assert step.tokens.known_lens is not None
+    assert step.tokens.known_lens.tolist() == [-1, 1]
+
+
+def test_nothing_is_sent_to_the_device_while_requests_stay_in_their_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, blocks = state_steps(group(), output({"a": 1}, new=[("a", 0, [3])]))
+    table, lens = torch.tensor([[3]], dtype=torch.int32), torch.tensor([1])
+    steps.steps(["a"], {1: table}, lens, lens)
+    monkeypatch.setattr(steps, "_give", lambda _: pytest.fail("sent"))
+    blocks.follow(output({"a": 1}, cached=[("a", 1, None)]))
+    steps.steps(["a"], {1: table}, lens, lens)
 
 
 def test_a_state_for_the_whole_request_stays_in_its_first_block() -> None:
-    steps = StateSteps([group(None)], 2, TYPES, CPU)
+    steps, _ = state_steps(group(None), output({"a": 900}, new=[("a", 900, [3])]))
     table, lens = torch.tensor([[3], [2]], dtype=torch.int32), torch.tensor([900], dtype=torch.int32)
-    assert steps.steps({1: table}, lens, lens)["state"].out_slots.tolist() == [3]
+    step = steps.steps(["a"], {1: table}, lens, lens)["state"]
+    assert step.out_slots.tolist() == [3]
+    assert step.slot_table[0].tolist() == [3]
 
 
 class MambaSpec(SimpleNamespace):

@@ -29,6 +29,7 @@ TESTS = {
     "test_states.py": [
         "a_state_moves_to_the_next_block_and_is_joined_from_the_cache",
         "a_flip_in_a_running_state_is_found_before_the_next_forward_overwrites_it[123-False]",
+        "two_requests_whose_states_are_exchanged_are_found",
     ],
 }
 TRANSFERS = {

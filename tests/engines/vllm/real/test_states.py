@@ -229,6 +229,53 @@ def test_a_copy_that_is_wrong_is_found_when_its_forward_begins(
     assert {violation.group for violation in rig.found} == {"state"}
 
 
+def table(rig: Rig) -> Any:
+    """The states' block table, which the next step copies from: [requests, blocks]."""
+    if hasattr(rig.runner, "req_states"):
+        return rig.runner.block_tables.block_tables[1].gpu.numpy()
+    return rig.runner.input_batch.block_table[1].block_table.np
+
+
+def found_of(rig: Rig) -> set[tuple[Phase, Reason, int]]:
+    with rig.adapter.hooks.lock:
+        rig.canary.delivery.drain(5.0)
+    assert {row.group for row in rig.found} <= {"state"}
+    return {(row.phase, row.reason, row.slot) for row in rig.found}
+
+
+def test_two_requests_whose_states_are_exchanged_are_found(rig: Rig) -> None:
+    rig.fresh()
+    first, second = prompts(2, seed=8, shared=0)
+    rig.start({"one": first, "other": second}, 20)
+    rig.step(5)
+    rows = [rig.row_of("one"), rig.row_of("other")]
+    blocks = {rig.blocks_of(name, 1)[-1] for name in ("one", "other")}
+    assert found_of(rig) == set()
+    table(rig)[rows, 0] = table(rig)[rows[::-1], 0]
+    rig.step(1)
+    assert found_of(rig) == {(Phase.TAIL, Reason.WRITE_TOKEN, block) for block in blocks}
+    table(rig)[rows, 0] = table(rig)[rows[::-1], 0]
+    rig.finish()
+    assert {reason for _, reason, _ in found_of(rig)} == {Reason.WRITE_TOKEN}
+
+
+def test_a_table_entry_that_leads_to_a_cached_state_is_found(rig: Rig) -> None:
+    rig.fresh()
+    rig.generate(prompts(2, seed=5, shared=280, groups=1), 4)
+    cached = rig.idle_blocks(group=1)[-1]
+    rig.start({"astray": prompts(1, seed=8, shared=0)[0]}, 20)
+    rig.step(5)
+    row, own = rig.row_of("astray"), rig.blocks_of("astray", 1)[-1]
+    assert found_of(rig) == set()
+    table(rig)[row, 0] = cached
+    rig.step(1)
+    assert (Phase.TAIL, Reason.WRITE_TOKEN, cached) in found_of(rig)
+    table(rig)[row, 0] = own
+    rig.finish()
+    rig.settle()
+    assert (Phase.SWEEP, Reason.KV_DATA, cached) in found_of(rig)
+
+
 @pytest.mark.usefixtures("attached_again")
 def test_states_are_protected_where_it_is_not_known_which_tokens_are_here(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
