@@ -62,16 +62,6 @@ ALL = (
             f"{_TESTS}test_disaggregation.py::test_what_comes_without_records_gets_a_baseline",
         ),
         (
-            "not in _TRIED_BACKENDS:",
-            "is None:",
-            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
-        ),
-        (
-            "not in _TRIED_POOLS:",
-            "is None:",
-            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
-        ),
-        (
             "(found[:count, _PRINTS] != prints).any(1)",
             "torch.zeros(count, dtype=torch.bool)",
             f"{_TESTS}test_disaggregation.py::test_no_record_goes_with_bytes_of_another_computation",
@@ -87,16 +77,6 @@ ALL = (
             f"{_TESTS}test_disaggregation.py::test_no_record_goes_with_bytes_of_another_computation",
         ),
         (
-            '["a hierarchical cache"] if arguments.enable_hierarchical_cache else []',
-            "[]",
-            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
-        ),
-        (
-            '["drafts"] if arguments.speculative_algorithm is not None else []',
-            "list[str]()",
-            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
-        ),
-        (
             '{request.bootstrap_port}" if sent else ""',
             '{request.bootstrap_port}" if not sent else ""',
             f"{_TESTS}test_disaggregation.py::test_records_leave_with_the_kv_and_are_compared_when_it_is_there",
@@ -108,7 +88,45 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/tried_pairs.py",
+        (
+            "not in _TRIED_BACKENDS:",
+            "is None:",
+            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+        ),
+        (
+            "not in _TRIED_POOLS:",
+            "is None:",
+            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+        ),
+        (
+            '["a hierarchical cache"] if arguments.enable_hierarchical_cache else []',
+            "[]",
+            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+        ),
+        (
+            '["KV that is stored"] if arguments.disaggregation_decode_enable_offload_kvcache else []',
+            "[]",
+            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+        ),
+        (
+            '["drafts"] if arguments.speculative_algorithm is not None else []',
+            "list[str]()",
+            f"{_TESTS}test_disaggregation.py::test_pairs_that_were_not_run_are_untried",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/disaggregation.py",
+        (
+            "pages[: cached // int(group.allocator.page_size)] = 0",
+            "pages[:0] = 0",
+            f"{_TESTS}test_disaggregation.py::test_records_of_what_is_cached_here_replace_nobodys",
+        ),
+        (
+            "pages = state_pages[-place].copy()",
+            "pages = state_pages[-place]",
+            f"{_TESTS}test_disaggregation.py::test_records_of_what_is_cached_here_replace_nobodys",
+        ),
         (
             'if getattr(request, "pd_rebootstrap_in_progress", False) else 0',
             "if False else 0",
@@ -289,16 +307,6 @@ ALL = (
             _TIER + "test_a_draft_models_records_are_in_the_host_slots_of_the_targets",
         ),
         (
-            "            if not old:\n",
-            "            if True:\n",
-            _TIER + "test_a_page_that_the_storage_had_is_not_the_one_that_was_offered",
-        ),
-        (
-            "0 if found is None else found.cpu()",
-            "records[transfer.host_indices.cpu().long()] if found is None else found.cpu()",
-            _TIER + "test_where_no_record_could_be_read_the_last_one_is_gone",
-        ),
-        (
             "*self._packed.get(id(transfer.device_pool), ())",
             "*()",
             _TIER + "test_drafts_that_are_packed_leave_with_the_target_and_come_back_by_themselves",
@@ -307,6 +315,16 @@ ALL = (
             "self._stored[key][index] if",
             "self._stored[key][0] + index if",
             _TIER + "test_drafts_that_are_packed_leave_with_the_target_and_come_back_by_themselves",
+        ),
+        (
+            "            if not old:\n",
+            "            if True:\n",
+            _TIER + "test_a_page_that_the_storage_had_is_not_the_one_that_was_offered",
+        ),
+        (
+            "0 if found is None else found.cpu()",
+            "records[transfer.host_indices.cpu().long()] if found is None else found.cpu()",
+            _TIER + "test_where_no_record_could_be_read_the_last_one_is_gone",
         ),
     ),
     *mutants(

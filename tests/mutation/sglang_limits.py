@@ -55,8 +55,8 @@ LIMITS = mutants(
     ),
     ("            _check_host_tier(arguments)\n", "            pass\n", _PAIRS),
     (
-        "if (storage := arguments.hicache_storage_backend) is not None:",
-        "if (storage := None) is not None:",
+        'if role == "decode" and storage is not None:',
+        "if storage is not None:",
         _PAIRS,
     ),
     (

@@ -16,11 +16,9 @@ from canary_obs.engines.sglang.allocation import kv_allocation
 from canary_obs.engines.sglang.batch_views import BatchViews
 from canary_obs.engines.sglang.device_views import DeviceViews
 from canary_obs.engines.sglang.disaggregation import (
-    ROLES,
     TransferHooks,
     draft_groups,
     found_groups,
-    untried_pair,
 )
 from canary_obs.engines.sglang.freed_slots import freed_slots
 from canary_obs.engines.sglang.groups import FULL, SWA, pools_by_group
@@ -35,6 +33,7 @@ from canary_obs.engines.sglang.state_hooks import StateHooks
 from canary_obs.engines.sglang.states import STATE, slot_of
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks
+from canary_obs.engines.sglang.tried_pairs import ROLES, untried_pair
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.method_patches import MethodPatches

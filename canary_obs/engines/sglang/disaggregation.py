@@ -12,7 +12,6 @@ from torch import Tensor
 from canary_kernels.layout import FINGERPRINT_K, FINGERPRINT_V
 from canary_obs.copy_records.spliced_records import SplicedRecords
 from canary_obs.engine_api.observer import Observer
-from canary_obs.engines.sglang.deepseek_v4 import POOL
 from canary_obs.engines.sglang.groups import (
     FoundGroups,
     SglangGroup,
@@ -26,40 +25,12 @@ from canary_obs.engines.sglang.speculation import draft_runners
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
-ROLES = ("prefill", "decode")
-_TRIED_BACKENDS = ("nixl", "mooncake")  # of `disaggregation_transfer_backend`: those of which pairs were run
-_TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", POOL)
-_TRIED_WITH_FEATURES = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
-_RANKS = ("pp_size", "dp_size", "attn_dp_size")
 _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SENT = "_kv_canary_sent"  # of a request: its _Sent
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 _FOUND = "_kv_canary_found"  # of a scheduler that is being built: its FoundGroups
 # Components of state that are sent whole: of all pages of a prompt, and of those of its window.
 _WHOLE, _WINDOWED = "BLOCK_SCALE", "BLOCK_SCALE_SWA"
-
-
-def untried_pair(arguments: Any, pool: Any) -> str | None:
-    """What of a server's place in a pair has not been run to its end; None = nothing."""
-    if arguments.disaggregation_mode not in ROLES:
-        return None
-    pair = "prefill and decode on different servers of SGLang"
-    if (backend := arguments.disaggregation_transfer_backend) not in _TRIED_BACKENDS:
-        return f"{pair} over {backend}: tested are those over {', '.join(_TRIED_BACKENDS)}"
-    if (held := type(pool).__name__) not in _TRIED_POOLS:
-        return f"{pair} with a {held}: tested are those with {', '.join(_TRIED_POOLS)}"
-    for name in _RANKS:
-        if (value := getattr(arguments, name, 1)) > 1:  # SGLang 0.5.16 has no attn_dp_size
-            return f"{pair} with {name}={value}: tested are those of tensor ranks"
-    features = ["drafts"] if arguments.speculative_algorithm is not None else []
-    features += ["a hierarchical cache"] if arguments.enable_hierarchical_cache else []
-    for what in features:
-        if held != _TRIED_POOLS[0]:
-            return f"{pair} with {what} and a {held}: tested are those with {_TRIED_POOLS[0]}"
-        for name, tried in _TRIED_WITH_FEATURES.items():
-            if (value := getattr(arguments, name)) != tried:
-                return f"{pair} with {what} and {name}={value}: tested are those with {tried}"
-    return None
 
 
 def found_groups(scheduler: Any) -> FoundGroups:
@@ -155,7 +126,9 @@ class TransferHooks:
         else:
             queue = self._scheduler.disagg_decode_transfer_queue
             patches.wrap(queue, "_commit_transfer_to_req", self._around_commit)
-            patches.wrap(self._scheduler.disagg_decode_prealloc_queue, "_pre_alloc", self._around_pre_alloc)
+            allocating = self._scheduler.disagg_decode_prealloc_queue
+            patches.wrap(allocating, "_pre_alloc", self._around_pre_alloc)
+            patches.wrap(allocating, "_send_kv_metadata", self._around_metadata)
 
     def _around_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def send_kv_chunk(req: Any, *more: Any, **named: Any) -> Any:
@@ -174,6 +147,16 @@ class TransferHooks:
             return slots
 
         return pre_alloc
+
+    def _around_metadata(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def send_kv_metadata(
+            decode_req: Any, slots: Any, page_size: int, state_pages: Any = None, **named: Any
+        ) -> Any:
+            cached = int(named.get("decode_prefix_len") or 0)
+            guarded(self._observer, "transfer", self._redirect, state_pages, cached)
+            return original(decode_req, slots, page_size, state_pages, **named)
+
+        return send_kv_metadata
 
     def _around_commit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def commit(decode_req: Any, *more: Any, **named: Any) -> Any:
@@ -196,6 +179,19 @@ class TransferHooks:
             awaited = (pages[:, None] * held + of_pages).reshape(-1)
             self._observer.before_load(name, awaited)
             self._observer.invalidated(name, awaited)
+
+    def _redirect(self, state_pages: Any, cached: int) -> None:
+        """Records of the first `cached` tokens, which this server has itself, go to page 0: nobody's.
+
+        Of tokens that HiCache has yet to load the table still names slots of others, whose records these
+        would replace. `state_pages`: of each component of state, whose last ones are the records.
+        """
+        for place, name in enumerate(reversed(list(self._spliced)), 1):
+            group = self._groups[name]
+            if cached and group.view.window is None:
+                pages = state_pages[-place].copy()  # it may be a view of the request table
+                pages[: cached // int(group.allocator.page_size)] = 0
+                state_pages[-place] = pages
 
     def _note_sent(self, request: Any) -> None:
         """What its chunks were sent from, from position 0 on."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from canary_obs.engines.sglang.deepseek_v4 import POOL, is_deepseek_v4
-from canary_obs.engines.sglang.disaggregation import ROLES
 from canary_obs.engines.sglang.groups import has_states, has_windows
 from canary_obs.engines.sglang.host_tier import copied_to_host, host_controller
 from canary_obs.engines.sglang.index_keys import has_index_keys
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners, drafts_trees
+from canary_obs.engines.sglang.tried_pairs import ROLES
 from canary_obs.engines.sglang.versions import check_device
 from canary_obs.errors import UnsupportedEngine
 
@@ -32,7 +32,6 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "disaggregation_mode": (("null", *ROLES), "this role"),
     "enable_pd_role_switch": ((False,), "servers that change their role"),
     "disaggregation_decode_host_receive_threshold": ((1.0,), "KV that is received in host memory"),
-    "disaggregation_decode_enable_offload_kvcache": ((False,), "KV that moves to the host and back"),
     "enable_pdmux": ((False,), "prefills that are split into several forwards"),
     "dllm_algorithm": ((None,), "diffusion models, which write a slot several times"),
     "enable_streaming_session": ((False,), "slots that a session keeps between requests"),
@@ -123,11 +122,10 @@ def check_scheduler(scheduler: Any, version: str) -> None:
 
 def _check_host_tier(arguments: Any) -> None:
     """Of a server that prefills or decodes only."""
-    what = "a hierarchical cache and disaggregation_mode"
-    if (role := arguments.disaggregation_mode) != "prefill":
-        raise _refused(f"{what}={role!r}", "KV of both", "one or the other")
-    if (storage := arguments.hicache_storage_backend) is not None:
-        raise _refused(f"{what}={role!r} with storage {storage!r}", "KV of both", "no storage")
+    role, storage = arguments.disaggregation_mode, arguments.hicache_storage_backend
+    if role == "decode" and storage is not None:
+        what = f"a hierarchical cache and disaggregation_mode={role!r} with storage {storage!r}"
+        raise _refused(what, "KV that is loaded while other KV arrives", "no storage")
 
 
 # With index keys or compressed entries: setting -> its covered value, and what the others would take.

@@ -13,11 +13,10 @@ from canary_obs.copy_records.spliced_records import SplicedRecords
 from canary_obs.engines.sglang.disaggregation import (
     _NOWHERE,
     _SPLICED,
-    _TRIED_POOLS,
     TransferHooks,
     _records_for,
-    untried_pair,
 )
+from canary_obs.engines.sglang.tried_pairs import _TRIED_POOLS, untried_pair
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
@@ -70,7 +69,9 @@ def request(first: int = 0, length: int = 6, host: str = "127.0.0.1") -> Any:
 def server(role: str, spliced: dict[str, SplicedRecords], sent: list[Any]) -> Any:
     pool = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=TABLE))
     queue = SimpleNamespace(_commit_transfer_to_req=lambda given: sent.append(given))
-    before = SimpleNamespace(_pre_alloc=lambda *given: given[-1])
+    before = SimpleNamespace(
+        _pre_alloc=lambda *given: given[-1], _send_kv_metadata=lambda *given, **_: sent.append(given[-1])
+    )
     return SimpleNamespace(
         tp_worker=SimpleNamespace(model_runner=pool), server_args=SimpleNamespace(disaggregation_mode=role),
         send_kv_chunk=lambda req, **_: sent.append(req), disagg_decode_transfer_queue=queue,
@@ -207,6 +208,23 @@ def test_nothing_is_known_of_the_pages_that_are_to_arrive() -> None:
     assert observer.before == [arrived[:2] for arrived in observer.arrived]
 
 
+def test_records_of_what_is_cached_here_replace_nobodys() -> None:
+    """Of tokens that HiCache has yet to load the request table names slots that were another request's."""
+    spliced = {"full": records(), "swa": records()}
+    groups = {"full": group(page=2), "swa": group(window=4, page=2)}
+    decode, observer, _ = hooks("decode", spliced, groups)
+    sent = list[Any]()
+    table, window = torch.tensor([3, 4, 5]).numpy(), torch.tensor([6, 7]).numpy()
+    queue = decode.disagg_decode_prealloc_queue
+    for cached in (4, 0):
+        given = [None, table, window]
+        queue._send_kv_metadata(None, None, 2, given, decode_prefix_len=cached)
+        sent.append([pages if pages is None else pages.tolist() for pages in given])
+    assert sent == [[None, [0, 0, 5], [6, 7]], [None, [3, 4, 5], [6, 7]]]
+    assert table.tolist() == [3, 4, 5], "SGLang's own"
+    assert observer.faults == []
+
+
 def test_a_request_that_is_computed_anew_has_its_answer_sent_too() -> None:
     """Those it had before it was taken back; the token that comes along has no KV yet."""
     decode, observer, _ = hooks("decode", {}, {"full": group()})
@@ -234,6 +252,7 @@ def test_a_fault_of_the_canary_does_not_reach_the_engine() -> None:
 
 
 _TIER = {"enable_hierarchical_cache": True, "pool": "MHATokenToKVPool", "disaggregation_mode": "prefill"}
+_OFFLOADS = {"disaggregation_decode_enable_offload_kvcache": True, "pool": "MHATokenToKVPool"}
 _DRAFTS = {"speculative_algorithm": "EAGLE", "pool": "MHATokenToKVPool"}
 
 
@@ -263,6 +282,9 @@ _DRAFTS = {"speculative_algorithm": "EAGLE", "pool": "MHATokenToKVPool"}
             _TIER | {"pool": "MLATokenToKVPool"},
             "with a hierarchical cache and a MLATokenToKVPool: tested are those with MHATokenToKVPool",
         ),
+        (_TIER | {"disaggregation_mode": "decode"}, None),
+        (_OFFLOADS, None),
+        (_OFFLOADS | {"tp_size": 2}, "with KV that is stored and tp_size=2: tested are those with 1"),
         (_TIER | {"tp_size": 2}, "with a hierarchical cache and tp_size=2: tested are those with 1"),
         (_DRAFTS | {"tp_size": 2}, "with drafts and tp_size=2: tested are those with 1"),
         (
@@ -276,6 +298,7 @@ def test_pairs_that_were_not_run_are_untried(given: dict[str, Any], reason: str 
         "disaggregation_mode": "decode", "disaggregation_transfer_backend": "nixl",
         "tp_size": 1, "pp_size": 1, "dp_size": 1, "attn_dp_size": 1, "pool": "SWAKVPool",
         "speculative_algorithm": None, "enable_hierarchical_cache": False,
+        "disaggregation_decode_enable_offload_kvcache": False,
     } | given  # fmt: skip
     untried = untried_pair(SimpleNamespace(**run), type(run.pop("pool"), (), {})())
     assert (untried or "").endswith(reason or "")

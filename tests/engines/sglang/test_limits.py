@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from canary_obs.engines.sglang.deepseek_v4 import POOL
-from canary_obs.engines.sglang.disaggregation import ROLES
 from canary_obs.engines.sglang.limits import (
     _CLASSES,
     _CLASSES_ON_GPUS,
@@ -18,6 +17,7 @@ from canary_obs.engines.sglang.limits import (
     _WITH_OWN_KEYS,
     check_scheduler,
 )
+from canary_obs.engines.sglang.tried_pairs import ROLES
 from canary_obs.errors import UnsupportedEngine
 
 CPU, GPU = "0.5.23", "0.5.16"
@@ -109,12 +109,14 @@ def test_both_roles_of_separated_servers_pass() -> None:
     check_scheduler(scheduler(disaggregation_mode="prefill"), CPU)
     check_scheduler(scheduler(disaggregation_mode="decode"), CPU)
     tier = {"enable_hierarchical_cache": True}
-    check_scheduler(scheduler(disaggregation_mode="prefill", **tier), CPU)
-    with pytest.raises(UnsupportedEngine, match="a hierarchical cache and disaggregation_mode='decode' is"):
-        check_scheduler(scheduler(disaggregation_mode="decode", **tier), CPU)
-    stored = scheduler(disaggregation_mode="prefill", hicache_storage_backend="file", **tier)
-    with pytest.raises(UnsupportedEngine, match="disaggregation_mode='prefill' with storage 'file' is"):
-        check_scheduler(stored, CPU)
+    stored = {"hicache_storage_backend": "file"}
+    for role in ("prefill", "decode"):
+        check_scheduler(scheduler(disaggregation_mode=role, **tier), CPU)
+    check_scheduler(scheduler(disaggregation_mode="prefill", **tier, **stored), CPU)
+    offloading = {"disaggregation_decode_enable_offload_kvcache": True}
+    check_scheduler(scheduler(disaggregation_mode="decode", **stored, **offloading), CPU)
+    with pytest.raises(UnsupportedEngine, match="disaggregation_mode='decode' with storage 'file' is"):
+        check_scheduler(scheduler(disaggregation_mode="decode", **tier, **stored), CPU)
     states = scheduler(disaggregation_mode="prefill")
     states.tp_worker.model_runner.token_to_kv_pool.mamba_pool = object()
     with pytest.raises(UnsupportedEngine, match="states and disaggregation_mode"):

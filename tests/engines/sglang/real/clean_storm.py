@@ -39,6 +39,7 @@ _KINDS: list[tuple[str, dict[str, Any]]] = [
         for plain in (True, False)
     ),
     ("states", {"max_mamba_cache_size": 32}),
+    ("states", {"max_mamba_cache_size": 32, "page_size": 16, "disable_overlap_schedule": False}),
     ("llama", TIER | {"hicache_write_policy": "write_through"}),
     ("llama", TIER | {"hicache_write_policy": "write_back", "page_size": 16}),
     ("windows", TIER | {"hicache_write_policy": "write_through", "disable_overlap_schedule": False}),
@@ -48,6 +49,22 @@ _KINDS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"speculative_algorithm": "EAGLE3", **_CHAIN}),
     ("llama", {"speculative_algorithm": "STANDALONE", **_TREE}),
     ("llama", {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6}),
+    ("next tokens", {"speculative_algorithm": "NEXTN", **_CHAIN}),
+    *(
+        (
+            model,
+            TIER | {"hicache_write_policy": policy, "page_size": page, "speculative_algorithm": kind} | more,
+        )
+        for model, kind, more, policy, page in (
+            ("llama", "EAGLE", _CHAIN, "write_through", 16),
+            ("llama", "EAGLE", _TREE, "write_back", 1),
+            ("llama", "EAGLE3", _CHAIN, "write_back", 16),
+            ("llama", "STANDALONE", _TREE, "write_through", 1),
+            ("llama", "NGRAM", {"speculative_num_draft_tokens": 6}, "write_back", 1),
+            ("next tokens", "NEXTN", _CHAIN, "write_through", 1),
+            ("next tokens", "NEXTN", _TREE, "write_back", 1),
+        )
+    ),
     ("index keys", {"page_size": index_keys.PAGE, "max_total_tokens": 1280, "enable_mixed_chunk": True}),
     *(
         (
@@ -147,7 +164,7 @@ def _ran(folder: Path, model: str, settings: dict[str, Any], seed: int) -> dict[
     algorithm = str(settings.get("speculative_algorithm"))
     if algorithm.startswith("EAGLE"):
         given["speculative_draft_model_path"] = str(make_draft(folder, algorithm.lower()))
-    elif algorithm == "STANDALONE":
+    elif algorithm in ("STANDALONE", "NEXTN"):
         given["speculative_draft_model_path"] = str(target)
     os.environ["KV_CANARY_MODE"] = "log"
     rig = Rig(target, **given)

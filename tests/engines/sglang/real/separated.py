@@ -41,7 +41,7 @@ from tests.engines.sglang.real.separated_plans import Found, Outcome, Plan
 from tests.engines.sglang.real.traffic import prompts
 from tests.engines.vllm.real.server import wait_until
 
-_SECONDS = 240.0
+_SECONDS = 900.0
 # Of DeepSeek-V4: SGLang sends the states of each request, and has room for more than run.
 _STATES = {"num_req_slots": 32, "c4_state_pool_size": 256, "c128_state_pool_size": 32 * 128}
 _ROOM = 1000
@@ -247,6 +247,9 @@ if __name__ == "__main__":
     os.environ.update(
         HF_HUB_OFFLINE="1", KV_CANARY_MODE="log", UCX_TLS="tcp,self,sm", MOONCAKE_PROTOCOL="tcp",
         TRITON_INTERPRET="1", TORCHDYNAMO_DISABLE="1",  # for the pools' kernels; before Triton is imported
+        # A loaded machine: what SGLang takes for the other server's end would end requests.
+        SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE="10000", SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT="3600",
+        SGLANG_DISAGGREGATION_WAITING_TIMEOUT="3600", SGLANG_DISAGGREGATION_ENGINE_INIT_TIMEOUT="3600",
         KV_CANARY_TRANSFER_RECORDS=os.environ.get("KV_CANARY_TRANSFER_RECORDS", "true"),
     )  # fmt: skip
     streams.install()

@@ -28,7 +28,7 @@ from tests.engines.sglang.real.traffic import prompts
 
 _ROOT = Path(__file__).parents[4]
 ROLES = ("prefill", "decode")
-pytestmark = pytest.mark.timeout(600)  # the first test runs all pairs
+pytestmark = pytest.mark.timeout(2400)  # the first test runs all pairs, a few minutes on an idle machine
 
 
 def _run(folder: Path, plans: list[Plan]) -> None:
@@ -59,7 +59,7 @@ def _run(folder: Path, plans: list[Plan]) -> None:
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
     """Until both have ended, or one of them has failed: the other would wait for it."""
-    for process in itertools.islice(itertools.cycle(processes), 500):
+    for process in itertools.islice(itertools.cycle(processes), 2000):
         codes = [other.poll() for other in processes]
         if any(codes) or None not in codes:
             return

@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any
 
-_SECONDS = 240.0
+_SECONDS = 900.0
 
 
 def install(role: str) -> None:

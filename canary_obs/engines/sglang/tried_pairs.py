@@ -1,0 +1,37 @@
+"""Which servers that prefill or decode only have been run as pairs to their end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from canary_obs.engines.sglang.deepseek_v4 import POOL
+
+ROLES = ("prefill", "decode")
+_TRIED_BACKENDS = ("nixl", "mooncake")  # of `disaggregation_transfer_backend`: those of which pairs were run
+_TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", POOL)
+_TRIED_WITH_FEATURES = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
+_RANKS = ("pp_size", "dp_size", "attn_dp_size")
+
+
+def untried_pair(arguments: Any, pool: Any) -> str | None:
+    """What of a server's place in a pair has not been run to its end; None = nothing."""
+    if arguments.disaggregation_mode not in ROLES:
+        return None
+    pair = "prefill and decode on different servers of SGLang"
+    if (backend := arguments.disaggregation_transfer_backend) not in _TRIED_BACKENDS:
+        return f"{pair} over {backend}: tested are those over {', '.join(_TRIED_BACKENDS)}"
+    if (held := type(pool).__name__) not in _TRIED_POOLS:
+        return f"{pair} with a {held}: tested are those with {', '.join(_TRIED_POOLS)}"
+    for name in _RANKS:
+        if (value := getattr(arguments, name, 1)) > 1:  # SGLang 0.5.16 has no attn_dp_size
+            return f"{pair} with {name}={value}: tested are those of tensor ranks"
+    features = ["drafts"] if arguments.speculative_algorithm is not None else []
+    features += ["a hierarchical cache"] if arguments.enable_hierarchical_cache else []
+    features += ["KV that is stored"] if arguments.disaggregation_decode_enable_offload_kvcache else []
+    for what in features:
+        if held != _TRIED_POOLS[0]:
+            return f"{pair} with {what} and a {held}: tested are those with {_TRIED_POOLS[0]}"
+        for name, tried in _TRIED_WITH_FEATURES.items():
+            if (value := getattr(arguments, name)) != tried:
+                return f"{pair} with {what} and {name}={value}: tested are those with {tried}"
+    return None
