@@ -194,13 +194,13 @@ BLOCKS = mutants(
         _MAP + "test_blocks_that_are_cached_in_part",
     ),
     (
-        "        self._reported = None\n        keys = self._keys.get(block, 0)\n",
+        "        self.reported = None\n        keys = self._keys.get(block, 0)\n",
         "        keys = self._keys.get(block, 0)\n",
         _MAP + "test_blocks_that_are_cached_in_part",
     ),
     (
-        "        self._reported = None\n        self._keys.update(new)\n",
-        "        self._keys.update(new)\n",
+        "        self.reported = None\n        self._new_keys.append(key)\n",
+        "        self._new_keys.append(key)\n",
         _MAP + "test_what_a_map_holds_at_first_is_counted",
     ),
     (
@@ -214,17 +214,17 @@ BLOCKS = mutants(
         _MAP + "test_blocks_that_are_counted_together_are_counted_as_one_by_one[4096]",
     ),
     (
-        "        self._reported = None\n        keys = self._keys.pop(block, 0)\n",
+        "        self.reported = None\n        keys = self._keys.pop(block, 0)\n",
         "        keys = self._keys.pop(block, 0)\n",
         _MAP + "test_blocks_count_once_however_many_keys_they_have",
     ),
     (
-        "            self._reported = None\n            self._leave_room(group, block, room)",
+        "            self.reported = None\n            self._leave_room(group, block, room)",
         "            self._leave_room(group, block, room)",
         _MAP + "test_blocks_that_are_cached_in_part",
     ),
     (
-        "        self._reported = None\n        for group, cached",
+        "        self.reported = None\n        for group, cached",
         "        for group, cached",
         _MAP + "test_a_reset_removes_all_and_is_remembered_by_the_next_map",
     ),

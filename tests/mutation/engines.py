@@ -191,6 +191,9 @@ STEADY = mutants(
 
 _REPORTS = "tests/engines/vllm/test_scheduler_reports.py::"
 
+_ATTACHED = "tests/engines/vllm/test_output_reports.py::"
+_ALIKE = _ATTACHED + "test_the_same_is_attached_as_by_all_reports"
+
 SCHEDULER = (
     *mutants(
         "canary_obs/engines/vllm/scheduler_reports.py",
@@ -199,16 +202,35 @@ SCHEDULER = (
             'overhead["scheduler"] = spent',
             _REPORTS + "test_the_time_of_reports_reaches_the_worker_since_it_attached",
         ),
+    ),
+    *mutants(
+        "canary_obs/engines/vllm/output_reports.py",
         (
-            "        except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on",
+            "        except Exception as error:  # noqa: BLE001 - as above",
             "        except ZeroDivisionError as error:",
             _REPORTS + "test_a_report_that_fails_keeps_no_other_back",
         ),
+        (
+            "        due = REPORTS\n",
+            "        due = ()\n",
+            _ATTACHED + "test_what_cannot_be_asked_is_reported_as_a_whole",
+        ),
+        ("pool.__dict__.get(PENDING) or ADMITTED in", "ADMITTED in", _ALIKE),
+        (
+            "pool.__dict__.get(PENDING) or ADMITTED in manager.coordinator.__dict__",
+            "pool.__dict__.get(PENDING)",
+            _ALIKE,
+        ),
+        ("count is None or count.reported is None or due", "count is None", _ALIKE),
+        ("unchanged is None or due or noted.get(TOKENS)", "unchanged is None", _ALIKE),
+        ("    if output.scheduled_new_reqs:\n", "    if False:\n", _ALIKE),
+        ("held.get(HEALER_ATTRIBUTE) is not None", "False", _ALIKE),
+        ("    if output.total_num_scheduled_tokens:\n", "    if True:\n", _ALIKE),
     ),
     *mutants(
-        "canary_obs/engines/vllm/block_events.py",
+        "canary_obs/engines/vllm/pending_events.py",
         (
-            "    vars(pool).setdefault(_PENDING, []).append(EventsLost(1))",
+            "    vars(pool).setdefault(PENDING, []).append(EventsLost(1))",
             "    pass",
             _REPORTS + "test_events_that_cannot_be_recorded_are_lost_and_said",
         ),

@@ -29,7 +29,6 @@ from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.allocation import kv_allocation
 from canary_obs.engines.vllm.attention_tables import AttentionTables
 from canary_obs.engines.vllm.block_changes import BlockChanges
-from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.cache_count import COUNTS_ATTRIBUTE
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.connector_reports import ConnectorReports
@@ -37,6 +36,7 @@ from canary_obs.engines.vllm.draft_groups import DraftGroups
 from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, ForwardCount
 from canary_obs.engines.vllm.groups import find_groups
 from canary_obs.engines.vllm.heal_link import HEALS_ATTRIBUTE, HealLink
+from canary_obs.engines.vllm.pending_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.readable_modules import keep_modules_readable
 from canary_obs.engines.vllm.request_changes import FollowsRequests, changes_of
 from canary_obs.engines.vllm.scales import KVScales

@@ -2,56 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from struct import pack
 from typing import Any
 
-import numpy as np
-
 from canary_obs.engines.toolkit.method_patches import MethodPatches
-from canary_obs.engines.vllm.admissions import ADMITTED, around_new_computed_blocks, take_admitted
-from canary_obs.engines.vllm.cache_count import (
-    carry_over,
-    count_of,
-    instrument_map,
-    instrument_map_class,
-    send_counts,
-)
-from canary_obs.engines.vllm.context_parallel import block_tokens
-from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE, number_output
-from canary_obs.engines.vllm.heal_scheduler import heal_all, heal_one, send_heals
-from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_connector, send_keys
-from canary_obs.engines.vllm.pool_events import (
-    BlockEvent,
-    EventsLost,
-    Loaded,
-    LoadTokens,
-    Partial,
-    Published,
-    PublishedRun,
-)
-from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, UNCHANGED, note_hit, send_hits
-from canary_obs.engines.vllm.scheduler_reports import (
-    FAULTS_ATTRIBUTE,
-    SECONDS_ATTRIBUTE,
-    attach_reports,
-    log_fault,
-)
-from canary_obs.engines.vllm.token_chains import (
-    CHAINS_ATTRIBUTE,
-    TokenChains,
-    chains_of,
-    send_tokens,
-)
-from canary_obs.engines.vllm.trace_headers import send_traces
-
-log = logging.getLogger("canary_obs")
-EVENTS_ATTRIBUTE = "kv_canary_block_events"  # of SchedulerOutput; sent with it to every worker
-_PENDING = "_kv_canary_pending"  # of BlockPool: events since the last `schedule`
-_ADMIT = "allocate_new_computed_blocks"
-_MAX_PENDING = 1 << 20  # bounds the memory of a pool whose scheduler is not instrumented
+from canary_obs.engines.vllm.admissions import around_new_computed_blocks
+from canary_obs.engines.vllm.cache_count import carry_over, count_of, instrument_map, instrument_map_class
+from canary_obs.engines.vllm.forward_count import FORWARDS_ATTRIBUTE
+from canary_obs.engines.vllm.heal_scheduler import heal_all, heal_one
+from canary_obs.engines.vllm.offload_keys import follow_new_schedulers, instrument_connector
+from canary_obs.engines.vllm.output_reports import around_schedule
+from canary_obs.engines.vllm.pending_events import ADMIT, PENDING, lost, record, record_safely
+from canary_obs.engines.vllm.pool_events import Partial, Published, PublishedRun
+from canary_obs.engines.vllm.prefix_hits import TOKENS, TOTALS, UNCHANGED
+from canary_obs.engines.vllm.scheduler_reports import FAULTS_ATTRIBUTE, SECONDS_ATTRIBUTE
+from canary_obs.engines.vllm.token_chains import CHAINS_ATTRIBUTE, TokenChains
 
 
 def instrument_scheduler_classes(patches: MethodPatches) -> None:
@@ -63,8 +29,8 @@ def instrument_scheduler_classes(patches: MethodPatches) -> None:
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(BlockPool, name, make)
     instrument_map_class(patches)
-    patches.wrap(KVCacheCoordinator, _ADMIT, around_new_computed_blocks)
-    patches.wrap(Scheduler, "schedule", _around_schedule)
+    patches.wrap(KVCacheCoordinator, ADMIT, around_new_computed_blocks)
+    patches.wrap(Scheduler, "schedule", around_schedule)
     heal_all(patches, Scheduler)
     patches.wrap(Scheduler, "__init__", partial(follow_new_schedulers, patches))
 
@@ -72,7 +38,7 @@ def instrument_scheduler_classes(patches: MethodPatches) -> None:
 def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     """Wrap the methods of one scheduler and what it owns."""
     manager = scheduler.kv_cache_manager
-    patches.set(manager.block_pool, _PENDING, [])
+    patches.set(manager.block_pool, PENDING, [])
     patches.set(scheduler, FORWARDS_ATTRIBUTE, 0)
     patches.set(manager, TOKENS, {})
     patches.set(manager, TOTALS, [0] * len(manager.kv_cache_config.kv_cache_groups))
@@ -86,8 +52,8 @@ def instrument_scheduler(patches: MethodPatches, scheduler: Any) -> None:
     for name, make in _POOL_WRAPPERS.items():
         patches.wrap(manager.block_pool, name, _bound(manager.block_pool, make))
     coordinator = manager.coordinator
-    patches.wrap(coordinator, _ADMIT, _bound(coordinator, around_new_computed_blocks))
-    patches.wrap(scheduler, "schedule", _bound(scheduler, _around_schedule))
+    patches.wrap(coordinator, ADMIT, _bound(coordinator, around_new_computed_blocks))
+    patches.wrap(scheduler, "schedule", _bound(scheduler, around_schedule))
     heal_one(patches, scheduler)
 
 
@@ -106,32 +72,6 @@ def _bound(owner: Any, make: _Make) -> _Make:
     return make_bound
 
 
-def _guarded(pool: Any, what: str, record: Callable[[], None]) -> None:
-    """Record events. If that fails, the workers forget what is cached, and their next sweep says so."""
-    try:
-        record()
-    except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on
-        _lost(pool, what, error)
-
-
-def _lost(pool: Any, what: str, error: Exception) -> None:
-    log_fault(pool, what, error)
-    vars(pool).setdefault(_PENDING, []).append(EventsLost(1))
-
-
-def _record(pool: Any, event: BlockEvent) -> None:
-    pending = pool.__dict__.setdefault(_PENDING, [])
-    if len(pending) >= _MAX_PENDING:
-        lost = sum(event.events if isinstance(event, EventsLost) else 1 for event in pending)
-        pending[:] = [EventsLost(lost)]
-        log.warning(
-            "canary_obs: vLLM's block pool changed %d times without a call of Scheduler.schedule, the limit "
-            "is %d: its prefix cache is not swept until it is reset; use vLLM's own scheduler class",
-            lost, _MAX_PENDING,
-        )  # fmt: skip
-    pending.append(event)
-
-
 def _around_cache_full_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
     def cache_full_blocks(
         pool: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int,
@@ -142,15 +82,15 @@ def _around_cache_full_blocks(original: Callable[..., Any]) -> Callable[..., Any
             *rest, **kwargs,
         )  # fmt: skip
 
-        try:  # not by `_guarded`: of many requests that decode, some fill a block in each step
+        try:  # not by `record_safely`: of many requests that decode, some fill a block in each step
             for start, stop in _cached_runs(blocks, num_cached_blocks, num_full_blocks):
                 before = blocks[start - 1] if start else None
                 previous = -1 if before is None or before.is_null else before.block_id
                 group, rest = kv_cache_group_id, (start, previous, block_size)
                 ids = tuple([block.block_id for block in blocks[start:stop]])
-                _record(pool, PublishedRun(group, ids, *rest) if ids[1:] else Published(group, ids[0], *rest))
+                record(pool, PublishedRun(group, ids, *rest) if ids[1:] else Published(group, ids[0], *rest))
         except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on
-            _lost(pool, "cache_full_blocks", error)
+            lost(pool, "cache_full_blocks", error)
         return result
 
     return cache_full_blocks
@@ -175,15 +115,15 @@ def _around_cache_partial_block(original: Callable[..., Any]) -> Callable[..., A
     ) -> Any:  # fmt: skip
         key = original(pool, request, block, num_tokens, kv_cache_group_id, block_size, *rest, **kwargs)
 
-        def record() -> None:
+        def note() -> None:
             index = (num_tokens - 1) // block_size
             filled = num_tokens - index * block_size
-            _record(pool, Partial(kv_cache_group_id, block.block_id, index, filled))
+            record(pool, Partial(kv_cache_group_id, block.block_id, index, filled))
             count = count_of(pool.cached_block_hash_to_block)
             count.fill(kv_cache_group_id, block.block_id, block_size - filled)
 
         if key is not None:
-            _guarded(pool, "cache_partial_block", record)
+            record_safely(pool, "cache_partial_block", note)
         return key
 
     return cache_partial_block
@@ -192,11 +132,13 @@ def _around_cache_partial_block(original: Callable[..., Any]) -> Callable[..., A
 def _around_move_block_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
     def move_block_hashes(pool: Any, src_block: Any, dst_block: Any) -> Any:
         found: list[Published | Partial | None] = []
-        _guarded(pool, "move_block_hashes", lambda: found.append(_last_publication(pool, src_block.block_id)))
+        record_safely(
+            pool, "move_block_hashes", lambda: found.append(_last_publication(pool, src_block.block_id))
+        )
         result = original(pool, src_block, dst_block)
         if found and (known := found[0]) is not None:
-            _guarded(
-                pool, "move_block_hashes", lambda: _record(pool, known._replace(block=dst_block.block_id))
+            record_safely(
+                pool, "move_block_hashes", lambda: record(pool, known._replace(block=dst_block.block_id))
             )
         return result
 
@@ -205,7 +147,7 @@ def _around_move_block_hashes(original: Callable[..., Any]) -> Callable[..., Any
 
 def _last_publication(pool: Any, block: int) -> Published | Partial | None:
     # Older events were sent already; the moved block is then checked by the patrol, but not by sweeps.
-    for event in reversed(vars(pool).get(_PENDING, ())):
+    for event in reversed(vars(pool).get(PENDING, ())):
         if isinstance(event, Published | Partial) and event.block == block:
             return event
         if isinstance(event, PublishedRun) and block in event.blocks:
@@ -217,10 +159,10 @@ def _around_remove_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
     def _remove_cached_block_hashes(pool: Any, block: Any) -> Any:
         hashes = original(pool, block)
         if hashes:
-            try:  # not by `_guarded`: a long prompt displaces hundreds of blocks
-                _record(pool, block.block_id)
+            try:  # not by `record_safely`: a long prompt displaces hundreds of blocks
+                record(pool, block.block_id)
             except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on
-                _lost(pool, "_remove_cached_block_hashes", error)
+                lost(pool, "_remove_cached_block_hashes", error)
         return hashes
 
     return _remove_cached_block_hashes
@@ -231,64 +173,16 @@ def _around_reset(original: Callable[..., Any]) -> Callable[..., Any]:
         held = getattr(pool, "cached_block_hash_to_block", None)
         done = original(pool)
 
-        def record() -> None:
-            _record(pool, None)
+        def note() -> None:
+            record(pool, None)
             carry_over(held, pool.cached_block_hash_to_block)
 
         if done:
-            _guarded(pool, "reset_prefix_cache", record)
+            record_safely(pool, "reset_prefix_cache", note)
         return done
 
     return reset_prefix_cache
 
-
-def _record_admitted(scheduler: Any, manager: Any) -> None:
-    for request, hit, start, stop in take_admitted(manager.coordinator):
-        if hit:
-            note_hit(manager, request, hit)
-        if start < stop:
-            _record_loads(scheduler, scheduler.requests[request], start, stop)
-
-
-def _record_loads(scheduler: Any, request: Any, start: int, stop: int) -> None:
-    name, manager = request.request_id, scheduler.kv_cache_manager
-    if request.prompt_embeds is None:  # else its prompt has no tokens
-        ids = request.all_token_ids[:stop]
-        tokens = pack(f"{len(ids)}i", *ids)  # in half the time that numpy takes
-        _record(manager.block_pool, LoadTokens(name, tokens))
-        chains_of(scheduler).expect(name, np.frombuffer(tokens, dtype=np.int32))
-    for number, blocks in enumerate(manager.get_block_ids(name)):
-        size = block_tokens(manager, number)
-        first = start // size
-        ids = tuple(blocks[first : -(-stop // size)])
-        if any(ids):
-            _record(manager.block_pool, Loaded(number, ids, first, start, stop, name))
-
-
-def _around_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
-    def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        output = original(scheduler, *args, **kwargs)
-        attach_reports(scheduler, output, _REPORTS)
-        return output
-
-    return schedule
-
-
-def send_events(scheduler: Any, output: Any) -> None:
-    """Let the pool's events since the last output travel with this one to every worker."""
-    manager = scheduler.kv_cache_manager
-    pool = manager.block_pool
-    if ADMITTED in manager.coordinator.__dict__:  # not when it is admitted: its blocks may still change
-        _guarded(pool, _ADMIT, lambda: _record_admitted(scheduler, manager))
-    pending = pool.__dict__.get(_PENDING, ())
-    output.__dict__[EVENTS_ATTRIBUTE] = tuple(pending)
-    if pending:
-        pending.clear()
-
-
-# In this order: counts are of the map as it is after the events. Each of them is called in every step, and
-# first asks whether there is anything new.
-_REPORTS = send_events, number_output, send_counts, send_hits, send_keys, send_tokens, send_traces, send_heals
 
 _POOL_WRAPPERS: dict[str, _Make] = {
     "cache_full_blocks": _around_cache_full_blocks,

@@ -12,7 +12,7 @@ from canary_obs.engines.vllm.scheduler_reports import FAULTS_ATTRIBUTE, log_faul
 
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 COUNTS_ATTRIBUTE = "kv_canary_cached_counts"  # of SchedulerOutput: BlockCounts by vLLM's group number
-_COUNT = "_kv_canary_count"  # of BlockHashToBlockMap: its MapCount
+COUNT = "_kv_canary_count"  # of BlockHashToBlockMap: its MapCount
 _MOST_NEW = 1 << 12  # keys that are counted together
 
 
@@ -37,13 +37,15 @@ class MapCount:
         self._cached: dict[int, int] = {}  # by group, as are those below
         self._removed: dict[int, int] = {}
         self._short: dict[int, Counter[int]] = {}  # blocks, by the room that they have
-        self._reported: tuple[BlockCounts, ...] | None = None  # by group, since the last change
+        # What `all_counts` has returned last; None = something has changed since.
+        self.reported: tuple[BlockCounts, ...] | None = None
         # Taken by the map, and not counted yet: a prompt that was loaded brings hundreds of blocks at once.
         self._new_keys: list[Any] = []
         self._new_blocks: list[int] = []
 
     def take(self, key: Any, block: int) -> None:
         """The map has taken a new key of a block; it is counted with the others, when somebody asks."""
+        self.reported = None
         self._new_keys.append(key)
         self._new_blocks.append(block)
         if len(self._new_blocks) >= _MOST_NEW:
@@ -59,14 +61,13 @@ class MapCount:
             for group, block in zip(groups, blocks, strict=True):
                 self.insert(group, block)
             return
-        self._reported = None
         self._keys.update(new)
         for group, count in Counter(groups).items():
             self._cached[group] = self._cached.get(group, 0) + count
 
     def insert(self, group: int, block: int) -> None:
         """The map has taken a new key of a block, after all that it has taken before."""
-        self._reported = None
+        self.reported = None
         keys = self._keys.get(block, 0)
         self._keys[block] = keys + 1
         if not keys:
@@ -75,7 +76,7 @@ class MapCount:
     def remove(self, group: int, block: int) -> None:
         """The map has dropped a key of a block."""
         self._settle()
-        self._reported = None
+        self.reported = None
         keys = self._keys.pop(block, 0)
         if keys > 1:
             self._keys[block] = keys - 1
@@ -89,7 +90,7 @@ class MapCount:
         """A key of this block leaves out its last `room` tokens; an earlier key of it leaves out fewer."""
         self._settle()
         if self._keys.get(block) == 1:
-            self._reported = None
+            self.reported = None
             self._leave_room(group, block, room)
 
     def _leave_room(self, group: int, block: int, room: int) -> None:
@@ -103,7 +104,7 @@ class MapCount:
     def reset(self) -> None:
         """All blocks left the map."""
         self._settle()
-        self._reported = None
+        self.reported = None
         for group, cached in self._cached.items():
             self._removed[group] = self._removed.get(group, 0) + cached
         for counted in (self._keys, self._unfilled, self._cached, self._short):
@@ -118,19 +119,17 @@ class MapCount:
 
     def all_counts(self, groups: int) -> tuple[BlockCounts, ...]:
         """Of the first `groups` groups: the same object until one of them changes."""
-        if self._new_blocks:
-            self._settle()
-        if self._reported is None or len(self._reported) != groups:
-            self._reported = tuple([self.counts(group) for group in range(groups)])
-        return self._reported
+        if self.reported is None or len(self.reported) != groups:
+            self.reported = tuple([self.counts(group) for group in range(groups)])
+        return self.reported
 
 
 def count_of(held: Any) -> MapCount:
     """The count of a map; what the map holds when it is first asked for is counted one by one."""
-    found: MapCount | None = vars(held).get(_COUNT)
+    found: MapCount | None = vars(held).get(COUNT)
     if found is None:
         found = _scanned(held, MapCount())
-        setattr(held, _COUNT, found)
+        setattr(held, COUNT, found)
     return found
 
 
@@ -144,7 +143,7 @@ def _scanned(held: Any, count: MapCount) -> MapCount:
 
 def instrument_map(patches: MethodPatches, held: Any, count: MapCount | None = None) -> None:
     """Count what one map takes and drops, and what follows it in its pool."""
-    patches.set(held, _COUNT, _scanned(held, MapCount(patches) if count is None else count))
+    patches.set(held, COUNT, _scanned(held, MapCount(patches) if count is None else count))
     patches.set(held, FAULTS_ATTRIBUTE, set())
     for name, make in (("insert", _around_insert), ("pop", _around_pop)):
         patches.wrap(held, name, partial(_bound, held, make))
@@ -166,7 +165,7 @@ def send_counts(scheduler: Any, output: Any) -> None:
     """Let the counts of a scheduler's block pool travel with an output to every worker."""
     manager = scheduler.kv_cache_manager
     held = manager.block_pool.cached_block_hash_to_block
-    count = held.__dict__.get(_COUNT) or count_of(held)
+    count = held.__dict__.get(COUNT) or count_of(held)
     output.__dict__[COUNTS_ATTRIBUTE] = count.all_counts(len(manager.kv_cache_config.kv_cache_groups))
 
 
@@ -175,7 +174,7 @@ def carry_over(before: Any, now: Any) -> None:
     count = count_of(before)
     count.reset()
     if count.patches is None:
-        setattr(now, _COUNT, count)
+        setattr(now, COUNT, count)
     elif now is not before:
         instrument_map(count.patches, now, count)
 
@@ -191,7 +190,7 @@ def _group_reader() -> Callable[[Any], int]:
 def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
     def insert(held: Any, key: Any, block: Any) -> Any:
         try:  # spelled out: a long prompt displaces hundreds of blocks
-            count = held.__dict__.get(_COUNT) or count_of(held)
+            count = held.__dict__.get(COUNT) or count_of(held)
         except Exception as error:  # noqa: BLE001 - vLLM must go on; the next sweep's count differs
             log_fault(held, "counting cached blocks", error)
             return original(held, key, block)
@@ -210,7 +209,7 @@ def _around_pop(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def pop(held: Any, key: Any, block_id: int) -> Any:
         try:
-            count = held.__dict__.get(_COUNT) or count_of(held)
+            count = held.__dict__.get(COUNT) or count_of(held)
         except Exception as error:  # noqa: BLE001 - as above
             log_fault(held, "counting cached blocks", error)
             return original(held, key, block_id)

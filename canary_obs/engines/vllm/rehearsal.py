@@ -12,8 +12,8 @@ from torch import Tensor
 from canary_obs.config import IN_PROCESS, CanaryConfig
 from canary_obs.engines.toolkit.attachment import protect
 from canary_obs.engines.vllm.adapter import VllmAdapter
-from canary_obs.engines.vllm.block_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.groups import VllmGroup
+from canary_obs.engines.vllm.pending_events import EVENTS_ATTRIBUTE
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE, TokenChains
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.runtime.canary import CanaryRuntime

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from canary_obs.engines.vllm import block_events
+from canary_obs.engines.vllm import block_events, pending_events
 from canary_obs.engines.vllm.pool_events import EventsLost, Published, PublishedRun
 
 
@@ -25,7 +25,7 @@ def published(blocks: list[Block], start: int, stop: int) -> list[object]:
     pool = SimpleNamespace()
     cache = block_events._around_cache_full_blocks(lambda *_, **__: None)
     cache(pool, None, blocks, start, stop, 16, 2)
-    return vars(pool).get(block_events._PENDING, [])
+    return vars(pool).get(pending_events.PENDING, [])
 
 
 @pytest.mark.parametrize(
@@ -48,15 +48,15 @@ def test_runs_of_blocks(blocks: list[Block], start: int, expected: list[object])
 
 def test_a_hash_that_moves_is_found_within_a_run() -> None:
     pool = SimpleNamespace()
-    block_events._record(pool, PublishedRun(2, (3, 7, 5), 4, 9, 16))
+    pending_events.record(pool, PublishedRun(2, (3, 7, 5), 4, 9, 16))
     block_events._around_move_block_hashes(lambda *_: None)(pool, Block(7), Block(8))
-    assert vars(pool)[block_events._PENDING][-1] == Published(2, 8, 5, 3, 16)
+    assert vars(pool)[pending_events.PENDING][-1] == Published(2, 8, 5, 3, 16)
 
 
 def test_events_that_do_not_fit_are_counted_and_said(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(block_events, "_MAX_PENDING", 4)
+    monkeypatch.setattr(pending_events, "_MAX_PENDING", 4)
     pool = SimpleNamespace()
     for block in range(1, 12):
-        block_events._record(pool, block)
-    assert vars(pool)[block_events._PENDING] == [EventsLost(10), 11]
+        pending_events.record(pool, block)
+    assert vars(pool)[pending_events.PENDING] == [EventsLost(10), 11]
     assert "changed 10 times without a call of Scheduler.schedule, the limit is 4" in caplog.messages[-1]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.vllm import block_events
+from canary_obs.engines.vllm import block_events, output_reports, pending_events
 from canary_obs.engines.vllm.pool_events import EventsLost
-from canary_obs.engines.vllm.scheduler_reports import SECONDS_ATTRIBUTE, SchedulerSeconds, attach_reports
+from canary_obs.engines.vllm.scheduler_reports import SECONDS_ATTRIBUTE, SchedulerSeconds, log_fault
 
 
 def fails(*_: Any) -> None:
@@ -20,11 +20,14 @@ def names(scheduler: Any, output: Any) -> None:
     output.name = scheduler.name
 
 
-def test_a_report_that_fails_keeps_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_that_fails_keeps_no_other_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(output_reports, "due_reports", lambda *_: [fails, names])
     scheduler = SimpleNamespace(name="a")
     for _ in range(3):
         output = SimpleNamespace()
-        attach_reports(scheduler, output, [fails, names])
+        output_reports.attach_reports(scheduler, output)
         assert output.name == "a"
     assert [record.message.partition(" in ")[0] for record in caplog.records] == ["canary_obs: fails failed"]
 
@@ -35,16 +38,17 @@ def test_nothing_leaves_where_even_the_fault_cannot_be_kept(caplog: pytest.LogCa
 
     with pytest.raises(TypeError):
         vars(Slotted())
-    block_events.log_fault(Slotted(), "counting", LookupError("planted"))
+    log_fault(Slotted(), "counting", LookupError("planted"))
     assert "counting failed" in caplog.text
 
 
-def test_the_time_of_reports_reaches_the_worker_since_it_attached() -> None:
+def test_the_time_of_reports_reaches_the_worker_since_it_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_reports, "due_reports", lambda *_: [lambda *_: sum(range(1000))])
     scheduler, overhead, seconds = SimpleNamespace(), dict[str, float](), SchedulerSeconds()
     spent = []
     for _ in range(3):
         output = SimpleNamespace()
-        attach_reports(scheduler, output, [lambda *_: sum(range(1000))])
+        output_reports.attach_reports(scheduler, output)
         seconds.note(output, overhead)
         spent.append(getattr(output, SECONDS_ATTRIBUTE))
         assert overhead["scheduler"] == spent[-1] - spent[0]
@@ -73,5 +77,5 @@ def test_events_that_cannot_be_recorded_are_lost_and_said(
     for _ in range(2):
         wrapped = block_events._POOL_WRAPPERS[name](lambda *_, **__: "done")
         assert wrapped(pool, *arguments) == "done"
-    assert EventsLost(1) in vars(pool)[block_events._PENDING]
+    assert EventsLost(1) in vars(pool)[pending_events.PENDING]
     assert [f"{name} failed in vLLM's scheduler" in record.message for record in caplog.records] == [True]

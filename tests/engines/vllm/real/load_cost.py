@@ -130,7 +130,7 @@ def phase(engine: Offloading, rounds: int) -> dict[str, Any]:
 def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> Iterator[dict[str, Any]]:
     """What was found so far, after each pair; the first one warms up."""
     from canary_obs.bench.environment import environment
-    from canary_obs.engines.vllm import block_events
+    from canary_obs.engines.vllm import output_reports
     from canary_obs.engines.vllm.adapter import VllmAdapter
     from canary_obs.engines.vllm.connector_loads import ConnectorLoads
     from canary_obs.engines.vllm.offload_records import OffloadRecords
@@ -141,7 +141,7 @@ def measure(device: str, pairs: int, prompts: int, tokens: int, rounds: int) -> 
 
     clock = Clock()
     clock.wrap(VllmAdapter, "follow_output", "scheduler outputs followed")
-    clock.wrap(block_events, "attach_reports", "reported by the scheduler")
+    clock.wrap(output_reports, "attach_reports", "reported by the scheduler")
     clock.wrap(OffloadRecords, "_store", "records of what is stored")
     clock.wrap(OffloadRecords, "_load", "records of the copy")
     clock.wrap(TaintReporter, "follow", "requests and copies followed")

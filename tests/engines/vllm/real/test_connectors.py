@@ -105,7 +105,7 @@ def test_bytes_that_arrive_after_they_were_reported_are_found(
 
 
 def test_loads_that_are_not_reported_would_accuse(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("canary_obs.engines.vllm.block_events._record_loads", lambda *_: None)
+    monkeypatch.setattr("canary_obs.engines.vllm.pending_events._record_loads", lambda *_: None)
     rig = make(make_rig, "asynchronous")
     loaded(rig, prompts(1, shared=230)[0][:230])
     assert {violation.reason for violation in rig.settle()} >= {Reason.KV_DATA}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from canary_obs.engines.vllm import admissions, block_events, cache_count
+from canary_obs.engines.vllm import admissions, block_events, cache_count, output_reports, pending_events
 from canary_obs.vocabulary import State
 from tests.engines.vllm.real.rig import prompts
 
@@ -18,7 +18,7 @@ def fails(*_: Any) -> None:
 # Where events, hits and counts of cached blocks are made.
 FAULTS: dict[str, tuple[Any, str]] = {
     "events": (block_events, "_cached_runs"),
-    "hits": (block_events, "note_hit"),
+    "hits": (pending_events, "note_hit"),
     "admissions": (admissions, "Admitted"),
     "count": (cache_count.MapCount, "take"),
     "settled": (cache_count.MapCount, "_settle"),  # as counts are sent
@@ -42,12 +42,10 @@ def test_vllm_goes_on_whatever_fails(
             state, reasons = rig.canary.verdict()
         assert state is not State.OK, name
         assert reasons, name
-    for number in range(len(block_events._REPORTS)):
-        left = [*block_events._REPORTS]
-        left[number] = fails
+    for report in (*output_reports.REPORTS, output_reports.due_reports):
         with monkeypatch.context() as patched:
-            patched.setattr(block_events, "_REPORTS", tuple(left))
+            patched.setattr(output_reports, report.__name__, fails)
             assert rig.generate(asked) == wanted
     assert rig.found == []
     faults = [record.message for record in caplog.records if "failed in vLLM's scheduler" in record.message]
-    assert len(faults) == len(FAULTS) + 1, faults
+    assert len(faults) == len(FAULTS) + 2, faults  # each report is called `fails`

@@ -134,7 +134,7 @@ def test_draft_layers_that_cannot_be_followed_are_missing_from_the_coverage(
 def test_blocks_loaded_by_a_connector(make_rig: Any, monkeypatch: pytest.MonkeyPatch, handled: bool) -> None:
     """Loaded bytes have no record: they are adopted and counted, not condemned."""
     if not handled:
-        monkeypatch.setattr("canary_obs.engines.vllm.block_events._record_loads", lambda *_: None)
+        monkeypatch.setattr("canary_obs.engines.vllm.pending_events._record_loads", lambda *_: None)
     module = "tests.engines.vllm.real.copying_connector"
     connector = {
         "kv_connector": "CopyingConnector", "kv_role": "kv_both", "kv_connector_module_path": module,
