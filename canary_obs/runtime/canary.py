@@ -43,7 +43,8 @@ from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
 from canary_obs.runtime.report.swa_divergence import SwaReporter
 from canary_obs.runtime.run_state import RunState
 from canary_obs.runtime.slot_hooks import SlotHooks
-from canary_obs.runtime.step_scheduler import CURRENT_STREAM, StepScheduler, Workers
+from canary_obs.runtime.step_scheduler import CURRENT_STREAM, StepScheduler
+from canary_obs.runtime.step_workers import Workers
 from canary_obs.runtime.sweep.sweeper import Sweeper
 from canary_obs.runtime.table_account import TableAccount
 from canary_obs.runtime.taint.report import TaintReporter
@@ -79,9 +80,8 @@ class CanaryRuntime(SlotHooks):
             self.state, reveal_tokens=config.reveal_tokens, sweep_id=lambda: self.sweeper.latest_id,
             forget_seconds=config.longest_between_checks_seconds,
         )  # fmt: skip
-        self.counter_reader = CounterReader(
-            self.state, self.health, log, config.pipeline_rows, self._counters_arrived
-        )
+        copies = config.pipeline_rows, self._counters_arrived
+        self.counter_reader = CounterReader(self.state, self.health, log, *copies)
         self.health.add_source(CounterAge(self.counter_reader, self.run))
         budget = config.parsed_patrol_budget
         self.patrol = Patrol(self.state, self.health, budget, bandwidth, self.counter_reader)
@@ -110,11 +110,12 @@ class CanaryRuntime(SlotHooks):
         self.delivery.healing, names = self.healing, tuple(self.state.by_name)
         hits = HitAccount(names, self.health, adapter.prefix_hits) if hits_compared else None
         SlotHooks.__init__(self, self.run, self._faults, announcements, self.delivery, hits, taint)
+        commands = CommandExecutor(self._sources, self.evidence, self.drill, self.healing)
         workers = Workers(
-            counter_reader=self.counter_reader, baselines=self.baselines, delivery=self.delivery,
-            sweeper=self.sweeper, patrol=self.patrol, drill=self.drill, evidence=self.evidence, swa=self.swa,
+            forwards=self.forwards, hits=hits, counter_reader=self.counter_reader, baselines=self.baselines,
+            delivery=self.delivery, sweeper=self.sweeper, patrol=self.patrol, drill=self.drill, swa=self.swa,
             snapshots=SnapshotBuilder(self._sources), reporter=self.reporter, healing=self.healing,
-            commands=CommandExecutor(self._sources, self.evidence, self.drill, self.healing),
+            evidence=self.evidence, commands=commands,
         )  # fmt: skip
         self._scheduler = StepScheduler(workers, self.run, self._faults, config, on_gpu=device.type == "cuda")
         self.reporter.watch(self.run, self._in_step)
@@ -156,6 +157,7 @@ class CanaryRuntime(SlotHooks):
     def detach(self) -> Snapshot:
         """Restore the engine, read all counters and close the link; returns the final snapshot."""
         self._faults.guard(ObserverPart.DRILL, self.drill.close)
+        self._scheduler.settle_at_rest()
         self._adapter.detach()
         self.delivery.drain(5.0)
         report = self.swa.report, self.step, self.counter_reader.sample
@@ -168,6 +170,7 @@ class CanaryRuntime(SlotHooks):
 
     def check_everything(self, timeout: float = 60.0) -> None:
         """Complete baselines, a patrol cycle and a sweep, and deliver results; the engine must be at rest."""
+        self._scheduler.settle_at_rest()
         self.baselines.advance(timeout, self.counter_reader.next_sequence)
         self.delivery.check_everything(self.patrol, self.sweeper, timeout)
 
@@ -241,9 +244,6 @@ class CanaryRuntime(SlotHooks):
         if self.run.armed:
             if self._depth:
                 self._close_forward()
-            self._faults.or_disarm(self.run, self.forwards.settle)
-            if self.hits is not None:
-                self.hits.settle()
             self._scheduler.step(stream)
             if self.delivery.pending:
                 self.delivery.raise_pending()

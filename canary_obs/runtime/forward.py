@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,39 +19,18 @@ from canary_kernels.write import write_identities
 from canary_obs.config import CanaryConfig
 from canary_obs.engine_api.adapter import EngineAdapter
 from canary_obs.engine_api.launches import ForwardLaunches
-from canary_obs.engine_api.views import GroupStep, StepView
+from canary_obs.engine_api.views import StepView
 from canary_obs.runtime.device.replays import Launch, Repeated, Replays
 from canary_obs.runtime.device.state import FORWARD_TICKS, DeviceState, Group
 from canary_obs.runtime.first_reads import FirstReads
 from canary_obs.runtime.forward_account import ForwardAccount
 from canary_obs.runtime.health import Health
+from canary_obs.runtime.launch_account import LaunchAccount
+from canary_obs.runtime.shown_groups import Shown, groups_of
 
 _FEW_TOKENS = 16  # of a request: one, or with what was drafted
 Batches = Sequence[tuple[Group, RowBatch]]
 Inject = Callable[[StepView, int], None]
-
-
-class _Shown(NamedTuple):
-    """Groups of a view: known ones in its order."""
-
-    steps: Mapping[str, GroupStep]  # of the view
-    parts: tuple[GroupStep, ...]  # the values of that
-    groups: tuple[tuple[Group, Tensor], ...]  # each with its new slots, which checks are launched for
-    slots: tuple[Tensor, ...]  # these slots
-    # Number of each group, its new slots, and of how many of them a layer is looked at: not what launches.
-    owed: tuple[tuple[int, int, int], ...]
-    compared: tuple[int, ...]  # numbers of the groups of whose entries the scheduler knows
-
-
-def _shown(view: StepView, state: DeviceState) -> _Shown:
-    known = [(state.by_name[name], step) for name, step in view.groups.items() if name in state.by_name]
-    new = [(group, step.out_slots.shape[0]) for group, step in known]
-    owed = [(group.index, count, group.layers.share_of(count)) for group, count in new]
-    own = [(group.index, step.tokens) for group, step in known]
-    compared = tuple([index for index, tokens in own if tokens is None or tokens.known_lens is not None])
-    groups = [(group, view.groups[group.name].out_slots) for group in state.named(view.groups)]
-    slots = tuple(slots for _, slots in groups)
-    return _Shown(view.groups, tuple(view.groups.values()), tuple(groups), slots, tuple(owed), compared)
 
 
 class ForwardChecks:
@@ -69,7 +47,8 @@ class ForwardChecks:
         self._batched: StepView | None = None  # the view that `_last_batches` are of
         self._last_batches: Batches = ()
         self._owing: StepView | None = None  # whose new slots are to be fingerprinted
-        self._last: _Shown | None = None
+        self._last: Shown | None = None
+        self._launched = LaunchAccount(state.owed)
         # A layer that changes from forward to forward, and slots that the host has to list, are not captured.
         changing = self._prefix or any(group.layers.num_layers for group in state.groups)
         self.replays = None if changing else Replays(state.clock.device)
@@ -96,9 +75,11 @@ class ForwardChecks:
             state.tick(step)
             compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HIT)
             self._health.count_launch(group.index, layout.Phase.HIT)
+        launched = self._launched
+        if shown is not launched.shown:
+            launched.begin(shown)
         if self._reuse:
-            for index, given, _ in shown.owed:
-                state.owed.compared(index, layout.Phase.HEAD, given)
+            launched.compared += 1
         follows = state.advance(step)
         if follows and inject is None and self.replays is not None:
             last = self.replays.before
@@ -132,7 +113,7 @@ class ForwardChecks:
         slots = slots.to(group.memory.device, non_blocking=True).contiguous()
         compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
 
-    def _start_and_compare(self, view: StepView, shown: _Shown, ticks: int) -> None:
+    def _start_and_compare(self, view: StepView, shown: Shown, ticks: int) -> None:
         self._start(view, ticks)
         for group, slots in shown.groups if self._reuse else ():
             compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
@@ -187,14 +168,22 @@ class ForwardChecks:
     def tail(self) -> None:
         """Fingerprint the new slots; verify all links; compare prefix bytes where configured."""
         state, health, replay, view = self._state, self._health, self._replay, self._owing
-        shown = self._last
-        if view is not None and (shown is None or shown.steps is not view.groups):
-            shown = self._show(view)
-        for index, given, of_layer in () if view is None or shown is None else shown.owed:
-            state.owed.fingerprinted(index, given)
-            if of_layer:
-                state.owed.layer_checked(index, of_layer)
-        self._owe_tokens(view, shown)
+        if view is not None:
+            shown = self._last
+            if shown is None or shown.steps is not view.groups:
+                shown = self._show(view)
+            launched = self._launched
+            if shown is not launched.shown:
+                launched.begin(shown)
+            launched.completed += 1
+            if (total := self._scheduled()) is not None:
+                # Every request that was scheduled is due a comparison of its tokens; the engine counts them.
+                # A second forward in a step takes the place of one that failed; drafting schedules nothing.
+                due, known = total - self._compared, view.known_lens
+                if known is not None and due < known.shape[0]:
+                    due = known.shape[0]
+                self._compared = total
+                launched.requests += due if due > 0 else 0
         self._owing = self._replay = None
         if replay is not None:
             replay()
@@ -222,23 +211,12 @@ class ForwardChecks:
         self._batches = ()
         self._account.end()
 
-    def _show(self, view: StepView) -> _Shown:
+    def _show(self, view: StepView) -> Shown:
         """What a view shows; one that is completed, or of a batch that repeats, shows the same steps."""
         last, steps = self._last, view.groups
         if last is None or last.steps is not steps or not all(map(operator.is_, steps.values(), last.parts)):
-            last = self._last = _shown(view, self._state)
+            last = self._last = groups_of(view, self._state)
         return last
-
-    def _owe_tokens(self, view: StepView | None, view_shown: _Shown | None) -> None:
-        """Every request that was scheduled is due a comparison of its tokens; the engine counts them."""
-        total = self._scheduled()
-        if view is None or view_shown is None or total is None:
-            return
-        shown = 0 if view.known_lens is None else view.known_lens.shape[0]
-        # A second forward in a step takes the place of one that failed; drafting schedules nothing.
-        due, self._compared = max(total - self._compared, shown), total
-        for index in view_shown.compared:
-            self._state.owed.tokens_compared(index, due)
 
     def abandon(self, view: StepView) -> None:
         """Adopt the output slots of a forward that failed: their content is unknown."""

@@ -30,7 +30,7 @@ class ForwardAccount:
         `in_step`: whether a step is under way now.
         """
         health.add_source(self, self.acknowledge)
-        self._state, self._counts, self._in_step = state, counts, in_step
+        self._state, self._counts, self.in_step = state, counts, in_step
         self.checked = dict.fromkeys(state.by_name, 0)  # head and tail launched, or declared as failed
         self._begun = dict.fromkeys(state.by_name, 0)  # what the engine's count should be, from those begun
         self._ended = dict.fromkeys(state.by_name, 0)  # the same, from those checked
@@ -122,7 +122,7 @@ class ForwardAccount:
         missing = dict(self._missing)
         if time.monotonic() - self._called > _SILENT_SECONDS:  # nobody has called `settle`
             # A step may have counted a forward and not begun it: a draft's comes after the target's.
-            awaited = int(self._in_step())
+            awaited = int(self.in_step())
             for name, count in counted.items():
                 missing[name] += max(0, count - self._begun[name] - awaited)
         found = []

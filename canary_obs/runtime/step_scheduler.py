@@ -5,25 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import cycle
 from typing import NamedTuple
 
 from canary_obs.config import CanaryConfig
-from canary_obs.runtime.baselines import Baselines
-from canary_obs.runtime.commands import CommandExecutor
-from canary_obs.runtime.delivery import ViolationDelivery
-from canary_obs.runtime.device.counter_reader import CounterReader
-from canary_obs.runtime.evidence.collector import EvidenceCollector
 from canary_obs.runtime.faults import Faults
-from canary_obs.runtime.healing import Healing
-from canary_obs.runtime.patrol.patrol import Patrol
-from canary_obs.runtime.perturb.drill import Drill
-from canary_obs.runtime.report.reporter import Reporter
-from canary_obs.runtime.report.snapshot_builder import SnapshotBuilder
-from canary_obs.runtime.report.swa_divergence import SwaReporter
 from canary_obs.runtime.run_state import LONG_STEP_SECONDS, RunState
-from canary_obs.runtime.sweep.sweeper import Sweeper
+from canary_obs.runtime.step_workers import Workers
 from canary_obs.vocabulary import HealPolicy, Mode, ObserverPart, Trigger
 
 # A step runs one more task for each of these seconds it took, up to _MAX_TASKS: a pause is no long step.
@@ -34,24 +22,6 @@ _SECONDS_PER_SNAPSHOT = 0.3  # so long a step makes a whole one: with a part per
 _IDLE_BUDGETS = 10  # an idle engine sweeps for this many steps' budgets at a time
 
 CURRENT_STREAM: AbstractContextManager[None] = nullcontext()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
-    """The parts of the runtime that tasks call."""
-
-    counter_reader: CounterReader
-    baselines: Baselines
-    delivery: ViolationDelivery
-    sweeper: Sweeper
-    patrol: Patrol
-    drill: Drill
-    evidence: EvidenceCollector
-    healing: Healing
-    swa: SwaReporter
-    snapshots: SnapshotBuilder
-    reporter: Reporter
-    commands: CommandExecutor
 
 
 class _Task(NamedTuple):
@@ -110,13 +80,17 @@ class StepScheduler:
         if run.step >= self._sweep_at:
             self._begin_interval_sweep()
         if not self._rotating:
+            self.settle()
             self._run_all(self._sweep_seconds)
             self._finish_snapshot(seconds)
             return
         self._stream = stream
         # Rows of a violation, and its slot's bytes, are worth more the sooner they are read.
         urgent = self._urgent or self._raising or self._healing.policy is not HealPolicy.OFF
-        if urgent or self._workers.counter_reader.alarmed:
+        urgent = urgent or self._workers.counter_reader.alarmed
+        if urgent or self._untasked >= _SECONDS_BETWEEN_TASKS:
+            self.settle()
+        if urgent:
             self._faults.guard(ObserverPart.COUNTERS, self._run_urgent)
             now = time.monotonic()
         if run.step >= self._workers.swa.due_step:
@@ -134,6 +108,20 @@ class StepScheduler:
             before, now = now, time.monotonic()
             run.overhead[self._hook] += now - before
         self._finish_snapshot(seconds)
+
+    def settle(self) -> None:
+        """Was every forward, and every hit, shown? Before anything between forwards compares bytes.
+
+        A step without tasks compares nothing: what it has not shown is noticed by the next that has some.
+        """
+        self._faults.or_disarm(self._run, self._workers.forwards.settle)
+        if self._workers.hits is not None:
+            self._workers.hits.settle()
+
+    def settle_at_rest(self) -> None:
+        """The same, of an engine that should have nothing under way."""
+        if self._run.armed and not self._workers.forwards.in_step():
+            self.settle()
 
     def after_forward(self) -> None:
         """Start the copy of the counters that a task has requested. Call after each forward's launches."""

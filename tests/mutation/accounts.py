@@ -34,7 +34,16 @@ ACCOUNT = mutants(
 
 COMPARED = mutants(
     "canary_obs/runtime/canary.py",
-    ("            self._faults.or_disarm(self.run, self.forwards.settle)\n", "", _NOT_CALLED),
+    (
+        "        self._scheduler.settle_at_rest()\n        self._adapter.detach()\n",
+        "        self._adapter.detach()\n",
+        _FORWARDS + "test_a_short_step_that_was_not_shown_is_seen_at_the_end[detach]",
+    ),
+    (
+        "        self._scheduler.settle_at_rest()\n        self.baselines",
+        "        self.baselines",
+        _FORWARDS + "test_a_short_step_that_was_not_shown_is_seen_at_the_end[check_everything]",
+    ),
     (
         "        self.forwards.start()\n",
         "",

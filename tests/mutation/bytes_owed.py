@@ -27,6 +27,9 @@ RECONCILED = mutants(
     ("[list(given) for given in self._given]", "self._given", _COPIES),
 )
 
+_BETWEEN = (
+    "tests/runtime/test_owed_slots.py::test_forwards_of_changing_batches_between_two_copies_owe_nothing"
+)
 FORWARDS = mutants(
     "canary_obs/runtime/forward.py",
     (
@@ -40,15 +43,34 @@ FORWARDS = mutants(
         "last.steps is not steps",
         "tests/runtime/test_owed_slots.py::test_steps_that_are_exchanged_in_place_are_shown",
     ),
+    ("            launched.compared += 1\n", "            pass\n", _CLEAN),
+    ("            launched.completed += 1\n", "            pass\n", _CLEAN),
     (
-        "                state.owed.compared(index, layout.Phase.HEAD, given)\n",
-        "                pass\n",
-        _CLEAN,
+        "            launched.begin(shown)\n        if",
+        "            launched.shown = shown\n        if",
+        _BETWEEN,
     ),
     (
         "for group, batch in self._batches if replay is None else ():",
         "for group, batch in self._batches[:1] if replay is None else ():",
         _WINDOWS,
+    ),
+)
+
+_SUMS = "tests/runtime/test_launch_account.py::"
+LAUNCHED = mutants(
+    "canary_obs/runtime/launch_account.py",
+    (
+        "        self.settle()\n        self.shown = shown",
+        "        self.shown = shown",
+        _SUMS + "test_sums_are_those_of_each_forward",
+    ),
+    ("slots * self.completed", "slots", _SUMS + "test_sums_are_those_of_each_forward"),
+    ("of_layer * self.completed", "of_layer", _SUMS + "test_sums_are_those_of_each_forward"),
+    (
+        "        self.compared = self.completed = self.requests = 0\n",
+        "",
+        _SUMS + "test_nothing_is_added_twice",
     ),
 )
 

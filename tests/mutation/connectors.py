@@ -44,27 +44,27 @@ LOADS = mutants(
         _LOADS + "test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted",
     ),
     (
-        "        self.begin_due(observer)\n        self._failed",
-        "        self._failed",
+        "        self.begin_due(observer)\n        self.failed",
+        "        self.failed",
         _LOADS + "test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted",
     ),
     (
-        "        self.begin_due(observer)\n        for request in self._landing",
-        "        for request in self._landing",
+        "        self.begin_due(observer)\n        for request in self.landing",
+        "        for request in self.landing",
         _LOADS + "test_a_load_that_a_request_waits_for_begins_once_its_copies_were_submitted",
     ),
     (
-        "and computed is None and not self._failed and known.puts == self.copies.puts:",
+        "and computed is None and not self.failed and known.puts == self.copies.puts:",
         "and computed is None and known.puts == self.copies.puts:",
         _LOADS + "test_what_will_have_arrived_is_said_while_the_copies_are_made",
     ),
     (
-        "and not self._failed and known.puts == self.copies.puts:",
-        "and not self._failed:",
+        "and not self.failed and known.puts == self.copies.puts:",
+        "and not self.failed:",
         _LOADS + "test_what_will_have_arrived_is_said_while_the_copies_are_made",
     ),
     (
-        "        self._landing = {}\n        self.loaded_from",
+        "        self.landing = {}\n        self.loaded_from",
         "        self.loaded_from",
         _LOADS + "test_a_step_that_failed_reports_no_arrival",
     ),
@@ -94,8 +94,8 @@ LOADS = mutants(
         _LOADS + "test_a_load_that_is_reported_as_failed_leaves_nothing",
     ),
     (
-        "self._failed.update(blocks)",
-        "self._failed.update(())",
+        "self.failed.update(blocks)",
+        "self.failed.update(())",
         _LOADS + "test_blocks_that_could_not_be_loaded_must_be_written",
     ),
     (

@@ -73,10 +73,10 @@ ACCOUNT = mutants(
 )
 
 SETTLED = mutants(
-    "canary_obs/runtime/canary.py",
+    "canary_obs/runtime/step_scheduler.py",
     (
-        "                self.hits.settle()\n",
-        "                pass\n",
+        "            self._workers.hits.settle()\n",
+        "            pass\n",
         _READS + "test_hits_that_the_adapter_does_not_show",
     ),
 )

@@ -76,7 +76,7 @@ ALL = (
     *mutants(
         "canary_obs/engines/vllm/connector_loads.py",
         (
-            "self._landing[load] = list(blocks), len(tokens) // 4",
+            "self.landing[load] = list(blocks), len(tokens) // 4",
             "self._waiting[load] = list(blocks)",
             _LOADS + "test_blocks_that_are_written_again_arrive_with_the_step",
         ),

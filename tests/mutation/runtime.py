@@ -226,8 +226,8 @@ STEP_SCHEDULER = mutants(
         "tests/runtime/test_step_scheduler.py::test_a_step_runs_one_task_and_tasks_rotate",
     ),
     (
-        "        if urgent or self._workers.counter_reader.alarmed:\n",
-        "        if urgent:\n",
+        "        urgent = urgent or self._workers.counter_reader.alarmed\n",
+        "",
         "tests/runtime/test_step_scheduler.py::test_rows_of_a_violation_are_read_in_every_step",
     ),
     (
@@ -239,6 +239,16 @@ STEP_SCHEDULER = mutants(
         "            with self._stream:\n                self._workers.commands.execute(commands)",
         "            self._workers.commands.execute(commands)",
         "tests/runtime/test_step_scheduler.py::test_commands_are_executed_on_the_given_stream",
+    ),
+    (
+        "            self.settle()\n        if urgent:\n",
+        "            pass\n        if urgent:\n",
+        "tests/runtime/test_step_scheduler.py::test_what_was_not_shown_is_looked_for_before_anything_is_compared",
+    ),
+    (
+        "        if not self._rotating:\n            self.settle()\n",
+        "        if not self._rotating:\n",
+        "tests/runtime/test_step_scheduler.py::test_what_was_not_shown_is_looked_for_before_anything_is_compared",
     ),
     (
         "        if self._untasked < _SECONDS_BETWEEN_TASKS:\n            return\n",

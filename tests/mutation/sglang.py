@@ -248,7 +248,7 @@ ALL = (
         ("self._announce(self._observer.received, slots)", "pass", _AROUND_CALLS),
     ),
     *mutants(
-        "canary_obs/runtime/forward.py",
+        "canary_obs/runtime/shown_groups.py",
         (
             "if tokens is None or tokens.known_lens is not None]",
             "if tokens is None]",

@@ -14,7 +14,7 @@ ALL = (
     *mutants(
         "canary_obs/runtime/forward_account.py",
         (
-            "awaited = int(self._in_step())",
+            "awaited = int(self.in_step())",
             "awaited = 0",
             "tests/runtime/test_forward_account.py::test_a_step_that_lasts_is_not_blind",
         ),

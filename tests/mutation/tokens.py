@@ -136,7 +136,7 @@ ALL = (
     *mutants(
         "canary_obs/runtime/forward.py",
         (
-            "        self._owe_tokens(view, shown)\n",
+            "                launched.requests += due if due > 0 else 0\n",
             "",
             _OWED + "test_a_comparison_that_is_not_launched_is_missed",
         ),

@@ -13,7 +13,7 @@ from canary_obs.reference_engine.engine import Engine
 from canary_obs.reference_engine.scheduling.request import Sampling
 from canary_obs.reference_engine.settings import tiny
 from canary_obs.reference_engine.traffic import Traffic, scaled_traffic
-from canary_obs.runtime import forward_account
+from canary_obs.runtime import forward_account, step_scheduler
 from canary_obs.vocabulary import State
 from tests.unchecked import Report
 
@@ -55,6 +55,25 @@ def test_a_hook_that_is_not_called(make_rig, unchecked: Report, model: str) -> N
     rig.run(150)
     rig.finish_requests()
     rig.canary.check_everything()
+    assert rig.canary.counter_reader.violations == 0
+
+
+@pytest.mark.parametrize("ends", ["check_everything", "detach"])
+def test_a_short_step_that_was_not_shown_is_seen_at_the_end(
+    make_rig, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """On a GPU a short step runs no task, and nothing looks at the engine's count in it."""
+    rig = make_rig(patrol_budget="off", idle_sweep=False)
+    rig.run(60)
+    rig.canary._scheduler._rotating = True
+    monkeypatch.setattr(step_scheduler, "_SECONDS_BETWEEN_TASKS", float("inf"))
+    bypass_forward(rig)
+    rig.run(1)
+    assert rig.canary.verdict() == (State.OK, ())
+    getattr(rig.canary, ends)()
+    state, reasons = rig.canary.verdict()
+    assert state is State.BLIND
+    assert any(NOT_SHOWN in reason for reason in reasons)
     assert rig.canary.counter_reader.violations == 0
 
 
@@ -239,6 +258,6 @@ def test_a_step_that_lasts_is_not_blind(make_rig, monkeypatch: pytest.MonkeyPatc
     for under_way, missing in ((True, 0), (False, 1)), ((True, 1), (False, 2)):
         steps.append(None)
         for in_step, expected in (under_way, missing):
-            monkeypatch.setattr(account, "_in_step", lambda in_step=in_step: in_step)
+            monkeypatch.setattr(account, "in_step", lambda in_step=in_step: in_step)
             texts = [text for _, text in account.reasons()]
             assert texts == ([f"forwards were not shown or not checked: full {expected}"] if expected else [])

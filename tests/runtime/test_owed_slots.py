@@ -36,6 +36,17 @@ def test_a_clean_engine_owes_nothing(make_rig, model: str) -> None:
         assert row[layout.COUNT_COMPLETED] > 0
 
 
+def test_forwards_of_changing_batches_between_two_copies_owe_nothing(make_rig) -> None:
+    """As on a GPU, where a copy of the counters is made every sixth step."""
+    rig = make_rig(model="swa", patrol_budget="off", idle_sweep=False)
+    rig.run(5)
+    rig.canary._scheduler._rotating = True
+    rig.run(60)
+    rig.finish_requests()
+    rig.canary.check_everything()
+    assert rig.canary.verdict() == (State.OK, ())
+
+
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize(
     ("way", "module", "name", "check"),

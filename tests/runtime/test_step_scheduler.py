@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 
@@ -170,6 +172,30 @@ def test_short_steps_run_a_task_every_four_milliseconds(rig, done, monkeypatch) 
     run.last_step_end = None
     scheduler.step(CURRENT_STREAM)
     assert len(done) == 6
+
+
+def test_what_was_not_shown_is_looked_for_before_anything_is_compared(rig, done, monkeypatch) -> None:
+    """And not in steps without tasks, which compare nothing."""
+    scheduler, called = rig.canary._scheduler, []
+    monkeypatch.setattr(rig.canary.forwards, "settle", lambda: called.append("forwards"))
+    hits = SimpleNamespace(settle=lambda: called.append("hits"))
+    scheduler._workers = replace(scheduler._workers, hits=hits)
+    scheduler._cycle = cycle([step_scheduler._Task("any", "pump", lambda: called.append("task"))])
+    now = 100.0
+    monkeypatch.setattr(step_scheduler.time, "monotonic", lambda: now)
+    scheduler.step(CURRENT_STREAM)
+    assert called == ["forwards", "hits", "task"]
+    now += 0.001
+    scheduler.step(CURRENT_STREAM)
+    assert len(called) == 3
+    scheduler._urgent = True
+    monkeypatch.setattr(scheduler, "_run_urgent", lambda: called.append("urgent"))
+    scheduler.step(CURRENT_STREAM)
+    assert called[3:] == ["forwards", "hits", "urgent"]
+    scheduler._rotating = False
+    monkeypatch.setattr(scheduler, "_run_all", lambda _: called.append("all"))
+    scheduler.step(CURRENT_STREAM)
+    assert called[6:] == ["forwards", "hits", "all"]
 
 
 def test_a_pause_of_the_engine_is_no_long_step(rig, done) -> None:

@@ -41,7 +41,7 @@ from canary_obs.engines.vllm.readable_modules import keep_modules_readable
 from canary_obs.engines.vllm.request_changes import FollowsRequests, changes_of
 from canary_obs.engines.vllm.scales import KVScales
 from canary_obs.engines.vllm.scheduler_reports import SchedulerSeconds
-from canary_obs.engines.vllm.steady_step import SteadyStep
+from canary_obs.engines.vllm.steady_step import Change, SteadyStep
 from canary_obs.engines.vllm.step_hooks import StepHooks
 from canary_obs.engines.vllm.token_chains import TOKENS_ATTRIBUTE
 from canary_obs.engines.vllm.trace_headers import TRACES_ATTRIBUTE, TraceContexts
@@ -81,8 +81,7 @@ class VllmAdapter(FollowsRequests):
         self.untried = check_version(self.version, self.supported)
         check_not_wrapped(runner)
         self.runner, self._worker, self._wrap_engine = runner, worker, wrap_engine
-        # The runner's tensors were created in inference mode, and cannot be written to outside of it.
-        with torch.inference_mode():
+        with torch.inference_mode():  # its tensors were created in it, and are not to be written to outside
             self._found = find_groups(runner)
         self.vllm_groups = self._found.covered
         self._by_name = {group.view.name: group for group in self.vllm_groups}
@@ -205,8 +204,8 @@ class VllmAdapter(FollowsRequests):
         self.warm_up()
         if self._drafts is not None:
             self._drafts.warm_up()
-        own, persist = (ForwardStream(self.runner.device), self._side_stream), self.inputs_persist
-        hooks = self._hooks = StepHooks(self, observer, own, self._drafts, inputs_persist=persist)
+        own = ForwardStream(self.runner.device), self._side_stream
+        hooks = self._hooks = StepHooks(self, observer, own, self._drafts, inputs_persist=self.inputs_persist)
         self.wrap_forward(self._patches, hooks)
         self._patches.wrap(self.runner, "execute_model", hooks.around_execute_model)
         if self._drafts is not None:
@@ -245,8 +244,7 @@ class VllmAdapter(FollowsRequests):
         return self.hooks.paused()
 
     def _follow(self, output: Any, observer: Observer) -> None:
-        sent = output.__dict__
-        events = sent.get(EVENTS_ATTRIBUTE)
+        sent, events = output.__dict__, output.__dict__.get(EVENTS_ATTRIBUTE)
         if sent.get(FORWARDS_ATTRIBUTE) != self._forwards.number:
             self._forwards.note(output)  # it came past the worker's method
         self._scheduler_seconds.note(output, observer.overhead)
@@ -256,9 +254,9 @@ class VllmAdapter(FollowsRequests):
             self.healing.note(output, observer)
         self.known_tokens.note(output.num_scheduled_tokens, sent.get(TOKENS_ATTRIBUTE))
         self.cached_blocks.apply(events, sent.get(COUNTS_ATTRIBUTE))
-        if self._steady.holds(output, events):
+        if (change := self._steady.change(output, events)) is Change.NOTHING:
             self.requests.went_on(output)
-        elif self._steady.grows(output, events):
+        elif change is Change.GROWTH:
             self.requests.grow(output, observer)
         else:
             self.update_requests(output)
@@ -271,7 +269,9 @@ class VllmAdapter(FollowsRequests):
 
     def end_step(self, observer: Observer) -> None:
         """What the step under way has loaded is there."""
-        self._block_changes.end_step(observer)
+        changes, loads = self._block_changes, self._block_changes.loads
+        if changes.written or loads.landing or loads.failed:  # as a rule nothing is
+            changes.end_step(observer)
 
     @abstractmethod
     def warm_up(self) -> None:

@@ -28,7 +28,7 @@ class BlockChanges:
         self.loads = ConnectorLoads(groups, device)
         self.states = StateBlocks([group for group in groups if group.states])
         # Groups and slots of states that the step under way leaves.
-        self._written: list[tuple[str, Tensor]] = []
+        self.written: list[tuple[str, Tensor]] = []
         self.hits = PrefixHits(groups)
 
     def report(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
@@ -42,12 +42,12 @@ class BlockChanges:
     def end_step(self, observer: Observer) -> None:
         """After the forward, on a stream that waits for it: what it brought is there."""
         self.loads.end_step(observer)
-        written, self._written = self._written, []
+        written, self.written = self.written, []
         for name, slots in written:
             observer.received(name, slots)
 
     def _report_states(self, output: Any, observer: Observer) -> None:
-        self._written = []  # of a step that failed: nobody knows what it has left
+        self.written = []  # of a step that failed: nobody knows what it has left
         for name, changes in self.states.follow(output).items():
             source, destination, left = (
                 torch.tensor(blocks, dtype=torch.int64).to(self._device, non_blocking=True)
@@ -57,7 +57,7 @@ class BlockChanges:
                 observer.copied(name, source, destination)
             if changes.checkpoints:
                 observer.awaited(name, left)
-                self._written.append((name, left))
+                self.written.append((name, left))
 
     def _report_changes(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         zeroed = output.new_block_ids_to_zero

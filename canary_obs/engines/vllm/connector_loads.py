@@ -46,8 +46,9 @@ class ConnectorLoads:
         self._open: set[str] = set()  # those of them whose arrival was not reported yet
         # Of those, with tokens: not begun yet, as their copies have not been submitted.
         self._due: list[tuple[str, list[Loaded], bytes | None]] = []
-        self._landing: dict[str, tuple[list[Loaded], int]] = {}  # with the step under way: loads, computed
-        self._failed: set[int] = set()  # blocks that the connector could not load
+        # With the forward of the step under way, which may be reported as failed after it: loads, computed.
+        self.landing: dict[str, tuple[list[Loaded], int]] = {}
+        self.failed: set[int] = set()  # blocks that the connector could not load
         # Of those, slots by group that the step under way has read: vLLM computes that step again.
         self._stale: list[tuple[str, Tensor]] = []
         # By request that waits and group: what is to arrive.
@@ -60,9 +61,9 @@ class ConnectorLoads:
     def begin_step(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         """Before the forward of a scheduler output."""
         self.begin_due(observer)
-        for request in self._landing:  # of a step that failed: nobody knows what has arrived
+        for request in self.landing:  # of a step that failed: nobody knows what has arrived
             observer.load_dropped(request)
-        self._landing = {}
+        self.landing = {}
         self.loaded_from = {}
         for name, slots in self._stale:
             observer.invalidated(name, slots)
@@ -89,21 +90,16 @@ class ConnectorLoads:
             if request in computed:
                 self._begin(request, loads, tokens.get(request), observer, waits=False)
                 self.loaded_from[request] = self._first_token(loads)
-                self._landing[request] = loads, computed[request]
+                self.landing[request] = loads, computed[request]
             else:
                 self._waiting[request] = loads
                 self._open.add(request)
                 self._due.append((request, loads, tokens.get(request)))
 
     @property
-    def landing(self) -> bool:
-        """Whether the forward of the step under way loads KV, which may be reported as failed after it."""
-        return bool(self._landing)
-
-    @property
     def open(self) -> bool:
         """Whether a load is under way, or the last step has had one."""
-        return bool(self._waiting or self._landing or self._stale or self._due or self.loaded_from)
+        return bool(self._waiting or self.landing or self._stale or self._due or self.loaded_from)
 
     def begin_due(self, observer: Observer) -> None:
         """Begin the loads of requests that wait for them: once the runner has submitted their copies.
@@ -119,16 +115,16 @@ class ConnectorLoads:
         self._compare_before(blocks, observer)
         self._forget_copies(blocks)
         self._begin(load, blocks, tokens, observer, waits=False)
-        self._landing[load] = list(blocks), len(tokens) // 4  # int32
+        self.landing[load] = list(blocks), len(tokens) // 4  # int32
 
     def end_step(self, observer: Observer) -> None:
         """After the forward, on a stream that waits for it."""
-        if self._landing:
-            landing, self._landing = self._landing, {}
+        if self.landing:
+            landing, self.landing = self.landing, {}
             for request, (loads, computed) in landing.items():
                 self._stale += self._end(request, loads, computed, observer)
-        if self._failed and not self._waiting:
-            self._failed.clear()
+        if self.failed and not self._waiting:
+            self.failed.clear()
 
     def reported(
         self, finished: Iterable[str], failed: Iterable[str], blocks: Iterable[int], observer: Observer
@@ -138,7 +134,7 @@ class ConnectorLoads:
         Before anything reads what was loaded.
         """
         self.begin_due(observer)
-        self._failed.update(blocks)
+        self.failed.update(blocks)
         lost = set(failed)
         for request in finished:
             if request in self._open and request in lost:
@@ -158,7 +154,7 @@ class ConnectorLoads:
 
     def _forget_copies(self, loads: Sequence[Loaded]) -> None:
         """What is known of their blocks is of loads that have failed, or never arrived."""
-        self._failed.difference_update(*(load.blocks for load in loads))
+        self.failed.difference_update(*(load.blocks for load in loads))
         for group, own in self._by_group(loads):
             for load in own:
                 self.copies.forget(group.view.name, load.blocks)
@@ -201,11 +197,11 @@ class ConnectorLoads:
         missing, expected = [], self._expected.pop(request, {})
         for group, own in self._by_group(loads):
             name, known = group.view.name, expected.get(group.view.name)
-            if known is not None and computed is None and not self._failed and known.puts == self.copies.puts:
+            if known is not None and computed is None and not self.failed and known.puts == self.copies.puts:
                 observer.load_ended(request, name, known.arrived)
                 continue
             rows = rows_of(own, group)
-            failed, sent = rows.among(self._failed), self.copies.take(name, rows.blocks)
+            failed, sent = rows.among(self.failed), self.copies.take(name, rows.blocks)
             sent = sent if known is None else known.sent.with_later(sent)
             arrived = arrived_blocks(rows, group, computed, failed, sent)
             observer.load_ended(request, name, arrived)

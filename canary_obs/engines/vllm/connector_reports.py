@@ -72,7 +72,7 @@ class ConnectorReports:
         if stores := set(class_names(connector)) - _WITHOUT_STORE:
             self.stored_in = StoredIn(", ".join(sorted(stores)), whole=stores <= _OF_WHOLE_BLOCKS)
         hooks.after_launch.append(self._begin_loads)
-        hooks.late_reports = lambda: self._loads.landing
+        hooks.late_reports = lambda: bool(self._loads.landing)
         after_checks = hooks.after_checks
         config = load(CanaryConfig)
         patches.wrap(connector, "get_transfer_results", self._around_results)

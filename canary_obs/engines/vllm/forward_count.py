@@ -30,9 +30,15 @@ class ForwardCount:
             self.under_way = True
             try:
                 if scheduler_output.total_num_scheduled_tokens:
-                    self._count += 1
+                    self._count = count = self._count + 1
                     self.requests += len(scheduler_output.num_scheduled_tokens)
-                    self.note(scheduler_output)
+                    number = scheduler_output.__dict__.get(FORWARDS_ATTRIBUTE)
+                    if number is not None and self._first is not None and number - self._first == count:
+                        self.number = number  # as a rule, and without another call
+                        for name in self.by_group:
+                            self.by_group[name] = count
+                    else:
+                        self.note(scheduler_output)
                 return original(scheduler_output, *args, **kwargs)
             finally:
                 self.under_way = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 from canary_kernels.buffers import KVSource
@@ -14,8 +15,16 @@ from canary_obs.engines.vllm.prefix_hits import HITS_ATTRIBUTE
 _OF_BLOCKS = frozenset({int, Published, PublishedRun, Partial})  # events that no load comes with
 
 
+class Change(Enum):
+    """What a scheduler output brings, other than its numbers and its tokens."""
+
+    NOTHING = 0
+    GROWTH = 1  # requests that go on were given blocks, and none has lost its bytes by that
+    OTHER = 2
+
+
 class SteadyStep:
-    """Of such an output nothing needs to be followed but its numbers and its tokens.
+    """Of a step without changes nothing needs to be followed but its numbers and its tokens.
 
     What it asks is all that can change block lists, slots' bytes or the counts of hits. States are followed
     in every step, as are scales, which may change without an output's saying so.
@@ -30,38 +39,28 @@ class SteadyStep:
         self._followed = bool(scales) or any(group.states for group in groups)
         self._hits: Any = None  # the count in the last output that was followed
 
-    def holds(self, output: Any, events: Sequence[BlockEvent] | None) -> bool:
-        """Whether there is nothing else to follow in this output, whose pool had these events."""
-        blocks = output.scheduled_cached_reqs.new_block_ids
-        return events == () and self._goes_on(output) and blocks.count(None) == len(blocks)
-
-    def grows(self, output: Any, events: Sequence[BlockEvent] | None) -> bool:
-        """Whether requests that go on were given blocks, at most, and none has lost its bytes by that."""
-        return (
-            self._alone
-            and events is not None
-            and _OF_BLOCKS.issuperset(map(type, events))
-            and self._goes_on(output)
-        )
-
-    def _goes_on(self, output: Any) -> bool:
-        """Whether nothing began, ended or was hit."""
-        cached = output.scheduled_cached_reqs
-        hits = getattr(output, HITS_ATTRIBUTE, None)
-        return (
-            hits is self._hits
-            and hits is not None
-            and not (
-                output.scheduled_new_reqs
-                or output.finished_req_ids
-                or output.preempted_req_ids
-                or output.new_block_ids_to_zero
-                or output.kv_cache_block_copies
-                or cached.resumed_req_ids
-                or self._followed
-                or self._loads.open
-            )
-        )
+    def change(self, output: Any, events: Sequence[BlockEvent] | None) -> Change:
+        """What there is to follow in this output, whose pool had these events."""
+        cached, hits = output.scheduled_cached_reqs, output.__dict__.get(HITS_ATTRIBUTE)
+        if (
+            hits is not self._hits
+            or hits is None
+            or events is None
+            or output.scheduled_new_reqs
+            or output.finished_req_ids
+            or output.preempted_req_ids
+            or output.new_block_ids_to_zero
+            or output.kv_cache_block_copies
+            or cached.resumed_req_ids
+            or self._followed
+            or self._loads.open
+        ):
+            return Change.OTHER
+        given = cached.new_block_ids
+        if not events and given.count(None) == len(given):
+            return Change.NOTHING
+        grows = self._alone and _OF_BLOCKS.issuperset(map(type, events))
+        return Change.GROWTH if grows else Change.OTHER
 
     def followed(self, output: Any) -> None:
         """This output was followed, whatever it had."""

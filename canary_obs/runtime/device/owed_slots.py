@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ class OwedSlots:
     def __init__(self, groups: Sequence[str]) -> None:
         self._groups = tuple(groups)
         self._given = [[0] * len(_NAMES) for _ in groups]
+        self.before_copy: list[Callable[[], None]] = []  # they add what they have counted so far
         self._expected: dict[int, list[list[int]]] = {}  # by sequence of the copy
         # By (group, byte check), since the last acknowledgement: slots given that no kernel counted.
         self._missing: dict[tuple[int, int], int] = {}
@@ -63,6 +64,8 @@ class OwedSlots:
 
     def expect(self, sequence: int) -> None:
         """The counter copy with this sequence must show every slot given so far."""
+        for add in self.before_copy:
+            add()
         self._expected[sequence] = [list(given) for given in self._given]
 
     def reconcile(self, sequence: int, counters: NDArray[np.int64]) -> None:

@@ -16,7 +16,7 @@ from canary_obs.engines.vllm.pool_events import (
     PublishedRun,
 )
 from canary_obs.engines.vllm.prefix_hits import HITS_ATTRIBUTE, HitBlocks
-from canary_obs.engines.vllm.steady_step import SteadyStep
+from canary_obs.engines.vllm.steady_step import Change, SteadyStep
 
 HITS = HitBlocks((0,), (0,))
 
@@ -44,7 +44,7 @@ def steady(
 
 
 def test_an_output_that_says_nothing_is_steady() -> None:
-    assert steady().holds(output(), ())
+    assert steady().change(output(), ()) is Change.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -57,24 +57,24 @@ def test_an_output_that_says_nothing_is_steady() -> None:
     ids=str,
 )  # fmt: skip
 def test_whatever_an_output_says_is_followed(changed: dict[str, Any]) -> None:
-    assert not steady().holds(output(**changed), ())
+    assert steady().change(output(**changed), ()) is not Change.NOTHING
 
 
 def test_events_of_the_pool_are_followed() -> None:
-    assert not steady().holds(output(), (Published(0, 1, 0, -1, 4),))
-    assert not steady().holds(output(), None)  # nobody reports them
+    assert steady().change(output(), (Published(0, 1, 0, -1, 4),)) is not Change.NOTHING
+    assert steady().change(output(), None) is not Change.NOTHING  # nobody reports them
 
 
 def test_the_first_output_is_followed_and_so_is_one_without_a_count() -> None:
     made = SteadyStep([], SimpleNamespace(open=False), [])  # type: ignore[arg-type]
-    assert not made.holds(output(), ())
+    assert made.change(output(), ()) is not Change.NOTHING
     made.followed(output(**{HITS_ATTRIBUTE: None}))
-    assert not made.holds(output(**{HITS_ATTRIBUTE: None}), ())
+    assert made.change(output(**{HITS_ATTRIBUTE: None}), ()) is not Change.NOTHING
 
 
 @pytest.mark.parametrize("what", ["scales", "loads", "states"])
 def test_what_changes_by_itself_is_followed_in_every_step(what: str) -> None:
-    assert not steady(**{what: True}).holds(output(), ())
+    assert steady(**{what: True}).change(output(), ()) is not Change.NOTHING
 
 
 GROWN: dict[str, Any] = {"new_block_ids": [None, ([7],)]}
@@ -82,21 +82,21 @@ OF_BLOCKS = 5, Published(0, 1, 0, -1, 4), PublishedRun(0, (1, 2), 0, -1, 4), Par
 
 
 def test_an_output_that_gives_blocks_grows() -> None:
-    assert steady().grows(output(**GROWN), OF_BLOCKS)
-    assert steady().grows(output(**GROWN), ())
-    assert not steady(numbers=2).grows(output(**GROWN), OF_BLOCKS), "the others lose these bytes"
+    assert steady().change(output(**GROWN), OF_BLOCKS) is Change.GROWTH
+    assert steady().change(output(**GROWN), ()) is Change.GROWTH
+    assert steady(numbers=2).change(output(**GROWN), OF_BLOCKS) is Change.OTHER, "the others lose these bytes"
 
 
 @pytest.mark.parametrize(
     "event", [Loaded(0, (1,), 0, 0, 4, "a"), LoadTokens("a", b""), EventsLost(1), None], ids=str
 )
 def test_what_a_load_brings_or_nobody_knows_is_followed(event: Any) -> None:
-    assert not steady().grows(output(**GROWN), (*OF_BLOCKS, event))
-    assert not steady().grows(output(**GROWN), None)
+    assert steady().change(output(**GROWN), (*OF_BLOCKS, event)) is Change.OTHER
+    assert steady().change(output(**GROWN), None) is Change.OTHER
 
 
 @pytest.mark.parametrize("what", ["scales", "loads", "states"])
 @pytest.mark.parametrize("changed", [{"scheduled_new_reqs": ["a"]}, {HITS_ATTRIBUTE: HitBlocks((0,), (1,))}])
 def test_an_output_that_says_more_than_blocks_is_followed(changed: dict[str, Any], what: str) -> None:
-    assert not steady().grows(output(**GROWN, **changed), ())
-    assert not steady(**{what: True}).grows(output(**GROWN), ())
+    assert steady().change(output(**GROWN, **changed), ()) is Change.OTHER
+    assert steady(**{what: True}).change(output(**GROWN), ()) is Change.OTHER

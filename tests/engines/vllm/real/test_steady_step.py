@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from canary_obs.engines.vllm.steady_step import Change
 from canary_obs.runtime.device import replays
 from tests.engines.vllm.real.rig import Rig, prompts
 from tests.engines.vllm.real.tokens import swap_samples
@@ -33,32 +34,24 @@ def followed(adapter: Any) -> Any:
 def test_nothing_would_have_been_followed(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that share prefixes, more than the pool holds at once, and one that is aborted."""
     rig = make_rig()
-    adapter, steps = rig.adapter, {True: 0, False: 0}
-    holds, grows, grown = adapter._steady.holds, adapter._steady.grows, []
+    adapter, steps = rig.adapter, dict.fromkeys(Change, 0)
+    asked = adapter._steady.change
 
-    def checked(output: Any, events: Any) -> bool:
-        found = holds(output, events)
+    def checked(output: Any, events: Any) -> Change:
+        found: Change = asked(output, events)
         steps[found] += 1
-        if found:
+        if found is not Change.OTHER:
             before = followed(adapter)
-            adapter.update_requests(output)
+            if found is Change.NOTHING:
+                adapter.update_requests(output)
             adapter._block_changes.report(output, events, Silent())
-            adapter.requests.report(output, {}, Silent())
-            adapter._scales.follow(events, Silent())
+            if found is Change.NOTHING:
+                adapter.requests.report(output, {}, Silent())
+                adapter._scales.follow(events, Silent())
             assert followed(adapter) == before
-        return bool(found)
+        return found
 
-    def checked_blocks(output: Any, events: Any) -> bool:
-        found = grows(output, events)
-        if found:
-            before = followed(adapter)
-            adapter._block_changes.report(output, events, Silent())
-            assert followed(adapter) == before
-            grown.append(output)
-        return bool(found)
-
-    monkeypatch.setattr(adapter._steady, "holds", checked)
-    monkeypatch.setattr(adapter._steady, "grows", checked_blocks)
+    monkeypatch.setattr(adapter._steady, "change", checked)
     rig.generate(prompts(6, seed=1, shared=100), 24)
     rig.start({"a": prompts(1, seed=2)[0], "b": prompts(1, seed=3)[0]}, 60)
     rig.step(8)
@@ -68,9 +61,9 @@ def test_nothing_would_have_been_followed(make_rig: Any, monkeypatch: pytest.Mon
     rig.generate(prompts(6, seed=1, shared=100), 12)
     assert rig.settle() == []
     assert rig.canary.health.faults.total() == 0
-    assert steps[True] > 40
-    assert steps[False] > 10
-    assert len(grown) > 5
+    assert steps[Change.NOTHING] > 40
+    assert steps[Change.GROWTH] > 5
+    assert steps[Change.OTHER] > 5
 
 
 def recorded(rig: Rig, request: str) -> list[Any]:
