@@ -141,11 +141,26 @@ def cpu_ms(act: Callable[[], Any]) -> tuple[float, Any]:
     return 1e3 * (time.thread_time() - started), found
 
 
-@pytest.mark.parametrize(("nodes", "start_ms"), [(500, 2.0), (9000, 15.0)], ids=["long", "short"])
+def plain_walk(root: Any) -> list[Any]:
+    """The nodes below a root, as plainly as can be: how fast this machine is just now."""
+    found, waiting = [], [root]
+    while waiting:
+        node = waiting.pop()
+        found.append((node, len(node.value), node.lock_ref))
+        waiting.extend(node.children.values())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("nodes", "start_ms", "plain_ms"), [(500, 2.0, 1.2), (9000, 15.0, 12.5)], ids=["long", "short"]
+)
 def test_a_step_that_sweeps_270_000_tokens_is_not_held_up(
-    nodes: int, start_ms: float, monkeypatch: pytest.MonkeyPatch
+    nodes: int, start_ms: float, plain_ms: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The best of five: the start, which lists the nodes, and the longest of all pieces."""
+    """The best of five: the start, which lists the nodes, and the longest of all pieces.
+
+    `plain_ms`: what `plain_walk` takes where these limits are meant for; a slower machine has longer ones.
+    """
     monkeypatch.setattr(radix_tree, "LONGEST_WALK_SECONDS", 10.0)  # of a machine that does other work
     per_node = 270_000 // nodes
     tails = [
@@ -158,8 +173,9 @@ def test_a_step_that_sweeps_270_000_tokens_is_not_held_up(
     cache = SimpleNamespace(root_node=root, evictable_size=lambda: 270_000, protected_size=lambda: 0)
     freed = {"full": FreedSlots(Tokens(2), 270_001)}
     tree = RadixTree(cache, freed, device=CPU, scheduler=ForwardStream(CPU))
-    starts, longest = [], []
+    starts, longest, plain = [], [], []
     for _ in range(5):
+        plain.append(cpu_ms(lambda: plain_walk(root))[0])
         spent, walk = cpu_ms(lambda: tree.walk("full"))
         starts.append(spent)
         pieces, shown = [], 0
@@ -171,5 +187,6 @@ def test_a_step_that_sweeps_270_000_tokens_is_not_held_up(
             shown += part.slots.numel()
         assert shown == per_node * nodes
         longest.append(max(pieces))
-    assert min(starts) < start_ms
-    assert min(longest) < 1.0
+    slower = max(1.0, min(plain) / plain_ms)
+    assert min(starts) < start_ms * slower
+    assert min(longest) < 1.0 * slower
