@@ -66,12 +66,15 @@ image-lock: setup
 image-digests: setup
 	$(BIN)/python -m tools.image_digests
 
-# Real engines on the CPU, in an environment of their own that both share.
+# Real engines on the CPU, in an environment of their own that both share. On a slow machine the start of some
+# takes minutes: what ends a test is meant for one that hangs.
+ENGINE_TESTS = .venv-engines/bin/python -m pytest -o filterwarnings= --timeout 600
+
 test-vllm: .venv-engines/.installed
-	.venv-engines/bin/python -m pytest -o filterwarnings= -n 2 --dist loadfile --no-loadscope-reorder tests/engines/vllm
+	$(ENGINE_TESTS) -n 2 --dist loadfile --no-loadscope-reorder tests/engines/vllm
 
 test-sglang: .venv-engines/.installed
-	.venv-engines/bin/python -m pytest -o filterwarnings= tests/engines/sglang
+	$(ENGINE_TESTS) tests/engines/sglang
 
 .venv-engines/.installed: tests/engine_requirements.txt pyproject.toml
 	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines

@@ -54,7 +54,7 @@ class Pod:
             for mount in self.container(name)["volumeMounts"]:
                 self.path(mount["mountPath"]).mkdir(mode=0o700, parents=True, exist_ok=True)
         install = self.here(self.container("install-canary")["command"])
-        done = subprocess.run(install, timeout=60, capture_output=True, text=True, check=False)
+        done = subprocess.run(install, timeout=200, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         serve = [str(Path(sys.executable).with_name("canary-obs")), "serve"]  # the image's ENTRYPOINT
         arguments = self.here(self.container("kv-canary")["args"])

@@ -12,7 +12,7 @@ import torch
 
 from tests.engines.vllm.real.server import Process
 
-SECONDS = 600
+SECONDS = 900
 FOUND = importlib.util.find_spec("vllm")
 KEPT = FOUND is not None and Path(str(FOUND.origin)).with_name("models").joinpath("deepseek_v4/cpu").exists()
 

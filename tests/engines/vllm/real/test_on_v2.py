@@ -45,7 +45,7 @@ SPREAD = {
         "a_flip_on_one_rank_is_found_there_in_its_slot[1-1]",
     ]
 }
-SECONDS = 500.0
+SECONDS = 900.0
 
 
 @pytest.mark.timeout(SECONDS + 40)

@@ -66,7 +66,7 @@ def make_tokens(folder: Path) -> None:
     """As docs/production.md says, and one that may inject."""
     page = (ROOT / "docs/production.md").read_text("utf-8")
     (script,) = re.findall(r"^```sh\n(umask 077\n.*?)^```", page, re.MULTILINE | re.DOTALL)
-    subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=folder, check=True, timeout=30)
+    subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=folder, check=True, timeout=120)
     with (folder / "tokens.toml").open("a") as tokens:
         tokens.write(f'\n[drills]\ntoken = "{INJECT}"\nscopes = ["inject"]\n')
     (oncall,) = re.findall(r'\[oncall\]\ntoken = "(\w+)"', (folder / "tokens.toml").read_text())
@@ -79,7 +79,7 @@ def run_the_runbooks_commands(engine_url: str) -> None:
     for command in of_kind("vllm"):
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command.script], env=os.environ | {"ENGINE_URL": engine_url},
-            capture_output=True, text=True, timeout=30, check=False,
+            capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert command.promises(done.stdout), (command, done.stdout)
