@@ -157,9 +157,14 @@ _STEADY = "tests/engines/vllm/test_steady_step.py::"
 STEADY = mutants(
     "canary_obs/engines/vllm/steady_step.py",
     (
-        "            hits is not self._hits\n            or hits is None\n",
-        "            hits is None\n",
+        "hits != self._hits  # by value: it may have come from another process\n            or hits is None",
+        "hits is None",
         _STEADY + "test_whatever_an_output_says_is_followed",
+    ),
+    (
+        "            hits != self._hits ",
+        "            hits is not self._hits ",
+        _STEADY + "test_an_output_that_came_from_another_process_is_steady",
     ),
     (
         "            or output.preempted_req_ids\n",

@@ -43,7 +43,7 @@ class SteadyStep:
         """What there is to follow in this output, whose pool had these events."""
         cached, hits = output.scheduled_cached_reqs, output.__dict__.get(HITS_ATTRIBUTE)
         if (
-            hits is not self._hits
+            hits != self._hits  # by value: it may have come from another process
             or hits is None
             or events is None
             or output.scheduled_new_reqs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +46,17 @@ def steady(
 
 def test_an_output_that_says_nothing_is_steady() -> None:
     assert steady().change(output(), ()) is Change.NOTHING
+
+
+def test_an_output_that_came_from_another_process_is_steady() -> None:
+    """As with tensor parallelism: what it carries equals what the last one carried, and is another object."""
+    made = steady()
+    assert made.change(pickle.loads(pickle.dumps(output())), ()) is Change.NOTHING
+    grown = output(**{HITS_ATTRIBUTE: HitBlocks((0,), (2,))})
+    assert made.change(pickle.loads(pickle.dumps(grown)), ()) is Change.OTHER
+    made.followed(grown)
+    after = output(**{HITS_ATTRIBUTE: HitBlocks((2,), (2,))})
+    assert made.change(pickle.loads(pickle.dumps(after)), ()) is Change.OTHER
 
 
 @pytest.mark.parametrize(

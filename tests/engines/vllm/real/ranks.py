@@ -24,6 +24,7 @@ from tests.engines.vllm.real.rig import DEFAULTS, Rig
 
 RANKS = 2
 _ARRIVALS = "kv_canary_tests_arrivals"  # of a rank's canary
+_CHANGES = "kv_canary_tests_changes"  # of a rank's SteadyStep
 
 
 class RanksRig(Rig):
@@ -112,6 +113,10 @@ class RanksRig(Rig):
         """Of each rank's observer."""
         return self.of_ranks(faults)
 
+    def changes(self) -> list[Counter[str]]:
+        """By rank, since the last call: what the scheduler's outputs were taken to bring."""
+        return self.of_ranks(changes)
+
     def arrivals(self) -> list[tuple[int, int, list[str]]]:
         """By rank, since the last call: slots of loads that were compared, and left out; what was found."""
         return self.of_ranks(arrivals)
@@ -123,6 +128,20 @@ class RanksRig(Rig):
 
 
 # In the workers ------------------------------------------------------------------------------------
+
+
+def changes(worker: Any) -> Counter[str]:
+    """By name of the Change."""
+    steady, seen = canary_of(worker)._adapter._steady, Counter[str]()  # type: ignore[attr-defined]
+    before: Counter[str] = steady.__dict__.pop(_CHANGES, seen)
+
+    def counted(output: Any, events: Any) -> Any:
+        found = type(steady).change(steady, output, events)
+        seen[found.name] += 1
+        return found
+
+    steady.__dict__ |= {_CHANGES: seen, "change": counted}
+    return before
 
 
 def damage(worker: Any, rank: int, block: int) -> None:

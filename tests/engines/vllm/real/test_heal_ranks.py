@@ -38,6 +38,17 @@ def follow(rig: RanksRig, policy: HealPolicy) -> None:
     rig.fresh()
 
 
+def test_what_comes_from_the_schedulers_process_is_recognised_as_steady(rig: RanksRig) -> None:
+    """Of twelve outputs one begins the request, and few give it a block."""
+    rig.changes()
+    rig.start({"alone": prompt(6)})
+    rig.step(12)
+    first, second = rig.changes()
+    assert first == second
+    assert first["NOTHING"] >= 8
+    finish(rig)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_any_rank_finds_ends_who_has_sent_tokens_from_it(rig: RanksRig, rank: int) -> None:
     before = rig.counts()
