@@ -39,7 +39,6 @@ _KINDS: list[tuple[str, dict[str, Any]]] = [
         for plain in (True, False)
     ),
     ("states", {"max_mamba_cache_size": 32}),
-    ("states", {"max_mamba_cache_size": 32, "page_size": 16, "disable_overlap_schedule": False}),
     ("llama", TIER | {"hicache_write_policy": "write_through"}),
     ("llama", TIER | {"hicache_write_policy": "write_back", "page_size": 16}),
     ("windows", TIER | {"hicache_write_policy": "write_through", "disable_overlap_schedule": False}),
