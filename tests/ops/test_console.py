@@ -12,6 +12,7 @@ from canary_obs.commands import Pause, Resume, StartDrill, StartSweep
 from canary_obs.vocabulary import Phase, Reason, SweepStatus
 from tests.ops.browser import PHONE, Effort, axe_findings
 from tests.ops.console_fleet import OPERATOR, RANKS, READER, WRITER, ConsoleFleet, sign_in
+from tests.pace import slowdown
 
 ORDER = """async path => {
   const session = await (await fetch("console/session")).json();
@@ -45,7 +46,7 @@ def test_64_ranks_are_shown_within_a_second(page: Any, console: ConsoleFleet) ->
         milliseconds = page.evaluate("performance.now()")  # since the navigation began
     print(f"64 ranks after {milliseconds:.0f} ms; processor time: {effort}")
     assert page.locator("#map tbody td").count() == RANKS
-    assert effort.seconds < 1.0
+    assert effort.seconds < 1.0 * slowdown()
     page.get_by_label("Search ranks").fill("gpu-3/5")
     assert page.locator("#ranks tr").count() == 1
 

@@ -16,6 +16,7 @@ from canary_obs.injection_counts import LATENCY_BOUNDS, Latencies, PerturbCount
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
 from canary_obs.vocabulary import PerturbMode
+from tests.pace import slowdown
 from tests.service.fakes import hello, identity, snapshot
 
 NAME = "kv_canary_detection_latency_seconds"
@@ -71,12 +72,14 @@ def test_sixty_four_ranks_are_scraped_within_50_ms(capsys) -> None:
     exposition = Exposition(HubCollector(hub))
     text = exposition.page("")[0].decode()
     series = sum(line.startswith("kv_canary_") and 'rank="0"' in line for line in text.splitlines())
-    # This thread's processor time, the least of several: other work only adds to it. Quiet, it takes 12 ms.
+    # This thread's processor time, the least of several: other work only adds to it. Quiet: 12 to 25 ms.
+    slower = slowdown()
     seconds = max(min(_seconds(exposition, accept) for _ in range(40)) for accept in ("", OPEN_METRICS))
+    slower = max(slower, slowdown())
     with capsys.disabled():
-        print(f"\nseries per rank and group: {series}; {RANKS} ranks scraped in {1e3 * seconds:.1f} ms")
+        print(f"\nseries per rank and group: {series}; {RANKS} ranks: {1e3 * seconds:.1f} ms, x {slower:.1f}")
     assert series < 176
-    assert seconds < 0.050
+    assert seconds < 0.050 * slower
 
 
 def _seconds(exposition: Exposition, accept: str) -> float:

@@ -11,6 +11,7 @@ from canary_obs.hub.hub import Hub
 from canary_obs.hub.rank_table import RANKS_KEPT
 from canary_obs.telemetry.exposition import Exposition
 from canary_obs.telemetry.prometheus import HubCollector
+from tests.pace import slowdown
 from tests.service.fakes import hello, identity, snapshot
 
 HOUR = ServiceConfig().rank_kept_seconds
@@ -67,4 +68,4 @@ def test_a_page_of_all_live_ranks_takes_less_than_a_second(service):
         page = service.exposition.page("")[0]
         seconds.append(time.thread_time() - began)
     print(f"\n{RANKS_KEPT} ranks: {len(page) / 1e6:.1f} MB in {seconds[0]:.2f} s, then {min(seconds):.2f} s")
-    assert min(seconds) < 1.0
+    assert min(seconds) < 1.0 * slowdown()
