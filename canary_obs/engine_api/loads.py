@@ -26,7 +26,8 @@ class ArrivedBlocks:
 class LoadedBlocks:
     """Blocks of one group that a load fills: [blocks, block size] each, on the CPU.
 
-    Tokens, positions and chains are None where the request's tokens are not known.
+    Tokens, positions and chains are None where the request's tokens are not known: what has arrived is
+    compared with what was sent alone, and gets a baseline.
     """
 
     slots: Tensor  # int64

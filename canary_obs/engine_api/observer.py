@@ -137,11 +137,12 @@ class Observer(Protocol):
     def load_dropped(self, load: str) -> None:
         """Nobody will report on this load: its request has ended, and its slots go to others."""
 
-    def block_folds(self, group: str, slots: Tensor) -> Tensor | None:
+    def block_folds(self, group: str, slots: Tensor, *, baselines: bool = False) -> Tensor | None:
         """What `ArrivedBlocks.sent` needs of blocks that are sent or stored; None = not protecting.
 
         slots: int64 [blocks, size], -1 = not filled. int64 [blocks, 3] on the same device: 1 where all of a
         block's records are complete, else 0; then K and V folded, from the records, not from the bytes.
+        `baselines`: those will do, as of states, whose baselines are taken when a forward has written them.
         """
 
     def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:

@@ -76,16 +76,18 @@ class Loads:
         expected = begun.expected
         if expected is None or expected.arrived is not arrived:
             expected = _expected(arrived, group.memory.device)
-        if group.plan.coverage is layout.RealData.NONE or begun.identities is None:
+        checked = group.plan.coverage is not layout.RealData.NONE
+        if checked:
+            self._state.tick()
+            self._state.arrivals.compared(self._state.now, arrived.peer, load)
+            self._judge(group, begun, expected)
+        if checked and begun.identities is not None:
+            slots = begun.slots.flatten()
+        else:
             offsets = torch.arange(begun.slots.shape[1], device=group.memory.device)
             within = (offsets >= expected.edges[:, :1]) & (offsets < expected.edges[:, 1:2])
             slots = torch.where(within, begun.slots, -1).flatten()
             group.receive(slots)
-        else:
-            self._state.tick()
-            self._state.arrivals.compared(self._state.now, arrived.peer, load)
-            self._judge(group, begun, begun.identities, expected)
-            slots = begun.slots.flatten()
         self._history.record_announcement(SlotEventKind.RECEIVED, group, slots, step, stays=True)
 
     def fail(self, load: str, step: int) -> None:
@@ -101,14 +103,21 @@ class Loads:
         for key in [key for key in self._begun if key[0] == load]:
             del self._begun[key]
 
-    def _judge(self, group: Group, begun: _Begun, identities: Tensor, expected: _Expected) -> None:
-        """As few launches as can be: they wait for nothing, but each takes 10 us or more to put together."""
+    def _judge(self, group: Group, begun: _Begun, expected: _Expected) -> None:
+        """As few launches as can be: they wait for nothing, but each takes 10 us or more to put together.
+
+        Where nobody knows what slots are to hold, nothing in them was replaced by another token: they are
+        compared with what was sent alone, and get no record here.
+        """
+        identities = begun.identities
         self._state.owed.compared(group.index, layout.Phase.HEAD, expected.compared)
         now = hash_slots(group.backend, group.plan, begun.slots.flatten())
         loaded = ArrivedLoad(
             slots=begun.slots,
             old=begun.old,
-            identities=identities,
+            identities=begun.old[:, :, : layout.FINGERPRINT_K].contiguous()
+            if identities is None
+            else identities,
             now=now.view(*begun.slots.shape, 2),
             edges=expected.edges,
             keys=self._keys.of(begun.slots.shape[1], now.device),
@@ -116,7 +125,8 @@ class Loads:
         )
         blocks = weigh_arrivals(group.backend, group.buffers, loaded)
         matched = judge_arrivals(group.backend, group.buffers, blocks, expected.sent)
-        keep_arrivals(group.backend, group.buffers, loaded, matched)
+        if identities is not None:
+            keep_arrivals(group.backend, group.buffers, loaded, matched)
 
 
 def _expected(arrived: ArrivedBlocks, device: torch.device) -> _Expected:

@@ -73,21 +73,22 @@ class RecordShares:
         self._faults.guard(ObserverPart.ANNOUNCE, lambda: found.append(self._read(name, slots, shares)))
         return found[0] if found else None
 
-    def folds(self, name: str, slots: Tensor) -> Tensor | None:
+    def folds(self, name: str, slots: Tensor, *, baselines: bool = False) -> Tensor | None:
         """int64 [blocks, 3] of slots (int64 [blocks, size]; -1 = left out); see `Observer.block_folds`.
 
         None = reading failed, which is counted as a fault.
         """
         found: list[Tensor] = []
-        self._faults.guard(ObserverPart.ANNOUNCE, lambda: found.append(self._folds(name, slots)))
+        self._faults.guard(ObserverPart.ANNOUNCE, lambda: found.append(self._folds(name, slots, baselines)))
         return found[0] if found else None
 
-    def _folds(self, name: str, slots: Tensor) -> Tensor:
+    def _folds(self, name: str, slots: Tensor, baselines: bool) -> Tensor:
         (group,) = self._state.named((name,))
         slots = uploaded(slots, group.memory.device)  # behind a forward, where a store is submitted
         if group.plan.coverage is layout.RealData.NONE:  # nothing is known of any
             return torch.zeros((slots.shape[0], 3), dtype=torch.int64, device=slots.device)
-        return fold_records(group.backend, group.buffers, slots, self._keys.of(slots.shape[1], slots.device))
+        keys = self._keys.of(slots.shape[1], slots.device)
+        return fold_records(group.backend, group.buffers, slots, keys, baselines=baselines)
 
     def _read(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor:
         (group,) = self._state.named((name,))

@@ -12,6 +12,7 @@ from canary_kernels.arrival import (
     ARRIVAL_WORDS,
     Arrival,
     ArrivedLoad,
+    Edge,
     Unchanged,
     fold_records,
     judge_arrivals,
@@ -164,16 +165,31 @@ def test_records_are_kept_alike(seed):
     assert states == {oracle.EMPTY, oracle.COMPLETE, oracle.BASELINE}
 
 
+@pytest.mark.parametrize("baselines", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_records_are_folded_alike(seed):
+def test_records_are_folded_alike(seed, baselines):
     found = []
     for backend in (Backend.TORCH, Backend.TRITON):
         buffers, load = load_of(backend, seed)
         keep_arrivals(backend, buffers, load, torch.ones_like(load.slots[:, 0]))
         slots = torch.roll(load.slots, seed % 3)  # of parts of several blocks
-        found.append(fold_records(backend, buffers, slots, load.keys).tolist())
+        found.append(fold_records(backend, buffers, slots, load.keys, baselines=baselines).tolist())
     assert found[0] == found[1]
     assert {row[0] for row in found[0]} == {0, 1} or seed not in {0, 2}
+
+
+def test_baselines_are_folded_where_they_will_do():
+    for backend in (Backend.TORCH, Backend.TRITON):
+        buffers, load = load_of(backend, 0)
+        load.edges[:, Edge.FIRST], load.edges[:, Edge.STOP] = 0, load.slots.shape[1]
+        keep_arrivals(backend, buffers, load, torch.zeros_like(load.slots[:, 0]))
+        held = load.slots[((load.slots >= 0) & (load.slots < buffers.num_slots)).all(1)]
+        assert held.numel()
+        without = fold_records(backend, buffers, held, load.keys)
+        folds = fold_records(backend, buffers, held, load.keys, baselines=True)
+        assert without[:, 0].tolist() == [0] * len(held)
+        assert folds[:, 0].tolist() == [1] * len(held)
+        assert torch.equal(folds[:, 1:], without[:, 1:])
 
 
 def test_keys_of_other_blocks_are_refused():

@@ -173,6 +173,11 @@ JUDGED = mutants(
         "pass",
         _JUDGED + "test_every_slot_of_a_load_is_accounted_for",
     ),
+    (
+        "        if checked:\n            self._state.tick()",
+        "        if checked and begun.identities is not None:\n            self._state.tick()",
+        _JUDGED + "test_a_load_without_tokens_is_compared_with_what_was_sent_and_gets_a_baseline",
+    ),
 )
 FOLDS = mutants(
     "canary_obs/runtime/transfer.py",
@@ -180,6 +185,11 @@ FOLDS = mutants(
         "uploaded(word_keys(0, size), device)",
         "torch.ones(size, dtype=torch.int64, device=device)",
         _JUDGED + "test_slots_exchanged_within_a_block_are_found",
+    ),
+    (
+        "keys, baselines=baselines)",
+        "keys)",
+        _JUDGED + "test_folds_are_of_records_not_of_bytes",
     ),
 )
 
@@ -252,6 +262,11 @@ RECORD_FILES = mutants(
 _OFFLOADS = "tests/engines/vllm/test_offload_records.py::"
 OFFLOADS = mutants(
     "canary_obs/engines/vllm/offload_records.py",
+    (
+        "slots, baselines=group.states)",
+        "slots)",
+        _OFFLOADS + "test_what_is_stored_of_states_is_one_record_each",
+    ),
     (
         "np.arange(int(size)) + first % per_chunk",
         "np.arange(int(size))",

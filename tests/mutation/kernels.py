@@ -267,7 +267,7 @@ ARRIVAL_TRITON = mutants(
         "((known == 0) & (unchanged != CHANGED))",
         _ARRIVAL + "test_without_records_only_what_cannot_be_right_is_lost[Backend.TRITON]",
     ),
-    ("(complete == filled)", "(complete > 0)", _ARRIVAL + "test_records_are_folded_alike[0]"),
+    ("(complete == filled)", "(complete > 0)", _ARRIVAL + "test_records_are_folded_alike[0-False]"),
     (
         "named = complete | (baseline & (chain != 0))",
         "named = complete | baseline",

@@ -204,14 +204,28 @@ def test_what_lay_there_is_not_known_and_so_not_accused(rig, places) -> None:
     assert found_at_head(rig) == {}
 
 
-def test_a_load_without_tokens_gets_a_baseline(rig, places) -> None:
-    _, destination = places
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("fault", [None, "lost", "damaged"])
+def test_a_load_without_tokens_is_compared_with_what_was_sent_and_gets_a_baseline(
+    rig, places, sent, fault
+) -> None:
+    source, destination = places
     unknown = LoadedBlocks(slots=destination.view(-1, SIZE), tokens=None, positions=None, chains=None)
+    copies = [[copy] for copy in folds(rig, source)] if sent else None
     rig.canary.load_begun("a", "full", unknown)
     assert state_of(rig, destination) == {RecordState.AWAITED}
-    rig.canary.load_ended("a", "full", arrived(2))
+    kv = rig.engine.runner.pool.kv
+    if fault != "lost":
+        kv[:, :, destination] = kv[:, :, source]
+    if fault == "damaged":
+        kv[:, :, destination[0]] += 1
+    rig.canary.load_ended("a", "full", arrived(2, copies))
     assert state_of(rig, destination) == {RecordState.BASELINE}
-    assert found_at_head(rig) == {}
+    both = {"lost": {Reason.LOST_LOAD: 4}, "damaged": {Reason.KV_DATA: 2}}  # of two blocks, or one: K and V
+    assert found_at_head(rig) == (both.get(fault, {}) if sent else {})
+    assert loads(rig) == ((2 * SIZE, 0) if sent else (0, 2 * SIZE))
+    rig.canary.check_everything()
+    assert rig.canary.verdict()[0] is (State.VIOLATED if sent and fault else State.OK)
 
 
 def test_what_has_not_arrived_stays_awaited(rig, places) -> None:
@@ -256,6 +270,9 @@ def test_folds_are_of_records_not_of_bytes(rig, places) -> None:
     group.receive(source[:1])
     found = rig.canary.block_folds("full", source.view(-1, SIZE))
     assert found[:, 0].tolist() == [0, 1], "a baseline vouches for nothing"
+    of_states = rig.canary.block_folds("full", source.view(-1, SIZE), baselines=True)
+    assert of_states[:, 0].tolist() == [1, 1], "but for what is stored now"
+    assert torch.equal(of_states[:, 1:], found[:, 1:])
     part = source.view(-1, SIZE).clone()
     part[1, 2:] = -1
     short = rig.canary.block_folds("full", part)

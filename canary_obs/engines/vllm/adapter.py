@@ -95,7 +95,7 @@ class VllmAdapter(FollowsRequests):
         numbers = range(len(runner.kv_cache_config.kv_cache_groups))
         self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
         loads, scales = self._block_changes.loads, self._scales.sources
-        self.connector = ConnectorReports(loads, [one for one in self.vllm_groups if one.of_tokens])
+        self.connector = ConnectorReports(loads, self.vllm_groups)
         self._windows, self._forwards = WindowTables(self.vllm_groups), ForwardCount(self._by_name)
         self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()
         self.healing = HealLink(self._by_name, self._forwards, worker or runner, runner.device)

@@ -37,7 +37,7 @@ class ConnectorLoads:
     A request that is scheduled along with its load is loaded by the forward itself, layer by layer: its bytes
     are there when that step has ended. Else the request waits until the connector reports the load.
     Connectors write whole blocks, also where the match ends inside one, so whole blocks are awaited. States
-    are awaited as well; nothing is known of their copies, so they get a baseline when they have arrived.
+    are awaited as well, and get a baseline when they have arrived: nobody says whose they are to be.
     """
 
     def __init__(self, groups: Sequence[VllmGroup], device: torch.device) -> None:

@@ -48,7 +48,9 @@ class ConnectorReports:
     """
 
     def __init__(self, loads: ConnectorLoads, groups: Sequence[VllmGroup]) -> None:
-        self._loads, self._groups = loads, groups
+        self._loads = loads
+        self._groups = [group for group in groups if group.of_tokens]
+        self._stored_groups = [group for group in groups if group.of_tokens or group.states]
         self._observer: Observer  # while attached
         self.followed = False  # the worker has a connector
         self._results: Any = None  # of `get_transfer_results`, until the failed blocks are known as well
@@ -98,7 +100,7 @@ class ConnectorReports:
         self.record_files = RecordFiles(read_key(config.copy_records_key_file))
         for each in offloads:
             stored = StoredCopies(self._formats, self.record_files)
-            records = OffloadRecords(self._groups, self._loads.copies, self._observer, stored)
+            records = OffloadRecords(self._stored_groups, self._loads.copies, self._observer, stored)
             records.wrap(patches, each)
             hooks.after_launch.append(records.launched)
             self.offloads.append(records)
@@ -147,7 +149,7 @@ class ConnectorReports:
     def _formats(self) -> dict[str, int]:
         """By group: format of the records, and the layers and heads that they are made of."""
         found = {}
-        for group in self._groups:
+        for group in self._stored_groups:
             number = self._observer.record_format(group.view.name)
             if number is not None:
                 share = [

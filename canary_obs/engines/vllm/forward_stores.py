@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.offload_keys import StoredKey
-from canary_obs.engines.vllm.offload_records import Fetch
+from canary_obs.engines.vllm.offload_records import Fetch, folds_of
 
 
 class Store(NamedTuple):
@@ -61,8 +59,7 @@ class ForwardStores:
         named = [store.named for store in stores for _ in store.blocks]
         places = [place for store in stores for place, _ in store.blocks]
         blocks = [block for store in stores for _, block in store.blocks]
-        starts = torch.tensor(blocks, dtype=torch.int64) * group.block_size
-        folds = self._observer.block_folds(group.view.name, starts[:, None] + torch.arange(group.block_size))
+        folds = folds_of(blocks, group, self._observer)
         if folds is not None:
             fetch = Fetch(group.view.name, named, places, folds)
             existed = dict[StoredKey, bool]()

@@ -13,6 +13,7 @@ from torch import Tensor
 from canary_obs.copy_records.stored_copies import MOST, Fold, Place, StoredCopies
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.requests import ChangedRequests, KeyedBlocks
+from canary_obs.engines.toolkit.block_slots import slots_of
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.groups import VllmGroup
@@ -61,7 +62,9 @@ class OffloadRecords:
     def wrap(self, patches: MethodPatches, connector: Any) -> None:
         """Follow the submissions of this connector's worker."""
         own = connector.connector_worker
-        self.shown = is_followed(own, self._groups)
+        self.shown = is_followed(
+            own, [number for number, (first, *_) in self._groups.items() if first.of_tokens]
+        )
         self._per_chunk = int(own.spec.blocks_per_chunk)
         patches.wrap(own.worker, "submit_store", self._around_store)
         patches.wrap(own.worker, "submit_load", self._around_load)
@@ -106,10 +109,7 @@ class OffloadRecords:
     def _store(self, parts: Sequence[_Part]) -> None:
         for number, named, blocks, places in parts:
             for group in self._groups.get(number, ()):
-                starts = torch.tensor(blocks, dtype=torch.int64) * group.block_size
-                folds = self._observer.block_folds(
-                    group.view.name, starts[:, None] + torch.arange(group.block_size)
-                )
+                folds = folds_of(blocks, group, self._observer)
                 if folds is not None:
                     self._fetches.append(Fetch(group.view.name, named, places, folds))
 
@@ -132,7 +132,7 @@ class OffloadRecords:
             keys = _keys(part)
             for group in self._groups.get(number, ()):
                 found = self._stored.find_all(group.view.name, named, places)
-                self._copies.put(group.view.name, blocks, group.block_size, found, peer)
+                self._copies.put(group.view.name, blocks, group.block_slots, found, peer)
                 # Else a copy of damage would not be found when it is loaded.
                 compared = (0 < len(folds) <= MOST for folds in found)
                 keys = [key if own else _UNKNOWN for key, own in zip(keys, compared, strict=True)]
@@ -170,6 +170,12 @@ class OffloadRecords:
         while self._fetches and self._fetches[0].ready:
             for named, folds in self._fetches.pop(0).by_key():
                 self._stored.add(named.key, folds, named.path)
+
+
+def folds_of(blocks: Sequence[int], group: VllmGroup, observer: Observer) -> Tensor | None:
+    """Of whole blocks, from their records; see `Observer.block_folds`."""
+    slots = slots_of(blocks, group.block_slots).view(len(blocks), group.block_slots)
+    return observer.block_folds(group.view.name, slots, baselines=group.states)
 
 
 def is_followed(worker: Any, numbers: Collection[int]) -> bool:

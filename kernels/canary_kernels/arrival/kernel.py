@@ -233,14 +233,14 @@ def keep_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["num_slots", "lane_rows", "size"],
+    do_not_specialize=["num_slots", "lane_rows", "size", "baselines"],
     do_not_specialize_on_alignment=["slots", "keys", "folds"],
 )
 def fold_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
-    slots, keys, folds, size, CHUNK: tl.constexpr,
+    slots, keys, folds, size, baselines, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program i folds the records of the i-th block, of `size` slots."""
+    """Program i folds the records of the i-th block, of `size` slots; baselines: 1 = they will do, else 0."""
     index = tl.program_id(0).to(tl.int64)
     none = index * 0
     fold_k, fold_v, filled, complete = none, none, none, none
@@ -254,16 +254,18 @@ def fold_kernel(
         fold_k += tl.sum(tl.load(record + FINGERPRINT_K, mask=held, other=0) * key, 0)
         fold_v += tl.sum(tl.load(record + FINGERPRINT_V, mask=held, other=0) * key, 0)
         filled += tl.sum((slot >= 0).to(tl.int64), 0)
-        complete += tl.sum((held & (state == COMPLETE)).to(tl.int64), 0)
+        whole = (state == COMPLETE) | ((state == BASELINE) & (baselines != 0))
+        complete += tl.sum((held & whole).to(tl.int64), 0)
     tl.store(folds + index * 3, ((filled > 0) & (complete == filled)).to(tl.int64))
     tl.store(folds + index * 3 + 1, fold_k)
     tl.store(folds + index * 3 + 2, fold_v)
 
 
-def fold_records(buffers: GroupBuffers, slots: Tensor, keys: Tensor) -> Tensor:
+def fold_records(buffers: GroupBuffers, slots: Tensor, keys: Tensor, *, baselines: bool) -> Tensor:
     """Launch; see `op.fold_records`."""
     folds = torch.empty((slots.shape[0], 3), dtype=torch.int64, device=slots.device)
-    _launch(buffers, fold_kernel, (slots.shape[0], 1), (slots, keys, folds), slots.shape[1])
+    given = slots, keys, folds
+    _launch(buffers, fold_kernel, (slots.shape[0], 1), given, slots.shape[1], int(baselines))
     return folds
 
 
@@ -284,13 +286,13 @@ def keep_arrivals(buffers: GroupBuffers, load: ArrivedLoad, matched: Tensor) -> 
 
 
 def _launch(
-    buffers: GroupBuffers, kernel: Any, grid: tuple[int, int], tensors: tuple[Tensor, ...], size: int
+    buffers: GroupBuffers, kernel: Any, grid: tuple[int, int], tensors: tuple[Tensor, ...], *numbers: int
 ) -> None:
     if not grid[0]:
         return
     start: Start | None = buffers.cache.get(kernel)
     if start is not None:
-        start(grid, (*(tensor.data_ptr() for tensor in tensors), size))
+        start(grid, (*(tensor.data_ptr() for tensor in tensors), *numbers))
     else:
         constants = {"CHUNK": CHUNK_SLOTS}
-        buffers.cache[kernel] = prepare(kernel, buffers, grid, (*tensors, size), constants)
+        buffers.cache[kernel] = prepare(kernel, buffers, grid, (*tensors, *numbers), constants)

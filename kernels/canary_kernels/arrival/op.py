@@ -51,11 +51,13 @@ def keep_arrivals(backend: Backend, buffers: GroupBuffers, load: ArrivedLoad, ma
     room.keep_arrivals(buffers, load, matched)
 
 
-def fold_records(backend: Backend, buffers: GroupBuffers, slots: Tensor, keys: Tensor) -> Tensor:
+def fold_records(
+    backend: Backend, buffers: GroupBuffers, slots: Tensor, keys: Tensor, *, baselines: bool = False
+) -> Tensor:
     """int64 [blocks, 3] of slots (int64 [blocks, size]; -1 = left out): 1 = all COMPLETE; folds of K, V.
 
     The fold of a block is the sum of its slots' fingerprints, as their records have them, each times its key
-    (int64 [size]).
+    (int64 [size]). With `baselines`, a BASELINE will do as well.
     """
     check_buffers(backend, buffers)
     if slots.dtype is not torch.int64 or keys.dtype is not torch.int64 or slots.shape[1:] != keys.shape:
@@ -64,7 +66,7 @@ def fold_records(backend: Backend, buffers: GroupBuffers, slots: Tensor, keys: T
             "and a key for each slot of a block"
         )
     room = reference if backend is not Backend.TRITON else _kernel()
-    folds: Tensor = room.fold_records(buffers, slots.contiguous(), keys)
+    folds: Tensor = room.fold_records(buffers, slots.contiguous(), keys, baselines=baselines)
     return folds
 
 

@@ -92,13 +92,16 @@ def keep_arrivals(buffers: GroupBuffers, load: ArrivedLoad, matched: Tensor) -> 
     buffers.records.numpy()[slots[held]] = records[held]
 
 
-def fold_records(buffers: GroupBuffers, slots: Tensor, keys: Tensor) -> Tensor:
+def fold_records(buffers: GroupBuffers, slots: Tensor, keys: Tensor, *, baselines: bool) -> Tensor:
     """Fold what records say of blocks; see `op.fold_records`."""
     numbers, records = slots.numpy(), buffers.records.numpy()
     filled, held = numbers >= 0, (numbers >= 0) & (numbers < buffers.num_slots)
     found = records[np.where(held, numbers, 0)]
     state = found[:, :, layout.IDENTITY] >> _STATE_SHIFT & layout.STATE_MASK
-    complete = held & (state == layout.RecordState.COMPLETE)
+    whole = state == layout.RecordState.COMPLETE
+    if baselines:
+        whole |= state == layout.RecordState.BASELINE
+    complete = held & whole
     folds = np.empty((numbers.shape[0], 3), dtype=np.int64)
     folds[:, 0] = (complete | ~filled).all(1) & filled.any(1)
     used = np.where(held, keys.numpy(), 0)

@@ -44,7 +44,7 @@ class Observer:
     def __init__(self) -> None:
         self.faults: list[str] = []
 
-    def block_folds(self, group: str, slots: torch.Tensor) -> torch.Tensor:
+    def block_folds(self, group: str, slots: torch.Tensor, *, baselines: bool = False) -> torch.Tensor:
         blocks = slots[:, 0] // SIZE
         return torch.stack((1 - blocks % 2, blocks, -blocks), 1)
 
@@ -57,8 +57,12 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         groups: Any = [
-            SimpleNamespace(number=0, block_size=SIZE, view=SimpleNamespace(name="full"), states=False),
-            SimpleNamespace(number=1, block_size=SIZE, view=SimpleNamespace(name="other"), states=False),
+            SimpleNamespace(
+                number=0, block_size=SIZE, block_slots=SIZE, view=SimpleNamespace(name="full"), states=False
+            ),
+            SimpleNamespace(
+                number=1, block_size=SIZE, block_slots=SIZE, view=SimpleNamespace(name="other"), states=False
+            ),
         ]
         self.copies = Copies()
         self.observer: Any = Observer()

@@ -74,7 +74,7 @@ class Observer:
         self.begun: list[list[int]] = []
         self.compared: set[int] = set()  # blocks, before a load
 
-    def block_folds(self, group: str, slots: torch.Tensor) -> torch.Tensor:
+    def block_folds(self, group: str, slots: torch.Tensor, *, baselines: bool = False) -> torch.Tensor:
         blocks = slots[:, 0] // SIZE
         return torch.stack((1 - blocks % 2, blocks, -blocks), 1)
 

@@ -19,7 +19,13 @@ from canary_obs.engines.vllm.offload_keys import (
     offloading_connectors,
     send_keys,
 )
-from canary_obs.engines.vllm.offload_records import OffloadRecords, is_followed, jobs_of, parts_of
+from canary_obs.engines.vllm.offload_records import (
+    OffloadRecords,
+    folds_of,
+    is_followed,
+    jobs_of,
+    parts_of,
+)
 from canary_obs.engines.vllm.sent_copies import Copies
 from canary_obs.vocabulary import HOST_PEER
 from tests.engines.vllm.taken_copies import Taken, taken
@@ -116,7 +122,7 @@ class Observer:
             for name, own in getattr(shown, way).items():
                 self.shown.append((way, name, dict(zip(own.blocks.tolist(), own.keys, strict=True))))
 
-    def block_folds(self, group: str, slots: torch.Tensor) -> torch.Tensor:
+    def block_folds(self, group: str, slots: torch.Tensor, *, baselines: bool = False) -> torch.Tensor:
         blocks = slots[:, 0] // SIZE
         return torch.stack((1 - blocks % 2, blocks, -blocks), 1)
 
@@ -127,7 +133,9 @@ class Observer:
 @pytest.fixture
 def followed() -> tuple[OffloadRecords, Copies, Any]:
     groups: Any = [
-        SimpleNamespace(number=number, block_size=SIZE, view=SimpleNamespace(name=name))
+        SimpleNamespace(
+            number=number, block_slots=SIZE, view=SimpleNamespace(name=name), states=False, of_tokens=True
+        )
         for number, name in ((0, "full"), (1, "swa"), (1, "draft"))
     ]
     copies = Copies()
@@ -296,3 +304,17 @@ def test_only_what_one_rank_keeps_in_memory_is_followed() -> None:
     spec.secondary_tier_configs = ()
     manager.__module__ = "ours"
     assert not is_followed(SimpleNamespace(**made | {"spec": spec()}), (0, 1))
+
+
+def test_what_is_stored_of_states_is_one_record_each() -> None:
+    asked = list[tuple[list[list[int]], bool]]()
+
+    class OfStates(Observer):
+        def block_folds(self, group: str, slots: torch.Tensor, *, baselines: bool = False) -> torch.Tensor:
+            asked.append((slots.tolist(), baselines))
+            return super().block_folds(group, slots * SIZE)
+
+    for states, size in ((True, 1), (False, 2)):
+        group: Any = SimpleNamespace(block_slots=size, view=SimpleNamespace(name="one"), states=states)
+        assert folds_of([3, 5], group, OfStates()) is not None
+    assert asked == [([[3], [5]], True), ([[6, 7], [10, 11]], False)]

@@ -30,7 +30,7 @@ class Observer:
     def __init__(self, heads: int) -> None:
         self._heads = heads
 
-    def block_folds(self, group: str, slots: torch.Tensor) -> torch.Tensor:
+    def block_folds(self, group: str, slots: torch.Tensor, *, baselines: bool = False) -> torch.Tensor:
         blocks = slots[:, 0] // SIZE
         filled = (slots >= 0).sum(1) * self._heads
         return torch.stack(((blocks != 9).to(torch.int64), filled, -filled), 1)
