@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class VllmAdapter(FollowsRequests):
     """
 
     name = "vllm"
-    supported: tuple[str, ...] = V1_VERSIONS  # of vLLM, with this model runner
+    supported: ClassVar[tuple[str, ...]] = V1_VERSIONS  # of vLLM, with this model runner
     healing: HealLink
 
     def __init__(

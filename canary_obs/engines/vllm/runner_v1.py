@@ -29,7 +29,10 @@ _MAX_COLUMNS = 512  # sizes of batches whose slices are kept
 class V1Adapter(VllmAdapter):
     """Views are slices of the runner's persistent input tensors, in the order of its input batch."""
 
-    def __init__(self, runner: Any, **options: Any) -> None:
+    def __init__(
+        self, runner: Any, *, worker: Any = None, wrap_engine: Callable[[MethodPatches], None] | None = None,
+        fresh: bool = False,
+    ) -> None:  # fmt: skip
         speculates = runner.speculative_config is not None
         corrects = getattr(runner, "use_async_spec_decode", False)
         if runner.use_async_scheduling and speculates and not corrects:
@@ -41,7 +44,7 @@ class V1Adapter(VllmAdapter):
 
         self._forward_context = get_forward_context
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
-        super().__init__(runner, **options)
+        super().__init__(runner, worker=worker, wrap_engine=wrap_engine, fresh=fresh)
         # Digests from host lists would have to be copied to the GPU, which waits. Without asynchronous
         # scheduling only the host knows which drafts were rejected.
         on_device = runner.use_async_scheduling or (runner.device.type == "cuda" and not speculates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,12 +26,15 @@ _MAX_COLUMNS = 512  # sizes of batches whose slices are kept
 class V2Adapter(VllmAdapter):
     """Views are slices of the batch that `prepare_attn` is called with."""
 
-    supported = V2_VERSIONS
+    supported: ClassVar[tuple[str, ...]] = V2_VERSIONS
     completes_views = False
 
-    def __init__(self, runner: Any, **options: Any) -> None:
+    def __init__(
+        self, runner: Any, *, worker: Any = None, wrap_engine: Callable[[MethodPatches], None] | None = None,
+        fresh: bool = False,
+    ) -> None:  # fmt: skip
         self._rows = torch.arange(runner.max_num_reqs, device=runner.device)
-        super().__init__(runner, **options)
+        super().__init__(runner, worker=worker, wrap_engine=wrap_engine, fresh=fresh)
         self._digests = ListDigests(runner.max_num_reqs, runner.device)
         states = [group for group in self.vllm_groups if group.states]
         # What drafting and states read, too, is launched before the canary's own checks.

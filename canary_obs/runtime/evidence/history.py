@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class _Announcement:
 class SlotHistory:
     """Launches only. Following writes costs one launch per group and forward, and 8 B per slot."""
 
-    WORDS = 1 + ANNOUNCEMENTS  # int64 words that `read` fills
+    WORDS: ClassVar[int] = 1 + ANNOUNCEMENTS  # int64 words that `read` fills
 
     def __init__(
         self, state: DeviceState, follow_writes: bool, requests_at: Callable[[int], Sequence[str]]
