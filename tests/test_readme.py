@@ -60,6 +60,11 @@ def loads(file: str, *names: str) -> list[float]:
     return [100 * result(file)["measures"][name]["value"] for name in names]
 
 
+def throughputs(file: str, *names: str) -> list[float]:
+    """Of each load, relative to no canary."""
+    return [result(file)["measures"][f"{name}: throughput"]["value"] for name in names]
+
+
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= MOST_LINES
 
@@ -100,7 +105,7 @@ def test_the_cost_table_holds_what_was_measured() -> None:
         [RECORD_BYTES, 100 * RECORD_BYTES / slot_bytes, 8],  # "... of an 8B model's KV"
         vllm_ratios("decode"),
         vllm_ratios("prefill"),
-        loads("h200_load_v2.json", "decode", "single", "mixed"),
+        throughputs("h100_vllm_033_load_8b_v2.json", "decode", "single", "mixed"),
         loads("h200_load_small_v2.json", "decode"),
         loads("h200_sglang_8b.json", "decode", "prefill", "mixed"),
         [100 * by_work[f"{pool.name}: sweep, random"]["ratio"]],

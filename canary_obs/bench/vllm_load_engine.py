@@ -33,6 +33,7 @@ from canary_obs.bench.vllm_workloads import (
 )
 from canary_obs.demo.in_process_vllm import SHAPES, InProcessVllm
 from canary_obs.engines.vllm.worker import attached_adapter, runtime_of
+from canary_obs.errors import UnsupportedEngine
 
 _BLOCK_SIZE = {"cuda": 16, "cpu": 32}
 _FILLS = 2  # so that every block holds records of an earlier request
@@ -43,6 +44,7 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
     load = LoadPlan(**settings["load"])
     with TemporaryDirectory() as folder, os.fdopen(requests) as lines, os.fdopen(answers, "w") as out:
         vllm = _start(Path(folder), settings, load)
+        check_protected(runtime_of(vllm.worker))
         written = fill_pool(vllm, load, _FILLS)
         print(json.dumps({"engine": vllm.description(), "tokens_before": written}), file=out, flush=True)
         engine = LoadedVllm(vllm=vllm, clocks=_clocks(vllm, kernels_apart=settings["kernels_apart"]))
@@ -56,6 +58,16 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
                 answer = run_workload(name, engine, load, seed)
             print(json.dumps(answer), file=out, flush=True)
         vllm.shutdown()
+
+
+def check_protected(canary: object) -> None:
+    """Raises UnsupportedEngine where KV_CANARY_MODE asks for a canary and the engine has none."""
+    mode = os.environ.get("KV_CANARY_MODE", "none")
+    if mode != "none" and canary is None:
+        raise UnsupportedEngine(
+            f"KV_CANARY_MODE={mode}, but this vLLM has no canary: its log says why, or it found no plugin. "
+            "Install the package (pip install .), which registers vllm.general_plugins"
+        )
 
 
 def _requests(vllm: InProcessVllm, lines: Iterator[str]) -> Iterator[str]:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from canary_obs.bench.vllm_load import LOADS, VllmLoadPlan, rounds_in_time, run_vllm_load
+from canary_obs.bench.vllm_load_engine import check_protected
 from canary_obs.bench.vllm_workloads import LoadPlan
-from canary_obs.errors import ConfigurationError
+from canary_obs.errors import ConfigurationError, UnsupportedEngine
 
 PLAN = VllmLoadPlan(
     shape="tiny", runner="v1", names=LOADS, batches=(1, 4), rounds=2, seconds=None, memory=0.1, control=False,
@@ -42,3 +43,14 @@ def test_rounds_end_in_time(seconds: float | None, age: float, numbers: list[int
 def test_a_plan_that_cannot_be_run_is_refused_before_engines_start(change: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         run_vllm_load(replace(PLAN, **change), on_progress=lambda _: pytest.fail("it ran"))
+
+
+def test_an_engine_that_was_to_have_a_canary_and_has_none_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KV_CANARY_MODE", "log")
+    check_protected(object())
+    with pytest.raises(UnsupportedEngine, match=r"has no canary.*pip install"):
+        check_protected(None)
+    monkeypatch.setenv("KV_CANARY_MODE", "none")
+    check_protected(None)
