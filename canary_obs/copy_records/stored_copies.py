@@ -52,13 +52,11 @@ class StoredCopies:
         self._formats, self._files, self._rewritten = formats, record_files, rewritten
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
-    def add(
-        self, key: bytes, folds: dict[Place, Fold | None], path: str, *, existed: bool | None = None
-    ) -> None:
+    def add(self, key: bytes, folds: dict[Place, Fold | None], path: str, *, existed: bool = False) -> None:
         """A copy is being stored; None for a fold that is not known. path: of its file; empty = it has none.
 
         A file that exists already stays as it is: what is said here does not describe it. existed: whether it
-        did before this copy was stored; None = it is not stored yet.
+        did before this copy was stored.
         """
         known = self._known.get(key)
         if known is None:
@@ -72,7 +70,6 @@ class StoredCopies:
                 known.folds[place] = None
             else:
                 known.add(place, fold)
-        existed = bool(path) and os.path.exists(path) if existed is None else existed
         if path and self._files is not None and not existed:
             known.filed = self._files.write(self.record_file_of(path), self._record_file(key, folds))
 

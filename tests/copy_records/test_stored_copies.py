@@ -123,7 +123,7 @@ def test_a_file_that_is_there_already_is_somebody_elses(record_files: RecordFile
     path = tmp_path / "copy.bin"
     path.write_bytes(b"kv")
     stored = copies(record_files)
-    stored.add(KEY, {PLACE: (1, 2)}, str(path))
+    stored.add(KEY, {PLACE: (1, 2)}, str(path), existed=True)
     record_files.settle()
     assert not Path(record_path(str(path))).exists()
     assert stored.find(KEY, PLACE, str(path)) == (), "a load may be of that file"

@@ -263,6 +263,11 @@ _OFFLOADS = "tests/engines/vllm/test_offload_records.py::"
 OFFLOADS = mutants(
     "canary_obs/engines/vllm/offload_records.py",
     (
+        "existed=named.key in existed)",
+        "existed=os.path.exists(named.path))",
+        _OFFLOADS + "test_a_file_that_is_written_before_the_records_are_there_has_a_record_file[False]",
+    ),
+    (
         "slots, baselines=group.states)",
         "slots)",
         _OFFLOADS + "test_what_is_stored_of_states_is_one_record_each",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -53,8 +54,10 @@ class OffloadRecords:
             for number in {group.number for group in groups}
         }
         self._jobs: dict[int, Mapping[int, _Named]] = {}  # by job: the keys of its step, by chunk
-        self._submitted: list[list[_Part]] = []  # stores of the step under way
-        self._fetches: list[Fetch] = []
+        # Stores of the step under way, and of folds that are on their way to the host; with each the keys
+        # whose files were there before: what is stored now is not in those.
+        self._submitted: list[tuple[list[_Part], Collection[bytes]]] = []
+        self._fetches: list[tuple[Fetch, Collection[bytes]]] = []
         self._stored = stored
         self._per_chunk = 1
         self.shown = False  # which blocks are stored and loaded, as `ChangedRequests` has it
@@ -103,20 +106,22 @@ class OffloadRecords:
 
     def _read_stores(self) -> None:
         submitted, self._submitted = self._submitted, []
-        for parts in submitted:
-            self._store(parts)
+        for parts, existed in submitted:
+            self._store(parts, existed)
 
-    def _store(self, parts: Sequence[_Part]) -> None:
+    def _store(self, parts: Sequence[_Part], existed: Collection[bytes]) -> None:
         for number, named, blocks, places in parts:
             for group in self._groups.get(number, ()):
                 folds = folds_of(blocks, group, self._observer)
                 if folds is not None:
-                    self._fetches.append(Fetch(group.view.name, named, places, folds))
+                    self._fetches.append((Fetch(group.view.name, named, places, folds), existed))
 
     def _submit(self, job: int, device: Any, tier: Any) -> None:
         """Before a forward that may fill these blocks anew: vLLM lets it wait for the copy then."""
         parts, unnamed = self._parts(job, device, tier)
-        self._submitted.append(parts)
+        files = [named for part in parts for named in part.named if named.path]
+        existed = {named.key for named in files if os.path.exists(named.path)}
+        self._submitted.append((parts, existed))
         if self.shown:
             stored = {str(part.number): KeyedBlocks(_keys(part), np.array(part.blocks)) for part in parts}
             self._observer.requests_changed(ChangedRequests(stored=self._unknown(unnamed) or stored))
@@ -167,9 +172,10 @@ class OffloadRecords:
 
     def _take(self) -> None:
         """Keep the fingerprints that have reached the host, in the order of their stores."""
-        while self._fetches and self._fetches[0].ready:
-            for named, folds in self._fetches.pop(0).by_key():
-                self._stored.add(named.key, folds, named.path)
+        while self._fetches and self._fetches[0][0].ready:
+            fetch, existed = self._fetches.pop(0)
+            for named, folds in fetch.by_key():
+                self._stored.add(named.key, folds, named.path, existed=named.key in existed)
 
 
 def folds_of(blocks: Sequence[int], group: VllmGroup, observer: Observer) -> Tensor | None:

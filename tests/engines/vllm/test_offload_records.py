@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from canary_obs.copy_records.record_files import RecordFiles
 from canary_obs.copy_records.stored_copies import StoredCopies
 from canary_obs.engine_api.requests import ChangedRequests
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -205,6 +207,25 @@ def test_what_is_stored_is_known_to_a_load_of_the_same_step(followed: Any) -> No
     records.launched()
     worker.submit_load(2, tier([3]), device([20], [1], [0]))
     assert taken(copies) == {("full", 20): Taken(SIZE, ((8, -8),), HOST_PEER)}
+
+
+@pytest.mark.parametrize("written_before", [False, True])
+def test_a_file_that_is_written_before_the_records_are_there_has_a_record_file(
+    followed: Any, tmp_path: Path, written_before: bool
+) -> None:
+    """On a GPU they reach the host a step later. A file that was there before holds another copy."""
+    records, _, worker = followed
+    files = RecordFiles(None)
+    records._stored = StoredCopies(dict, files)
+    path = tmp_path / "a.bin"
+    if written_before:
+        path.touch()
+    records.follow(jobs(stores={1: [3]}), {3: key(b"a", 0)._replace(path=str(path))})
+    worker.submit_store(1, device([8], [1], [0]), tier([3]))
+    path.touch()
+    records.launched()
+    files.close()
+    assert (len(list(tmp_path.glob("*.kvcanary"))) == 0) is written_before
 
 
 def test_a_store_that_cannot_be_followed_leaves_the_engine_alone(followed: Any) -> None:
