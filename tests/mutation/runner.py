@@ -149,7 +149,7 @@ def try_all(mutants: Iterable[Mutant], folder: Path, workers: int) -> Iterator[V
         tests = sorted({test for mutant in mutants for test in mutant.tests})
         # Each tree its share: what they compile on the way serves the mutants after them.
         shares = [tests[number::workers] for number in range(workers)]
-        for tree, code in zip(trees, pool.map(Tree.run, trees, shares), strict=True):
+        for tree, code in zip(trees, pool.map(Tree.run_all, trees, shares), strict=True):
             if code != _PASSED:
                 raise RuntimeError(f"pytest ended with {code} on sources without a defect:\n{tree.printed}")
             idle.put(tree)
