@@ -72,6 +72,7 @@ class Tree:
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
         }
+        environment.pop("CANARY_TESTS_UNTIL", None)  # what is skipped would let a defect survive
         self._forks = subprocess.Popen(
             [sys.executable, "-P", str(_FORKS), str(_SECONDS), str(self._output), _PROFILE],
             cwd=folder,
