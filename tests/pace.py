@@ -25,7 +25,7 @@ def quiet_seconds(work: Callable[[], object], repeats: int) -> float:
     """This thread's processor time for `work`, as on a quiet core.
 
     Cores of a shared machine run at half of their speed and less while others use their siblings and caches,
-    and processor time counts that, too. So each time is taken in proportion to plain work right before.
+    and processor time counts that, too. So each time is taken in proportion to plain work right after.
     """
     return (
         statistics.median(_seconds(work) / _seconds(_text_of_samples) for _ in range(repeats))

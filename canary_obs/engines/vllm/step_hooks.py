@@ -51,8 +51,6 @@ class StepHooks:
     replaces the first two. What has arrived is then judged after sample_tokens, if it is reported there.
     """
 
-    __deletable__ = ("idle_thread",)  # where this module is compiled, of what `stop` deletes
-
     def __init__(
         self,
         source: StepSource,

@@ -7,7 +7,6 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -31,8 +30,8 @@ class Kept:
 class Repeated:
     """The last forward's launches. While the same view is shown, nothing has to be looked up for them."""
 
-    view: Any = None
-    parts: Any = None  # of the view, that they read
+    view: object = None
+    parts: object = None  # of the view, that they read
     may: bool = False  # repeat
     launch: Launch | None = None  # what `use` has returned
 
