@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from canary_obs.vocabulary import Part, Phase, Reason, State
-from tests.engines.sglang.real.draft_kinds import KINDS
+from tests.engines.sglang.real.draft_kinds import KINDS, model_of_kind
 from tests.engines.sglang.real.perturbed import check_injections, inject_into
 from tests.engines.sglang.real.planted import flip_bit, row
 from tests.engines.sglang.real.rig import Rig
@@ -18,14 +18,14 @@ _TOKENS = 20
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[int, dict[str, list[int]]]:
-    """Answers without speculation and canary, by the seed of their prompts."""
+def plain() -> dict[str, dict[int, dict[str, list[int]]]]:
+    """Answers without speculation and canary, by model and the seed of their prompts."""
     return {}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_of_a_sound_engine(
-    make_drafting: Any, make_rig: Any, kind: str, plain: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+    make_drafting: Any, make_rig: Any, kind: str, plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, lengths = make_drafting(kind), set[int]()
     if kind == "adaptive eagle":
@@ -46,11 +46,12 @@ def test_drafts_of_a_sound_engine(
         assert not any(counters.unverified.values())
     if kind in ("standalone tree", "n-grams"):
         assert rig.counters().hashed[Phase.HIT], "no accepted token was moved"
-    if not plain:
+    model = model_of_kind(kind)
+    if model not in plain:
         monkeypatch.setenv("KV_CANARY_MODE", "none")
-        without = make_rig()
-        plain |= {seed: without.generate(_asked(seed), _TOKENS) for seed in (0, 1)}
-    assert answers == plain
+        without = make_rig(model)
+        plain[model] = {seed: without.generate(_asked(seed), _TOKENS) for seed in (0, 1)}
+    assert answers == plain[model]
 
 
 @pytest.mark.parametrize("part", [Part.K, Part.V])
