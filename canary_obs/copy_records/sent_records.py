@@ -27,7 +27,7 @@ Folds = list[Fold | None]  # None = a record of the block was not complete
 
 
 class GroupShare(msgspec.Struct, frozen=True):
-    """One rank's part of a group: its folds of the blocks in the order of the request's tokens."""
+    """A rank's part of a group, or a share of its heads: folds of the blocks in the order of their tokens."""
 
     format: int  # `Observer.record_format`
     block_size: int
@@ -41,7 +41,7 @@ class SentRecords(msgspec.Struct, frozen=True):
     engine: str  # the sender's id, and its name of the request: those of another are not believed
     request: str
     tokens: int  # that the blocks hold
-    shares: list[dict[str, GroupShare]]  # of each rank, by group
+    shares: list[dict[str, GroupShare]]  # of each rank, or of each share of its heads, by group
     instance: str = ""  # the sender's, as findings name it
 
 

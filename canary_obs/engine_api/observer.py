@@ -137,12 +137,19 @@ class Observer(Protocol):
     def load_dropped(self, load: str) -> None:
         """Nobody will report on this load: its request has ended, and its slots go to others."""
 
-    def block_folds(self, group: str, slots: Tensor, *, baselines: bool = False) -> Tensor | None:
+    def block_folds(
+        self, group: str, slots: Tensor, *, baselines: bool = False, shares: Sequence[range] = ()
+    ) -> Tensor | None:
         """What `ArrivedBlocks.sent` needs of blocks that are sent or stored; None = not protecting.
 
         slots: int64 [blocks, size], -1 = not filled. int64 [blocks, 3] on the same device: 1 where all of a
         block's records are complete, else 0; then K and V folded, from the records, not from the bytes.
         `baselines`: those will do, as of states, whose baselines are taken when a forward has written them.
+
+        With `shares`, ranges of global head numbers, together all that are held here, int64 [len(shares),
+        blocks, 3], whose folds sum to the blocks'. Those of all shares but the last are of the bytes as they
+        are now, and the last is what the records have besides: damage fails at a receiver of its own heads or
+        of the last share.
         """
 
     def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:

@@ -96,9 +96,13 @@ class SlotHooks:
         """Forget a load on which nobody will report."""
         self._announcements.loads.drop(load)
 
-    def block_folds(self, group: str, slots: Tensor, *, baselines: bool = False) -> Tensor | None:
+    def block_folds(
+        self, group: str, slots: Tensor, *, baselines: bool = False, shares: Sequence[range] = ()
+    ) -> Tensor | None:
         """Folded fingerprints of blocks, from their records; None = not armed, or reading them failed."""
-        return self._shares.folds(group, slots, baselines=baselines) if self._hook_run.armed else None
+        if not self._hook_run.armed:
+            return None
+        return self._shares.folds(group, slots, baselines=baselines, shares=shares)
 
     def records_of(self, group: str, slots: Tensor, shares: Sequence[range] = ()) -> Tensor | None:
         """Records to send with the bytes of these slots; None = not armed, or reading them failed."""

@@ -73,22 +73,37 @@ class RecordShares:
         self._faults.guard(ObserverPart.ANNOUNCE, lambda: found.append(self._read(name, slots, shares)))
         return found[0] if found else None
 
-    def folds(self, name: str, slots: Tensor, *, baselines: bool = False) -> Tensor | None:
-        """int64 [blocks, 3] of slots (int64 [blocks, size]; -1 = left out); see `Observer.block_folds`.
+    def folds(
+        self, name: str, slots: Tensor, *, baselines: bool = False, shares: Sequence[range] = ()
+    ) -> Tensor | None:
+        """int64 [blocks, 3], or [len(shares), blocks, 3], of slots (int64 [blocks, size]; -1 = left out).
 
-        None = reading failed, which is counted as a fault.
+        See `Observer.block_folds`. None = reading failed, which is counted as a fault.
         """
         found: list[Tensor] = []
-        self._faults.guard(ObserverPart.ANNOUNCE, lambda: found.append(self._folds(name, slots, baselines)))
+        self._faults.guard(
+            ObserverPart.ANNOUNCE, lambda: found.append(self._folds(name, slots, baselines, shares))
+        )
         return found[0] if found else None
 
-    def _folds(self, name: str, slots: Tensor, baselines: bool) -> Tensor:
+    def _folds(self, name: str, slots: Tensor, baselines: bool, shares: Sequence[range]) -> Tensor:
         (group,) = self._state.named((name,))
         slots = uploaded(slots, group.memory.device)  # behind a forward, where a store is submitted
-        if group.plan.coverage is layout.RealData.NONE:  # nothing is known of any
-            return torch.zeros((slots.shape[0], 3), dtype=torch.int64, device=slots.device)
-        keys = self._keys.of(slots.shape[1], slots.device)
-        return fold_records(group.backend, group.buffers, slots, keys, baselines=baselines)
+        known = group.plan.coverage is not layout.RealData.NONE
+        if known:
+            keys = self._keys.of(slots.shape[1], slots.device)
+            whole = fold_records(group.backend, group.buffers, slots, keys, baselines=baselines)
+        else:
+            whole = torch.zeros((slots.shape[0], 3), dtype=torch.int64, device=slots.device)
+        if not shares:
+            return whole
+        folds = whole.repeat(len(shares), 1, 1)
+        for number, share in enumerate(shares[:-1] if known else ()):
+            hashes = hash_slots(group.backend, self._plan(group, share), slots.flatten())
+            part = (hashes.view(*slots.shape, 2) * keys[:, None]).sum(1)
+            folds[number, :, 1:] = part
+            folds[-1, :, 1:] -= part
+        return folds
 
     def _read(self, name: str, slots: Tensor, shares: Sequence[range]) -> Tensor:
         (group,) = self._state.named((name,))

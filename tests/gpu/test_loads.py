@@ -22,6 +22,12 @@ def test_the_first_store_and_load_wait_for_nothing() -> None:
     assert folds is not None
     sent = [[(k, v)] for whole, k, v in folds.tolist() if whole]
     assert len(sent) == 2
+    each = range(1), range(1, 2)
+    rig.canary.block_folds("full", source.view(-1, SIZE), shares=each)  # compiles
+    with waits_refused():
+        shares = rig.canary.block_folds("full", source.view(-1, SIZE), shares=each)
+    assert shares is not None
+    assert torch.equal(shares[:, :, 1:].sum(0), folds[:, 1:])
     with waits_refused():
         rig.canary.load_begun("a", "full", blocks_of(rig, destination))
     kv = rig.engine.runner.pool.kv

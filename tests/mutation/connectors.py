@@ -179,6 +179,7 @@ JUDGED = mutants(
         _JUDGED + "test_a_load_without_tokens_is_compared_with_what_was_sent_and_gets_a_baseline",
     ),
 )
+_SPLIT = "tests/runtime/test_transfer.py::test_folds_of_shares_sum_to_the_whole_and_locate_damage_by_heads"
 FOLDS = mutants(
     "canary_obs/runtime/transfer.py",
     (
@@ -191,6 +192,8 @@ FOLDS = mutants(
         "keys)",
         _JUDGED + "test_folds_are_of_records_not_of_bytes",
     ),
+    ("folds[-1, :, 1:] -= part", "pass", _SPLIT),
+    ("hashes.view(*slots.shape, 2) * keys[:, None]", "hashes.view(*slots.shape, 2)", _SPLIT),
 )
 
 _COPIES = "tests/engines/vllm/test_sent_copies.py::"
@@ -371,6 +374,41 @@ RECEIVED = mutants(
         "getattr(output, SENT_ATTRIBUTE, ()), None, None",
         "getattr(output, SENT_ATTRIBUTE, ()), None, self._ended",
         _RECEIVED + "test_records_may_be_complete_before_the_connector_is_asked",
+    ),
+    (
+        "folds(group.view.name, slots, shares=shares)",
+        "folds(group.view.name, slots)",
+        _RECEIVED + "test_a_rank_that_holds_some_of_the_heads_takes_its_share_of_them",
+    ),
+    (
+        "(int(each.layer), int(each.part), heads.start, len(heads))",
+        "(int(each.layer), int(each.part), int(each.head_start), len(heads))",
+        _RECEIVED + "test_a_rank_that_holds_some_of_the_heads_takes_its_share_of_them",
+    ),
+)
+
+_READERS = "tests/engines/vllm/test_transfer_readers.py::"
+READERS = mutants(
+    "canary_obs/engines/vllm/transfer_readers.py",
+    (
+        "known = self._known | {ranks}",
+        "known = {ranks}",
+        _READERS + "test_the_heads_are_split_for_all_engines_that_read",
+    ),
+    (
+        'if first != b"HB":',
+        "if True:",
+        _READERS + "test_nixl_says_how_many_ranks_have_read",
+    ),
+    (
+        "self.note(int(ranks) // own)",
+        "self.note(int(ranks))",
+        _READERS + "test_nixl_says_how_many_ranks_have_read",
+    ),
+    (
+        "            self.shares = shares\n",
+        "            pass\n",
+        _READERS + "test_the_heads_are_split_for_all_engines_that_read",
     ),
 )
 

@@ -34,6 +34,16 @@ ALL = mutants(
         _RECORDS + "test_of_a_receive_that_failed_nothing_is_kept",
     ),
     (
+        'getattr(meta, "remote_tp_size", 1) // self._ranks',
+        'getattr(meta, "remote_tp_size", 1)',
+        _RECORDS + "test_a_decode_engine_of_as_many_ranks_is_sent_whole_records",
+    ),
+    (
+        "shares[place][group.view.name] =",
+        "shares[0][group.view.name] =",
+        _RECORDS + "test_a_rank_that_holds_some_of_the_heads_takes_its_share_of_them",
+    ),
+    (
         "shares = [share for each in records for share in each.shares]",
         "shares = records[0].shares",
         _RECORDS + "test_answers_of_two_ranks_make_up_what_one_receives",

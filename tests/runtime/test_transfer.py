@@ -82,6 +82,35 @@ def test_shares_sum_to_the_whole_and_locate_damage_by_heads(rig) -> None:
     assert torch.equal(join_records(changed), whole)
 
 
+def test_folds_of_shares_sum_to_the_whole_and_locate_damage_by_heads(rig) -> None:
+    blocks = cached(rig, 6).view(2, 3).clone()
+    blocks[1, 2] = -1
+    each = range(1), range(1, 2)
+    whole, shares = (
+        rig.canary.block_folds("full", blocks),
+        rig.canary.block_folds("full", blocks, shares=each),
+    )
+    assert shares.shape == (2, 2, 3)
+    assert torch.equal(shares[:, :, 1:].sum(0), whole[:, 1:])
+    assert shares[:, :, 0].tolist() == [[1, 1]] * 2
+    assert torch.equal(rig.canary.block_folds("full", blocks, shares=(range(2),))[0], whole)
+    # As a receiver takes it, from records of its own heads alone.
+    group = rig.canary.state.groups[0]
+    records = group.buffers.records.clone()
+    own = rig.canary.records_of("full", blocks.flatten()[:5], each)
+    for number in range(2):
+        group.buffers.records[blocks.flatten()[:5]] = own[number]
+        assert torch.equal(rig.canary.block_folds("full", blocks), shares[number])
+    group.buffers.records.copy_(records)
+    kv = rig.engine.runner.pool.kv
+    kv[:, :, blocks[0, 0], 1] += 1  # the second head: its share is what the record leaves over
+    assert torch.equal(rig.canary.block_folds("full", blocks, shares=each), shares)
+    kv[:, :, blocks[0, 0], 0] += 1
+    changed = rig.canary.block_folds("full", blocks, shares=each)
+    assert not torch.equal(changed[0, 0], shares[0, 0])
+    assert torch.equal(changed[:, :, 1:].sum(0), whole[:, 1:])
+
+
 def test_shares_of_heads_held_elsewhere_are_a_fault_of_the_observer_only(rig) -> None:
     assert rig.canary.records_of("full", cached(rig, 2), (range(1, 3), range(3, 4))) is None
     assert rig.canary.records_of("nope", cached(rig, 2)) is None

@@ -140,6 +140,8 @@ class ConnectorReports:
         self.disks.clear()
         self.lmcaches.clear()
         self.mooncakes.clear()
+        if self.transfers is not None:
+            self.transfers.readers.close()
         if self.record_files is not None:
             self.record_files.close()
 

@@ -62,7 +62,7 @@ class MooncakeRecords:
     ) -> None:
         self._groups = [group for group in groups if not group.states]
         self._transfers, self._observer, self._seals, self._instance = transfers, observer, seals, instance
-        self._engine, self._numbers = "", tuple[int, ...]()
+        self._engine, self._numbers, self._ranks = "", tuple[int, ...](), 1
         self._waiting: Collection[str] = ()  # transfers that the worker is still to send
         self._sent: Sequence[Sent] = ()
         self._sending: dict[str, _Sending] = {}  # by transfer
@@ -75,6 +75,7 @@ class MooncakeRecords:
         False = not with this version of it: what is received is unverified.
         """
         worker, numbers = connector.connector_worker, getattr(connector, "_kv_cache_config", None)
+        self._ranks = getattr(worker, "tp_size", 1)
         numbers = getattr(numbers, "transfer_group_ids", None)
         if numbers is None or not all(hasattr(worker, name) for name in _NEEDED):
             return False
@@ -123,6 +124,7 @@ class MooncakeRecords:
     def _around_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
         async def send_kv_to_decode(identity: bytes, sock: Any, meta: Any, *args: Any, **kwargs: Any) -> Any:
             transfers = {request: transfer for request, (transfer, _) in meta.req_blocks.items()}
+            self._transfers.readers.note(getattr(meta, "remote_tp_size", 1) // self._ranks)
             return await original(identity, _Socket(sock, self, transfers), meta, *args, **kwargs)
 
         return send_kv_to_decode
@@ -142,15 +144,16 @@ class MooncakeRecords:
             return data
 
     def _records(self, transfer: str, sending: _Sending) -> SentRecords:
-        share = {}
+        shares: list[dict[str, GroupShare]] = [{}]
         for group in self._groups:
-            own, folds = self._transfers.share(group), sending.folds.get(group.view.name)
-            blocks = sending.blocks.get(group.number)
-            if own is not None and folds is not None and blocks:
-                found = folds.by_block()
+            folds, blocks = sending.folds.get(group.view.name), sending.blocks.get(group.number)
+            if folds is None or not blocks:
+                continue
+            for place, (own, found) in enumerate(self._transfers.shares(group, folds)):
+                shares += [{} for _ in range(place + 1 - len(shares))]
                 of_blocks = [found.get(block) for block in blocks]
-                share[group.view.name] = GroupShare(own.format, own.block_size, own.sources, of_blocks)
-        return SentRecords(self._engine, transfer, sending.tokens, [share], self._instance)
+                shares[place][group.view.name] = msgspec.structs.replace(own, folds=of_blocks)
+        return SentRecords(self._engine, transfer, sending.tokens, shares, self._instance)
 
     def left(self, requests: Collection[str]) -> None:
         """These prompts were sent, or nobody came in time; records of what can still be sent stay."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from canary_obs.engines.vllm.sent_blocks import (
     WorkerRecords,
 )
 from canary_obs.engines.vllm.sent_copies import Copies
+from canary_obs.engines.vllm.transfer_readers import TransferReaders
 
 _Pending = Sequence[tuple[Sent, VllmGroup, "BlockFoldsOnHost | None"]]
 
@@ -36,13 +37,15 @@ class TransferRecords:
         self._copies, self._observer = copies, observer
         self._sent: Sequence[Sent] = ()
         self._open: WorkerRecords | None = None  # of the forward under way
-        self._ended: Callable[[], Found] | None = None  # of a forward whose connector was not asked yet
+        self._ended: Callable[[], list[Found]] | None = None  # of a forward whose connector was not asked yet
         self._expected: dict[str, Expected] = {}
         self.by_transfer = False  # what has a transfer's id is followed elsewhere
+        self.readers = TransferReaders(self._groups, observer)
 
     def wrap(self, patches: MethodPatches, connector: Any) -> None:
         """Records go along with what this connector reports to its scheduler."""
         patches.wrap(connector, "build_connector_worker_meta", self._around_meta)
+        self.readers.wrap(patches, connector)
 
     def follow(self, output: Any) -> None:
         """What a scheduler output says is sent after its forward, and received from now on."""
@@ -80,16 +83,30 @@ class TransferRecords:
         found = [() if fold is None else (fold,) for fold in own_folds]
         self._copies.put(name, blocks, filled, found, expected.peer)
 
-    def share(self, group: VllmGroup) -> GroupShare | None:
-        """What this rank holds of a group, without folds; None = its records cannot be compared."""
+    def share(self, group: VllmGroup, heads: range | None = None) -> GroupShare | None:
+        """What this rank holds of a group, or these of its heads, without folds.
+
+        None = its records cannot be compared.
+        """
         number = self._observer.record_format(group.view.name)
         if number is None:
             return None
         sources = [
             (int(each.layer), int(each.part), int(each.head_start), int(each.num_heads))
+            if heads is None
+            else (int(each.layer), int(each.part), heads.start, len(heads))
             for each in group.view.sources
         ]
         return GroupShare(number, group.block_size, sorted(sources), [])
+
+    def shares(
+        self, group: VllmGroup, folds: BlockFoldsOnHost
+    ) -> Iterator[tuple[GroupShare, dict[int, Fold | None]]]:
+        """Each share of the heads, without folds, and those by block. Waits for them."""
+        for heads, by_block in folds.by_share():
+            share = self.share(group, heads)
+            if share is not None:
+                yield share, by_block
 
     def _around_meta(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def build_connector_worker_meta(*args: Any, **kwargs: Any) -> Any:
@@ -122,18 +139,17 @@ class TransferRecords:
     def _folds_of(self, sent: Sequence[Sent]) -> _Pending:
         return [(each, group, self.folds(group, each)) for each in sent for group in self._groups]
 
-    def _found_or_nothing(self, pending: _Pending) -> Found:
+    def _found_or_nothing(self, pending: _Pending) -> list[Found]:
         """Awaited where the engine's own results are."""
-        return guarded(self._observer, "announce", self._found, pending) or {}
+        return guarded(self._observer, "announce", self._found, pending) or []
 
-    def _found(self, pending: _Pending) -> Found:
-        found: Found = {}
+    def _found(self, pending: _Pending) -> list[Found]:
+        found: list[Found] = []
         for sent, group, folds in pending:
-            share = self.share(group)
-            if share is not None and folds is not None:
-                found.setdefault(sent.request, {})[group.view.name] = RankShare(
-                    share, group.number, folds.by_block()
-                )
+            for place, (share, by_block) in enumerate(() if folds is None else self.shares(group, folds)):
+                found += [{} for _ in range(place + 1 - len(found))]
+                of_request = found[place].setdefault(sent.request, {})
+                of_request[group.view.name] = RankShare(share, group.number, by_block)
         return found
 
     def folds(self, group: VllmGroup, sent: Sent) -> BlockFoldsOnHost | None:
@@ -146,15 +162,16 @@ class TransferRecords:
         offsets = torch.arange(size)
         slots = ids[:, None] * size + offsets
         slots[places[:, None] * size + offsets >= sent.tokens] = -1
-        folds = self._observer.block_folds(group.view.name, slots)
-        return None if folds is None else BlockFoldsOnHost([block for _, block in held], folds)
+        shares = self.readers.shares.get(group.view.name, ())
+        folds = self._observer.block_folds(group.view.name, slots, shares=shares)
+        return None if folds is None else BlockFoldsOnHost([block for _, block in held], folds, shares)
 
 
 class BlockFoldsOnHost:
-    """Folds of blocks, on their way to the host."""
+    """Folds of blocks, on their way to the host: int64 [blocks, 3], or of each share [shares, blocks, 3]."""
 
-    def __init__(self, blocks: Sequence[int], folds: Tensor) -> None:
-        self._blocks, self._folds = blocks, folds
+    def __init__(self, blocks: Sequence[int], folds: Tensor, shares: Sequence[range] = ()) -> None:
+        self._blocks, self._folds, self._shares = blocks, folds, shares
         self._event: Any = None
         if folds.is_cuda:
             self._folds = torch.empty(folds.shape, dtype=folds.dtype, pin_memory=True)
@@ -162,9 +179,11 @@ class BlockFoldsOnHost:
             self._event = torch.Event(folds.device)
             self._event.record()
 
-    def by_block(self) -> dict[int, Fold | None]:
-        """Waits for them."""
+    def by_share(self) -> Iterator[tuple[range | None, dict[int, Fold | None]]]:
+        """Heads (None = all that are held here) with their folds by block. Waits for them."""
         if self._event is not None:
             self._event.synchronize()
-        rows = zip(self._blocks, self._folds.tolist(), strict=True)
-        return {block: (k, v) if whole else None for block, (whole, k, v) in rows}
+        shares = self._shares or (None,)
+        for heads, folds in zip(shares, self._folds.view(len(shares), -1, 3).tolist(), strict=True):
+            rows = zip(self._blocks, folds, strict=True)
+            yield heads, {block: (k, v) if whole else None for block, (whole, k, v) in rows}

@@ -15,7 +15,7 @@ from canary_obs.engines.vllm.scheduler_reports import log_fault
 PARAMETER = "kv_canary"  # of kv_transfer_params; routers and both servers pass it on
 SENT_ATTRIBUTE = "kv_canary_sent"  # of SchedulerOutput: prompts that end in its step, and will be sent
 EXPECTED_ATTRIBUTE = "kv_canary_expected"  # of SchedulerOutput: what is about to be received
-_KNOWN = "_kv_canary_sent_records"  # of Scheduler: by request, of each rank by group, with the blocks
+_KNOWN = "_kv_canary_sent_records"  # of Scheduler: by request, of each share by group, with the blocks
 _SEALS = "_kv_canary_seals"
 _MOST = 1 << 14  # requests; bounds the memory for those that are never finished
 
@@ -39,14 +39,14 @@ class Expected(NamedTuple):
 
 
 class RankShare(NamedTuple):
-    """What a rank has found of one request's group: its folds by block."""
+    """What a rank has found of its heads, or a share of them, of one request's group: its folds by block."""
 
     share: GroupShare  # without folds
     number: int
     folds: dict[int, tuple[int, int] | None]
 
 
-Found = dict[str, dict[str, RankShare]]  # by request and group
+Found = dict[str, dict[str, RankShare]]  # by request and group, of one share of a rank's heads
 
 
 class WorkerRecords:
@@ -55,27 +55,27 @@ class WorkerRecords:
     The folds are taken after it was made, and awaited when it is sent or read: the forward has ended by then.
     """
 
-    def __init__(self, inner: Any, ranks: list[Found]) -> None:
+    def __init__(self, inner: Any, shares: list[Found]) -> None:
         self.inner = inner
-        self.pending: Callable[[], Found] | None = None
-        self._ranks = ranks
+        self.pending: Callable[[], list[Found]] | None = None
+        self._shares = shares
 
     @property
-    def ranks(self) -> list[Found]:
-        """Of each rank."""
+    def shares(self) -> list[Found]:
+        """Of each rank, or of each share of its heads."""
         pending, self.pending = self.pending, None
         if pending is not None:
-            self._ranks.append(pending())
-        return self._ranks
+            self._shares += pending()
+        return self._shares
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkerRecords, (self.inner, self.ranks)
+        return WorkerRecords, (self.inner, self.shares)
 
     def aggregate(self, other: Any) -> WorkerRecords:
         """Of two ranks."""
-        theirs, ranks = (other.inner, other.ranks) if isinstance(other, WorkerRecords) else (other, [])
+        theirs, shares = (other.inner, other.shares) if isinstance(other, WorkerRecords) else (other, [])
         inner = self.inner.aggregate(theirs) if self.inner and theirs else self.inner or theirs
-        return WorkerRecords(inner, self.ranks + ranks)
+        return WorkerRecords(inner, self.shares + shares)
 
 
 def send_blocks(scheduler: Any, output: Any, metadata: Any) -> None:
@@ -146,7 +146,7 @@ def _around_update(scheduler: Any, original: Callable[..., Any]) -> Callable[...
         if given is not None and isinstance(records, WorkerRecords):
             given.kv_connector_worker_meta = records.inner
             try:
-                _keep(scheduler, records.ranks)
+                _keep(scheduler, records.shares)
             except Exception as error:  # noqa: BLE001 - what is sent is unverified at the receiver
                 log_fault(scheduler, "sent_records", error)
         return original(scheduled, output, *args, **kwargs)
@@ -154,10 +154,10 @@ def _around_update(scheduler: Any, original: Callable[..., Any]) -> Callable[...
     return update_from_output
 
 
-def _keep(scheduler: Any, ranks: Iterable[Found]) -> None:
+def _keep(scheduler: Any, shares: Iterable[Found]) -> None:
     known, of_step = vars(scheduler).setdefault(_KNOWN, {}), dict[str, list[dict[str, RankShare]]]()
-    for rank in ranks:
-        for request, groups in rank.items():
+    for share in shares:
+        for request, groups in share.items():
             of_step.setdefault(request, []).append(groups)
     known.update(of_step)  # a request that was preempted has other blocks now
     while len(known) > _MOST:
@@ -170,10 +170,10 @@ def _around_finished(scheduler: Any, original: Callable[..., Any]) -> Callable[.
     def _connector_finished(request: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(request, *args, **kwargs)
         try:
-            ranks = vars(scheduler).get(_KNOWN, {}).pop(request.request_id, None)
+            shares = vars(scheduler).get(_KNOWN, {}).pop(request.request_id, None)
             params = result[1]
-            if ranks and params and params.get("do_remote_prefill") and params.get("remote_block_ids"):
-                params[PARAMETER] = _seals(scheduler).seal(_records(ranks, request, params))
+            if shares and params and params.get("do_remote_prefill") and params.get("remote_block_ids"):
+                params[PARAMETER] = _seals(scheduler).seal(_records(shares, request, params))
         except Exception as error:  # noqa: BLE001 - what is sent is unverified at the receiver
             log_fault(scheduler, "sent_records", error)
         return result
@@ -181,19 +181,19 @@ def _around_finished(scheduler: Any, original: Callable[..., Any]) -> Callable[.
     return _connector_finished
 
 
-def _records(ranks: list[dict[str, RankShare]], request: Any, params: dict[str, Any]) -> SentRecords:
+def _records(found: list[dict[str, RankShare]], request: Any, params: dict[str, Any]) -> SentRecords:
     blocks = params["remote_block_ids"]
     shares = [
         {
             name: GroupShare(
-                found.share.format,
-                found.share.block_size,
-                found.share.sources,
-                [found.folds.get(block) for block in blocks[found.number]],
+                own.share.format,
+                own.share.block_size,
+                own.share.sources,
+                [own.folds.get(block) for block in blocks[own.number]],
             )
-            for name, found in groups.items()
+            for name, own in groups.items()
         }
-        for groups in ranks
+        for groups in found
     ]
     named = params["remote_engine_id"], params["remote_request_id"], int(request.num_prompt_tokens)
     return SentRecords(*named, shares, load(CanaryConfig).instance)

@@ -47,7 +47,7 @@ class Side:
     """A worker of either role, and what is known of its transfers."""
 
     def __init__(self, first: int, heads: int) -> None:
-        self.copies = Copies()
+        self.copies, self.readers = Copies(), 1
         self.transfers, self.worker = rank(first, heads, self.copies), Worker()
         groups: Any = self.transfers._groups
         self.records = MooncakeRecords(groups, self.transfers, self.transfers._observer, Seals(None), "i")
@@ -75,7 +75,7 @@ class Side:
         async def send_multipart(parts: Any) -> None:
             answers.append(parts[-1])
 
-        meta = SimpleNamespace(req_blocks={"d": (transfer, [[1]])})
+        meta = SimpleNamespace(req_blocks={"d": (transfer, [[1]])}, remote_tp_size=self.readers)
         sock = SimpleNamespace(send_multipart=send_multipart)
         asyncio.run(self.worker.send_kv_to_decode(b"", sock, meta))  # type: ignore[arg-type]
         return answers[0]
@@ -118,6 +118,27 @@ def test_answers_of_two_ranks_make_up_what_one_receives() -> None:
     answers = [sender(0, 2).answer(), sender(2, 2).answer()]
     assert known(Side(0, 4).receive(answers, [13])) == {13: copy(2, 8)}
     assert Side(0, 4).receive(answers[:1], [13])["full", 13].folds == ()
+
+
+def test_a_rank_that_holds_some_of_the_heads_takes_its_share_of_them() -> None:
+    """From the second prompt on: with the first one's transfer a decode worker says how many they are."""
+    own = sender()
+    own.readers = 2
+    assert Side(2, 2).receive([own.answer()], [13])["full", 13].folds == ()
+    own.transfers.readers.close()
+    own.worker.reqs_need_send["t"] = None
+    own.prefill()
+    answer = own.answer()
+    for first in (0, 2):
+        assert known(Side(first, 2).receive([answer], [13])) == {13: copy(2, 4)}
+
+
+def test_a_decode_engine_of_as_many_ranks_is_sent_whole_records() -> None:
+    own = sender()
+    own.records._ranks = own.readers = 2
+    own.answer()
+    own.transfers.readers.close()
+    assert own.transfers.readers.shares == {}
 
 
 def test_records_of_another_transfer_are_not_believed() -> None:

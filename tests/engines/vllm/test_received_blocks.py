@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,10 +31,16 @@ class Observer:
     def __init__(self, heads: int) -> None:
         self._heads = heads
 
-    def block_folds(self, group: str, slots: torch.Tensor, *, baselines: bool = False) -> torch.Tensor:
-        blocks = slots[:, 0] // SIZE
-        filled = (slots >= 0).sum(1) * self._heads
-        return torch.stack(((blocks != 9).to(torch.int64), filled, -filled), 1)
+    def block_folds(
+        self, group: str, slots: torch.Tensor, *, baselines: bool = False, shares: Sequence[range] = ()
+    ) -> torch.Tensor:
+        blocks, filled = slots[:, 0] // SIZE, (slots >= 0).sum(1)
+        whole = (blocks != 9).to(torch.int64)
+        folds = [
+            torch.stack((whole, filled * heads, -filled * heads), 1)
+            for heads in map(len, shares or (range(self._heads),))
+        ]
+        return torch.stack(folds) if shares else folds[0]
 
     def record_format(self, group: str) -> int:
         return 7
@@ -43,7 +50,12 @@ class Observer:
 
 
 def rank(first: int, heads: int, copies: Copies | None = None) -> TransferRecords:
-    sources = [SimpleNamespace(layer=layer, part=0, head_start=first, num_heads=heads) for layer in (0, 1)]
+    sources = [
+        SimpleNamespace(
+            layer=layer, part=0, head_start=first, num_heads=heads, head_bytes=64, tensor=torch.zeros(1)
+        )
+        for layer in (0, 1)
+    ]
     view = SimpleNamespace(name="full", sources=sources)
     group: Any = SimpleNamespace(number=0, block_size=SIZE, view=view, states=False)
     observer: Any = Observer(heads)
@@ -175,6 +187,21 @@ def test_a_rank_takes_the_shares_of_its_own_heads() -> None:
     params = sent([rank(0, 2), rank(2, 2)])
     assert received(params, [13], first=2, heads=2) == {("full", 13): copy(2, 4)}
     assert received(sent([rank(0, 4)]), [13], first=2, heads=2)["full", 13].folds == ()
+
+
+def test_a_rank_that_holds_some_of_the_heads_takes_its_share_of_them() -> None:
+    """Once a decode engine's ranks have said how many of them read from one."""
+    sender = rank(0, 4)
+    sender.readers.note(2)
+    sender.readers.close()
+    params = sent([sender])
+    for first in (0, 2):
+        assert received(params, [12, 13], first, heads=2) == {
+            ("full", 12): copy(4, 8),
+            ("full", 13): copy(2, 4),
+        }
+    assert received(params, [13]) == {("full", 13): copy(2, 8)}, "and one that holds all"
+    assert received(params, [13], first=0, heads=1)["full", 13].folds == ()
 
 
 def test_a_prompt_that_was_computed_again_elsewhere_is_sent_as_it_lies_now() -> None:

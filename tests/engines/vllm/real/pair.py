@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.engines.vllm.real.prefill import MOONCAKE, NIXL, Prefill, let_nixl_wait, settings
+from tests.engines.vllm.real.ranks import RanksRig
 from tests.engines.vllm.real.rig import Rig, prompts
 
 LENGTH = 207  # tokens: six blocks and a part of the seventh
@@ -94,6 +96,42 @@ class Pair:
     def close(self) -> None:
         self.rig.close()
         self.prefill.close()
+
+
+Arrived = list[tuple[int, int, list[str]]]  # of a decode engine's ranks; see `RanksRig.arrivals`
+
+
+def check_shares(
+    pair: Pair, two: RanksRig, how: Callable[[], dict[str, Any]] = dict
+) -> Callable[..., Arrived]:
+    """Let the prefill engine of one rank send to a decode engine of two; returns what serves one prompt more.
+
+    It sees how many ranks read from it as they read: then it splits its records, and all is compared.
+    """
+
+    def served(**more: Any) -> Arrived:
+        two.fresh()
+        two.arrivals()
+        asked.append(pair.prompt())
+        params = pair.prefill.ask(asked[-1], **how(), **more)
+        answers.append(decode(two, params, asked[-1]))
+        return two.arrivals()
+
+    asked, answers = list[list[int]](), list[list[int]]()
+    compared, unknown = [(LENGTH, 0, [])] * 2, [(0, LENGTH, [])] * 2
+    assert served() == unknown, "the first one's records are of all heads, and neither rank holds them all"
+    deadline = time.monotonic() + 120
+    while (found := served()) != compared:
+        assert found == unknown
+        assert time.monotonic() < deadline
+    assert served() == compared
+    two.fresh()
+    assert two.generate(asked, 6) == answers
+    damaged = served(flip=True)
+    assert [arrived[:2] for arrived in damaged] == [(LENGTH, 0)] * 2
+    found_by = [reasons for *_, reasons in damaged if reasons]
+    assert found_by == [["head kv_data"]], "by the rank that holds its head"
+    return served
 
 
 def decode(rig: Rig, params: dict[str, Any], prompt: list[int], tokens: int = 6) -> list[int]:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from canary_obs.vocabulary import Phase, Reason, State
-from tests.engines.vllm.real.pair import LENGTH, Pair, decode, free_port
+from tests.engines.vllm.real.pair import LENGTH, Pair, check_shares, free_port
 from tests.engines.vllm.real.prefill import ACCELERATOR, ENVIRONMENT, MOONCAKE, Prefill, settings
 from tests.engines.vllm.real.ranks import RanksRig
 
@@ -187,21 +187,7 @@ def to_two(pair: Pair) -> Iterator[RanksRig]:
     made.close()
 
 
-def test_what_one_rank_sends_is_unverified_at_two(pair: Pair, to_two: RanksRig) -> None:
-    """The sender's records are of all heads, and none of the two ranks holds them all."""
-
-    def served(**how: Any) -> list[tuple[int, int, list[str]]]:
-        to_two.fresh()
-        to_two.arrivals()
-        prompt = pair.prompt()
-        params = pair.prefill.ask(prompt, transfer=f"two-{len(answers)}", **how)
-        answers.append((decode(to_two, params, prompt), prompt))
-        return to_two.arrivals()
-
-    answers: list[tuple[list[int], list[int]]] = []
-    for _ in range(2):
-        assert served() == [(0, LENGTH, [])] * 2
-        answer, prompt = answers[-1]
-        to_two.fresh()
-        assert to_two.generate([prompt], 6) == [answer]
-    assert served(send="skip") == [(0, LENGTH, ["head lost_load"])] * 2
+def test_each_of_two_ranks_receives_its_share_of_what_one_sends(pair: Pair, to_two: RanksRig) -> None:
+    found = check_shares(pair, to_two, lambda: {"transfer": f"two-{next(_TRANSFERS)}"})
+    assert found(send="skip") == [(LENGTH, 0, ["head lost_load"])] * 2
+    assert found(send="order") == [(LENGTH, 0, ["head kv_data"])] * 2
