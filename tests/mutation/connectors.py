@@ -356,7 +356,7 @@ RECEIVED = mutants(
         _RECEIVED + "test_of_a_cached_prefix_nothing_is_received",
     ),
     (
-        "if records is not None and filled:",
+        "if records is not None and filled and not group.states:",
         "if False:",
         _RECEIVED + "test_shares_of_two_ranks_make_up_what_one_receives",
     ),
@@ -376,8 +376,18 @@ RECEIVED = mutants(
         _RECEIVED + "test_records_may_be_complete_before_the_connector_is_asked",
     ),
     (
-        "folds(group.view.name, slots, shares=shares)",
-        "folds(group.view.name, slots)",
+        "slots, baselines=group.states, shares=shares)",
+        "slots, shares=shares)",
+        _RECEIVED + "test_a_state_is_sent_whole_wherever_the_prompt_ends",
+    ),
+    (
+        "if block and (group.states or place * size < sent.tokens)",
+        "if block and place * group.block_size < sent.tokens - 2",
+        _RECEIVED + "test_a_state_is_sent_whole_wherever_the_prompt_ends",
+    ),
+    (
+        "slots, baselines=group.states, shares=shares)",
+        "slots, baselines=group.states)",
         _RECEIVED + "test_a_rank_that_holds_some_of_the_heads_takes_its_share_of_them",
     ),
     (

@@ -80,12 +80,13 @@ class ConnectorReports:
         patches.wrap(connector, "get_transfer_results", self._around_results)
         patches.wrap(connector, "get_block_ids_with_load_errors", self._around_errors)
         if config.copy_records:
-            self.transfers = TransferRecords(self._groups, self._loads.copies, observer)
+            self.transfers = TransferRecords(self._stored_groups, self._loads.copies, observer)
             self.transfers.wrap(patches, connector)
             after_checks.append(self.transfers.end_forward)
             for each in connectors_named(connector, {"MooncakeConnector"}):
                 seals = Seals(read_key(config.copy_records_key_file))
-                records = MooncakeRecords(self._groups, self.transfers, observer, seals, config.instance)
+                given = self._stored_groups, self.transfers, observer, seals, config.instance
+                records = MooncakeRecords(*given)
                 if records.wrap(patches, each):
                     after_checks.append(records.end_forward)
                     self.transfers.by_transfer = True

@@ -60,7 +60,7 @@ class MooncakeRecords:
         seals: Seals,
         instance: str,
     ) -> None:
-        self._groups = [group for group in groups if not group.states]
+        self._groups = groups
         self._transfers, self._observer, self._seals, self._instance = transfers, observer, seals, instance
         self._engine, self._numbers, self._ranks = "", tuple[int, ...](), 1
         self._waiting: Collection[str] = ()  # transfers that the worker is still to send

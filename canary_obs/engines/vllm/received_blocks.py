@@ -33,7 +33,7 @@ class TransferRecords:
     """Of one worker: takes the folds of what is sent at the end of a prompt's last forward."""
 
     def __init__(self, groups: Sequence[VllmGroup], copies: Copies, observer: Observer) -> None:
-        self._groups = [group for group in groups if not group.states]
+        self._groups = groups
         self._copies, self._observer = copies, observer
         self._sent: Sequence[Sent] = ()
         self._open: WorkerRecords | None = None  # of the forward under way
@@ -77,8 +77,8 @@ class TransferRecords:
             folds = joined([rank[name] for rank in records.shares if name in rank], own)
         first = len(folds) - len(blocks)  # of a prefix that is cached here nothing is received
         own_folds = folds[first:] if first >= 0 else [None] * len(blocks)
-        filled = [group.block_size] * len(blocks)
-        if records is not None and filled:
+        filled = [_slots(group)] * len(blocks)
+        if records is not None and filled and not group.states:
             filled[-1] = (records.tokens - 1) % group.block_size + 1
         found = [() if fold is None else (fold,) for fold in own_folds]
         self._copies.put(name, blocks, filled, found, expected.peer)
@@ -97,7 +97,7 @@ class TransferRecords:
             else (int(each.layer), int(each.part), heads.start, len(heads))
             for each in group.view.sources
         ]
-        return GroupShare(number, group.block_size, sorted(sources), [])
+        return GroupShare(number, _slots(group), sorted(sources), [])
 
     def shares(
         self, group: VllmGroup, folds: BlockFoldsOnHost
@@ -154,17 +154,27 @@ class TransferRecords:
 
     def folds(self, group: VllmGroup, sent: Sent) -> BlockFoldsOnHost | None:
         """Of the records of a request's blocks, as they are now."""
-        size, blocks = group.block_size, sent.blocks[group.number]
-        held = [(place, block) for place, block in enumerate(blocks) if block and place * size < sent.tokens]
+        size, blocks = _slots(group), sent.blocks[group.number]
+        held = [
+            (place, block)
+            for place, block in enumerate(blocks)
+            if block and (group.states or place * size < sent.tokens)
+        ]
         if not held:
             return None
         places, ids = torch.tensor(held, dtype=torch.int64).unbind(1)
         offsets = torch.arange(size)
         slots = ids[:, None] * size + offsets
-        slots[places[:, None] * size + offsets >= sent.tokens] = -1
+        if not group.states:
+            slots[places[:, None] * size + offsets >= sent.tokens] = -1
         shares = self.readers.shares.get(group.view.name, ())
-        folds = self._observer.block_folds(group.view.name, slots, shares=shares)
+        folds = self._observer.block_folds(group.view.name, slots, baselines=group.states, shares=shares)
         return None if folds is None else BlockFoldsOnHost([block for _, block in held], folds, shares)
+
+
+def _slots(group: VllmGroup) -> int:
+    """Of a block: one for each of its tokens, or one that is a state."""
+    return group.block_slots if group.states else group.block_size
 
 
 class BlockFoldsOnHost:

@@ -9,7 +9,7 @@ import numpy as np
 from canary_obs.copy_records.stored_copies import Fold
 from canary_obs.engines.vllm.sent_copies import Copies
 
-GROUPS = "full", "swa", "draft", "other"
+GROUPS = "full", "swa", "draft", "other", "state"
 BLOCKS = 32  # of a pool
 
 

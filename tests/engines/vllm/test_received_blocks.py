@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from canary_obs.copy_records.sent_records import SentRecords
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.received_blocks import TransferRecords
 from canary_obs.engines.vllm.sent_blocks import (
@@ -17,6 +19,7 @@ from canary_obs.engines.vllm.sent_blocks import (
     PARAMETER,
     SENT_ATTRIBUTE,
     Expected,
+    Sent,
     instrument_sends,
 )
 from canary_obs.engines.vllm.sent_copies import Copies
@@ -202,6 +205,36 @@ def test_a_rank_that_holds_some_of_the_heads_takes_its_share_of_them() -> None:
         }
     assert received(params, [13]) == {("full", 13): copy(2, 8)}, "and one that holds all"
     assert received(params, [13], first=0, heads=1)["full", 13].folds == ()
+
+
+def test_a_state_is_sent_whole_wherever_the_prompt_ends() -> None:
+    """It lies in one block, with one slot; each rank has a part of its own."""
+    asked = list[Any]()
+
+    def block_folds(group: str, slots: torch.Tensor, **how: Any) -> torch.Tensor:
+        asked.append((slots.tolist(), how))
+        return torch.tensor([[1, 5, -5]])
+
+    def states(rank: int, copies: Copies) -> tuple[TransferRecords, Any]:
+        source = SimpleNamespace(
+            layer=0, part=0, head_start=rank, num_heads=1, head_bytes=64, tensor=torch.zeros(1)
+        )
+        view = SimpleNamespace(name="state", sources=[source])
+        group: Any = SimpleNamespace(number=1, block_size=SIZE, block_slots=1, view=view, states=True)
+        observer: Any = SimpleNamespace(block_folds=block_folds, record_format=lambda _: 7)
+        return TransferRecords([group], copies, observer), group
+
+    sender, group = states(1, Copies())
+    folds = sender.folds(group, Sent("r", ([3, 5, 8], [0, 0, 6]), TOKENS))
+    assert asked == [([[6]], {"baselines": True, "shares": ()})]
+    assert folds is not None
+    ((share, by_block),) = sender.shares(group, folds)
+    assert by_block == {6: (5, -5)}
+    sent = msgspec.structs.replace(share, folds=list(by_block.values()))
+    for own, known in ((1, ((5, -5),)), (0, ())):
+        receiver, _ = states(own, copies := Copies())
+        receiver.expect(Expected("d", ([], [14]), "p", SentRecords("p", "r", TOKENS, [{"state": sent}])))
+        assert taken(copies) == {("state", 14): Taken(1, known, "p")}
 
 
 def test_a_prompt_that_was_computed_again_elsewhere_is_sent_as_it_lies_now() -> None:

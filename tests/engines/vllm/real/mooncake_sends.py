@@ -30,7 +30,7 @@ class MooncakeSends:
         rank = asked.get("rank", 0)
         self._of_ranks(begin, asked.get("send", ""), rank, asked.get("expire", False))
         engine.prefill(asked["prompt"], {"transfer_id": asked["transfer"]})
-        ((_, (blocks,)),) = core.scheduler.connector.connector_scheduler._reqs_need_send.values()
+        ((_, (blocks, *_)),) = core.scheduler.connector.connector_scheduler._reqs_need_send.values()
         if asked.get("flip"):
             engine.flip(blocks[1], rank)
         core.step_fn()  # hands the blocks over

@@ -18,12 +18,13 @@ LENGTH = 207  # tokens: six blocks and a part of the seventh
 class Pair:
     """A prefill engine in another process, and a decode engine in this one."""
 
-    def __init__(self, model: Path, connector: str = NIXL) -> None:
-        self.model, self.prefill = model, Prefill(model, free_port(), connector=connector)
+    def __init__(self, model: Path, connector: str = NIXL, **engine: Any) -> None:
+        """`engine`: settings of both."""
+        self.model, self.prefill = model, Prefill(model, free_port(), connector=connector, **engine)
         if connector != MOONCAKE:
             let_nixl_wait()
-        self.rig = Rig(model, **settings("kv_consumer", 60, connector=connector))
-        self._seed = 100
+        self.rig = Rig(model, **(engine | settings("kv_consumer", 60, connector=connector)))
+        self._seed, self._before = 100, dict[str, tuple[int, int]]()
 
     def decode(self, params: dict[str, Any], prompt: list[int], tokens: int = 6) -> list[int]:
         """What the decode engine answers."""
@@ -36,13 +37,21 @@ class Pair:
 
     def loads(self) -> tuple[int, int]:
         """Slots that were compared, and left out, since the last call."""
+        return self.loads_by_group()["full"]
+
+    def loads_by_group(self) -> dict[str, tuple[int, int]]:
+        """The same of each group."""
         from canary_obs.runtime.report.snapshot import group_counters
 
         self.rig.settle()
-        counters = group_counters(self.rig.canary.state, self.rig.canary.counter_reader)["full"]
-        now = counters.loads_compared, counters.loads_left_out
-        before, self._before = getattr(self, "_before", (0, 0)), now
-        return now[0] - before[0], now[1] - before[1]
+        groups = group_counters(self.rig.canary.state, self.rig.canary.counter_reader)
+        now = {name: (counters.loads_compared, counters.loads_left_out) for name, counters in groups.items()}
+        before, self._before = self._before, now
+        return {
+            name: (compared - old[0], left_out - old[1])
+            for name, (compared, left_out) in now.items()
+            for old in (before.get(name, (0, 0)),)
+        }
 
     def served(self, change: Callable[[dict[str, Any]], None] = lambda _: None, **how: Any) -> set[Any]:
         """Serve a prompt by both engines; what was found."""

@@ -1,8 +1,8 @@
 """A vLLM that prefills prompts for another engine, in a process of its own: a line of JSON in, one out.
 
-In: {"prompt": token ids, "flip": whether to damage the KV once it was computed, "expire": whether what was
-not fetched yet has waited for too long, "send": a fault of the sends to come, "rank": of which rank,
-"transfer": its id, with Mooncake}. Out: `kv_transfer_params`.
+In: {"prompt": token ids, "flip": whether to damage the KV once it was computed, "flip_state": or the state,
+"expire": whether what was not fetched yet has waited for too long, "send": a fault of the sends to come,
+"rank": of which rank, "transfer": its id, with Mooncake}. Out: `kv_transfer_params`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ ACCELERATOR = "tests.engines.vllm.real.accelerator"
 ENVIRONMENT = {
     "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
     "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_SSM_CONV_STATE_LAYOUT": "DS",  # as transfers of states want it
 }  # fmt: skip
 _PORTS = {
     NIXL: "VLLM_NIXL_SIDE_CHANNEL_PORT", MOONCAKE: "VLLM_MOONCAKE_BOOTSTRAP_PORT",
@@ -84,8 +85,11 @@ def is_v2() -> bool:
 class Prefill:
     """The process, as its users see it."""
 
-    def __init__(self, model: Path, port: int, tensor_parallel: int = 1, connector: str = NIXL) -> None:
-        command = [sys.executable, "-m", __name__, str(model), str(tensor_parallel), connector]
+    def __init__(
+        self, model: Path, port: int, tensor_parallel: int = 1, connector: str = NIXL, **engine: Any
+    ) -> None:
+        given = str(model), str(tensor_parallel), connector, json.dumps(engine)
+        command = [sys.executable, "-m", __name__, *given]
         more = {_PORTS[connector]: str(port), "KV_CANARY_ENDPOINT": "inproc"}
         if tensor_parallel > 1:
             # Ranks wait for each other in busy loops: on one core each of them takes the other's time.
@@ -119,7 +123,7 @@ class Prefill:
 class _Engine:
     """The engine in this process."""
 
-    def __init__(self, model: str, tensor_parallel: int, connector: str) -> None:
+    def __init__(self, model: str, tensor_parallel: int, connector: str, given: dict[str, Any]) -> None:
         from vllm import LLM
 
         from tests.engines.vllm.real.rig import DEFAULTS
@@ -129,7 +133,7 @@ class _Engine:
             own["worker_extension_cls"] = f"{ACCELERATOR}.OfWorkers"
         else:
             let_nixl_wait()
-        self.llm = LLM(model=model, **(DEFAULTS | own | {"tensor_parallel_size": tensor_parallel}))
+        self.llm = LLM(model=model, **(DEFAULTS | given | own | {"tensor_parallel_size": tensor_parallel}))
         self.core = self.llm.llm_engine.engine_core.engine_core
 
     def prefill(self, prompt: list[int], wanted: dict[str, Any]) -> dict[str, Any] | None:
@@ -146,11 +150,22 @@ class _Engine:
         """A value of one rank."""
         self.core.model_executor.collective_rpc(flip, args=(block, rank))
 
+    def flip_state(self, block: int) -> None:
+        """A value of one layer's state."""
+        self.core.model_executor.collective_rpc(flip_state, args=(block,))
+
 
 def flip(worker: Any, block: int, rank: int) -> None:
     """In a worker."""
     if worker.rank == rank:
         worker.model_runner.kv_caches[-1][block].view(-1)[7] += 1
+
+
+def flip_state(worker: Any, block: int) -> None:
+    """In a worker."""
+    layers = worker.model_runner.compilation_config.static_forward_context.values()
+    _, recurrence = next(layer.kv_cache for layer in layers if not hasattr(layer.kv_cache, "data_ptr"))
+    recurrence[block].view(-1)[7] += 1
 
 
 def _by_nixl(engine: _Engine, asked: dict[str, Any]) -> dict[str, Any]:
@@ -164,6 +179,8 @@ def _by_nixl(engine: _Engine, asked: dict[str, Any]) -> dict[str, Any]:
     assert params is not None
     if asked.get("flip"):
         engine.flip(params["remote_block_ids"][0][1])
+    if asked.get("flip_state"):
+        engine.flip_state(params["remote_block_ids"][1][0])
     return params
 
 
@@ -173,8 +190,8 @@ def main() -> None:
         from tests.engines.vllm.real.interpreted import stand_in_driver
 
         stand_in_driver()
-    model, tensor_parallel, connector = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    engine = _Engine(model, tensor_parallel, connector)
+    model, tensor_parallel, connector, given = sys.argv[1:]
+    engine = _Engine(model, int(tensor_parallel), connector, json.loads(given))
     serve = partial(_by_nixl, engine)
     if connector == MOONCAKE:
         from tests.engines.vllm.real.mooncake_sends import MooncakeSends
