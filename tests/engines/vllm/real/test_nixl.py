@@ -12,9 +12,8 @@ import pytest
 from canary_obs.engines.vllm.offload_keys import connectors_named
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Phase, Reason, State
-from tests.engines.vllm.real.pair import LENGTH, Pair, check_shares, free_port
-from tests.engines.vllm.real.prefill import ENVIRONMENT, MULTI, NIXL, Prefill, is_v2, settings
-from tests.engines.vllm.real.ranks import RanksRig
+from tests.engines.vllm.real.pair import LENGTH, Pair, free_port
+from tests.engines.vllm.real.prefill import ENVIRONMENT, MULTI, NIXL, Prefill, is_v2
 from tests.engines.vllm.real.rig import prompts
 from tests.engines.vllm.real.test_left_out import STATES
 
@@ -192,20 +191,6 @@ def test_a_clean_storm_is_compared_and_answers_the_same(pair: Pair) -> None:
     compared, left_out = pair.storm()
     assert compared > 1000
     assert left_out == 0
-
-
-@pytest.fixture
-def to_two(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[RanksRig]:
-    """A decode engine of two ranks, for the prefill engine of one."""
-    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))  # the other one's is taken
-    made = RanksRig(pair.model, **settings("kv_consumer", 60, 2))
-    yield made
-    made.close()
-
-
-@pytest.mark.timeout(600)  # to start two ranks takes minutes where others use the cores
-def test_each_of_two_ranks_receives_its_share_of_what_one_sends(pair: Pair, to_two: RanksRig) -> None:
-    check_shares(pair, to_two)
 
 
 @pytest.fixture(scope="module")
