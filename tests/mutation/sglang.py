@@ -14,6 +14,7 @@ _WHERE_LAYERS_LOOK = (
     f"{_TESTS}test_states.py::test_a_record_goes_where_the_scheduler_says_and_is_read_where_the_layers_look"
 )
 _AROUND_CALLS = f"{_TESTS}test_states.py::test_changes_are_announced_around_the_call_that_makes_them"
+_STATE_SENT = f"{_TESTS}test_disaggregation.py::test_a_request_has_one_state_which_goes_along_whole"
 _RETRACTED = f"{_TESTS}test_retracted_copies.py::test_"
 _STREAMS, _COPIES, _RANKS = (
     f"{_TESTS}test_{name}.py::" for name in ("stream_hooks", "device_views", "ranks")
@@ -246,6 +247,8 @@ ALL = (
         ("self._announce(self._observer.before_load, destination)", "pass", _AROUND_CALLS),
         ("self._announce(self._observer.invalidated, slots)", "pass", _AROUND_CALLS),
         ("self._announce(self._observer.received, slots)", "pass", _AROUND_CALLS),
+        ("self._announce(self._observer.received, slots, records, HOST_PEER)", "pass", _AROUND_CALLS),
+        ("return indices.to(torch.int64).reshape(-1)", "return indices.to(torch.int64)", _AROUND_CALLS),
     ),
     *mutants(
         "canary_obs/runtime/shown_groups.py",
@@ -283,6 +286,14 @@ ALL = (
     ),
     *mutants(
         "canary_obs/engines/sglang/disaggregation.py",
+        ("self._observer.before_load(name, state_slots(request))", "pass", _STATE_SENT),
+        ("if cached and _is_whole(group):", "if cached and group.view.window is None:", _STATE_SENT),
+        ("slots_of(group, slots) if group.by_row is None else state_slots(request)", "slots", _STATE_SENT),
+        (
+            "                    self._spliced[name].fill(own, None)\n",
+            "                    pass\n",
+            _STATE_SENT,
+        ),
         (
             "            self._observer.before_load(name, awaited)\n",
             "",

@@ -53,15 +53,10 @@ LIMITS = mutants(
         'not in (known := _CLASSES["KV pool"]):',
         _DRAFTS,
     ),
-    ("            _check_host_tier(arguments)\n", "            pass\n", _PAIRS),
+    ("        _check_host_tier(arguments)\n", "        pass\n", _PAIRS),
     (
         'if role == "decode" and storage is not None:',
         "if storage is not None:",
-        _PAIRS,
-    ),
-    (
-        "        if has_states(runner.token_to_kv_pool):\n            raise",
-        "        if False:\n            raise",
         _PAIRS,
     ),
     (

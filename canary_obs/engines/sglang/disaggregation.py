@@ -22,6 +22,7 @@ from canary_obs.engines.sglang.groups import (
 from canary_obs.engines.sglang.ranks import attention_rank, first_head
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import draft_runners
+from canary_obs.engines.sglang.states import state_slots
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
@@ -29,8 +30,8 @@ _NOWHERE = "2.2.2.2"  # SGLang's own requests, which bring no KV
 _SENT = "_kv_canary_sent"  # of a request: its _Sent
 _SPLICED = "_kv_canary_spliced"  # of a scheduler: by group, its SplicedRecords
 _FOUND = "_kv_canary_found"  # of a scheduler that is being built: its FoundGroups
-# Components of state that are sent whole: of all pages of a prompt, and of those of its window.
-_WHOLE, _WINDOWED = "BLOCK_SCALE", "BLOCK_SCALE_SWA"
+# Components of state that are sent whole: of all pages of a prompt, of those of its window, of its state.
+_WHOLE, _WINDOWED, _STATES = "BLOCK_SCALE", "BLOCK_SCALE_SWA", "MAMBA"
 
 
 def found_groups(scheduler: Any) -> FoundGroups:
@@ -65,10 +66,7 @@ def spliced_buffers(scheduler: Any) -> Iterator[None]:
     with torch.inference_mode(False):
         spliced = {group.view.name: _records_for(group) for group in groups}
     vars(scheduler)[_SPLICED] = spliced
-    components = [
-        (StateType[_WINDOWED if group.view.window is not None else _WHOLE], spliced[group.view.name])
-        for group in groups
-    ]
+    components = [(StateType[_component_of(group)], spliced[group.view.name]) for group in groups]
     patches = MethodPatches()
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,7 +112,7 @@ class TransferHooks:
         self._withheld = {
             name: torch.zeros(records.num_slots, dtype=torch.int64)
             for name, records in self._spliced.items()
-            if groups[name].view.window is None
+            if _is_whole(groups[name])
         }
         self.compared = 0  # slots that arrived with a record
         self.without = 0  # that arrived without
@@ -143,7 +141,7 @@ class TransferHooks:
     def _around_pre_alloc(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def pre_alloc(*given: Any, **named: Any) -> Any:
             slots = original(*given, **named)
-            guarded(self._observer, "transfer", self._expect, slots)
+            guarded(self._observer, "transfer", self._expect, given[0] if given else named["req"], slots)
             return slots
 
         return pre_alloc
@@ -169,9 +167,13 @@ class TransferHooks:
 
         return commit
 
-    def _expect(self, slots: Tensor) -> None:
+    def _expect(self, request: Any, slots: Tensor) -> None:
         """Whole pages arrive in these slots of the table, int64 [n], at any time until they are committed."""
         for name, group in self._groups.items():
+            if group.by_row is not None:
+                self._observer.before_load(name, state_slots(request))
+                self._observer.invalidated(name, state_slots(request))
+                continue
             own = slots.to(torch.int64) if group.own_slots is None else group.own_slots[slots].to(torch.int64)
             size = int(group.allocator.page_size)
             pages, held = torch.unique(own[own > 0] // size), size // group.ratio
@@ -188,7 +190,7 @@ class TransferHooks:
         """
         for place, name in enumerate(reversed(list(self._spliced)), 1):
             group = self._groups[name]
-            if cached and group.view.window is None:
+            if cached and _is_whole(group):
                 pages = state_pages[-place].copy()  # it may be a view of the request table
                 pages[: cached // int(group.allocator.page_size)] = 0
                 state_pages[-place] = pages
@@ -215,7 +217,8 @@ class TransferHooks:
         slots = self._table[request.kv.req_pool_idx, : self._written(request)].to(torch.int64)
         sent = vars(request).get(_SENT, _NOTHING_SENT)
         for name, records in self._spliced.items():
-            own = slots_of(self._groups[name], slots)
+            group = self._groups[name]
+            own = slots_of(group, slots) if group.by_row is None else state_slots(request)
             own = own[own > 0]
             found = self._observer.records_of(name, own)
             if found is not None and (withheld := self._withheld.get(name)) is not None:
@@ -237,7 +240,14 @@ class TransferHooks:
         first = int(request.kv.cache_protected_len)
         row = self._table[request.kv.req_pool_idx, :length].to(torch.int64)
         sent = request.bootstrap_host != _NOWHERE
+        peer = f"{request.bootstrap_host}:{request.bootstrap_port}" if sent else ""
         for name, group in self._groups.items():
+            if group.by_row is not None:
+                own = state_slots(request)
+                if not sent and name in self._spliced:
+                    self._spliced[name].fill(own, None)
+                self._arrived(name, own, peer, str(request.rid))
+                continue
             cached = slots_of(group, row if not sent else row[:first])
             if name in self._spliced:  # what came for them is of no use, and would be old the next time
                 self._spliced[name].fill(cached[cached > 0], None)
@@ -248,7 +258,6 @@ class TransferHooks:
                 earlier = own[: max(begun - begun % int(group.allocator.page_size) - first, 0)]
                 self._observer.invalidated(name, earlier[earlier > 0])
                 own = own[earlier.shape[0] :]
-            peer = f"{request.bootstrap_host}:{request.bootstrap_port}" if sent else ""
             self._arrived(name, own[own > 0], peer, str(request.rid))
 
     def _arrived(self, name: str, slots: Tensor, peer: str, request: str) -> None:
@@ -271,7 +280,21 @@ def _sent_length(request: Any) -> int:
     return len(request.origin_input_ids) + answered
 
 
+def _component_of(group: SglangGroup) -> str:
+    """Of SGLang's components of state, one that is sent with the same indices as the group's own bytes."""
+    if group.by_row is not None:
+        return _STATES
+    return _WHOLE if group.view.window is None else _WINDOWED
+
+
+def _is_whole(group: SglangGroup) -> bool:
+    """Whether it has a slot for each token, or run of tokens, from the first one on."""
+    return _component_of(group) == _WHOLE
+
+
 def _records_for(group: SglangGroup) -> SplicedRecords:
     """Pages are the allocator's, by which SGLang sends: of several tokens' slots they have fewer."""
+    if group.by_row is not None:
+        return SplicedRecords(group.view.num_slots, 1, group.by_row.device)
     allocator = group.allocator
     return SplicedRecords(group.view.num_slots, int(allocator.page_size) // group.ratio, allocator.device)

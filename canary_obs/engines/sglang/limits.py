@@ -53,7 +53,12 @@ _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 _CLASSES = {
-    "request pool": ("ReqToTokenPool", "HybridReqToTokenPool", "DecodeReqToTokenPool"),
+    "request pool": (
+        "ReqToTokenPool",
+        "HybridReqToTokenPool",
+        "DecodeReqToTokenPool",
+        "HybridMambaDecodeReqToTokenPool",
+    ),
     "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator"),
     "KV pool": (
         "MHATokenToKVPool",
@@ -107,11 +112,8 @@ def check_scheduler(scheduler: Any, version: str) -> None:
         _check_own_keys("DeepSeek-V4", arguments)
     if arguments.speculative_algorithm is not None:
         _check_drafts(scheduler)
-    if arguments.disaggregation_mode in ROLES:
-        if arguments.enable_hierarchical_cache:
-            _check_host_tier(arguments)
-        if has_states(runner.token_to_kv_pool):
-            raise _refused("states and disaggregation_mode", "states of another server", "one or the other")
+    if arguments.disaggregation_mode in ROLES and arguments.enable_hierarchical_cache:
+        _check_host_tier(arguments)
     if has_states(runner.token_to_kv_pool):
         if arguments.enable_hierarchical_cache:
             raise _refused("states in a hierarchical cache", "KV that moves there", "one or the other")

@@ -28,19 +28,29 @@ class _DictCopy(dict[str, Any]):
     records: Mapping[str, Tensor]
 
 
+class _TupleCopy(tuple[Any, ...]):
+    """The same, of a pool that has states as well."""
+
+    records: Mapping[str, Tensor]
+
+
 _NOT_COPIED = -1  # in all words of a record: the slot had nothing
-_KINDS: dict[type, type[_ListCopy] | type[_DictCopy]] = {list: _ListCopy, dict: _DictCopy}
+_KINDS: dict[type, type[_ListCopy] | type[_DictCopy] | type[_TupleCopy]] = {
+    list: _ListCopy, dict: _DictCopy, tuple: _TupleCopy,
+}  # fmt: skip
 
 
 class RetractedCopies:
-    """Follows a slot allocator's copies to host memory and back: lists and dicts of tensors.
+    """Follows a slot allocator's copies to host memory and back: lists, dicts and tuples of tensors.
 
-    A draft model's KV is not copied: its slots are not the request's until they are written again.
+    A draft model's KV is not copied: its slots are not the request's until they are written again. States
+    are copied by their own pool, see StateHooks.
     """
 
     def __init__(self, allocator: Any, groups: Mapping[str, SglangGroup], observer: Observer) -> None:
         self._allocator, self._observer = allocator, observer
-        self._groups = {name: group for name, group in groups.items() if name != DRAFT}
+        own = {name: group for name, group in groups.items() if group.by_row is None}
+        self._groups = {name: group for name, group in own.items() if name != DRAFT}
         self._drafts = groups.get(DRAFT)
         self.compared = 0  # slots that came back with a record
         self.without = 0  # that came back without

@@ -12,6 +12,7 @@ from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.states import STATE
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
+from canary_obs.vocabulary import HOST_PEER
 
 
 class StateHooks:
@@ -30,12 +31,13 @@ class StateHooks:
         pool = self._runner.req_to_token_pool.mamba_pool
         patches.wrap(pool, "clear_slots", self._around_clear)
         patches.wrap(pool, "copy_from", self._around_copy)
+        patches.wrap(pool, "get_cpu_copy", self._around_copy_out)
         patches.wrap(pool, "load_cpu_copy", self._around_load)
         patches.wrap(self._runner, "forward", self._around_forward)
 
     def _around_clear(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clear_slots(indices: Tensor) -> Any:
-            slots = indices.to(torch.int64)
+            slots = _slots(indices)
             self._announce(self._observer.before_load, slots)
             result = original(indices)
             self._announce(self._observer.invalidated, slots)
@@ -45,7 +47,7 @@ class StateHooks:
 
     def _around_copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def copy_from(src_indices: Tensor, dst_indices: Tensor) -> Any:
-            source, destination = src_indices.to(torch.int64), dst_indices.to(torch.int64)
+            source, destination = _slots(src_indices), _slots(dst_indices)
             self._announce(self._observer.before_load, destination)
             result = original(src_indices, dst_indices)
             self._announce(self._observer.copied, source, destination)
@@ -53,12 +55,26 @@ class StateHooks:
 
         return copy_from
 
+    def _around_copy_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_cpu_copy(indices: Tensor) -> Any:
+            copy = original(indices)
+            if type(copy) is not tuple:
+                return copy
+            kept = _StateCopy(copy)
+            kept.records = self._announce(self._observer.records_of, _slots(indices))
+            return kept
+
+        return get_cpu_copy
+
     def _around_load(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_cpu_copy(mamba_cache_cpu: Any, indices: Tensor) -> Any:
-            slots = indices.to(torch.int64)
+            slots, records = _slots(indices), getattr(mamba_cache_cpu, "records", None)
             self._announce(self._observer.before_load, slots)
             result = original(mamba_cache_cpu, indices)
-            self._announce(self._observer.received, slots)
+            if records is None:
+                self._announce(self._observer.received, slots)
+            else:
+                self._announce(self._observer.received, slots, records, HOST_PEER)
             return result
 
         return load_cpu_copy
@@ -70,5 +86,16 @@ class StateHooks:
 
         return forward
 
-    def _announce(self, hook: Callable[..., None], *slots: Tensor) -> None:
-        guarded(self._observer, "announce", hook, STATE, *slots)
+    def _announce(self, hook: Callable[..., Any], *given: object) -> Any:
+        return guarded(self._observer, "announce", hook, STATE, *given)
+
+
+class _StateCopy(tuple[Any, ...]):
+    """A copy of states in host memory, with their records: they end together."""
+
+    records: Tensor | None  # int64 [n, RECORD_WORDS]
+
+
+def _slots(indices: Tensor) -> Tensor:
+    """int64 [n]; SGLang gives the index of a single one without a dimension."""
+    return indices.to(torch.int64).reshape(-1)

@@ -53,6 +53,12 @@ def slot_of(request: Any) -> int:
     return -1 if slot is None else int(slot)
 
 
+def state_slots(request: Any) -> Tensor:
+    """int64 [0 or 1]: the slot of a request's state."""
+    slot = slot_of(request)
+    return torch.tensor([slot] if slot > 0 else [], dtype=torch.int64)
+
+
 class StateSteps:
     """What a forward does to states, on a CPU.
 

@@ -8,7 +8,9 @@ from canary_obs.engines.sglang.deepseek_v4 import POOL
 
 ROLES = ("prefill", "decode")
 _TRIED_BACKENDS = ("nixl", "mooncake")  # of `disaggregation_transfer_backend`: those of which pairs were run
-_TRIED_POOLS = ("MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", POOL)
+_TRIED_POOLS = (
+    "MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", "HybridLinearKVPool", POOL,
+)  # fmt: skip
 _TRIED_WITH_FEATURES = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
 _RANKS = ("pp_size", "dp_size", "attn_dp_size")
 

@@ -56,12 +56,21 @@ class Arrivals:
 
 def group(own: Any = None, window: int | None = None, page: int = 1, ratio: int = 1) -> Any:
     view, allocator = SimpleNamespace(window=window), SimpleNamespace(page_size=page)
-    return SimpleNamespace(own_slots=own, ratio=ratio, view=view, allocator=allocator)
+    return SimpleNamespace(own_slots=own, ratio=ratio, view=view, allocator=allocator, by_row=None)
 
 
-def request(first: int = 0, length: int = 6, host: str = "127.0.0.1") -> Any:
+def states() -> Any:
+    """A group of states, whose allocator has no pages."""
+    view = SimpleNamespace(window=None, num_slots=12)
+    by_row = torch.zeros(4, dtype=torch.int32)
+    return SimpleNamespace(own_slots=None, ratio=1, view=view, allocator=SimpleNamespace(), by_row=by_row)
+
+
+def request(first: int = 0, length: int = 6, host: str = "127.0.0.1", state: int | None = None) -> Any:
+    held = None if state is None else torch.tensor(state)
     return SimpleNamespace(
-        kv=SimpleNamespace(req_pool_idx=2, cache_protected_len=first), origin_input_ids=[1] * length,
+        kv=SimpleNamespace(req_pool_idx=2, cache_protected_len=first, mamba_pool_idx=held),
+        origin_input_ids=[1] * length,
         extend_end=length, bootstrap_host=host, bootstrap_port=8998, rid="asked",
     )  # fmt: skip
 
@@ -225,6 +234,35 @@ def test_records_of_what_is_cached_here_replace_nobodys() -> None:
     assert observer.faults == []
 
 
+def test_a_request_has_one_state_which_goes_along_whole() -> None:
+    """Also where the first tokens are cached here: then SGLang sends it all the same."""
+    spliced = {"full": records(), "state": _records_for(states())}
+    groups = {"full": group(), "state": states()}
+    prefill, _, _ = hooks("prefill", spliced, groups)
+    prefill.send_kv_chunk(request(state=7), last_chunk=True)
+    decode, observer, made = hooks("decode", spliced, groups)
+    allocating, queue = decode.disagg_decode_prealloc_queue, decode.disagg_decode_transfer_queue
+    allocating._pre_alloc(request(state=7), torch.tensor([22, 23]))
+    assert observer.before == [("full", [22, 23]), ("state", [7])]
+    assert observer.arrived == [("full", [22, 23], False), ("state", [7], False)]
+    pages = [torch.tensor([2, 3]).numpy(), torch.tensor([7]).numpy()]
+    allocating._send_kv_metadata(None, None, 1, pages, decode_prefix_len=1)
+    assert [each.tolist() for each in pages] == [[0, 3], [7]]
+    observer.arrived.clear()
+    queue._commit_transfer_to_req(SimpleNamespace(req=request(first=2, state=7)))
+    assert observer.arrived == [("full", [22, 23, 24, 25], True), ("state", [7], True)]
+    assert (made.compared, made.without) == (5, 0)
+    queue._commit_transfer_to_req(SimpleNamespace(req=request(state=7)))
+    assert observer.arrived[-1] == ("state", [7], False), "what came is used once"
+    prefill.send_kv_chunk(request(state=7), last_chunk=True)
+    queue._commit_transfer_to_req(SimpleNamespace(req=request(host=_NOWHERE, state=7)))
+    assert observer.arrived[-1] == ("state", [7], False), "nothing was sent"
+    before = len(observer.arrived)
+    queue._commit_transfer_to_req(SimpleNamespace(req=request(length=0)))
+    assert len(observer.arrived) == before, "it has none"
+    assert observer.faults == []
+
+
 def test_a_request_that_is_computed_anew_has_its_answer_sent_too() -> None:
     """Those it had before it was taken back; the token that comes along has no KV yet."""
     decode, observer, _ = hooks("decode", {}, {"full": group()})
@@ -269,8 +307,8 @@ _DRAFTS = {"speculative_algorithm": "EAGLE", "pool": "MHATokenToKVPool"}
         ({"attn_dp_size": 2}, "with attn_dp_size=2: tested are those of tensor ranks"),
         ({"disaggregation_decode_enable_radix_cache": True}, None),
         (
-            {"disaggregation_mode": "prefill", "pool": "HybridLinearKVPool"},
-            f"with a HybridLinearKVPool: tested are those with {', '.join(_TRIED_POOLS)}",
+            {"disaggregation_mode": "prefill", "pool": "MHATokenToKVPoolFP4"},
+            f"with a MHATokenToKVPoolFP4: tested are those with {', '.join(_TRIED_POOLS)}",
         ),
         (_DRAFTS, None),
         (

@@ -119,8 +119,12 @@ def test_both_roles_of_separated_servers_pass() -> None:
         check_scheduler(scheduler(disaggregation_mode="decode", **tier, **stored), CPU)
     states = scheduler(disaggregation_mode="prefill")
     states.tp_worker.model_runner.token_to_kv_pool.mamba_pool = object()
-    with pytest.raises(UnsupportedEngine, match="states and disaggregation_mode"):
-        check_scheduler(states, CPU)
+    states.tp_worker.model_runner.token_to_kv_pool.full_kv_pool = type("MHATokenToKVPool", (), {})()
+    check_scheduler(states, CPU)
+    both = scheduler(disaggregation_mode="prefill", **tier)
+    both.tp_worker.model_runner.token_to_kv_pool.mamba_pool = object()
+    with pytest.raises(UnsupportedEngine, match="states in a hierarchical cache"):
+        check_scheduler(both, CPU)
     with pytest.raises(UnsupportedEngine, match="another server on GPUs"):
         check_scheduler(on_gpu(disaggregation_mode="decode"), GPU)
 

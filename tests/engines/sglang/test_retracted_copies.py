@@ -62,10 +62,14 @@ def followed(groups: dict[str, Any], copy: Any) -> tuple[Any, Observer, Retracte
 
 
 def group(own: Tensor | None = None, ratio: int = 1) -> Any:
-    return SimpleNamespace(own_slots=own, ratio=ratio)
+    return SimpleNamespace(own_slots=own, ratio=ratio, by_row=None)
 
 
-@pytest.mark.parametrize("copy", [[[torch.ones(3)]], {"full": [torch.ones(3)]}])
+@pytest.mark.parametrize(
+    "copy",
+    [[[torch.ones(3)]], {"full": [torch.ones(3)]}, ([torch.ones(3)], None)],
+    ids=["list", "dict", "tuple"],
+)
 def test_a_copy_comes_back_with_the_records_it_was_made_with(copy: Any) -> None:
     allocator, observer, made, _ = followed({"full": group()}, copy)
     kept = allocator.get_cpu_copy(torch.tensor([5, 6, 7]), mamba_indices=None)
@@ -104,7 +108,7 @@ def test_a_copy_that_was_not_followed_comes_back_without_records() -> None:
 
 
 def test_copies_of_another_type_are_left_as_they_are() -> None:
-    copy = (torch.ones(3),)
+    copy = {torch.ones(3)}
     allocator, observer, _, patches = followed({"full": group()}, copy)
     assert allocator.get_cpu_copy(torch.tensor([5])) is copy
     patches.restore()

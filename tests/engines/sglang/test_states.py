@@ -48,6 +48,10 @@ class Pool:
     def copy_from(self, src_indices: torch.Tensor, dst_indices: torch.Tensor) -> None:
         self.calls.append(("copy", src_indices.tolist(), dst_indices.tolist()))
 
+    def get_cpu_copy(self, indices: torch.Tensor) -> Any:
+        self.calls.append(("save", indices.tolist()))
+        return "conv", "temporal"
+
     def load_cpu_copy(self, mamba_cache_cpu: Any, indices: torch.Tensor) -> None:
         self.calls.append(("load", mamba_cache_cpu, indices.tolist()))
 
@@ -150,7 +154,13 @@ class Watching:
         self.calls = calls
 
     def __getattr__(self, name: str) -> Any:
-        return lambda group, *slots: self.calls.append((name, group, *(each.tolist() for each in slots)))
+        def told(group: str, *given: Any) -> Any:
+            self.calls.append(
+                (name, group, *(getattr(each, "tolist", lambda each=each: each)() for each in given))
+            )
+            return torch.tensor([[9] * 4]) if name == "records_of" else None
+
+        return told
 
 
 def test_changes_are_announced_around_the_call_that_makes_them() -> None:
@@ -179,6 +189,14 @@ def test_changes_are_announced_around_the_call_that_makes_them() -> None:
     calls.clear()
     pool.load_cpu_copy("copy", torch.tensor([3]))
     assert calls == [("before_load", "state", [3]), ("load", "copy", [3]), ("received", "state", [3])]
+    calls.clear()
+    kept = pool.get_cpu_copy(torch.tensor(5))  # as SGLang's pools of both ask for one
+    assert kept == ("conv", "temporal")
+    pool.load_cpu_copy(kept, torch.tensor(6))
+    assert calls == [
+        ("save", 5), ("records_of", "state", [5]), ("before_load", "state", [6]), ("load", kept, 6),
+        ("received", "state", [6], [[9] * 4], "host"),
+    ]  # fmt: skip
     patches.restore()
     calls.clear()
     pool.clear_slots(torch.tensor([1]))

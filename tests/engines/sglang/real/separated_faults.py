@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from canary_obs.engines.sglang.speculation import draft_runners
+from canary_obs.engines.sglang.states import slot_of
 from canary_obs.vocabulary import Part
 from tests.engines.sglang.real import index_keys, tiers
-from tests.engines.sglang.real.planted import flip_bit
+from tests.engines.sglang.real.planted import buffers, flip_bit
 from tests.engines.sglang.real.rig import Rig
 
 
@@ -22,7 +23,11 @@ def damage_copy(rig: Rig, damaged: list[tuple[str, int]]) -> None:
     load = allocator.load_cpu_copy
 
     def load_cpu_copy(copy: Any, indices: Any, *more: Any, **named: Any) -> Any:
-        if not damaged:
+        if not damaged and isinstance(copy, tuple):  # of KV and states
+            (conv, *_), _ = copy[1]
+            conv[(0,) * conv.dim()] += 1
+            damaged.append(("state", int(named["mamba_indices"])))
+        elif not damaged:
             copy[1][0].view(torch.uint8)[4] ^= 1
             damaged.append(("full", int(indices[4])))
         return load(copy, indices, *more, **named)
@@ -80,6 +85,11 @@ def damage_before_sending(rig: Rig, groups: list[str], damaged: dict[str, tuple[
     def send_kv_chunk(req: Any, *more: Any, **named: Any) -> Any:
         if groups and named.get("last_chunk", more[0] if more else False):
             group = rig.adapter._by_name[groups[-1]]
+            if group.by_row is not None:
+                damaged[groups.pop()] = str(req.rid), 0
+                states = rig.runner.req_to_token_pool.mamba_pool.mamba_cache
+                states.conv[0][0][slot_of(req)].view(-1).view(torch.uint8)[7] ^= 8
+                return send(req, *more, **named)
             place = (len(req.origin_input_ids) - 3) // group.ratio
             if group.ratio > 1:
                 place -= 1  # the last one of a whole run
@@ -106,4 +116,5 @@ def _flip_bit(pool: Any, name: str, slot: int) -> None:
         pages, size = rows.kv_buffer[1], int(rows.page_size)
         pages.view(torch.uint8)[slot // size, slot % size * 576 + 7] ^= 8
     else:
-        flip_bit(getattr(pool, f"{name}_kv_pool", pool), Part.K, int(name != "draft"), slot)
+        held = getattr(pool, f"{name}_kv_pool", pool)
+        flip_bit(held, Part.K, min(1, len(buffers(held, Part.K)) - 1), slot)

@@ -77,6 +77,7 @@ class Pair(NamedTuple):
     groups: list[str]
     settings: Mapping[str, Any] = MappingProxyType({})  # of its plan
     kind: str = ""  # of speculation; "" = none
+    engine: Mapping[str, Any] = MappingProxyType({})  # settings of both servers
 
 
 # SGLang sends the last 63 of 127 tokens, from the first of a page on. The window of 81 begins earlier.
@@ -109,6 +110,13 @@ PAIRS = {
     "host tier": Pair("llama", 16, ["full"], {"host_tier": True}),
     "drafts in host tier": Pair("llama", 16, ["full", "draft"], {"host_tier": True}, kind="eagle"),
     "ranks": Pair("llama", 16, ["full"], {"ranks": 2}),
+    "states": Pair(
+        "states",
+        1,
+        ["full", "state"],
+        {"tokens": 24, "retracting": True, "last": [prompts(6, 2, 200)]},
+        engine={"max_mamba_cache_size": 32},
+    ),
     "widths": Pair("latent", 16, ["full"], {"ranks": 2, "decode_ranks": 1}),
 }
 
@@ -130,6 +138,7 @@ def pairs(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
                 model=str(models(pair.model)), folder=str(root / name),
                 damaged=pair.groups,
                 settings=_settings(pair)
+                | pair.engine
                 | (settings_of_kind(pair.kind, models, root) if pair.kind else {}),
                 endpoint=canary["KV_CANARY_ENDPOINT"] if name == "ranks" else "inproc",
                 **pair.settings,
@@ -173,7 +182,9 @@ def test_a_slot_that_was_damaged_before_it_was_sent(
         apart = outcome.compared // 50 if pair.kind or "host_tier" in pair.settings else 0
         assert outcome.without <= apart
     answers = found["decode"][0].answers
-    alone = make_rig(pair.model, **_settings(pair)).generate(prompts_of(), pair.settings.get("tokens", 8))
+    alone = make_rig(pair.model, **(_settings(pair) | pair.engine)).generate(
+        prompts_of(), pair.settings.get("tokens", 8)
+    )
     assert {request: answers[request] for request in alone} == alone
     assert {len(answer) for answer in answers.values()} == {pair.settings.get("tokens", 8)}
 
@@ -195,7 +206,7 @@ def test_a_slot_that_was_damaged_before_it_was_sent(
     assert decode.state[0] == "violated"
 
 
-@pytest.mark.parametrize("name", ["latent", "drafts"])
+@pytest.mark.parametrize("name", ["latent", "drafts", "states"])
 def test_a_copy_that_was_damaged_while_its_request_was_taken_back(pairs: Pairs, name: str) -> None:
     (decode,) = pairs.outcomes[name]["decode"]
     assert decode.taken_back > 100
