@@ -230,37 +230,6 @@ def test_a_receive_in_a_multi_connector_that_lands_when_its_blocks_were_freed_is
     assert _land_late(multi, monkeypatch) == {Reason.KV_DATA}
 
 
-@pytest.fixture(scope="module")
-def with_states(models: Callable[[str], Path], running: list[Pair]) -> Pair:
-    """Both engines keep states beside KV; the others end."""
-    while running:
-        running.pop().close()
-    running.append(Pair(models("falcon_h1"), **STATES))
-    return running[-1]
-
-
-def test_a_state_is_compared_with_what_was_sent(with_states: Pair) -> None:
-    """The prefill engine leaves the last token of the prompt to the other one."""
-    pair = with_states
-    for _ in range(2):
-        assert pair.served() == set()
-        assert pair.loads_by_group() == {"full": (LENGTH - 1, 0), "state": (1, 0)}
-    assert pair.rig.canary.verdict() == (State.OK, ())
-    answer = pair.answer
-    pair.rig.fresh()
-    assert pair.rig.generate([pair.asked], 6) == [answer]
-    other = pair.prefill.ask(pair.prompt())
-
-    def stale(params: dict[str, Any]) -> None:
-        params["remote_block_ids"][1] = other["remote_block_ids"][1]
-
-    for change, how in ((stale, {}), (lambda _: None, {"flip_state": True})):
-        assert pair.served(change, **how) == {DATA}
-        assert {violation.group for violation in pair.rig.found} == {"state"}
-    assert pair.served(lambda params: params.pop("kv_canary")) == set()
-    assert pair.loads_by_group() == {"full": (0, LENGTH - 1), "state": (0, 1)}
-
-
 @pytest.fixture
 def two_ranks(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """The decode engine, and a prefill engine of two ranks: within a MultiConnector on V1, alone on V2."""
@@ -319,3 +288,34 @@ def test_who_loads_what_was_computed_from_damage_is_listed(multi: Pair) -> None:
     assert multi.loads() == (0, 0), "it joins the loaded blocks"
     assert set(taint.readings) - before == {loader, len(names) - 1}
     assert taint.cause is None
+
+
+@pytest.fixture(scope="module")
+def with_states(models: Callable[[str], Path], running: list[Pair]) -> Pair:
+    """Both engines keep states beside KV; the others end."""
+    while running:
+        running.pop().close()
+    running.append(Pair(models("falcon_h1"), **STATES))
+    return running[-1]
+
+
+def test_a_state_is_compared_with_what_was_sent(with_states: Pair) -> None:
+    """The prefill engine leaves the last token of the prompt to the other one."""
+    pair = with_states
+    for _ in range(2):
+        assert pair.served() == set()
+        assert pair.loads_by_group() == {"full": (LENGTH - 1, 0), "state": (1, 0)}
+    assert pair.rig.canary.verdict() == (State.OK, ())
+    answer = pair.answer
+    pair.rig.fresh()
+    assert pair.rig.generate([pair.asked], 6) == [answer]
+    other = pair.prefill.ask(pair.prompt())
+
+    def stale(params: dict[str, Any]) -> None:
+        params["remote_block_ids"][1] = other["remote_block_ids"][1]
+
+    for change, how in ((stale, {}), (lambda _: None, {"flip_state": True})):
+        assert pair.served(change, **how) == {DATA}
+        assert {violation.group for violation in pair.rig.found} == {"state"}
+    assert pair.served(lambda params: params.pop("kv_canary")) == set()
+    assert pair.loads_by_group() == {"full": (0, LENGTH - 1), "state": (0, 1)}
