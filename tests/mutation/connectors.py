@@ -356,7 +356,7 @@ RECEIVED = mutants(
         _RECEIVED + "test_of_a_cached_prefix_nothing_is_received",
     ),
     (
-        "if records is not None and filled and not group.states:",
+        "if records is not None and filled:",
         "if False:",
         _RECEIVED + "test_shares_of_two_ranks_make_up_what_one_receives",
     ),
@@ -381,8 +381,8 @@ RECEIVED = mutants(
         _RECEIVED + "test_a_state_is_sent_whole_wherever_the_prompt_ends",
     ),
     (
-        "if block and (group.states or place * size < sent.tokens)",
-        "if block and place * group.block_size < sent.tokens - 2",
+        "stop = len(blocks) if group.states else sent.tokens",
+        "stop = len(blocks) - 1 if group.states else sent.tokens",
         _RECEIVED + "test_a_state_is_sent_whole_wherever_the_prompt_ends",
     ),
     (
@@ -406,8 +406,8 @@ READERS = mutants(
         _READERS + "test_the_heads_are_split_for_all_engines_that_read",
     ),
     (
-        'if first != b"HB":',
-        "if True:",
+        "ranks.isdigit() and not each.startswith(_HEARTBEAT)",
+        "ranks.isdigit()",
         _READERS + "test_nixl_says_how_many_ranks_have_read",
     ),
     (

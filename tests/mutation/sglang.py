@@ -286,7 +286,11 @@ ALL = (
     ),
     *mutants(
         "canary_obs/engines/sglang/disaggregation.py",
-        ("self._observer.before_load(name, state_slots(request))", "pass", _STATE_SENT),
+        (
+            "self._observer.before_load(name, own := state_slots(request))",
+            "own = state_slots(request)",
+            _STATE_SENT,
+        ),
         ("if cached and _is_whole(group):", "if cached and group.view.window is None:", _STATE_SENT),
         ("slots_of(group, slots) if group.by_row is None else state_slots(request)", "slots", _STATE_SENT),
         (

@@ -139,9 +139,9 @@ class TransferHooks:
         return send_kv_chunk
 
     def _around_pre_alloc(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def pre_alloc(*given: Any, **named: Any) -> Any:
-            slots = original(*given, **named)
-            guarded(self._observer, "transfer", self._expect, given[0] if given else named["req"], slots)
+        def pre_alloc(req: Any, *more: Any, **named: Any) -> Any:
+            slots = original(req, *more, **named)
+            guarded(self._observer, "transfer", self._expect, req, slots)
             return slots
 
         return pre_alloc
@@ -171,8 +171,8 @@ class TransferHooks:
         """Whole pages arrive in these slots of the table, int64 [n], at any time until they are committed."""
         for name, group in self._groups.items():
             if group.by_row is not None:
-                self._observer.before_load(name, state_slots(request))
-                self._observer.invalidated(name, state_slots(request))
+                self._observer.before_load(name, own := state_slots(request))
+                self._observer.invalidated(name, own)
                 continue
             own = slots.to(torch.int64) if group.own_slots is None else group.own_slots[slots].to(torch.int64)
             size = int(group.allocator.page_size)

@@ -9,7 +9,8 @@ from canary_obs.engines.sglang.deepseek_v4 import POOL
 ROLES = ("prefill", "decode")
 _TRIED_BACKENDS = ("nixl", "mooncake")  # of `disaggregation_transfer_backend`: those of which pairs were run
 _TRIED_POOLS = (
-    "MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool", "HybridLinearKVPool", POOL,
+    "MHATokenToKVPool", "MLATokenToKVPool", "DSATokenToKVPool", "SWAKVPool",
+    "HybridLinearKVPool of MHATokenToKVPool", POOL,
 )  # fmt: skip
 _TRIED_WITH_FEATURES = {"disaggregation_transfer_backend": "nixl", "tp_size": 1}
 _RANKS = ("pp_size", "dp_size", "attn_dp_size")
@@ -22,7 +23,7 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
     pair = "prefill and decode on different servers of SGLang"
     if (backend := arguments.disaggregation_transfer_backend) not in _TRIED_BACKENDS:
         return f"{pair} over {backend}: tested are those over {', '.join(_TRIED_BACKENDS)}"
-    if (held := type(pool).__name__) not in _TRIED_POOLS:
+    if (held := _name_of(pool)) not in _TRIED_POOLS:
         return f"{pair} with a {held}: tested are those with {', '.join(_TRIED_POOLS)}"
     for name in _RANKS:
         if (value := getattr(arguments, name, 1)) > 1:  # SGLang 0.5.16 has no attn_dp_size
@@ -37,3 +38,9 @@ def untried_pair(arguments: Any, pool: Any) -> str | None:
             if (value := getattr(arguments, name)) != tried:
                 return f"{pair} with {what} and {name}={value}: tested are those with {tried}"
     return None
+
+
+def _name_of(pool: Any) -> str:
+    """Of its class; of a pool that has states as well, with that of its full layers."""
+    name, full = type(pool).__name__, getattr(pool, "full_kv_pool", None)
+    return f"{name} of {type(full).__name__}" if name == "HybridLinearKVPool" else name

@@ -85,8 +85,9 @@ class ConnectorReports:
             after_checks.append(self.transfers.end_forward)
             for each in connectors_named(connector, {"MooncakeConnector"}):
                 seals = Seals(read_key(config.copy_records_key_file))
-                given = self._stored_groups, self.transfers, observer, seals, config.instance
-                records = MooncakeRecords(*given)
+                records = MooncakeRecords(
+                    self._stored_groups, self.transfers, observer, seals, config.instance
+                )
                 if records.wrap(patches, each):
                     after_checks.append(records.end_forward)
                     self.transfers.by_transfer = True

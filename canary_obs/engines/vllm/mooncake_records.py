@@ -6,6 +6,7 @@ has room for more: a decode worker that does not know of it skips it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import msgspec
 
 from canary_obs.copy_records.sent_records import GroupShare, Seals, SentRecords
 from canary_obs.engine_api.observer import Observer
+from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.vllm.groups import VllmGroup
 from canary_obs.engines.vllm.received_blocks import BlockFoldsOnHost, TransferRecords
@@ -124,10 +126,13 @@ class MooncakeRecords:
     def _around_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
         async def send_kv_to_decode(identity: bytes, sock: Any, meta: Any, *args: Any, **kwargs: Any) -> Any:
             transfers = {request: transfer for request, (transfer, _) in meta.req_blocks.items()}
-            self._transfers.readers.note(getattr(meta, "remote_tp_size", 1) // self._ranks)
+            guarded(self._observer, "announce", self._note_readers, meta)
             return await original(identity, _Socket(sock, self, transfers), meta, *args, **kwargs)
 
         return send_kv_to_decode
+
+    def _note_readers(self, meta: Any) -> None:
+        self._transfers.readers.note(getattr(meta, "remote_tp_size", 1) // self._ranks)
 
     def answer(self, data: bytes, transfers: Mapping[str, str]) -> bytes:
         """An answer with the records of the requests whose transfer it reports as made."""
@@ -144,16 +149,15 @@ class MooncakeRecords:
             return data
 
     def _records(self, transfer: str, sending: _Sending) -> SentRecords:
-        shares: list[dict[str, GroupShare]] = [{}]
+        shares = defaultdict[int, dict[str, GroupShare]](dict)  # by place
         for group in self._groups:
             folds, blocks = sending.folds.get(group.view.name), sending.blocks.get(group.number)
             if folds is None or not blocks:
                 continue
             for place, (own, found) in enumerate(self._transfers.shares(group, folds)):
-                shares += [{} for _ in range(place + 1 - len(shares))]
                 of_blocks = [found.get(block) for block in blocks]
                 shares[place][group.view.name] = msgspec.structs.replace(own, folds=of_blocks)
-        return SentRecords(self._engine, transfer, sending.tokens, shares, self._instance)
+        return SentRecords(self._engine, transfer, sending.tokens, list(shares.values()), self._instance)
 
     def left(self, requests: Collection[str]) -> None:
         """These prompts were sent, or nobody came in time; records of what can still be sent stay."""

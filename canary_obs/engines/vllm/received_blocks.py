@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -77,9 +78,9 @@ class TransferRecords:
             folds = joined([rank[name] for rank in records.shares if name in rank], own)
         first = len(folds) - len(blocks)  # of a prefix that is cached here nothing is received
         own_folds = folds[first:] if first >= 0 else [None] * len(blocks)
-        filled = [_slots(group)] * len(blocks)
-        if records is not None and filled and not group.states:
-            filled[-1] = (records.tokens - 1) % group.block_size + 1
+        filled = [group.block_slots] * len(blocks)
+        if records is not None and filled:
+            filled[-1] = (records.tokens - 1) % group.block_slots + 1
         found = [() if fold is None else (fold,) for fold in own_folds]
         self._copies.put(name, blocks, filled, found, expected.peer)
 
@@ -97,7 +98,7 @@ class TransferRecords:
             else (int(each.layer), int(each.part), heads.start, len(heads))
             for each in group.view.sources
         ]
-        return GroupShare(number, _slots(group), sorted(sources), [])
+        return GroupShare(number, group.block_slots, sorted(sources), [])
 
     def shares(
         self, group: VllmGroup, folds: BlockFoldsOnHost
@@ -144,37 +145,27 @@ class TransferRecords:
         return guarded(self._observer, "announce", self._found, pending) or []
 
     def _found(self, pending: _Pending) -> list[Found]:
-        found: list[Found] = []
+        found = defaultdict[int, Found](dict)  # by place of the share
         for sent, group, folds in pending:
             for place, (share, by_block) in enumerate(() if folds is None else self.shares(group, folds)):
-                found += [{} for _ in range(place + 1 - len(found))]
                 of_request = found[place].setdefault(sent.request, {})
                 of_request[group.view.name] = RankShare(share, group.number, by_block)
-        return found
+        return list(found.values())
 
     def folds(self, group: VllmGroup, sent: Sent) -> BlockFoldsOnHost | None:
         """Of the records of a request's blocks, as they are now."""
-        size, blocks = _slots(group), sent.blocks[group.number]
-        held = [
-            (place, block)
-            for place, block in enumerate(blocks)
-            if block and (group.states or place * size < sent.tokens)
-        ]
+        size, blocks = group.block_slots, sent.blocks[group.number]
+        stop = len(blocks) if group.states else sent.tokens
+        held = [(place, block) for place, block in enumerate(blocks) if block and place * size < stop]
         if not held:
             return None
         places, ids = torch.tensor(held, dtype=torch.int64).unbind(1)
         offsets = torch.arange(size)
         slots = ids[:, None] * size + offsets
-        if not group.states:
-            slots[places[:, None] * size + offsets >= sent.tokens] = -1
+        slots[places[:, None] * size + offsets >= stop] = -1
         shares = self.readers.shares.get(group.view.name, ())
         folds = self._observer.block_folds(group.view.name, slots, baselines=group.states, shares=shares)
         return None if folds is None else BlockFoldsOnHost([block for _, block in held], folds, shares)
-
-
-def _slots(group: VllmGroup) -> int:
-    """Of a block: one for each of its tokens, or one that is a state."""
-    return group.block_slots if group.states else group.block_size
 
 
 class BlockFoldsOnHost:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from threading import Thread
 from typing import Any
 
@@ -19,6 +20,7 @@ from canary_obs.engines.vllm.offload_keys import connectors_named
 from canary_obs.runtime.device.warm_up import expected_compilation
 
 _PULLED = {"NixlConnector", "NixlPullConnector"}
+_HEARTBEAT = b"HB:"  # names requests
 
 
 class TransferReaders:
@@ -36,12 +38,12 @@ class TransferReaders:
         self.shares: dict[str, list[range]] = {}  # of heads, by group; absent = whole
 
     def note(self, ranks: int) -> None:
-        """So many ranks of a decode engine read from this one. Never raises."""
+        """So many ranks of a decode engine read from this one."""
         if ranks in self._known or ranks < 1 or self._thread is not None:
             return
         known = self._known | {ranks}
-        shares = guarded(self._observer, "announce", self._shares_for, known)
-        if shares and shares != self._begun:
+        shares = self._shares_for(known)
+        if shares != self._begun:
             self._known, self._begun = known, shares
             self._thread = Thread(target=self._prepare, args=(shares,), name="kv-canary-shares", daemon=True)
             self._thread.start()
@@ -59,21 +61,24 @@ class TransferReaders:
             agent = getattr(worker, "nixl_wrapper", None)
             if hasattr(agent, "get_new_notifs"):
                 # Older versions say how many ranks it has in all.
-                own = 1 if hasattr(worker, "expected_consumer_notifications_by_req") else worker.world_size
+                all_ranks = not hasattr(worker, "expected_consumer_notifications_by_req")
+                own = getattr(worker, "world_size", 1) if all_ranks else 1
                 patches.wrap(agent, "get_new_notifs", partial(self._around_notifs, own))
 
     def _around_notifs(self, own: int, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_new_notifs(*args: Any, **kwargs: Any) -> Any:
             notifs = original(*args, **kwargs)
-            for said in notifs.values() if notifs else ():
-                for each in said:
-                    first, _, ranks = each.rpartition(b":")
-                    with suppress(ValueError):  # of another version
-                        if first != b"HB":  # a heartbeat, which names requests
-                            self.note(int(ranks) // own)
+            if notifs:
+                guarded(self._observer, "announce", self._follow, notifs, own)
             return notifs
 
         return get_new_notifs
+
+    def _follow(self, notifs: Mapping[str, Sequence[bytes]], own: int) -> None:
+        for each in chain.from_iterable(notifs.values()):
+            ranks = each.rpartition(b":")[2]
+            if ranks.isdigit() and not each.startswith(_HEARTBEAT):
+                self.note(int(ranks) // own)
 
     def _shares_for(self, known: set[int]) -> dict[str, list[range]]:
         found = {group.view.name: head_shares(group.view.sources, known) for group in self._groups}
@@ -91,7 +96,7 @@ class TransferReaders:
             for group in self._groups:
                 name = group.view.name
                 if name in shares:
-                    nothing = torch.full((1, group.block_size), -1, dtype=torch.int64)
+                    nothing = torch.full((1, group.block_slots), -1, dtype=torch.int64)
                     with _on(group.view.sources[0].tensor.device):
                         if self._observer.block_folds(name, nothing, shares=shares[name]) is None:
                             return False

@@ -310,6 +310,10 @@ _DRAFTS = {"speculative_algorithm": "EAGLE", "pool": "MHATokenToKVPool"}
             {"disaggregation_mode": "prefill", "pool": "MHATokenToKVPoolFP4"},
             f"with a MHATokenToKVPoolFP4: tested are those with {', '.join(_TRIED_POOLS)}",
         ),
+        (
+            {"pool": "HybridLinearKVPool"},  # of latent vectors, or others
+            f"with a HybridLinearKVPool of NoneType: tested are those with {', '.join(_TRIED_POOLS)}",
+        ),
         (_DRAFTS, None),
         (
             _DRAFTS | {"pool": "SWAKVPool"},

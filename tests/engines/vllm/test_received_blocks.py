@@ -60,7 +60,7 @@ def rank(first: int, heads: int, copies: Copies | None = None) -> TransferRecord
         for layer in (0, 1)
     ]
     view = SimpleNamespace(name="full", sources=sources)
-    group: Any = SimpleNamespace(number=0, block_size=SIZE, view=view, states=False)
+    group: Any = SimpleNamespace(number=0, block_slots=SIZE, view=view, states=False)
     observer: Any = Observer(heads)
     return TransferRecords([group], copies if copies is not None else Copies(), observer)
 
@@ -220,7 +220,7 @@ def test_a_state_is_sent_whole_wherever_the_prompt_ends() -> None:
             layer=0, part=0, head_start=rank, num_heads=1, head_bytes=64, tensor=torch.zeros(1)
         )
         view = SimpleNamespace(name="state", sources=[source])
-        group: Any = SimpleNamespace(number=1, block_size=SIZE, block_slots=1, view=view, states=True)
+        group: Any = SimpleNamespace(number=1, block_slots=1, view=view, states=True)
         observer: Any = SimpleNamespace(block_folds=block_folds, record_format=lambda _: 7)
         return TransferRecords([group], copies, observer), group
 

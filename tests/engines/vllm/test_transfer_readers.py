@@ -1,4 +1,4 @@
-"""What a prefill worker learns of the ranks that read from it; with real engines: real/test_nixl.py."""
+"""What a prefill worker learns of the ranks that read from it; with real engines: real/test_mooncake.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def made(observer: Observer) -> TransferReaders:
     groups: list[Any] = []
     for name, heads in (("full", 4), ("latent", 1)):
         source = SimpleNamespace(head_start=0, num_heads=heads, head_bytes=64, tensor=torch.zeros(1))
-        groups.append(SimpleNamespace(view=SimpleNamespace(name=name, sources=[source]), block_size=SIZE))
+        groups.append(SimpleNamespace(view=SimpleNamespace(name=name, sources=[source]), block_slots=SIZE))
     return TransferReaders(groups, observer)  # type: ignore[arg-type]
 
 
@@ -88,6 +88,7 @@ class NixlPullConnector:
         ([b"r-1:4"], {"world_size": 2}, HALVES),  # an older version: all of its ranks
         ([b"r-1:2"], {"world_size": 2}, None),
         ([b"HB:4", b"HB:r-1,2"], {"expected_consumer_notifications_by_req": {}}, None),
+        ([b"HB:r:4"], {"expected_consumer_notifications_by_req": {}}, None),
         ([b"r-1:many", b""], {"expected_consumer_notifications_by_req": {}}, None),
     ],
 )
@@ -103,6 +104,15 @@ def test_nixl_says_how_many_ranks_have_read(
     assert observer.faults == []
     patches.restore()
     assert connector.agent.get_new_notifs() == {"decode": said}
+
+
+def test_what_nixl_says_in_another_form_does_not_reach_the_engine() -> None:
+    observer = Observer()
+    said: Any = {"decode": ["r-1:2"]}
+    connector = NixlPullConnector(said, world_size=1)
+    made(observer).wrap(MethodPatches(), connector)
+    assert connector.agent.get_new_notifs() is said
+    assert observer.faults == ["announce"]
 
 
 def test_a_worker_of_another_version_is_left_alone() -> None:
