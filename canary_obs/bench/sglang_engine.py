@@ -52,7 +52,7 @@ def main(settings: dict[str, Any], requests: int, answers: int) -> None:
 
 
 def _requests(engine: SglangEngine, lines: Iterator[str]) -> Iterator[str]:
-    """The lines. While it waits for one, its canary must not take the device from the engine under load."""
+    """The lines. While it waits for one, its canary does nothing on the device."""
     while True:
         engine.ask_scheduler("pause")
         line = next(lines, None)

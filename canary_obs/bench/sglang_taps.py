@@ -82,7 +82,7 @@ def _command(scheduler: Any, what: str, path: str, seed: int = 0) -> None:
     elif what in ("pause", "resume"):
         answer = {}
         if runtime is not None:
-            runtime.run.paused = what == "pause"
+            _hold(runtime, held=what == "pause")
     elif what == "facts":
         answer = _facts(scheduler)
     elif what == "flips":
@@ -93,6 +93,17 @@ def _command(scheduler: Any, what: str, path: str, seed: int = 0) -> None:
     part = Path(f"{path}.part")
     part.write_text(json.dumps(answer), "utf-8")
     part.replace(path)
+
+
+def _hold(runtime: CanaryRuntime, *, held: bool) -> None:
+    """While held, it does nothing on the device, where another engine is measured, while its engine is idle.
+
+    Not even counters are copied: what another process does now and then changes a forward's speed.
+    """
+    if held:
+        vars(runtime)["idle"] = bool  # no more to do, by a call that runs no Python
+    else:
+        vars(runtime).pop("idle", None)
 
 
 def _facts(scheduler: Any) -> dict[str, Any]:

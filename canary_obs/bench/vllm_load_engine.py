@@ -2,8 +2,8 @@
 
 Arguments: a JSON object with the engine's settings, and the descriptors to read requests from and to write
 answers to, a line each. A request is the JSON list [load, seed], `["flips", seed]` or `["report", 0]`; an
-answer is an object. While the engine waits for a request its canary neither patrols nor sweeps, which would
-take bandwidth from the engine that is measured meanwhile on the same GPU.
+answer is an object. While the engine waits for a request its canary does nothing on the device, where another
+engine is measured meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -73,11 +74,9 @@ def check_protected(canary: object) -> None:
 def _requests(vllm: InProcessVllm, lines: Iterator[str]) -> Iterator[str]:
     canary = runtime_of(vllm.worker)
     while True:
-        if canary is not None:
-            canary.run.paused = True
-        line = next(lines, None)
-        if canary is not None:
-            canary.run.paused = False
+        # Not even its counters are copied: what another process does now and then changes a forward's speed.
+        with nullcontext() if canary is None else attached_adapter(vllm.worker).paused():
+            line = next(lines, None)
         if line is None:
             return
         yield line
