@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from canary_obs.bench.canary_counts import canary_counts
+from canary_obs.bench.launch_speed import launch_as_alone
 from canary_obs.bench.sglang_flips import flip_everywhere
 from canary_obs.engines.sglang.plugin import register as register_canary
 from canary_obs.engines.sglang.scheduler_canary import canary_of
@@ -83,6 +84,8 @@ def _command(scheduler: Any, what: str, path: str, seed: int = 0) -> None:
         answer = {}
         if runtime is not None:
             _hold(runtime, held=what == "pause")
+        if what == "resume":
+            launch_as_alone()
     elif what == "facts":
         answer = _facts(scheduler)
     elif what == "flips":
@@ -96,10 +99,7 @@ def _command(scheduler: Any, what: str, path: str, seed: int = 0) -> None:
 
 
 def _hold(runtime: CanaryRuntime, *, held: bool) -> None:
-    """While held, it does nothing on the device, where another engine is measured, while its engine is idle.
-
-    Not even counters are copied: what another process does now and then changes a forward's speed.
-    """
+    """While held, an idle engine's canary does nothing on the device, where another engine is measured."""
     if held:
         vars(runtime)["idle"] = bool  # no more to do, by a call that runs no Python
     else:

@@ -21,6 +21,7 @@ import torch
 
 from canary_obs.bench.canary_counts import canary_counts
 from canary_obs.bench.kernel_clock import KernelClock
+from canary_obs.bench.launch_speed import launch_as_alone
 from canary_obs.bench.step_log import Clocks
 from canary_obs.bench.vllm_flips import flip_everywhere, incomplete
 from canary_obs.bench.vllm_workloads import (
@@ -74,11 +75,11 @@ def check_protected(canary: object) -> None:
 def _requests(vllm: InProcessVllm, lines: Iterator[str]) -> Iterator[str]:
     canary = runtime_of(vllm.worker)
     while True:
-        # Not even its counters are copied: what another process does now and then changes a forward's speed.
         with nullcontext() if canary is None else attached_adapter(vllm.worker).paused():
             line = next(lines, None)
         if line is None:
             return
+        launch_as_alone()
         yield line
 
 
