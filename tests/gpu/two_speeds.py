@@ -2,7 +2,8 @@
 
 A graph of some 300 kernels, as of a model of 8 billion parameters that decodes one request, is replayed one
 step ahead: alone, and after each of the things that an observer might do. Printed, as JSON: ms per replay.
-Before each case but the first, another process uses the GPU, which gives the faster speed.
+Before each case but the first, another process uses the GPU, which gives the faster speed. All of it also
+with kernels that may begin before the previous one ends ("early"), as some of an engine may.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def _add_one(numbers: Any, size: tl.constexpr) -> None:
 class Forward:
     """The graph, and the streams next to it."""
 
-    def __init__(self) -> None:
-        self.device = torch.device("cuda")
+    def __init__(self, *, early: bool) -> None:
+        """`early`: its small kernels may begin before the ones before them end."""
+        self.device, self._early = torch.device("cuda"), early
         draw = {"device": self.device, "dtype": torch.bfloat16}
         self._weights = [[torch.randn(shape, **draw) * 0.02 for shape in _WEIGHTS] for _ in range(_LAYERS)]
         self._tokens = torch.randn(8, 4096, **draw)
@@ -66,7 +68,7 @@ class Forward:
         for qkv, out, up, down in self._weights:
             for weights, width in ((qkv, 4096), (out, 4096), (up, 14336), (down, 4096)):
                 rows = torch.mm(rows, weights.t())[:, :width].contiguous()
-                _add_one[(1,)](self.numbers, 1024)
+                _add_one[(1,)](self.numbers, 1024, launch_pdl=self._early)
 
     def launch(self, kernels: int) -> None:
         """Small kernels, on the current stream."""
@@ -135,6 +137,7 @@ def cases(forward: Forward) -> dict[str, tuple[Callable[[], object], Callable[[]
         "kernels on another stream": (once(some), forward.alone),
         "a copy on another stream": (once(forward.copy), forward.alone),
         "kernels of high priority": (launch_as_alone, forward.alone),
+        "each step a wait beside it": (nothing, forward.beside(nothing)),
         "each step kernels beside it": (nothing, forward.beside(some)),
         "the forward after these": (forward.beside(some), forward.alone),
         "each step a graph beside it": (nothing, forward.beside(forward.replay_few)),
@@ -143,10 +146,10 @@ def cases(forward: Forward) -> dict[str, tuple[Callable[[], object], Callable[[]
     }
 
 
-def run() -> dict[str, Any]:
+def run(*, early: bool) -> dict[str, Any]:
     """Milliseconds per step, by case."""
-    forward = Forward()
-    found = {"alone, from the start": forward.times(forward.alone)}
+    forward = Forward(early=early)
+    found = {"before": forward.times(forward.alone)}
     command = [sys.executable, "-m", "tests.gpu.two_speeds", _OTHER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None
@@ -179,7 +182,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    result = {"environment": environment(), "ms": run()}
+    found = {"plain": run(early=False), "early": run(early=True)}
+    result = {"environment": environment(), "ms": found}
     sys.stdout.write(json.dumps(result, indent=1) + "\n")
     if given.output is not None:
         given.output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
