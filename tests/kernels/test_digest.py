@@ -13,6 +13,7 @@ from canary_kernels.digest import (
     DigestMemory,
     InputTokens,
     TokenLists,
+    extend_runs,
     follow_inputs,
     follow_lists,
     one_by_one,
@@ -161,3 +162,32 @@ def test_chains_are_extended_one_by_one(backend: Backend, known: list[int]) -> N
         known = [size + 1 for size in known]
         wanted = [int(chain[size]) for chain, size in zip(chains, known, strict=True)]
         assert state.tolist() == [known, wanted]
+
+
+ON_HOST = st.sampled_from([Backend.TORCH, Backend.NUMBA])
+RUNS = st.lists(st.tuples(st.integers(0, 40), st.integers(-1, 60)), max_size=5)
+
+
+@given(backend=ON_HOST, runs=RUNS, seed=st.integers(0, 2**32))
+def test_runs_of_tokens_are_added_where_they_begin(
+    backend: Backend, runs: list[tuple[int, int]], seed: int
+) -> None:
+    draw = random.Random(seed)
+    lists = [[draw.randrange(-(2**31), 2**31) for _ in range(60)] for _ in runs]
+    chains = np.array([chain(tokens, start) for tokens, (start, _) in zip(lists, runs, strict=True)])
+    chains = chains.astype(np.int64)
+    starts, stops = np.array(runs, dtype=np.int64).reshape(-1, 2).T.copy()
+    pairs = zip(lists, runs, strict=True)
+    laid = [token for tokens, (start, stop) in pairs for token in tokens[start : max(stop, 0)]]
+    extend_runs(backend, np.array(laid, dtype=np.int32), starts, stops, chains)
+    ends = [max(start, stop) for start, stop in runs]
+    assert chains.tolist() == [chain(tokens, end) for tokens, end in zip(lists, ends, strict=True)]
+
+
+@pytest.mark.parametrize("backend", [Backend.TORCH, Backend.NUMBA])
+@pytest.mark.parametrize("count", [0, 4, 6])
+def test_runs_with_other_tokens_than_theirs_change_nothing(backend: Backend, count: int) -> None:
+    starts, stops, chains = (np.array(each, dtype=np.int64) for each in ([0, 9, 2], [4, 3, 3], [5, 6, 7]))
+    with pytest.raises(ValueError, match=f"{count} tokens for runs of 5"):
+        extend_runs(backend, np.zeros(count, dtype=np.int32), starts, stops, chains)
+    assert chains.tolist() == [5, 6, 7]

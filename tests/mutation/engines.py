@@ -95,6 +95,21 @@ TOKENS = mutants(
     ),
 )
 
+_SUMS = "tests/engines/toolkit/test_chain_sums.py::test_chains_go_on_with_the_tokens_of_their_requests"
+_RUNS = "tests/kernels/test_digest.py::test_runs_with_other_tokens_than_theirs_change_nothing"
+CHAINS = (
+    *mutants(
+        "canary_obs/engines/toolkit/chain_sums.py",
+        ("after = chains.copy()", "after = chains", _SUMS),
+        ("ids if ids.flags.writeable else ids.copy()", "ids", _SUMS + "[False]"),
+    ),
+    *mutants(
+        "kernels/canary_kernels/digest/cpu.py",
+        ("    if wanted != tokens.shape[0]:\n        return wanted\n    place", "    place", _RUNS),
+        ("wanted += max(stops[row] - starts[row], 0)", "wanted += stops[row] - starts[row]", _RUNS),
+    ),
+)
+
 WINDOWS = mutants(
     "canary_obs/engines/reference/swa_group.py",
     ("torch.from_numpy(slots.of[full])", "torch.from_numpy(full % slots.owner.size)", _CLEAN + "[swa]"),
@@ -248,6 +263,6 @@ SCHEDULER = (
 )
 
 ALL = (
-    *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *TOKENS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE, *BLOCKS,
-    *STEADY, *SCHEDULER, *PROMPTS,
+    *DIGESTS, *INSTRUMENTED, *CAPTURED, *INPUTS, *TOKENS, *CHAINS, *WINDOWS, *RESIDENT, *TRAVEL, *IDLE,
+    *BLOCKS, *STEADY, *SCHEDULER, *PROMPTS,
 )  # fmt: skip

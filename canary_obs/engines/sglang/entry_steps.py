@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_obs.engine_api.views import GroupStep, GroupTokens
-from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
+from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains, token_array
 from canary_obs.engines.toolkit.surrogate_tokens import surrogate_tokens
 
 _Longs = NDArray[np.int64]
@@ -61,7 +61,7 @@ class EntrySteps:
         ratio, parts = self._ratio, [np.empty(0, dtype=np.int32)]
         for request, prefix, end, start in zip(requests, prefixes, last * ratio, firsts, strict=True):
             if end > prefix:
-                parts.append(np.array(_tokens(request, prefix - prefix % ratio, prefix), dtype=np.int32))
+                parts.append(token_array(_tokens(request, prefix - prefix % ratio, prefix)))
                 parts.append(inputs[start : start + end - prefix].astype(np.int32))
         return surrogate_tokens(np.concatenate(parts), ratio).astype(np.int64)
 
@@ -75,7 +75,7 @@ class EntrySteps:
             if start <= first[place]:  # else it was retracted, and is computed anew
                 starts[place], chains[place] = start, chain
             new += _tokens(request, int(starts[place]) * ratio, int(first[place]) * ratio)
-        digests = added_chains(chains, surrogate_tokens(np.array(new, dtype=np.int32), ratio), starts, first)
+        digests = added_chains(chains, surrogate_tokens(token_array(new), ratio), starts, first)
         for request, held, chain in zip(requests, first.tolist(), digests, strict=True):
             self._chains[request] = held, chain
         return torch.from_numpy(digests.view(np.int64))

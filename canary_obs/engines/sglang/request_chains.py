@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from canary_kernels.hashing import mix_arrays
-from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
+from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains, token_array
 
 _Longs = NDArray[np.int64]
 _MOST_FOLLOWING = 16  # batches whose tokens are added at once: a step pays for all of them
@@ -103,8 +103,8 @@ class RequestChains:
             starts[place], stops[place] = start, min(int(ends[place]), total)
             head += self._part(prompt, output, start, prefix)
             tail += self._part(prompt, output, prefix, int(stops[place]))
-        digests = added_chains(before, np.array(head, dtype=np.int32), starts, prefixes)
-        known = added_chains(digests, np.array(tail, dtype=np.int32), prefixes, stops)
+        digests = added_chains(before, token_array(head), starts, prefixes)
+        known = added_chains(digests, token_array(tail), prefixes, stops)
         self._last = _LastBatch(list(requests), stops, known)
         return _chains(digests, stops, known)
 

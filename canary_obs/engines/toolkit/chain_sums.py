@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from struct import pack_into
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from canary_kernels.hashing import mix_arrays
+from canary_kernels.checks import Backend
+from canary_kernels.digest import extend_runs
 from canary_kernels.layout import CHAIN_ANCHOR
+from canary_obs.runtime.device.backend import choose_backend
 
 ANCHOR = np.uint64(CHAIN_ANCHOR)  # the chain over no tokens
+
+
+def token_array(tokens: Sequence[int]) -> NDArray[np.int32]:
+    """int32 [n]. Raises struct.error for what is no token."""
+    # NumPy takes 1.5 to 4 times as long for a list.
+    room = bytearray(4 * len(tokens))
+    pack_into(f"{len(tokens)}i", room, 0, *tokens)
+    return np.frombuffer(room, dtype=np.int32)
 
 
 def added_chains(
     chains: NDArray[np.uint64], ids: NDArray[np.int32], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
     """uint64 [n]: chains after the tokens from `starts` up to `stops` of each request, laid end to end."""
-    sizes = np.maximum(stops - starts, 0)
-    ends = sizes.cumsum()
-    positions = np.arange(ids.size) - np.repeat(ends - sizes - starts, sizes)
-    sums = np.concatenate((np.zeros(1, dtype=np.uint64), mix_arrays(ids, positions).cumsum()))
-    added: NDArray[np.uint64] = chains + sums[ends] - sums[ends - sizes]
-    return added
+    after = chains.copy()
+    # Compiled code takes no array that cannot be written.
+    extend_runs(_backend(), ids if ids.flags.writeable else ids.copy(), starts, stops, after.view(np.int64))
+    return after
+
+
+@cache
+def _backend() -> Backend:
+    return choose_backend("auto", torch.device("cpu"))

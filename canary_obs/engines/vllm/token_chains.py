@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from canary_kernels.checks import Backend
 from canary_kernels.digest import one_by_one
-from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains
+from canary_obs.engines.toolkit.chain_sums import ANCHOR, added_chains, token_array
 from canary_obs.runtime.device.backend import choose_backend
 
 TOKENS_ATTRIBUTE = "kv_canary_tokens"  # of SchedulerOutput: TokenChains.advance of its requests
@@ -166,7 +166,7 @@ class TokenChains:
             ids += request.all_token_ids[count:stop] if stop > count else ()
             starts.append(min(count, max(stop, 0)))
         ends = np.array(lens, dtype=np.int64)
-        chains = added_chains(before, np.array(ids, dtype=np.int32), np.array(starts, dtype=np.int64), ends)
+        chains = added_chains(before, token_array(ids), np.array(starts, dtype=np.int64), ends)
         known.update(zip(names, zip(lens, chains, strict=True), strict=True))
         sent = np.stack((ends, chains.view(np.int64)))
         if min(lens, default=-1) >= 0:

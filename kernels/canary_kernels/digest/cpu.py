@@ -22,6 +22,24 @@ def extend_chains(tokens, ends, counts, chains):
         counts[row], chains[row] = stop, chain
 
 
+@kernel("int64(int32[::1], int64[::1], int64[::1], int64[::1])")
+def extend_runs(tokens, starts, stops, chains):
+    """Advance by tokens laid end to end; returns how many there must be, and else does nothing."""
+    wanted = 0
+    for row in range(starts.shape[0]):
+        wanted += max(stops[row] - starts[row], 0)
+    if wanted != tokens.shape[0]:
+        return wanted
+    place = 0
+    for row in range(starts.shape[0]):
+        chain = chains[row]
+        for position in range(starts[row], stops[row]):
+            chain = added(chain, mix64(np.int64(tokens[place]), position))
+            place += 1
+        chains[row] = chain
+    return wanted
+
+
 @kernel("void(int64, int64, int64)")
 def _extend_each(state, tokens, count):
     """Advance each of `count` chains by a token; see `op.one_by_one`."""

@@ -44,6 +44,17 @@ def extend_chains(backend: Backend, tokens: Ints, ends: Ints, counts: Ints, chai
         reference.extend_chains(tokens, ends, counts, chains)
 
 
+def extend_runs(backend: Backend, tokens: Ints, starts: Ints, stops: Ints, chains: Ints) -> None:
+    """Add to each chain its tokens from position starts[i] up to stops[i]; none if that is not more.
+
+    tokens int32 [total]: those of all rows, end to end; starts, stops and chains int64 [n]. All are
+    contiguous and can be written. One of the CPU's backends. Raises ValueError for more or fewer tokens.
+    """
+    extend = _cpu().extend_runs if backend is Backend.NUMBA else reference.extend_runs
+    if (wanted := extend(tokens, starts, stops, chains)) != tokens.size:
+        raise ValueError(f"{tokens.size} tokens for runs of {wanted}; give each run's tokens, end to end")
+
+
 def one_by_one(backend: Backend, state: NDArray[np.int64]) -> Callable[[Sequence[int]], None]:
     """What extends each of n chains by a token, given those tokens: call it once per position.
 

@@ -33,6 +33,19 @@ def extend_chains(tokens: Integers, ends: Integers, counts: Integers, chains: In
         counts[:] = ends
 
 
+def extend_runs(tokens: Integers, starts: Integers, stops: Integers, chains: Integers) -> int:
+    """Advance by tokens laid end to end; returns how many there must be, and else does nothing."""
+    sizes = np.maximum(stops - starts, 0)
+    wanted = int(sizes.sum())
+    if wanted != tokens.size:
+        return wanted
+    ends = sizes.cumsum()
+    positions = np.arange(tokens.size) - np.repeat(ends - sizes - starts, sizes)
+    sums = np.concatenate((np.zeros(1, dtype=np.uint64), mix_arrays(tokens, positions).cumsum()))
+    chains += (sums[ends] - sums[ends - sizes]).view(np.int64)
+    return wanted
+
+
 def one_by_one(state: NDArray[np.int64]) -> Callable[[Sequence[int]], None]:
     """What extends the chains of `state`, all at once."""
     counts, chains = state
