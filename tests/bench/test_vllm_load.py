@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from canary_obs.bench import vllm_load_engine
 from canary_obs.bench.vllm_load import LOADS, VllmLoadPlan, rounds_in_time, run_vllm_load
 from canary_obs.bench.vllm_load_engine import check_protected
 from canary_obs.bench.vllm_workloads import LoadPlan
@@ -54,3 +58,35 @@ def test_an_engine_that_was_to_have_a_canary_and_has_none_is_not_measured(
         check_protected(None)
     monkeypatch.setenv("KV_CANARY_MODE", "none")
     check_protected(None)
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
+    monkeypatch: pytest.MonkeyPatch, protected: bool
+) -> None:
+    """And each load begins at the speed of an engine that is alone on its GPU."""
+    happened: list[str] = []
+
+    @contextmanager
+    def paused() -> Iterator[None]:
+        happened.append("paused")
+        yield
+        happened.append("goes on")
+
+    def lines() -> Iterator[str]:
+        for line in "ab":
+            happened.append("waits")
+            yield line
+
+    monkeypatch.setattr(vllm_load_engine, "runtime_of", lambda _: object() if protected else None)
+    monkeypatch.setattr(vllm_load_engine, "attached_adapter", lambda _: SimpleNamespace(paused=paused))
+    monkeypatch.setattr(vllm_load_engine, "launch_as_alone", lambda: happened.append("as alone"))
+    engine: Any = SimpleNamespace(worker=None)
+    for line in vllm_load_engine._requests(engine, lines()):
+        happened.append(line)  # noqa: PERF402 - between what else is appended
+    held = ["paused", "waits", "goes on"] if protected else ["waits"]
+    assert happened == [
+        *held, "as alone", "a",
+        *held, "as alone", "b",
+        *(["paused", "goes on"] if protected else []),
+    ]  # fmt: skip

@@ -7,30 +7,47 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from canary_obs.bench import sglang_engine, sglang_taps
 from canary_obs.bench.sglang_loads import SglangEngine
 from canary_obs.engines.sglang import scheduler_canary
 
 
-def test_a_canary_is_paused_while_its_engine_waits_for_a_load(tmp_path: Path) -> None:
-    run = SimpleNamespace(paused=False)
-    scheduler = SimpleNamespace()
-    vars(scheduler)[scheduler_canary._ATTRIBUTE] = SimpleNamespace(runtime=SimpleNamespace(run=run))
+class _Runtime:
+    idled = 0
+
+    def idle(self) -> bool:
+        self.idled += 1
+        return True
+
+
+def test_a_canary_does_nothing_while_its_engine_waits_for_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each load begins at the speed of an engine that is alone on its GPU."""
+    runtime, scheduler = _Runtime(), SimpleNamespace()
+    vars(scheduler)[scheduler_canary._ATTRIBUTE] = SimpleNamespace(runtime=runtime)
+    happened: list[Any] = []
+    monkeypatch.setattr(sglang_taps, "launch_as_alone", lambda: happened.append("as alone"))
 
     def ask(what: str) -> Any:
         sglang_taps._command(scheduler, what, str(tmp_path / "answer"))
         return json.loads((tmp_path / "answer").read_text("utf-8"))
 
-    seen = []
+    def note(what: str) -> None:
+        happened.append((what, runtime.idle(), runtime.idled))
 
     def lines() -> Any:
         for line in "ab":
-            seen.append(run.paused)
+            note("waits")
             yield line
 
-    engine = SglangEngine(None, ask, 9)
-    assert [(line, run.paused) for line in sglang_engine._requests(engine, lines())] == [
-        ("a", False), ("b", False),
+    for line in sglang_engine._requests(SglangEngine(None, ask, 9), lines()):
+        note(line)
+    assert happened == [
+        ("waits", False, 0), "as alone", ("a", True, 1),
+        ("waits", False, 1), "as alone", ("b", True, 2),
+        "as alone",
     ]  # fmt: skip
-    assert seen == [True, True]
-    assert not run.paused
+    assert runtime.idle(), "as it was"
