@@ -11,10 +11,13 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 NIXL, MOONCAKE, MULTI = "NixlConnector", "MooncakeConnector", "MultiConnector"
 ACCELERATOR = "tests.engines.vllm.real.accelerator"
@@ -27,6 +30,21 @@ _PORTS = {
     NIXL: "VLLM_NIXL_SIDE_CHANNEL_PORT", MOONCAKE: "VLLM_MOONCAKE_BOOTSTRAP_PORT",
     MULTI: "VLLM_NIXL_SIDE_CHANNEL_PORT",
 }  # fmt: skip
+
+
+@contextmanager
+def as_for_transfers(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process's engines are started with ENVIRONMENT."""
+    from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+
+    for name, value in ENVIRONMENT.items():
+        patch.setenv(name, value)
+    # vLLM looks once in a process, where engines of other tests may have been, or are still to come.
+    get_conv_state_layout.cache_clear()
+    try:
+        yield
+    finally:
+        get_conv_state_layout.cache_clear()
 
 
 _NIXL_WAITS_US = 1000  # at most; an event ends it

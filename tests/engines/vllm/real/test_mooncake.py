@@ -15,7 +15,7 @@ import pytest
 
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.pair import LENGTH, Pair, check_shares, free_port
-from tests.engines.vllm.real.prefill import ACCELERATOR, ENVIRONMENT, MOONCAKE, Prefill, settings
+from tests.engines.vllm.real.prefill import ACCELERATOR, MOONCAKE, Prefill, as_for_transfers, settings
 from tests.engines.vllm.real.ranks import RanksRig
 
 DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
@@ -29,9 +29,7 @@ def pair(models: Callable[[str], Path]) -> Iterator[Pair]:
     except OSError:
         assert not os.environ.get("CANARY_CI"), "libibverbs1 must not be missing in CI"
         pytest.skip("libibverbs.so.1 (libibverbs1) is missing")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
+    with pytest.MonkeyPatch.context() as patch, as_for_transfers(patch):
         patch.setenv("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(free_port()))
         patch.setattr("torch.accelerator.current_device_index", lambda: 0)  # a CPU build has no answer
         made = Pair(models("llama"), MOONCAKE)

@@ -13,7 +13,7 @@ from canary_obs.engines.vllm.offload_keys import connectors_named
 from canary_obs.runtime.device.byte_address import locate_byte
 from canary_obs.vocabulary import Phase, Reason, State
 from tests.engines.vllm.real.pair import LENGTH, Pair, free_port
-from tests.engines.vllm.real.prefill import ENVIRONMENT, MULTI, NIXL, Prefill, is_v2
+from tests.engines.vllm.real.prefill import MULTI, NIXL, Prefill, as_for_transfers, is_v2
 from tests.engines.vllm.real.rig import prompts
 from tests.engines.vllm.real.test_left_out import STATES
 
@@ -23,9 +23,7 @@ DATA, LOST = (Phase.HEAD, Reason.KV_DATA), (Phase.HEAD, Reason.LOST_LOAD)
 @pytest.fixture(scope="module")
 def running() -> Iterator[list[Pair]]:
     """Pairs that run: one at a time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
+    with pytest.MonkeyPatch.context() as patch, as_for_transfers(patch):
         patch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
         made: list[Pair] = []
         yield made
