@@ -31,8 +31,10 @@ def added_chains(
 ) -> NDArray[np.uint64]:
     """uint64 [n]: chains after the tokens from `starts` up to `stops` of each request, laid end to end."""
     after = chains.copy()
-    # Compiled code takes no array that cannot be written.
-    extend_runs(_backend(), ids if ids.flags.writeable else ids.copy(), starts, stops, after.view(np.int64))
+    # Compiled code takes no array that cannot be written, and none of another type, as an engine may have.
+    tokens = ids if ids.flags.writeable else ids.copy()
+    first, last = (np.ascontiguousarray(each, dtype=np.int64) for each in (starts, stops))
+    extend_runs(_backend(), tokens, first, last, after.view(np.int64))
     return after
 
 

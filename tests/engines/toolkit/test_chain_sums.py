@@ -26,6 +26,13 @@ def test_chains_go_on_with_the_tokens_of_their_requests(writable: bool) -> None:
     assert before.tolist() == [int(ANCHOR), chain(SECOND[:1])], "those given are kept"
 
 
+def test_bounds_may_be_any_integers() -> None:
+    stops = np.array([4, 0, 2, 0], dtype=np.int32)[::2]
+    before = np.full(2, ANCHOR, dtype=np.uint64)
+    after = added_chains(before, token_array(FIRST + SECOND[:2]), np.zeros(2, dtype=np.int32), stops)
+    assert after.tolist() == [chain(FIRST), chain(SECOND[:2])]
+
+
 @pytest.mark.parametrize("tokens", [[], [0], FIRST])
 def test_tokens_become_an_array_of_their_own(tokens: list[int]) -> None:
     found = token_array(tokens)
