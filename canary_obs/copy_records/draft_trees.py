@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engine_api.views import StepView
+
+
+class SlotMap(Protocol):
+    """A group's slots by those of the request table, like a tensor of them; 0 = none."""
+
+    def __getitem__(self, slots: Tensor, /) -> Tensor:
+        """Integers, of the same shape."""
 
 
 class DraftTrees:
@@ -19,7 +27,7 @@ class DraftTrees:
     their path is shown as a forward of its own, with what was found in its slots.
     """
 
-    def __init__(self, groups: Mapping[str, Tensor | None], table: Tensor, num_slots: int) -> None:
+    def __init__(self, groups: Mapping[str, SlotMap | None], table: Tensor, num_slots: int) -> None:
         """`groups`: each one's own slots by those of the table, 0 = none; None = they are the same."""
         self.groups, self._table = groups, table
         self._nodes = torch.zeros((2, num_slots), dtype=torch.int64)  # tokens, positions
@@ -74,7 +82,7 @@ def slots_after(table: Tensor, rows: Tensor, prefixes: Tensor, counts: Tensor) -
     return torch.where(wanted, found, -1).flatten()
 
 
-def own_slots(own: Tensor | None, slots: Tensor) -> Tensor:
+def own_slots(own: SlotMap | None, slots: Tensor) -> Tensor:
     """A group's slots, int64 [n], by those of the request table; -1 = none."""
     if own is None:
         return slots

@@ -271,7 +271,7 @@ ALL = (
             _FREED + "test_states_that_are_in_use",
         ),
         (
-            '        patches.wrap(self._allocator, "clear", self._around_clear)\n',
+            '        patches.wrap(self.allocator, "clear", self._around_clear)\n',
             "",
             _FREED + "test_a_flush_takes_everything_back",
         ),

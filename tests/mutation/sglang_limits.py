@@ -32,15 +32,16 @@ LIMITS = mutants(
         _LIMITS + "test_memory_of_an_unknown_class_is_named",
     ),
     ("        _check_windows(runner)\n", "        pass\n", _WINDOWS),
-    ('if (name := type(part).__name__) != "MHATokenToKVPool":', 'if (name := "") != "":', _WINDOWS),
+    ("if (name := type(part).__name__) not in pools:", 'if (name := "") != "":', _WINDOWS),
+    ("if (name := type(part).__name__) not in allocators:", 'if (name := "") != "":', _WINDOWS),
+    ('    if getattr(allocator, "swa_req_ring", False):', "    if False:", _WINDOWS),
+    ('        _check_alone("index keys", arguments, _WITH_OWN_KEYS)\n', "        pass\n", _OWN_KEYS),
+    ('        _check_alone("DeepSeek-V4", arguments, _WITH_OWN_KEYS)\n', "        pass\n", _OWN_KEYS),
     (
-        'if (name := type(part).__name__) not in _CLASSES["slot allocator"][:2]:',
-        'if (name := "") != "":',
-        _WINDOWS,
+        '        _check_alone("unified memory", arguments, _WITH_UNIFIED_MEMORY)\n',
+        "        pass\n",
+        _LIMITS + "test_what_is_not_covered_in_unified_memory_is_named",
     ),
-    ("    if allocator.swa_req_ring:", "    if False:", _WINDOWS),
-    ('        _check_own_keys("index keys", arguments)\n', "        pass\n", _OWN_KEYS),
-    ('        _check_own_keys("DeepSeek-V4", arguments)\n', "        pass\n", _OWN_KEYS),
     ("        _check_drafts(scheduler)\n", "        pass\n", _DRAFTS),
     ("    if len(runners) > 1:", "    if False:", _DRAFTS),
     (
@@ -75,8 +76,8 @@ LIMITS = mutants(
         _LIMITS + "test_drafts_in_host_memory_are_copied_with_the_targets_full_layers",
     ),
     (
-        'if part not in (known := ("MHATokenToKVPool", "MLATokenToKVPool")):',
-        "if not (known := (part,)):",
+        "        if part not in known:",
+        "        if False:",
         _LIMITS + "test_states_are_taken_with_the_pools_that_are_covered_beside_them",
     ),
 )
@@ -164,4 +165,51 @@ ENTRY_STEPS = mutants(
     ),
 )
 
-ALL = LIMITS + LEFT_OUT + ENTRY_STEPS
+_UNIFIED, _PHYSICAL = (f"{_TESTS}test_{name}.py::test_" for name in ("unified_memory", "physical_slots"))
+_LARGER = _PHYSICAL + "slots_of_larger_pages"
+_LAST_SLOT = _PHYSICAL + "whether_another_part_reaches_the_last_full_slot"
+
+UNIFIED_MEMORY = mutants(
+    "canary_obs/engines/sglang/unified_memory.py",
+    (
+        "            give_up(self._observer, name, slots)\n",
+        "            pass\n",
+        _UNIFIED + "whole_pages_are_given_up_before_they_are_free",
+    ),
+    (
+        " and allocator.free_group is None:",
+        ":",
+        _UNIFIED + "frees_that_wait_for_others_are_given_up_with_them",
+    ),
+    (
+        "        self._observer.copied(name, left, _slots(destination, size))\n",
+        "        pass\n",
+        _UNIFIED + "a_move_is_a_copy_whose_source_is_given_up",
+    ),
+    (
+        "        self._observer.invalidated(name, left)\n",
+        "        pass\n",
+        _UNIFIED + "a_move_is_a_copy_whose_source_is_given_up",
+    ),
+    (
+        '            patches.wrap(freed.allocator, "clear", self._around_clear(name, freed))\n',
+        "",
+        _UNIFIED + "a_cleared_allocator_gives_up_all",
+    ),
+)
+PHYSICAL_SLOTS = mutants(
+    "canary_obs/engines/sglang/physical_slots.py",
+    ('virtual.div(self._page_size, rounding_mode="floor")', "virtual", _LARGER),
+    (
+        "self._page_size + virtual % self._page_size, 0)",
+        "self._page_size, 0)",
+        _LARGER,
+    ),
+    (
+        "> (page_size - 1) * full",
+        "> page_size * full",
+        _LAST_SLOT,
+    ),
+)
+
+ALL = LIMITS + LEFT_OUT + ENTRY_STEPS + UNIFIED_MEMORY + PHYSICAL_SLOTS

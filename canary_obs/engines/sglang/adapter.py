@@ -24,6 +24,7 @@ from canary_obs.engines.sglang.freed_slots import freed_slots
 from canary_obs.engines.sglang.groups import FULL, SWA, pools_by_group
 from canary_obs.engines.sglang.host_tier import HostTier, host_controller
 from canary_obs.engines.sglang.limits import check_scheduler
+from canary_obs.engines.sglang.physical_slots import covers_last, is_unified, physical_slots
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.sglang.radix_tree import RadixTree
 from canary_obs.engines.sglang.retracted_copies import RetractedCopies
@@ -34,6 +35,7 @@ from canary_obs.engines.sglang.states import STATE, slot_of
 from canary_obs.engines.sglang.step_hooks import StepHooks
 from canary_obs.engines.sglang.stream_hooks import StreamHooks
 from canary_obs.engines.sglang.tried_pairs import ROLES, untried_pair
+from canary_obs.engines.sglang.unified_memory import UnifiedMemory
 from canary_obs.engines.sglang.versions import check_hooks, check_version, installed_version
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -72,17 +74,19 @@ class SglangAdapter(EngineAdapter):
         self._by_name = {group.view.name: group for group in self.sglang_groups}
         # Slots of a draft model, and of an indexer, are those of the request table, and are freed with them.
         self._freed = freed_slots(self.sglang_groups)
-        windows = self._by_name[SWA].own_slots if SWA in self._by_name else None
+        apart = {
+            name: group.own_slots for name, group in self._by_name.items() if group.own_slots is not None
+        }
         # On a GPU the checks run next to the engine, of tensors that SGLang does not change meanwhile.
         self._device = self.runner.req_to_token_pool.req_to_token.device
         self._concurrent = concurrent(self._device)
         self._scheduler_stream, cache = ForwardStream(self._device), scheduler.tree_cache
         if hasattr(cache, "tree_core"):  # only the newer tree has one
             ratios = {name: group.ratio for name, group in self._by_name.items() if group.ratio > 1}
-            self._tree = PrefixTree(cache, self._freed, windows, ratios)
+            self._tree = PrefixTree(cache, self._freed, apart, ratios)
         else:
             own = {"device": self._device, "scheduler": self._scheduler_stream}
-            self._tree = RadixTree(cache, self._freed, windows, **own)
+            self._tree = RadixTree(cache, self._freed, apart, **own)
         trees = None
         if drafts_trees(settings_of(scheduler)):
             table = self.runner.req_to_token_pool.req_to_token
@@ -130,7 +134,8 @@ class SglangAdapter(EngineAdapter):
         found, ratio = [], self._by_name[group].ratio
         for request in self._requests():
             if self._by_name[group].by_row is not None:
-                if slot_of(request) == slot:
+                state = torch.tensor([slot_of(request)])
+                if int((state if own is None else own[state])[0]) == slot:
                     found.append(str(request.rid))
                 continue
             slots = table[row_of(request), ratio - 1 : request.kv.kv_allocated_len : ratio] // ratio
@@ -160,9 +165,13 @@ class SglangAdapter(EngineAdapter):
         """Live tokens by the allocators' free pages and the mapping between their slots."""
         if SWA not in self._by_name:
             return None
-        own, full = self._by_name[SWA].own_slots, self._freed[FULL].live()
+        own, physical = self._by_name[SWA].own_slots, physical_slots(self._by_name[FULL])
         assert own is not None
-        windowed = own[full]
+        if physical is None:
+            full = self._freed[FULL].live()
+            windowed = own[full]
+        else:
+            full, windowed = physical[virtual := physical.all_virtual()], own[virtual]
         return WindowTokens(
             full=(FULL,),
             windowed=(SWA,),
@@ -172,7 +181,9 @@ class SglangAdapter(EngineAdapter):
 
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """A slot of page 0, which takes the writes of padded tokens: the first slot only, by SGLang."""
-        if (size := int(self._by_name[FULL].allocator.page_size)) > 1:
+        size, pool = int(self._by_name[FULL].allocator.page_size), self.runner.token_to_kv_pool
+        # In unified memory the first slot of the window layers lies there, too.
+        if size > 1 and not (is_unified(pool) and covers_last(pool, size)):
             return FULL, size - 1
         raise UnsupportedEngine(
             "with page_size 1 SGLang has no slot that nobody uses: drills need a larger --page-size"
@@ -199,6 +210,9 @@ class SglangAdapter(EngineAdapter):
             pools = pools_by_group(self.runner, draft_runners(self.scheduler))
             self.host_tier = HostTier(controller, pools, observer)
             self.host_tier.wrap(self._patches)
+        if is_unified(self.runner.token_to_kv_pool):
+            moving = pools_by_group(self.runner)
+            UnifiedMemory(moving, self._freed, observer).wrap(self._patches)
         if settings_of(self.scheduler).disaggregation_mode in ROLES:
             self.transfer = TransferHooks(self.scheduler, self._by_name, observer)
             self.transfer.wrap(self._patches)

@@ -10,6 +10,7 @@ from canary_obs.engines.sglang import deepseek_v4
 from canary_obs.engines.sglang.deepseek_v4 import is_deepseek_v4
 from canary_obs.engines.sglang.groups import DRAFT, SWA, FoundGroups, has_states
 from canary_obs.engines.sglang.index_keys import INDEXER, index_layers
+from canary_obs.engines.sglang.physical_slots import held_bytes, is_unified
 from canary_obs.engines.sglang.states import STATE
 
 
@@ -54,5 +55,7 @@ def _compressed(pool: Any, found: FoundGroups) -> KVAllocation:
 
 
 def _held(pool: Any) -> int:
+    if is_unified(pool):
+        return held_bytes(pool)  # SGLang says 0
     size = pool.get_kv_size_bytes()
     return int(sum(size) if isinstance(size, tuple) else size)

@@ -27,9 +27,11 @@ class BatchViews:
         self._trees = trees
         self._table = runner.req_to_token_pool.req_to_token
         self._groups = groups
-        # The slots of the window groups, request for request like the table itself.
-        self._window_tables = {
-            group.view.name: torch.zeros_like(self._table) for group in groups if group.own_slots is not None
+        # The slots of groups that have slots of their own, request for request like the table itself.
+        self._own_tables = {
+            group.view.name: torch.zeros_like(self._table)
+            for group in groups
+            if group.own_slots is not None and group.by_row is None
         }
         ratios = {group.ratio for group in groups} - {1}
         self._entries = {ratio: EntrySteps(self._table, ratio) for ratio in sorted(ratios)}
@@ -40,7 +42,7 @@ class BatchViews:
         self._counting = torch.arange(most + 1)
         self._chains = RequestChains()
         self._states = {
-            group.view.name: StateSteps(group.by_row, self.step_types)
+            group.view.name: StateSteps(group.by_row, self.step_types, group.own_slots)
             for group in groups
             if group.by_row is not None
         }
@@ -131,8 +133,10 @@ class BatchViews:
     def _step(self, group: SglangGroup, batch: Any, longest: int) -> GroupStep:
         if group.own_slots is None:
             return GroupStep(slot_table=self._table, out_slots=batch.out_cache_loc)
-        own, rows = self._window_tables[group.view.name], batch.req_pool_indices
+        own, rows = self._own_tables[group.view.name], batch.req_pool_indices
         own[rows, :longest] = group.own_slots[self._table[rows, :longest]].to(own.dtype)
         # Slot 0 takes writes that nobody reads: a token whose KV went there has none.
-        written = group.own_slots[batch.out_cache_loc]
+        # In unified memory `out_cache_loc` has physical slots of the full layers.
+        virtual = getattr(batch, "out_cache_loc_virtual", None)
+        written = group.own_slots[batch.out_cache_loc if virtual is None else virtual]
         return GroupStep(slot_table=own, out_slots=torch.where(written > 0, written, -1))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from canary_obs.engines.sglang.groups import SglangGroup
+from canary_obs.engines.sglang.physical_slots import PhysicalSlots
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 
 _MOST_COMING = 64  # copies of freed slots on their way to the host, before those that arrived are noted
@@ -31,7 +32,8 @@ def freed_slots(groups: Iterable[SglangGroup]) -> dict[str, FreedSlots]:
     for group in groups:
         key = id(group.allocator)
         if key not in by_allocator:
-            by_allocator[key] = FreedSlots(group.allocator, group.view.num_slots)
+            kind = MovingSlots if isinstance(group.own_slots, PhysicalSlots) else FreedSlots
+            by_allocator[key] = kind(group.allocator, group.view.num_slots)
         found[group.view.name] = by_allocator[key]
     return found
 
@@ -41,7 +43,7 @@ class FreedSlots:
 
     def __init__(self, allocator: Any, num_slots: int) -> None:
         self._page_size = int(getattr(allocator, "page_size", 1))  # that of states has none
-        self._allocator = allocator
+        self.allocator = allocator
         # SGLang 0.5.16 frees pages by their slots.
         self._by_page = hasattr(allocator, "_release_page_ids") and self._page_size > 1
         self._clock = 0  # counts calls that free
@@ -52,8 +54,8 @@ class FreedSlots:
     def wrap(self, patches: MethodPatches) -> None:
         """Follow the allocator from now on; `patches` undoes that."""
         self._note(slice(None))
-        patches.wrap(self._allocator, "_release_page_ids" if self._by_page else "free", self._around_free)
-        patches.wrap(self._allocator, "clear", self._around_clear)
+        patches.wrap(self.allocator, "_release_page_ids" if self._by_page else "free", self._around_free)
+        patches.wrap(self.allocator, "clear", self._around_clear)
 
     def mark(self) -> int:
         """Now, for `untouched_since`."""
@@ -82,7 +84,7 @@ class FreedSlots:
         return torch.from_numpy(slots.reshape(-1))
 
     def _free_pages(self) -> Tensor:
-        allocator = self._allocator
+        allocator = self.allocator
         if hasattr(allocator, "free_slots"):  # of states
             free: Tensor = allocator.free_slots
             return free
@@ -146,3 +148,24 @@ class FreedSlots:
             return original()
 
         return clear
+
+
+class MovingSlots(FreedSlots):
+    """Which physical slots one group has given back, or left: `UnifiedMemory` says so."""
+
+    def __init__(self, allocator: Any, num_slots: int) -> None:
+        super().__init__(allocator, num_slots)
+        self._own = PhysicalSlots(allocator)
+
+    def wrap(self, patches: MethodPatches) -> None:  # noqa: ARG002 - UnifiedMemory follows the allocator
+        """From now on."""
+        self._note(slice(None))
+
+    def live(self) -> Tensor:
+        """int64 [n]: physical slots with a virtual number, ascending."""
+        return self._own[self._own.all_virtual()].sort().values
+
+    def left(self, slots: Tensor) -> None:
+        """Whole pages of these slots (int64 [n]) hold nothing any more."""
+        self.total += slots.numel()
+        self._note(np.unique(slots.numpy() // self._page_size))

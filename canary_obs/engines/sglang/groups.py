@@ -13,13 +13,14 @@ from torch import Tensor
 
 from canary_kernels.buffers import KVSource
 from canary_kernels.layout import Part
-from canary_obs.copy_records.draft_trees import own_slots
+from canary_obs.copy_records.draft_trees import SlotMap, own_slots
 from canary_obs.engine_api.views import GroupView
 from canary_obs.engines.sglang import deepseek_v4
 from canary_obs.engines.sglang.deepseek_v4 import is_deepseek_v4
 from canary_obs.engines.sglang.index_keys import INDEXER, has_index_keys, index_layers, index_view
 from canary_obs.engines.sglang.left_out import LeftOut, bytes_of
-from canary_obs.engines.sglang.states import state_view
+from canary_obs.engines.sglang.physical_slots import PhysicalSlots, is_unified, physical_loc
+from canary_obs.engines.sglang.states import STATE, state_view
 from canary_obs.errors import UnsupportedEngine
 from canary_obs.kv_locations.placement import LayerWrite, Placement, find_placements
 
@@ -33,7 +34,8 @@ class SglangGroup:
 
     view: GroupView
     allocator: Any  # of the group's own slots
-    own_slots: Tensor | None = None  # by the slot in the request table; 0 = none. None = they are the same
+    # By the slot in the request table, or of a state by its number there; 0 = none. None = they are the same.
+    own_slots: SlotMap | None = None
     ratio: int = 1  # tokens of a slot; slot n is of those whose slots in the table are n * ratio and on
     # Of states, one per request: by the row in the request table, int32. None = tokens have slots.
     by_row: Tensor | None = None
@@ -116,7 +118,12 @@ def _with_states(runner: Any, head: int, rank: int) -> FoundGroups:
     numbers: dict[int, int] = pool.full_attention_layer_id_mapping
     full = sorted(numbers, key=lambda layer: numbers[layer])
     view = _view(runner, FULL, pool.full_kv_pool, full, head)
-    found = [SglangGroup(view=view, allocator=runner.token_to_kv_pool_allocator)]
+    allocator, of_states = runner.token_to_kv_pool_allocator, requests.mamba_allocator
+    own, own_states = None, None
+    if unified := is_unified(pool.full_kv_pool):
+        allocator, of_states = allocator.full_attn_allocator, allocator.mamba_allocator
+        own = PhysicalSlots(allocator)
+    found = [SglangGroup(view=view, allocator=allocator, own_slots=own)]
     try:
         states = state_view(requests, rank)
     except Exception as error:  # noqa: BLE001 - another build's layout may fail in any way
@@ -127,8 +134,10 @@ def _with_states(runner: Any, head: int, rank: int) -> FoundGroups:
             reason=_reason(error),
         )
         return FoundGroups(covered=tuple(found), left_out=(left_out,))
+    if unified:
+        own_states = PhysicalSlots(of_states)
     by_row = requests.req_index_to_mamba_index_mapping
-    found.append(SglangGroup(view=states, allocator=requests.mamba_allocator, by_row=by_row))
+    found.append(SglangGroup(view=states, allocator=of_states, own_slots=own_states, by_row=by_row))
     return FoundGroups(covered=tuple(found))
 
 
@@ -138,14 +147,21 @@ def _windowed(runner: Any, head: int) -> tuple[SglangGroup, ...]:
     full, windows = ([layer for _, layer, own in numbered if own is windowed] for windowed in (False, True))
     # SGLang's number leaves out the token itself.
     window = int(runner.sliding_window_size) + 1
+    own: tuple[SlotMap | None, SlotMap]
+    if is_unified(pool):
+        own = PhysicalSlots(allocator.full_attn_allocator), PhysicalSlots(allocator.swa_attn_allocator)
+    else:
+        own = None, allocator.full_to_swa_index_mapping
     return (
         SglangGroup(
-            view=_view(runner, FULL, pool.full_kv_pool, full, head), allocator=allocator.full_attn_allocator
+            view=_view(runner, FULL, pool.full_kv_pool, full, head),
+            allocator=allocator.full_attn_allocator,
+            own_slots=own[0],
         ),
         SglangGroup(
             view=_view(runner, SWA, pool.swa_kv_pool, windows, head, window),
             allocator=allocator.swa_attn_allocator,
-            own_slots=allocator.full_to_swa_index_mapping,
+            own_slots=own[1],
         ),
     )
 
@@ -180,7 +196,9 @@ def pools_by_group(runner: Any, drafts: Sequence[Any] = ()) -> dict[str, Any]:
     found = {DRAFT: drafts[0].token_to_kv_pool} if drafts else {}
     if has_windows(pool):
         return found | {FULL: pool.full_kv_pool, SWA: pool.swa_kv_pool}
-    return found | {FULL: pool.full_kv_pool if has_states(pool) else pool}
+    if has_states(pool):
+        return found | {FULL: pool.full_kv_pool, STATE: pool.mamba_pool}
+    return found | {FULL: pool}
 
 
 def has_states(pool: Any) -> bool:
@@ -198,8 +216,8 @@ def _view(
 ) -> GroupView:
     """`layers`: numbers in the model of the pool's layers, in their order."""
     head = 0 if _is_latent(pool) else head  # every rank holds the whole vector
-    layout = getattr(pool, "kv_cache_layout", "nhd")
-    if layout != "nhd" or getattr(pool, "is_quantized_kv_cache", False):
+    layout, known = getattr(pool, "kv_cache_layout", "nhd"), "page_major" if is_unified(pool) else "nhd"
+    if layout != known or getattr(pool, "is_quantized_kv_cache", False):
         raise UnsupportedEngine(
             f"SGLang's KV cache layout {layout!r} with quantisation "
             f"{getattr(pool, 'is_quantized_kv_cache', False)} is not covered yet; "
@@ -244,11 +262,11 @@ def _layer_write(
     layer = SimpleNamespace(layer_id=pool.start_layer + index)
 
     def through(parts: dict[Part, Tensor], slots: Tensor) -> None:
-        given = parts[part]
+        given, places = parts[part], physical_loc(pool, slots)
         # The other part gets zeros, and what it held is put back afterwards.
         rest = [slots.new_zeros((slots.shape[0], *other.shape[1:]), dtype=dtype) for other in others]
         keys, values = (given, rest[0] if rest else given) if part is Part.K else (rest[0], given)
-        pool.set_kv_buffer(layer, slots, keys, values)
+        pool.set_kv_buffer(layer, places, keys, values)
 
     return LayerWrite(
         name=f"layer {index}", cache=cache, page_size=1, shapes={part: (heads, elements)}, dtype=dtype,

@@ -8,6 +8,7 @@ from canary_obs.engines.sglang.deepseek_v4 import POOL, is_deepseek_v4
 from canary_obs.engines.sglang.groups import has_states, has_windows
 from canary_obs.engines.sglang.host_tier import copied_to_host, host_controller
 from canary_obs.engines.sglang.index_keys import has_index_keys
+from canary_obs.engines.sglang.physical_slots import is_unified
 from canary_obs.engines.sglang.settings import settings_of
 from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners, drafts_trees
 from canary_obs.engines.sglang.tried_pairs import ROLES
@@ -26,8 +27,6 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_flexkv": ((False,), "KV that FlexKV loads"),
     "enable_unified_cache_external_linker": ((False,), "KV that an external cache loads"),
     "enable_hisparse": ((False,), "slots that move between host and device"),
-    "enable_unified_memory": ((False,), "virtual slot numbers"),
-    "enable_page_major_kv_layout": ((False,), "the page-major layout"),
     "enable_kv_cache_sharding": ((False,), "a cache that is spread over ranks"),
     "disaggregation_mode": (("null", *ROLES), "this role"),
     "enable_pd_role_switch": ((False,), "servers that change their role"),
@@ -44,6 +43,8 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
 
 # More of them on a GPU, where one rank was tested.
 _ON_GPUS: dict[str, tuple[tuple[object, ...], str]] = {
+    "enable_unified_memory": ((False,), "KV that moves within its memory on GPUs"),
+    "enable_page_major_kv_layout": ((False,), "the page-major layout on GPUs"),
     "enable_hierarchical_cache": ((False,), "KV that moves to the host and back on GPUs"),
     "speculative_algorithm": ((None,), "drafts on GPUs"),
     "disaggregation_mode": (("null",), "KV from or to another server on GPUs"),
@@ -58,14 +59,23 @@ _CLASSES = {
         "HybridReqToTokenPool",
         "DecodeReqToTokenPool",
         "HybridMambaDecodeReqToTokenPool",
+        "UnifiedHybridReqToTokenPool",
     ),
-    "slot allocator": ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "SWATokenToKVPoolAllocator"),
+    "slot allocator": (
+        "TokenToKVPoolAllocator",
+        "PagedTokenToKVPoolAllocator",
+        "SWATokenToKVPoolAllocator",
+        "UnifiedSWATokenToKVPoolAllocator",
+        "UnifiedMambaTokenToKVPoolAllocator",
+    ),
     "KV pool": (
         "MHATokenToKVPool",
         "MLATokenToKVPool",
         "DSATokenToKVPool",
         "SWAKVPool",
+        "UnifiedSWAKVPool",
         "HybridLinearKVPool",
+        "UnifiedHybridLinearKVPool",
         POOL,
     ),
     "prefix cache": ("UnifiedRadixCache",),
@@ -106,10 +116,12 @@ def check_scheduler(scheduler: Any, version: str) -> None:
         runner.token_to_kv_pool_allocator, "full_attn_allocator"
     ):
         _check_windows(runner)
+    if is_unified(runner.token_to_kv_pool):
+        _check_alone("unified memory", arguments, _WITH_UNIFIED_MEMORY)
     if has_index_keys(runner.token_to_kv_pool):
-        _check_own_keys("index keys", arguments)
+        _check_alone("index keys", arguments, _WITH_OWN_KEYS)
     if is_deepseek_v4(runner.token_to_kv_pool):
-        _check_own_keys("DeepSeek-V4", arguments)
+        _check_alone("DeepSeek-V4", arguments, _WITH_OWN_KEYS)
     if arguments.speculative_algorithm is not None:
         _check_drafts(scheduler)
     if arguments.disaggregation_mode in ROLES and arguments.enable_hierarchical_cache:
@@ -118,8 +130,12 @@ def check_scheduler(scheduler: Any, version: str) -> None:
         if arguments.enable_hierarchical_cache:
             raise _refused("states in a hierarchical cache", "KV that moves there", "one or the other")
         part = type(runner.token_to_kv_pool.full_kv_pool).__name__
-        if part not in (known := ("MHATokenToKVPool", "MLATokenToKVPool")):
-            raise _refused(f"{part} in its HybridLinearKVPool", "its slots", " and ".join(known))
+        known = "MHATokenToKVPool", "MLATokenToKVPool"
+        if is_unified(runner.token_to_kv_pool):
+            known = "UnifiedMHATokenToKVPool", "UnifiedMLATokenToKVPool"
+        if part not in known:
+            name = type(runner.token_to_kv_pool).__name__
+            raise _refused(f"{part} in its {name}", "its slots", " and ".join(known))
 
 
 def _check_host_tier(arguments: Any) -> None:
@@ -137,9 +153,17 @@ _WITH_OWN_KEYS: dict[str, tuple[object, str]] = {
 }
 
 
-def _check_own_keys(what: str, arguments: Any) -> None:
-    """The settings that go with an indexer's keys and with compressed entries."""
-    for name, (covered, needs) in _WITH_OWN_KEYS.items():
+# With unified memory, the same.
+_WITH_UNIFIED_MEMORY: dict[str, tuple[object, str]] = {
+    "speculative_algorithm": (None, "drafts that lie in the entries of its slots"),
+    "enable_hierarchical_cache": (False, "its KV that moves to the host and back"),
+    "disaggregation_mode": ("null", "its KV that goes to or comes from another server"),
+}
+
+
+def _check_alone(what: str, arguments: Any, settings: dict[str, tuple[object, str]]) -> None:
+    """Settings that go with what the adapter covers without them."""
+    for name, (covered, needs) in settings.items():
         if (value := getattr(arguments, name)) != covered:
             raise _refused(f"{what} and {name}={value!r}", needs, f"{name}={covered!r}")
 
@@ -190,15 +214,16 @@ def _check_drafts(scheduler: Any) -> None:
 def _check_windows(runner: Any) -> None:
     """The parts of a pool and an allocator for sliding windows, which are pools and allocators themselves."""
     pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+    pools, allocators = ("MHATokenToKVPool",), _CLASSES["slot allocator"][:2]
+    if is_unified(pool):
+        pools, allocators = ("UnifiedMHATokenToKVPool",), ("MultiEndedAllocator",)
     for part in () if is_deepseek_v4(pool) else (pool.full_kv_pool, pool.swa_kv_pool):
-        if (name := type(part).__name__) != "MHATokenToKVPool":
-            raise _refused(f"{name} in its SWAKVPool", "its slots", "MHATokenToKVPool")
+        if (name := type(part).__name__) not in pools:
+            raise _refused(f"{name} in its {type(pool).__name__}", "its slots", *pools)
     for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
-        if (name := type(part).__name__) not in _CLASSES["slot allocator"][:2]:
-            raise _refused(
-                f"{name} in its allocator", "its slots", " and ".join(_CLASSES["slot allocator"][:2])
-            )
-    if allocator.swa_req_ring:
+        if (name := type(part).__name__) not in allocators:
+            raise _refused(f"{name} in its allocator", "its slots", " and ".join(allocators))
+    if getattr(allocator, "swa_req_ring", False):
         raise _refused("a ring of window slots per request", "its slots", "slots that are allocated")
 
 

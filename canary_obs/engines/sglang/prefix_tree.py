@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canary_obs.copy_records.draft_trees import SlotMap
 from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedCount, CachedSlots
 from canary_obs.engines.sglang.freed_slots import FreedSlots
 from canary_obs.engines.sglang.groups import FULL, SWA
+from canary_obs.engines.sglang.physical_slots import PhysicalSlots
 from canary_obs.engines.sglang.states import STATE
 from canary_obs.errors import UnsupportedEngine
 
@@ -29,15 +31,15 @@ class PrefixTree(PrefixCache):
         self,
         tree: Any,
         freed: Mapping[str, FreedSlots],
-        window_slots: Tensor | None = None,
+        own_slots: Mapping[str, SlotMap] = MappingProxyType({}),
         ratios: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`freed`: by group. `window_slots`: slots of the sliding-window group by those of the full one.
+        """`freed`: by group. `own_slots`: a group's slots by those of the tree, where they are others.
 
         `ratios`: tokens of a slot, by group; 1 where a group is not among them.
         """
         self._ratios = ratios
-        self._tree, self._freed, self._window_slots = tree, freed, window_slots
+        self._tree, self._freed, self._own_slots = tree, freed, own_slots
         self._marks = {group: each.mark() for group, each in freed.items()}
         self._seconds_per_slot = LONGEST_WALK_SECONDS / _FIRST_SLOTS
 
@@ -48,7 +50,8 @@ class PrefixTree(PrefixCache):
         """
         if group == STATE:  # nobody writes to them there, locked or not
             self._marks[group] = self._freed[group].mark()
-            return _states(self._tree.all_mamba_values_flatten().to(torch.int64))
+            states = self._tree.all_mamba_values_flatten().to(torch.int64)
+            return _states(_own(own, states) if (own := self._own_slots.get(group)) is not None else states)
         held = self._held(FULL)  # a walk of a window group passes them all
         if (seconds := held * self._seconds_per_slot) > LONGEST_WALK_SECONDS:
             raise walk_too_long(f"{held} tokens", seconds)
@@ -60,8 +63,8 @@ class PrefixTree(PrefixCache):
         if held >= _FIRST_SLOTS // 10:  # of few the call itself costs most
             self._seconds_per_slot = (time.perf_counter() - started) / held
         slots, previous = found.slot_indices.to(torch.int64), found.prev_slot_indices.to(torch.int64)
-        if group == SWA:
-            slots, previous = self._in_window(slots), self._in_window(previous)
+        if (own := self._own_slots.get(group)) is not None:
+            slots, previous = _own(own, slots), _own(own, previous)
             previous = torch.where(previous > 0, previous, -1)
         if (ratio := self._ratios.get(group, 1)) > 1:
             return _entries(slots, found.positions.to(torch.int64), previous, ratio)
@@ -78,14 +81,13 @@ class PrefixTree(PrefixCache):
 
     def swa_resident(self, group: str, slots: Tensor) -> Tensor | None:
         """bool [n]: by the allocator's mapping; None = there is no window group."""
-        if self._window_slots is None:
+        if (windows := self._own_slots.get(SWA)) is None:
             return None
-        return slots > 0 if group == SWA else self._in_window(slots * self._ratios.get(group, 1)) > 0
-
-    def _in_window(self, slots: Tensor) -> Tensor:
-        """int64 [n]: slots of the window group; 0 = none, also for -1."""
-        assert self._window_slots is not None
-        return torch.where(slots >= 0, self._window_slots[slots], 0)
+        if group == SWA:
+            return slots > 0
+        if isinstance(full := self._own_slots.get(FULL), PhysicalSlots):
+            slots = full.virtual(slots)
+        return _own(windows, slots * self._ratios.get(group, 1)) > 0
 
     def _held(self, group: str) -> int:
         tree = self._tree
@@ -94,6 +96,11 @@ class PrefixTree(PrefixCache):
         if group == STATE:
             return int(tree.mamba_evictable_size()) + int(tree.mamba_protected_size())
         return int(tree.full_evictable_size()) + int(tree.full_protected_size())
+
+
+def _own(own: SlotMap, slots: Tensor) -> Tensor:
+    """int64 [n]: a group's slots by those of the tree; 0 = none, also for -1."""
+    return torch.where(slots >= 0, own[slots], 0)
 
 
 def _states(slots: Tensor) -> CachedSlots:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from canary_obs.copy_records.draft_trees import SlotMap
 from canary_obs.engine_api.views import CachedSlots
 from canary_obs.engine_api.walks import CachedWalk
 from canary_obs.engines.sglang.freed_slots import FreedSlots
@@ -30,13 +31,13 @@ class RadixTree(PrefixTree):
         self,
         tree: Any,
         freed: Mapping[str, FreedSlots],
-        windows: Tensor | None = None,
+        own_slots: Mapping[str, SlotMap] = MappingProxyType({}),
         *,
         device: torch.device,
         scheduler: ForwardStream,
     ) -> None:
         """As a PrefixTree. `device`: of the slots; `scheduler`: its stream there."""
-        super().__init__(tree, freed, windows)
+        super().__init__(tree, freed, own_slots)
         self._copies = SlotCopies(device, scheduler)
 
     def walk(self, group: str) -> CachedWalk:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from canary_kernels.hashing import mix_arrays
+from canary_obs.copy_records.draft_trees import SlotMap, own_slots
 from canary_obs.engine_api.views import GroupStep, GroupTokens, GroupView, StepTypes
 from canary_obs.engines.toolkit.chain_sums import ANCHOR
 from canary_obs.engines.toolkit.state_entries import StateEntries
@@ -66,9 +67,13 @@ class StateSteps:
     layers look: two answers are a finding. It holds a number of the request in place of a token.
     """
 
-    def __init__(self, rows: Tensor, types: StepTypes) -> None:
-        """`rows`: slots as layers are given them, int32 [rows of the request table]."""
-        self._table = rows[:, None]
+    def __init__(self, rows: Tensor, types: StepTypes, own: SlotMap | None = None) -> None:
+        """`rows`: of the states, as layers are given them, int32 [rows of the request table].
+
+        `own`: the slots by these numbers; None = they are the same.
+        """
+        self._rows, self._own = rows, own
+        self._table = rows[:, None] if own is None else torch.zeros_like(rows)[:, None]
         self._entries = StateEntries(rows.shape[0], types, torch.device("cpu"))
         self._types = types
         self._last: tuple[Sequence[str], GroupTokens] | None = None
@@ -76,6 +81,9 @@ class StateSteps:
     def step(self, requests: Sequence[Any], names: Sequence[str]) -> GroupStep:
         """`names`: of the requests; the same list for the same requests."""
         slots = torch.tensor([slot_of(request) for request in requests], dtype=self._types.out_slots)
+        if self._own is not None:
+            self._table[:, 0] = self._own[self._rows]
+            slots = own_slots(self._own, slots)
         if self._last is None or self._last[0] is not names:
             self._last = names, self._tokens(names)
         return GroupStep(slot_table=self._table, out_slots=slots, tokens=self._last[1])

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from canary_obs.engines.sglang.batch_views import BatchViews
+from canary_obs.engines.sglang.physical_slots import PhysicalSlots
 from canary_obs.errors import UnsupportedEngine
+from tests.engines.sglang.test_physical_slots import Allocator
 from tests.engines.sglang.test_request_chains import Request, chain
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
@@ -124,3 +126,25 @@ def test_a_window_group_is_shown_by_its_own_slots() -> None:
     assert built.build(given, REQUESTS).groups["swa"].slot_table is step.slot_table
     assert step.slot_table[2, 1] == 5
     assert step.slot_table.dtype == TABLE.dtype
+
+
+def test_slots_of_unified_memory() -> None:
+    """The table has virtual slots, and `out_cache_loc` physical ones, of the full layers."""
+    full, windows = (PhysicalSlots(Allocator({}, count=41)) for _ in range(2))
+    for own, first in ((full, 1), (windows, 3)):
+        own._allocator.virtual_to_physical[20:37] = torch.arange(first, first + 17)
+    given = batch("DECODE", REQUESTS, seq_lens=torch.tensor([3, 4]))
+    given.out_cache_loc, given.out_cache_loc_virtual = torch.tensor([3, 14]), torch.tensor([22, 33])
+    windows._allocator.virtual_to_physical[33] = -1
+    groups = [
+        SimpleNamespace(view=SimpleNamespace(name=name), own_slots=own, ratio=1, by_row=None)
+        for name, own in (("full", full), ("swa", windows))
+    ]
+    runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=TABLE))
+    view = BatchViews(runner, groups).build(given, REQUESTS)  # type: ignore[arg-type]
+    step = view.groups["full"]
+    assert step.slot_table[2, :4].tolist() == [1, 2, 3, 4]
+    assert step.slot_table[3, :4].tolist() == [11, 12, 13, 14]
+    assert step.out_slots.tolist() == [3, 14]
+    assert view.groups["swa"].slot_table[3, :4].tolist() == [13, 14, 15, 0]
+    assert view.groups["swa"].out_slots.tolist() == [5, -1]

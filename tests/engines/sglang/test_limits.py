@@ -15,6 +15,7 @@ from canary_obs.engines.sglang.limits import (
     _SETTINGS,
     _WITH_DRAFTS,
     _WITH_OWN_KEYS,
+    _WITH_UNIFIED_MEMORY,
     check_scheduler,
 )
 from canary_obs.engines.sglang.tried_pairs import ROLES
@@ -254,6 +255,37 @@ def test_settings_that_are_not_covered_with_keys_of_their_own_are_named() -> Non
             match = rf"^SGLang with {what} and {setting}={other!r} is not covered yet"
             with pytest.raises(UnsupportedEngine, match=match):
                 check_scheduler(of_kind(name, **{attribute: object(), setting: other}), CPU)
+
+
+def unified(**settings: Any) -> Any:
+    """A scheduler whose windows and full layers share their bytes."""
+    parts = {name: type("UnifiedMHATokenToKVPool", (), {})() for name in ("full_kv_pool", "swa_kv_pool")}
+    found = of_kind("UnifiedSWAKVPool", unified_buffer=object(), **parts)
+    vars(found.server_args).update(settings)
+    allocator = found.tp_worker.model_runner.token_to_kv_pool_allocator
+    for name in ("full_attn_allocator", "swa_attn_allocator"):
+        setattr(allocator, name, type("MultiEndedAllocator", (), {})())
+    return found
+
+
+def test_what_is_not_covered_in_unified_memory_is_named() -> None:
+    check_scheduler(unified(), CPU)
+    others = {"speculative_algorithm": "EAGLE", "disaggregation_mode": "prefill"}
+    for setting in _WITH_UNIFIED_MEMORY:
+        other = others.get(setting, True)
+        with pytest.raises(UnsupportedEngine, match=rf"unified memory and {setting}={other!r} is not"):
+            check_scheduler(unified(**{setting: other}), CPU)
+    found = unified()
+    found.tp_worker.model_runner.token_to_kv_pool.swa_kv_pool = type("MHATokenToKVPool", (), {})()
+    with pytest.raises(
+        UnsupportedEngine, match=r"^SGLang with MHATokenToKVPool in its UnifiedSWAKVPool is not"
+    ):
+        check_scheduler(found, CPU)
+    found = unified()
+    allocator = found.tp_worker.model_runner.token_to_kv_pool_allocator
+    allocator.swa_attn_allocator = type("FloatMultiEndedAllocator", (), {})()
+    with pytest.raises(UnsupportedEngine, match="FloatMultiEndedAllocator in its allocator is not covered"):
+        check_scheduler(found, CPU)
 
 
 def with_states(part: str = "MHATokenToKVPool", **settings: Any) -> Any:

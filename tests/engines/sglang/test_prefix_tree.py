@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from canary_obs.engines.sglang import prefix_tree
-from canary_obs.engines.sglang.freed_slots import FreedSlots
+from canary_obs.engines.sglang.freed_slots import FreedSlots, MovingSlots
+from canary_obs.engines.sglang.physical_slots import PhysicalSlots
 from canary_obs.engines.sglang.prefix_tree import PrefixTree
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import UnsupportedEngine
 from tests.engines.sglang.test_freed_slots import States, Tokens
+from tests.engines.sglang.test_physical_slots import Allocator
 
 
 class Tree:
@@ -117,7 +119,7 @@ def test_a_window_group_has_slots_of_its_own() -> None:
     for each in freed.values():
         each.wrap(MethodPatches())
     own = torch.tensor([0, 0, 0, 0, 0, 1, 0, 3, 0, 0, -1])
-    tree = PrefixTree(Tree([4, 2, 7, 5], windows=2), freed, own)
+    tree = PrefixTree(Tree([4, 2, 7, 5], windows=2), freed, {"swa": own})
     found = tree.cached("swa", unlocked_only=False)
     assert (found.slots.tolist(), found.positions.tolist(), found.previous.tolist()) == (
         [3, 1],
@@ -138,3 +140,26 @@ def test_a_window_group_has_slots_of_its_own() -> None:
 def test_without_windows_nobody_says_what_is_in_them() -> None:
     tree = PrefixTree(Tree([4]), {"full": FreedSlots(Tokens(9), 10)})
     assert tree.swa_resident("full", torch.tensor([4])) is None
+
+
+def test_slots_of_unified_memory() -> None:
+    """The tree has virtual slots: sweeps are given those where the bytes are."""
+    full, windows, states = Allocator({3: 5, 4: 1, 6: 2}), Allocator({4: 7}), Allocator({2: 6})
+    allocators = {"full": full, "swa": windows, "state": states}
+    freed = {name: MovingSlots(each, 9) for name, each in allocators.items()}
+    own = {name: PhysicalSlots(each) for name, each in allocators.items()}
+    held = Tree([3, 4, 6], windows=2)
+    tree = PrefixTree(held, freed, own)
+    found = tree.cached("full", unlocked_only=False)
+    assert (found.slots.tolist(), found.previous.tolist()) == ([5, 1, 2], [-1, 5, 1])
+    resident = tree.swa_resident("full", torch.tensor([5, 1, 2]))
+    assert resident is not None
+    assert resident.tolist() == [False, True, False]
+    freed["full"].left(torch.tensor([1]))
+    assert tree.still_cached("full", found.slots).tolist() == [True, False, True]
+    assert tree.count("full").removed == 1
+    held.slots = [4]
+    windowed = tree.cached("swa", unlocked_only=False)
+    assert (windowed.slots.tolist(), windowed.previous.tolist()) == ([7], [-1])
+    vars(held)["all_mamba_values_flatten"] = lambda: torch.tensor([2])
+    assert tree.cached("state", unlocked_only=False).slots.tolist() == [6]

@@ -11,10 +11,12 @@ import torch
 from canary_kernels.hashing import chain_of
 from canary_obs.engine_api.views import StepTypes
 from canary_obs.engines.sglang.groups import find_groups
+from canary_obs.engines.sglang.physical_slots import PhysicalSlots
 from canary_obs.engines.sglang.state_hooks import StateHooks
 from canary_obs.engines.sglang.states import StateSteps, slot_of, state_view
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.errors import UnsupportedEngine
+from tests.engines.sglang.test_physical_slots import Allocator
 
 TYPES = StepTypes(
     slot_table=torch.int32, rows=torch.int64, lengths=torch.int64, input_ids=torch.int64,
@@ -145,6 +147,19 @@ def test_a_record_goes_where_the_scheduler_says_and_is_read_where_the_layers_loo
     assert steps.step([request(2)], ["b"]).tokens is not tokens
     assert steps.step([request(None)], ["c"]).out_slots.tolist() == [-1]
     assert slot_of(request(None)) == -1
+
+
+def test_states_in_unified_memory_are_shown_where_they_lie() -> None:
+    rows = torch.tensor([0, 3, 1], dtype=torch.int32)
+    allocator = Allocator({3: 5, 2: 4})
+    steps, names = StateSteps(rows, TYPES, PhysicalSlots(allocator)), ["a", "b"]
+    step = steps.step([request(3), request(2)], names)
+    assert step.out_slots.tolist() == [5, 4]
+    assert step.slot_table.tolist() == [[0], [5], [0]]
+    allocator.virtual_to_physical[3] = 7  # it was moved
+    moved = steps.step([request(3), request(None)], names)
+    assert moved.out_slots.tolist() == [7, -1]
+    assert moved.slot_table.tolist() == [[0], [7], [0]]
 
 
 class Watching:

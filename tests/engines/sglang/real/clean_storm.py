@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.sglang.real import deepseek_v4, index_keys, stand_ins
+from tests.engines.sglang.real import deepseek_v4, index_keys, stand_ins, unified_memory
 from tests.engines.sglang.real.tiers import TIER
 
 # Of DeepSeek-V4: each forward overwrites states of compression; they are named, and cost their share.
@@ -78,6 +78,13 @@ _KINDS: list[tuple[str, dict[str, Any]]] = [
         )
         for plain in (True, False)
     ),
+    ("windows", unified_memory.SETTINGS | {"page_size": 1, "enable_mixed_chunk": True}),
+    (
+        "windows",
+        unified_memory.SETTINGS
+        | {"page_size": 16, "enable_mixed_chunk": True, "disable_overlap_schedule": False},
+    ),
+    ("states", unified_memory.SETTINGS | {"max_mamba_cache_size": 32}),
 ]
 
 
@@ -145,6 +152,8 @@ def _result(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def _storm(folder: Path, model: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         base = model
+        if settings.get("enable_unified_memory"):
+            unified_memory.install(patch)
         if model == "index keys":
             index_keys.add_index_keys(patch.setattr)
             base = "latent"

@@ -17,7 +17,7 @@ class Event:
     def __init__(self, *_: Any, **__: Any) -> None:
         """Takes what those of devices take."""
 
-    def record(self, *_: Any) -> None:
+    def record(self, *_: Any, **__: Any) -> None:
         """Nothing is under way."""
 
     def synchronize(self) -> None:

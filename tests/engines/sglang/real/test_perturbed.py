@@ -11,6 +11,7 @@ import pytest
 from canary_obs.engines.sglang.scheduler_canary import attach_to_scheduler
 from canary_obs.vocabulary import PerturbMode
 from tests.engines.perturbed import PERTURB, SETTINGS, Lines, check, tally
+from tests.engines.sglang.real import unified_memory
 from tests.engines.sglang.real.index_keys import PAGE, add_index_keys
 from tests.engines.sglang.real.rig import Rig
 from tests.engines.sglang.real.traffic import prompts
@@ -19,7 +20,8 @@ _PATIENCE = 10.0  # seconds
 
 
 @pytest.mark.parametrize(
-    ("model", "group"), [("llama", "full"), ("windows", "swa"), ("latent", "full"), ("latent", "indexer")]
+    ("model", "group"),
+    [("llama", "full"), ("windows", "swa"), ("latent", "full"), ("latent", "indexer"), ("unified", "swa")],
 )
 def test_every_injection_is_accounted_for(
     make_rig: Any, model: str, group: str, monkeypatch: pytest.MonkeyPatch
@@ -27,10 +29,13 @@ def test_every_injection_is_accounted_for(
     for name, value in (SETTINGS | {f"{PERTURB}_GROUP": group}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KV_CANARY_IDLE_SWEEP_SECONDS", "0.01")
-    more = {}
+    more: dict[str, Any] = {}
     if group == "indexer":
         add_index_keys(monkeypatch.setattr)
         more["page_size"] = PAGE
+    if model == "unified":
+        unified_memory.install(monkeypatch)
+        more, model = dict(unified_memory.SETTINGS), "windows"
     rig = make_rig(model, disable_overlap_schedule=model != "windows", **more)
     check({mode.value: _mode(rig, mode.value, monkeypatch) for mode in PerturbMode})
 
