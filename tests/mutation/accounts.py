@@ -175,12 +175,12 @@ PARTS = (
             _LATER,
         ),
         ("before = since.get(previous)", "before = None", _LATER),
-        ("since[event] = NEVER", "since.pop(event, None)", _TAKEN),
+        ("since[event] = NEVER", "since.pop(event, None)", _LATER),
     ),
     *mutants(
         "canary_obs/engines/vllm/cached_blocks.py",
         ("            group.total += more\n", "", _TAKEN),
-        ("            self._clock += len(events)\n", "", _LATER),
+        ("in self._states)\n            self._clock += len(events)\n", "in self._states)\n", _LATER),
     ),
 )
 
@@ -188,8 +188,8 @@ _MAP = "tests/engines/vllm/test_cache_count.py::"
 BLOCKS = mutants(
     "canary_obs/engines/vllm/cache_count.py",
     (
-        "        if not keys:\n            self._cached",
-        "        if True:\n            self._cached",
+        "                if not keys:\n                    counts",
+        "                if True:\n                    counts",
         _MAP + "test_blocks_count_once_however_many_keys_they_have",
     ),
     (
@@ -198,34 +198,34 @@ BLOCKS = mutants(
         _MAP + "test_a_reset_removes_all_and_is_remembered_by_the_next_map",
     ),
     (
-        "            self._leave_room(group, block, 0)\n",
-        "            pass\n",
+        "                self._leave_room(group, ~block, 0)\n",
+        "                pass\n",
         _MAP + "test_blocks_that_are_cached_in_part",
     ),
     (
-        "        self.reported = None\n        keys = self._keys.get(block, 0)\n",
-        "        keys = self._keys.get(block, 0)\n",
-        _MAP + "test_blocks_that_are_cached_in_part",
-    ),
-    (
-        "        self.reported = None\n        self._new_keys.append(key)\n",
-        "        self._new_keys.append(key)\n",
+        "self.changes, [], None\n",
+        "self.changes, [], self.reported\n",
         _MAP + "test_what_a_map_holds_at_first_is_counted",
     ),
     (
-        "len(new) < len(blocks) or not self._keys.keys().isdisjoint(new)",
-        "len(new) < len(blocks)",
+        "min(blocks[first:], default=0) < 0 or ",
+        "",
         _MAP + "test_blocks_that_are_counted_together_are_counted_as_one_by_one[4096]",
     ),
     (
-        "len(new) < len(blocks) or not self._keys.keys().isdisjoint(new)",
-        "not self._keys.keys().isdisjoint(new)",
+        " or len({*dropped}) < len(dropped):",
+        ":",
         _MAP + "test_blocks_that_are_counted_together_are_counted_as_one_by_one[4096]",
     ),
     (
-        "        self.reported = None\n        keys = self._keys.pop(block, 0)\n",
-        "        keys = self._keys.pop(block, 0)\n",
-        _MAP + "test_blocks_count_once_however_many_keys_they_have",
+        "len(added) < len(blocks) - first or not self._keys.keys().isdisjoint(added)",
+        "len(added) < len(blocks) - first",
+        _MAP + "test_a_prompt_displaces_blocks_and_takes_some_of_them[ab]",
+    ),
+    (
+        "strict=True) if count > 1)",
+        "strict=True) if count > 9)",
+        _MAP + "test_a_prompt_displaces_blocks_and_takes_some_of_them[ab]",
     ),
     (
         "            self.reported = None\n            self._leave_room(group, block, room)",

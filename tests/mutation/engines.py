@@ -246,7 +246,7 @@ SCHEDULER = (
             "pool.__dict__.get(PENDING)",
             _ALIKE,
         ),
-        ("count is None or count.reported is None or due", "count is None", _ALIKE),
+        ("count is None or count.changes or count.reported is None or due", "count is None", _ALIKE),
         ("unchanged is None or due or noted.get(TOKENS)", "unchanged is None", _ALIKE),
         ("    if output.scheduled_new_reqs:\n", "    if False:\n", _ALIKE),
         ("held.get(HEALER_ATTRIBUTE) is not None", "False", _ALIKE),

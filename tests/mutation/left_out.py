@@ -39,7 +39,7 @@ CHANGES = mutants(
         _CHANGES + "test_a_block_handed_to_a_group_left_out_ends_the_records_of_the_others",
     ),
     (
-        "            found[load.group].update(load.blocks)\n",
+        "            found[event.group].update(event.blocks)\n",
         "            pass\n",
         _CHANGES
         + "test_what_a_connector_fills_in_a_group_left_out_ends_records_before_its_request_is_scheduled",

@@ -96,14 +96,13 @@ class VllmAdapter(FollowsRequests):
         self._block_changes = BlockChanges(self.vllm_groups, runner.device, numbers)
         loads, scales = self._block_changes.loads, self._scales.sources
         self.connector = ConnectorReports(loads, self.vllm_groups)
-        self._windows, self._forwards = WindowTables(self.vllm_groups), ForwardCount(self._by_name)
+        self._windows, self._attention = WindowTables(self.vllm_groups), AttentionTables(self.vllm_groups)
+        self._forwards, self.requests = ForwardCount(self._by_name), changes_of(runner, self.vllm_groups)
         self._scheduler_seconds, self._traces = SchedulerSeconds(), TraceContexts()
         self.healing = HealLink(self._by_name, self._forwards, worker or runner, runner.device)
-        self._attention, self._patches = AttentionTables(self.vllm_groups), MethodPatches()
-        self.known_tokens = KnownTokens(runner.max_num_reqs, runner.device)
+        self._patches, self.known_tokens = MethodPatches(), KnownTokens(runner.max_num_reqs, runner.device)
         self.inputs_persist = runner.speculative_config is None  # drafting changes them between two steps
         self._side_stream = SideStream(runner.device, enabled=self.inputs_persist)
-        self.requests = changes_of(runner, self.vllm_groups)
         self._steady = SteadyStep(self.vllm_groups, loads, scales, len(numbers))
         drafts = [group for group in self.vllm_groups if group.draft]
         self._drafts = DraftGroups(runner, drafts, self.step_types) if drafts else None
@@ -231,8 +230,7 @@ class VllmAdapter(FollowsRequests):
 
     def in_step(self) -> bool:
         """Whether the worker is in a step, or the device still runs what it launched."""
-        hooks = self._hooks
-        return hooks is not None and (hooks.under_way or self.forward_counted)
+        return self._hooks is not None and (self._hooks.under_way or self.forward_counted)
 
     @property
     def forward_counted(self) -> bool:
@@ -269,6 +267,8 @@ class VllmAdapter(FollowsRequests):
 
     def end_step(self, observer: Observer) -> None:
         """What the step under way has loaded is there."""
+        if self.cached_blocks.due:
+            self.cached_blocks.settle()
         changes, loads = self._block_changes, self._block_changes.loads
         if changes.written or loads.landing or loads.failed:  # as a rule nothing is
             changes.end_step(observer)

@@ -62,8 +62,7 @@ class BlockChanges:
     def _report_changes(self, output: Any, events: Iterable[BlockEvent] | None, observer: Observer) -> None:
         zeroed = output.new_block_ids_to_zero
         copies = output.kv_cache_block_copies
-        loads = [event for event in events or () if isinstance(event, Loaded)]
-        assigned = self._assigned(output, loads) if len(self._numbers) > 1 else {}
+        assigned = self._assigned(output, events or ()) if len(self._numbers) > 1 else {}
         if not (zeroed or copies or assigned):
             return
         for group in self._groups:
@@ -79,7 +78,7 @@ class BlockChanges:
                 observer.before_load(name, destination)
                 observer.copied(name, source, destination)
 
-    def _assigned(self, output: Any, loads: Iterable[Loaded]) -> dict[int, set[int]]:
+    def _assigned(self, output: Any, events: Iterable[BlockEvent]) -> dict[int, set[int]]:
         """Blocks that this output assigns to requests, or has a connector fill, by vLLM's group number."""
         cached = output.scheduled_cached_reqs
         assigned = [request.block_ids for request in output.scheduled_new_reqs]
@@ -88,8 +87,9 @@ class BlockChanges:
             number: set(chain.from_iterable(blocks[number] for blocks in assigned))
             for number in self._numbers
         }
-        for load in loads:
-            found[load.group].update(load.blocks)
+        for event in events:
+            if isinstance(event, Loaded):
+                found[event.group].update(event.blocks)
         return found
 
     def _slots(self, blocks: Sequence[int], group: VllmGroup) -> Tensor:

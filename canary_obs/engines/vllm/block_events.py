@@ -159,8 +159,11 @@ def _around_remove_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
     def _remove_cached_block_hashes(pool: Any, block: Any) -> Any:
         hashes = original(pool, block)
         if hashes:
-            try:  # not by `record_safely`: a long prompt displaces hundreds of blocks
-                record(pool, block.block_id)
+            try:  # not by `record_safely`, nor `record`: a long prompt displaces hundreds of blocks
+                if (pending := pool.__dict__.get(PENDING)) is None:
+                    record(pool, block.block_id)
+                else:  # no more than were published, which are counted
+                    pending.append(block.block_id)
             except Exception as error:  # noqa: BLE001 - vLLM's scheduler must go on
                 lost(pool, "_remove_cached_block_hashes", error)
         return hashes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -13,7 +14,7 @@ from canary_obs.engines.vllm.scheduler_reports import FAULTS_ATTRIBUTE, log_faul
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 COUNTS_ATTRIBUTE = "kv_canary_cached_counts"  # of SchedulerOutput: BlockCounts by vLLM's group number
 COUNT = "_kv_canary_count"  # of BlockHashToBlockMap: its MapCount
-_MOST_NEW = 1 << 12  # keys that are counted together
+_MOST_CHANGES = 1 << 12  # that are counted together
 
 
 class BlockCounts(NamedTuple):
@@ -37,58 +38,59 @@ class MapCount:
         self._cached: dict[int, int] = {}  # by group, as are those below
         self._removed: dict[int, int] = {}
         self._short: dict[int, Counter[int]] = {}  # blocks, by the room that they have
-        # What `all_counts` has returned last; None = something has changed since.
+        # What `all_counts` has returned last; None = something has changed since, as do `changes`.
         self.reported: tuple[BlockCounts, ...] | None = None
-        # Taken by the map, and not counted yet: a prompt that was loaded brings hundreds of blocks at once.
-        self._new_keys: list[Any] = []
-        self._new_blocks: list[int] = []
+        # Keys that the map has gained, with their blocks, or dropped, with ~block: in order, not counted yet.
+        # The wrappers of its methods add to it themselves: a long prompt displaces hundreds of blocks.
+        self.changes: list[tuple[Any, int]] = []
 
-    def take(self, key: Any, block: int) -> None:
-        """The map has taken a new key of a block; it is counted with the others, when somebody asks."""
-        self.reported = None
-        self._new_keys.append(key)
-        self._new_blocks.append(block)
-        if len(self._new_blocks) >= _MOST_NEW:
-            self._settle()
-
-    def _settle(self) -> None:
-        if not self._new_blocks:
+    def settle(self) -> None:
+        """Count the changes so far: when somebody asks, or there are many."""
+        if not self.changes:
             return
-        keys, self._new_keys = self._new_keys, []
-        blocks, self._new_blocks = self._new_blocks, []
-        groups, new = list(map(_group_reader(), keys)), dict.fromkeys(blocks, 1)
-        if len(new) < len(blocks) or not self._keys.keys().isdisjoint(new):
-            for group, block in zip(groups, blocks, strict=True):
-                self.insert(group, block)
+        changes, self.changes, self.reported = self.changes, [], None
+        keys, blocks = zip(*changes, strict=True)
+        groups = list(map(_group_reader(), keys))
+        # As a rule a prompt drops what it displaces, and then takes its own blocks.
+        first = sum(map((0).__gt__, blocks))
+        dropped, added = [~block for block in blocks[:first]], dict.fromkeys(blocks[first:], 1)
+        if self._unfilled or min(blocks[first:], default=0) < 0 or len({*dropped}) < len(dropped):
+            self._one_by_one(groups, blocks)
             return
-        self._keys.update(new)
-        for group, count in Counter(groups).items():
+        left = list(map(self._keys.pop, dropped, repeat(0)))
+        self._keys.update((block, count - 1) for block, count in zip(dropped, left, strict=True) if count > 1)
+        gone = Counter([group for group, count in zip(groups, left, strict=False) if count < 2])
+        for group, count in gone.items():
+            self._cached[group] = self._cached.get(group, 0) - count
+            self._removed[group] = self._removed.get(group, 0) + count
+        if len(added) < len(blocks) - first or not self._keys.keys().isdisjoint(added):
+            self._one_by_one(groups[first:], blocks[first:])
+            return
+        self._keys.update(added)
+        for group, count in Counter(groups[first:]).items():
             self._cached[group] = self._cached.get(group, 0) + count
 
-    def insert(self, group: int, block: int) -> None:
-        """The map has taken a new key of a block, after all that it has taken before."""
-        self.reported = None
-        keys = self._keys.get(block, 0)
-        self._keys[block] = keys + 1
-        if not keys:
-            self._cached[group] = self._cached.get(group, 0) + 1
-
-    def remove(self, group: int, block: int) -> None:
-        """The map has dropped a key of a block."""
-        self._settle()
-        self.reported = None
-        keys = self._keys.pop(block, 0)
-        if keys > 1:
-            self._keys[block] = keys - 1
-            return
-        self._cached[group] = self._cached.get(group, 0) - 1
-        self._removed[group] = self._removed.get(group, 0) + 1
-        if self._unfilled:
-            self._leave_room(group, block, 0)
+    def _one_by_one(self, groups: Sequence[int], blocks: Sequence[int]) -> None:
+        keys_of, counts, removed = self._keys, self._cached, self._removed
+        for group, block in zip(groups, blocks, strict=True):
+            if block >= 0:
+                keys = keys_of.get(block, 0)
+                keys_of[block] = keys + 1
+                if not keys:
+                    counts[group] = counts.get(group, 0) + 1
+                continue
+            keys = keys_of.pop(~block, 0)
+            if keys > 1:
+                keys_of[~block] = keys - 1
+                continue
+            counts[group] = counts.get(group, 0) - 1
+            removed[group] = removed.get(group, 0) + 1
+            if self._unfilled:
+                self._leave_room(group, ~block, 0)
 
     def fill(self, group: int, block: int, room: int) -> None:
         """A key of this block leaves out its last `room` tokens; an earlier key of it leaves out fewer."""
-        self._settle()
+        self.settle()
         if self._keys.get(block) == 1:
             self.reported = None
             self._leave_room(group, block, room)
@@ -103,7 +105,7 @@ class MapCount:
 
     def reset(self) -> None:
         """All blocks left the map."""
-        self._settle()
+        self.settle()
         self.reported = None
         for group, cached in self._cached.items():
             self._removed[group] = self._removed.get(group, 0) + cached
@@ -112,13 +114,14 @@ class MapCount:
 
     def counts(self, group: int) -> BlockCounts:
         """Of one of vLLM's groups."""
-        self._settle()
+        self.settle()
         short = self._short.get(group)
         room = tuple(sorted((+short).items())) if short else ()
         return BlockCounts(self._cached.get(group, 0), self._removed.get(group, 0), room)
 
     def all_counts(self, groups: int) -> tuple[BlockCounts, ...]:
         """Of the first `groups` groups: the same object until one of them changes."""
+        self.settle()
         if self.reported is None or len(self.reported) != groups:
             self.reported = tuple([self.counts(group) for group in range(groups)])
         return self.reported
@@ -134,10 +137,10 @@ def count_of(held: Any) -> MapCount:
 
 
 def _scanned(held: Any, count: MapCount) -> MapCount:
-    group_of = _group_reader()
     for key, blocks in held._cache.items():
         for block in blocks if isinstance(blocks, dict) else (blocks.block_id,):
-            count.insert(group_of(key), block)
+            count.changes.append((key, block))
+    count.settle()
     return count
 
 
@@ -187,16 +190,21 @@ def _group_reader() -> Callable[[Any], int]:
     return reader
 
 
+# Both are spelled out: a long prompt displaces hundreds of blocks.
+
+
 def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
     def insert(held: Any, key: Any, block: Any) -> Any:
-        try:  # spelled out: a long prompt displaces hundreds of blocks
+        try:
             count = held.__dict__.get(COUNT) or count_of(held)
         except Exception as error:  # noqa: BLE001 - vLLM must go on; the next sweep's count differs
             log_fault(held, "counting cached blocks", error)
             return original(held, key, block)
         result = original(held, key, block)
         try:
-            count.take(key, block.block_id)
+            (changes := count.changes).append((key, block.block_id))
+            if len(changes) >= _MOST_CHANGES:  # what is dropped was added before
+                count.settle()
         except Exception as error:  # noqa: BLE001 - as above
             log_fault(held, "counting a block that is cached", error)
         return result
@@ -205,8 +213,6 @@ def _around_insert(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _around_pop(original: Callable[..., Any]) -> Callable[..., Any]:
-    group_of = _group_reader()
-
     def pop(held: Any, key: Any, block_id: int) -> Any:
         try:
             count = held.__dict__.get(COUNT) or count_of(held)
@@ -216,7 +222,7 @@ def _around_pop(original: Callable[..., Any]) -> Callable[..., Any]:
         block = original(held, key, block_id)
         if block is not None:
             try:
-                count.remove(group_of(key), block_id)
+                count.changes.append((key, ~block_id))
             except Exception as error:  # noqa: BLE001 - as above
                 log_fault(held, "counting a block that is evicted", error)
         return block

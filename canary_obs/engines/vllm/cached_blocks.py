@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from itertools import groupby
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from canary_obs.engine_api.adapter import PrefixCache
 from canary_obs.engine_api.views import CachedCount, CachedSlots
 from canary_obs.engine_api.walks import CachedWalk
 from canary_obs.engines.vllm.cache_count import BlockCounts
-from canary_obs.engines.vllm.group_blocks import NEVER, BlockWalk, GroupBlocks
+from canary_obs.engines.vllm.group_blocks import NEVER, Blocks, BlockWalk, GroupBlocks
 from canary_obs.engines.vllm.pool_events import (
     BlockEvent,
     EventsLost,
@@ -26,6 +27,7 @@ from canary_obs.engines.vllm.pool_events import (
 from canary_obs.errors import UnsupportedEngine
 
 _PENDING = 128  # events that are applied together: as many as 64 requests' new blocks bring in a full pool
+_MOST_PENDING = 1 << 16  # of outputs without a forward
 _SINGLE = frozenset({int, Published})
 
 
@@ -58,6 +60,7 @@ class CachedBlocks(PrefixCache):
         self._locked = locked
         self._clock = 0  # events applied
         self._pending: list[BlockEvent] = []  # not applied yet: when somebody asks, or there are many
+        self.due = False  # there are many
         self._unreported = False
         self._complete = empty  # every cached block is known
         none = BlockCounts(0, 0)
@@ -74,24 +77,28 @@ class CachedBlocks(PrefixCache):
         self._unreported |= events is None
         if events:
             self._pending += events
-            if len(self._pending) >= _PENDING:
-                self._settle()
+            self.due = len(self._pending) >= _PENDING
+            if len(self._pending) >= _MOST_PENDING:
+                self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Apply the events so far: when they are `due`, best after the launch of a forward, or asked for."""
+        self.due = False
         pending, self._pending = self._pending, []
         if _SINGLE.issuperset(map(type, pending)):  # while requests decode, all are
             self._follow(cast("list[Published | int]", pending))
             return
-        singles: list[Published | int] = []
-        for event in pending:
-            if isinstance(event, (int, Published)):
-                singles.append(event)
+        for kind, run in groupby(pending, type):
+            events: list[Any] = list(run)
+            if kind is int:
+                self._clock += len(events)
+                self._evict(np.array(events, dtype=np.int64))
+            elif kind is Published:
+                self._follow(events)
             else:
-                self._follow(singles)
-                singles.clear()
-                self._clock += 1
-                self._apply(event)
-        self._follow(singles)
+                for event in events:
+                    self._clock += 1
+                    self._apply(event)
 
     def _follow(self, events: Sequence[Published | int]) -> None:
         if events:
@@ -108,7 +115,7 @@ class CachedBlocks(PrefixCache):
             self._evict(slice(None))
             self._complete = event is None
 
-    def _evict(self, blocks: slice) -> None:
+    def _evict(self, blocks: slice | Blocks) -> None:
         # Block numbers are the pool's, common to all groups.
         for group in self._groups.values():
             group.evict(blocks)
@@ -156,7 +163,7 @@ class CachedBlocks(PrefixCache):
 
     def walk(self, group: str) -> CachedWalk:
         """The same of the whole group, block by block."""
-        return BlockWalk(self._begin(group), self._settle)
+        return BlockWalk(self._begin(group), self.settle)
 
     def _begin(self, group: str) -> GroupBlocks:
         if self._unreported:
@@ -165,7 +172,7 @@ class CachedBlocks(PrefixCache):
                 "model runner; with the plugin, load it in the engine-core process too, and use vLLM's own "
                 "scheduler class"
             )
-        self._settle()
+        self.settle()
         blocks = self._groups[group]
         blocks.mark = self._clock
         return blocks
@@ -183,13 +190,13 @@ class CachedBlocks(PrefixCache):
 
     def still_cached(self, group: str, slots: Tensor) -> Tensor:
         """bool [n]: cached since before the last call of `cached` or `walk`."""
-        self._settle()
+        self.settle()
         blocks = self._groups[group]
         return torch.from_numpy(blocks.since[slots.numpy() // blocks.block_size] <= blocks.mark)
 
     def live_blocks(self, group: str) -> set[int]:
         """Blocks that may be cached now: all of them, as long as not every cached block is known."""
-        self._settle()
+        self.settle()
         if not self._complete:
             return set(range(1, self._groups[group].num_blocks))
         return set(np.flatnonzero(self._groups[group].since != NEVER).tolist())

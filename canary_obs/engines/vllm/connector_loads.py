@@ -68,7 +68,9 @@ class ConnectorLoads:
         for name, slots in self._stale:
             observer.invalidated(name, slots)
         self._stale = []
-        started = [event for event in events or () if isinstance(event, Loaded)]
+        events = events or ()
+        found = Loaded in set(map(type, events))  # a long prompt has displaced hundreds of blocks
+        started = [event for event in events if isinstance(event, Loaded)] if found else []
         if not (started or self._waiting):
             return
         self._compare_before(started, observer)
@@ -84,7 +86,7 @@ class ConnectorLoads:
             if request in self._open:  # scheduled, and so complete, without a report
                 for name, slots in self._end(request, loads, computed[request], observer):
                     observer.invalidated(name, slots)
-        tokens = {event.request: event.tokens for event in events or () if isinstance(event, LoadTokens)}
+        tokens = {event.request: event.tokens for event in events if isinstance(event, LoadTokens)}
         for request, loads in _by_request(started).items():
             self._forget_copies(loads)
             if request in computed:

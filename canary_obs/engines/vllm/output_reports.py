@@ -66,7 +66,7 @@ def due_reports(scheduler: Any, output: Any) -> list[Report]:
     else:
         sent[EVENTS_ATTRIBUTE] = ()
     count = pool.cached_block_hash_to_block.__dict__.get(COUNT)
-    if count is None or count.reported is None or due:
+    if count is None or count.changes or count.reported is None or due:
         due.append(send_counts)
     else:
         sent[COUNTS_ATTRIBUTE] = count.reported

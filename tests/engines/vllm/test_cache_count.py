@@ -10,7 +10,7 @@ import pytest
 
 from canary_obs.engine_api.views import CachedCount
 from canary_obs.engines.vllm import cache_count
-from canary_obs.engines.vllm.cache_count import BlockCounts, MapCount
+from canary_obs.engines.vllm.cache_count import BlockCounts
 from canary_obs.engines.vllm.cached_blocks import CachedBlocks
 from canary_obs.engines.vllm.pool_events import Partial, Published
 
@@ -66,7 +66,7 @@ def test_what_a_map_holds_at_first_is_counted(held: Map, monkeypatch: pytest.Mon
 def test_blocks_that_are_counted_together_are_counted_as_one_by_one(
     held: Map, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(cache_count, "_MOST_NEW", most)
+    monkeypatch.setattr(cache_count, "_MOST_CHANGES", most)
     generator, count, left = Random(1), cache_count.count_of(held), [0, 0]
     for step in range(400):
         number = generator.randrange(20)
@@ -84,6 +84,21 @@ def test_blocks_that_are_counted_together_are_counted_as_one_by_one(
             assert count.all_counts(2) == tuple(zip(cached, left, ((), ()), strict=True))
 
 
+@pytest.mark.parametrize("keys", ["a", "ab"])
+def test_a_prompt_displaces_blocks_and_takes_some_of_them(held: Map, keys: str) -> None:
+    for key in keys:
+        for number in range(40):
+            held.insert(f"{key}{number}-{number % 2}", block(number))
+    count = cache_count.count_of(held)
+    assert count.all_counts(2) == ((20, 0, ()), (20, 0, ()))
+    for number in range(30):
+        held.pop(f"a{number}-{number % 2}", number)
+    for number in range(10, 20):
+        held.insert(f"c{number}-{number % 2}", block(number))
+    kept = len(keys) > 1
+    assert count.all_counts(2) == tuple((20, 0, ()) if kept else (10, 15, ()) for _ in range(2))
+
+
 def test_a_reset_removes_all_and_is_remembered_by_the_next_map(held: Map) -> None:
     held.insert("a0", block(1))
     following = Map()
@@ -94,27 +109,27 @@ def test_a_reset_removes_all_and_is_remembered_by_the_next_map(held: Map) -> Non
     assert cache_count.count_of(following).all_counts(1)[0] == BlockCounts(1, 1)
 
 
-def test_blocks_that_are_cached_in_part() -> None:
-    count = MapCount()
-    count.insert(0, 1)
+def test_blocks_that_are_cached_in_part(held: Map) -> None:
+    count = cache_count.count_of(held)
+    count.changes.append(("a0", 1))
     assert count.all_counts(1) == ((1, 0, ()),)
     count.fill(0, 1, 10)
     assert count.all_counts(1) is count.all_counts(1)
     count.fill(0, 1, 10)  # the same prompt again
     assert count.all_counts(1)[0] == BlockCounts(1, 0, ((10, 1),))
-    count.insert(0, 2)
-    count.insert(0, 2)
+    count.changes.append(("a0", 2))
+    count.changes.append(("a0", 2))
     count.fill(0, 2, 12)  # its first key stands for the whole block
     assert count.all_counts(1)[0] == BlockCounts(2, 0, ((10, 1),))
-    count.insert(0, 3)
+    count.changes.append(("a0", 3))
     count.fill(0, 3, 10)
-    count.insert(0, 4)
+    count.changes.append(("a0", 4))
     count.fill(0, 4, 3)
     assert count.all_counts(1)[0] == BlockCounts(4, 0, ((3, 1), (10, 2)))
     count.fill(0, 3, 3)  # a longer prompt ends in it
     assert count.all_counts(1)[0] == BlockCounts(4, 0, ((3, 2), (10, 1)))
     for block in (1, 3, 4):
-        count.remove(0, block)
+        count.changes.append(("a0", ~block))
     assert count.all_counts(1)[0] == BlockCounts(1, 3)
 
 

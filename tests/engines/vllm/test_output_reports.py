@@ -40,9 +40,9 @@ def act(scheduler: Any, name: str, number: int) -> Any:
     count: MapCount = pool.cached_block_hash_to_block.__dict__[COUNT]
     block = number % 5 + 1
     if name == "publish":
-        count.take(0, block)
+        count.changes.append((0, block))
     elif name == "evict" and count.counts(0).cached:
-        count.remove(0, min(count._keys))
+        count.changes.append((0, ~min(count._keys)))
         pending_events.record(pool, block)
     elif name == "fill":
         count.fill(0, block, 1)

@@ -42,3 +42,25 @@ def test_a_steady_step(rig: Any, monkeypatch: pytest.MonkeyPatch, requests: int)
     assert {hook: calls[hook] for hook in HOOKS if calls[hook] > bounds[hook]} == {}
     assert rig.canary.checks.replays.replayed >= before + 40, "heads and tails are one launch each"
     assert not rig.canary.health.faults
+
+
+def test_a_prompt_that_displaces_as_many_blocks_as_it_takes(
+    make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is wherever a pool has been in use for long: each of its blocks costs some calls."""
+    keep_asynchronous(monkeypatch.setattr)
+    given = {"max_num_batched_tokens": 4096, "async_scheduling": True, "num_gpu_blocks_override": 80}
+    rig = make_rig(canary={"write_history": "0"}, block_size=BLOCK, **given)
+    as_on_a_gpu(rig, monkeypatch)
+    found = []
+    for number in range(7):
+        rig.start({f"{number}": [4 + (number * at + at) % 90 for at in range(31 * BLOCK)]}, 2)
+        calls = HookCalls()
+        with calls.counting():
+            rig.step()
+        found.append(calls.total)
+        rig.step(5)
+    filled = found[4:]  # the pool is full since the third, and one in four applies events
+    assert max(sum(calls.values()) for calls in filled) < 31 * 32
+    assert max(calls["around"] for calls in filled) < 31 * 16
+    assert not rig.canary.health.faults
