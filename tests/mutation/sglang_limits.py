@@ -200,6 +200,7 @@ UNIFIED_MEMORY = mutants(
 PHYSICAL_SLOTS = mutants(
     "canary_obs/engines/sglang/physical_slots.py",
     ('virtual.div(self._page_size, rounding_mode="floor")', "virtual", _LARGER),
+    ("(numbers >= 0) & (numbers < table.numel())", "numbers < table.numel()", _LARGER),
     (
         "self._page_size + virtual % self._page_size, 0)",
         "self._page_size, 0)",

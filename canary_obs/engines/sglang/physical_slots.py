@@ -55,9 +55,11 @@ class PhysicalSlots:
         self._allocator, self._page_size = allocator, int(allocator.page_size)
 
     def __getitem__(self, virtual: Tensor) -> Tensor:
-        """int64, of the same shape; 0 = none, also for -1."""
-        virtual = virtual.to(torch.int64)
-        pages = self._allocator.virtual_to_physical[virtual.div(self._page_size, rounding_mode="floor")]
+        """int64, of the same shape; 0 = none, also for numbers that there are not, as SGLang takes them."""
+        virtual, table = virtual.to(torch.int64), self._allocator.virtual_to_physical
+        numbers = virtual.div(self._page_size, rounding_mode="floor")
+        # The last place stands for -1.
+        pages = table[torch.where((numbers >= 0) & (numbers < table.numel()), numbers, -1)]
         found: Tensor = torch.where(pages > 0, pages * self._page_size + virtual % self._page_size, 0)
         return found
 

@@ -55,6 +55,7 @@ def test_slots_of_pages_of_one() -> None:
 def test_slots_of_larger_pages() -> None:
     own = PhysicalSlots(Allocator({3: 5, 4: 1}, page_size=4))
     assert own[torch.tensor([12, 15, 17, 2, 9, -1])].tolist() == [20, 23, 5, 0, 0, 0]
+    assert own[torch.tensor([-24, 36, 1 << 40])].tolist() == [0, 0, 0], "there are no such numbers"
     assert own.virtual(torch.tensor([20, 23, 5, 9])).tolist() == [12, 15, 17, 0]
     assert own.all_virtual().tolist() == [*range(12, 16), *range(16, 20)]
 
