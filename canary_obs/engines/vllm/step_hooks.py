@@ -212,7 +212,12 @@ class StepHooks:
             late = not self._inputs_persist and self.reported_at_sampling
             self._arrivals_due = late and self.late_reports()
             if not self._arrivals_due:
-                self._source.end_step(self.observer)
+                try:  # not by `guarded`: every step pays for each call
+                    self._source.end_step(self.observer)
+                except KVCacheViolation:
+                    raise
+                except Exception as error:  # noqa: BLE001 - a fault of the canary must not reach the engine
+                    self.observer.fault("announce", error)
             self._end_forward(self.observer.after_forward)
             for act in self.after_checks:
                 act()
@@ -224,7 +229,7 @@ class StepHooks:
         if self._arrivals_due:
             self._arrivals_due = False
             with self.side_stream.after_all:
-                self._source.end_step(self.observer)
+                guarded(self.observer, "announce", self._source.end_step, self.observer)
 
     def _busy(self) -> bool:
         if self._end_due or (self._drafts is not None and self._drafts.pending):

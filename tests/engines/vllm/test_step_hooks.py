@@ -11,6 +11,8 @@ import torch
 from canary_obs.engines.toolkit.forward_stream import ForwardStream
 from canary_obs.engines.toolkit.side_stream import SideStream
 from canary_obs.engines.vllm.step_hooks import StepHooks
+from canary_obs.errors import KVCacheViolation
+from tests.service.fakes import violation as a_violation
 
 
 def hooks_of(calls: list[str], late: bool, *, drafts: Any = None, inputs_persist: bool) -> StepHooks:
@@ -79,4 +81,35 @@ def test_a_step_whose_connector_reports_after_sampling_ends_then(late: bool) -> 
     end = ["end", "checked", "tasks"]
     sampled = ["logits", "connector", *end] if late else ["logits", *end, "connector"]
     assert calls == ["output", "launched", *sampled]
+    hooks.stop()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("violated", [False, True])
+def test_what_fails_as_a_step_ends_is_a_fault_of_ours_and_a_violation_is_not(
+    late: bool, violated: bool
+) -> None:
+    calls: list[str] = []
+    hooks = hooks_of(calls, late, inputs_persist=False)
+    source: Any = hooks._source
+    observer: Any = hooks.observer
+    observer.fault = lambda part, error: calls.append(f"fault in {part}: {error}")
+
+    def fails(_: Any) -> None:
+        raise KVCacheViolation((a_violation(),)) if violated else LookupError("planted")
+
+    source.end_step = fails
+    execute_model = hooks.around_execute_model(lambda output: "launched")
+    sample_tokens = hooks.around_sample_tokens(lambda: "sampled")
+
+    def step() -> None:
+        assert execute_model(SimpleNamespace(total_num_scheduled_tokens=1)) == "launched"
+        assert sample_tokens() == "sampled"
+
+    if violated:
+        with pytest.raises(KVCacheViolation):
+            step()
+    else:
+        step()
+        assert calls.count("fault in announce: planted") == 1
     hooks.stop()
