@@ -182,11 +182,11 @@ class SglangAdapter(EngineAdapter):
     def reserve_scratch_slot(self) -> tuple[str, int]:
         """A slot of page 0, which takes the writes of padded tokens: the first slot only, by SGLang."""
         size, pool = int(self._by_name[FULL].allocator.page_size), self.runner.token_to_kv_pool
-        # In unified memory the first slot of the window layers lies there, too.
+        # In unified memory the first slot of the other layers, or of states, lies there, too.
         if size > 1 and not (is_unified(pool) and covers_last(pool, size)):
             return FULL, size - 1
         raise UnsupportedEngine(
-            "with page_size 1 SGLang has no slot that nobody uses: drills need a larger --page-size"
+            f"with page_size {size} this SGLang has no slot that nobody uses: drills need a larger one"
         )
 
     def attach(self, observer: Observer) -> None:

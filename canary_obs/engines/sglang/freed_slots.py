@@ -155,7 +155,7 @@ class MovingSlots(FreedSlots):
 
     def __init__(self, allocator: Any, num_slots: int) -> None:
         super().__init__(allocator, num_slots)
-        self._own = PhysicalSlots(allocator)
+        self.own = PhysicalSlots(allocator)
 
     def wrap(self, patches: MethodPatches) -> None:  # noqa: ARG002 - UnifiedMemory follows the allocator
         """From now on."""
@@ -163,7 +163,7 @@ class MovingSlots(FreedSlots):
 
     def live(self) -> Tensor:
         """int64 [n]: physical slots with a virtual number, ascending."""
-        return self._own[self._own.all_virtual()].sort().values
+        return self.own[self.own.all_virtual()].sort().values
 
     def left(self, slots: Tensor) -> None:
         """Whole pages of these slots (int64 [n]) hold nothing any more."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from canary_obs.engine_api.observer import Observer
 from canary_obs.engines.sglang.freed_slots import FreedSlots, MovingSlots
-from canary_obs.engines.sglang.physical_slots import PhysicalSlots
 from canary_obs.engines.toolkit.block_slots import give_up
 from canary_obs.engines.toolkit.guarded import guarded
 from canary_obs.engines.toolkit.method_patches import MethodPatches
@@ -66,7 +65,7 @@ class UnifiedMemory:
         else:
             size = int(freed.allocator.page_size)
             pages = torch.unique(virtual.detach().to(torch.int64) // size)
-            slots = PhysicalSlots(freed.allocator)[_slots(pages, size)]
+            slots = freed.own[_slots(pages, size)]
             slots = slots[slots > 0]
         if slots.numel():
             freed.left(slots)
