@@ -92,7 +92,7 @@ class CachedBlocks(PrefixCache):
             events: list[Any] = list(run)
             if kind is int:
                 self._clock += len(events)
-                self._evict(np.array(events, dtype=np.int64))
+                self._evict(np.unique(np.array(events, dtype=np.int64)))  # each is counted once
             elif kind is Published:
                 self._follow(events)
             else:

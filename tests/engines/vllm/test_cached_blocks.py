@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from canary_obs.engine_api.views import CachedCount, CachedSlots
 from canary_obs.engine_api.walks import CachedWalk
@@ -73,6 +73,7 @@ _HIGH, _FILLED = st.integers(8, 15), st.integers(1, 4)
     ),
     walked=st.integers(0, 24), limit=st.integers(1, 64),
 )  # fmt: skip
+@example(events=[Partial(0, 0, 0, 1), 0, 0], walked=0, limit=1)  # dropped twice at once
 def test_events_may_be_applied_later(events, walked, limit) -> None:
     """One worker applies each event at once, as somebody asks after each; the other when it is asked."""
     shapes = {"full": (0, 16, 4), "state": (1, 16, 0), "scale": (-1, 16, 0)}
