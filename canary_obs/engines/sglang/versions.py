@@ -12,6 +12,8 @@ VERSIONS = tuple(DEVICES)
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 WEIGHT_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 _PAGED = "sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator"
+_UNIFIED = "sglang.srt.mem_cache.unified_memory_pool:Unified"
+_MOVE = {"move_physical_pages": ("tgt_pages", "src_pages", "page_size")}
 
 # Methods that are wrapped or called: module:class -> method -> its first parameters after self.
 HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -47,6 +49,12 @@ OWN_HOOKS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "load_cpu_copy": ("mamba_cache_cpu", "indices"),
         },
         "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool": {"move_kv_cache": ("tgt_loc", "src_loc")},
+        "sglang.srt.mem_cache.allocator.unified_sub_pool:MultiEndedAllocator": {
+            "free": ("free_index",), "clear": (),
+        },
+        f"{_UNIFIED}MHATokenToKVPool": _MOVE,
+        f"{_UNIFIED}MLATokenToKVPool": _MOVE,
+        f"{_UNIFIED}MambaPool": _MOVE,
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker": {"_draft_model_runners": ()},
         "sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin": {"send_kv_chunk": ("req",)},
         "sglang.srt.disaggregation.decode:DecodeTransferQueue": {"_commit_transfer_to_req": ("decode_req",)},
