@@ -23,8 +23,11 @@ run: setup
 test: setup
 	$(MAKE) --no-print-directory -j2 lint everyday
 
+# Two workers, each with whole files, in the order of tests/conftest.py.
+BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
+
 everyday: setup
-	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" -n 2 --dist loadfile --no-loadscope-reorder tests
+	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" $(BY_FILE) tests
 
 # Files of everyday tests of which `make test` runs fewer examples, steps or cases (tests/sizes.py): those
 # tests run whole here, the others of these files not again.
@@ -71,10 +74,10 @@ image-digests: setup
 ENGINE_TESTS = .venv-engines/bin/python -m pytest -o filterwarnings= --timeout 600
 
 test-vllm: .venv-engines/.installed
-	$(ENGINE_TESTS) -n 2 --dist loadfile --no-loadscope-reorder tests/engines/vllm
+	$(ENGINE_TESTS) $(BY_FILE) tests/engines/vllm
 
 test-sglang: .venv-engines/.installed
-	$(ENGINE_TESTS) tests/engines/sglang
+	$(ENGINE_TESTS) $(BY_FILE) tests/engines/sglang
 
 .venv-engines/.installed: tests/engine_requirements.txt pyproject.toml
 	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines

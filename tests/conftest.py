@@ -4,6 +4,7 @@ import os
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # Workers share the cores: a second OpenMP thread in each only spins.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,7 +19,7 @@ if not torch.cuda.is_available():
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.sizes import sized, sized_names
+from tests.sizes import WHOLE, sized, sized_names
 from tests.unchecked import unchecked  # noqa: F401 - a fixture
 
 # How long an example takes, or its draw, is a matter of the machine and of what else runs on it.
@@ -31,6 +32,12 @@ settings.load_profile("tests")
 # it must not run beside test_pod.py: two servers of two ranks each would spin on the same two cores.
 _LONG = (
     "tests/engines/vllm/real/test_processes.py",
+    "tests/engines/sglang/real/test_separated.py",
+    "tests/engines/sglang/real/test_server.py",
+    "tests/engines/sglang/real/test_processes.py",
+    "tests/engines/sglang/real/test_drafts.py",
+    "tests/engines/sglang/real/test_drafts_in_host_tier.py",
+    "tests/engines/sglang/real/test_clean.py",
     "tests/reference_engine/test_disaggregated.py",
     "tests/e2e/test_two_processes.py",
     "tests/kernels/test_compile.py",
@@ -50,11 +57,35 @@ _LONG = (
 )
 
 
+# Each of these starts several processes, whose ranks and servers spin while they wait: one file at a time.
+_SPINNING = {
+    f"tests/engines/sglang/real/test_{name}.py"
+    for name in ("separated", "server", "processes", "demo", "bench", "differential")
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _name(item) in _sized_in(item.path):
             item.add_marker("sized")
+        if item.get_closest_marker("nightly") and not os.environ.get(WHOLE):
+            item.add_marker(pytest.mark.skip(f"nightly: {WHOLE}=1 runs it"))
     items.sort(key=lambda item: _LONG.index(file) if (file := _file(item)) in _LONG else len(_LONG))
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist asks; it need not be installed
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of `--dist loadfile`: the spinning files are taken for one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "spinning" if file in _SPINNING else file
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ from canary_obs.records import Violation
 from canary_obs.reference_engine.execution.batch import ForwardBatch
 from canary_obs.reference_engine.scheduling.scheduler import Scheduler
 from canary_obs.vocabulary import PerturbMode, Reason, State
+from tests.sizes import sized
 
 MODES = [mode.value for mode in PerturbMode]
 
@@ -20,7 +21,7 @@ def instrumented(rig) -> list[Violation]:
     return rows
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", sized([1, 4], [4]))
 def test_traffic_with_rejected_proposals_is_clean(make_rig, page_size: int) -> None:
     rig = make_rig(engine={"draft_layers": 1, "page_size": page_size}, patrol_budget="20%", sweep_interval=50)
     rig.run(350)

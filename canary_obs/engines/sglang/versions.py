@@ -13,7 +13,7 @@ SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 WEIGHT_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 _PAGED = "sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator"
 _UNIFIED = "sglang.srt.mem_cache.unified_memory_pool:Unified"
-_MOVE = {"move_physical_pages": ("tgt_pages", "src_pages", "page_size")}
+_MOVE: dict[str, tuple[str, ...]] = {"move_physical_pages": ("tgt_pages", "src_pages", "page_size")}
 
 # Methods that are wrapped or called: module:class -> method -> its first parameters after self.
 HOOKS: dict[str, dict[str, tuple[str, ...]]] = {

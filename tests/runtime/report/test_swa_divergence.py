@@ -106,7 +106,7 @@ def test_nothing_is_reported_without_a_window(make_rig: MakeRig, caplog: pytest.
     assert LOG_KEY not in caplog.text
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", sized([1, 16], [16]))
 def test_a_long_clean_run(make_rig: MakeRig, page_size: int) -> None:
     rig = make_rig(model="swa", sweep_interval=20, patrol_budget="20%", engine={"page_size": page_size})
     rig.run(sized(1500, 700))

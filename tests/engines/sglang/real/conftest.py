@@ -17,6 +17,10 @@ else:
 
     os.environ.update(HF_HUB_OFFLINE="1", KV_CANARY_MODE="log", KV_CANARY_ENDPOINT="inproc")
     os.environ.update(TRITON_INTERPRET="1", TORCHDYNAMO_DISABLE="1")  # for drafts; before Triton is imported
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        # A core for each of pytest's workers: on shared ones each engine's threads wait for the other's.
+        core = int(worker.removeprefix("gw")) % (os.cpu_count() or 1)
+        os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = str(core)
     stand_ins.install()
 
 

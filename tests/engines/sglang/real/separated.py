@@ -41,7 +41,7 @@ from tests.engines.sglang.real.separated_plans import Found, Outcome, Plan
 from tests.engines.sglang.real.traffic import prompts
 from tests.engines.vllm.real.server import wait_until
 
-_SECONDS = 900.0
+_SECONDS, _BETWEEN_POLLS = 900.0, 0.001
 # Of DeepSeek-V4: SGLang sends the states of each request, and has room for more than run.
 _STATES = {"num_req_slots": 32, "c4_state_pool_size": 256, "c128_state_pool_size": 32 * 128}
 _ROOM = 1000
@@ -153,6 +153,7 @@ class _Side:
         )  # fmt: skip
         plan.outcome(self._role, self._rank).write_bytes(msgspec.json.encode(outcome))
         rig.close()
+        transfer_backends.end(rig.scheduler)
         self._patches.restore()
 
     def _push_out(self, seed: int) -> None:
@@ -208,7 +209,9 @@ class _Side:
         yield [ShutdownReq()]
 
     def _waiting(self, unfinished: Iterable[str] = ()) -> tuple[()]:
+        """A turn without new requests. SGLang polls: the other side wants the cores, too."""
         assert time.monotonic() < self._deadline, sorted(unfinished)
+        time.sleep(_BETWEEN_POLLS)
         return ()
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.engines.sglang.real.server import ROOT, environment
 
 _OPTIONS = (
@@ -17,6 +19,7 @@ _OPTIONS = (
 _LOADS = {"decode", "few", "single", "prefill", "mixed", "sweep"}
 
 
+@pytest.mark.nightly
 def test_every_load_and_a_flip_in_every_layer(tmp_path: Path) -> None:
     """A tiny model on a CPU misses most goals, and then the bench ends with 1."""
     output = tmp_path / "bench.json"

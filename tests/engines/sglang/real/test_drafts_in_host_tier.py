@@ -34,11 +34,16 @@ def _host_memory() -> None:
     ("kind", "policy", "page_size"),
     [
         ("eagle", "write_through", 16),
-        ("eagle tree", "write_through", 1),
-        ("eagle3", "write_back", 16),
-        ("standalone tree", "write_through", 1),
         ("n-grams", "write_back", 1),
-        ("mtp", "write_back", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.nightly)
+            for each in (
+                ("eagle tree", "write_through", 1),
+                ("eagle3", "write_back", 16),
+                ("standalone tree", "write_through", 1),
+                ("mtp", "write_back", 1),
+            )
+        ),
     ],
 )
 def test_a_storm(

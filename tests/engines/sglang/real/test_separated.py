@@ -25,6 +25,7 @@ from tests.engines.sglang.real.separated import prompts_of
 from tests.engines.sglang.real.separated_plans import Outcome, Plan
 from tests.engines.sglang.real.test_processes import service
 from tests.engines.sglang.real.traffic import prompts
+from tests.sizes import sized
 
 _ROOT = Path(__file__).parents[4]
 ROLES = ("prefill", "decode")
@@ -82,7 +83,7 @@ class Pair(NamedTuple):
 
 # SGLang sends the last 63 of 127 tokens, from the first of a page on. The window of 81 begins earlier.
 _SENT, _READS = list(range(4, 131)), list(range(4, 85))
-PAIRS = {
+_PAIRS = {
     "latent": Pair("latent", 16, ["full"], {"tokens": 24, "retracting": True, "last": [prompts(6, 2, 200)]}),
     "keys": Pair("latent", PAGE_OF_KEYS, ["full", "indexer"], {"pools": "keys"}),
     "compressed": Pair("windows", PAGE, ["swa", "c4", "c4_indexer", "c128"], {"pools": "compressed"}),
@@ -119,6 +120,9 @@ PAIRS = {
     ),
     "widths": Pair("latent", 16, ["full"], {"ranks": 2, "decode_ranks": 1}),
 }
+# Minutes each, as SGLang's kernels for drafts run in Triton's interpreter.
+_LONG = ("cached drafts", "drafts in host tier")
+PAIRS = sized(_PAIRS, {name: pair for name, pair in _PAIRS.items() if name not in _LONG})
 
 
 class Pairs(NamedTuple):
@@ -222,6 +226,7 @@ def test_a_copy_that_was_damaged_while_its_request_was_taken_back(pairs: Pairs, 
     assert (first.reason, first.phase, first.part) == ("kv_data", "head", "k")
 
 
+@pytest.mark.nightly
 def test_drafts_of_a_request_that_was_taken_back_to_plain_tensors(pairs: Pairs) -> None:
     """A fault of SGLang 0.5.23: their KV is not among what is copied. It drafts from what lies there then."""
     (decode,) = pairs.outcomes["cached drafts"]["decode"]
@@ -235,7 +240,9 @@ def test_drafts_of_a_request_that_was_taken_back_to_plain_tensors(pairs: Pairs) 
     assert {item.request for item in read} <= set(prompts(4, 2, 200))
 
 
-@pytest.mark.parametrize("name", ["host tier", "drafts in host tier"])
+@pytest.mark.parametrize(
+    "name", ["host tier", pytest.param("drafts in host tier", marks=pytest.mark.nightly)]
+)
 def test_damage_in_a_prefill_servers_host_memory(pairs: Pairs, name: str) -> None:
     """It is found as it comes back, and again where it arrives: its record is that of the sound KV."""
     (prefill,), (decode,) = (pairs.outcomes[name][role] for role in ROLES)

@@ -60,6 +60,13 @@ class Server:
     def states(self) -> list[str]:
         return [rank["state"] for rank in self.ranks()]
 
+    def wait_for_ok(self) -> None:
+        """Two ranks that wait for each other on shared cores take their time."""
+        try:
+            wait_until(lambda: self.states() == ["ok", "ok"], 240.0)
+        except AssertionError as error:
+            raise AssertionError([(rank["state"], rank["reasons"]) for rank in self.ranks()]) from error
+
     def ask(self, number: int) -> int:
         prompt = [10 + (number * 7 + place) % 900 for place in range(150)]
         sampling = {"max_new_tokens": _TOKENS, "temperature": 0, "ignore_eos": True}
@@ -81,7 +88,7 @@ def server(models: Any) -> Iterator[Server]:
         try:
             # Two ranks that wait for each other on two cores: the first forward may take many seconds.
             wait_until(lambda: server.answers() or not server.engine.alive, 300.0)
-            wait_until(lambda: server.states() == ["ok", "ok"])
+            server.wait_for_ok()
             yield server
         finally:
             server.stop()
@@ -136,7 +143,7 @@ def test_a_service_that_comes_back_hears_every_rank(server: Server) -> None:
     server.service.stop()
     assert server.ask(11) == 200
     server.service = server.start_service()
-    wait_until(lambda: server.states() == ["ok", "ok"])
+    server.wait_for_ok()
     assert server.sweep()["status"] == "passed"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found = Counter[str]()
 
     def counting(move: Any) -> Any:
+        @wraps(move)
         def move_physical_pages(self: Any, tgt_pages: Any, *more: Any) -> Any:
             found[self._sub_pool_name] += tgt_pages.numel()
             return move(self, tgt_pages, *more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import time
 from typing import Any
@@ -15,6 +16,15 @@ def install(role: str) -> None:
     _mooncake_on_cpu()
     if role == "prefill":
         _start_bootstraps()
+
+
+def end(scheduler: Any) -> None:
+    """End the threads of NIXL's agent, which poll: those of earlier pairs would slow the next ones."""
+    for name in ("disagg_prefill_bootstrap_queue", "disagg_decode_prealloc_queue"):
+        manager = getattr(getattr(scheduler, name, None), "kv_manager", None)
+        if manager is not None:
+            vars(manager).pop("agent", None)
+    gc.collect()
 
 
 def _nixl_on_cpu() -> None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 SMALL = "--shape small --runner v1 --requests 4 --context 200 --steps 8 --prefill 256 --prefills 1 --pairs 2"
 LOADS = (
     "--shape tiny --runner v1 --requests 3 --context 96 --steps 8 --prefill 256 --prefills 1 --mixed 4 "
@@ -56,6 +58,7 @@ def test_host_time_of_steady_batches_without_kernels(tmp_path: Path) -> None:
     assert (figures["canary"]["violations"], figures["canary"]["state"]) == (0, ["ok"])
 
 
+@pytest.mark.nightly
 def test_every_load_on_a_pool_in_use(tmp_path: Path) -> None:
     figures, said = run_bench("vllm-load", LOADS, tmp_path / "load.json")
     assert "unfinished" not in figures

@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from canary_obs.engines.vllm.worker import runtime_of
 from canary_obs.hub.hub import Hub
 from canary_obs.transport.listener import ZmqListener
@@ -41,6 +43,7 @@ def test_the_demo_reports_to_the_service_it_is_given() -> None:
     assert summary["slots_verified"] > 100_000
 
 
+@pytest.mark.nightly
 def test_the_ledger_of_injected_faults_is_printed() -> None:
     """After a last check of every record: each injection has ended, each violation has its reason."""
     command = ["demo", "--engine", "vllm", "--steps", "200", "--json", "--perturb"]

@@ -161,6 +161,7 @@ def two_ranks(pair: Pair) -> Iterator[Pair]:
     pair.prefill = one
 
 
+@pytest.mark.nightly
 def test_what_two_ranks_send_is_what_one_receives(two_ranks: Pair) -> None:
     """Each has half of the heads, and answers for itself; the folds of both sum to what lies here."""
     for _ in range(3):

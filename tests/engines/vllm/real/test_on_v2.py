@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.vllm.real.server import Process
+from tests.sizes import WHOLE
 
 # Each file starts engines of its own.
 TESTS = {
@@ -50,14 +51,19 @@ SECONDS = 900.0
 
 @pytest.mark.timeout(SECONDS + 40)
 @pytest.mark.parametrize(
-    "own", [TESTS, TRANSFERS, SPREAD], ids=["loads and states", "transfers", "tokens of two ranks"]
+    "own",
+    [
+        pytest.param(TESTS, id="loads and states"),
+        pytest.param(TRANSFERS, id="transfers", marks=pytest.mark.nightly),
+        pytest.param(SPREAD, id="tokens of two ranks", marks=pytest.mark.nightly),
+    ],
 )
 def test_on_v2(own: dict[str, list[str]], tmp_path: Path) -> None:
     here = Path(__file__).parent
     names = [f"{here / file}::test_{name}" for file, tests in own.items() for name in tests]
     # What has begun here is not skipped there: the time is over only for tests that come later.
     command = [sys.executable, "-m", "tests.engines.vllm.real.on_v2", *names]
-    process = Process(command, {"CANARY_TESTS_UNTIL": "inf"}, tmp_path / "log")
+    process = Process(command, {"CANARY_TESTS_UNTIL": "inf", WHOLE: "1"}, tmp_path / "log")
     try:
         ended = process.wait(SECONDS)
     finally:

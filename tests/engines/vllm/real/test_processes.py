@@ -92,7 +92,10 @@ def unprotected(models: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    ["shards", "stages", pytest.param("one", marks=pytest.mark.nightly)],  # test_pod.py has one as well
+)
 def test_every_rank_is_protected_and_answers_stay(
     models: Any, tmp_path: Path, unprotected: Any, case: str, unchecked: Report
 ) -> None:

@@ -14,12 +14,13 @@ import pytest
 from canary_obs.vocabulary import Phase, Reason
 from tests.engines.vllm.real.rig import prompts
 from tests.engines.vllm.real.sharded_ranks import BLOCK, Finding, ShardedRig
+from tests.sizes import sized
 
 ENGINE: dict[str, Any] = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 96}
 ASKED = prompts(10, shared=100, groups=3)
 
 
-@pytest.fixture(scope="module", params=[1, 16])
+@pytest.fixture(scope="module", params=sized([1, 16], [16]))
 def rig(models: Any, request: Any) -> Iterator[ShardedRig]:
     made = ShardedRig(models("llama_one_head"), request.param, **ENGINE)
     yield made

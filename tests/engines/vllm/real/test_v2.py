@@ -14,16 +14,17 @@ from tests.engines.vllm.real.test_accounts import report_forwards, report_hidden
 from tests.engines.vllm.real.test_adopted import report_adopted
 from tests.engines.vllm.real.test_tables import check_tables, report_tables
 from tests.engines.vllm.real.test_tokens import report_tokens
+from tests.sizes import sized
 from tests.unchecked import Report
 
 # The first test waits for the process of all: 80 s on two quiet cores.
 pytestmark = pytest.mark.timeout(600)
 ENGINE = {"max_num_seqs": 8, "max_model_len": 512, "num_gpu_blocks_override": 200}
+DRAFTS = {"draft_model": "llama_near"} | sized({"eagle": "llama_eagle"}, {})
 GROUPS = {
     "llama": ["full"],
     "gemma3": ["swa", "swa2", "full"],
-    "draft_model": ["full", "draft"],
-    "eagle": ["full", "draft"],
+    **{method: ["full", "draft"] for method in DRAFTS},
 }
 SECONDS = 560.0
 
@@ -33,7 +34,7 @@ def report(models: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     cases = {
         name: {"model": str(models(name)), "engine": ENGINE, "prompts": 8} for name in ("llama", "gemma3")
     }
-    for method, draft in (("draft_model", "llama_near"), ("eagle", "llama_eagle")):
+    for method, draft in DRAFTS.items():
         speculation = {"method": method, "model": str(models(draft)), "num_speculative_tokens": 2}
         engine = ENGINE | {"speculative_config": speculation}
         cases[method] = {"model": str(models("llama")), "engine": engine, "prompts": 3}
@@ -87,7 +88,7 @@ def test_the_end_of_a_step_is_launched_after_the_logits(report: dict[str, Any]) 
     assert report["llama"]["order_unseen"] == [*begun, "postprocess_sampled", *end]
 
 
-@pytest.mark.parametrize("case", ["draft_model", "eagle"])
+@pytest.mark.parametrize("case", DRAFTS)
 def test_drafting_ends_a_step(report: dict[str, Any], case: str) -> None:
     """Its forward is shown with the draft's own, once that has run."""
     calls = [call for call in report[case]["order"] if call not in ("join", "ALL", "leave")]
@@ -134,7 +135,7 @@ def test_slots_without_a_history(report: dict[str, Any], unchecked: Report) -> N
     report_adopted("vLLM V2", report["llama"]["adopted"], unchecked)
 
 
-@pytest.mark.parametrize("case", ["draft_model", "eagle"])
+@pytest.mark.parametrize("case", DRAFTS)
 def test_draft_layers(report: dict[str, Any], case: str) -> None:
     """Captured graphs apart, drafting is what it is on a GPU: all its state lies on the device."""
     assert report[case]["sampled"] >= 2
