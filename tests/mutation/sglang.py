@@ -10,6 +10,7 @@ _CHAINS, _FREED, _TREE = (
 )
 _HOOKS, _VIEWS, _LIMITS = (f"{_TESTS}test_{name}.py::" for name in ("step_hooks", "batch_views", "limits"))
 _TIER = f"{_TESTS}test_host_tier.py::"
+_SEVERAL = f"{_TESTS}test_several_drafts.py::"
 _WHERE_LAYERS_LOOK = (
     f"{_TESTS}test_states.py::test_a_record_goes_where_the_scheduler_says_and_is_read_where_the_layers_look"
 )
@@ -206,7 +207,51 @@ ALL = (
         ),
     ),
     *mutants(
+        "canary_obs/engines/sglang/several_drafts.py",
+        (
+            "out_slots=own_slots(own, batch.out_cache_loc)",
+            "out_slots=batch.out_cache_loc",
+            _SEVERAL + "test_windows_are_in_the_targets_slots_for_them",
+        ),
+        (
+            "if shown.input_ids.shape != batch.out_cache_loc.shape or ",
+            "if ",
+            _SEVERAL + "test_another_batch_than_the_targets_is_not_shown",
+        ),
+        (
+            "            positions=batch.positions,\n",
+            "",
+            _SEVERAL + "test_a_slot_has_its_own_token_and_the_models_own_place",
+        ),
+        (
+            "        self._target.last = None\n",
+            "        pass\n",
+            _SEVERAL + "test_another_batch_than_the_targets_is_not_shown",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/batch_views.py",
+        (
+            "replace(view, input_ids=view.input_ids.clone())",
+            "view",
+            _VIEWS + "test_the_newest_view_is_kept_where_several_models_draft",
+        ),
+    ),
+    *mutants(
+        "canary_obs/engines/sglang/prefix_tree.py",
+        (
+            "swa_resident_only=group in self._windowed",
+            "swa_resident_only=group == SWA",
+            _TREE + "test_a_draft_models_windows_are_cached_as_the_targets",
+        ),
+    ),
+    *mutants(
         "canary_obs/engines/sglang/speculation.py",
+        (
+            "            self._several.begin()\n",
+            "            pass\n",
+            f"{_TESTS}test_speculation.py::test_what_several_models_drafted_stays_until_it_is_written_again",
+        ),
         (
             "if self._views is None or not",
             "if True or not",

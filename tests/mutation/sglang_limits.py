@@ -8,6 +8,8 @@ _TESTS = "tests/engines/sglang/"
 _LIMITS, _LEFT_OUT, _ENTRIES = (f"{_TESTS}test_{name}.py::" for name in ("limits", "left_out", "entry_steps"))
 _OWN_KEYS = _LIMITS + "test_settings_that_are_not_covered_with_keys_of_their_own_are_named"
 _DRAFTS = _LIMITS + "test_drafts_that_are_not_covered_are_named"
+_SEVERAL = _LIMITS + "test_several_draft_models_are_covered_by_themselves"
+_OF_SEVERAL = _LIMITS + "test_pools_of_several_draft_models_that_are_not_covered_are_named"
 _PAIRS = _LIMITS + "test_both_roles_of_separated_servers_pass"
 _BESIDE_STATES = _LIMITS + "test_what_is_not_covered_beside_states_is_named"
 _WINDOWS = _LIMITS + "test_parts_of_a_window_pool_that_are_not_covered_are_named"
@@ -44,6 +46,19 @@ LIMITS = mutants(
     ),
     ("        _check_drafts(scheduler)\n", "        pass\n", _DRAFTS),
     ("    if len(runners) > 1:", "    if False:", _DRAFTS),
+    ('        _check_alone("several draft models", arguments, _WITH_SEVERAL)\n', "        pass\n", _SEVERAL),
+    ("        if pool.full_layer_nums:", "        if False:", _OF_SEVERAL),
+    ("        if pool.full_to_swa_index_mapping is not mapping:", "        if False:", _OF_SEVERAL),
+    (
+        "        if runner.sliding_window_size != target.sliding_window_size:",
+        "        if False:",
+        _OF_SEVERAL,
+    ),
+    (
+        'if (name := type(part).__name__) != (known := _CLASSES["KV pool"][0]):',
+        'if (name := "") != (known := ""):',
+        _OF_SEVERAL,
+    ),
     (
         "if has_states(scheduler.tp_worker.model_runner.token_to_kv_pool):",
         "if False:",

@@ -83,7 +83,8 @@ class SglangAdapter(EngineAdapter):
         self._scheduler_stream, cache = ForwardStream(self._device), scheduler.tree_cache
         if hasattr(cache, "tree_core"):  # only the newer tree has one
             ratios = {name: group.ratio for name, group in self._by_name.items() if group.ratio > 1}
-            self._tree = PrefixTree(cache, self._freed, apart, ratios)
+            windowed = [view.name for view in self.groups if view.window is not None]
+            self._tree = PrefixTree(cache, self._freed, apart, ratios, windowed)
         else:
             own = {"device": self._device, "scheduler": self._scheduler_stream}
             self._tree = RadixTree(cache, self._freed, apart, **own)
@@ -198,7 +199,7 @@ class SglangAdapter(EngineAdapter):
         else:
             speculation = None
             if settings_of(self.scheduler).speculative_algorithm is not None:
-                speculation = Speculation(self.scheduler, observer, self._trees)
+                speculation = Speculation(self.scheduler, observer, self._trees, self._views)
                 speculation.wrap(self._patches)
             hooks = StepHooks(self.scheduler, self._views, observer, speculation=speculation)
         self._hooks = hooks

@@ -8,7 +8,7 @@ from typing import Any
 from canary_obs.engine_api.views import KVAllocation
 from canary_obs.engines.sglang import deepseek_v4
 from canary_obs.engines.sglang.deepseek_v4 import is_deepseek_v4
-from canary_obs.engines.sglang.groups import DRAFT, SWA, FoundGroups, has_states
+from canary_obs.engines.sglang.groups import SWA, FoundGroups, draft_name, has_states
 from canary_obs.engines.sglang.index_keys import INDEXER, index_layers
 from canary_obs.engines.sglang.physical_slots import held_bytes, is_unified
 from canary_obs.engines.sglang.states import STATE
@@ -17,7 +17,7 @@ from canary_obs.engines.sglang.states import STATE
 def kv_allocation(runner: Any, found: FoundGroups, drafts: Sequence[Any] = ()) -> KVAllocation:
     """From the pools' own report of their size, and the layers that the model runners say they have.
 
-    `drafts`: model runners of the draft group.
+    `drafts`: model runners of the draft models.
     """
     pool = runner.token_to_kv_pool
     if is_deepseek_v4(pool):
@@ -29,13 +29,13 @@ def kv_allocation(runner: Any, found: FoundGroups, drafts: Sequence[Any] = ()) -
         held += int(pool.mamba_pool.mamba_cache.mem_usage_bytes())
         attended.intersection_update(runner.model_config.hf_text_config.full_attention_layer_ids)
     names = [group.view.name for group in found.covered]
-    layers = {tuple(name for name in names if name not in (DRAFT, INDEXER, STATE)): len(attended)}
+    layers = {tuple(name for name in names if name not in (INDEXER, STATE)): len(attended)}
     if STATE in names:
         layers[STATE,] = len(numbers) - len(attended)
     if INDEXER in names:
         layers[INDEXER,] = len(index_layers(pool))
-    if drafts:
-        layers[DRAFT,] = sum(int(draft.layer_info.num_effective_layers) for draft in drafts)
+    for draft in drafts:
+        layers[draft_name(draft),] = int(draft.layer_info.num_effective_layers)
     return KVAllocation(
         bytes=held, layers=layers, left_out=tuple(part.described(held) for part in found.left_out)
     )

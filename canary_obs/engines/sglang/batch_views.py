@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ class BatchViews:
             if group.by_row is not None
         }
         self._names: tuple[list[Any], list[str]] = [], []  # requests of the last batch, and their names
+        self.keeps_last = False  # for `SeveralDrafts`
+        self.last: StepView | None = None  # the newest view
 
     @property
     def step_types(self) -> StepTypes:
@@ -114,6 +117,8 @@ class BatchViews:
         )
         if self._trees is not None and verifies:
             self._trees.verifying(view, batch.out_cache_loc, batch.positions)
+        if self.keeps_last:
+            self.last = replace(view, input_ids=view.input_ids.clone())  # the draft models' rotate in place
         return view
 
     def _checked_requests(self, batch: Any, requests: Sequence[Any]) -> tuple[int, list[str]]:

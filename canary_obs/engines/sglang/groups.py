@@ -166,16 +166,29 @@ def _windowed(runner: Any, head: int) -> tuple[SglangGroup, ...]:
     )
 
 
+def draft_name(runner: Any) -> str:
+    """The group of a draft model's layers; of several models each has a number."""
+    number = getattr(runner, "draft_model_idx", None)
+    return DRAFT if number is None else f"{DRAFT}_{number}"
+
+
 def draft_group(runner: Any, head: int = 0) -> SglangGroup:
-    """The group of a draft model's layers, under the slot numbers of the target's request table.
+    """The group of a draft model's layers, under the slot numbers of the target's request table or windows.
 
     Writes to the first slots and restores them. Raises UnsupportedEngine for a layout.
     """
-    pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+    pool, allocator, name = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator, draft_name(runner)
+    if has_windows(pool):  # in all its layers
+        window = int(runner.sliding_window_size) + 1
+        return SglangGroup(
+            view=_view(runner, name, pool.swa_kv_pool, sorted(pool.layers_mapping), head, window),
+            allocator=allocator.swa_attn_allocator,
+            own_slots=allocator.full_to_swa_index_mapping,
+        )
     layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
     # With sliding windows in the target the table's slots are those of the full pool.
     return SglangGroup(
-        view=_view(runner, DRAFT, pool, layers, head),
+        view=_view(runner, name, pool, layers, head),
         allocator=getattr(allocator, "full_attn_allocator", allocator),
     )
 

@@ -10,6 +10,7 @@ from canary_obs.engines.sglang.host_tier import copied_to_host, host_controller
 from canary_obs.engines.sglang.index_keys import has_index_keys
 from canary_obs.engines.sglang.physical_slots import is_unified
 from canary_obs.engines.sglang.settings import settings_of
+from canary_obs.engines.sglang.several_drafts import are_several
 from canary_obs.engines.sglang.speculation import KNOWN_ALGORITHMS, draft_runners, drafts_trees
 from canary_obs.engines.sglang.tried_pairs import ROLES
 from canary_obs.engines.sglang.versions import check_device
@@ -20,7 +21,6 @@ _SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "dcp_size": ((1,), "a request's slots that are spread over ranks"),
     "attn_cp_size": ((1,), "a request's tokens that are spread over ranks"),
     "speculative_algorithm": ((None, *KNOWN_ALGORITHMS), "its drafts"),
-    "enable_multi_layer_eagle": ((False,), "several draft models"),
     "hicache_storage_backend": ((None, "file"), "KV that another storage keeps"),
     "hicache_host_memory_mode": (("cache",), "KV that passes through the host only"),
     "enable_lmcache": ((False,), "KV that LMCache loads"),
@@ -176,6 +176,15 @@ _WITH_DRAFTS: dict[str, tuple[object, str]] = {
 }
 
 
+# With several draft models, the same.
+_WITH_SEVERAL: dict[str, tuple[object, str]] = {
+    "speculative_eagle_topk": (1, "trees of their drafts"),
+    "enable_hierarchical_cache": (False, "their KV that moves to the host and back"),
+    "disaggregation_mode": ("null", "their KV that goes to or comes from another server"),
+    "tp_size": (1, "their KV on several ranks"),
+}
+
+
 # Algorithms whose drafts' KV goes from a prefill server to a decode server.
 _SENT = ("EAGLE", "EAGLE3")
 
@@ -198,8 +207,13 @@ def _check_drafts(scheduler: Any) -> None:
     if has_states(scheduler.tp_worker.model_runner.token_to_kv_pool):
         raise _refused(f"{algorithm} and states", "states of drafts that are rejected", "models without")
     runners = draft_runners(scheduler)
+    if are_several(runners):
+        _check_alone("several draft models", arguments, _WITH_SEVERAL)
+        for runner in runners:
+            _check_one_of_several(runner, scheduler.tp_worker.model_runner)
+        return
     if len(runners) > 1:
-        raise _refused(f"{len(runners)} draft models", "their forwards", "one of them")
+        raise _refused(f"{len(runners)} draft models without numbers", "their forwards", "one of them")
     for runner in runners:
         if (name := type(runner.token_to_kv_pool).__name__) not in (known := _CLASSES["KV pool"][:2]):
             raise _refused(f"a draft model's {name}", "its slots", " and ".join(known))
@@ -209,6 +223,24 @@ def _check_drafts(scheduler: Any) -> None:
                 f"{algorithm} and KV of drafts that is not copied with the target's full layers",
                 "its host slots", "a host pool of its own, or, of no pair of servers, layers in theirs",
             )  # fmt: skip
+
+
+def _check_one_of_several(runner: Any, target: Any) -> None:
+    """The pool of one of several draft models: of MHA, for all its layers or for none with a window."""
+    pool = runner.token_to_kv_pool
+    parts: tuple[Any, ...] = (pool,)
+    if has_windows(pool):
+        parts = (pool.full_kv_pool, pool.swa_kv_pool)
+        if pool.full_layer_nums:
+            raise _refused("a draft model of full layers and windows", "both", "one of them")
+        mapping = target.token_to_kv_pool_allocator.full_to_swa_index_mapping
+        if pool.full_to_swa_index_mapping is not mapping:
+            raise _refused("a draft model's own slots for windows", "these", "the target's")
+        if runner.sliding_window_size != target.sliding_window_size:
+            raise _refused("a draft model's own window", "what it reads", "the target's window")
+    for part in parts:
+        if (name := type(part).__name__) != (known := _CLASSES["KV pool"][0]):
+            raise _refused(f"one of several draft models with a {name}", "its slots", known)
 
 
 def _check_windows(runner: Any) -> None:

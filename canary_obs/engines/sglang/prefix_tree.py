@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -33,11 +33,14 @@ class PrefixTree(PrefixCache):
         freed: Mapping[str, FreedSlots],
         own_slots: Mapping[str, SlotMap] = MappingProxyType({}),
         ratios: Mapping[str, int] = MappingProxyType({}),
+        windowed: Collection[str] = (SWA,),
     ) -> None:
         """`freed`: by group. `own_slots`: a group's slots by those of the tree, where they are others.
 
-        `ratios`: tokens of a slot, by group; 1 where a group is not among them.
+        `ratios`: tokens of a slot, by group; 1 where a group is not among them. `windowed`: groups of layers
+        with a sliding window.
         """
+        self._windowed = frozenset(windowed)
         self._ratios = ratios
         self._tree, self._freed, self._own_slots = tree, freed, own_slots
         self._marks = {group: each.mark() for group, each in freed.items()}
@@ -57,7 +60,7 @@ class PrefixTree(PrefixCache):
             raise walk_too_long(f"{held} tokens", seconds)
         started = time.perf_counter()
         found = self._tree.tree_core.walk_for_kv_canary(
-            unlocked_only=unlocked_only, swa_resident_only=group == SWA
+            unlocked_only=unlocked_only, swa_resident_only=group in self._windowed
         )
         self._marks[group] = self._freed[group].mark()
         if held >= _FIRST_SLOTS // 10:  # of few the call itself costs most
@@ -83,7 +86,7 @@ class PrefixTree(PrefixCache):
         """bool [n]: by the allocator's mapping; None = there is no window group."""
         if (windows := self._own_slots.get(SWA)) is None:
             return None
-        if group == SWA:
+        if group in self._windowed:
             return slots > 0
         if isinstance(full := self._own_slots.get(FULL), PhysicalSlots):
             slots = full.virtual(slots)
@@ -91,7 +94,7 @@ class PrefixTree(PrefixCache):
 
     def _held(self, group: str) -> int:
         tree = self._tree
-        if group == SWA:
+        if group in self._windowed:
             return int(tree.swa_evictable_size()) + int(tree.swa_protected_size())
         if group == STATE:
             return int(tree.mamba_evictable_size()) + int(tree.mamba_protected_size())

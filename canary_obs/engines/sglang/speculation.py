@@ -15,6 +15,7 @@ from canary_obs.engine_api.views import StepView
 from canary_obs.engines.sglang.built_view import built_view
 from canary_obs.engines.sglang.draft_views import DraftViews
 from canary_obs.engines.sglang.groups import DRAFT
+from canary_obs.engines.sglang.several_drafts import SeveralDrafts, TargetViews, are_several
 from canary_obs.engines.toolkit.method_patches import MethodPatches
 from canary_obs.engines.toolkit.shown_forward import shown_forward
 
@@ -39,24 +40,30 @@ def drafts_trees(arguments: Any) -> bool:
 class Speculation:
     """What the hooks of a scheduler that speculates do besides: before a batch, and after it."""
 
-    def __init__(self, scheduler: Any, observer: Observer, trees: DraftTrees | None) -> None:
-        """`trees`: None = drafts do not branch."""
+    def __init__(
+        self, scheduler: Any, observer: Observer, trees: DraftTrees | None, target: TargetViews
+    ) -> None:
+        """`trees`: None = drafts do not branch. `target`: views of the forwards that verify."""
         self._target, self._observer, self.trees = scheduler.tp_worker.model_runner, observer, trees
         self._table = self._target.req_to_token_pool.req_to_token
         self._runners = draft_runners(scheduler)
-        self._views = DraftViews(scheduler, self._table) if self._runners else None
+        self._several = SeveralDrafts(target) if are_several(self._runners) else None
+        alone = self._runners and self._several is None
+        self._views = DraftViews(scheduler, self._table) if alone else None
         self._requests: Sequence[Any] = ()  # of the batch under way
 
     def wrap(self, patches: MethodPatches) -> None:
         """Follow drafts, and the moves of accepted tokens, from now on; `patches` undoes that."""
         for runner in self._runners:
-            patches.wrap(runner, "forward", self._around_forward)
+            patches.wrap(runner, "forward", partial(self._around_forward, runner))
         if self.trees is not None:
             patches.wrap(self._target.token_to_kv_pool, "move_kv_cache", self._around_move)
 
     def begin(self, batch: Any) -> None:
         """A batch is next. What drafting may write from now on has no record until it is shown."""
         self._requests = batch.reqs
+        if self._several is not None:
+            self._several.begin()
         if self._views is None or not batch.forward_mode.is_decode():
             return
         reserved = torch.tensor([int(request.kv.kv_allocated_len) for request in batch.reqs])
@@ -74,14 +81,14 @@ class Speculation:
             self._observer.before_forward(view)
             self._observer.after_forward(view)
 
-    def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        views = self._views
-        assert views is not None
-
+    def _around_forward(self, runner: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         def view_of(batch: Any) -> StepView | None:
             if batch.forward_mode.name not in _EXTENDING:
                 return None
-            return built_view(partial(views.build, batch, self._requests), self._observer)
+            if self._several is not None:
+                return built_view(partial(self._several.build, runner, batch), self._observer)
+            assert self._views is not None
+            return built_view(partial(self._views.build, batch, self._requests), self._observer)
 
         return shown_forward(original, view_of, self._observer)
 

@@ -82,6 +82,18 @@ def test_a_verification_extends_by_all_that_was_drafted() -> None:
     assert view.known_lens.tolist() == [3, 4], "the first of them is no draft"
 
 
+def test_the_newest_view_is_kept_where_several_models_draft() -> None:
+    """They are given the same inputs, which they rotate in place."""
+    made, given = views(), batch("DECODE", REQUESTS, seq_lens=torch.tensor([3, 4]))
+    made.build(given, REQUESTS)
+    assert made.last is None
+    made.keeps_last = True
+    made.build(given, REQUESTS)
+    given.input_ids.fill_(1)
+    assert made.last is not None
+    assert made.last.input_ids.tolist() == [8, 9]
+
+
 @pytest.mark.parametrize("mode", ["DRAFT_EXTEND_V2", "PREBUILT", "SPLIT_PREFILL", "DLLM_EXTEND"])
 def test_other_modes_are_refused_by_name(mode: str) -> None:
     with pytest.raises(UnsupportedEngine, match=f"forward mode {mode} is not covered yet"):

@@ -15,6 +15,7 @@ from canary_obs.engines.sglang.limits import (
     _SETTINGS,
     _WITH_DRAFTS,
     _WITH_OWN_KEYS,
+    _WITH_SEVERAL,
     _WITH_UNIFIED_MEMORY,
     check_scheduler,
 )
@@ -22,12 +23,14 @@ from canary_obs.engines.sglang.tried_pairs import ROLES
 from canary_obs.errors import UnsupportedEngine
 
 CPU, GPU = "0.5.23", "0.5.16"
+WINDOW = 64
 
 
 def scheduler(classes: dict[str, str] | None = None, **changed: Any) -> Any:
     found = {what: type(names[0], (), {})() for what, names in _CLASSES.items()}
     found |= {what: type(name, (), {})() for what, name in (classes or {}).items()}
     settings = {name: covered for name, (covered, _) in _WITH_DRAFTS.items()}
+    settings |= {name: covered for name, (covered, _) in _WITH_SEVERAL.items()}
     settings |= {name: covered[0] for name, (covered, _) in (_SETTINGS | _ON_GPUS).items()}
     model = {"is_multimodal": False, "is_encoder_decoder": False}
     runner = SimpleNamespace(
@@ -37,9 +40,7 @@ def scheduler(classes: dict[str, str] | None = None, **changed: Any) -> Any:
         token_to_kv_pool=found["KV pool"],
     )
     return SimpleNamespace(
-        server_args=SimpleNamespace(
-            speculative_eagle_topk=1, **{name: changed.get(name, value) for name, value in settings.items()}
-        ),
+        server_args=SimpleNamespace(**{name: changed.get(name, value) for name, value in settings.items()}),
         model_config=SimpleNamespace(**{name: changed.get(name, value) for name, value in model.items()}),
         tp_worker=SimpleNamespace(model_runner=runner),
         is_generation=changed.get("is_generation", True),
@@ -139,12 +140,61 @@ def test_drafts_that_are_not_covered_are_named() -> None:
             UnsupportedEngine, match=rf"speculative_algorithm='EAGLE' and {name}={other!r} is"
         ):
             check_scheduler(drafting(**{name: other}), CPU)
-    with pytest.raises(UnsupportedEngine, match="2 draft models"):
+    with pytest.raises(UnsupportedEngine, match="2 draft models without numbers"):
         check_scheduler(drafting(count=2), CPU)
     with pytest.raises(UnsupportedEngine, match="a draft model's SWAKVPool"):
         check_scheduler(drafting("SWAKVPool"), CPU)
     with pytest.raises(UnsupportedEngine, match="does not follow drafts on GPUs"):
         check_scheduler(on_gpu(speculative_algorithm="EAGLE"), GPU)
+
+
+def several(**changed: Any) -> Any:
+    """A scheduler whose three draft models have pools for windows that are those of the target."""
+    found = drafting("SWAKVPool", 3, **changed)
+    windows = with_windows().tp_worker.model_runner
+    windows.token_to_kv_pool_allocator.full_to_swa_index_mapping = mapping = object()
+    windows.sliding_window_size = WINDOW
+    vars(found.tp_worker.model_runner).update(vars(windows))
+    for number, runner in enumerate(found.draft_worker._draft_model_runners()):
+        runner.draft_model_idx, runner.sliding_window_size = number, WINDOW
+        parts = {name: type("MHATokenToKVPool", (), {})() for name in ("full_kv_pool", "swa_kv_pool")}
+        own = {"full_layer_nums": 0, "full_to_swa_index_mapping": mapping}
+        vars(runner.token_to_kv_pool).update(parts, **own)
+    return found
+
+
+def test_several_draft_models_are_covered_by_themselves() -> None:
+    check_scheduler(several(), CPU)
+    plain = drafting(count=2)
+    for number, runner in enumerate(plain.draft_worker._draft_model_runners()):
+        runner.draft_model_idx = number
+    check_scheduler(plain, CPU)
+    for setting, (covered, _) in _WITH_SEVERAL.items():
+        other = {"disaggregation_mode": "prefill", "enable_hierarchical_cache": True}.get(setting, 2)
+        assert other != covered
+        match = rf"^SGLang with several draft models and {setting}={other!r} is not covered yet"
+        with pytest.raises(UnsupportedEngine, match=match):
+            check_scheduler(several(**{setting: other}), CPU)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"full_layer_nums": 1}, "a draft model of full layers and windows"),
+        ({"full_to_swa_index_mapping": object()}, "a draft model's own slots for windows"),
+        ({"swa_kv_pool": object()}, "one of several draft models with a object"),
+        (None, "a draft model's own window"),
+    ],
+)
+def test_pools_of_several_draft_models_that_are_not_covered_are_named(changed: Any, named: str) -> None:
+    found = several()
+    last = found.draft_worker._draft_model_runners()[2]
+    if changed is None:
+        last.sliding_window_size += 1
+    else:
+        vars(last.token_to_kv_pool).update(changed)
+    with pytest.raises(UnsupportedEngine, match=f"^SGLang with {named} is not covered yet"):
+        check_scheduler(found, CPU)
 
 
 def test_drafts_that_go_to_another_server_are_chains_of_eagle() -> None:

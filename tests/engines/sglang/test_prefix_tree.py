@@ -137,6 +137,15 @@ def test_a_window_group_has_slots_of_its_own() -> None:
     assert tree.count("swa").removed == 1
 
 
+def test_a_draft_models_windows_are_cached_as_the_targets() -> None:
+    own = torch.tensor([0, 0, 0, 0, 0, 1, 0, 3, 0, 0, -1])
+    freed = {group: FreedSlots(Tokens(9), 10) for group in ("full", "draft_0")}
+    tree = PrefixTree(Tree([4, 2, 7, 5], windows=2), freed, {"draft_0": own}, windowed=["draft_0"])
+    found = tree.cached("draft_0", unlocked_only=False)
+    assert (found.slots.tolist(), found.previous.tolist()) == ([3, 1], [-1, 3])
+    assert tree.count("draft_0") == (2, 0)
+
+
 def test_without_windows_nobody_says_what_is_in_them() -> None:
     tree = PrefixTree(Tree([4]), {"full": FreedSlots(Tokens(9), 10)})
     assert tree.swa_resident("full", torch.tensor([4])) is None

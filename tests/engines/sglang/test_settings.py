@@ -35,9 +35,9 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_what_sglang_decides_is_refused_as_what_it_is_given(decided: dict[str, Any]) -> None:
-    """It turns --enable-dp-attention into attn_dp_size, and some models bring several draft models."""
+    """It turns --enable-dp-attention into attn_dp_size, for one."""
     check_scheduler(drafting(), CPU)
-    for name, value in (("attn_dp_size", 2), ("enable_multi_layer_eagle", True)):
+    for name, value in (("attn_dp_size", 2), ("enable_hisparse", True)):
         decided.clear()
         decided[name] = value
         with pytest.raises(UnsupportedEngine, match=f"{name}={value} is not covered yet"):

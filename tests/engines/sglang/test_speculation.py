@@ -11,6 +11,7 @@ import torch
 from canary_obs.engines.sglang.speculation import Speculation, draft_runners, drafts_trees
 
 TABLE = torch.arange(40, dtype=torch.int32).view(4, 10)
+TARGET: Any = SimpleNamespace(last=None)
 
 
 class Emptied:
@@ -42,14 +43,23 @@ def batch(*, decodes: bool) -> Any:
 
 def test_what_drafting_may_write_has_no_record() -> None:
     observer: Any = Emptied()
-    Speculation(scheduler(object()), observer, None).begin(batch(decodes=True))
+    Speculation(scheduler(object()), observer, None, TARGET).begin(batch(decodes=True))
     assert observer.slots == [("draft", [22, 23, 24, 25, 33])]
+
+
+def test_what_several_models_drafted_stays_until_it_is_written_again() -> None:
+    observer: Any = Emptied()
+    target: Any = SimpleNamespace(last="of the batch before")
+    runners = [SimpleNamespace(draft_model_idx=number) for number in range(2)]
+    Speculation(scheduler(*runners), observer, None, target).begin(batch(decodes=True))
+    assert observer.slots == []
+    assert target.last is None
 
 
 @pytest.mark.parametrize(("runners", "decodes"), [((), True), ((object(),), False)])
 def test_what_nobody_drafts_keeps_its_records(runners: Any, decodes: bool) -> None:
     observer: Any = Emptied()
-    Speculation(scheduler(*runners), observer, None).begin(batch(decodes=decodes))
+    Speculation(scheduler(*runners), observer, None, TARGET).begin(batch(decodes=decodes))
     assert observer.slots == []
 
 

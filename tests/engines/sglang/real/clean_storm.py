@@ -23,7 +23,13 @@ from typing import Any
 
 import pytest
 
-from tests.engines.sglang.real import deepseek_v4, index_keys, stand_ins, unified_memory
+from tests.engines.sglang.real import (
+    deepseek_v4,
+    index_keys,
+    several_drafts,
+    stand_ins,
+    unified_memory,
+)
 from tests.engines.sglang.real.tiers import TIER
 
 # Of DeepSeek-V4: each forward overwrites states of compression; they are named, and cost their share.
@@ -85,6 +91,20 @@ _KINDS: list[tuple[str, dict[str, Any]]] = [
         | {"page_size": 16, "enable_mixed_chunk": True, "disable_overlap_schedule": False},
     ),
     ("states", unified_memory.SETTINGS | {"max_mamba_cache_size": 32}),
+    *(
+        (
+            several_drafts.MODEL,
+            {
+                "speculative_algorithm": "EAGLE",
+                "page_size": page,
+                "disable_hybrid_swa_memory": not windows,
+                "speculative_num_steps": steps,
+                "speculative_eagle_topk": 1,
+                "speculative_num_draft_tokens": steps + 1,
+            },
+        )
+        for steps, page, windows in ((2, 1, True), (3, 16, True), (3, 1, False), (2, 16, False))
+    ),
 ]
 
 
@@ -170,9 +190,9 @@ def _ran(folder: Path, model: str, settings: dict[str, Any], seed: int) -> dict[
 
     given, target = _SETTINGS | settings, make_model(folder, model)
     algorithm = str(settings.get("speculative_algorithm"))
-    if algorithm.startswith("EAGLE"):
+    if algorithm.startswith("EAGLE") and model != several_drafts.MODEL:
         given["speculative_draft_model_path"] = str(make_draft(folder, algorithm.lower()))
-    elif algorithm in ("STANDALONE", "NEXTN"):
+    elif algorithm in ("EAGLE", "STANDALONE", "NEXTN"):
         given["speculative_draft_model_path"] = str(target)
     os.environ["KV_CANARY_MODE"] = "log"
     rig = Rig(target, **given)

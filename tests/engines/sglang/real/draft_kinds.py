@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.engines.sglang.real import several_drafts
 from tests.engines.sglang.real.models import make_draft
 
 _STEPS = {"speculative_num_steps": 3}
 _CHAIN = _STEPS | {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+_SHORT_CHAIN = {
+    "speculative_num_steps": 2, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 3
+}  # fmt: skip
 _TREE = _STEPS | {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
 _NGRAM = {
     "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6,
@@ -33,18 +37,29 @@ KINDS: dict[str, dict[str, Any]] = {
     "mtp": {"speculative_algorithm": "NEXTN", **_CHAIN},
     "mtp tree": {"speculative_algorithm": "NEXTN", **_TREE},
 }
+# Several draft models, with windows as the target has them, and in pools without.
+SEVERAL: dict[str, dict[str, Any]] = {
+    "several drafts": {"speculative_algorithm": "EAGLE", "page_size": 16, **_CHAIN},
+    "several drafts without windows": {
+        "speculative_algorithm": "EAGLE",
+        "disable_hybrid_swa_memory": True,
+        **_SHORT_CHAIN,
+    },
+}
 
 
 def model_of_kind(kind: str) -> str:
     """What drafts for itself has a model of its own."""
+    if kind.startswith(several_drafts.MODEL):
+        return several_drafts.MODEL
     return "next tokens" if kind.startswith("mtp") else "llama"
 
 
 def settings_of_kind(kind: str, models: Callable[[str], Path], folder: Path) -> dict[str, Any]:
     """What a scheduler with this kind of speculation is given, its draft model's path among it."""
-    settings = dict(KINDS[kind])
+    settings = dict((KINDS | SEVERAL)[kind])
     algorithm = settings["speculative_algorithm"]
-    if algorithm == "NEXTN":
+    if algorithm == "NEXTN" or model_of_kind(kind) == several_drafts.MODEL:
         settings["speculative_draft_model_path"] = str(models(model_of_kind(kind)))
     elif algorithm != "NGRAM":
         root = models("llama").parent

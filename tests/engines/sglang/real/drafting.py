@@ -44,9 +44,18 @@ def install() -> None:
         self.draft_model_runner, self.topk, self.speculative_num_steps
     )
     factory.create_draft_extend_backend = lambda self: native(self.draft_model_runner)
+    from sglang.srt.models.mimo_v2_nextn import MiMoV2MTP
+
+    several: Any = MiMoV2MTP
+    several.set_embed_and_head = _share
     stand_ins.attention()
     if not hasattr(native.forward_extend, "draws"):
         native.forward_extend = _verifying(native.forward_extend)
+
+
+def _share(self: Any, embed: Any, head: Any) -> None:
+    """As MiMo-V2's draft models do, which wait for a GPU besides."""
+    self.model.embed_tokens.weight, self.lm_head.weight = embed, head
 
 
 def _reconstruct(
@@ -111,15 +120,24 @@ def _store(backend: Any, layer: Any, batch: Any, keys: Tensor, values: Tensor) -
 def _attend(
     backend: Any, query: Tensor, layer: Any, slots: list[Tensor], masks: list[Tensor | None]
 ) -> Tensor:
-    """Attention of equally many new tokens per request, the last of its slots."""
+    """Attention of equally many new tokens per request, the last of its slots.
+
+    A layer with a sliding window may have slots of its own.
+    """
     width = query.shape[0] // len(slots)
     heads = query.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
     keys = backend.token_to_kv_pool.get_key_buffer(layer.layer_id)
     values = backend.token_to_kv_pool.get_value_buffer(layer.layer_id)
+    layers, window = getattr(backend.token_to_kv_pool, "layers_mapping", None), layer.sliding_window_size
     found = []
     for number, (own, mask) in enumerate(zip(slots, masks, strict=True)):
+        before = own.shape[0] - width
         if mask is None:
-            mask = torch.ones(width, own.shape[0]).tril(own.shape[0] - width).bool()
+            mask = torch.ones(width, own.shape[0]).tril(before).bool()
+        if window is not None and window > -1:
+            mask = mask & torch.ones(width, own.shape[0]).triu(before - window).bool()
+        if layers is not None and layers[layer.layer_id][1]:
+            own = backend.token_to_kv_pool.translate_loc_from_full_to_swa(own).long()
         part = heads[number * width : (number + 1) * width].movedim(1, 0)
         key, value = (cache[own].movedim(1, 0).to(part.dtype) for cache in (keys, values))
         out = scaled_dot_product_attention(

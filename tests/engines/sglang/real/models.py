@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tests.engines.sglang.real import several_drafts
 from tests.engines.vllm.real.models import make_model as shared_model
 
 WINDOW = 64
@@ -20,9 +21,13 @@ _COMMON: dict[str, Any] = {
 
 def make_model(root: Path, name: str) -> Path:
     """A model directory, built on first use."""
+    folder = root / name
+    if name == several_drafts.MODEL:
+        if not folder.exists():
+            several_drafts.make_model(folder)
+        return folder
     if name not in _BUILDERS:
         return shared_model(root, name)
-    folder = root / name
     if not folder.exists():
         torch.manual_seed(0)
         model, more = _BUILDERS[name]()
