@@ -27,6 +27,7 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 @pytest.mark.ops
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("kind", FILES)
 def test_the_unit_tests_pass(kind: str) -> None:
     judge("promtool", "test", "rules", f"{kind}.yml", cwd=TESTS, package="prometheus")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+_SECONDS = 900.0  # ends a tool that hangs: promtool took four minutes for a file of rules on loaded cores
 
 
 def judge(tool: str, *arguments: str | Path, cwd: Path = ROOT, package: str = "") -> str:
@@ -19,7 +20,7 @@ def judge(tool: str, *arguments: str | Path, cwd: Path = ROOT, package: str = ""
     if found is None:
         pytest.skip(f"{tool} is NOT INSTALLED: apt-get install {package or tool}")
     command = [found, *map(str, arguments)]
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False)
     output = result.stdout + result.stderr
     assert result.returncode == 0, f"{' '.join(command)}\n{output}"
     return output
