@@ -180,6 +180,7 @@ PARTS = (
     *mutants(
         "canary_obs/engines/vllm/cached_blocks.py",
         ("            group.total += more\n", "", _TAKEN),
+        ("np.unique(np.array(events, dtype=np.int64))", "np.array(events, dtype=np.int64)", _LATER),
         ("in self._states)\n            self._clock += len(events)\n", "in self._states)\n", _LATER),
     ),
 )
