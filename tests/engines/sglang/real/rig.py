@@ -176,6 +176,15 @@ class Rig:
         """As they reached the host last."""
         return group_counters(self.canary.state, self.canary.counter_reader)[group]
 
+    def assert_checked(self, groups: Iterable[str]) -> None:
+        """Heads, tails and a sweep have verified slots of each group, and nothing was left unverified."""
+        for group in groups:
+            counters = self.counters(group)
+            for phase in (Phase.HEAD, Phase.TAIL, Phase.SWEEP):
+                assert counters.verified[phase], (group, phase)
+            assert counters.hashed[Phase.SWEEP], group
+            assert not any(counters.unverified.values()), group
+
     def running(self, count: int = 2, at_least: int = 12) -> list[Any]:
         """Requests that decode now, the longest first; none while there are fewer, or shorter ones."""
         return decoding(self.scheduler, count, at_least)

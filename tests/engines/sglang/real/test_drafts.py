@@ -38,12 +38,7 @@ def test_drafts_of_a_sound_engine(
     assert kind != "adaptive eagle" or {0, 1} <= lengths
     groups = [group.name for group in rig.adapter.groups]
     assert groups == (["full"] if kind == "n-grams" else ["full", "draft"])
-    for group in groups:
-        counters = rig.counters(group)
-        for phase in (Phase.HEAD, Phase.TAIL, Phase.SWEEP):
-            assert counters.verified[phase], (group, phase)
-        assert counters.hashed[Phase.SWEEP]
-        assert not any(counters.unverified.values())
+    rig.assert_checked(groups)
     if kind in ("standalone tree", "n-grams"):
         assert rig.counters().hashed[Phase.HIT], "no accepted token was moved"
     model = model_of_kind(kind)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from canary_obs.vocabulary import Part, Phase, Reason, State
+from canary_obs.vocabulary import Part, Reason, State
 from tests.engines.sglang.real import several_drafts
 from tests.engines.sglang.real.perturbed import check_injections, inject_into
 from tests.engines.sglang.real.planted import flip_bit, serve, window_slot
@@ -37,12 +37,7 @@ def test_a_sound_engine_and_a_flip_in_each_models_kv(
     assert rig.canary.verdict() == (State.OK, ())
     groups = [group.name for group in rig.adapter.groups]
     assert groups == ["full", "swa", "draft_0", "draft_1", "draft_2"]
-    for group in groups:
-        counters = rig.counters(group)
-        for phase in (Phase.HEAD, Phase.TAIL, Phase.SWEEP):
-            assert counters.verified[phase], (group, phase)
-        assert counters.hashed[Phase.SWEEP]
-        assert not any(counters.unverified.values())
+    rig.assert_checked(groups)
 
     slots = list[int]()
 
