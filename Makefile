@@ -30,8 +30,8 @@ everyday: setup
 	$(BIN)/python -m pytest -m "not slow and not gpu and not ops" $(BY_FILE) tests
 
 # Files of everyday tests of which `make test` runs fewer examples, steps or cases (tests/sizes.py): those
-# tests run whole here, the others of these files not again.
-WHOLE_TESTS = $(shell grep -rl --include='test_*.py' 'import sized' tests)
+# tests run whole here, the others of these files not again. Those of real engines need their environment, and .ci/nightly.
+WHOLE_TESTS = $(shell grep -rl --include='test_*.py' --exclude-dir=real 'import sized' tests)
 
 # Seeded defects use both cores themselves; of the others, two run at a time. -rP shows what those printed, such as figures.
 test-slow: setup

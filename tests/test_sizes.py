@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from tests.sizes import sized, sized_names
@@ -56,3 +59,13 @@ def test_another_one_is_not(request: pytest.FixtureRequest) -> None:
 
 def test_a_module_without_sizes_has_none() -> None:
     assert sized_names("TIMES = 1\n\ndef test_it(): assert TIMES\n") == set()
+
+
+def test_files_of_real_engines_are_not_named_where_no_engine_is_installed() -> None:
+    """pytest collects a file that is named, whatever its folder's conftest.py ignores."""
+    print_them = ["--no-print-directory", "--eval", "print-them: ; @echo $(WHOLE_TESTS)", "print-them"]
+    root = Path(__file__).parents[1]
+    named = subprocess.run(["make", "-C", str(root), *print_them], capture_output=True, text=True, check=True)
+    files = [Path(name) for name in named.stdout.split()]
+    assert Path("tests/test_sizes.py") in files
+    assert [file for file in files if "real" in file.parts] == []
