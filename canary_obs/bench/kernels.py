@@ -206,7 +206,26 @@ def _pool_rows(pool: Pool) -> list[Row]:
         share = ceiling * count / pool.slots
         rows.append(_bytes_row(f"{pool.name}: fingerprints of {count}", us, plan, count, share, limit))
     _expect(buffers, 0, Phase.PATROL, Reason.KV_DATA, pool.name)
+    return [*rows, *_forward_rows(pool, buffers, plan, shuffled)]
+
+
+def _forward_rows(pool: Pool, buffers: GroupBuffers, plan: FingerprintPlan, slots: torch.Tensor) -> list[Row]:
+    """What a forward of few tokens waits for: its old bytes are compared before it begins."""
+    flush = torch.zeros(_FLUSH_WORDS, dtype=torch.int32, device="cuda")
+    alone, rows = device_us(flush.zero_, 7), []
+    complete_slots(_TRITON, buffers, plan, slots)
+    for count in (1, 16, 64, 256):
+        us = device_us(partial(_compare_cold, buffers, plan, slots[:count], flush), 7) - alone
+        rows.append(_time_row(f"{pool.name}: a forward's comparison of {count}, L2 flushed", us))
+    _expect(buffers, 0, Phase.HEAD, Reason.KV_DATA, pool.name)
     return rows
+
+
+def _compare_cold(
+    buffers: GroupBuffers, plan: FingerprintPlan, slots: torch.Tensor, flush: torch.Tensor
+) -> None:
+    flush.zero_()
+    compare_slots(_TRITON, buffers, plan, slots, Phase.HEAD, of_forward=True)
 
 
 def _bytes_row(

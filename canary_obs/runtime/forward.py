@@ -98,7 +98,8 @@ class ForwardChecks:
             self._start(view, 0)
         for group, slots in shown.groups:
             if self._reuse:
-                compare_slots(state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
+                given = group.backend, group.buffers, group.plan, slots, layout.Phase.HEAD
+                compare_slots(*given, of_forward=True)
             if (layer := group.layers.next_layer()) is not None:
                 note_layer(state.backend, group.buffers, layer, group.layers.witness, slots)
 
@@ -116,7 +117,8 @@ class ForwardChecks:
     def _start_and_compare(self, view: StepView, shown: Shown, ticks: int) -> None:
         self._start(view, ticks)
         for group, slots in shown.groups if self._reuse else ():
-            compare_slots(self._state.backend, group.buffers, group.plan, slots, layout.Phase.HEAD)
+            given = group.backend, group.buffers, group.plan, slots, layout.Phase.HEAD
+            compare_slots(*given, of_forward=True)
 
     def _start(self, view: StepView, ticks: int) -> None:
         launches = view.launches

@@ -11,6 +11,9 @@ from torch import Tensor
 from canary_kernels.layout import COUNTER_WORDS, NUM_LANES, RECORD_WORDS, ROW_WORDS, Part, Plane
 
 DEFAULT_LANE_ROWS = 32
+SHARED_SLOTS = 256  # the most of a list whose slots several programs read
+SHARE_WORDS = 3  # of a slot: sums of K and V, and how many programs have come
+COMPARISON_ROW, COMPLETION_ROW = 0, 1  # of GroupBuffers.shares
 _SUM_CHUNKS = (
     1024  # of a forward's new tokens, as the write cuts them; sums of chunks after those are not published
 )
@@ -26,6 +29,9 @@ class GroupBuffers:
     clock: Tensor  # int64 [1]; step << TICK_BITS | tick, stamped into violation rows; shared by all groups
     # int64 [1 + chunks, 2], from allocate_sums: sums that the write's programs publish; None = they do not.
     sums: Tensor | None = None
+    # int64 [2, SHARED_SLOTS, SHARE_WORDS], from allocate_shares: where the programs that read one slot sum it
+    # up, of a forward's comparison and completion; None = one program reads a slot.
+    shares: Tensor | None = None
     cache: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
     # By operation: arguments already checked, kernels ready to launch.
 
@@ -44,7 +50,13 @@ def allocate_buffers(num_slots: int, clock: Tensor, lane_rows: int = DEFAULT_LAN
         violations=torch.zeros((NUM_LANES, lane_rows, ROW_WORDS), dtype=torch.int64, device=device),
         clock=clock,
         sums=allocate_sums(device),
+        shares=allocate_shares(device),
     )
+
+
+def allocate_shares(device: torch.device) -> Tensor:
+    """Zeroed scratch of one group: no two of its forwards are compared, or completed, at once."""
+    return torch.zeros((2, SHARED_SLOTS, SHARE_WORDS), dtype=torch.int64, device=device)
 
 
 def allocate_sums(device: torch.device) -> Tensor:

@@ -118,6 +118,15 @@ def unequal(device: str) -> Pool:
     return _pool(tensors, torch.bfloat16)
 
 
+def deep(device: str) -> Pool:
+    """So many layers that programs share a slot; V of some is wider than the rest."""
+    tensors = {
+        (part, layer): _noise((SLOTS, 2, 24), device) for part in (Part.K, Part.V) for layer in range(9)
+    }
+    tensors |= {(Part.V, layer): _noise((SLOTS, 2, 32), device) for layer in range(9, 13)}
+    return _pool(tensors, torch.bfloat16)
+
+
 def split_elements(device: str) -> Pool:
     """Runs of a head's elements spread over the page, [pages, heads, dim / x, page, x]."""
     memory = _noise((2, SLOTS // PAGE, 2, 3, PAGE, 16), device)

@@ -7,6 +7,7 @@ from tests.mutation.mutant import mutants
 _KERNELS = "kernels/canary_kernels/"
 _HASH = "tests/kernels/test_hashing.py::"
 _PRINT = "tests/kernels/test_fingerprint.py::"
+_SHARED = "tests/kernels/test_shared_slots.py::"
 _LIMITS = "tests/kernels/test_limits.py::"
 _LOOK_BACK = "tests/kernels/test_look_back.py::"
 _RECORDS = "tests/kernels/test_records.py::"
@@ -149,6 +150,32 @@ FINGERPRINT_TRITON = mutants(
         "if LISTED else slots + index",
         "if LISTED else slots * 0 + index",
         _PRINT + "test_a_range_is_compared_as_the_list_of_it[3-separate-Backend.TRITON]",
+    ),
+)
+
+SHARED_SLOTS = mutants(
+    _KERNELS + "fingerprint/kernel.py",
+    (
+        "if ends and wanted:",
+        "if leads and wanted:",
+        _SHARED + "test_the_same_as_with_one_program[Backend.TRITON]",
+    ),
+) + mutants(
+    _KERNELS + "fingerprint/outcome.py",
+    (
+        "last = (come & _ALL) == programs",
+        "last = (come & _ALL) == 1",
+        _SHARED + "test_a_flipped_bit_of_each_layer_is_found[Backend.TRITON]",
+    ),
+    (
+        "one = tl.where(wanted, hash_k * 0 + _ONE_WANTED, hash_k * 0 + 1)",
+        "one = hash_k * 0 + _ONE_WANTED",
+        _SHARED + "test_a_record_that_changes_meanwhile_is_left_out_and_the_sums_are_zero_again",
+    ),
+    (
+        'hash_v = tl.atomic_xchg(share + 1, hash_v * 0, sem="relaxed")',
+        'hash_v = tl.atomic_add(share + 1, hash_v * 0, sem="relaxed")',
+        _SHARED + "test_the_same_as_with_one_program[Backend.TRITON]",
     ),
 )
 
@@ -296,5 +323,5 @@ KEPT_LAUNCHES = mutants(
 
 ALL = (
     *ARRIVAL, *ARRIVAL_TRITON, *HASHING, *VERIFY, *VERIFY_COMPILED, *WRITE, *WRITE_COMPILED, *WRITE_TRITON,
-    *FINGERPRINT, *FINGERPRINT_TRITON, *PLAN, *LOCATE, *LOG, *DIGEST, *DRAFTS, *KEPT_LAUNCHES,
+    *FINGERPRINT, *FINGERPRINT_TRITON, *SHARED_SLOTS, *PLAN, *LOCATE, *LOG, *DIGEST, *DRAFTS, *KEPT_LAUNCHES,
 )  # fmt: skip

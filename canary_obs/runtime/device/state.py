@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from canary_kernels import layout
-from canary_kernels.buffers import GroupBuffers, RowBatch, allocate_sums
+from canary_kernels.buffers import GroupBuffers, RowBatch, allocate_shares, allocate_sums
 from canary_kernels.checks import Backend
 from canary_kernels.fingerprint import FingerprintPlan, baseline_slots, layer_plans, plan_fingerprint
 from canary_kernels.write import reset_slots
@@ -206,6 +206,7 @@ class DeviceState:
                     violations=log[index],
                     clock=self.clock,
                     sums=allocate_sums(device),
+                    shares=allocate_shares(device),
                 ),
                 plan=plan,
                 first_positions=FirstPositions(view.window, device),

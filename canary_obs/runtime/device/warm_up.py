@@ -76,6 +76,9 @@ def warm_up(state: DeviceState, types: StepTypes) -> None:
                     note_layer(state.backend, buffers, *given)
                     check_layer(state.backend, buffers, *given)
                     group.layers.noted_layer()
+            compare_slots(
+                state.backend, buffers, group.plan, batch.out_slots, layout.Phase.HEAD, of_forward=True
+            )
             for phase in layout.Phase:
                 compare_slots(state.backend, buffers, group.plan, batch.out_slots, phase)
             skipped = torch.full((requests * tokens,), -1, dtype=torch.int64, device=state.clock.device)

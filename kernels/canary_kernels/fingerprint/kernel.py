@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from canary_kernels import layout
-from canary_kernels.buffers import GroupBuffers
+from canary_kernels.buffers import COMPLETION_ROW, SHARE_WORDS, GroupBuffers
 from canary_kernels.fingerprint.outcome import (
     BASELINING,
     COMPARING,
@@ -31,9 +31,10 @@ from canary_kernels.fingerprint.outcome import (
     count_without_history,
     finish,
     report_flaw,
+    sum_of_shares,
 )
 from canary_kernels.fingerprint.plan import SCRATCH_SLOTS
-from canary_kernels.fingerprint.shape import shape_of
+from canary_kernels.fingerprint.shape import shape_of, split_of
 from canary_kernels.fingerprint.words import hash_slot
 from canary_kernels.jit import CHAIN, RECORD_WORDS, flaw_of, state_of
 from canary_kernels.launch import prepare
@@ -48,27 +49,30 @@ if TYPE_CHECKING:
     from canary_kernels.launch import Start
 
 _MAX_PROGRAMS = 1 << 16
+_SHARE_WORDS = tl.constexpr(SHARE_WORDS)
 _Ready: TypeAlias = "tuple[FingerprintPlan, list[Start]]"
 
 
 @triton.jit(
     do_not_specialize=["num_slots", "lane_rows", "slots", "num_listed", "num_k", "num_sources"],
-    do_not_specialize_on_alignment=["hashes"],
+    do_not_specialize_on_alignment=["hashes", "shares"],
 )
 def fingerprint_kernel(
     records, counters, violations, clock, num_slots, lane_rows,
-    slots, num_listed, hashes, table, word_keys, num_k, num_sources,
+    slots, num_listed, hashes, shares, table, word_keys, num_k, num_sources,
     OP: tl.constexpr, PHASE: tl.constexpr, HAS_DATA: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    COUNTED: tl.constexpr, LISTED: tl.constexpr,
+    COUNTED: tl.constexpr, LISTED: tl.constexpr, SPLIT: tl.constexpr,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Programs take slots in turn: a list, or the first of a range.
 
-    FIRST and LAST frame the bundles; sums between them wait in `hashes`.
+    FIRST and LAST frame the bundles; sums between them wait in `hashes`. SPLIT: the programs along axis 1
+    read a share of a slot's bytes each, and the last to come finishes with their sum.
     """
     program = tl.program_id(0).to(tl.int64)
+    leads = tl.program_id(1) == 0
     buffers = (counters, violations, clock, lane_rows)
-    if COUNTED and program == 0:
+    if COUNTED and leads and program == 0:
         if OP == COMPLETING:
             tl.atomic_add(counters + COUNT_COMPLETE_RUNS, 1, sem="relaxed")
         elif OP == BASELINING:
@@ -87,17 +91,25 @@ def fingerprint_kernel(
                     flaw = flaw_of(identity, tl.load(records + slot * RECORD_WORDS + CHAIN))
                     state = tl.where(flaw == 0, state, -1)
                 wanted = concerns(state, OP)
-                if OP == COMPARING and FIRST:
+                if OP == COMPARING and FIRST and leads:
                     count_skipped(counters, state, HAS_DATA, PHASE)
                     report_flaw(buffers, slot, identity, flaw, PHASE)
-                if OP == BASELINING and FIRST:
+                if OP == BASELINING and FIRST and leads:
                     count_without_history(counters, state, HAS_DATA)
             if OP != HASH and OP != COMPLETING and not HAS_DATA:
                 wanted = slot < 0
-            if wanted:
-                hash_k = slot * 0
-                hash_v = slot * 0
-                if GEOMETRY[4] > 0:
+            ends = leads
+            hash_k = slot * 0
+            hash_v = slot * 0
+            if SPLIT:
+                if wanted:
+                    hash_k, hash_v = hash_slot(
+                        table, word_keys, slot, num_k, num_sources, GEOMETRY, PAGES, ALIGNMENT, BLOCK, SPLIT
+                    )
+                share = shares + index * _SHARE_WORDS
+                ends, wanted, hash_k, hash_v = sum_of_shares(share, wanted, hash_k, hash_v)
+            if ends and wanted:
+                if GEOMETRY[4] > 0 and not SPLIT:
                     hash_k, hash_v = hash_slot(
                         table, word_keys, slot, num_k, num_sources, GEOMETRY, PAGES, ALIGNMENT, BLOCK
                     )
@@ -109,9 +121,9 @@ def fingerprint_kernel(
                     tl.store(hashes + index * 2 + 1, hash_v)
                 else:
                     finish(records, buffers, slot, identity, hash_k, hash_v, HAS_DATA, OP, PHASE)
-            else:
+            elif ends:
                 count_left_out(counters, OP, PHASE, LAST)
-        else:
+        elif leads:
             count_left_out(counters, OP, PHASE, LAST)
 
 
@@ -122,10 +134,12 @@ def launch(
     slots: Tensor | range,
     phase: Phase = Phase.TAIL,
     stream: torch.Stream | None = None,
+    row: int | None = None,
 ) -> Callable[[], None] | None:
     """One launch per bundle of the plan, at least one; op is COMPLETING, BASELINING or COMPARING.
 
     Sums of several bundles wait in the plan's scratch, so slots then come in chunks of SCRATCH_SLOTS.
+    row: of `buffers.shares`, where several programs may sum up one slot; None = a program reads a slot alone.
     Returns what does it again; None = it was compiled, or takes several launches.
     """
     scratch, again = plan.scratch, None
@@ -138,20 +152,23 @@ def launch(
             place, count, kind = chunk.start, len(chunk), range
         else:
             place, count, kind = chunk.data_ptr(), chunk.shape[0], chunk.dtype
-        grid = max(1, min(count, _MAX_PROGRAMS)), 1
-        counted = first == starts[-1]
-        ready: _Ready | None = buffers.cache.get(("fingerprint", op, phase, counted, kind, stream))
+        shares, split = buffers.counters, 1
+        if row is not None and buffers.shares is not None and (split := split_of(plan, count)) > 1:
+            shares = buffers.shares[row]
+        grid = max(1, min(count, _MAX_PROGRAMS)), split
+        work = op, phase, first == starts[-1], kind, stream, split > 1
+        ready: _Ready | None = buffers.cache.get(("fingerprint", *work))
         if ready is None or ready[0] is not plan:
             given = place if isinstance(chunk, range) else chunk
-            _prepare(buffers, plan, (op, phase, counted, kind, stream), grid, (given, count, hashes))
+            _prepare(buffers, plan, work, grid, (given, count, hashes, shares))
             continue
         for start in ready[1]:
-            again = start.again(grid, (place, count, hashes.data_ptr()))
+            again = start.again(grid, (place, count, hashes.data_ptr(), shares.data_ptr()))
             again()
     return again if scratch is None else None
 
 
-complete_slots = functools.partial(launch, COMPLETING.value)
+complete_slots = functools.partial(launch, COMPLETING.value, row=COMPLETION_ROW)
 baseline_slots = baseline_range = functools.partial(launch, BASELINING.value)
 compare_slots = compare_range = functools.partial(launch, COMPARING.value)
 
@@ -165,14 +182,16 @@ def range_comparison(
         launch(COMPARING.value, buffers, plan, slots, phase, stream)
 
     compare(range(0))
-    ready: _Ready | None = buffers.cache.get(("fingerprint", COMPARING.value, phase, True, range, stream))
+    ready: _Ready | None = buffers.cache.get(
+        ("fingerprint", COMPARING.value, phase, True, range, stream, False)
+    )
     if plan.scratch is not None or ready is None:
         return compare
     (start,), unused = ready[1], buffers.counters.data_ptr()  # one bundle: no sums have to wait
 
     def launch_prepared(slots: range) -> None:
         count = len(slots)
-        start((max(1, min(count, _MAX_PROGRAMS)), 1), (slots.start, count, unused))
+        start((max(1, min(count, _MAX_PROGRAMS)), 1), (slots.start, count, unused, unused))
 
     return launch_prepared
 
@@ -186,45 +205,49 @@ def hash_slots(plan: FingerprintPlan, slots: Tensor) -> Tensor:
     grid = min(count, _MAX_PROGRAMS), 1
     ready: list[Start] | None = plan.cache.get(slots.dtype)
     if ready is None:
-        given = slots, count, hashes
+        given = slots, count, hashes, hashes
         prepared = [_prepare_hash(plan, number, grid, given) for number in range(len(plan.bundles))]
         plan.cache[slots.dtype] = None if None in prepared else prepared
         return hashes
     for start in ready:
-        start(grid, (slots.data_ptr(), count, hashes.data_ptr()))
+        start(grid, (slots.data_ptr(), count, hashes.data_ptr(), hashes.data_ptr()))
     return hashes
 
 
 def _prepare_hash(
-    plan: FingerprintPlan, number: int, grid: tuple[int, int], given: tuple[Tensor, int, Tensor]
+    plan: FingerprintPlan, number: int, grid: tuple[int, int], given: tuple[Tensor, int, Tensor, Tensor]
 ) -> Start | None:
     """Compile and launch one bundle: it reads no records, and counts nothing."""
     assert plan.num_slots is not None
     nothing = plan.bundles[number].word_keys[:1].expand(plan.num_slots)
     unused = GroupBuffers(records=nothing, counters=nothing, violations=nothing[:, None], clock=nothing)
-    constants = {**_constants_of(plan, number, (HASH.value, Phase.TAIL, False)), "LISTED": True}
+    constants = _constants_of(plan, number, (HASH.value, Phase.TAIL, False)) | {
+        "LISTED": True,
+        "SPLIT": False,
+    }
     return prepare(fingerprint_kernel, unused, grid, given, constants)
 
 
 def _prepare(
     buffers: GroupBuffers,
     plan: FingerprintPlan,
-    work: tuple[int, Phase, bool, object, torch.Stream | None],
+    work: tuple[int, Phase, bool, object, torch.Stream | None, bool],
     grid: tuple[int, int],
-    changing: tuple[Tensor | int, int, Tensor],
+    changing: tuple[Tensor | int, int, Tensor, Tensor],
 ) -> None:
     """Compile and launch each bundle; keep what launches it again.
 
-    work = (op, phase, counted, kind, stream).
+    work = (op, phase, counted, kind, stream, split).
     """
-    op, phase, counted, kind, stream = work
+    op, phase, counted, kind, stream, split = work
+    shared = {"LISTED": kind is not range, "SPLIT": split}
     prepared = [
         prepare(
             fingerprint_kernel,
             buffers,
             grid,
             changing,
-            {**_constants_of(plan, number, (op, phase, counted)), "LISTED": kind is not range},
+            _constants_of(plan, number, (op, phase, counted)) | shared,
             stream,
         )
         for number in range(max(1, len(plan.bundles)))

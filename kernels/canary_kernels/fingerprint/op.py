@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from canary_kernels.buffers import COMPARISON_ROW
 from canary_kernels.checks import (
     Backend,
     KernelArgumentError,
@@ -86,14 +87,17 @@ def baseline_range(backend: Backend, buffers: GroupBuffers, plan: FingerprintPla
 
 
 def compare_slots(
-    backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase
-) -> None:
+    backend: Backend, buffers: GroupBuffers, plan: FingerprintPlan, slots: Tensor, phase: Phase,
+    *, of_forward: bool = False,
+) -> None:  # fmt: skip
     """Compare COMPLETE and BASELINE records among slots (integers [n]; -1 = skip) with the bytes.
 
     Logs KV_DATA, and RECORD at HEAD, PATROL and HIT, where nothing verifies these slots. Without coverage,
     counts NO_FINGERPRINT. PATROL and HIT count runs, PATROL also ADOPTED and PENDING, as verify elsewhere.
+    of_forward: no other such comparison of these buffers is under way. Few slots then take less time.
     """
-    if launched_again(buffers.cache, (compare_slots, phase), plan, slots):
+    work = compare_slots, phase, of_forward
+    if launched_again(buffers.cache, work, plan, slots):
         return
     _check(backend, buffers, plan, slots)
     if backend is Backend.NUMBA:
@@ -102,9 +106,10 @@ def compare_slots(
     if backend is Backend.TORCH:
         reference.compare_slots(buffers, plan, slots, phase)
         return
-    launch = _kernel().compare_slots(buffers, plan, slots, phase)
+    row = COMPARISON_ROW if of_forward else None
+    launch = _kernel().compare_slots(buffers, plan, slots, phase, row=row)
     if launch is not None:
-        keep_launch(buffers.cache, (compare_slots, phase), launch, plan, slots)
+        keep_launch(buffers.cache, work, launch, plan, slots)
 
 
 def compare_range(

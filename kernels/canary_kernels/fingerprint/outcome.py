@@ -48,6 +48,28 @@ COUNT_COMPLETE_RUNS = tl.constexpr(layout.COUNT_COMPLETE_RUNS)
 COUNT_UNHASHED = tl.constexpr(layout.COUNT_UNHASHED)
 COUNT_UNCOMPLETED = tl.constexpr(layout.COUNT_UNCOMPLETED)
 NOBODY = tl.constexpr(NO_REQUEST)
+_ONE_WANTED, _ALL = tl.constexpr(1 << 32 | 1), tl.constexpr((1 << 32) - 1)
+
+
+@triton.jit
+def sum_of_shares(share, wanted, hash_k, hash_v):
+    """Add this program's part of a slot's hashes to int64 [3]: two sums, and how many programs have come.
+
+    Returns whether it was the last of those along axis 1, whether all of them found the record `wanted`
+    (another stream may change its state meanwhile), and the sums. Leaves zeros.
+    """
+    tl.atomic_add(share, hash_k, sem="relaxed")
+    tl.atomic_add(share + 1, hash_v, sem="relaxed")
+    # The only place where a program reads what others wrote: its sums are there before it is counted.
+    one = tl.where(wanted, hash_k * 0 + _ONE_WANTED, hash_k * 0 + 1)
+    come = tl.atomic_add(share + 2, one, sem="acq_rel") + one
+    programs = tl.num_programs(1).to(tl.int64)
+    last = (come & _ALL) == programs
+    if last:
+        hash_k = tl.atomic_xchg(share, hash_k * 0, sem="relaxed")
+        hash_v = tl.atomic_xchg(share + 1, hash_v * 0, sem="relaxed")
+        tl.atomic_xchg(share + 2, hash_k * 0, sem="relaxed")
+    return last, come >> 32 == programs, hash_k, hash_v
 
 
 @triton.jit

@@ -99,19 +99,23 @@ def is_held(slot, PAGES: tl.constexpr):
 def hash_slot(
     table, word_keys, slot, num_k, num_sources,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr = False,
 ):  # fmt: skip
-    """int64 pair: sums over the words of a bundle's K sources and V sources; 0 for another rank's slot."""
+    """int64 pair: sums over the words of a bundle's K sources and V sources; 0 for another rank's slot.
+
+    SPLIT: over this program's share of the sources; the programs along axis 1 have one each.
+    """
     hash_k = slot * 0
     hash_v = slot * 0
     if PAGES[5] > 1:
         if is_held(slot, PAGES):
             local = slot // (PAGES[7] * PAGES[5]) * PAGES[7] + slot % PAGES[7]
             hash_k, hash_v = _hash_held(
-                table, word_keys, local, num_k, num_sources, GEOMETRY, PAGES, ALIGNMENT, BLOCK
+                table, word_keys, local, num_k, num_sources, GEOMETRY, PAGES, ALIGNMENT, BLOCK, SPLIT
             )
     else:
         hash_k, hash_v = _hash_held(
-            table, word_keys, slot, num_k, num_sources, GEOMETRY, PAGES, ALIGNMENT, BLOCK
+            table, word_keys, slot, num_k, num_sources, GEOMETRY, PAGES, ALIGNMENT, BLOCK, SPLIT
         )
     return hash_k, hash_v
 
@@ -120,6 +124,7 @@ def hash_slot(
 def _hash_held(
     table, word_keys, slot, num_k, num_sources,
     GEOMETRY: tl.constexpr, PAGES: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """int64 pair: the same of a slot of this rank, by its number here."""
     start = slot // PAGES[0] * PAGES[1]
@@ -128,6 +133,12 @@ def _hash_held(
         start += in_page // PAGES[3] * PAGES[4] + in_page % PAGES[3] * PAGES[2]
     else:
         start += slot % PAGES[0] * PAGES[2]
-    hash_k = _hash_part(table, word_keys, start, 0, num_k, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
-    hash_v = _hash_part(table, word_keys, start, num_k, num_sources, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
+    first, end_k, first_v, end = 0, num_k, num_k, num_sources
+    if SPLIT:
+        share = tl.cdiv(num_sources, tl.num_programs(1))
+        first = tl.minimum(tl.program_id(1) * share, num_sources)
+        end = tl.minimum(first + share, num_sources)
+        end_k, first_v = tl.minimum(end, num_k), tl.maximum(first, num_k)
+    hash_k = _hash_part(table, word_keys, start, first, end_k, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
+    hash_v = _hash_part(table, word_keys, start, first_v, end, num_sources, GEOMETRY, ALIGNMENT, BLOCK)
     return hash_k, hash_v
