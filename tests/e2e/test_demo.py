@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.sizes import sized
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 MODES = ("req_to_token", "real_kv_used", "real_kv_unused_cache", "real_kv_post_forward")
-SOAK_STEPS = 100_000
+SOAK_STEPS, GROWTH_BYTES = sized((100_000, 20e6), (25_000, 10e6))
+PERTURBED_STEPS = sized(1200, 500)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +38,7 @@ def test_soak_has_no_false_alarm_and_no_leak() -> None:
         run("demo", "--steps", str(SOAK_STEPS), "--duration", "1800", "--shape", "tiny", "--json")
     )
     assert (found["violations"], found["state"]) == (0, "ok")
-    assert found["rss_growth_bytes"] < 20e6
+    assert found["rss_growth_bytes"] < GROWTH_BYTES
     print(f"checks done: {found['slots_verified']} slots, {found['bytes_verified']} bytes, 0 violations")
 
 
@@ -84,7 +87,9 @@ def test_a_disaggregated_engine_stops_in_mode_raise() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_perturbed_demo(mode: str) -> None:
-    found = summary(run("demo", "--steps", "1200", "--seed", "1", "--json", "--perturb", f"{mode}=0.05"))
+    found = summary(
+        run("demo", "--steps", str(PERTURBED_STEPS), "--seed", "1", "--json", "--perturb", f"{mode}=0.05")
+    )
     tally = found["injections"][mode]
     assert tally["injected"] > 0
     assert tally["detected"] > 0
