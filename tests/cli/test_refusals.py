@@ -163,24 +163,26 @@ def test_missing_and_broken_checkpoint(here: Refuse, tmp_path: Path) -> None:
     refused(here("demo", "--duration", "1", "--checkpoint", str(tmp_path)), str(tmp_path), "cannot be read")
 
 
-def test_taken_port(tmp_path: Path) -> None:
+def test_taken_port(here: Refuse, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         endpoint = f"ipc://{tmp_path}/service.sock"
-        refused(run("serve", "--port", port, "--endpoint", endpoint), port, "in use")
-        demo = run("demo", "--serve", "--port", port, "--duration", "1", "--endpoint", endpoint)
+        refused(here("serve", "--port", port, "--endpoint", endpoint), port, "in use")
+        demo = run(
+            "demo", "--shape", "tiny", "--serve", "--port", port, "--duration", "1", "--endpoint", endpoint
+        )
         refused(demo, port, "in use")
 
 
-def test_unwritable_socket_folder(tmp_path: Path) -> None:
+def test_unwritable_socket_folder(here: Refuse, tmp_path: Path) -> None:
     # Root may write anywhere, so the folder is one that nobody can create.
     blocked = tmp_path / "file"
     blocked.write_text("")
     refused(run("serve", "--port", "0", "--endpoint", f"ipc://{blocked}/service.sock"), str(blocked))
     refused(
-        run("demo", "--duration", "1", "--endpoint", "tcp://192.0.2.1:5000"),
+        here("demo", "--duration", "1", "--endpoint", "tcp://192.0.2.1:5000"),
         "tcp://192.0.2.1:5000",
         "loopback",
     )

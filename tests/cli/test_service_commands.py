@@ -10,7 +10,7 @@ import pytest
 from canary_obs.cli import run
 from canary_obs.cli.status import event_text
 from canary_obs.records import Acknowledge, Heals, Pause, PauseSweep, Resume, StartSweep
-from canary_obs.vocabulary import Completeness, HealAction, State, SweepStatus
+from canary_obs.vocabulary import Completeness, HealAction, HealOutcome, State, SweepStatus
 from tests.cli.conftest import DRILLS, RANKS, TOKEN
 from tests.service.fakes import snapshot, tainted
 from tests.service.test_heal import LIMITED
@@ -185,7 +185,7 @@ def test_a_drill_needs_its_scope_and_says_how_each_rank_did(cli, fleet, tmp_path
     assert out.count("detected") == 2
 
 
-def test_each_action_of_healing_is_shown(cli, fleet):
+def test_each_action_of_healing_is_shown(cli, fleet, monkeypatch):
     incident, rank = fleet.damage(5), fleet.ranks[5]
     done = {end: heal(*end, incident) for end in ENDS}
     rank.send(Heals(identity=rank.identity, rows=tuple(done.values())))
@@ -193,12 +193,14 @@ def test_each_action_of_healing_is_shown(cli, fleet):
     rows = {tuple(map(str.strip, line[2:4])) for line in shown if len(line) > 4 and "protect" in line[4]}
     # A release is an operator's, and of no incident.
     assert rows == {(action, outcome) for action, outcome in ENDS if action is not HealAction.RELEASE}
+    counts = dict[HealAction, dict[HealOutcome, int]]()
+    for number, (action, outcome) in enumerate(done):
+        counts.setdefault(action, {})[outcome] = 3 + number
+    rank.send(snapshot(rank.identity, 10, violations=1, healing=LIMITED, heals=counts))
+    monkeypatch.setenv("COLUMNS", "1000")  # all of them in one line
+    counted = cli("heal")[1]
     for number, ((action, outcome), one) in enumerate(done.items()):
-        counted = snapshot(
-            rank.identity, 10 + number, violations=1, healing=LIMITED, heals={action: {outcome: 3}}
-        )
-        rank.send(counted)
-        assert f"{action.value} {outcome.value} 3" in cli("heal")[1]
+        assert f"{action.value} {outcome.value} {3 + number}" in counted
         data = {"heal": msgspec.to_builtins(one), "incident": incident}
         assert f"healing: {action.value} {outcome.value}, group full, block 3" in event_text("heal", data)
 

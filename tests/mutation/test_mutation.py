@@ -79,9 +79,12 @@ def test_many_tests_run_in_parts_each_of_which_has_the_time_of_one_run(
     """On a slow machine all of them at once had not ended when that time was over."""
     runs = list[int]()
     monkeypatch.setattr(runner, "_PART", 1)
+    monkeypatch.setattr(runner, "_PARTS", ("tests/mutation",))
     monkeypatch.setattr(Tree, "run", lambda _, tests: runs.append(len(tests)) or 1 - len(tests))
-    file, named = "tests/sizes.py", ("one", "two", "three")
-    list(try_all([Mutant(file, "def sized(", "def sized_(", named)], tmp_path, 1))
+    (no_forks := tmp_path / "nothing.py").touch()
+    monkeypatch.setattr(runner, "_FORKS", no_forks)
+    file, named = "tests/mutation/mutant.py", ("one", "two", "three")
+    list(try_all([Mutant(file, "def mutants(", "def mutants_(", named)], tmp_path, 1))
     assert runs[:3] == [1, 1, 1]
 
 
