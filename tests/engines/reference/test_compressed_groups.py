@@ -99,7 +99,7 @@ def test_views_against_a_naive_account() -> None:
     account = Account(engine, adapter)
     recorder = Recorder(account.check)
     adapter.attach(recorder)
-    drive(engine, 250, seed=1)
+    drive(engine, 120, seed=1)
     assert recorder.faults == []
     assert engine.statistics.prefix_hit_tokens > 0
     assert min(account.seen.values()) > 5

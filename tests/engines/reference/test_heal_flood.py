@@ -39,7 +39,7 @@ def test_a_flood_of_false_findings_empties_no_cache_and_ends_few_requests(model:
         engine.add_request(_prompt(engine, 4 + number % 4), Sampling(max_tokens=12, stop_at_eos=False))
         for number in range(12)
     ]
-    for _ in range(10):
+    for _ in range(6):
         engine.step()
         canary.delivery.deliver([_false(group.name, slot, canary.step) for group in canary._adapter.groups
                                  for slot in canary._adapter.slots_in_use(group.name).tolist()])  # fmt: skip

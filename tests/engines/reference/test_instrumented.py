@@ -83,12 +83,12 @@ def test_only_the_comparison_of_old_bytes_precedes_the_forward(engine: Engine) -
 
 def test_clean_traffic_has_no_violation_and_everything_is_checked(engine: Engine) -> None:
     canary = protect(engine, sweep_interval=25, prefix_data=True, verify_on_hit=True)
-    drive(engine, 400, 1)
+    drive(engine, 200, 1)
     canary.check_everything()
     final = canary.detach()
     counters = final.groups["full"]
     assert (final.state, final.state_reasons) == (State.OK, ())
-    assert counters.runs[Phase.HEAD] == counters.runs[Phase.TAIL] == final.step == 400
+    assert counters.runs[Phase.HEAD] == counters.runs[Phase.TAIL] == final.step == 200
     assert counters.written == counters.completed == engine.statistics.tokens
     assert sum(counters.unverified.values()) == 0
     assert all(counters.verified[phase] > 0 for phase in (Phase.HEAD, Phase.TAIL, Phase.SWEEP))
@@ -99,7 +99,7 @@ def test_clean_traffic_has_no_violation_and_everything_is_checked(engine: Engine
 def test_every_kind_of_pool_is_clean(model: str) -> None:
     engine = Engine(settings.with_model(settings.tiny(seed=3), model))
     canary = protect(engine)
-    drive(engine, 200, 1)
+    drive(engine, 120, 1)
     canary.check_everything()
     assert canary.verdict() == (State.OK, ())
     canary.detach()
@@ -111,7 +111,7 @@ def test_every_injection_is_accounted_for(engine: Engine, mode: str) -> None:
         engine, perturb=f"{mode}=0.2", perturb_enabled=True, perturb_seed=7, patrol_budget="50%",
         sweep_interval=40,
     )  # fmt: skip
-    drive(engine, 300, 1)
+    drive(engine, 250, 1)
     canary.check_everything()
     assert canary.injector is not None
     tally = canary.injector.injections.summary()[mode]

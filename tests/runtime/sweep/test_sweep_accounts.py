@@ -44,7 +44,7 @@ WALKS: dict[str, Callable[[CachedSlots], CachedSlots]] = {
 
 def swept(make_rig, **settings: object) -> Any:
     rig = make_rig(idle_sweep=False, patrol_budget="off", **settings)
-    rig.run(150)
+    rig.run(60)
     rig.finish_requests()
     assert sweep_now(rig).status is SweepStatus.PASSED
     assert rig.canary.verdict() == (State.OK, ())
